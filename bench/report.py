@@ -1,0 +1,119 @@
+"""``python -m bench.report``: draw the committed results into the tables of ``docs/benchmarks.md``.
+
+The page is written by hand; a table stands between ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where
+FILE is in ``bench/results/``. Views: ``environment`` (one line), ``rows`` (every row as it is), and for the
+core bench ``bars`` and the letters of its workloads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.core.bars import compare
+from bench.core.workloads import WORKLOADS
+from bench.results import ROOT, read_results
+from bench.table import format_value, render_table
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "bench" / "results"
+BLOCK = re.compile(r"(<!-- table: (?P<file>\S+) (?P<view>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def render_view(document: Mapping[str, Any], view: str) -> str:
+    """One view of a result file, as Markdown.
+
+    Raises
+    ------
+    ValueError
+        If the file has no such view.
+    """
+    rows: list[dict[str, Any]] = document["rows"]
+    if view == "environment":
+        return render_environment(document)
+    if view == "rows":
+        return render_table(rows, markdown=True)
+    if document["bench"] == "core" and view == "bars":
+        return render_table(compare(rows), markdown=True)
+    if document["bench"] == "core" and view in tuple(WORKLOADS):
+        return render_table(by_system([row for row in rows if row["workload"] == view]), markdown=True)
+    raise ValueError(f"no view {view!r} of a result of bench {document['bench']!r}")
+
+
+def render_environment(document: Mapping[str, Any]) -> str:
+    """One line: when, where and on what a result was measured."""
+    env = document["environment"]
+    commit = str(env["commit"])[:12] + (" with local changes" if env["dirty"] else "")
+    peers = "".join(f", {name} {version}" for name, version in document.get("peers", {}).items())
+    load = env["loadavg"][0]
+    return (
+        f"`{env['command']}`, {env['date'][:10]}, commit {commit}; {env['cpu']}, {env['cores']} cores, "
+        f"{env['memory_gib']} GiB, Python {env['python']}, NumPy {env['numpy']}{peers}; load {load}."
+    )
+
+
+def by_system(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turn figures into one row per case, with a column for each system and variant."""
+    columns = {(row["system"], row["variant"]): _heading(row) for row in rows if row["value"] is not None}
+    cases = dict.fromkeys((row["case"], row["unit"]) for row in rows if row["value"] is not None)
+    found = {(row["case"], row["system"], row["variant"]): row["value"] for row in rows}
+    table: list[dict[str, Any]] = []
+    for case, unit in cases:
+        line: dict[str, Any] = {"case": case, "unit": unit}
+        for (system, variant), heading in columns.items():
+            line[heading] = found.get((case, system, variant))
+        table.append(line)
+    absent = [f"{row['system']} {row['variant']}" for row in rows if row["value"] is None]
+    return [*table, *({"case": text} for text in absent)]
+
+
+def fill(page: str, results: Path = RESULTS) -> str:
+    """`page` with every table drawn anew from the files in `results`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a table names a file that is not there.
+    ValueError
+        If a file is not a result, or has no such view.
+    """
+
+    def draw(found: re.Match[str]) -> str:
+        document = read_results(results / found["file"])
+        return f"{found[1]}\n{render_view(document, found['view'])}\n\n{found[4]}"
+
+    return BLOCK.sub(draw, page)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 if the page is out of date"
+    )
+    options = parser.parse_args()
+    before = PAGE.read_text()
+    try:
+        after = fill(before)
+    except (OSError, ValueError) as error:
+        print(f"bench.report: {error}", file=sys.stderr)
+        return 2
+    if options.check:
+        return int(after != before)
+    PAGE.write_text(after)
+    unused = {path.name for path in RESULTS.glob("*.json")} - {m["file"] for m in BLOCK.finditer(after)}
+    print(f"{PAGE.name}: {format_value(len(BLOCK.findall(after)))} tables drawn")
+    if unused:
+        print(f"results without a table: {', '.join(sorted(unused))}")
+    return 0
+
+
+def _heading(row: Mapping[str, Any]) -> str:
+    return f"{row['system']} {row['variant']}".strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

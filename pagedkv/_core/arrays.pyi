@@ -1,0 +1,1 @@
+"""Argument checks for the core: nothing here is callable from Python."""

@@ -1,0 +1,6 @@
+from typing import Any
+
+from pagedkv._core.placement import Placement
+
+def placement_problems(self: Placement) -> list[str]: ...
+def placement_dump(self: Placement) -> dict[int, dict[str, Any]]: ...

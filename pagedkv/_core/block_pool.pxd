@@ -1,0 +1,60 @@
+# One tier's block ids and their reference counts.
+#
+# A block is owned by whoever holds references on it: the prefix tree (one, marked by TREE), sequences, moves in flight.
+#     free           refs == 0, id on the free stack or never handed out
+#     live           refs  > 0 and somebody besides the tree owns it
+#     cached         refs == TREE | 1: the tree alone owns it, so it may be evicted
+#     num_free + num_live + num_cached == capacity, at every moment
+# Ids [0, fresh) have been handed out at least once; [fresh, capacity) never. Arrays are sized for max_capacity and
+# touched lazily by the operating system, so growth moves nothing.
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from pagedkv._core.lock cimport Lock
+
+cdef enum:
+    TREE = 0x80000000       # the tree holds one of the references counted in the low 31 bits
+    COUNT = 0x7FFFFFFF
+
+cdef struct Pool:
+    int32_t capacity
+    int32_t max_capacity
+    int32_t chunk           # growth step in blocks; 0 for a fixed pool
+    int32_t fresh
+    int32_t num_stack       # ids on the free stack
+    int32_t num_cached      # kept by pool_cache / pool_uncache, which only Placement calls
+    int32_t num_reserved    # promised to reservations, not to be handed out otherwise
+    int32_t watermark       # num_available never counts these last blocks
+    uint32_t* refs          # [max_capacity]
+    uint32_t* generations   # [max_capacity], raised each time a block becomes free
+    int32_t* stack          # [max_capacity]
+
+# Blocks that `pool_alloc` could hand out now, growth included.
+cdef inline int32_t pool_available(Pool* p) noexcept nogil:
+    cdef int32_t n = p.num_stack + (p.max_capacity - p.fresh) - p.num_reserved - p.watermark
+    return n if n > 0 else 0
+
+# All or nothing. The new blocks have one reference each, the caller's.
+cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil
+# Blocks that the tree holds are out of bounds for the next two: their references belong to owners of a Placement.
+# Gives back one reference for each entry of ids; an id may stand in it as often as the caller holds references.
+# All or nothing: E_RANGE or E_UNDERFLOW change nothing, *bad is the index of the entry at fault.
+cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil
+cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil
+
+# Inside the core: ids are known to be live, so these only assert.
+cdef inline uint32_t pool_count(Pool* p, int32_t block) noexcept nogil:
+    return p.refs[block] & COUNT
+
+cdef inline void pool_drop_one(Pool* p, int32_t block) noexcept nogil:
+    p.refs[block] -= 1
+    if p.refs[block] & COUNT == 0:
+        p.refs[block] = 0
+        p.generations[block] += 1
+        p.stack[p.num_stack] = block
+        p.num_stack += 1
+
+cdef class BlockPool:
+    cdef Pool pool
+    cdef Lock lock
+    cdef bint attached      # to a Placement, which then owns num_cached and the TREE marks
+    cdef object __weakref__

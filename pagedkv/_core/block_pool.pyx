@@ -1,0 +1,401 @@
+"""One tier's block ids: allocation, reference counts, generations, growth in chunks, reservations.
+
+Counts are 32-bit and checked in every build: with the checks compiled out, one double release silently made a count
+negative and the block was handed out twice.
+"""
+
+cimport cython
+cimport numpy as cnp
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+from pagedkv._core.arrays cimport count_input, i32, i64, int32_input, int64_input, new_int32
+from pagedkv._core.types cimport (
+    E_BLOCKS, E_OVERFLOW, E_RANGE, E_UNDERFLOW, OK, handle_generation, handle_slot, make_handle,
+)
+from pagedkv.errors import DoubleRelease, InvalidArgument, OutOfBlocks, PagedKVError, StaleHandle
+
+cnp.import_array()
+
+
+cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
+    cdef int32_t i, from_stack, grown
+    if n > pool_available(p):
+        return E_BLOCKS
+    from_stack = n if n < p.num_stack else p.num_stack
+    p.num_stack -= from_stack
+    memcpy(out, p.stack + p.num_stack, from_stack * sizeof(int32_t))
+    for i in range(from_stack, n):
+        out[i] = p.fresh
+        p.fresh += 1
+    if p.fresh > p.capacity:
+        grown = (p.fresh - p.capacity + p.chunk - 1) // p.chunk * p.chunk
+        p.capacity = p.capacity + grown if p.capacity + grown < p.max_capacity else p.max_capacity
+    for i in range(n):
+        p.refs[out[i]] = 1
+    return OK
+
+
+cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
+    cdef int32_t i, j, block, top = p.num_stack
+    cdef uint32_t refs
+    cdef int code = OK
+    for i in range(n):
+        block = ids[i]
+        if <uint32_t>block >= <uint32_t>p.fresh:
+            code = E_RANGE
+            break
+        refs = p.refs[block]
+        if refs == 0 or refs & TREE:            # none left, or only a Placement may let go of it
+            code = E_UNDERFLOW
+            break
+        p.refs[block] = refs - 1
+        p.stack[top] = block                    # kept only if that was the last reference
+        top += (refs == 1)
+    if code == OK:
+        for j in range(p.num_stack, top):
+            p.generations[p.stack[j]] += 1
+        p.num_stack = top
+        return OK
+    bad[0] = i
+    for j in range(i):
+        p.refs[ids[j]] += 1
+    return code
+
+
+cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
+    cdef int32_t i, j, block
+    cdef uint32_t count
+    cdef int code = OK
+    for i in range(n):
+        block = ids[i]
+        if <uint32_t>block >= <uint32_t>p.fresh:
+            code = E_RANGE
+            break
+        count = p.refs[block]
+        if count == 0 or count >= COUNT:            # free; or at its limit, or the tree's: share an owner instead
+            code = E_UNDERFLOW if count != COUNT else E_OVERFLOW
+            break
+        p.refs[block] += 1
+    if code != OK:
+        bad[0] = i
+        for j in range(i):
+            p.refs[ids[j]] -= 1
+    return code
+
+
+@cython.final
+cdef class BlockPool:
+    """Block ids of one tier, with reference counts.
+
+    Parameters
+    ----------
+    num_blocks : int
+        Blocks to begin with, 0 or more.
+    max_blocks : int, optional
+        Grow up to this many, in chunks, when blocks run out. Default: `num_blocks`, a fixed pool.
+    chunk : int
+        Blocks by which the pool grows. Default 512 (Aule's growing pool).
+    watermark : int
+        Blocks kept back: `alloc` never hands out the last `watermark` free blocks.
+
+    Notes
+    -----
+    Ids are int32 in ``[0, max_blocks)``. Thread-safe. Bookkeeping costs 12 bytes a block, lazily touched.
+
+    Raises
+    ------
+    InvalidArgument, WrongType
+        For sizes that are negative, beyond 2**31 - 1, or not integers.
+    """
+
+    def __cinit__(self, num_blocks, *, max_blocks=None, chunk=512, watermark=0):
+        cdef Py_ssize_t limit = 2**31 - 1
+        self.lock = Lock()
+        self.pool.capacity = count_input(num_blocks, "num_blocks", 0, limit)
+        self.pool.max_capacity = (
+            self.pool.capacity if max_blocks is None else count_input(max_blocks, "max_blocks", 0, limit)
+        )
+        self.pool.chunk = count_input(chunk, "chunk", 1, limit)
+        if self.pool.max_capacity < self.pool.capacity:
+            raise InvalidArgument(f"max_blocks = {self.pool.max_capacity} is less than num_blocks = {self.pool.capacity}")
+        self.pool.watermark = count_input(watermark, "watermark", 0, self.pool.max_capacity)
+        cdef size_t n = max(1, <size_t>self.pool.max_capacity)
+        self.pool.refs = <uint32_t*>calloc(n, sizeof(uint32_t))
+        self.pool.generations = <uint32_t*>calloc(n, sizeof(uint32_t))
+        self.pool.stack = <int32_t*>malloc((n + 1) * sizeof(int32_t))
+        if self.pool.refs == NULL or self.pool.generations == NULL or self.pool.stack == NULL:
+            raise MemoryError(f"bookkeeping for {n} blocks needs {12 * n} bytes")
+
+    def __dealloc__(self):
+        free(self.pool.refs)
+        free(self.pool.generations)
+        free(self.pool.stack)
+
+    def alloc(self, n):
+        """Take `n` blocks with one reference each.
+
+        Returns
+        -------
+        ndarray of int32 [n]
+
+        Raises
+        ------
+        OutOfBlocks
+            Fewer than `n` are free; nothing was taken.
+        """
+        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef int code
+        if wanted > self.pool.max_capacity:
+            raise self._out_of_blocks(wanted)
+        cdef cnp.ndarray out = new_int32(wanted)
+        self.lock.acquire()
+        code = pool_alloc(&self.pool, <int32_t>wanted, i32(out))
+        self.lock.release()
+        if code != OK:
+            raise self._out_of_blocks(wanted)
+        return out
+
+    def free(self, ids):
+        """Give back one reference on each of `ids` (int32 [n]); blocks without references become free.
+
+        Raises
+        ------
+        DoubleRelease
+            More references were given back than the caller can hold. Nothing has changed.
+        InvalidArgument
+            An id is not of this pool. Nothing has changed.
+        """
+        cdef cnp.ndarray array = int32_input(ids, "ids")
+        cdef int32_t bad = 0
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(array)
+        self.lock.acquire()
+        cdef int code = pool_free(&self.pool, i32(array), n, &bad)
+        self.lock.release()
+        if code != OK:
+            self._raise(code, array, bad)
+
+    def incref(self, ids):
+        """Take one more reference on each of `ids` (int32 [n]), which must be owned already.
+
+        Raises
+        ------
+        StaleHandle
+            A block is free, so nobody can share it. Nothing has changed.
+        InvalidArgument
+            An id is not of this pool, or its count would pass 2**31 - 1. Nothing has changed.
+        """
+        cdef cnp.ndarray array = int32_input(ids, "ids")
+        cdef int32_t bad = 0
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(array)
+        cdef int code
+        self.lock.acquire()
+        code = pool_incref(&self.pool, i32(array), n, &bad)
+        self.lock.release()
+        if code == E_UNDERFLOW:
+            raise StaleHandle(f"block {i32(array)[bad]} (entry {bad}) is free, or the prefix tree holds it (share an owner of its prefix instead): nothing was changed")
+        if code != OK:
+            self._raise(code, array, bad)
+
+    def refs(self, ids):
+        """Reference counts of `ids`, int32 [n] -> int32 [n]. The tree's own reference counts as one."""
+        cdef cnp.ndarray array = int32_input(ids, "ids")
+        cdef cnp.ndarray out = new_int32(cnp.PyArray_SIZE(array))
+        cdef int32_t i, bad = -1
+        self.lock.acquire()
+        for i in range(cnp.PyArray_SIZE(array)):
+            if <uint32_t>i32(array)[i] >= <uint32_t>self.pool.max_capacity:
+                bad = i
+                break
+            i32(out)[i] = <int32_t>pool_count(&self.pool, i32(array)[i])
+        self.lock.release()
+        if bad >= 0:
+            self._raise(E_RANGE, array, bad)
+        return out
+
+    def handles(self, ids):
+        """Handles int64 [n] that name these blocks only until each becomes free."""
+        cdef cnp.ndarray array = int32_input(ids, "ids")
+        cdef cnp.ndarray out = np.empty(cnp.PyArray_SIZE(array), np.int64)
+        cdef int32_t i, block, bad = -1
+        self.lock.acquire()
+        for i in range(cnp.PyArray_SIZE(array)):
+            block = i32(array)[i]
+            if <uint32_t>block >= <uint32_t>self.pool.max_capacity:
+                bad = i
+                break
+            i64(out)[i] = make_handle(block, <int32_t>self.pool.generations[block])
+        self.lock.release()
+        if bad >= 0:
+            self._raise(E_RANGE, array, bad)
+        return out
+
+    def check(self, handles):
+        """Ids int32 [n] of `handles`.
+
+        Raises
+        ------
+        StaleHandle
+            A block was freed since its handle was made.
+        """
+        cdef cnp.ndarray array = int64_input(handles, "handles")
+        cdef cnp.ndarray out = new_int32(cnp.PyArray_SIZE(array))
+        cdef int32_t i, block, bad = -1
+        self.lock.acquire()
+        for i in range(cnp.PyArray_SIZE(array)):
+            block = handle_slot(i64(array)[i])
+            if (<uint32_t>block >= <uint32_t>self.pool.fresh or pool_count(&self.pool, block) == 0
+                    or self.pool.generations[block] != <uint32_t>handle_generation(i64(array)[i])):
+                bad = i
+                break
+            i32(out)[i] = block
+        self.lock.release()
+        if bad >= 0:
+            raise StaleHandle(f"handle {i64(array)[bad]:#x} (entry {bad}) names a block that was freed since")
+        return out
+
+    def reserve(self, n):
+        """Promise `n` of the free blocks to a later ``alloc_reserved``; others can no longer take them.
+
+        Raises
+        ------
+        OutOfBlocks
+            Fewer than `n` are available; nothing was promised.
+        """
+        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        self.lock.acquire()
+        cdef bint enough = wanted <= pool_available(&self.pool)
+        if enough:
+            self.pool.num_reserved += <int32_t>wanted
+        self.lock.release()
+        if not enough:
+            raise self._out_of_blocks(wanted)
+
+    def unreserve(self, n):
+        """Take back a promise of `n` blocks."""
+        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        self.lock.acquire()
+        cdef bint enough = wanted <= self.pool.num_reserved
+        if enough:
+            self.pool.num_reserved -= <int32_t>wanted
+        self.lock.release()
+        if not enough:
+            raise DoubleRelease(f"asked to unreserve {wanted} blocks, {self.pool.num_reserved} are reserved")
+
+    def alloc_reserved(self, n):
+        """Like :meth:`alloc`, out of blocks promised by :meth:`reserve` (which it uses up)."""
+        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        if wanted > self.pool.num_reserved:
+            raise InvalidArgument(f"asked for {wanted} reserved blocks, {self.pool.num_reserved} are reserved")
+        cdef cnp.ndarray out = new_int32(wanted)
+        self.lock.acquire()
+        cdef int code = E_BLOCKS
+        if wanted <= self.pool.num_reserved:
+            self.pool.num_reserved -= <int32_t>wanted
+            code = pool_alloc(&self.pool, <int32_t>wanted, i32(out))
+            if code != OK:
+                self.pool.num_reserved += <int32_t>wanted
+        self.lock.release()
+        if code != OK:
+            raise self._out_of_blocks(wanted)
+        return out
+
+    def counts(self):
+        """Blocks by state: ``capacity, max, free, live, cached, reserved, available`` (available counts growth)."""
+        cdef Pool p
+        self.lock.acquire()
+        p = self.pool
+        self.lock.release()
+        free_now = p.num_stack + p.capacity - p.fresh
+        return {
+            "capacity": p.capacity, "max": p.max_capacity, "free": free_now, "cached": p.num_cached,
+            "live": p.capacity - free_now - p.num_cached, "reserved": p.num_reserved, "available": pool_available(&p),
+        }
+
+    @property
+    def capacity(self):
+        """Blocks that exist now."""
+        return self.pool.capacity
+
+    @property
+    def max_blocks(self):
+        """Blocks the pool may grow to."""
+        return self.pool.max_capacity
+
+    @property
+    def num_free(self):
+        """Blocks free now, growth not counted."""
+        return self.pool.num_stack + self.pool.capacity - self.pool.fresh
+
+    @property
+    def num_available(self):
+        """Blocks `alloc` could hand out now: free ones and growth, less reservations and watermark."""
+        return pool_available(&self.pool)
+
+    def check_integrity(self):
+        """Recompute free + live + cached == capacity from the arrays; raise AssertionError where it does not hold."""
+        cdef int32_t i, block
+        self.lock.acquire()
+        p = self.pool
+        stack = np.empty(p.num_stack, np.int32)
+        refs = np.empty(p.fresh, np.uint32)
+        memcpy(cnp.PyArray_DATA(stack), p.stack, p.num_stack * sizeof(int32_t))
+        memcpy(cnp.PyArray_DATA(refs), p.refs, p.fresh * sizeof(uint32_t))
+        self.lock.release()
+        if p.fresh > p.capacity or p.capacity > p.max_capacity or p.num_reserved < 0:
+            raise AssertionError(f"bounds: fresh {p.fresh} <= capacity {p.capacity} <= max {p.max_capacity}")
+        if len(np.unique(stack)) != len(stack):
+            raise AssertionError("an id is twice on the free stack")
+        if len(stack) and (stack.min() < 0 or stack.max() >= p.fresh or refs[stack].any()):
+            raise AssertionError("a block on the free stack has references or was never handed out")
+        if np.count_nonzero(refs) + len(stack) != p.fresh:
+            raise AssertionError("a block without references is not on the free stack: a leak")
+        if np.count_nonzero(refs == TREE):
+            raise AssertionError("the tree's mark without its reference")
+        if np.count_nonzero(refs == (TREE | 1)) < p.num_cached:
+            raise AssertionError(f"num_cached {p.num_cached} exceeds the blocks that the tree alone owns")
+
+    def dump(self):
+        """Everything, for tests: counts, the free stack, and ``{id: references}`` of owned blocks."""
+        cdef int32_t i
+        return {
+            **self.counts(),
+            "stack": [self.pool.stack[i] for i in range(self.pool.num_stack)],
+            "refs": {i: self.pool.refs[i] & COUNT for i in range(self.pool.fresh) if self.pool.refs[i] & COUNT},
+        }
+
+    @property
+    def address(self):
+        """Address of the C ``Pool``, for `pagedkv.core.functions` called from Numba or C. Valid while this lives."""
+        return <size_t>&self.pool
+
+    def __len__(self):
+        return self.pool.capacity
+
+    def __repr__(self):
+        c = self.counts()
+        return f"<BlockPool {c['capacity']} blocks: {c['free']} free, {c['live']} live, {c['cached']} cached>"
+
+    def _out_of_blocks(self, asked):
+        c = self.counts()
+        return OutOfBlocks(asked, c["free"], c["cached"], c["live"], "pool")
+
+    def _raise(self, code, array, index):
+        what = f"block {array[index]} (entry {index} of {len(array)})"
+        if code == E_RANGE:
+            raise InvalidArgument(f"{what} was never handed out by this pool (ids are 0..{self.pool.fresh - 1}): nothing was changed")
+        if code == E_UNDERFLOW:
+            raise DoubleRelease(f"{what} has no reference of the caller's left to give back (or the prefix tree holds it: release its owner): nothing was changed")
+        if code == E_OVERFLOW:
+            raise InvalidArgument(f"{what} already has 2**31 - 1 references: nothing was changed")
+        raise PagedKVError(f"code {code}")
+
+
+# Addresses of the nogil functions, for callers without Python (Numba, ctypes, C). Signatures: int(Pool*, ...) as in block_pool.pxd.
+FUNCTIONS = {
+    "pool_alloc": (<size_t>&pool_alloc, "int32 (intp pool, int32 n, intp out)"),
+    "pool_free": (<size_t>&pool_free, "int32 (intp pool, intp ids, int32 n, intp bad)"),
+    "pool_incref": (<size_t>&pool_incref, "int32 (intp pool, intp ids, int32 n, intp bad)"),
+}

@@ -1,0 +1,72 @@
+# Running sequences as rows, and a step's arrays for a whole batch.
+#
+# Row r owns, besides its tokens:
+#     blocks [0, num_owned)            through its Placement owner (shared with the tree, read only)
+#     blocks [num_owned, num_blocks)   one reference each in the pool (its own; a fork shares them until it writes)
+# and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed` has its KV written.
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from pagedkv._core.block_pool cimport BlockPool, Pool
+from pagedkv._core.lock cimport Lock
+from pagedkv._core.placement cimport Placement
+
+cdef struct Row:
+    int32_t generation
+    int32_t num_tokens
+    int32_t tokens_capacity
+    int32_t computed        # tokens whose KV is written
+    int32_t scheduled       # tokens of the step that is under way
+    int32_t num_blocks
+    int32_t num_owned
+    int32_t owner           # slot in the Placement, NIL without one
+    int32_t root
+    int32_t marked          # batch number that last named this row: finds a row named twice
+    uint8_t live
+    uint8_t forked          # its partly filled block may be shared: look before writing
+    int32_t* tokens         # [tokens_capacity], owned
+
+cdef struct Change:         # table[row, column] = block, since the changes were last taken
+    int32_t row
+    int32_t column
+    int32_t block
+
+cdef inline int32_t blocks_in(int32_t tokens, int32_t block_size, int32_t shift) noexcept nogil:
+    return tokens >> shift if shift >= 0 else tokens // block_size
+
+cdef class BlockTable:
+    cdef Pool* pool
+    cdef readonly BlockPool block_pool
+    cdef readonly Placement placement
+    cdef Lock lock
+    cdef int32_t block_size
+    cdef int32_t shift          # log2(block_size), -1 where it is no power of two
+    cdef int64_t likely_width   # of the last step, to size the next one's arrays
+    cdef int32_t max_rows
+    cdef int32_t width          # columns in `table`
+    cdef int32_t num_live
+    cdef int32_t batch
+    cdef Row* rows
+    cdef int32_t* table         # [max_rows][width], NIL beyond a row's blocks
+    cdef int32_t* free_rows
+    cdef int32_t num_free_rows
+    cdef Change* changes
+    cdef int64_t num_changes
+    cdef int64_t changes_capacity
+    cdef bint changes_lost      # the log overflowed: every live row has to be copied whole
+    cdef int32_t* copied        # sources of copy-on-write under way, still owned by us
+    cdef int64_t num_copied
+    cdef int64_t copied_capacity
+    cdef object __weakref__
+    cdef int32_t row_of(self, int64_t handle) noexcept nogil
+    cdef bint grow_tokens(self, Row* row, int64_t wanted) noexcept nogil
+    cdef bint grow_width(self, int32_t wanted) noexcept nogil
+    cdef void put(self, int32_t r, int32_t column, int32_t block) noexcept nogil
+    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* totals) noexcept nogil
+    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* arrays, int64_t* slots,
+                   int64_t* totals, int32_t* copies) noexcept nogil
+    cdef int32_t commit_row(self, int32_t r) noexcept nogil
+    cdef void end_row(self, int32_t r) noexcept nogil
+    cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit, int32_t* out) noexcept nogil
+    cdef bint _room_for_copies(self, int64_t more) noexcept nogil
+    cdef object _copy(self, row, bint tokens)
+    cdef object raise_(self, int code, object handles, int64_t bad)

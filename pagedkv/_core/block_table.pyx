@@ -1,0 +1,891 @@
+"""Running sequences as rows of one table: append, allocate, build a step's arrays, commit, fork, truncate, release.
+
+A step is one call for the whole batch with the GIL released once; the arrays come out of one buffer.
+"""
+
+cimport cython
+cimport numpy as cnp
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input
+from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
+from pagedkv._core.insertion cimport place_insert
+from pagedkv._core.owners cimport place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten
+from pagedkv._core.radix_tree cimport node_top
+from pagedkv._core.types cimport (
+    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
+)
+from pagedkv.errors import DoubleRelease, InvalidArgument, OutOfBlocks, PagedKVError, StaleHandle, WrongType
+
+cnp.import_array()
+
+cdef enum:
+    MAX_LOGGED = 1 << 20    # table changes kept for a delta; beyond that a full copy is cheaper
+
+
+class StepArrays:
+    """What a step's kernels need, as views of one int32 and one int64 buffer.
+
+    Attributes
+    ----------
+    block_tables : int32 [num_seqs, max_blocks], padded with -1
+    seq_lens : int32 [num_seqs], KV tokens including this step's
+    q_indptr : int32 [num_seqs + 1], offsets of the query tokens
+    positions : int32 [num_tokens]
+    tokens : int32 [num_tokens]
+    slot_mapping : int64 [num_tokens], where each new token goes
+    copies : int32 [n, 2], (source, destination) blocks to copy before anything is written (copy-on-write)
+    """
+
+    __slots__ = ("block_tables", "copies", "positions", "q_indptr", "seq_lens", "slot_mapping", "tokens")
+
+    def __init__(self, block_tables, seq_lens, q_indptr, positions, tokens, slot_mapping, copies):
+        self.block_tables = block_tables
+        self.seq_lens = seq_lens
+        self.q_indptr = q_indptr
+        self.positions = positions
+        self.tokens = tokens
+        self.slot_mapping = slot_mapping
+        self.copies = copies
+
+    def to_csr(self, block_size):
+        """The tables as ``kv_indptr`` int32 [n+1], ``kv_indices`` int32 [blocks], ``kv_last_block_len`` int32 [n]."""
+        blocks = -(-self.seq_lens // np.int32(block_size))
+        indptr = np.zeros(len(blocks) + 1, np.int32)
+        np.cumsum(blocks, out=indptr[1:])
+        used = np.arange(self.block_tables.shape[1], dtype=np.int32) < blocks[:, None]
+        last = np.where(self.seq_lens > 0, (self.seq_lens - 1) % np.int32(block_size) + 1, 0).astype(np.int32)
+        return indptr, self.block_tables[used], last
+
+
+@cython.final
+cdef class BlockTable:
+    """Sequences' tokens and their logical -> physical block maps.
+
+    Parameters
+    ----------
+    source : BlockPool or Placement
+        Where blocks come from. With a Placement, prompts match the prefix tree and full blocks are committed to it.
+    max_rows : int
+        Sequences at most.
+    block_size : int, optional
+        Needed with a bare BlockPool; with a Placement its tree's.
+
+    Notes
+    -----
+    A row is named by an int64 handle, which stops working when the row is released. Thread-safe.
+    """
+
+    def __cinit__(self, source, max_rows=4096, *, block_size=None):
+        cdef int32_t i
+        if isinstance(source, Placement):
+            self.placement = source
+            self.block_pool = source.pools[0]
+            self.block_size = self.placement.tree.tree.block_size
+            if block_size is not None and block_size != self.block_size:
+                raise InvalidArgument(f"block_size = {block_size}, but the tree's is {self.block_size}")
+        elif isinstance(source, BlockPool):
+            self.block_pool = source
+            self.block_size = count_input(16 if block_size is None else block_size, "block_size", 1, 256)
+        else:
+            raise WrongType(f"source is {type(source).__name__}: a BlockPool or a Placement is needed")
+        self.shift = (<object>self.block_size).bit_length() - 1 if self.block_size & (self.block_size - 1) == 0 else -1
+        self.pool = &self.block_pool.pool
+        self.lock = self.block_pool.lock
+        self.max_rows = count_input(max_rows, "max_rows", 1, 1 << 24)
+        self.width = 64
+        self.rows = <Row*>calloc(self.max_rows, sizeof(Row))
+        self.table = <int32_t*>malloc(<size_t>self.max_rows * self.width * sizeof(int32_t))
+        self.free_rows = <int32_t*>malloc(self.max_rows * sizeof(int32_t))
+        if self.rows == NULL or self.table == NULL or self.free_rows == NULL:
+            raise MemoryError(f"no memory for {self.max_rows} rows")
+        memset(self.table, 0xFF, <size_t>self.max_rows * self.width * sizeof(int32_t))
+        for i in range(self.max_rows):
+            self.free_rows[i] = self.max_rows - 1 - i
+        self.num_free_rows = self.max_rows
+
+    def __dealloc__(self):
+        cdef int32_t r
+        if self.rows != NULL:
+            for r in range(self.max_rows):
+                free(self.rows[r].tokens)
+        free(self.rows)
+        free(self.table)
+        free(self.free_rows)
+        free(self.changes)
+        free(self.copied)
+
+    # ---- inside: the caller holds the lock
+
+    cdef int32_t row_of(self, int64_t handle) noexcept nogil:
+        cdef int32_t r = handle_slot(handle)
+        if handle < 0 or r >= self.max_rows or not self.rows[r].live or self.rows[r].generation != handle_generation(handle):
+            return E_STALE
+        return r
+
+    cdef bint grow_tokens(self, Row* row, int64_t wanted) noexcept nogil:
+        cdef int64_t capacity = row.tokens_capacity
+        cdef int32_t* tokens
+        if wanted <= capacity:
+            return True
+        if wanted > 1 << 30:
+            return False
+        capacity = wanted if wanted > 2 * capacity else 2 * capacity
+        tokens = <int32_t*>realloc(row.tokens, capacity * sizeof(int32_t))
+        if tokens == NULL:
+            return False
+        row.tokens = tokens
+        row.tokens_capacity = <int32_t>capacity
+        return True
+
+    cdef bint grow_width(self, int32_t wanted) noexcept nogil:
+        cdef int64_t width = self.width, r
+        cdef int32_t* table
+        if wanted <= width:
+            return True
+        while width < wanted:
+            width *= 2
+        table = <int32_t*>malloc(<size_t>self.max_rows * width * sizeof(int32_t))
+        if table == NULL:
+            return False
+        for r in range(self.max_rows):
+            if self.rows[r].live:
+                memset(table + r * width, 0xFF, width * sizeof(int32_t))
+                memcpy(table + r * width, self.table + r * self.width, self.rows[r].num_blocks * sizeof(int32_t))
+        free(self.table)
+        self.table = table
+        self.width = <int32_t>width
+        return True
+
+    cdef void put(self, int32_t r, int32_t column, int32_t block) noexcept nogil:
+        cdef int64_t capacity
+        cdef Change* changes
+        self.table[<int64_t>r * self.width + column] = block
+        if self.changes_lost:
+            return
+        if self.num_changes == self.changes_capacity:
+            capacity = self.changes_capacity * 2 if self.changes_capacity else 256
+            changes = <Change*>realloc(self.changes, capacity * sizeof(Change)) if capacity <= MAX_LOGGED else NULL
+            if changes == NULL:
+                self.changes_lost = True
+                return
+            self.changes = changes
+            self.changes_capacity = capacity
+        self.changes[self.num_changes].row = r
+        self.changes[self.num_changes].column = column
+        self.changes[self.num_changes].block = block
+        self.num_changes += 1
+
+    # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault]. q_lens NULL:
+    # all uncomputed tokens. Changes nothing that anybody sees.
+    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* totals) noexcept nogil:
+        cdef int32_t i, r, q, last
+        cdef int64_t blocks
+        cdef Row* row
+        memset(totals, 0, 5 * sizeof(int64_t))
+        self.batch += 1
+        for i in range(n):
+            totals[4] = i
+            r = self.row_of(handles[i])
+            if r < 0:
+                return E_STALE
+            row = &self.rows[r]
+            if row.marked == self.batch:
+                return E_DUPLICATE
+            row.marked = self.batch
+            q = row.num_tokens - row.computed
+            if q_lens != NULL:
+                if q_lens[i] < 0 or q_lens[i] > q:
+                    return E_RANGE
+                q = q_lens[i]
+            totals[1] += q
+            last = row.computed + q
+            blocks = blocks_in(last + lookahead + self.block_size - 1, self.block_size, self.shift)
+            if blocks > row.num_blocks:
+                totals[0] += blocks - row.num_blocks
+            else:
+                blocks = row.num_blocks
+            if blocks > totals[2]:
+                totals[2] = blocks
+            # the block that the first new token falls into exists already and somebody else holds it too
+            if row.forked and q > 0 and row.computed // self.block_size < row.num_blocks:
+                if self.pool.refs[self.table[<int64_t>r * self.width + row.computed // self.block_size]] & COUNT > 1:
+                    totals[0] += 1
+                    totals[3] += 1
+        return OK
+
+    # Allocates what `plan` counted (the pool has it) and writes the arrays:
+    # int32: [tables n*w | seq_lens n | q_indptr n+1 | positions t | tokens t], int64 slots [t], copies [c][2].
+    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* arrays, int64_t* slots,
+                   int64_t* totals, int32_t* copies) noexcept nogil:
+        cdef int64_t w = totals[2], t = totals[1], at = 0, c = 0
+        cdef int32_t* seq_lens = arrays + n * w
+        cdef int32_t* q_indptr = seq_lens + n
+        cdef int32_t* positions = q_indptr + n + 1
+        cdef int32_t* tokens = positions + t
+        cdef int32_t i, j, r, first, last, blocks, block, bs = self.block_size, column, offset
+        cdef int32_t* table
+        cdef Row* row
+        q_indptr[0] = 0
+        for i in range(n):
+            r = handle_slot(handles[i])
+            row = &self.rows[r]
+            table = self.table + <int64_t>r * self.width
+            first = row.computed
+            row.scheduled = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
+            last = first + row.scheduled
+            column = blocks_in(first, bs, self.shift)
+            if row.forked and row.scheduled > 0:
+                row.forked = 0
+                if column < row.num_blocks and self.pool.refs[table[column]] & COUNT > 1:
+                    pool_alloc(self.pool, 1, &block)
+                    copies[2 * c] = table[column]
+                    copies[2 * c + 1] = block
+                    self.copied[self.num_copied] = table[column]    # our reference on the source, until copies_done
+                    self.num_copied += 1
+                    c += 1
+                    self.put(r, column, block)
+            blocks = blocks_in(last + lookahead + bs - 1, bs, self.shift)
+            while row.num_blocks < blocks:
+                pool_alloc(self.pool, 1, &block)
+                self.put(r, row.num_blocks, block)
+                row.num_blocks += 1
+            memcpy(arrays + i * w, table, row.num_blocks * sizeof(int32_t))
+            for j in range(row.num_blocks, <int32_t>w):
+                arrays[i * w + j] = NIL
+            seq_lens[i] = last
+            if row.scheduled == 1:                              # a decode step: no loops
+                offset = first - column * bs
+                positions[at] = first
+                tokens[at] = row.tokens[first]
+                slots[at] = <int64_t>table[column] * bs + offset
+            else:
+                memcpy(tokens + at, row.tokens + first, row.scheduled * sizeof(int32_t))
+                offset = first - column * bs
+                for j in range(row.scheduled):
+                    positions[at + j] = first + j
+                    slots[at + j] = <int64_t>table[column] * bs + offset
+                    offset += 1
+                    if offset == bs:
+                        offset = 0
+                        column += 1
+            at += row.scheduled
+            q_indptr[i + 1] = <int32_t>at
+
+    # Full computed blocks become the tree's. Blocks committed.
+    cdef int32_t commit_row(self, int32_t r) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t full = row.computed // self.block_size, done, i
+        cdef int32_t* mine = self.table + <int64_t>r * self.width + row.num_owned
+        cdef int32_t before[64]
+        if row.owner == NIL or full <= row.num_owned:
+            return 0
+        full -= row.num_owned
+        if full <= 64:
+            memcpy(before, mine, full * sizeof(int32_t))
+        done = place_insert(&self.placement.place, row.owner, row.tokens + <int64_t>row.num_owned * self.block_size, mine, full)
+        for i in range(done):                                   # log the adopted ones
+            if full > 64 or mine[i] != before[i]:
+                self.put(r, row.num_owned + i, mine[i])
+        row.num_owned += done
+        return done
+
+    cdef void end_row(self, int32_t r) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t i
+        cdef int32_t* table = self.table + <int64_t>r * self.width
+        for i in range(row.num_blocks - 1, row.num_owned - 1, -1):
+            pool_drop_one(self.pool, table[i])
+        if row.owner != NIL:
+            place_release(&self.placement.place, row.owner)
+        memset(table, 0xFF, row.num_blocks * sizeof(int32_t))
+        free(row.tokens)
+        row.tokens = NULL
+        row.tokens_capacity = 0
+        row.live = 0
+        row.generation = (row.generation + 1) & 0x7FFFFFFF
+        self.free_rows[self.num_free_rows] = r
+        self.num_free_rows += 1
+        self.num_live -= 1
+
+    # ---- public
+
+    def open(self, tokens, namespace=0, *, owner=None, leave=1):
+        """A new sequence.
+
+        Parameters
+        ----------
+        tokens : int32 [n]
+            The prompt. May be empty.
+        namespace : int
+            Root from ``tree.namespace(key)``; with a Placement only.
+        owner : int, optional
+            An owner of a settled prefix of `tokens` (all on the device): the row takes it over. By default the longest
+            prefix on the device is matched here.
+        leave : int
+            Tokens left to compute at least, so that there is a query to attend with. Default 1.
+
+        Returns
+        -------
+        row : int
+            The row's handle.
+        num_cached : int
+            Leading tokens whose KV is in the cache already.
+
+        Raises
+        ------
+        OutOfBlocks
+            No row is free. StaleHandle: `owner` is not live.
+        """
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int64_t n = cnp.PyArray_SIZE(array), limit, given = -1
+        cdef int32_t keep = count_input(leave, "leave", 0, 1 << 30)
+        cdef const int32_t* data = i32(array)
+        cdef int32_t root = 0, r = NIL, slot = NIL, code = OK
+        cdef int64_t handle = -1
+        cdef Row* row
+        if self.placement is not None:
+            root = self.placement.tree._root(namespace)
+        if owner is not None:
+            if self.placement is None:
+                raise InvalidArgument("an owner needs a BlockTable over a Placement")
+            given = self.placement._handle(owner)
+        if n > 1 << 30:
+            raise InvalidArgument(f"{n} tokens do not fit in a row")
+        limit = (n - keep) // self.block_size if n > keep else 0
+        self.lock.acquire()
+        with nogil:
+            code = self._open(data, n, root, given, limit, &r)
+        if code == OK:
+            handle = make_handle(r, self.rows[r].generation)
+            n = self.rows[r].computed
+        self.lock.release()
+        if code == E_BLOCKS:
+            raise InvalidArgument(f"all {self.max_rows} rows are in use: release sequences or raise max_rows")
+        if code == E_STALE:
+            raise StaleHandle(f"owner {given:#x} was released, or never existed")
+        if code == E_STATE:
+            raise InvalidArgument("the owned prefix is longer than the prompt, or not settled on the device")
+        if code != OK:
+            raise MemoryError(f"no memory for a sequence of {n} tokens")
+        return handle, n
+
+    cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit, int32_t* out) noexcept nogil:
+        cdef int32_t slot = NIL, r, i, node
+        cdef Row* row
+        if self.num_free_rows == 0:
+            return E_BLOCKS
+        if not self.grow_width(<int32_t>((n + self.block_size - 1) // self.block_size)):
+            return E_MEMORY
+        r = self.free_rows[self.num_free_rows - 1]
+        row = &self.rows[r]
+        if not self.grow_tokens(row, n + 16):
+            return E_MEMORY
+        if given >= 0:
+            slot = place_owner(&self.placement.place, given)
+            if slot < 0:
+                return E_STALE
+        elif self.placement is not None:
+            slot = place_acquire(&self.placement.place, root, data, n, limit)
+            if slot < 0:
+                return E_MEMORY
+        if slot != NIL:
+            node = self.placement.place.owners[slot].node
+            i = self.placement.place.owners[slot].num_blocks
+            while self.placement.place.tree.nodes[node].length > 0:
+                if node_top(self.placement.place.tree, node) != 0:
+                    i = self.placement.place.tree.nodes[node].depth     # from here on it is not on the device
+                node = self.placement.place.tree.nodes[node].parent
+            if given >= 0 and (i < self.placement.place.owners[slot].num_blocks or <int64_t>i * self.block_size > n):
+                return E_STATE
+            if i < self.placement.place.owners[slot].num_blocks:
+                place_shorten(&self.placement.place, slot, i)
+        self.num_free_rows -= 1
+        self.num_live += 1
+        memcpy(row.tokens, data, n * sizeof(int32_t))
+        row.num_tokens = <int32_t>n
+        row.scheduled = 0
+        row.forked = 0
+        row.owner = slot
+        row.root = root
+        row.live = 1
+        row.num_owned = self.placement.place.owners[slot].num_blocks if slot != NIL else 0
+        row.num_blocks = row.num_owned
+        row.computed = row.num_owned * self.block_size
+        memset(self.table + <int64_t>r * self.width, 0xFF, self.width * sizeof(int32_t))
+        if row.num_owned:
+            place_blocks(&self.placement.place, slot, self.table + <int64_t>r * self.width)
+            for i in range(row.num_owned):
+                self.put(r, i, self.table[<int64_t>r * self.width + i])
+        out[0] = r
+        return OK
+
+    def append(self, rows, tokens):
+        """Append one token to each row: `rows` int64 [n] handles, `tokens` int32 [n]. All or nothing.
+
+        Raises
+        ------
+        StaleHandle, InvalidArgument
+            A row is gone, or stands twice. Nothing was appended.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray values = int32_input(tokens, "tokens")
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i, r, code = OK
+        if cnp.PyArray_SIZE(values) != n:
+            raise InvalidArgument(f"{n} rows but {len(values)} tokens")
+        cdef const int64_t* h = i64(handles)
+        cdef const int32_t* v = i32(values)
+        self.lock.acquire()
+        with nogil:
+            self.batch += 1
+            for i in range(n):
+                r = self.row_of(h[i])
+                if r < 0:
+                    code = E_STALE
+                    break
+                if self.rows[r].marked == self.batch:
+                    code = E_DUPLICATE
+                    break
+                self.rows[r].marked = self.batch
+                if not self.grow_tokens(&self.rows[r], <int64_t>self.rows[r].num_tokens + 1):
+                    code = E_MEMORY
+                    break
+            if code == OK:
+                for i in range(n):
+                    r = handle_slot(h[i])
+                    self.rows[r].tokens[self.rows[r].num_tokens] = v[i]
+                    self.rows[r].num_tokens += 1
+        self.lock.release()
+        if code != OK:
+            self.raise_(code, handles, i)
+
+    def extend(self, row, tokens):
+        """Append several tokens (int32 [n]) to one row: a further turn, or a draft to be verified."""
+        cdef cnp.ndarray values = tokens_input(tokens)
+        cdef int64_t n = cnp.PyArray_SIZE(values)
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t r, code = OK
+        self.lock.acquire()
+        r = self.row_of(handle)
+        if r < 0:
+            code = E_STALE
+        elif not self.grow_tokens(&self.rows[r], self.rows[r].num_tokens + n):
+            code = E_MEMORY
+        else:
+            memcpy(self.rows[r].tokens + self.rows[r].num_tokens, i32(values), n * sizeof(int32_t))
+            self.rows[r].num_tokens += <int32_t>n
+        self.lock.release()
+        if code != OK:
+            self.raise_(code, [handle], 0)
+
+    def blocks_needed(self, rows, q_lens=None, lookahead=0):
+        """Blocks that :meth:`step` with the same arguments would allocate."""
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
+        cdef int64_t totals[5]
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), ahead = count_input(lookahead, "lookahead", 0, 1 << 20)
+        if lens is not None and cnp.PyArray_SIZE(lens) != n:
+            raise InvalidArgument(f"{n} rows but {len(lens)} q_lens")
+        self.lock.acquire()
+        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead, totals)
+        self.lock.release()
+        if code != OK:
+            self.raise_(code, handles, totals[4])
+        return totals[0]
+
+    def step(self, rows, q_lens=None, lookahead=0):
+        """Allocate what the next tokens of these rows need and build the step's arrays. All or nothing.
+
+        Parameters
+        ----------
+        rows : int64 [n]
+            Handles, each once.
+        q_lens : int32 [n], optional
+            Tokens to compute of each row now (chunked prefill); default all that are not computed.
+        lookahead : int
+            Token slots to allocate beyond them, for speculative tokens.
+
+        Returns
+        -------
+        StepArrays
+
+        Raises
+        ------
+        OutOfBlocks
+            The pool has too few free blocks (evict with ``placement.reserve`` first). Nothing was changed.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), ahead = count_input(lookahead, "lookahead", 0, 1 << 20), code
+        cdef int64_t totals[5]
+        cdef const int64_t* h = i64(handles)
+        cdef const int32_t* q
+        cdef int32_t* data
+        cdef int64_t* slot_data
+        cdef int32_t* copy_data
+        cdef cnp.ndarray arrays, slots, copies
+        cdef int64_t w, t, c, size, slot_size, copy_size, seq
+        if lens is not None and cnp.PyArray_SIZE(lens) != n:
+            raise InvalidArgument(f"{n} rows but {len(lens)} q_lens")
+        q = NULL if lens is None else i32(lens)
+        w, t, c = self.likely_width + 1, n, 0
+        while True:
+            size, slot_size, copy_size = n * w + 2 * n + 1 + 2 * t, t, c
+            arrays = new_int32(size)
+            slots = np.empty(slot_size, np.int64)
+            copies = np.empty((copy_size, 2), np.int32)
+            data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
+            self.lock.acquire()
+            with nogil:
+                code = self.plan(h, n, q, ahead, totals)
+                w, t, c = totals[2], totals[1], totals[3]
+                if code == OK and (n * w + 2 * n + 1 + 2 * t > size or t != slot_size or c != copy_size):
+                    code = E_STATE                              # the guess was too small: now the sizes are known
+                elif code == OK and totals[0] > pool_available(self.pool):
+                    code = E_BLOCKS
+                elif code == OK and not (self.grow_width(<int32_t>w) and self._room_for_copies(c)):
+                    code = E_MEMORY
+                elif code == OK:
+                    self.likely_width = w
+                    self.fill(h, n, q, ahead, data, slot_data, totals, copy_data)
+            self.lock.release()
+            if code == OK:
+                break
+            if code == E_BLOCKS:
+                if self.placement is not None:
+                    raise self.placement.out_of_blocks(totals[0])
+                raise self.block_pool._out_of_blocks(totals[0])
+            if code != E_STATE:
+                self.raise_(code, handles, totals[4])
+        seq = n * w
+        return StepArrays(
+            arrays[:seq].reshape(n, w), arrays[seq:seq + n], arrays[seq + n:seq + 2 * n + 1],
+            arrays[seq + 2 * n + 1:seq + 2 * n + 1 + t], arrays[seq + 2 * n + 1 + t:seq + 2 * n + 1 + 2 * t], slots, copies,
+        )
+
+    cdef bint _room_for_copies(self, int64_t more) noexcept nogil:
+        cdef int64_t capacity
+        cdef int32_t* grown
+        if self.num_copied + more <= self.copied_capacity:
+            return True
+        capacity = 2 * (self.num_copied + more)
+        grown = <int32_t*>realloc(self.copied, capacity * sizeof(int32_t))
+        if grown == NULL:
+            return False
+        self.copied = grown
+        self.copied_capacity = capacity
+        return True
+
+    def copies_done(self):
+        """The copies of the last steps have been made: let go of their sources."""
+        cdef int64_t i
+        self.lock.acquire()
+        for i in range(self.num_copied):
+            pool_drop_one(self.pool, self.copied[i])
+        self.num_copied = 0
+        self.lock.release()
+
+    def commit(self, rows):
+        """The scheduled tokens of these rows (int64 [n]) are written: full blocks join the prefix tree.
+
+        Returns
+        -------
+        int
+            Blocks that the tree took or already had.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i, r, code = OK
+        cdef const int64_t* h = i64(handles)
+        cdef int64_t committed = 0
+        self.lock.acquire()
+        with nogil:
+            for i in range(n):
+                if self.row_of(h[i]) < 0:
+                    code = E_STALE
+                    break
+            if code == OK:
+                for i in range(n):
+                    r = handle_slot(h[i])
+                    self.rows[r].computed += self.rows[r].scheduled
+                    self.rows[r].scheduled = 0
+                    if blocks_in(self.rows[r].computed, self.block_size, self.shift) > self.rows[r].num_owned:
+                        committed += self.commit_row(r)
+        self.lock.release()
+        if code != OK:
+            self.raise_(code, handles, i)
+        return committed
+
+    def cancel(self, rows):
+        """The scheduled tokens of these rows (int64 [n]) were not written: forget that they were scheduled."""
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef int32_t i, r
+        self.lock.acquire()
+        for i in range(cnp.PyArray_SIZE(handles)):
+            r = self.row_of(i64(handles)[i])
+            if r >= 0:
+                self.rows[r].scheduled = 0
+        self.lock.release()
+
+    def truncate(self, row, num_tokens):
+        """Keep the first `num_tokens` tokens of a row (rejected drafts, a retried turn); give back blocks beyond them."""
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t keep = count_input(num_tokens, "num_tokens", 0, 0x7FFFFFF0)
+        cdef int32_t r, code = OK, blocks, i, whole, keep_computed
+        cdef Row* entry
+        cdef int32_t* table
+        self.lock.acquire()
+        r = self.row_of(handle)
+        if r < 0:
+            code = E_STALE
+        elif keep > self.rows[r].num_tokens:
+            code = E_RANGE
+        else:
+            entry = &self.rows[r]
+            table = self.table + <int64_t>r * self.width
+            whole = keep // self.block_size         # a committed block that is cut is given up: its other tokens are the tree's
+            blocks = (keep + self.block_size - 1) // self.block_size
+            if entry.num_owned > whole:
+                with nogil:
+                    code = place_shorten(&self.placement.place, entry.owner, whole)
+                blocks = whole
+                if code == OK:
+                    for i in range(whole, entry.num_owned):
+                        table[i] = NIL              # the owner let go of these; only the row's own are dropped below
+            if code == OK:
+                for i in range(entry.num_blocks - 1, blocks - 1, -1):
+                    if table[i] != NIL:
+                        pool_drop_one(self.pool, table[i])
+                    self.put(r, i, NIL)
+                if entry.num_blocks > blocks:
+                    entry.num_blocks = blocks
+                if entry.num_owned > whole:
+                    entry.num_owned = whole
+                    keep_computed = whole * self.block_size
+                else:
+                    keep_computed = keep
+                entry.num_tokens = keep
+                entry.scheduled = 0
+                if entry.computed > keep_computed:
+                    entry.computed = keep_computed
+        self.lock.release()
+        if code == E_RANGE:
+            raise InvalidArgument(f"row {handle:#x} has fewer than {keep} tokens: nothing was changed")
+        if code != OK:
+            self.raise_(code, [handle], 0)
+
+    def fork(self, row, n=1):
+        """`n` new rows with the same tokens and blocks. Full blocks are shared; the partly filled one is copied on write.
+
+        Returns
+        -------
+        ndarray of int64 [n]
+        """
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t count = count_input(n, "n", 0, self.max_rows), i, j, r, new, code = OK, made = 0
+        cdef cnp.ndarray out = np.empty(count, np.int64)
+        cdef int64_t* forks = i64(out)
+        cdef Row* old
+        cdef Row* row_new
+        self.lock.acquire()
+        with nogil:
+            r = self.row_of(handle)
+            if r < 0:
+                code = E_STALE
+            elif self.rows[r].scheduled:
+                code = E_STATE
+            elif self.num_free_rows < count:
+                code = E_BLOCKS
+            if code == OK:
+                self.commit_row(r)
+                old = &self.rows[r]
+                for i in range(count):
+                    new = self.free_rows[self.num_free_rows - 1]
+                    row_new = &self.rows[new]
+                    if not self.grow_tokens(row_new, old.num_tokens + 16):
+                        code = E_MEMORY
+                        break
+                    row_new.owner = NIL
+                    if old.owner != NIL:
+                        row_new.owner = place_share(&self.placement.place, old.owner)
+                        if row_new.owner < 0:
+                            code = E_MEMORY
+                            break
+                    self.num_free_rows -= 1
+                    self.num_live += 1
+                    memcpy(row_new.tokens, old.tokens, old.num_tokens * sizeof(int32_t))
+                    row_new.num_tokens, row_new.computed, row_new.scheduled = old.num_tokens, old.computed, 0
+                    row_new.num_blocks, row_new.num_owned, row_new.root = old.num_blocks, old.num_owned, old.root
+                    row_new.live = row_new.forked = old.forked = 1
+                    memset(self.table + <int64_t>new * self.width, 0xFF, self.width * sizeof(int32_t))
+                    for j in range(old.num_blocks):
+                        self.put(new, j, self.table[<int64_t>r * self.width + j])
+                        if j >= old.num_owned:
+                            self.pool.refs[self.table[<int64_t>r * self.width + j]] += 1
+                    forks[i] = make_handle(new, row_new.generation)
+                    made += 1
+                if code != OK:
+                    for j in range(made):
+                        self.end_row(handle_slot(forks[j]))
+        self.lock.release()
+        if code == E_BLOCKS:
+            raise InvalidArgument(f"{count} forks asked, {self.num_free_rows} of {self.max_rows} rows are free")
+        if code == E_STATE:
+            raise InvalidArgument(f"row {handle:#x} is in a step: fork it before or after")
+        if code != OK:
+            self.raise_(code, [handle], 0)
+        return out
+
+    def release(self, row):
+        """End a sequence: its own blocks become free, its committed ones stay in the tree.
+
+        Raises
+        ------
+        DoubleRelease
+            The row was released before.
+        """
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t r
+        self.lock.acquire()
+        with nogil:
+            r = self.row_of(handle)
+            if r >= 0:
+                self.end_row(r)
+        self.lock.release()
+        if r < 0:
+            raise DoubleRelease(f"row {handle:#x} was released before, or never existed: nothing was changed")
+
+    def info(self, row):
+        """``(num_tokens, computed, num_blocks, num_committed)`` of a row."""
+        cdef int64_t handle = handle_input(row, "row")
+        cdef Row copy
+        memset(&copy, 0, sizeof(Row))
+        self.lock.acquire()
+        cdef int32_t r = self.row_of(handle)
+        if r >= 0:
+            copy = self.rows[r]
+        self.lock.release()
+        if r < 0:
+            self.raise_(E_STALE, [handle], 0)
+        return copy.num_tokens, copy.computed, copy.num_blocks, copy.num_owned
+
+    def tokens(self, row):
+        """Tokens of a row, int32 [num_tokens] (a copy)."""
+        return self._copy(row, True)
+
+    def blocks(self, row):
+        """Block ids of a row, int32 [num_blocks] (a copy)."""
+        return self._copy(row, False)
+
+    cdef object _copy(self, row, bint tokens):
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t r, n
+        cdef cnp.ndarray out
+        while True:
+            self.lock.acquire()
+            r = self.row_of(handle)
+            n = 0 if r < 0 else self.rows[r].num_tokens if tokens else self.rows[r].num_blocks
+            self.lock.release()
+            if r < 0:
+                self.raise_(E_STALE, [handle], 0)
+            out = new_int32(n)
+            self.lock.acquire()
+            r = self.row_of(handle)
+            if r >= 0 and n == (self.rows[r].num_tokens if tokens else self.rows[r].num_blocks):
+                memcpy(i32(out), self.rows[r].tokens if tokens else self.table + <int64_t>r * self.width, n * sizeof(int32_t))
+                self.lock.release()
+                return out
+            self.lock.release()
+
+    def take_changes(self):
+        """Table entries changed since the last call, to bring a device copy of the whole table up to date.
+
+        Returns
+        -------
+        changes : int32 [n, 3] or None
+            (row index, column, block) in order; later entries win. None: too many to list, copy every row.
+        """
+        cdef int64_t n
+        cdef bint lost
+        cdef cnp.ndarray out
+        self.lock.acquire()
+        n = self.num_changes
+        self.lock.release()
+        out = np.empty((n, 3), np.int32)
+        self.lock.acquire()
+        lost = self.changes_lost
+        if not lost:
+            memcpy(i32(out), self.changes, n * sizeof(Change))
+            self.num_changes -= n
+            for i in range(self.num_changes):
+                self.changes[i] = self.changes[n + i]
+        else:
+            self.num_changes = 0
+            self.changes_lost = False
+        self.lock.release()
+        return None if lost else out
+
+    @property
+    def num_rows(self):
+        """Live sequences."""
+        return self.num_live
+
+    def row_index(self, row):
+        """Row index of a handle in the tables that :meth:`take_changes` speaks of."""
+        cdef int64_t handle = handle_input(row, "row")
+        self.info(row)
+        return handle_slot(handle)
+
+    def check_integrity(self):
+        """Every row's blocks are live; each own block has as many references as rows (and pending copies) hold it."""
+        cdef int32_t r, i, block
+        cdef int64_t j
+        problems = []
+        held = {}
+        self.lock.acquire()
+        live = 0
+        for r in range(self.max_rows):
+            row = self.rows[r]
+            if not row.live:
+                continue
+            live += 1
+            if not (row.num_owned * self.block_size <= row.computed <= row.num_tokens and row.num_owned <= row.num_blocks):
+                problems.append(f"row {r}: {row.num_owned} owned, {row.computed} computed, {row.num_tokens} tokens")
+            if row.computed > row.num_blocks * self.block_size:
+                problems.append(f"row {r}: {row.computed} computed in {row.num_blocks} blocks")
+            for i in range(row.num_blocks):
+                block = self.table[<int64_t>r * self.width + i]
+                if block < 0 or block >= self.pool.fresh or self.pool.refs[block] & COUNT == 0:
+                    problems.append(f"row {r}: block {block} at {i} is free")
+                elif i >= row.num_owned:
+                    held[block] = held.get(block, 0) + 1
+                elif not self.pool.refs[block] >> 31:
+                    problems.append(f"row {r}: committed block {block} is not the tree's")
+        for j in range(self.num_copied):
+            held[self.copied[j]] = held.get(self.copied[j], 0) + 1
+        for block, count in held.items():
+            if self.pool.refs[block] >> 31 or (self.pool.refs[block] & COUNT) < count:
+                problems.append(f"block {block}: {count} rows hold it, references {self.pool.refs[block] & COUNT}")
+        if live != self.num_live or self.num_free_rows + live != self.max_rows:
+            problems.append("live rows")
+        self.lock.release()
+        if problems:
+            raise AssertionError("; ".join(problems[:8]))
+
+    def __repr__(self):
+        return f"<BlockTable {self.num_live} of {self.max_rows} rows, block size {self.block_size}>"
+
+    cdef object raise_(self, int code, object handles, int64_t bad):
+        handle = int(handles[bad])
+        if code == E_STALE:
+            raise StaleHandle(f"row {handle:#x} (entry {bad}) was released, or never existed: nothing was changed")
+        if code == E_DUPLICATE:
+            raise InvalidArgument(f"row {handle:#x} (entry {bad}) stands twice in the batch: nothing was changed")
+        if code == E_RANGE:
+            raise InvalidArgument(f"q_lens[{bad}] is negative or more than row {handle:#x} has left to compute: nothing was changed")
+        if code == E_MEMORY:
+            raise MemoryError("no memory for the table")
+        raise PagedKVError(f"row {handle:#x}: not possible now (code {code})")
+

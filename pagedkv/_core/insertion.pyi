@@ -1,0 +1,1 @@
+"""Insertion into the tree; nothing here is callable from Python."""

@@ -1,0 +1,186 @@
+"""Insertion: device blocks that a sequence has filled become the tree's, or give way to blocks the tree has already."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
+
+from pagedkv._core.block_pool cimport COUNT, TREE, pool_drop_one
+from pagedkv._core.links cimport is_linked
+from pagedkv._core.owners cimport run_own
+from pagedkv._core.place cimport LRU, S3FIFO, Fate, Place
+from pagedkv._core.radix_tree cimport (
+    Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common, tree_extend, tree_new,
+)
+from pagedkv._core.recency cimport fate_new, ghost_queue, place_ensure, recency_link, set_top
+from pagedkv._core.retention cimport DEFAULT_CLASS, expiry_push, set_class
+from pagedkv._core.transfers cimport (
+    copy_add, copy_disown, copy_own, copy_remove, event_stored, make_room, quota_of, split, usage_of,
+)
+from pagedkv._core.types cimport NIL, OK
+
+
+# Our device blocks for a run the tree has already: use the tree's, or give it ours where its copy is colder or failed.
+cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
+    cdef int32_t i, owners, top = node_top(p.tree, n), length = p.tree.nodes[n].length
+    cdef bint failed = p.fates[n].failed
+    if top == 0:
+        run_own(p, n)
+        for i in range(length):
+            pool_drop_one(p.pools[0], blocks[i])
+        memcpy(blocks, node_ids(p.tree, n, 0), length * sizeof(int32_t))
+        p.counters.adopted += length
+        return
+    p.fates[n].failed = 0
+    owners = <int32_t>(p.pools[top].refs[node_ids(p.tree, n, top)[0]] & COUNT) - 1
+    for i in range(length):
+        p.pools[0].refs[blocks[i]] = 2              # the owner's, which was the caller's, and the tree's
+    copy_add(p, n, 0, blocks)
+    set_top(p, n, 0)
+    for i in range(owners):                         # whoever owned the colder copy owns the hottest one now
+        copy_own(p, n, 0)
+        copy_disown(p, n, top)
+    if failed or not p.inclusive[top]:
+        copy_remove(p, n, top)
+    elif not is_linked(&p.links[top], n):
+        recency_link(p, top, n)
+    if failed:
+        set_class(p, n, DEFAULT_CLASS)
+    if p.policy == S3FIFO:
+        recency_link(p, 0, n)
+    p.counters.inserted += length
+
+
+cdef bint may_extend(Place* p, int32_t n, int32_t owner) noexcept nogil:
+    # The run's last block is ours alone to continue, and new blocks will share its fate.
+    cdef Fate* f = &p.fates[n]
+    if (p.tree.nodes[n].length == 0 or p.tree.nodes[n].first_child != NIL or p.tree.nodes[n].tiers != 1 or f.transfer >= 0
+            or f.failed or p.tree.nodes[n].length >= p.tree.max_run or f.klass != p.owners[owner].klass
+            or f.expires != p.owners[owner].expires or p.pools[0].refs[node_ids(p.tree, n, 0)[0]] != (TREE | 2)):
+        return False
+    return p.policy == LRU or f.born == p.owners[owner].serial
+
+
+# Leading blocks that nobody but the caller holds: a block shared outside the tree would not share its run's fate.
+cdef int32_t mine(Place* p, const int32_t* blocks, int32_t num_blocks) noexcept nogil:
+    cdef int32_t i
+    for i in range(num_blocks):
+        if p.pools[0].refs[blocks[i]] != 1:
+            return i
+    return num_blocks
+
+
+# How many of `want` more blocks after run n its namespace's quota admits, after evicting its own cold ones.
+cdef int32_t quota_room(Place* p, int32_t n, int32_t want) noexcept nogil:
+    cdef int64_t quota = quota_of(p, n, 0), over
+    if quota < 0:
+        return want
+    over = usage_of(p, n, 0)[0] + want - quota
+    if over > 0:
+        make_room(p, 0, over - p.pending[0], p.domain_of[p.tree.nodes[n].root])
+        over = usage_of(p, n, 0)[0] + want - quota
+    if over <= 0:
+        return want
+    p.counters.refused_by_quota += over if over < want else want
+    return <int32_t>(want - over) if over < want else 0
+
+
+cdef int32_t extend(Place* p, int32_t n, const int32_t* tokens, const int32_t* blocks, int32_t k) noexcept nogil:
+    cdef int32_t i, length = p.tree.nodes[n].length
+    k = tree_extend(p.tree, n, tokens, k)
+    if k > 0:
+        memcpy(node_ids(p.tree, n, 0) + length, blocks, k * sizeof(int32_t))
+        for i in range(k):
+            p.pools[0].refs[blocks[i]] = TREE | 2
+        p.size[0][p.fates[n].queue[0]] += k
+        usage_of(p, n, 0)[0] += k
+        event_stored(p, n, 0, length)
+    return k
+
+
+cdef int32_t new_run(
+    Place* p, int32_t owner, int32_t parent, const int32_t* tokens, const int32_t* blocks, int32_t k, int32_t queue
+) noexcept nogil:
+    cdef int32_t i, n = tree_new(p.tree, parent, tokens, k)
+    if n == NIL:
+        return NIL
+    fate_new(p, n, 0, p.owners[owner].klass, p.owners[owner].serial)
+    p.fates[n].expires = p.owners[owner].expires
+    p.fates[n].queue[0] = <uint8_t>queue
+    for i in range(k):
+        p.pools[0].refs[blocks[i]] = 2              # the owner's, which was the caller's, and the tree's
+    copy_add(p, n, 0, blocks)
+    if p.fates[n].expires:
+        expiry_push(p, n)
+    return n
+
+
+cdef int32_t place_insert(
+    Place* p, int32_t owner, const int32_t* tokens, int32_t* blocks, int32_t num_blocks
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t done = 0, n = p.owners[owner].node, child, k, i, queue, first_new = NIL, length
+    cdef const int32_t* at
+    cdef uint64_t chain
+    if p.fates[t.nodes[n].root].failed:
+        return 0                                    # the namespace was dropped: nothing of it is cached any more
+    while done < num_blocks:
+        if place_ensure(p, 2) != OK:
+            break
+        at = tokens + <int64_t>done * t.block_size
+        child = tree_child(t, n, at)
+        if child != NIL:
+            k = tree_common(t, child, at, num_blocks - done)
+            if p.fates[child].transfer >= 0:
+                break
+            if k < t.nodes[child].length:
+                child = split(p, child, k)
+                if child == NIL:
+                    break
+            if node_top(t, child) != 0 and mine(p, blocks + done, k) < k:
+                break
+            adopt(p, child, blocks + done)
+            n = child
+            p.owners[owner].node = n
+            done += k
+            continue
+        k = quota_room(p, n, mine(p, blocks + done, num_blocks - done))
+        if k == 0:
+            break
+        queue = 0
+        if t.keep_chain:                            # blocks of one run share a queue
+            chain = chain_step(t, chain_before(t, n, t.nodes[n].length), at)
+            queue = ghost_queue(p, 0, chain, False)
+            for i in range(1, k):
+                chain = chain_step(t, chain, at + <int64_t>i * t.block_size)
+                if ghost_queue(p, 0, chain, False) != queue:
+                    k = i
+                    break
+        length = 0
+        if may_extend(p, n, owner) and p.fates[n].queue[0] == queue:
+            length = t.nodes[n].length
+            k = extend(p, n, at, blocks + done, k)
+        else:
+            k = min(k, t.max_run)
+            n = new_run(p, owner, n, at, blocks + done, k, queue)
+            if n == NIL:
+                k = 0
+                n = p.owners[owner].node
+            elif first_new == NIL:
+                first_new = n
+        if k == 0:
+            break
+        p.owners[owner].node = n
+        if t.keep_chain:
+            for i in range(length, t.nodes[n].length):
+                ghost_queue(p, 0, t.nodes[n].chain[i], True)
+        p.counters.inserted += k
+        done += k
+    p.owners[owner].node = n
+    p.owners[owner].num_blocks = t.nodes[n].depth + t.nodes[n].length
+    if p.policy == S3FIFO and first_new != NIL:     # into the queue deepest first
+        while True:
+            if not is_linked(&p.links[0], n) and (t.nodes[n].tiers & 1):
+                recency_link(p, 0, n)
+            if n == first_new:
+                break
+            n = t.nodes[n].parent
+    return done

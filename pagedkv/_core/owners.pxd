@@ -1,0 +1,20 @@
+# Owners of prefixes. The caller holds the cache's mutex.
+from libc.stdint cimport int32_t, int64_t
+
+from pagedkv._core.place cimport Place
+
+# Owns the longest cached prefix of `tokens`, at most max_blocks (-1: no limit), in whatever tiers it lies. The owner's
+# slot, or a Code. The owner's `blocked` names a transfer that ended the match early, or -1.
+cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_t num_tokens, int64_t max_blocks) noexcept nogil
+# Another owner of the same path.
+cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil
+cdef void place_release(Place* p, int32_t owner) noexcept nogil
+# Ids of the owned path in each run's hottest tier, [num_blocks].
+cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil
+# Lets go of the path beyond its first `num_blocks` blocks. OK or a Code.
+cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil
+# The slot behind an owner's handle, or E_STALE.
+cdef int32_t place_owner(Place* p, int64_t handle) noexcept nogil
+# One owner more, one less, on run n alone.
+cdef void run_own(Place* p, int32_t n) noexcept nogil
+cdef void run_disown(Place* p, int32_t n) noexcept nogil

@@ -1,0 +1,1 @@
+"""Owners of prefixes; nothing here is callable from Python."""

@@ -1,0 +1,187 @@
+"""Owners of prefixes: taking, sharing, shortening and releasing a path of the tree.
+
+An owner holds one reference on the hottest copy of every run from its root down to its deepest node.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport realloc
+from libc.string cimport memcpy, memset
+
+from pagedkv._core.links cimport is_linked
+from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Owner, Place
+from pagedkv._core.radix_tree cimport Tree, chain_before, node_ids, node_top, tree_child, tree_common
+from pagedkv._core.recency cimport is_owned, on_hit, on_miss, place_ensure, recency_link, recency_unlink
+from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
+from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
+from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot
+
+
+cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
+    cdef int32_t slot, capacity
+    cdef Owner* grown
+    if p.free_owner == NIL:
+        capacity = p.owners_capacity * 2 if p.owners_capacity else 16
+        grown = <Owner*>realloc(p.owners, capacity * sizeof(Owner))
+        if grown == NULL:
+            return E_MEMORY
+        p.owners = grown
+        memset(grown + p.owners_capacity, 0, (capacity - p.owners_capacity) * sizeof(Owner))
+        for slot in range(capacity - 1, p.owners_capacity - 1, -1):
+            grown[slot].node = p.free_owner
+            p.free_owner = slot
+        p.owners_capacity = capacity
+    slot = p.free_owner
+    p.free_owner = p.owners[slot].node
+    p.serial += 1
+    p.owners[slot].node = node
+    p.owners[slot].num_blocks = 0
+    p.owners[slot].serial = p.serial
+    p.owners[slot].blocked = -1
+    p.owners[slot].live = 1
+    p.owners[slot].pinned = 0
+    p.owners[slot].klass = DEFAULT_CLASS
+    p.owners[slot].expires = 0
+    p.live_owners += 1
+    return slot
+
+
+cdef void owner_end(Place* p, int32_t slot) noexcept nogil:
+    p.owners[slot].live = 0
+    p.owners[slot].generation = (p.owners[slot].generation + 1) & 0x7FFFFFFF
+    p.owners[slot].node = p.free_owner
+    p.free_owner = slot
+    p.live_owners -= 1
+
+
+cdef int32_t place_owner(Place* p, int64_t handle) noexcept nogil:
+    cdef int32_t slot = handle_slot(handle)
+    if handle < 0 or slot >= p.owners_capacity or not p.owners[slot].live:
+        return E_STALE
+    return slot if p.owners[slot].generation == handle_generation(handle) else E_STALE
+
+
+# One owner more on run n: its hottest copy.
+cdef void run_own(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t top = node_top(p.tree, n)
+    copy_own(p, n, top)
+    if p.policy != S3FIFO:
+        recency_unlink(p, top, n)
+
+
+# One owner less. A run that the tree alone owns then is hotter than everything released before it, or is dropped with what
+# hangs on it where it can never be matched again.
+cdef void run_disown(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t top = node_top(p.tree, n)
+    cdef Fate* f = &p.fates[n]
+    copy_disown(p, n, top)
+    if is_owned(p, n, top):
+        return
+    f.last_use = p.clock
+    if f.transfer >= 0:
+        return
+    if not is_linked(&p.links[top], n):
+        recency_link(p, top, n)
+    if f.failed or p.fates[p.tree.nodes[n].root].failed:
+        drop_subtree(p, n)
+
+
+cdef int32_t place_acquire(
+    Place* p, int32_t root, const int32_t* tokens, int64_t num_tokens, int64_t max_blocks
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int64_t done = 0, total = num_tokens // t.block_size
+    cdef int32_t n = root, child, k, upper, owner
+    cdef Fate* f
+    if place_ensure(p, 2) != OK:
+        return E_MEMORY
+    owner = owner_new(p, root)
+    if owner < 0:
+        return owner
+    if max_blocks >= 0 and total > max_blocks:
+        total = max_blocks
+    if p.fates[root].failed:
+        total = 0
+    while done < total:
+        child = tree_child(t, n, tokens + done * t.block_size)
+        if child == NIL:
+            break
+        f = &p.fates[child]
+        if f.failed:
+            break
+        k = tree_common(t, child, tokens + done * t.block_size, total - done)
+        if f.transfer >= 0 and (k < t.nodes[child].length or f.top == node_top(t, child)):
+            p.owners[owner].blocked = f.transfer    # being promoted for somebody else, or cannot be cut while it moves
+            p.counters.blocked_matches += 1
+            break
+        if k < t.nodes[child].length:
+            upper = split(p, child, k)
+            if upper == NIL:
+                break
+            child = upper
+        if p.fates[child].klass == EXPIRED:
+            set_class(p, child, DEFAULT_CLASS)
+        on_hit(p, child)
+        run_own(p, child)
+        p.counters.hit_blocks[node_top(t, child)] += k
+        done += k
+        n = child
+    p.counters.acquired += 1
+    if t.keep_chain and done < total:
+        on_miss(p, chain_before(t, n, t.nodes[n].length), tokens + done * t.block_size, total - done)
+    p.owners[owner].node = n
+    p.owners[owner].num_blocks = <int32_t>done
+    return owner
+
+
+cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
+    cdef int32_t n, other = owner_new(p, p.owners[owner].node)
+    if other < 0:
+        return other
+    p.owners[other].num_blocks = p.owners[owner].num_blocks
+    p.owners[other].klass = p.owners[owner].klass
+    p.owners[other].expires = p.owners[owner].expires
+    n = p.owners[owner].node
+    while p.tree.nodes[n].length > 0:
+        run_own(p, n)
+        n = p.tree.nodes[n].parent
+    return other
+
+
+cdef void place_release(Place* p, int32_t owner) noexcept nogil:
+    cdef int32_t n = p.owners[owner].node, parent
+    p.clock += 1
+    if p.owners[owner].pinned:
+        p.pinned_blocks -= p.owners[owner].num_blocks
+    while p.tree.nodes[n].length > 0:               # deepest first, so that the root ends hottest
+        parent = p.tree.nodes[n].parent
+        run_disown(p, n)
+        n = parent
+    owner_end(p, owner)
+
+
+cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
+    cdef int32_t n = p.owners[owner].node, parent, upper
+    p.clock += 1
+    while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
+        parent = p.tree.nodes[n].parent
+        run_disown(p, n)
+        n = parent
+        p.owners[owner].node = n
+        p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
+    if p.owners[owner].num_blocks > num_blocks:
+        if p.fates[n].transfer >= 0:
+            return E_STATE
+        upper = split(p, n, num_blocks - p.tree.nodes[n].depth)
+        if upper == NIL:
+            return E_MEMORY
+        run_disown(p, n)
+        p.owners[owner].node = upper
+        p.owners[owner].num_blocks = num_blocks
+    return OK
+
+
+cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil:
+    cdef int32_t n = p.owners[owner].node
+    while p.tree.nodes[n].length > 0:
+        memcpy(ids + p.tree.nodes[n].depth, node_ids(p.tree, n, node_top(p.tree, n)), p.tree.nodes[n].length * sizeof(int32_t))
+        n = p.tree.nodes[n].parent

@@ -1,0 +1,140 @@
+# The state that decides what stays where: one Fate per tree node, one set of recency lists per tier.
+#
+# Who owns a run's copies (the reference counts in the pools, nothing else):
+#     every copy in every tier         1 by the tree                (marked TREE)
+#     the copy in the hottest tier    +1 for each owner whose path passes through the node
+#     the source of a transfer        +1 by the transfer, while it is in flight
+#     the destination of a transfer    1 by the transfer; it is no copy of the node until the transfer has succeeded
+# Order: an owner holds its whole path, so counts never rise going down. A node is linked into a tier's recency lists when
+# the tree alone owns its copy there (with s3fifo: always). Within a list a parent is hotter than its children in that tier,
+# so the cold end is a leaf; `kids` is checked all the same, because other policies order otherwise.
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from pagedkv._core.block_pool cimport Pool
+from pagedkv._core.events cimport Ring
+from pagedkv._core.links cimport Links
+from pagedkv._core.radix_tree cimport Tree
+from pagedkv._core.types cimport MAX_TIERS, Move
+
+cdef enum Policy:
+    LRU = 0
+    ARC = 1
+    S3FIFO = 2
+    COST = 3
+
+cdef enum:
+    EXPIRED = 0             # retention class of blocks whose time to live is over: first to go
+    NUM_CLASSES = 102       # EXPIRED, then priority 0..100
+    NUM_LISTS = 204         # per domain: a class has two queues (T1/T2 of ARC, small/main of S3-FIFO; LRU uses the first)
+
+cdef struct Fate:
+    int64_t last_use        # clock of the last release or insertion
+    int64_t expires         # caller's clock in nanoseconds, 0 = never
+    int64_t transfer        # id of the transfer in flight, -1 none
+    int64_t born            # serial of the owner that inserted the run
+    int32_t kids[MAX_TIERS]   # children by their `top`
+    int8_t top              # hottest tier; while being demoted, the tier it goes to
+    uint8_t klass
+    uint8_t frequency
+    uint8_t failed          # a copy could not be read: matched never again, replaced or dropped
+    uint8_t queue[MAX_TIERS]
+
+cdef struct Owner:
+    int32_t node            # deepest node of the owned path; a root when the path is empty
+    int32_t node_generation
+    int32_t num_blocks
+    int32_t generation
+    int64_t serial
+    int64_t blocked         # transfer that ended the match early, -1 none
+    uint8_t live
+    uint8_t pinned
+    uint8_t klass
+    int64_t expires
+
+cdef struct Transfer:
+    int64_t id
+    int32_t node            # NIL when the slot is free
+    int32_t generation
+    int32_t num_blocks
+    int8_t src
+    int8_t dst
+    bint promotes
+    int32_t* dst_ids        # [num_blocks], owned
+
+cdef struct Ghost:
+    uint64_t key
+    int64_t stamp
+    int64_t queue           # -1: empty slot
+
+cdef struct Ghosts:         # blocks evicted lately, by the hash of their prefix; good for decisions, never for identity
+    Ghost* slots
+    int64_t mask
+    int64_t used
+    int64_t count[2]        # evictions so far, per queue
+
+cdef struct Domain:         # a namespace with a quota is evicted from its own lists; all others share domain 0
+    int32_t root
+    int32_t quota[MAX_TIERS]    # blocks, -1 = none
+    int64_t usage[MAX_TIERS]
+    uint64_t mask[MAX_TIERS][4] # bit per list: may be non-empty
+
+cdef struct Expiry:
+    int64_t expires
+    int32_t depth
+    int32_t node
+    int32_t generation
+
+cdef struct Counters:
+    int64_t acquired
+    int64_t hit_blocks[MAX_TIERS]
+    int64_t inserted
+    int64_t adopted
+    int64_t promoted[MAX_TIERS]     # blocks, by the tier they came from
+    int64_t demoted[MAX_TIERS]      # blocks, by the tier they came from
+    int64_t dropped[MAX_TIERS]      # blocks lost, by the tier that held them last
+    int64_t trimmed[MAX_TIERS]      # redundant copies given up
+    int64_t failed_promotions       # blocks
+    int64_t failed_demotions
+    int64_t blocked_matches
+    int64_t refused_by_quota
+    int64_t expired
+
+cdef struct Place:
+    Tree* tree
+    Pool* pools[MAX_TIERS]          # NULL where there is no such tier
+    int32_t num_tiers
+    Policy policy
+    bint oldest_first
+    bint inclusive[MAX_TIERS]       # keep the copy there when it is promoted to the device
+    double cost_slope               # recompute cost of a block grows by this much per block of depth (cost policy)
+    int64_t clock
+    int64_t serial
+    Fate* fates                     # [fates_capacity], by node
+    int32_t fates_capacity
+    Links links[MAX_TIERS]
+    int32_t* domain_of              # [fates_capacity], by root node
+    Domain* domains
+    int32_t num_domains
+    int64_t size[MAX_TIERS][2]      # resident blocks by queue
+    double target[MAX_TIERS]        # ARC's p: blocks that T1 may hold
+    Ghosts ghosts[MAX_TIERS]
+    Owner* owners
+    int32_t num_owners
+    int32_t owners_capacity
+    int32_t free_owner              # list through `node`
+    int32_t live_owners
+    Transfer* transfers
+    int32_t transfers_capacity
+    int32_t free_transfer           # list through `num_blocks`
+    int32_t in_flight
+    int64_t pending[MAX_TIERS]      # blocks that transfers in flight will free
+    Move* moves                     # decided, not yet taken
+    int64_t num_moves
+    int64_t moves_capacity
+    Expiry* expiries                # binary heap
+    int64_t num_expiries
+    int64_t expiries_capacity
+    int64_t pin_budget
+    int64_t pinned_blocks
+    Ring events
+    Counters counters

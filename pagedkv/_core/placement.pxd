@@ -1,0 +1,20 @@
+# What stays where. Joins one RadixTree with one BlockPool per tier under one mutex; emits Moves and moves nothing.
+#
+# Compiled rooms (block_table, another Cython runtime) work on `place` with the nogil functions of owners.pxd, insertion.pxd
+# and transfers.pxd while they hold `lock`; afterwards there may be moves to take.
+from libc.stdint cimport int64_t
+
+from pagedkv._core.lock cimport Lock
+from pagedkv._core.place cimport Place
+from pagedkv._core.radix_tree cimport RadixTree
+
+cdef class Placement:
+    cdef Place place
+    cdef readonly RadixTree tree
+    cdef readonly tuple pools
+    cdef Lock lock
+    cdef str policy_name
+    cdef object __weakref__
+    cdef object _path(self, owner, bint tiers)
+    cdef int64_t _handle(self, owner) except? -1
+    cdef object _stale(self, int64_t handle)

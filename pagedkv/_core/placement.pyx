@@ -1,0 +1,766 @@
+"""What stays where: owners of prefixes, eviction, demotion, promotion, retention, quotas. It decides and moves nothing.
+
+The order of every request: own the matched prefix in whatever tiers it lies, then make room, then promote, then use. Made
+the other way round, making room could evict what is about to be promoted.
+"""
+
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+
+import math
+
+import numpy as np
+
+from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_inplace, int64_input, new_int32, tokens_input
+from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_available
+from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
+from pagedkv._core.insertion cimport place_insert
+from pagedkv._core.owners cimport (
+    place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
+)
+from pagedkv._core.place cimport Place, Policy
+from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_partial
+from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
+from pagedkv._core.retention cimport change_domain, expire_until, retain
+from pagedkv._core.transfers cimport drop_subtree, finish, make_room, promote_run, split
+from pagedkv._core.types cimport (
+    E_BLOCKS, E_MEMORY, MAX_RUN, MAX_TIERS, NIL, OK, Move, make_handle,
+)
+from pagedkv.errors import (
+    DoubleRelease, InvalidArgument, OutOfBlocks, PagedKVError, PinBudgetExceeded, StaleHandle, WrongType,
+)
+
+cnp.import_array()
+
+DEFAULT_PRIORITY = 50
+POLICIES = ("lru", "arc", "s3fifo", "cost")
+MOVE_DTYPE = np.dtype([
+    ("transfer", "<i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "<i4"), ("dst_block", "<i4"),
+    ("node", "<i4"), ("index", "<i4"),
+])
+
+
+cdef void memcpy_down(Move* moves, int64_t start, int64_t count) noexcept nogil:
+    cdef int64_t i
+    for i in range(count):
+        moves[i] = moves[start + i]
+
+
+cdef void drop_all(Place* p, int32_t root) noexcept nogil:
+    cdef int32_t n = p.tree.nodes[root].first_child, following
+    while n != NIL:
+        following = p.tree.nodes[n].next_sibling
+        drop_subtree(p, n)
+        n = following
+
+
+@cython.final
+cdef class Placement:
+    """Decides which blocks of a tree stay on which tier, for whom, and what goes first.
+
+    Parameters
+    ----------
+    tree : RadixTree
+        An empty tree with ``num_tiers >= len(pools)`` (and ``keep_chain=True`` for ``arc`` and ``s3fifo``).
+    pools : sequence of BlockPool or None
+        By tier: device, host, disk, remote. None where a tier is absent; the device must be there.
+    policy : str
+        ``"lru"``, ``"arc"``, ``"s3fifo"`` or ``"cost"``.
+    demotion : str
+        ``"leaf_first"`` (the coldest leaf's last blocks go first) or ``"oldest_first"`` (of the coldest private branch, the
+        blocks nearest the root: a suspended sequence keeps its recent blocks close). What is lost is lost leaf-first.
+    inclusive : sequence of bool
+        By tier: keep the clean copy there when a block is promoted. Default: only on disk, which saves writes.
+    pin_budget : int
+        Blocks that :meth:`pin` may hold at most.
+    cost_tokens : float
+        For ``cost``: tokens of context at which attention costs as much to recompute as everything else.
+    event_words : int
+        Size of the event ring in int32 words; 0 turns events off.
+
+    Notes
+    -----
+    Pools and tree share this object's mutex from now on. Every call is O(blocks touched); no Python object is kept per block.
+    """
+
+    def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, pin_budget=0,
+                  cost_tokens=30000.0, event_words=0):
+        cdef int32_t tier
+        cdef BlockPool pool
+        if not isinstance(tree, RadixTree):
+            raise WrongType(f"tree is {type(tree).__name__}: a RadixTree is needed")
+        self.tree = tree
+        self.pools = tuple(pools)
+        if not self.pools or not isinstance(self.pools[0], BlockPool):
+            raise WrongType("pools[0], the device's, must be a BlockPool")
+        if len(self.pools) > self.tree.tree.num_tiers:
+            raise InvalidArgument(f"{len(self.pools)} pools for a tree with num_tiers = {self.tree.tree.num_tiers}")
+        if policy not in POLICIES:
+            raise InvalidArgument(f"policy {policy!r} is not known: one of {', '.join(POLICIES)}")
+        if demotion not in ("leaf_first", "oldest_first"):
+            raise InvalidArgument(f"demotion {demotion!r} is not known: 'leaf_first' or 'oldest_first'")
+        if policy in ("arc", "s3fifo") and not self.tree.tree.keep_chain:
+            raise InvalidArgument(f"policy {policy!r} needs RadixTree(..., keep_chain=True) to know evicted blocks again")
+        if self.tree.attached or self.tree.tree.num_blocks:
+            raise InvalidArgument("the tree already holds blocks or belongs to another Placement")
+        if not (isinstance(cost_tokens, (int, float)) and math.isfinite(cost_tokens) and cost_tokens > 0):
+            raise InvalidArgument(f"cost_tokens = {cost_tokens!r}: a positive number of tokens is needed")
+        flags = tuple(inclusive) if inclusive is not None else (False, False, True, True)[:len(self.pools)]
+        if len(flags) != len(self.pools):
+            raise InvalidArgument(f"inclusive has {len(flags)} entries for {len(self.pools)} tiers")
+        self.policy_name = policy
+        self.place.policy = <Policy><int>POLICIES.index(policy)
+        self.place.oldest_first = demotion == "oldest_first"
+        self.place.cost_slope = self.tree.tree.block_size / float(cost_tokens)
+        self.place.pin_budget = count_input(pin_budget, "pin_budget", 0, 2**31 - 1)
+        self.place.free_owner = self.place.free_transfer = NIL
+        self.place.num_tiers = len(self.pools)
+        self.place.tree = &self.tree.tree
+        words = count_input(event_words, "event_words", 0, 2**31)
+        for tier in range(self.place.num_tiers):
+            if self.pools[tier] is None:
+                continue
+            if not isinstance(self.pools[tier], BlockPool):
+                raise WrongType(f"pools[{tier}] is {type(self.pools[tier]).__name__}: a BlockPool or None is needed")
+            if any(self.pools[tier] is other for other in self.pools[:tier]):
+                raise InvalidArgument(f"pools[{tier}] stands for two tiers")
+            pool = self.pools[tier]
+            if pool.attached or pool.pool.fresh - pool.pool.num_stack:
+                raise InvalidArgument(f"pools[{tier}] already has blocks in use or belongs to another Placement")
+            self.place.pools[tier] = &pool.pool
+            self.place.inclusive[tier] = bool(flags[tier])
+        if words and ring_open(&self.place.events, words) != 0:
+            raise MemoryError("no memory for the event ring")
+        if place_ensure(&self.place, 16) != OK or domain_new(&self.place, NIL) < 0:
+            raise MemoryError("no memory for an empty placement")
+        self.lock = self.tree.lock
+        self.tree.attached = True
+        for pool_object in self.pools:
+            if pool_object is not None:
+                pool = pool_object
+                pool.lock = self.lock
+                pool.attached = True
+
+    def __dealloc__(self):
+        cdef int32_t i
+        free(self.place.fates)
+        free(self.place.domain_of)
+        for i in range(MAX_TIERS):
+            free(self.place.links[i].prev)
+            free(self.place.links[i].next)
+            free(self.place.links[i].ends)
+        for i in range(self.place.transfers_capacity):
+            if self.place.transfers[i].node != NIL:
+                free(self.place.transfers[i].dst_ids)
+        free(self.place.transfers)
+        free(self.place.owners)
+        free(self.place.moves)
+        free(self.place.domains)
+        free(self.place.expiries)
+        ghosts_free(&self.place)
+        ring_close(&self.place.events)
+
+    @property
+    def policy(self):
+        """Name of the eviction policy."""
+        return self.policy_name
+
+    def match(self, tokens, namespace=0, *, partial=False):
+        """Look up the longest cached prefix without owning or touching it.
+
+        Returns
+        -------
+        tiers : ndarray of uint8 [n]
+            Hottest tier of each matched block.
+        blocks : ndarray of int32 [n]
+            Its id there.
+        common : int
+            With ``partial=True``: how many leading tokens of the next, unmatched block equal some cached block's. 0 otherwise.
+        """
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int32_t root = self.tree._root(namespace)
+        cdef Tree* t = &self.tree.tree
+        cdef int64_t size = cnp.PyArray_SIZE(array), total = size // t.block_size, done = 0
+        cdef cnp.ndarray blocks = new_int32(total)
+        cdef cnp.ndarray tiers = np.empty(total, np.uint8)
+        cdef const int32_t* data = i32(array)
+        cdef int32_t* ids = i32(blocks)
+        cdef uint8_t* tops = <uint8_t*>cnp.PyArray_DATA(tiers)
+        cdef int32_t n = root, k = 0, child, common = 0
+        cdef int32_t where[2]
+        cdef bint want_partial = bool(partial)
+        self.lock.acquire()
+        with nogil:
+            if root < self.place.fates_capacity and self.place.fates[root].failed:
+                total = size = 0
+            while done < total:
+                child = tree_child(t, n, data + done * t.block_size)
+                if child == NIL or self.place.fates[child].failed:
+                    break
+                k = tree_common(t, child, data + done * t.block_size, total - done)
+                memcpy(ids + done, node_ids(t, child, node_top(t, child)), k * sizeof(int32_t))
+                memset(tops + done, node_top(t, child), k)
+                n = child
+                done += k
+                if k < t.nodes[n].length:
+                    break
+            if want_partial and size > done * t.block_size:
+                common = tree_partial(t, n, k if n != root else 0, data + done * t.block_size,
+                                      <int32_t>min(size - done * t.block_size, <int64_t>t.block_size), 256, where)
+        self.lock.release()
+        return tiers[:done], blocks[:done], common
+
+    def partial(self, owner, tokens):
+        """A cached device block whose leading tokens equal those of `tokens`, for copy-on-write reuse.
+
+        Parameters
+        ----------
+        owner : int
+        tokens : int32 [n]
+            Tokens that follow the owned prefix.
+
+        Returns
+        -------
+        (other, block, common) : (int, int, int)
+            A second owner, of the path that ends with `block`, to be released once its bytes are copied; `common` leading
+            tokens agree. ``(-1, -1, 0)`` where no cached block on the device begins with the same token (the 256 youngest
+            continuations are looked at).
+        """
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int32_t size = <int32_t>min(cnp.PyArray_SIZE(array), <Py_ssize_t>self.tree.tree.block_size)
+        cdef int32_t slot, n, child, common = 0, block = NIL, other = NIL
+        cdef int32_t where[2]
+        cdef Place* p = &self.place
+        cdef int64_t handle = self._handle(owner), second = -1
+        self.lock.acquire()
+        slot = place_owner(p, handle)
+        if slot >= 0 and size > 0:
+            n = p.owners[slot].node
+            common = tree_partial(p.tree, n, p.tree.nodes[n].length, i32(array), size, 256, where)
+            if common > 0:
+                child = where[0]
+                if node_top(p.tree, child) == 0 and p.fates[child].transfer < 0 and not p.fates[child].failed:
+                    if p.tree.nodes[child].length > 1:
+                        child = split(p, child, 1)
+                    if child != NIL:
+                        other = place_share(p, slot)
+            if other >= 0:
+                run_own(p, child)
+                p.owners[other].node = child
+                p.owners[other].num_blocks += 1
+                block = node_ids(p.tree, child, 0)[0]
+                second = make_handle(other, p.owners[other].generation)
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        if second < 0:
+            return -1, -1, 0
+        return second, block, common
+
+    def acquire(self, tokens, namespace=0, max_blocks=None):
+        """Own the longest cached prefix of `tokens`, in whatever tiers it lies.
+
+        Returns
+        -------
+        owner : int
+            Handle for :meth:`promote`, :meth:`insert`, :meth:`release`; to be released exactly once.
+        num_blocks : int
+            Whole blocks matched.
+        """
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int32_t root = self.tree._root(namespace)
+        cdef int64_t limit = -1 if max_blocks is None else count_input(max_blocks, "max_blocks", 0, 2**31 - 1)
+        cdef const int32_t* data = i32(array)
+        cdef int64_t size = cnp.PyArray_SIZE(array)
+        cdef int32_t slot, num_blocks = 0
+        cdef int64_t handle = -1
+        self.lock.acquire()
+        with nogil:
+            slot = place_acquire(&self.place, root, data, size, limit)
+            if slot >= 0:
+                num_blocks = self.place.owners[slot].num_blocks
+                handle = make_handle(slot, self.place.owners[slot].generation)
+        self.lock.release()
+        if slot < 0:
+            raise MemoryError("no memory to own another prefix")
+        return handle, num_blocks
+
+    def blocked_by(self, owner):
+        """Id of the transfer in flight that ended this owner's match early, or -1. Wait for it, release, acquire again."""
+        cdef int64_t handle = self._handle(owner)
+        self.lock.acquire()
+        cdef int32_t slot = place_owner(&self.place, handle)
+        cdef int64_t blocked = self.place.owners[slot].blocked if slot >= 0 else -1
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        return blocked
+
+    def share(self, owner):
+        """A second owner of the same path."""
+        cdef int64_t handle = self._handle(owner), other = -1
+        cdef int32_t slot, shared = -1
+        self.lock.acquire()
+        slot = place_owner(&self.place, handle)
+        if slot >= 0:
+            shared = place_share(&self.place, slot)
+            if shared >= 0:
+                other = make_handle(shared, self.place.owners[shared].generation)
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        if shared < 0:
+            raise MemoryError("no memory to own another prefix")
+        return other
+
+    def tiers_of(self, owner):
+        """Hottest tier of each owned block, uint8 [num_blocks]."""
+        return self._path(owner, True)
+
+    def blocks_of(self, owner):
+        """Id of each owned block in its hottest tier, int32 [num_blocks]."""
+        return self._path(owner, False)
+
+    cdef object _path(self, owner, bint tiers):
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t slot, n, num_blocks
+        cdef Place* p = &self.place
+        cdef cnp.ndarray out
+        while True:
+            self.lock.acquire()
+            slot = place_owner(p, handle)
+            num_blocks = p.owners[slot].num_blocks if slot >= 0 else 0
+            self.lock.release()
+            if slot < 0:
+                raise self._stale(handle)
+            out = np.empty(num_blocks, np.uint8) if tiers else new_int32(num_blocks)
+            self.lock.acquire()
+            slot = place_owner(p, handle)
+            if slot >= 0 and p.owners[slot].num_blocks == num_blocks:
+                if not tiers:
+                    place_blocks(p, slot, i32(out))
+                else:
+                    n = p.owners[slot].node
+                    while p.tree.nodes[n].length > 0:
+                        memset(<uint8_t*>cnp.PyArray_DATA(out) + p.tree.nodes[n].depth, node_top(p.tree, n), p.tree.nodes[n].length)
+                        n = p.tree.nodes[n].parent
+                self.lock.release()
+                return out
+            self.lock.release()
+
+    def insert(self, owner, tokens, blocks):
+        """Give the tree the device blocks that hold the KV of `tokens`, which follow the owned prefix.
+
+        Parameters
+        ----------
+        owner : int
+            Its path is extended by what was inserted.
+        tokens : int32 [num_blocks * block_size]
+        blocks : int32 [num_blocks], writeable
+            One reference on each, the caller's, passes to the owner. Where the tree has the prefix already, the owner adopts
+            the tree's block, the caller's is released, and the entry is rewritten.
+
+        Returns
+        -------
+        int
+            Leading blocks inserted or adopted. The rest stay the caller's (a quota, or a run just in flight).
+        """
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef cnp.ndarray ids = int32_inplace(blocks, "blocks")
+        cdef int32_t num_blocks = <int32_t>cnp.PyArray_SIZE(ids), slot, done = 0, i
+        cdef const int32_t* data = i32(array)
+        cdef int32_t* given = i32(ids)
+        cdef Pool* pool = self.place.pools[0]
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t bad = -1
+        if cnp.PyArray_SIZE(array) != <int64_t>num_blocks * self.tree.tree.block_size:
+            raise InvalidArgument(f"{num_blocks} blocks hold {num_blocks * self.tree.tree.block_size} tokens, not {len(array)}")
+        self.lock.acquire()
+        with nogil:
+            slot = place_owner(&self.place, handle)
+            for i in range(num_blocks):
+                if <uint32_t>given[i] >= <uint32_t>pool.fresh or pool.refs[given[i]] & COUNT == 0 or pool.refs[given[i]] & TREE:
+                    bad = i
+                    break
+            if bad < 0:                 # the same id twice: mark each with the TREE bit on the way, take the marks back
+                for i in range(num_blocks):
+                    if pool.refs[given[i]] & TREE:
+                        bad = i
+                        break
+                    pool.refs[given[i]] |= TREE
+                for i in range(bad if bad >= 0 else num_blocks):
+                    pool.refs[given[i]] &= COUNT
+            if slot >= 0 and bad < 0:
+                done = place_insert(&self.place, slot, data, given, num_blocks)
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        if bad >= 0:
+            raise InvalidArgument(
+                f"block {ids[bad]} (entry {bad}) is free, already the tree's, or stands twice in blocks: nothing was changed")
+        return done
+
+    def release(self, owner):
+        """Let go of an owner's path. Blocks that the tree alone owns then become evictable, deepest coldest.
+
+        Raises
+        ------
+        DoubleRelease
+            The owner was released before.
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t slot
+        self.lock.acquire()
+        with nogil:
+            slot = place_owner(&self.place, handle)
+            if slot >= 0:
+                place_release(&self.place, slot)
+        self.lock.release()
+        if slot < 0:
+            raise DoubleRelease(f"owner {handle:#x} was released before, or never existed: nothing was changed")
+
+    def reserve(self, n, tier=0):
+        """Make room for `n` blocks in `tier`.
+
+        Returns
+        -------
+        int
+            Blocks still missing. If not 0, and :meth:`take_moves` or transfers already in flight have something to do, do
+            it, :meth:`complete` it and ask again; otherwise everything else is held and the request cannot be met now.
+        """
+        cdef int64_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
+        cdef int64_t short
+        if self.place.pools[where] == NULL:
+            raise InvalidArgument(f"there is no tier {where}")
+        self.lock.acquire()
+        short = wanted - pool_available(self.place.pools[where])
+        if short > 0:
+            with nogil:
+                if short > self.place.pending[where]:
+                    make_room(&self.place, where, short - self.place.pending[where], -1)
+                short = wanted - pool_available(self.place.pools[where])
+        self.lock.release()
+        return short if short > 0 else 0
+
+    def out_of_blocks(self, asked, tier=0):
+        """The OutOfBlocks error for a request of `asked` blocks that `reserve` could not meet."""
+        counts = self.pools[tier].counts()
+        return OutOfBlocks(asked, counts["free"] + counts["max"] - counts["capacity"], counts["cached"], counts["live"],
+                           ("device", "host", "disk", "remote")[tier])
+
+    def promote(self, owner):
+        """Start bringing the owned blocks that lie below the device up to it; reserve room for them first.
+
+        Returns
+        -------
+        int
+            Transfers started (see :meth:`take_moves`).
+
+        Raises
+        ------
+        OutOfBlocks
+            The device has fewer free blocks than are needed. Nothing was started.
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef int64_t needed = 0
+        cdef int32_t slot, n, started = 0
+        cdef int code = OK
+        cdef Place* p = &self.place
+        self.lock.acquire()
+        slot = place_owner(p, handle)
+        if slot >= 0:
+            n = p.owners[slot].node
+            while p.tree.nodes[n].length > 0:
+                if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed:
+                    needed += p.tree.nodes[n].length
+                n = p.tree.nodes[n].parent
+            if needed > pool_available(p.pools[0]):
+                code = E_BLOCKS
+            else:
+                n = p.owners[slot].node
+                while p.tree.nodes[n].length > 0 and code == OK:
+                    if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed:
+                        code = promote_run(p, n)
+                        started += code == OK
+                    n = p.tree.nodes[n].parent
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        if code == E_BLOCKS:
+            raise self.out_of_blocks(needed)
+        if code == E_MEMORY:
+            raise MemoryError("no memory to start a transfer")
+        return started
+
+    def settle(self, owner):
+        """Keep of the owned path what is on the device from the front; let go of the rest.
+
+        Returns
+        -------
+        int
+            Blocks of the path, all on the device now.
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t slot, n, keep, code = OK
+        cdef Place* p = &self.place
+        self.lock.acquire()
+        slot = place_owner(p, handle)
+        keep = 0
+        if slot >= 0:
+            keep = p.owners[slot].num_blocks
+            n = p.owners[slot].node
+            while p.tree.nodes[n].length > 0:
+                if node_top(p.tree, n) != 0 or p.fates[n].failed:
+                    keep = p.tree.nodes[n].depth
+                n = p.tree.nodes[n].parent
+            if keep < p.owners[slot].num_blocks:
+                with nogil:
+                    code = place_shorten(p, slot, keep)
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        return keep
+
+    def take_moves(self):
+        """Moves decided since the last call, as an array of MOVE_DTYPE. Source and destination stay owned until `complete`."""
+        cdef int64_t n
+        cdef cnp.ndarray out
+        self.lock.acquire()
+        n = self.place.num_moves
+        self.lock.release()
+        out = np.empty(n, MOVE_DTYPE)
+        self.lock.acquire()
+        if n > self.place.num_moves:
+            n = self.place.num_moves
+        memcpy(cnp.PyArray_DATA(out), self.place.moves, n * sizeof(Move))
+        self.place.num_moves -= n
+        memcpy_down(self.place.moves, n, self.place.num_moves)
+        self.lock.release()
+        return out[:n]
+
+    def complete(self, transfers, ok):
+        """Say how transfers ended: `transfers` int64 [n], `ok` bool [n].
+
+        Raises
+        ------
+        StaleHandle
+            A transfer is not in flight. Those before it have been completed.
+        """
+        cdef cnp.ndarray ids = int64_input(transfers, "transfers")
+        cdef cnp.ndarray flags = np.ascontiguousarray(ok, dtype=np.uint8)
+        cdef int64_t i, n = cnp.PyArray_SIZE(ids), bad = -1
+        if cnp.PyArray_SIZE(flags) != n:
+            raise InvalidArgument(f"{n} transfers but {len(flags)} outcomes")
+        cdef const int64_t* data = i64(ids)
+        cdef const uint8_t* good = <const uint8_t*>cnp.PyArray_DATA(flags)
+        self.lock.acquire()
+        with nogil:
+            for i in range(n):
+                if finish(&self.place, data[i], good[i] != 0) != OK:
+                    bad = i
+                    break
+        self.lock.release()
+        if bad >= 0:
+            raise StaleHandle(f"transfer {ids[bad]:#x} (entry {bad}) is not in flight")
+
+    @property
+    def num_in_flight(self):
+        """Transfers started and not yet completed."""
+        return self.place.in_flight
+
+    def set_retention(self, owner, priority=DEFAULT_PRIORITY, expires_ns=0):
+        """Priority 0..100 (higher stays longer) of the owned path, and when it ends (caller's clock in ns, 0 = never).
+
+        After `expires_ns` the blocks are the first to go. A prefix that others share keeps the higher values.
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t klass = count_input(priority, "priority", 0, 100) + 1
+        cdef int64_t until = count_input(expires_ns, "expires_ns", 0, 2**63 - 1)
+        self.lock.acquire()
+        cdef int32_t slot = place_owner(&self.place, handle)
+        if slot >= 0:
+            with nogil:
+                retain(&self.place, slot, klass, until)
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+
+    def expire(self, now_ns):
+        """Let times to live pass that end at or before `now_ns`. Returns the blocks concerned."""
+        cdef int64_t now = count_input(now_ns, "now_ns", 0, 2**63 - 1)
+        cdef int64_t blocks
+        self.lock.acquire()
+        with nogil:
+            blocks = expire_until(&self.place, now)
+        self.lock.release()
+        return blocks
+
+    def pin(self, owner):
+        """Count this owner's blocks against the pin budget; until released they stay.
+
+        Raises
+        ------
+        PinBudgetExceeded
+            The budget has no room for them. Nothing was changed.
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef int64_t wanted = 0, left = 0
+        cdef Place* p = &self.place
+        self.lock.acquire()
+        cdef int32_t slot = place_owner(p, handle)
+        if slot >= 0 and not p.owners[slot].pinned:
+            wanted = p.owners[slot].num_blocks
+            left = p.pin_budget - p.pinned_blocks
+            if wanted <= left:
+                p.owners[slot].pinned = 1
+                p.pinned_blocks += wanted
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        if wanted > left:
+            raise PinBudgetExceeded(f"pinning {wanted} blocks, but {left} of the pin budget of {p.pin_budget} are left")
+
+    def set_quota(self, namespace, blocks, tier=0):
+        """A namespace may hold at most `blocks` cached blocks in `tier` (None lifts the quota). It is evicted from its own."""
+        cdef int32_t root = self.tree._root(namespace)
+        cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
+        cdef int32_t limit = -1 if blocks is None else count_input(blocks, "blocks", 0, 2**31 - 1)
+        cdef Place* p = &self.place
+        cdef int32_t d = 0
+        self.lock.acquire()
+        with nogil:
+            d = p.domain_of[root] if place_ensure(p, 0) == OK else E_MEMORY
+            if d == 0:
+                d = domain_new(p, root)
+                if d > 0:
+                    change_domain(p, root, d)
+            if d > 0:
+                p.domains[d].quota[where] = limit
+                if limit >= 0 and p.domains[d].usage[where] > limit:
+                    make_room(p, where, p.domains[d].usage[where] - limit, d)
+        self.lock.release()
+        if d < 0:
+            raise MemoryError("no memory for a quota")
+
+    def drop_namespace(self, namespace):
+        """Forget a namespace at once: what nobody uses is freed now, the rest when its owners let go. It never matches again.
+
+        Returns
+        -------
+        int
+            Blocks dropped now.
+        """
+        cdef int32_t root = self.tree._root(namespace)
+        cdef Place* p = &self.place
+        cdef int64_t before
+        for key, value in list(self.tree.namespaces.items()):
+            if value == root:
+                self.tree.namespaces.pop(key, None)
+        self.lock.acquire()
+        before = p.tree.num_blocks
+        with nogil:
+            if place_ensure(p, 0) == OK:
+                drop_all(p, root)
+                p.fates[root].failed = 1            # a root that has failed matches nothing and takes nothing, for good
+        before -= p.tree.num_blocks
+        self.lock.release()
+        return before
+
+    def clear(self):
+        """Drop everything that nobody owns, in every tier and namespace. Returns the blocks dropped."""
+        cdef Place* p = &self.place
+        cdef int64_t before
+        roots = list(self.tree.namespaces.values())
+        cdef int32_t root
+        self.lock.acquire()
+        before = p.tree.num_blocks
+        for i in range(len(roots)):
+            root = roots[i]
+            drop_all(p, root)
+        ring_put(&p.events, EVENT_CLEARED, 0, NIL, NIL, 0, NULL, 0, NULL, 0)
+        before -= p.tree.num_blocks
+        self.lock.release()
+        return before
+
+    def path_tokens(self, node, index):
+        """Tokens int32 of the prefix that ends with block `index` of a node in flight (as named by a Move)."""
+        cdef int32_t n = count_input(node, "node", 0, self.tree.tree.num_nodes - 1)
+        cdef int32_t i = count_input(index, "index", 0, MAX_RUN - 1)
+        if self.tree.tree.nodes[n].root == NIL or i >= self.tree.tree.nodes[n].length:
+            raise StaleHandle(f"node {n} has no block {i}")
+        return self.tree.path_tokens_of(n, i + 1)
+
+    def root_of(self, node):
+        """Namespace (root) of a node in flight."""
+        return self.tree.tree.nodes[count_input(node, "node", 0, self.tree.tree.num_nodes - 1)].root
+
+    def drain_events(self):
+        """Events since the last call, oldest first, as :class:`KVEvent` objects."""
+        cdef Ring* r = &self.place.events
+        cdef int64_t i, size, total = 0, room
+        cdef cnp.ndarray words
+        self.lock.acquire()
+        room = r.tail - r.head
+        self.lock.release()
+        words = new_int32(room)
+        self.lock.acquire()
+        while r.head < r.tail:                      # whole records, as far as the array reaches
+            size = r.words[r.head & (r.capacity - 1)]
+            if total + size > room:
+                break
+            for i in range(size):
+                i32(words)[total + i] = r.words[(r.head + i) & (r.capacity - 1)]
+            r.head += size
+            total += size
+        self.lock.release()
+        return ring_decode(words[:total], {root: key for key, root in list(self.tree.namespaces.items())})
+
+    def stats(self):
+        """Counters since the start (blocks, unless they say otherwise), and what is there now."""
+        cdef Place p
+        self.lock.acquire()
+        p = self.place
+        self.lock.release()
+        c = p.counters
+        names = ("device", "host", "disk", "remote")[:p.num_tiers]
+        by_tier = lambda values: {name: values[i] for i, name in enumerate(names)}
+        return {
+            "acquired": c.acquired, "hit_blocks": by_tier(c.hit_blocks), "inserted": c.inserted, "adopted": c.adopted,
+            "promoted": by_tier(c.promoted), "demoted": by_tier(c.demoted), "dropped": by_tier(c.dropped),
+            "trimmed": by_tier(c.trimmed), "failed_promotions": c.failed_promotions, "failed_demotions": c.failed_demotions,
+            "blocked_matches": c.blocked_matches, "refused_by_quota": c.refused_by_quota, "expired": c.expired,
+            "owners": p.live_owners, "in_flight": p.in_flight, "pinned_blocks": p.pinned_blocks,
+            "events_lost": p.events.num_lost, "cached_blocks": self.tree.num_blocks,
+        }
+
+    def check_integrity(self):
+        """Recompute every reference, list and count from scratch; AssertionError names what does not agree.
+
+        For every block: references == 1 if the tree has it + owners whose path has it in its hottest tier + 1 while it is a
+        transfer's source. Others may hold more (sequences, callers), never less.
+        """
+        from pagedkv._core.audit import placement_problems
+
+        for pool in self.pools:
+            if pool is not None:
+                pool.check_integrity()
+        self.tree.check_integrity()
+        problems = placement_problems(self)
+        if problems:
+            raise AssertionError("; ".join(problems[:8]))
+
+    def dump(self):
+        """Nodes with their fate, for tests: id -> dict."""
+        from pagedkv._core.audit import placement_dump
+
+        return placement_dump(self)
+
+    cdef int64_t _handle(self, owner) except? -1:
+        return handle_input(owner, "owner")
+
+    cdef object _stale(self, int64_t handle):
+        return StaleHandle(f"owner {handle:#x} was released, or never existed")

@@ -1,0 +1,98 @@
+# Token prefixes -> runs of whole blocks, one root per namespace.
+#
+# A node is a run of 1..MAX_RUN consecutive blocks of one prefix. All blocks of a run share one fate: the same owners, the
+# same tiers, the same recency. Whoever treats a part of a run differently splits it first. The lower half of a split
+# keeps the node's id, so an owner that holds the deepest node of its path never has to be told.
+#
+#     node.depth      blocks of the prefix before this run; a root has depth 0 and length 0
+#     node.tokens     int32 [capacity][block_size], owned; compared on every match, never trusted by hash
+#     node.ids        int32 [num_tiers][capacity], owned; valid for tiers in the mask `tiers`
+#     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
+#     children        found through one open-addressing table keyed by (parent, first block); also a sibling list
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from pagedkv._core.lock cimport Lock
+from pagedkv._core.types cimport MAX_TIERS, NIL
+
+cdef struct Node:
+    int32_t parent
+    int32_t first_child
+    int32_t next_sibling
+    int32_t prev_sibling
+    int32_t root
+    int32_t depth
+    int32_t length
+    int32_t capacity
+    int32_t generation      # raised when the id is given back
+    uint32_t hash
+    uint32_t tiers
+    int32_t* tokens
+    int32_t* ids
+    uint64_t* chain
+
+cdef struct Tree:
+    int32_t block_size
+    int32_t num_tiers
+    int32_t max_run
+    bint keep_chain
+    uint64_t seed
+    Node* nodes
+    int32_t num_nodes       # ids below this have been used
+    int32_t nodes_capacity
+    int32_t free_node       # list through next_sibling
+    int32_t num_live        # nodes in use, roots included
+    int64_t num_blocks      # blocks in all runs
+    int32_t* table
+    int64_t table_mask
+    int64_t table_used
+
+cdef inline int32_t* node_tokens(Tree* t, int32_t n, int32_t i) noexcept nogil:
+    return t.nodes[n].tokens + <int64_t>i * t.block_size
+
+cdef inline int32_t* node_ids(Tree* t, int32_t n, int32_t tier) noexcept nogil:
+    return t.nodes[n].ids + <int64_t>tier * t.nodes[n].capacity
+
+# The hottest tier that has a copy of the run.
+cdef inline int32_t node_top(Tree* t, int32_t n) noexcept nogil:
+    cdef uint32_t mask = t.nodes[n].tiers
+    cdef int32_t tier = 0
+    while tier < MAX_TIERS and not (mask >> tier) & 1:
+        tier += 1
+    return tier
+
+# Room for `extra` more nodes: after OK that many tree_new calls and splits cannot fail for want of a node.
+cdef int tree_ensure(Tree* t, int32_t extra) noexcept nogil
+# Child of `parent` whose run begins with this block, or NIL.
+cdef int32_t tree_child(Tree* t, int32_t parent, const int32_t* block) noexcept nogil
+# Leading whole blocks of the run that equal `tokens` (num_blocks available).
+cdef int32_t tree_common(Tree* t, int32_t n, const int32_t* tokens, int64_t num_blocks) noexcept nogil
+# Cuts run n before its block k (0 < k < length): the new upper node's id, which stands between n and n's old parent.
+# NIL when out of memory, with nothing changed.
+cdef int32_t tree_split(Tree* t, int32_t n, int32_t k) noexcept nogil
+# A new leaf under parent with `length` blocks; ids are left to the caller. NIL when out of memory.
+cdef int32_t tree_new(Tree* t, int32_t parent, const int32_t* tokens, int32_t length) noexcept nogil
+# Appends blocks to the run of a leaf, up to max_run; how many were appended.
+cdef int32_t tree_extend(Tree* t, int32_t n, const int32_t* tokens, int32_t length) noexcept nogil
+# Takes the last k blocks off a leaf's run; a run of none is removed.
+cdef void tree_trim(Tree* t, int32_t n, int32_t k) noexcept nogil
+# Joins n with its parent into one run under n's id (the parent must have no other child). False when out of memory.
+cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil
+cdef void tree_remove(Tree* t, int32_t n) noexcept nogil
+cdef int32_t tree_root(Tree* t) noexcept nogil
+# Next node of the subtree under `top` in preorder after n, NIL at the end.
+cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil
+# Longest common prefix, in tokens, of `tokens` with the block after the first k of node n (n == root or k == length: with
+# a child's first block, of the `scan` youngest children). where[0], where[1]: the node and index of the block found.
+cdef int32_t tree_partial(Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan, int32_t* where) noexcept nogil
+# Running hash of the prefix that ends with each of these blocks; `before` is the hash of what precedes.
+cdef uint64_t chain_step(Tree* t, uint64_t before, const int32_t* block) noexcept nogil
+cdef uint64_t chain_before(Tree* t, int32_t n, int32_t k) noexcept nogil
+
+cdef class RadixTree:
+    cdef Tree tree
+    cdef Lock lock
+    cdef dict namespaces    # bytes -> root node
+    cdef bint attached      # to a Placement: then only it changes the tree
+    cdef object __weakref__
+    cdef object path_tokens_of(self, int32_t node, int32_t blocks)

@@ -1,0 +1,744 @@
+"""The prefix tree: which blocks hold the KV of which token prefix, per namespace.
+
+Path compression over whole blocks, as in SGLang's RadixAttention (Zheng et al., 2023), with two differences: a child is
+found by a hash of its whole first block but accepted only after its tokens compare equal, and a run is at most MAX_RUN
+blocks long so that no split, trim or move costs more than that.
+"""
+
+cimport cython
+cimport numpy as cnp
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
+
+import os
+
+import numpy as np
+
+from pagedkv._core.arrays cimport count_input, handle_input, i32, int32_input, new_int32, tokens_input
+from pagedkv._core.types cimport E_MEMORY, MAX_RUN, OK, handle_generation, handle_slot, make_handle
+from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
+
+cnp.import_array()
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    static inline uint64_t pkv_fold(uint64_t a, uint64_t b) {
+        __uint128_t r = (__uint128_t)a * b;
+        return (uint64_t)r ^ (uint64_t)(r >> 64);
+    }
+    /* Seeded multiply-and-fold over n int32 values: spreads, does not authenticate. Equality is always checked on tokens. */
+    static inline uint64_t pkv_hash(const int32_t* p, int32_t n, uint64_t seed) {
+        uint64_t h = seed ^ 0x9E3779B97F4A7C15ull, a, b;
+        int32_t i = 0;
+        for (; i + 4 <= n; i += 4) {
+            memcpy(&a, p + i, 8); memcpy(&b, p + i + 2, 8);
+            h = pkv_fold(a ^ 0xA0761D6478BD642Full ^ h, b ^ 0xE7037ED1A0B428DBull) + h;
+        }
+        for (; i < n; i++) h = pkv_fold(h ^ (uint32_t)p[i], 0x8EBC6AF09C88C6E3ull);
+        return pkv_fold(h ^ (uint64_t)n, 0x589965CC75374CC3ull);
+    }
+    """
+    uint64_t pkv_fold(uint64_t a, uint64_t b) noexcept nogil
+    uint64_t pkv_hash(const int32_t* p, int32_t n, uint64_t seed) noexcept nogil
+
+
+cdef inline uint32_t child_hash(Tree* t, int32_t parent, const int32_t* block) noexcept nogil:
+    return <uint32_t>(pkv_hash(block, t.block_size, t.seed ^ (<uint64_t>parent * <uint64_t>0xD6E8FEB86659FD93)) >> 32)
+
+
+cdef int table_grow(Tree* t) noexcept nogil:
+    cdef int64_t i, slot, size = (t.table_mask + 1) * 2 if t.table != NULL else 64
+    cdef int32_t* table = <int32_t*>malloc(size * sizeof(int32_t))
+    if table == NULL:
+        return E_MEMORY
+    memset(table, 0xFF, size * sizeof(int32_t))
+    if t.table != NULL:
+        for i in range(t.table_mask + 1):
+            if t.table[i] != NIL:
+                slot = t.nodes[t.table[i]].hash & (size - 1)
+                while table[slot] != NIL:
+                    slot = (slot + 1) & (size - 1)
+                table[slot] = t.table[i]
+        free(t.table)
+    t.table = table
+    t.table_mask = size - 1
+    return OK
+
+
+cdef void table_put(Tree* t, int32_t n) noexcept nogil:
+    cdef int64_t slot = t.nodes[n].hash & t.table_mask
+    while t.table[slot] != NIL:
+        slot = (slot + 1) & t.table_mask
+    t.table[slot] = n
+    t.table_used += 1
+
+
+cdef int64_t table_find(Tree* t, int32_t n) noexcept nogil:
+    cdef int64_t slot = t.nodes[n].hash & t.table_mask
+    while t.table[slot] != n:
+        slot = (slot + 1) & t.table_mask
+    return slot
+
+
+cdef void table_drop(Tree* t, int32_t n) noexcept nogil:
+    # Linear probing without tombstones: close the gap by moving back what may move.
+    cdef int64_t gap = table_find(t, n), slot = gap, home
+    while True:
+        slot = (slot + 1) & t.table_mask
+        if t.table[slot] == NIL:
+            break
+        home = t.nodes[t.table[slot]].hash & t.table_mask
+        if ((slot - home) & t.table_mask) >= ((slot - gap) & t.table_mask):
+            t.table[gap] = t.table[slot]
+            gap = slot
+    t.table[gap] = NIL
+    t.table_used -= 1
+
+
+cdef int tree_ensure(Tree* t, int32_t extra) noexcept nogil:
+    cdef int64_t want = <int64_t>t.num_live + extra, capacity
+    cdef Node* nodes
+    if want > t.nodes_capacity:
+        capacity = t.nodes_capacity * 2 if t.nodes_capacity * 2 > want else want
+        if capacity > 0x7FFFFFF0:
+            return E_MEMORY
+        nodes = <Node*>realloc(t.nodes, capacity * sizeof(Node))
+        if nodes == NULL:
+            return E_MEMORY
+        memset(nodes + t.nodes_capacity, 0, (capacity - t.nodes_capacity) * sizeof(Node))
+        t.nodes = nodes
+        t.nodes_capacity = <int32_t>capacity
+    while (t.table_used + extra) * 2 > t.table_mask:
+        if table_grow(t) != OK:
+            return E_MEMORY
+    return OK
+
+
+cdef int32_t node_take(Tree* t) noexcept nogil:
+    cdef int32_t n = t.free_node
+    if n != NIL:
+        t.free_node = t.nodes[n].next_sibling
+    else:
+        n = t.num_nodes
+        t.num_nodes += 1
+    t.num_live += 1
+    return n
+
+
+cdef void node_give(Tree* t, int32_t n) noexcept nogil:
+    cdef Node* node = &t.nodes[n]
+    cdef int32_t generation = (node.generation + 1) & 0x7FFFFFFF
+    free(node.tokens)
+    free(node.ids)
+    free(node.chain)
+    memset(node, 0, sizeof(Node))
+    node.generation = generation
+    node.next_sibling = t.free_node
+    node.parent = NIL
+    node.root = NIL
+    t.free_node = n
+    t.num_live -= 1
+
+
+cdef void child_link(Tree* t, int32_t parent, int32_t n) noexcept nogil:
+    cdef int32_t first = t.nodes[parent].first_child
+    t.nodes[n].parent = parent
+    t.nodes[n].prev_sibling = NIL
+    t.nodes[n].next_sibling = first
+    if first != NIL:
+        t.nodes[first].prev_sibling = n
+    t.nodes[parent].first_child = n
+
+
+cdef void child_unlink(Tree* t, int32_t n) noexcept nogil:
+    cdef Node* node = &t.nodes[n]
+    if node.prev_sibling != NIL:
+        t.nodes[node.prev_sibling].next_sibling = node.next_sibling
+    else:
+        t.nodes[node.parent].first_child = node.next_sibling
+    if node.next_sibling != NIL:
+        t.nodes[node.next_sibling].prev_sibling = node.prev_sibling
+
+
+cdef bint buffers_new(Tree* t, Node* node, int32_t capacity) noexcept nogil:
+    node.tokens = <int32_t*>malloc(<size_t>capacity * t.block_size * sizeof(int32_t))
+    node.ids = <int32_t*>malloc(<size_t>capacity * t.num_tiers * sizeof(int32_t))
+    node.chain = <uint64_t*>malloc(<size_t>capacity * sizeof(uint64_t)) if t.keep_chain else NULL
+    if node.tokens == NULL or node.ids == NULL or (t.keep_chain and node.chain == NULL):
+        free(node.tokens)
+        free(node.ids)
+        free(node.chain)
+        return False
+    node.capacity = capacity
+    return True
+
+
+# Copies `count` blocks of `src` from block `at` to block `to` of `dst`.
+cdef void buffers_copy(Tree* t, Node* src, int32_t at, Node* dst, int32_t to, int32_t count) noexcept nogil:
+    cdef int32_t tier
+    memmove(dst.tokens + <int64_t>to * t.block_size, src.tokens + <int64_t>at * t.block_size,
+            <size_t>count * t.block_size * sizeof(int32_t))
+    for tier in range(t.num_tiers):
+        memmove(dst.ids + <int64_t>tier * dst.capacity + to, src.ids + <int64_t>tier * src.capacity + at,
+                count * sizeof(int32_t))
+    if t.keep_chain:
+        memmove(dst.chain + to, src.chain + at, count * sizeof(uint64_t))
+
+
+# Gives a node buffers of another capacity, holding `count` of its blocks from block `at` on.
+cdef bint buffers_resize(Tree* t, Node* node, int32_t capacity, int32_t at, int32_t count) noexcept nogil:
+    cdef Node fresh = node[0]
+    if not buffers_new(t, &fresh, capacity):
+        return False
+    buffers_copy(t, node, at, &fresh, 0, count)
+    free(node.tokens)
+    free(node.ids)
+    free(node.chain)
+    node[0] = fresh
+    return True
+
+
+cdef int32_t tree_child(Tree* t, int32_t parent, const int32_t* block) noexcept nogil:
+    cdef uint32_t hash = child_hash(t, parent, block)
+    cdef int64_t slot = hash & t.table_mask
+    cdef int32_t n
+    cdef Node* node
+    while t.table[slot] != NIL:
+        n = t.table[slot]
+        node = &t.nodes[n]
+        if (node.hash == hash and node.parent == parent
+                and memcmp(node.tokens, block, t.block_size * sizeof(int32_t)) == 0):
+            return n
+        slot = (slot + 1) & t.table_mask
+    return NIL
+
+
+cdef int32_t tree_common(Tree* t, int32_t n, const int32_t* tokens, int64_t num_blocks) noexcept nogil:
+    cdef int32_t k, length = t.nodes[n].length
+    cdef const int32_t* run = t.nodes[n].tokens
+    cdef size_t width = t.block_size * sizeof(int32_t)
+    if num_blocks < length:
+        length = <int32_t>num_blocks
+    if memcmp(run, tokens, length * width) == 0:
+        return length
+    for k in range(length):
+        if memcmp(run + <int64_t>k * t.block_size, tokens + <int64_t>k * t.block_size, width) != 0:
+            return k
+    return length
+
+
+cdef uint64_t chain_step(Tree* t, uint64_t before, const int32_t* block) noexcept nogil:
+    return pkv_hash(block, t.block_size, before ^ t.seed)
+
+
+cdef uint64_t chain_before(Tree* t, int32_t n, int32_t k) noexcept nogil:
+    cdef Node* node = &t.nodes[n]
+    if k > 0:
+        return node.chain[k - 1]
+    if node.parent == NIL:
+        return pkv_fold(t.seed ^ <uint64_t>n, 0x2D358DCCAA6C78A5)
+    node = &t.nodes[node.parent]
+    if node.length == 0:
+        return chain_before(t, node.root, 0)
+    return node.chain[node.length - 1]
+
+
+cdef int32_t tree_new(Tree* t, int32_t parent, const int32_t* tokens, int32_t length) noexcept nogil:
+    cdef int32_t n, i
+    cdef uint64_t chain
+    cdef Node* node
+    cdef Node* above
+    if tree_ensure(t, 1) != OK:
+        return NIL
+    n = node_take(t)
+    node = &t.nodes[n]
+    if not buffers_new(t, node, length):
+        node_give(t, n)
+        return NIL
+    above = &t.nodes[parent]
+    memcpy(node.tokens, tokens, <size_t>length * t.block_size * sizeof(int32_t))
+    node.length = length
+    node.first_child = NIL
+    node.root = above.root
+    node.depth = above.depth + above.length
+    node.tiers = 0
+    node.hash = child_hash(t, parent, tokens)
+    child_link(t, parent, n)
+    table_put(t, n)
+    t.num_blocks += length
+    if t.keep_chain:
+        chain = chain_before(t, n, 0)
+        for i in range(length):
+            chain = chain_step(t, chain, tokens + <int64_t>i * t.block_size)
+            node.chain[i] = chain
+    return n
+
+
+cdef int32_t tree_extend(Tree* t, int32_t n, const int32_t* tokens, int32_t length) noexcept nogil:
+    cdef Node* node = &t.nodes[n]
+    cdef int32_t capacity, i
+    if length > t.max_run - node.length:
+        length = t.max_run - node.length
+    if length <= 0:
+        return 0
+    if node.length + length > node.capacity:
+        capacity = node.length + length if node.length < 4 else node.length + node.length // 2 + length
+        if capacity > t.max_run:
+            capacity = t.max_run
+        if not buffers_resize(t, node, capacity, 0, node.length):
+            return 0
+    memcpy(node_tokens(t, n, node.length), tokens, <size_t>length * t.block_size * sizeof(int32_t))
+    if t.keep_chain:
+        for i in range(length):
+            node.chain[node.length + i] = chain_step(
+                t, chain_before(t, n, node.length + i), tokens + <int64_t>i * t.block_size)
+    node.length += length
+    t.num_blocks += length
+    return length
+
+
+cdef int32_t tree_split(Tree* t, int32_t n, int32_t k) noexcept nogil:
+    cdef int32_t upper, parent, rest
+    cdef Node* low
+    cdef Node* up
+    if tree_ensure(t, 1) != OK:
+        return NIL
+    upper = node_take(t)
+    up = &t.nodes[upper]
+    low = &t.nodes[n]
+    if not buffers_new(t, up, k):
+        node_give(t, upper)
+        return NIL
+    parent = low.parent
+    rest = low.length - k
+    buffers_copy(t, low, 0, up, 0, k)
+    up.length = k
+    up.root, up.depth, up.tiers, up.hash = low.root, low.depth, low.tiers, low.hash
+    up.first_child = NIL
+    t.table[table_find(t, n)] = upper           # same parent, same first block: the upper half takes the place
+    child_unlink(t, n)
+    child_link(t, parent, upper)
+    if low.capacity > 2 * rest and buffers_resize(t, low, rest, k, rest):
+        pass                                    # the lower half now owns buffers of its own size
+    else:
+        buffers_copy(t, low, k, low, 0, rest)
+    low.length = rest
+    low.depth += k
+    low.hash = child_hash(t, upper, low.tokens)
+    child_link(t, upper, n)
+    table_put(t, n)
+    return upper
+
+
+cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil:
+    cdef int32_t parent = t.nodes[n].parent
+    cdef Node* low = &t.nodes[n]
+    cdef Node* up = &t.nodes[parent]
+    cdef Node joined = low[0]
+    if not buffers_new(t, &joined, up.length + low.length):
+        return False
+    buffers_copy(t, up, 0, &joined, 0, up.length)
+    buffers_copy(t, low, 0, &joined, up.length, low.length)
+    table_drop(t, n)
+    child_unlink(t, n)
+    free(low.tokens)
+    free(low.ids)
+    free(low.chain)
+    low.tokens, low.ids, low.chain, low.capacity = joined.tokens, joined.ids, joined.chain, joined.capacity
+    low.length += up.length
+    low.depth = up.depth
+    low.hash = up.hash
+    t.table[table_find(t, parent)] = n
+    child_unlink(t, parent)
+    child_link(t, up.parent, n)
+    node_give(t, parent)
+    return True
+
+
+cdef void tree_trim(Tree* t, int32_t n, int32_t k) noexcept nogil:
+    cdef Node* node = &t.nodes[n]
+    node.length -= k
+    t.num_blocks -= k
+    if node.length == 0:
+        table_drop(t, n)
+        child_unlink(t, n)
+        node_give(t, n)
+    elif node.capacity > 2 * node.length + 4:
+        buffers_resize(t, node, node.length, 0, node.length)
+
+
+cdef void tree_remove(Tree* t, int32_t n) noexcept nogil:
+    if t.nodes[n].parent == NIL:
+        node_give(t, n)
+    else:
+        tree_trim(t, n, t.nodes[n].length)
+
+
+cdef int32_t tree_root(Tree* t) noexcept nogil:
+    cdef int32_t n
+    cdef Node* node
+    if tree_ensure(t, 1) != OK:
+        return NIL
+    n = node_take(t)
+    node = &t.nodes[n]
+    node.parent, node.first_child, node.next_sibling, node.prev_sibling, node.root = NIL, NIL, NIL, NIL, n
+    return n
+
+
+cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil:
+    if t.nodes[n].first_child != NIL:
+        return t.nodes[n].first_child
+    while n != top:
+        if t.nodes[n].next_sibling != NIL:
+            return t.nodes[n].next_sibling
+        n = t.nodes[n].parent
+    return NIL
+
+
+cdef int32_t tree_partial(
+    Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan, int32_t* where
+) noexcept nogil:
+    cdef int32_t best = 0, common, child, i, limit
+    cdef const int32_t* block
+    limit = num_tokens if num_tokens < t.block_size else t.block_size
+    if k < t.nodes[n].length:
+        block = node_tokens(t, n, k)
+        while best < limit and block[best] == tokens[best]:
+            best += 1
+        where[0], where[1] = n, k
+        return best
+    child = t.nodes[n].first_child
+    for i in range(scan):
+        if child == NIL or best == limit:
+            break
+        block = t.nodes[child].tokens
+        common = 0
+        while common < limit and block[common] == tokens[common]:
+            common += 1
+        if common > best:
+            best = common
+            where[0], where[1] = child, 0
+        child = t.nodes[child].next_sibling
+    return best
+
+
+@cython.final
+cdef class RadixTree:
+    """Prefixes of tokens, in whole blocks, mapped to block ids.
+
+    Parameters
+    ----------
+    block_size : int
+        Tokens per block, 1..256.
+    num_tiers : int
+        Tiers in which a run may have copies, 1..4.
+    max_run : int
+        Blocks in one node at most, 1..256.
+    keep_chain : bool
+        Keep an 8-byte running hash per block, which the `arc` and `s3fifo` policies need to know an evicted block again.
+    seed : int, optional
+        Seed of the child table; random by default, so that nobody can aim at its collisions.
+
+    Notes
+    -----
+    Tokens are int32 and compared in full. Memory: 4 x block_size + 4 x num_tiers bytes a block (+ 8 with keep_chain)
+    and about 90 bytes a node. Thread-safe. A tree that belongs to a :class:`Placement` is changed only through it.
+    """
+
+    def __cinit__(self, block_size, num_tiers=1, *, max_run=MAX_RUN, keep_chain=False, seed=None):
+        self.lock = Lock()
+        self.namespaces = {}
+        self.tree.block_size = count_input(block_size, "block_size", 1, 256)
+        self.tree.num_tiers = count_input(num_tiers, "num_tiers", 1, MAX_TIERS)
+        self.tree.max_run = count_input(max_run, "max_run", 1, MAX_RUN)
+        self.tree.keep_chain = bool(keep_chain)
+        self.tree.seed = int.from_bytes(os.urandom(8), "little") if seed is None else <uint64_t>(int(seed) & (2**64 - 1))
+        self.tree.free_node = NIL
+        if tree_ensure(&self.tree, 16) != OK:
+            raise MemoryError("no memory for an empty tree")
+
+    def __dealloc__(self):
+        cdef int32_t n
+        for n in range(self.tree.num_nodes):
+            free(self.tree.nodes[n].tokens)
+            free(self.tree.nodes[n].ids)
+            free(self.tree.nodes[n].chain)
+        free(self.tree.nodes)
+        free(self.tree.table)
+
+    @property
+    def block_size(self):
+        """Tokens per block."""
+        return self.tree.block_size
+
+    @property
+    def num_tiers(self):
+        """Tiers a run may have copies in."""
+        return self.tree.num_tiers
+
+    @property
+    def num_blocks(self):
+        """Blocks in the tree."""
+        return self.tree.num_blocks
+
+    @property
+    def num_nodes(self):
+        """Nodes in the tree, roots included."""
+        return self.tree.num_live
+
+    def namespace(self, key=b""):
+        """The root (an int) of the namespace called `key` (bytes), made at its first use."""
+        if not isinstance(key, bytes):
+            raise WrongType(f"a namespace key is bytes, not {type(key).__name__}")
+        root = self.namespaces.get(key)
+        if root is not None:
+            return root
+        self.lock.acquire()
+        cdef int32_t n = tree_root(&self.tree)
+        self.lock.release()
+        if n == NIL:
+            raise MemoryError("no memory for another namespace")
+        got = self.namespaces.setdefault(key, n)
+        if got != n:                            # another thread was first
+            self.lock.acquire()
+            tree_remove(&self.tree, n)
+            self.lock.release()
+        return got
+
+    cdef object path_tokens_of(self, int32_t node, int32_t blocks):
+        # Tokens of the prefix that ends with the first `blocks` blocks of `node`. Takes the lock; retries if the path grew meanwhile.
+        cdef Tree* t = &self.tree
+        cdef int32_t n, length
+        cdef int64_t total
+        cdef cnp.ndarray out
+        while True:
+            self.lock.acquire()
+            total = <int64_t>(t.nodes[node].depth + blocks) * t.block_size
+            self.lock.release()
+            out = new_int32(total)
+            self.lock.acquire()
+            if <int64_t>(t.nodes[node].depth + blocks) * t.block_size == total:
+                n, length = node, blocks
+                while t.nodes[n].parent != NIL:
+                    memcpy(i32(out) + <int64_t>t.nodes[n].depth * t.block_size, t.nodes[n].tokens,
+                           <size_t>length * t.block_size * sizeof(int32_t))
+                    n = t.nodes[n].parent
+                    length = t.nodes[n].length
+                self.lock.release()
+                return out
+            self.lock.release()
+
+    def match(self, tokens, namespace=0, tier=0):
+        """Block ids int32 [n] in `tier` of the longest cached prefix of `tokens`, in whole blocks. Changes nothing."""
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int32_t root = self._root(namespace)
+        cdef int32_t want = count_input(tier, "tier", 0, self.tree.num_tiers - 1)
+        cdef int64_t total = cnp.PyArray_SIZE(array) // self.tree.block_size
+        cdef cnp.ndarray out = new_int32(total)
+        cdef const int32_t* at = i32(array)
+        cdef int32_t* ids = i32(out)
+        cdef int64_t done = 0
+        cdef int32_t n, k
+        cdef Tree* t = &self.tree
+        self.lock.acquire()
+        with nogil:
+            n = root
+            while done < total:
+                n = tree_child(t, n, at + done * t.block_size)
+                if n == NIL or not (t.nodes[n].tiers >> want) & 1:
+                    break
+                k = tree_common(t, n, at + done * t.block_size, total - done)
+                memcpy(ids + done, node_ids(t, n, want), k * sizeof(int32_t))
+                done += k
+                if k < t.nodes[n].length:
+                    break
+        self.lock.release()
+        return out[:done]
+
+    def insert(self, tokens, blocks, namespace=0, tier=0):
+        """Put the whole blocks of `tokens` into the tree, with `blocks` as their ids in `tier`.
+
+        Where the tree already holds a block of this prefix, that one stays and `blocks` (int32 [n], writeable) is
+        rewritten to name it.
+
+        Returns
+        -------
+        int
+            How many of the blocks are new; ``n - new`` leading ones were adopted from the tree.
+        """
+        self._standalone("insert")
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef cnp.ndarray ids = int32_input(blocks, "blocks")
+        cdef int32_t root = self._root(namespace)
+        cdef int32_t into = count_input(tier, "tier", 0, self.tree.num_tiers - 1)
+        cdef int64_t total = cnp.PyArray_SIZE(array) // self.tree.block_size, done = 0, adopted = 0
+        if cnp.PyArray_SIZE(ids) != total:
+            raise InvalidArgument(f"{cnp.PyArray_SIZE(array)} tokens are {total} whole blocks, but {len(ids)} ids were given")
+        if ids is not blocks or not ids.flags.writeable:
+            raise WrongType("blocks must be a writeable int32 array: it is rewritten where the tree already has a block")
+        cdef int32_t n = root, child, k, upper
+        cdef Tree* t = &self.tree
+        cdef const int32_t* data = i32(array)
+        cdef const int32_t* at
+        cdef int32_t* given = i32(ids)
+        self.lock.acquire()
+        with nogil:
+            while done < total:
+                at = data + done * t.block_size
+                child = tree_child(t, n, at)
+                if child != NIL:
+                    k = tree_common(t, child, at, total - done)
+                    if k < t.nodes[child].length:
+                        upper = tree_split(t, child, k)
+                        if upper == NIL:
+                            break
+                        child = upper
+                    if (t.nodes[child].tiers >> into) & 1:
+                        memcpy(given + done, node_ids(t, child, into), k * sizeof(int32_t))
+                        adopted += k
+                    else:
+                        memcpy(node_ids(t, child, into), given + done, k * sizeof(int32_t))
+                        t.nodes[child].tiers |= 1 << into
+                else:
+                    k = t.max_run if total - done > t.max_run else <int32_t>(total - done)
+                    child = tree_new(t, n, at, k)
+                    if child == NIL:
+                        break
+                    t.nodes[child].tiers = 1 << into
+                    memcpy(node_ids(t, child, into), given + done, k * sizeof(int32_t))
+                n = child
+                done += k
+        self.lock.release()
+        if done < total:
+            raise MemoryError(f"the tree took {done} of {total} blocks")
+        return total - adopted
+
+    def trim(self, tokens, namespace=0, *, keep=0):
+        """Take out of the tree the blocks of this exact prefix beyond its first `keep`, as far as nothing else continues them.
+
+        Returns
+        -------
+        ndarray of int32 [n]
+            Ids in the hottest tier of the blocks taken out, deepest first.
+        """
+        self._standalone("trim")
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int32_t root = self._root(namespace)
+        cdef int64_t total = cnp.PyArray_SIZE(array) // self.tree.block_size, done = 0
+        cdef int64_t floor = count_input(keep, "keep", 0, 2**31 - 1)
+        cdef cnp.ndarray out = new_int32(total)
+        cdef int32_t n = root, child, k = 0, i, parent
+        cdef int64_t taken = 0
+        cdef Tree* t = &self.tree
+        self.lock.acquire()
+        while done < total:
+            child = tree_child(t, n, i32(array) + done * t.block_size)
+            if child == NIL:
+                break
+            k = tree_common(t, child, i32(array) + done * t.block_size, total - done)
+            n = child
+            done += k
+            if k < t.nodes[n].length:
+                break
+        # only a prefix that ends exactly at the end of a leaf's run can be trimmed without orphans
+        while n != root and k == t.nodes[n].length and t.nodes[n].first_child == NIL and t.nodes[n].depth + k > floor:
+            parent = t.nodes[n].parent
+            k = t.nodes[n].length if t.nodes[n].depth >= floor else <int32_t>(t.nodes[n].depth + t.nodes[n].length - floor)
+            for i in range(k):
+                i32(out)[taken] = node_ids(t, n, node_top(t, n))[t.nodes[n].length - 1 - i]
+                taken += 1
+            if k < t.nodes[n].length:
+                tree_trim(t, n, k)
+                break
+            tree_trim(t, n, k)
+            n = parent
+            k = t.nodes[n].length
+        self.lock.release()
+        return out[:taken]
+
+    def prefixes(self, namespace=0):
+        """Every cached prefix that nothing continues, longest runs spelled out: a list of int32 token arrays."""
+        cdef int32_t root = self._root(namespace)
+        cdef int32_t n
+        cdef list leaves = []
+        self.lock.acquire()
+        n = tree_next(&self.tree, root, root)
+        cdef int64_t count = 0
+        while n != NIL:
+            count += self.tree.nodes[n].first_child == NIL
+            n = tree_next(&self.tree, n, root)
+        self.lock.release()
+        cdef cnp.ndarray found = new_int32(count + 16)
+        self.lock.acquire()
+        count = 0
+        n = tree_next(&self.tree, root, root)
+        while n != NIL and count < cnp.PyArray_SIZE(found):
+            if self.tree.nodes[n].first_child == NIL:
+                i32(found)[count] = n
+                count += 1
+            n = tree_next(&self.tree, n, root)
+        self.lock.release()
+        for i in range(count):
+            leaves.append(self.path_tokens_of(i32(found)[i], self.tree.nodes[i32(found)[i]].length))
+        return leaves
+
+    def _root(self, namespace):
+        cdef int64_t n = handle_input(namespace, "namespace")
+        if not self.namespaces and n == 0:
+            return self.namespace(b"")
+        if not 0 <= n < self.tree.num_nodes or self.tree.nodes[n].parent != NIL or self.tree.nodes[n].root != n:
+            raise InvalidArgument(f"namespace {n} is not a root of this tree: use what namespace(key) returned")
+        return n
+
+    def _standalone(self, verb):
+        if self.attached:
+            raise InvalidArgument(f"this tree belongs to a Placement: {verb} through it")
+
+    def check_integrity(self):
+        """Every child is found where its tokens say, depths add up, counts agree; AssertionError where not."""
+        cdef Tree* t = &self.tree
+        cdef int32_t n, c
+        cdef int64_t blocks = 0, live = 0, children = 0
+        problems = []
+        self.lock.acquire()
+        for n in range(t.num_nodes):
+            if t.nodes[n].root == NIL:
+                continue
+            live += 1
+            blocks += t.nodes[n].length
+            if t.nodes[n].parent == NIL:
+                continue
+            children += 1
+            if not 0 < t.nodes[n].length <= t.nodes[n].capacity or t.nodes[n].length > t.max_run:
+                problems.append((n, "length"))
+            if tree_child(t, t.nodes[n].parent, t.nodes[n].tokens) != n:
+                problems.append((n, "not found under its parent"))
+            c = t.nodes[n].parent
+            if t.nodes[n].depth != t.nodes[c].depth + t.nodes[c].length or t.nodes[n].root != t.nodes[c].root:
+                problems.append((n, "depth or root"))
+            if t.nodes[n].tiers == 0:
+                problems.append((n, "in no tier"))
+        used, expected = t.table_used, t.num_blocks
+        alive = t.num_live
+        self.lock.release()
+        if problems or blocks != expected or live != alive or used != children:
+            raise AssertionError(f"{problems[:5]} blocks {blocks}/{expected} nodes {live}/{alive} table {used}/{children}")
+
+    def dump(self):
+        """All nodes, for tests: id -> (parent, depth, tokens, {tier: ids})."""
+        cdef Tree* t = &self.tree
+        cdef int32_t n, i, tier
+        out = {}
+        for n in range(t.num_nodes):
+            if t.nodes[n].root == NIL:
+                continue
+            tokens = tuple([t.nodes[n].tokens[i] for i in range(t.nodes[n].length * t.block_size)])
+            ids = {tier: [node_ids(t, n, tier)[i] for i in range(t.nodes[n].length)]
+                   for tier in range(t.num_tiers) if (t.nodes[n].tiers >> tier) & 1}
+            out[n] = (t.nodes[n].parent, t.nodes[n].depth, tokens, ids)
+        return out
+
+    def __repr__(self):
+        return f"<RadixTree {self.tree.num_blocks} blocks in {self.tree.num_live} nodes, {len(self.namespaces)} namespaces>"

@@ -1,0 +1,1 @@
+"""Recency lists and eviction policies; nothing here is callable from Python."""

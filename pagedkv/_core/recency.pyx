@@ -1,0 +1,424 @@
+"""Recency lists and the eviction policies on top of them.
+
+``lru``     the coldest leaf.
+``arc``     ARC (Megiddo and Modha, FAST 2003) over leaves: T1 seen once, T2 seen again, ghosts adapt T1's share.
+``s3fifo``  S3-FIFO (Yang et al., SOSP 2023) over leaves: a small and a main FIFO and a ghost queue.
+``cost``    of the coldest leaves, the one whose blocks are cheapest to recompute per expected use: recompute cost grows
+            linearly with depth (attention), uses are estimated by frequency over age (as in hyperbolic caching,
+            Blankstein et al., ATC 2017).
+"""
+
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from pagedkv._core.block_pool cimport COUNT
+from pagedkv._core.links cimport (
+    UNLINKED, Links, coldest, is_linked, link_between, link_hottest, set_next, set_prev, unlink,
+)
+from pagedkv._core.place cimport ARC, COST, EXPIRED, LRU, NUM_CLASSES, NUM_LISTS, S3FIFO, Domain, Fate, Ghost, Ghosts, Place
+from pagedkv._core.radix_tree cimport Tree, chain_step, node_ids, node_top, tree_ensure, tree_split
+from pagedkv._core.types cimport E_MEMORY, MAX_TIERS, NIL, OK
+
+cdef enum:
+    COST_CANDIDATES = 32
+
+
+cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
+    cdef int32_t capacity, tier, i
+    cdef Fate* fates
+    cdef int32_t* grown
+    if tree_ensure(p.tree, extra) != OK:
+        return E_MEMORY
+    capacity = p.tree.nodes_capacity
+    if capacity <= p.fates_capacity:
+        return OK
+    fates = <Fate*>realloc(p.fates, capacity * sizeof(Fate))
+    if fates == NULL:
+        return E_MEMORY
+    p.fates = fates
+    grown = <int32_t*>realloc(p.domain_of, capacity * sizeof(int32_t))
+    if grown == NULL:
+        return E_MEMORY
+    p.domain_of = grown
+    for tier in range(p.num_tiers):
+        grown = <int32_t*>realloc(p.links[tier].prev, capacity * sizeof(int32_t))
+        if grown == NULL:
+            return E_MEMORY
+        p.links[tier].prev = grown
+        grown = <int32_t*>realloc(p.links[tier].next, capacity * sizeof(int32_t))
+        if grown == NULL:
+            return E_MEMORY
+        p.links[tier].next = grown
+    memset(p.fates + p.fates_capacity, 0, (capacity - p.fates_capacity) * sizeof(Fate))
+    for i in range(p.fates_capacity, capacity):
+        p.domain_of[i] = 0
+        for tier in range(p.num_tiers):
+            p.links[tier].next[i] = UNLINKED
+    p.fates_capacity = capacity
+    return OK
+
+
+cdef int domain_new(Place* p, int32_t root) noexcept nogil:
+    cdef int32_t tier, i, d = p.num_domains
+    cdef int32_t* ends
+    cdef Domain* domains = <Domain*>realloc(p.domains, (d + 1) * sizeof(Domain))
+    if domains == NULL:
+        return E_MEMORY
+    p.domains = domains
+    for tier in range(p.num_tiers):
+        ends = <int32_t*>realloc(p.links[tier].ends, <size_t>(d + 1) * NUM_LISTS * 2 * sizeof(int32_t))
+        if ends == NULL:
+            return E_MEMORY
+        p.links[tier].ends = ends
+        for i in range(d * NUM_LISTS, (d + 1) * NUM_LISTS):
+            ends[2 * i] = ends[2 * i + 1] = ~i
+    memset(&domains[d], 0, sizeof(Domain))
+    domains[d].root = root
+    for tier in range(MAX_TIERS):
+        domains[d].quota[tier] = -1
+    p.num_domains = d + 1
+    return d
+
+
+cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    cdef int32_t tier
+    memset(f, 0, sizeof(Fate))
+    f.top = <signed char>top
+    f.klass = <unsigned char>klass
+    f.transfer = -1
+    f.born = born
+    f.last_use = p.clock
+    for tier in range(p.num_tiers):
+        p.links[tier].next[n] = UNLINKED
+    p.fates[p.tree.nodes[n].parent].kids[top] += 1
+
+
+cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
+    cdef int32_t tier
+    cdef Links* l
+    p.fates[upper] = p.fates[n]
+    for tier in range(MAX_TIERS):
+        p.fates[upper].kids[tier] = 0
+    p.fates[upper].kids[p.fates[n].top] = 1     # the parent above sees one child of the same top as before
+    for tier in range(p.num_tiers):
+        l = &p.links[tier]
+        l.next[upper] = UNLINKED
+        if is_linked(l, n):
+            link_between(l, upper, n, l.next[n])
+
+
+cdef void set_top(Place* p, int32_t n, int32_t top) noexcept nogil:
+    cdef Fate* above = &p.fates[p.tree.nodes[n].parent]
+    above.kids[p.fates[n].top] -= 1
+    above.kids[top] += 1
+    p.fates[n].top = <signed char>top
+
+
+cdef int32_t list_of(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    return (p.domain_of[p.tree.nodes[n].root] * NUM_CLASSES + f.klass) * 2 + f.queue[tier]
+
+
+cdef inline void mark(Place* p, int32_t tier, int32_t list_no) noexcept nogil:
+    cdef int32_t local = list_no % NUM_LISTS
+    p.domains[list_no // NUM_LISTS].mask[tier][local >> 6] |= <uint64_t>1 << (local & 63)
+
+
+cdef void recency_link(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    cdef int32_t list_no = list_of(p, tier, n)
+    link_hottest(&p.links[tier], list_no, n)
+    mark(p, tier, list_no)
+
+
+cdef void recency_link_demoted(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    cdef Links* l = &p.links[tier]
+    cdef int32_t parent = p.tree.nodes[n].parent
+    if (is_linked(l, parent) and p.fates[parent].top == tier and p.fates[parent].transfer < 0
+            and list_of(p, tier, parent) == list_of(p, tier, n)):
+        link_between(l, n, l.prev[parent], parent)
+    else:
+        recency_link(p, tier, n)
+
+
+cdef void recency_unlink(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    if is_linked(&p.links[tier], n):
+        unlink(&p.links[tier], n)
+
+
+cdef bint is_owned(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    return p.pools[tier].refs[node_ids(p.tree, n, tier)[0]] & COUNT > 1
+
+
+# ---- ghosts: evicted blocks by the hash of their prefix
+
+cdef int64_t ghost_find(Ghosts* g, uint64_t key) noexcept nogil:
+    cdef int64_t slot
+    if g.slots == NULL:
+        return -1
+    slot = <int64_t>(key >> 7) & g.mask
+    while g.slots[slot].queue >= 0:
+        if g.slots[slot].key == key:
+            return slot
+        slot = (slot + 1) & g.mask
+    return -1
+
+
+cdef bint ghost_fresh(Place* p, int32_t tier, int64_t slot) noexcept nogil:
+    cdef Ghosts* g = &p.ghosts[tier]
+    cdef Ghost* e
+    if slot < 0:
+        return False
+    e = &g.slots[slot]
+    return e.stamp > 0 and g.count[e.queue] - e.stamp < p.pools[tier].max_capacity
+
+
+# Keeps only entries that may still count; doubles the table while they fill more than a quarter of it.
+cdef bint ghosts_rebuild(Place* p, int32_t tier) noexcept nogil:
+    cdef Ghosts* g = &p.ghosts[tier]
+    cdef Ghosts fresh = g[0]
+    cdef int64_t i, kept = 0, slot, size = 1024
+    if g.slots != NULL:
+        for i in range(g.mask + 1):
+            if g.slots[i].queue >= 0 and ghost_fresh(p, tier, i):
+                kept += 1
+    while size < kept * 4:
+        size *= 2
+    fresh.slots = <Ghost*>calloc(size, sizeof(Ghost))
+    if fresh.slots == NULL:
+        return False
+    fresh.mask = size - 1
+    fresh.used = kept
+    for i in range(size):
+        fresh.slots[i].queue = -1
+    if g.slots != NULL:
+        for i in range(g.mask + 1):
+            if g.slots[i].queue >= 0 and ghost_fresh(p, tier, i):
+                slot = <int64_t>(g.slots[i].key >> 7) & fresh.mask
+                while fresh.slots[slot].queue >= 0:
+                    slot = (slot + 1) & fresh.mask
+                fresh.slots[slot] = g.slots[i]
+        free(g.slots)
+    g[0] = fresh
+    return True
+
+
+cdef void ghost_put(Place* p, int32_t tier, uint64_t key, int32_t queue) noexcept nogil:
+    cdef Ghosts* g = &p.ghosts[tier]
+    cdef int64_t slot = ghost_find(g, key)
+    if slot < 0:
+        if (g.slots == NULL or (g.used + 1) * 2 > g.mask) and not ghosts_rebuild(p, tier):
+            return
+        slot = <int64_t>(key >> 7) & g.mask
+        while g.slots[slot].queue >= 0:
+            slot = (slot + 1) & g.mask
+        g.used += 1
+        g.slots[slot].key = key
+    g.count[queue] += 1
+    g.slots[slot].queue = queue
+    g.slots[slot].stamp = g.count[queue]
+
+
+cdef void ghosts_free(Place* p) noexcept nogil:
+    cdef int32_t tier
+    for tier in range(MAX_TIERS):
+        free(p.ghosts[tier].slots)
+        p.ghosts[tier].slots = NULL
+
+
+# ---- what the policies learn
+
+cdef void set_queue(Place* p, int32_t tier, int32_t n, int32_t queue) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    p.size[tier][f.queue[tier]] -= p.tree.nodes[n].length
+    p.size[tier][queue] += p.tree.nodes[n].length
+    f.queue[tier] = <unsigned char>queue
+
+
+cdef void on_hit(Place* p, int32_t n) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    if p.policy == ARC:
+        if f.queue[f.top] == 0:
+            set_queue(p, f.top, n, 1)
+    elif p.policy == S3FIFO:
+        if f.frequency < 3:
+            f.frequency += 1
+    elif p.policy == COST and f.frequency < 255:
+        f.frequency += 1
+
+
+cdef void on_miss(Place* p, uint64_t chain, const int32_t* tokens, int64_t num_blocks) noexcept nogil:
+    cdef int64_t i, slot
+    cdef double capacity = p.pools[0].max_capacity
+    if p.policy != ARC:
+        return
+    for i in range(num_blocks):
+        chain = chain_step(p.tree, chain, tokens + i * p.tree.block_size)
+        slot = ghost_find(&p.ghosts[0], chain)
+        if ghost_fresh(p, 0, slot):
+            if p.ghosts[0].slots[slot].queue == 0:
+                p.target[0] = p.target[0] + 1 if p.target[0] + 1 < capacity else capacity
+            else:
+                p.target[0] = p.target[0] - 1 if p.target[0] > 1 else 0
+
+
+cdef void on_evict(Place* p, int32_t tier, int32_t n, int32_t first, int32_t count) noexcept nogil:
+    cdef int32_t i
+    if p.policy != ARC and (p.policy != S3FIFO or p.fates[n].queue[tier] != 0):
+        return
+    for i in range(first + count - 1, first - 1, -1):
+        ghost_put(p, tier, p.tree.nodes[n].chain[i], p.fates[n].queue[tier] if p.policy == ARC else 0)
+
+
+cdef int32_t ghost_queue(Place* p, int32_t tier, uint64_t chain, bint use_up) noexcept nogil:
+    cdef int64_t slot
+    cdef int32_t queue
+    if p.policy != ARC and p.policy != S3FIFO:
+        return 0
+    slot = ghost_find(&p.ghosts[tier], chain)
+    if slot < 0:
+        return 0
+    queue = 1 if ghost_fresh(p, tier, slot) else 0
+    if use_up:
+        p.ghosts[tier].slots[slot].stamp = 0
+    return queue
+
+
+# ---- victims
+
+cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    cdef int32_t u, kids = 0
+    if f.transfer >= 0:
+        return False
+    if node_top(p.tree, n) < tier:              # a hotter copy exists: this one is redundant
+        return True
+    if is_owned(p, n, tier):
+        return False
+    if childless or f.failed:
+        return p.tree.nodes[n].first_child == NIL
+    for u in range(tier + 1):
+        kids += f.kids[u]
+    return kids == 0
+
+
+cdef int32_t first_that_may_go(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil:
+    cdef Links* l = &p.links[tier]
+    cdef int32_t n = coldest(l, list_no)
+    while n >= 0 and not may_go(p, tier, n, childless):
+        n = l.next[n]
+    return n if n >= 0 else NIL
+
+
+cdef int32_t cheapest_of_the_coldest(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil:
+    cdef Links* l = &p.links[tier]
+    cdef int32_t n = coldest(l, list_no), seen = 0, best = NIL
+    cdef double score, best_score = 0
+    cdef Fate* f
+    while n >= 0 and seen < COST_CANDIDATES:
+        if may_go(p, tier, n, childless):
+            f = &p.fates[n]
+            score = (1 + p.cost_slope * (p.tree.nodes[n].depth + p.tree.nodes[n].length)) * (1 + f.frequency)
+            score /= <double>(p.clock - f.last_use + 1)
+            if best == NIL or score < best_score:
+                best, best_score = n, score
+            seen += 1
+        n = l.next[n]
+    return best
+
+
+cdef int32_t arc_victim(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil:
+    cdef int32_t first = 0 if p.size[tier][0] > p.target[tier] and p.size[tier][0] > 0 else 1
+    cdef int32_t n = first_that_may_go(p, tier, list_no + first, childless)
+    cdef double surplus = p.size[tier][0] - p.target[tier]
+    if n != NIL and first == 0 and surplus < limit[0]:      # then it is T2's turn
+        limit[0] = <int32_t>surplus if surplus == <int32_t>surplus else <int32_t>surplus + 1
+    return n if n != NIL else first_that_may_go(p, tier, list_no + 1 - first, childless)
+
+
+cdef int32_t s3fifo_victim(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil:
+    cdef Links* l = &p.links[tier]
+    cdef int64_t* size = &p.size[tier][0]
+    cdef int64_t capacity = p.pools[tier].max_capacity, tries = 6 * capacity + 100, small, count
+    cdef int32_t n, upper
+    cdef bint from_small
+    small = capacity // 10
+    if small < 1:
+        small = 1
+    while tries > 0:
+        n = coldest(l, list_no)
+        from_small = n >= 0 and (size[0] >= small or size[1] == 0)
+        if not from_small:
+            n = coldest(l, list_no + 1)
+            if n < 0:
+                n = coldest(l, list_no)
+                if n < 0:
+                    return NIL
+                from_small = True
+        if from_small:
+            count = size[0] - small + 1 if size[0] >= small else 1
+            if size[1] == 0:
+                count = 1
+            if may_go(p, tier, n, childless) and p.fates[n].frequency == 0:
+                limit[0] = <int32_t>count
+                return n
+            if count < p.tree.nodes[n].length:      # only the tail of the run moves to the main queue
+                if place_ensure(p, 1) != OK:
+                    return NIL
+                upper = tree_split(p.tree, n, p.tree.nodes[n].length - <int32_t>count)
+                if upper == NIL:
+                    return NIL
+                fate_split(p, upper, n)
+            unlink(l, n)
+            set_queue(p, tier, n, 1)
+            p.fates[n].frequency = 0
+            recency_link(p, tier, n)
+        else:
+            if may_go(p, tier, n, childless) and p.fates[n].frequency == 0:
+                return n
+            if p.fates[n].frequency > 0 and not is_owned(p, n, tier):
+                p.fates[n].frequency -= 1
+            unlink(l, n)
+            recency_link(p, tier, n)
+        tries -= p.tree.nodes[n].length
+    n = first_that_may_go(p, tier, list_no, childless)     # everything in main is held or has children
+    return n if n != NIL else first_that_may_go(p, tier, list_no + 1, childless)
+
+
+cdef int32_t victim_of(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil:
+    if p.policy == S3FIFO:
+        return s3fifo_victim(p, tier, list_no, childless, limit)
+    if p.policy == ARC:
+        return arc_victim(p, tier, list_no, childless, limit)
+    if p.policy == COST:
+        return cheapest_of_the_coldest(p, tier, list_no, childless)
+    return first_that_may_go(p, tier, list_no, childless)
+
+
+cdef int32_t pick_victim(Place* p, int32_t tier, int32_t domain, bint childless, int32_t* limit) noexcept nogil:
+    cdef int32_t d, klass, list_no, n, best = NIL, best_class = NUM_CLASSES, best_limit = 0
+    cdef Links* l = &p.links[tier]
+    cdef uint64_t word
+    for d in range(p.num_domains):
+        if domain >= 0 and d != domain:
+            continue
+        klass = 0
+        while klass < NUM_CLASSES and klass <= best_class:
+            word = p.domains[d].mask[tier][(klass * 2) >> 6] >> ((klass * 2) & 63)
+            if word == 0:
+                klass = (((klass * 2) >> 6) + 1) << 5       # nothing more in this word of the mask
+                continue
+            if word & 3:
+                list_no = (d * NUM_CLASSES + klass) * 2
+                if coldest(l, list_no) < 0 and coldest(l, list_no + 1) < 0:
+                    p.domains[d].mask[tier][(klass * 2) >> 6] &= ~(<uint64_t>3 << ((klass * 2) & 63))
+                else:
+                    limit[0] = p.tree.max_run
+                    n = victim_of(p, tier, list_no, childless, limit)
+                    if n != NIL:
+                        if best == NIL or klass < best_class or p.fates[n].last_use < p.fates[best].last_use:
+                            best, best_class, best_limit = n, klass, limit[0]
+                        break
+            klass += 1
+    limit[0] = best_limit
+    return best

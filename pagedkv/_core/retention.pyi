@@ -1,0 +1,1 @@
+"""Retention; nothing here is callable from Python."""

@@ -1,0 +1,26 @@
+# Copies of runs: taken on, given up, and moved between tiers by transfers that succeed or fail as a whole.
+from libc.stdint cimport int32_t, int64_t
+
+from pagedkv._core.place cimport Place
+
+# References on the copy in `tier`, by somebody besides the tree.
+cdef void copy_own(Place* p, int32_t n, int32_t tier) noexcept nogil
+cdef void copy_disown(Place* p, int32_t n, int32_t tier) noexcept nogil
+# `ids` (one reference each, which becomes the tree's) are now the run's copy in `tier`; linked by the caller.
+cdef void copy_add(Place* p, int32_t n, int32_t tier, const int32_t* ids) noexcept nogil
+# The tree gives up its copy in `tier`, which nobody else owns; the blocks become free.
+cdef void copy_remove(Place* p, int32_t n, int32_t tier) noexcept nogil
+# The last k blocks of a leaf leave every tier; a run of none leaves the tree. Counted as lost.
+cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil
+# Drops the subtree under n as far as nobody owns it and nothing of it is in flight; True if all of it went.
+cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil
+cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil
+# Frees `want` more blocks of `tier`, or starts transfers that will. False when it could not.
+cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil
+# Starts bringing run n to the device; needs n.length free blocks there. OK or a Code.
+cdef int promote_run(Place* p, int32_t n) noexcept nogil
+# E_STALE when there is no such transfer in flight.
+cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil
+cdef void event_stored(Place* p, int32_t n, int32_t tier, int32_t first) noexcept nogil
+cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil
+cdef int32_t quota_of(Place* p, int32_t n, int32_t tier) noexcept nogil

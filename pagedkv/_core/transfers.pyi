@@ -1,0 +1,1 @@
+"""Copies and transfers between tiers; nothing here is callable from Python."""

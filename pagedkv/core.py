@@ -1,0 +1,20 @@
+"""The core's public names: block pool, prefix tree, placement over tiers, sequences' block tables, durable keys.
+
+Integers and tokens only. A runtime with kernels of its own needs no more than this module and :mod:`pagedkv.attention`.
+"""
+
+from pagedkv._core.block_pool import FUNCTIONS as FUNCTIONS
+from pagedkv._core.block_pool import BlockPool as BlockPool
+from pagedkv._core.block_table import BlockTable as BlockTable
+from pagedkv._core.block_table import StepArrays as StepArrays
+from pagedkv._core.chain_key import chain_key as chain_key
+from pagedkv._core.chain_key import chain_keys as chain_keys
+from pagedkv._core.events import TIER_NAMES as TIER_NAMES
+from pagedkv._core.events import KVEvent as KVEvent
+from pagedkv._core.placement import DEFAULT_PRIORITY as DEFAULT_PRIORITY
+from pagedkv._core.placement import MOVE_DTYPE as MOVE_DTYPE
+from pagedkv._core.placement import POLICIES as POLICIES
+from pagedkv._core.placement import Placement as Placement
+from pagedkv._core.radix_tree import RadixTree as RadixTree
+
+DEVICE, HOST, DISK, REMOTE = range(4)

@@ -1,0 +1,114 @@
+"""The KV dtypes, and bfloat16 on machines whose NumPy has none.
+
+bfloat16 is the upper half of a float32. With ``ml_dtypes`` installed arrays have its dtype; without it they
+hold the 16 bits as uint16. The bytes are the same either way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagedkv.errors import InvalidArgument, WrongType
+
+ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def dtype_name(dtype: Any) -> str:
+    """Canonical name of a KV dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+
+    Parameters
+    ----------
+    dtype : a name, or anything NumPy takes for a dtype (``np.float16``, ``ml_dtypes.bfloat16``).
+
+    Raises
+    ------
+    WrongType
+        Not a dtype at all.
+    InvalidArgument
+        A dtype in which KV cannot be kept, or one in foreign byte order.
+    """
+    if isinstance(dtype, str):
+        name = dtype
+    else:
+        if dtype is None or isinstance(dtype, bool | int | float):
+            raise WrongType(f"dtype must be a name or a NumPy dtype, not {dtype!r}")
+        try:
+            resolved = np.dtype(dtype)
+        except (TypeError, ValueError, SyntaxError):
+            raise WrongType(f"dtype must be a name or a NumPy dtype, not {type(dtype).__name__}") from None
+        name = resolved.name if resolved.isnative else resolved.str
+    if name not in ITEMSIZES:
+        raise InvalidArgument(f"KV dtype must be one of {', '.join(ITEMSIZES)}, got {name[:40]!r}")
+    return name
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy dtype for a canonical name; bfloat16 is uint16 where ``ml_dtypes`` is not installed."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(np.uint16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def float32_to_bfloat16(values: ArrayLike, out: NDArray[np.uint16] | None = None) -> NDArray[np.uint16]:
+    """Bits of the nearest bfloat16, ties to even; NaN stays NaN, what is too large becomes infinity.
+
+    Parameters
+    ----------
+    values : float32, any shape.
+    out : uint16 of the same shape, written and returned.
+
+    Raises
+    ------
+    WrongType
+        ``values`` is not float32, or ``out`` is not uint16: a silent cast would round twice.
+    InvalidArgument
+        ``out`` has another shape.
+    """
+    array = np.asarray(values)
+    if array.dtype != np.float32:
+        raise WrongType(f"values must be float32, not {array.dtype}")
+    bits = np.ascontiguousarray(array).view(np.uint32).reshape(array.shape)
+    # Adding 0x7FFF, and one more when the kept half is odd, carries exactly when half-to-even rounds up.
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    # The quiet bit is set, or a NaN whose payload lies in the lost half would become infinity.
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x0040)
+    return _deliver(np.where(nan, quiet, rounded).astype(np.uint16), out)
+
+
+def bfloat16_to_float32(bits: ArrayLike, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """The float32 values of bfloat16 ``bits`` (uint16, or ``ml_dtypes.bfloat16``), exactly.
+
+    Raises
+    ------
+    WrongType
+        ``bits`` is neither uint16 nor bfloat16, or ``out`` is not float32.
+    InvalidArgument
+        ``out`` has another shape.
+    """
+    array = np.asarray(bits)
+    if array.dtype.name == "bfloat16":
+        array = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
+    if array.dtype != np.uint16:
+        raise WrongType(f"bits must be uint16 or bfloat16, not {array.dtype}")
+    wide = array.astype(np.uint32) << np.uint32(16)
+    return _deliver(np.asarray(wide, dtype=np.uint32).view(np.float32), out)
+
+
+def _deliver(result: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+    if out is None:
+        return result
+    if getattr(out, "dtype", None) != result.dtype:
+        raise WrongType(f"out must be a {result.dtype} array")
+    if out.shape != result.shape:
+        raise InvalidArgument(f"out must have shape {result.shape}, not {out.shape}")
+    out[...] = result.view(out.dtype)
+    return out

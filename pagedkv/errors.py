@@ -1,0 +1,87 @@
+"""Every error pagedkv raises on purpose. Each says what was asked, what there is, and what to do.
+
+A call that raises one of these has changed nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class PagedKVError(Exception):
+    """Base of all errors raised by pagedkv."""
+
+
+class InvalidArgument(PagedKVError, ValueError):
+    """An argument has the right type but a value that cannot be used."""
+
+
+class WrongType(PagedKVError, TypeError):
+    """An argument has a type (or dtype, or memory layout) that cannot be used."""
+
+
+class OutOfBlocks(PagedKVError):
+    """A pool cannot give the blocks that were asked for, even after eviction.
+
+    Attributes
+    ----------
+    asked, free, evictable, held : int
+        Blocks asked for, free now, owned by the prefix tree alone, and held by
+        live owners (sequences, pins, moves in flight).
+    """
+
+    def __init__(self, asked: int, free: int, evictable: int, held: int, tier: str = "device") -> None:
+        self.asked, self.free, self.evictable, self.held, self.tier = asked, free, evictable, held, tier
+        super().__init__(
+            f"asked for {asked} blocks on tier {tier!r}: {free} free, {evictable} evictable, {held} held by live "
+            f"sequences, pins or moves; release sequences, unpin, or give the tier a larger budget"
+        )
+
+    def __reduce__(self) -> tuple[type[OutOfBlocks], tuple[int, int, int, int, str]]:
+        return type(self), (self.asked, self.free, self.evictable, self.held, self.tier)
+
+
+class StaleHandle(PagedKVError):
+    """A handle names something that has been released and perhaps reused since."""
+
+
+class DoubleRelease(PagedKVError):
+    """A reference was given back more often than it was taken."""
+
+
+class PinBudgetExceeded(PagedKVError):
+    """Pinning would hold more blocks than the pin budget allows."""
+
+
+class LayoutMismatch(PagedKVError, ValueError):
+    """An array, file or tier does not have the layout that the KVSpec describes."""
+
+
+class NamespaceRequired(PagedKVError):
+    """The cache was opened with ``require_namespace=True`` and a call named none."""
+
+
+class TierError(PagedKVError):
+    """A tier cannot be opened or has failed for good; other tiers go on."""
+
+
+class ClosedError(PagedKVError):
+    """The object was closed (or released) and can no longer be used."""
+
+
+class TraceFormatError(PagedKVError, ValueError):
+    """A trace file cannot be read as what it claims to be.
+
+    Parameters
+    ----------
+    path : path of the file.
+    where : the line or field, such as ``"line 12"`` or ``"field hash_ids"``.
+    problem : what is wrong there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], where: str, problem: str) -> None:
+        self.path, self.where, self.problem = os.fspath(path), where, problem
+        super().__init__(f"{self.path}: {where}: {problem}" if where else f"{self.path}: {problem}")
+
+    def __reduce__(self) -> tuple[type[TraceFormatError], tuple[str, str, str]]:
+        return type(self), (self.path, self.where, self.problem)

@@ -1,0 +1,9 @@
+"""What pagedkv is checked against: attention in float64 NumPy, and a model of the cache in plain Python.
+
+Written to be read, not to be fast. It imports nothing else of pagedkv, so it cannot share its mistakes.
+"""
+
+from .attention import online_softmax_attention, paged_attention
+from .online import OnlineState, merge_states
+
+__all__ = ["OnlineState", "merge_states", "online_softmax_attention", "paged_attention"]

@@ -1,0 +1,102 @@
+"""The whole report of a command: what was replayed, how, with what results, and what none of it models."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pagedkv._version import __version__
+from pagedkv.errors import InvalidArgument
+from pagedkv.replay.result import Json, Result
+from pagedkv.replay.trace import Trace
+from pagedkv.replay.weights import LLAMA_3_8B, ModelShape
+
+NOT_MODELLED = (
+    "generated tokens: their KV becomes visible only when a later request sends it back as input",
+    "time: requests run one after the other in file order; queueing, batching and arrival times play no part",
+    "load time against recompute: bytes moved are counted, what they would cost on your hardware is not",
+    "the token that an engine must compute even when the whole prompt is cached",
+    "the sim engine: moves succeed at once, and no bytes are moved",
+    "prompts longer than the device tier keep their first blocks only",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """Results of one trace, with what a reader needs to repeat and to trust them."""
+
+    trace: Trace
+    results: Sequence[Result]
+    command: str
+    wall_s: float
+    bytes_per_token: int
+    model: ModelShape = LLAMA_3_8B
+
+    def to_json(self) -> Json:
+        """The report as written by ``--json``."""
+        trace = self.trace
+        return {
+            "trace": trace.name,
+            "sha256": trace.sha256,
+            "requests": trace.num_requests,
+            "block_size": trace.block_size,
+            "unique_blocks": trace.num_unique,
+            "block_accesses": trace.num_accesses,
+            "input_tokens": int(trace.input_tokens.sum(dtype=np.int64)),
+            "start": "cold",
+            "results": [result.to_json() for result in self.results],
+            "command": self.command,
+            "version": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "wall_s": round(self.wall_s, 3),
+            "bytes_per_token": self.bytes_per_token,
+            "flop_weights": {
+                "model": self.model.name,
+                "per_token": 2 * self.model.matmul_weights,
+                "per_token_and_key": 4
+                * self.model.num_layers
+                * self.model.num_qo_heads
+                * self.model.head_dim,
+            },
+            "not_modelled": list(NOT_MODELLED),
+        }
+
+    def write_json(self, out: str) -> None:
+        """Write to a file (whole or not at all), or to stdout when ``out`` is ``-``."""
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        if out == "-":
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        target = Path(out)
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def require_writable(option: str, out: str) -> None:
+    """Fail before the work rather than after it.
+
+    Raises
+    ------
+    InvalidArgument : ``out`` is a folder, or lies in none that can be written.
+    """
+    target = Path(out)
+    if target.is_dir():
+        raise InvalidArgument(f"{option}: {out} is a folder")
+    if not target.parent.is_dir():
+        raise InvalidArgument(f"{option}: there is no folder {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise InvalidArgument(f"{option}: cannot write in {target.parent}")

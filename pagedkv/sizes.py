@@ -1,0 +1,97 @@
+"""Sizes in words: ``"8GiB"`` to bytes, and the whole-number checks that every public constructor shares."""
+
+from __future__ import annotations
+
+import operator
+import re
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from pagedkv.errors import InvalidArgument, WrongType
+
+MAX_SIZE = 2**63 - 1
+UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15} | {
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "PiB": 2**50,
+}
+
+# ASCII digits only, and few enough of them that no input can make the arithmetic slow.
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", re.ASCII)
+
+
+def whole_number(value: Any, name: str, low: int, high: int) -> int:
+    """``value`` as an int in ``low..high``; booleans, floats and strings are no whole numbers.
+
+    Raises
+    ------
+    WrongType
+        Not an integer (``int`` or a NumPy integer).
+    InvalidArgument
+        Outside ``low..high``.
+    """
+    if isinstance(value, bool | np.bool_):
+        raise WrongType(f"{name} must be a whole number, not the boolean {value}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise WrongType(f"{name} must be a whole number, not {type(value).__name__}") from None
+    if not low <= number <= high:
+        shown = number if -MAX_SIZE <= number <= MAX_SIZE else f"{number.bit_length()}-bit number"
+        raise InvalidArgument(f"{name} must be in {low}..{high}, got {shown}")
+    return number
+
+
+def parse_size(size: str | int) -> int:
+    """Bytes in a size such as ``"8GiB"``, ``"1.5 GB"`` or ``4096``.
+
+    Parameters
+    ----------
+    size : a number of bytes as an integer, or a string of a number and a unit: B, kB (or KB), MB, GB, TB, PB
+        are powers of 1000; KiB, MiB, GiB, TiB, PiB are powers of 1024. Letters count: ``"8Gb"`` would be bits
+        and is refused. A string needs its unit.
+
+    Returns
+    -------
+    int
+        Bytes, in ``0..2**63 - 1``.
+
+    Raises
+    ------
+    WrongType
+        Neither a string nor an integer.
+    InvalidArgument
+        Negative, not a size, not a whole number of bytes, or past ``2**63 - 1``.
+    """
+    if not isinstance(size, str):
+        return whole_number(size, "a size in bytes", 0, MAX_SIZE)
+    found = _SIZE.fullmatch(size.strip(" "))
+    if found is None or found[2] not in UNITS:
+        raise InvalidArgument(f"{_quoted(size)} is not a size: write a number and a unit, as in '8GiB'")
+    exact = Decimal(found[1]) * UNITS[found[2]]
+    if exact != int(exact):
+        raise InvalidArgument(f"{_quoted(size)} is not a whole number of bytes")
+    if exact > MAX_SIZE:
+        raise InvalidArgument(f"{_quoted(size)} is more than {format_size(MAX_SIZE)}")
+    return int(exact)
+
+
+def format_size(num_bytes: int) -> str:
+    """``num_bytes`` for people, three digits and a binary unit: ``8589934592`` is ``"8.00 GiB"``."""
+    value, unit = float(num_bytes), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, bigger
+    if unit == "B":
+        return f"{num_bytes} B"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."

@@ -1,0 +1,24 @@
+"""Tiers hold blocks of bytes, and the mover moves them. Nothing here knows tokens, policies or caches."""
+
+from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier
+from pagedkv.tiers.device import DeviceTier
+from pagedkv.tiers.disk import DiskTier, StoredBlock
+from pagedkv.tiers.host import HostTier
+from pagedkv.tiers.mover import DirectionStats, Mover
+from pagedkv.tiers.slots import DiskStats
+from pagedkv.tiers.ticket import Ticket
+
+__all__ = [
+    "DeviceTier",
+    "DirectionStats",
+    "DiskStats",
+    "DiskTier",
+    "HostTier",
+    "Mover",
+    "RamTier",
+    "Record",
+    "StoreTier",
+    "StoredBlock",
+    "Ticket",
+    "Tier",
+]

@@ -1,0 +1,31 @@
+import numpy as np
+from numpy.typing import NDArray
+
+def copy_blocks(
+    src: NDArray[np.uint8],
+    src_blocks: NDArray[np.int32],
+    dst: NDArray[np.uint8],
+    dst_blocks: NDArray[np.int32],
+) -> None: ...
+def file_read(
+    fds: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    headers: NDArray[np.uint8],
+    rows: NDArray[np.uint8],
+    indices: NDArray[np.int32],
+    outcomes: NDArray[np.int64],
+) -> None: ...
+def mapping_read(
+    addresses: NDArray[np.int64],
+    headers: NDArray[np.uint8],
+    rows: NDArray[np.uint8],
+    indices: NDArray[np.int32],
+    outcomes: NDArray[np.int64],
+) -> None: ...
+def file_write(
+    fds: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    rows: NDArray[np.uint8],
+    indices: NDArray[np.int32],
+    outcomes: NDArray[np.int64],
+) -> None: ...

@@ -1,0 +1,180 @@
+"""What a tier is: numbered blocks of equal size. No tokens, no decisions.
+
+Two kinds. A `RamTier` has an ``arena`` that a copy may touch at any address. A `StoreTier` (disk, later
+remote) has no addresses: it takes blocks together with a `Record` that names their content, and gives them
+back only to a caller that names the same content. Whoever moves bytes owns source and destination until the
+move is done; tiers do not check ownership, they only check that block ids exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.errors import InvalidArgument, WrongType
+
+DIGEST_BYTES = 32
+NO_EXTRA = bytes(DIGEST_BYTES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """The name of one block's content outside RAM: equal records mean equal bytes, and nothing else does.
+
+    Attributes
+    ----------
+    key : 32 bytes
+        The block's chain key: stands for the namespace and all tokens up to the block's end.
+    parent : 32 bytes
+        The chain key of the block before, or the namespace's digest for a first block.
+    namespace : 32 bytes
+        Digest of the namespace that the block belongs to.
+    tokens : int32 [block_size]
+        The block's tokens, compared one by one on every read.
+    extra : 32 bytes
+        Digest of whatever besides tokens decides the content (images, audio); zeros if nothing does.
+    """
+
+    key: bytes
+    parent: bytes
+    namespace: bytes
+    tokens: NDArray[np.int32]
+    extra: bytes = field(default=NO_EXTRA)
+
+    def __post_init__(self) -> None:
+        for name in ("key", "parent", "namespace", "extra"):
+            value = getattr(self, name)
+            if not isinstance(value, bytes):
+                raise WrongType(f"Record.{name} must be bytes, not {type(value).__name__}")
+            if len(value) != DIGEST_BYTES:
+                raise InvalidArgument(f"Record.{name} must have {DIGEST_BYTES} bytes, not {len(value)}")
+        tokens = self.tokens
+        if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
+            raise WrongType("Record.tokens must be a one-dimensional int32 array")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        mine = (self.key, self.parent, self.namespace, self.extra)
+        theirs = (other.key, other.parent, other.namespace, other.extra)
+        return mine == theirs and np.array_equal(self.tokens, other.tokens)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class Tier(Protocol):
+    """What every tier has."""
+
+    @property
+    def name(self) -> str:
+        """``"device"``, ``"host"``, ``"disk"`` or ``"remote"``."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks the tier can hold; ids run from 0."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+
+    def close(self) -> None:
+        """Give back what the tier holds. A second call does nothing."""
+
+
+class RamTier(Tier, Protocol):
+    """A tier whose blocks have addresses."""
+
+    @property
+    def arena(self) -> Any:
+        """uint8 [num_blocks, block_bytes], C-contiguous: a NumPy array, or a CuPy array on a GPU."""
+
+    @property
+    def gpu(self) -> int | None:
+        """The CUDA device that can reach the arena by asynchronous copy, or None."""
+
+    def view(self, block: int) -> Any:
+        """uint8 [block_bytes]: one block, without a copy."""
+
+
+@runtime_checkable
+class StoreTier(Tier, Protocol):
+    """A tier whose blocks are named by records, and that may fail block by block."""
+
+    def write(
+        self,
+        blocks: NDArray[np.int32],
+        records: Sequence[Record],
+        arena: NDArray[np.uint8],
+        src_blocks: NDArray[np.int32],
+    ) -> NDArray[np.bool_]:
+        """Store rows of `arena`; bool [n] says which blocks are stored; the others hold nothing."""
+
+    def read(
+        self,
+        blocks: NDArray[np.int32],
+        expected: Sequence[Record],
+        arena: NDArray[np.uint8],
+        dst_blocks: NDArray[np.int32],
+    ) -> NDArray[np.bool_]:
+        """Fill rows of `arena`; bool [n] says which rows hold exactly what that record names."""
+
+
+def is_store(tier: Tier) -> TypeGuard[StoreTier]:
+    """Whether `tier` needs records; else it is a `RamTier`."""
+    return isinstance(tier, StoreTier)
+
+
+def block_ids(blocks: Any, num_blocks: int, what: str) -> NDArray[np.int32]:
+    """`blocks` as a contiguous int32 array, each in ``[0, num_blocks)``.
+
+    Raises
+    ------
+    WrongType
+        Not a one-dimensional array of integers.
+    InvalidArgument
+        An id is out of range.
+    """
+    ids = np.asarray(blocks)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise WrongType(f"{what} must be a one-dimensional array of integers")
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_blocks):
+        wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise InvalidArgument(f"{what}: block {wrong} is not in [0, {num_blocks})")
+    return np.ascontiguousarray(ids, dtype=np.int32)
+
+
+def check_arena(arena: Any, block_bytes: int, *, writeable: bool = False) -> NDArray[np.uint8]:
+    """`arena` if it is a C-contiguous NumPy uint8 array of rows of `block_bytes`, and writeable if need be.
+
+    Raises
+    ------
+    WrongType
+        It is something else.
+    """
+    ok = isinstance(arena, np.ndarray) and arena.dtype == np.uint8 and arena.ndim == 2
+    if not ok or arena.shape[1] != block_bytes or not arena.flags.c_contiguous:
+        raise WrongType(f"an arena must be a C-contiguous uint8 array [n, {block_bytes}] in CPU memory")
+    if writeable and not arena.flags.writeable:
+        raise WrongType("the arena that is read into must be writeable")
+    return arena  # type: ignore[no-any-return]
+
+
+def check_size(num_blocks: int, block_bytes: int) -> None:
+    """Raise unless both are positive whole numbers.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    for what, value in (("num_blocks", num_blocks), ("block_bytes", block_bytes)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+            raise WrongType(f"{what} must be an int, not {type(value).__name__}")
+        if value < 1:
+            raise InvalidArgument(f"{what} must be at least 1, not {value}")
+    if num_blocks >= 2**31:
+        raise InvalidArgument(f"num_blocks must be below 2**31 (block ids are int32), not {num_blocks}")

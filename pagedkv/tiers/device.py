@@ -1,0 +1,129 @@
+"""The hottest tier: where attention reads. A NumPy arena, or a CuPy arena when a GPU is asked for.
+
+CuPy is imported only when a GPU is named. Both arenas have the same layout, so everything above runs without
+a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.errors import TierError
+from pagedkv.tiers.base import check_size
+from pagedkv.tiers.memory import ArenaTier, anonymous_arena
+
+MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the two addresses
+
+_local = threading.local()
+
+
+class DeviceTier(ArenaTier):
+    """Blocks that attention reads and writes.
+
+    Parameters
+    ----------
+    num_blocks, block_bytes : int
+        Most blocks there can ever be, and bytes of one.
+    gpu : int, optional
+        CUDA device that holds the arena; None (the default) for CPU memory. Memory on a GPU is taken at once,
+        memory on the CPU when it is first written.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        A size is not a positive int.
+    TierError
+        The memory cannot be had.
+    ImportError
+        A GPU was asked for and CuPy is missing; the message names the extra.
+    """
+
+    def __init__(self, num_blocks: int, block_bytes: int, *, gpu: int | None = None) -> None:
+        check_size(num_blocks, block_bytes)
+        if gpu is None:
+            arena: Any = anonymous_arena(num_blocks, block_bytes, "device")
+        else:
+            cupy = import_cupy()
+            try:
+                with cupy.cuda.Device(gpu):
+                    arena = cupy.zeros((num_blocks, block_bytes), dtype=np.uint8)
+            except cupy.cuda.memory.OutOfMemoryError as problem:
+                raise TierError(
+                    f"cannot allocate {num_blocks * block_bytes} bytes ({num_blocks} blocks of "
+                    f"{block_bytes}) on GPU {gpu}: {problem}; give the device a smaller budget"
+                ) from problem
+        super().__init__("device", arena, gpu)
+
+
+def import_cupy() -> Any:
+    """The ``cupy`` module.
+
+    Raises
+    ------
+    ImportError
+        CuPy is missing.
+    """
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as problem:
+        raise ImportError(
+            "a GPU tier needs CuPy: pip install 'pagedkv[cuda12]' or 'pagedkv[cuda13]', "
+            "whichever your driver has"
+        ) from problem
+
+
+def cuda_copy(
+    src: Any, src_blocks: NDArray[np.int32], dst: Any, dst_blocks: NDArray[np.int32], gpu: int
+) -> None:
+    """Copy blocks to, from or on a GPU, on this thread's own stream, and wait for them.
+
+    Parameters
+    ----------
+    src, dst : uint8 [*, block_bytes], CuPy or NumPy (page-locked, or the copy is staged by the driver).
+    src_blocks, dst_blocks : int32 [n]. Neighbours in both become one copy.
+    gpu : CUDA device whose stream is used. Kernels that write the source must have finished before.
+    """
+    cupy = import_cupy()
+    block_bytes = int(src.shape[1])
+    with cupy.cuda.Device(gpu):
+        stream = _stream(cupy, gpu)
+        for src_block, dst_block, count in neighbours(src_blocks, dst_blocks):
+            cupy.cuda.runtime.memcpyAsync(
+                _address(dst) + dst_block * block_bytes,
+                _address(src) + src_block * block_bytes,
+                count * block_bytes,
+                MEMCPY_DEFAULT,
+                stream.ptr,
+            )
+        stream.synchronize()
+
+
+def neighbours(
+    src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]
+) -> Iterator[tuple[int, int, int]]:
+    """Cut two lists of block ids into runs ``(src_block, dst_block, count)`` that are consecutive in both."""
+    if not src_blocks.size:
+        return
+    breaks = (np.diff(src_blocks) != 1) | (np.diff(dst_blocks) != 1)
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1, [src_blocks.size]))
+    for start, end in itertools.pairwise(starts):
+        yield int(src_blocks[start]), int(dst_blocks[start]), int(end - start)
+
+
+def _address(arena: Any) -> int:
+    return int(arena.ctypes.data) if isinstance(arena, np.ndarray) else int(arena.data.ptr)
+
+
+def _stream(cupy: Any, gpu: int) -> Any:
+    """This thread's copy stream on `gpu`: does not wait for, or hold up, the default stream."""
+    streams: dict[int, Any] = _local.__dict__.setdefault("streams", {})
+    if gpu not in streams:
+        streams[gpu] = cupy.cuda.Stream(non_blocking=True)
+    return streams[gpu]

@@ -1,0 +1,87 @@
+"""Anonymous memory for arenas on the CPU: page-aligned, huge pages advised, touched only when used."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.errors import ClosedError, InvalidArgument, TierError
+
+HUGE_PAGE = 2 << 20
+
+
+def anonymous_arena(num_blocks: int, block_bytes: int, tier: str) -> NDArray[np.uint8]:
+    """Reserve an arena that costs physical memory only where it has been written.
+
+    So growth up to `num_blocks` is free: the addresses never change. The memory goes back to the system when
+    the last view of the array is gone.
+
+    Returns
+    -------
+    uint8 [num_blocks, block_bytes], zeros; starts at a 2 MiB boundary if it is that large, else at a page.
+
+    Raises
+    ------
+    TierError
+        The system does not give that much address space or commit that much memory.
+    """
+    wanted = num_blocks * block_bytes
+    align = HUGE_PAGE if wanted >= HUGE_PAGE else mmap.PAGESIZE
+    try:
+        memory = mmap.mmap(-1, wanted + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError, MemoryError) as problem:
+        raise TierError(
+            f"cannot reserve {wanted} bytes ({num_blocks} blocks of {block_bytes}) for tier {tier!r}: "
+            f"{problem}; give the tier a smaller budget"
+        ) from problem
+    if hasattr(mmap, "MADV_HUGEPAGE") and align == HUGE_PAGE:
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages: slower, not wrong
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, dtype=np.uint8)
+    start = -whole.ctypes.data % align
+    return whole[start : start + wanted].reshape(num_blocks, block_bytes)
+
+
+class ArenaTier:
+    """A tier made of one arena; `DeviceTier` and `HostTier` differ in where the arena comes from.
+
+    Parameters
+    ----------
+    name : the tier's name.
+    arena : uint8 [num_blocks, block_bytes], NumPy or CuPy.
+    gpu : the CUDA device that reaches the arena by asynchronous copy, or None.
+    """
+
+    def __init__(self, name: str, arena: Any, gpu: int | None) -> None:
+        self.name = name
+        self.num_blocks, self.block_bytes = int(arena.shape[0]), int(arena.shape[1])
+        self.gpu = gpu
+        self._arena: Any = arena
+
+    @property
+    def arena(self) -> Any:
+        """uint8 [num_blocks, block_bytes]; valid for as long as a view of it lives, also after `close`."""
+        if self._arena is None:
+            raise ClosedError(f"tier {self.name!r} is closed")
+        return self._arena
+
+    def view(self, block: int) -> Any:
+        """uint8 [block_bytes]: one block, without a copy.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such block.
+        ClosedError
+        """
+        if not 0 <= block < self.num_blocks:
+            raise InvalidArgument(f"block {block} is not in [0, {self.num_blocks}) on tier {self.name!r}")
+        return self.arena[block]
+
+    def close(self) -> None:
+        """Let go of the arena; its memory is freed with the last view."""
+        self._arena = None

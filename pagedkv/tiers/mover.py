@@ -1,0 +1,323 @@
+"""Carries out Moves on threads of its own, whose work runs without the GIL, and answers with Tickets.
+
+The mover decides nothing and keeps no order: whoever submits owns the sources and destinations of all moves
+until the ticket is settled, so no two moves in flight touch the same block.
+
+A tier that raises costs the blocks of that part, one counter and (the first time) one log line; never a
+thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.tiers.base import Record, Tier
+from pagedkv.tiers.parts import check_moves, cut, stored_moves
+from pagedkv.tiers.ticket import Ticket
+from pagedkv.tiers.transfer import transfer
+
+log = logging.getLogger("pagedkv.tiers.mover")
+
+
+@dataclass(slots=True)
+class DirectionStats:
+    """Counters of one direction, in blocks except `bytes`.
+
+    `failed` counts blocks that a tier could not write or did not have as named; `late` and `cancelled` blocks
+    whose part never started.
+    """
+
+    blocks: int = 0
+    bytes: int = 0
+    failed: int = 0
+    late: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    ticket: Ticket
+    src: int
+    dst: int
+    moves: NDArray[np.intp]
+    src_blocks: NDArray[np.int32]
+    dst_blocks: NDArray[np.int32]
+    records: Sequence[Record]
+
+
+@dataclass(eq=False)
+class _Shared:
+    """What threads share. They hold this and not the mover, so that a mover nobody holds can go."""
+
+    tiers: Mapping[int, Tier]
+    clock: Callable[[], float]
+    queue: deque[_Part] = field(default_factory=deque)
+    queued_blocks: int = 0
+    closed: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    stats: dict[tuple[int, int], DirectionStats] = field(default_factory=dict)
+    logged: set[tuple[int, int, type]] = field(default_factory=set)
+    threads: list[threading.Thread] = field(default_factory=list)
+    pid: int = field(default_factory=os.getpid)
+
+
+class Mover:
+    """Threads that move blocks between tiers.
+
+    Parameters
+    ----------
+    tiers : mapping of tier number to tier
+        All must have the same `block_bytes`.
+    threads : int
+        Worker threads.
+    describe : callable, optional
+        ``describe(moves) -> list of Record``, one per move, called by `submit` in the caller's thread with
+        the moves to or from a `StoreTier`.
+    deadline_s : float, optional
+        Default for `submit`.
+    max_queued_blocks : int
+        `submit` waits while more blocks than this are queued.
+    on_done : callable, optional
+        Called once per ticket, when it is settled, in a worker thread (or the caller's, for no moves). It may
+        submit, it must not wait.
+    clock : callable
+        Monotonic seconds, for deadlines.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+
+    def __init__(
+        self,
+        tiers: Mapping[int, Tier],
+        *,
+        threads: int = 2,
+        describe: Callable[[NDArray[np.void]], list[Record]] | None = None,
+        deadline_s: float | None = None,
+        max_queued_blocks: int = 4096,
+        on_done: Callable[[Ticket], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        sizes = {tier.block_bytes for tier in tiers.values()}
+        if len(sizes) != 1:
+            raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(sizes)}")
+        for what, value in (("threads", threads), ("max_queued_blocks", max_queued_blocks)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise WrongType(f"{what} must be an int, not {type(value).__name__}")
+            if value < 1:
+                raise InvalidArgument(f"{what} must be at least 1, not {value}")
+        _check_deadline(deadline_s)
+        self._block_bytes = sizes.pop()
+        self._describe, self._deadline_s, self._on_done = describe, deadline_s, on_done
+        self._max_queued_blocks = max_queued_blocks
+        self._shared = _Shared(dict(tiers), clock)
+        _running.add(self._shared)
+        weakref.finalize(self, _tell_to_stop, self._shared, cancel=True).atexit = False
+        for number in range(threads):
+            thread = threading.Thread(
+                target=_work, args=(self._shared,), name=f"pagedkv-mover-{number}", daemon=True
+            )
+            self._shared.threads.append(thread)
+            thread.start()
+
+    def submit(self, moves: NDArray[np.void], *, deadline_s: float | None = None) -> Ticket:
+        """Queue moves. Waits while the queue is full (not in a worker thread), never for the moves.
+
+        Parameters
+        ----------
+        moves : structured array [n]
+            As `take_moves` returns. All moves of a transfer succeed or fail together.
+        deadline_s : float, optional
+            Seconds from now; parts that have not started by then fail. Default: the mover's.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+            The moves cannot be carried out as a whole; nothing is queued.
+        ClosedError, TierError
+            The mover is closed, or belongs to the process this one was forked from.
+        """
+        shared = self._shared
+        if shared.pid != os.getpid():
+            raise TierError(f"this mover belongs to process {shared.pid}; a forked child must make its own")
+        if shared.closed:
+            raise ClosedError("the mover is closed")
+        check_moves(moves, shared.tiers)
+        _check_deadline(deadline_s)
+        limit_s = self._deadline_s if deadline_s is None else deadline_s
+        deadline = None if limit_s is None else shared.clock() + limit_s
+        records = self._records(moves)
+        src_blocks = moves["src_block"].astype(np.int32)
+        dst_blocks = moves["dst_block"].astype(np.int32)
+        cuts = list(cut(moves, self._block_bytes))
+        ticket = Ticket(moves["transfer"].astype(np.int64), len(cuts), deadline, self._on_done)
+        parts = [
+            _Part(ticket, src, dst, chosen, src_blocks[chosen], dst_blocks[chosen], _pick(records, chosen))
+            for src, dst, chosen in cuts
+        ]
+        if not parts:
+            ticket.settle()
+            return ticket
+        with shared.changed:
+            if threading.current_thread() not in shared.threads:
+                shared.changed.wait_for(lambda: shared.closed or self._has_room(moves.size))
+            if shared.closed:
+                raise ClosedError("the mover was closed while a submit waited for room in its queue")
+            shared.queue.extend(parts)
+            shared.queued_blocks += moves.size
+            shared.changed.notify_all()
+        return ticket
+
+    def _has_room(self, count: int) -> bool:
+        queued = self._shared.queued_blocks
+        return queued == 0 or queued + count <= self._max_queued_blocks
+
+    def _records(self, moves: NDArray[np.void]) -> dict[int, Record]:
+        stored = stored_moves(moves, self._shared.tiers)
+        if not stored.size:
+            return {}
+        if self._describe is None:
+            raise InvalidArgument("moves to or from a store need a mover made with describe=")
+        described = self._describe(moves[stored])
+        if len(described) != stored.size:
+            raise InvalidArgument(f"describe returned {len(described)} records for {stored.size} moves")
+        return dict(zip(stored.tolist(), described))
+
+    def stats(self) -> dict[tuple[int, int], DirectionStats]:
+        """Counters by (source tier, destination tier); a copy."""
+        with self._shared.changed:
+            return {pair: replace(counts) for pair, counts in self._shared.stats.items()}
+
+    @property
+    def queued_blocks(self) -> int:
+        """Blocks that wait for a thread."""
+        return self._shared.queued_blocks
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Refuse further moves, finish (or, with `cancel`, drop) what is queued, and join the threads.
+
+        Every ticket is settled afterwards. A second call does nothing.
+
+        Raises
+        ------
+        InvalidArgument
+            Called by a worker thread (from ``on_done``), which cannot wait for itself.
+        """
+        if self._shared.pid != os.getpid():
+            return
+        if threading.current_thread() in self._shared.threads:
+            raise InvalidArgument("a mover cannot be closed from its own on_done callback")
+        _tell_to_stop(self._shared, cancel=cancel)
+        for thread in self._shared.threads:
+            thread.join()
+
+    def __enter__(self) -> Mover:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check_deadline(deadline_s: float | None) -> None:
+    if deadline_s is not None and not (isinstance(deadline_s, (int, float)) and deadline_s >= 0):
+        raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {deadline_s!r}")
+
+
+def _pick(records: dict[int, Record], chosen: NDArray[np.intp]) -> list[Record]:
+    return [records[i] for i in chosen.tolist()] if chosen[0] in records else []
+
+
+_running: weakref.WeakSet[_Shared] = weakref.WeakSet()
+
+
+def _tell_to_stop(shared: _Shared, *, cancel: bool) -> None:
+    """Does not join: the garbage collector may call it from anywhere, in a worker thread too."""
+    if shared.pid != os.getpid():  # a thread that the fork left behind may hold the lock
+        return
+    with shared.changed:
+        shared.closed = True
+        if cancel:
+            for part in shared.queue:
+                part.ticket.cancel()
+        shared.changed.notify_all()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """No thread may still copy when the interpreter frees the arenas."""
+    for shared in list(_running):
+        _tell_to_stop(shared, cancel=True)
+        if shared.pid == os.getpid():
+            for thread in shared.threads:
+                thread.join()
+
+
+def _work(shared: _Shared) -> None:
+    """A worker thread: parts in the order they came, until the mover is closed and the queue is empty."""
+    while True:
+        with shared.changed:
+            shared.changed.wait_for(lambda: shared.queue or shared.closed)
+            if not shared.queue:
+                return
+            part = shared.queue.popleft()
+            shared.queued_blocks -= part.moves.size
+            shared.changed.notify_all()
+        part.ticket.part_done(part.moves, _run(shared, part))
+        del part  # an idle thread keeps no ticket alive
+
+
+def _run(shared: _Shared, part: _Part) -> NDArray[np.bool_] | None:
+    """Carry out a part and count; None if it was not started or a tier raised."""
+    late = part.ticket.deadline is not None and shared.clock() >= part.ticket.deadline
+    if part.ticket.cancelled or late:
+        with shared.changed:
+            counts = _direction(shared, part)
+            if part.ticket.cancelled:
+                counts.cancelled += part.moves.size
+            else:
+                counts.late += part.moves.size
+        return None
+    src, dst = shared.tiers[part.src], shared.tiers[part.dst]
+    ok: NDArray[np.bool_] | None = None
+    try:
+        ok = transfer(src, part.src_blocks, dst, part.dst_blocks, part.records)
+        if ok.shape != part.moves.shape or ok.dtype != np.bool_:
+            raise TierError(f"a tier answered with {ok.dtype} {list(ok.shape)} for {part.moves.size} blocks")
+        arrived = int(ok.sum())
+    except BaseException as problem:  # whatever a tier does, the thread lives
+        arrived, ok = 0, None
+        _log_once(shared, part, problem)
+    with shared.changed:
+        counts = _direction(shared, part)
+        counts.blocks += arrived
+        counts.bytes += arrived * src.block_bytes
+        counts.failed += part.moves.size - arrived
+    return ok
+
+
+def _direction(shared: _Shared, part: _Part) -> DirectionStats:
+    return shared.stats.setdefault((part.src, part.dst), DirectionStats())
+
+
+def _log_once(shared: _Shared, part: _Part, problem: BaseException) -> None:
+    kind = (part.src, part.dst, type(problem))
+    with shared.changed:
+        first = kind not in shared.logged
+        shared.logged.add(kind)
+    if first:
+        src, dst = shared.tiers[part.src].name, shared.tiers[part.dst].name
+        log.warning("%s to %s: %d blocks lost: %r (others of this kind are only counted)",
+                    src, dst, part.moves.size, problem)  # fmt: skip

@@ -1,0 +1,88 @@
+"""Cutting a batch of moves into parts: what one thread does at a time, in one direction.
+
+A part is large enough that Python's share is small, and small enough that two threads share one transfer and
+that a cancel takes effect soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.tiers.base import Tier, is_store
+
+PART_BYTES = 8 << 20
+FIELDS = ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")
+
+
+def check_moves(moves: Any, tiers: Mapping[int, Tier]) -> NDArray[np.void]:
+    """`moves` if each names tiers and blocks that exist, and no block is written twice or is both ends.
+
+    Raises
+    ------
+    WrongType
+        Not a one-dimensional structured array with the fields of a Move.
+    InvalidArgument
+        A tier or block that does not exist, a direction that no tier can serve, or a clash.
+    """
+    if not isinstance(moves, np.ndarray) or moves.ndim != 1 or moves.dtype.names is None:
+        raise WrongType("moves must be a one-dimensional structured array, as take_moves() returns")
+    missing = [name for name in FIELDS if name not in moves.dtype.names]
+    if missing:
+        raise WrongType(f"moves lack the field {missing[0]!r}")
+    for src, dst in directions(moves):
+        for number in (src, dst):
+            if number not in tiers:
+                raise InvalidArgument(f"a move names tier {number}, this mover has tiers {sorted(tiers)}")
+        if is_store(tiers[src]) and is_store(tiers[dst]):
+            raise InvalidArgument(
+                f"a move from {tiers[src].name!r} to {tiers[dst].name!r}: one end must be in memory"
+            )
+    for end in ("src", "dst"):
+        for number in np.unique(moves[f"{end}_tier"]).tolist():
+            blocks = moves[f"{end}_block"][moves[f"{end}_tier"] == number]
+            tier = tiers[number]
+            if blocks.min() < 0 or blocks.max() >= tier.num_blocks:
+                raise InvalidArgument(
+                    f"a move names a block outside [0, {tier.num_blocks}) of tier {tier.name!r} as its {end}"
+                )
+    sources = places(moves, "src")
+    targets = places(moves, "dst")
+    if np.unique(targets).size != targets.size:
+        raise InvalidArgument("two moves have the same destination")
+    if np.isin(targets, sources).any():
+        raise InvalidArgument(
+            "a block is the source of one move and the destination of another in the same batch"
+        )
+    return moves
+
+
+def places(moves: NDArray[np.void], end: str) -> NDArray[np.int64]:
+    """One number per (tier, block) of the given end."""
+    tier = moves[f"{end}_tier"].astype(np.int64) << 32
+    return tier | moves[f"{end}_block"].astype(np.int64)
+
+
+def directions(moves: NDArray[np.void]) -> list[tuple[int, int]]:
+    """The pairs (source tier, destination tier) that occur."""
+    pairs = {(int(src), int(dst)) for src, dst in zip(moves["src_tier"].tolist(), moves["dst_tier"].tolist())}
+    return sorted(pairs)
+
+
+def stored_moves(moves: NDArray[np.void], tiers: Mapping[int, Tier]) -> NDArray[np.intp]:
+    """Indices of the moves to or from a tier that needs records."""
+    stores = [number for number, tier in tiers.items() if is_store(tier)]
+    return np.flatnonzero(np.isin(moves["src_tier"], stores) | np.isin(moves["dst_tier"], stores))
+
+
+def cut(moves: NDArray[np.void], block_bytes: int) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
+    """Parts ``(source tier, destination tier, indices of moves)``; within a direction the order stays."""
+    size = max(1, PART_BYTES // block_bytes)
+    for src, dst in directions(moves):
+        chosen = np.flatnonzero((moves["src_tier"] == src) & (moves["dst_tier"] == dst))
+        for start in range(0, chosen.size, size):
+            yield src, dst, chosen[start : start + size]

@@ -1,0 +1,160 @@
+"""Segment files of a disk tier as one row of slots: where a slot lies, and batched transfers.
+
+Writes go through ``pwrite``: a store into a mapping of a full disk is SIGBUS, a failed write is an error
+code. Reads go through ``preadv`` or through a mapping that the kernel reads for us (``process_vm_readv`` on
+ourselves); both turn a truncated file or a media error into an outcome. An outcome is bytes transferred, or
+``-errno``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.errors import TierError
+from pagedkv.tiers import _io
+from pagedkv.tiers.directory import Directory
+from pagedkv.tiers.disk_format import Geometry
+
+ReadPath = Literal["pread", "mapping"]
+
+
+class Segments:
+    """Open segment files ``data.0000``, ``data.0001``, ... of a directory.
+
+    Parameters
+    ----------
+    directory : the open and locked directory.
+    geometry : sizes; each file must have exactly the size they say.
+    make : True to make the files, every byte allocated; False to open what is there.
+    read_path : ``"pread"`` or ``"mapping"``.
+
+    Raises
+    ------
+    TierError
+        No space, or a file is missing, too short, too long, or not ours. Files made so far are closed, not
+        deleted.
+    """
+
+    def __init__(self, directory: Directory, geometry: Geometry, *, make: bool, read_path: ReadPath) -> None:
+        self.geometry = geometry
+        self._fds: list[int] = []
+        self._maps: list[mmap.mmap] = []
+        self.read_path = read_path
+        try:
+            if make:
+                self._check_space(directory)
+            for segment in range(geometry.num_segments):
+                name, size = f"data.{segment:04d}", geometry.segment_bytes(segment)
+                fd = directory.make_file(name, size) if make else directory.open_file(name)
+                self._fds.append(fd)
+                found = os.fstat(fd).st_size
+                if found != size:
+                    raise TierError(
+                        f"{name} of disk tier {directory.path} has {found} bytes instead of {size}: it was "
+                        f"cut or replaced; delete the directory to start an empty cache"
+                    )
+        except BaseException:
+            self.close()
+            raise
+        self._fd_of = np.array(self._fds, np.int32)
+        self._base = np.zeros(len(self._fds), np.int64)
+        if read_path == "mapping":
+            self._map()
+
+    def _check_space(self, directory: Directory) -> None:
+        wanted = self.geometry.num_blocks * self.geometry.slot_bytes
+        free = directory.free_bytes()
+        if wanted > free:  # before allocating, so that other programs do not meet a full disk for a moment
+            raise TierError(
+                f"disk tier {directory.path} needs {wanted} bytes ({self.geometry.num_blocks} blocks of "
+                f"{self.geometry.slot_bytes} with headers), {free} are free; give it a smaller size or "
+                f"another disk"
+            )
+
+    def _map(self) -> None:
+        for segment, fd in enumerate(self._fds):
+            mapping = mmap.mmap(fd, self.geometry.segment_bytes(segment), prot=mmap.PROT_READ)
+            with contextlib.suppress(OSError, AttributeError):
+                mapping.madvise(mmap.MADV_DONTFORK)
+            self._maps.append(mapping)
+            self._base[segment] = np.frombuffer(mapping, np.uint8, 1).ctypes.data
+
+    def _places(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        segment, index = np.divmod(slots.astype(np.int64), self.geometry.segment_slots)
+        return segment, index * self.geometry.slot_bytes
+
+    def read(
+        self,
+        slots: NDArray[np.int32],
+        headers: NDArray[np.uint8],
+        rows: NDArray[np.uint8],
+        indices: NDArray[np.int32],
+    ) -> NDArray[np.int64]:
+        """Headers of n slots into `headers` [>= n, *], payloads into ``rows[indices]``; outcomes [n]."""
+        segment, offsets = self._places(slots)
+        outcomes = np.zeros(slots.size, np.int64)
+        if self.read_path == "pread":
+            _io.file_read(self._fd_of[segment], offsets, headers, rows, indices, outcomes)
+            return outcomes
+        _io.mapping_read(self._base[segment] + offsets, headers, rows, indices, outcomes)
+        wanted = headers.shape[1] + rows.shape[1]
+        for i in np.flatnonzero(
+            outcomes != wanted
+        ):  # cut short, or a sandbox forbids the call: ask the file itself
+            one = slice(i, i + 1)
+            _io.file_read(
+                self._fd_of[segment[one]], offsets[one], headers[one], rows, indices[one], outcomes[one]
+            )
+        return outcomes
+
+    def read_header(self, slot: int) -> bytes:
+        """A slot's header; shorter, or empty, if it cannot be read."""
+        segment, index = divmod(slot, self.geometry.segment_slots)
+        try:
+            return os.pread(self._fds[segment], self.geometry.header_bytes, index * self.geometry.slot_bytes)
+        except OSError:
+            return b""
+
+    def write_headers(self, slots: NDArray[np.int32], headers: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Row i of `headers` [n, header_bytes] in front of slot i; outcomes [n]."""
+        segment, offsets = self._places(slots)
+        outcomes = np.zeros(slots.size, np.int64)
+        _io.file_write(
+            self._fd_of[segment], offsets, headers, np.arange(slots.size, dtype=np.int32), outcomes
+        )
+        return outcomes
+
+    def write_payloads(
+        self, slots: NDArray[np.int32], rows: NDArray[np.uint8], indices: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        """Row ``indices[i]`` of `rows` into slot i behind its header; outcomes [n]."""
+        segment, offsets = self._places(slots)
+        outcomes = np.zeros(slots.size, np.int64)
+        _io.file_write(self._fd_of[segment], offsets + self.geometry.header_bytes, rows, indices, outcomes)
+        return outcomes
+
+    def sync(self) -> None:
+        """Wait until the device has what was written.
+
+        Raises
+        ------
+        OSError
+            The device refused some of it; what was written since the last `sync` is in doubt.
+        """
+        for fd in self._fds:
+            os.fdatasync(fd)
+
+    def close(self) -> None:
+        """Close the files. Nobody may be inside another call."""
+        maps, self._maps = self._maps, []
+        for mapping in maps:
+            mapping.close()
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,112 @@
+"""One part of a move, carried out: memory to memory, memory to store, store to memory.
+
+The calling thread owns both ends. A GPU arena meets a store by way of a page-locked bounce buffer of the
+thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.tiers import _io
+from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier, is_store
+from pagedkv.tiers.device import cuda_copy
+from pagedkv.tiers.host import page_locked_arena
+
+BOUNCE_BLOCKS = 4
+
+_local = threading.local()
+
+
+def transfer(
+    src: Tier,
+    src_blocks: NDArray[np.int32],
+    dst: Tier,
+    dst_blocks: NDArray[np.int32],
+    records: Sequence[Record],
+) -> NDArray[np.bool_]:
+    """Move blocks ``src_blocks[i] -> dst_blocks[i]``.
+
+    Parameters
+    ----------
+    src, dst : tiers, of which one at least is a `RamTier`.
+    src_blocks, dst_blocks : int32 [n]
+    records : n records if one end is a `StoreTier`, else not read.
+
+    Returns
+    -------
+    bool [n]; False where the store failed.
+    """
+    if is_store(dst):
+        memory = cast(RamTier, src)
+        if isinstance(memory.arena, np.ndarray):
+            return dst.write(dst_blocks, records, memory.arena, src_blocks)
+        return _bounce_out(memory, src_blocks, dst, dst_blocks, records)
+    if is_store(src):
+        memory = cast(RamTier, dst)
+        if isinstance(memory.arena, np.ndarray):
+            return src.read(src_blocks, records, memory.arena, dst_blocks)
+        return _bounce_in(src, src_blocks, memory, dst_blocks, records)
+    copy(cast(RamTier, src), src_blocks, cast(RamTier, dst), dst_blocks)
+    return np.ones(src_blocks.size, np.bool_)
+
+
+def copy(src: RamTier, src_blocks: NDArray[np.int32], dst: RamTier, dst_blocks: NDArray[np.int32]) -> None:
+    """Copy blocks between two tiers that have addresses."""
+    if isinstance(src.arena, np.ndarray) and isinstance(dst.arena, np.ndarray):
+        _io.copy_blocks(src.arena, src_blocks, dst.arena, dst_blocks)
+    else:
+        cuda_copy(src.arena, src_blocks, dst.arena, dst_blocks, _gpu(src, dst))
+
+
+def _gpu(*tiers: RamTier) -> int:
+    return next(tier.gpu for tier in tiers if tier.gpu is not None)
+
+
+def _bounce_out(
+    src: RamTier,
+    src_blocks: NDArray[np.int32],
+    dst: StoreTier,
+    dst_blocks: NDArray[np.int32],
+    records: Sequence[Record],
+) -> NDArray[np.bool_]:
+    ok = np.zeros(src_blocks.size, np.bool_)
+    buffer = _bounce_buffer(src)
+    for start in range(0, src_blocks.size, BOUNCE_BLOCKS):
+        part = slice(start, min(start + BOUNCE_BLOCKS, src_blocks.size))
+        rows = np.arange(part.stop - part.start, dtype=np.int32)
+        cuda_copy(src.arena, src_blocks[part], buffer, rows, _gpu(src))
+        ok[part] = dst.write(dst_blocks[part], records[part], buffer, rows)
+    return ok
+
+
+def _bounce_in(
+    src: StoreTier,
+    src_blocks: NDArray[np.int32],
+    dst: RamTier,
+    dst_blocks: NDArray[np.int32],
+    records: Sequence[Record],
+) -> NDArray[np.bool_]:
+    ok = np.zeros(src_blocks.size, np.bool_)
+    buffer = _bounce_buffer(dst)
+    for start in range(0, src_blocks.size, BOUNCE_BLOCKS):
+        part = slice(start, min(start + BOUNCE_BLOCKS, src_blocks.size))
+        rows = np.arange(part.stop - part.start, dtype=np.int32)
+        ok[part] = src.read(src_blocks[part], records[part], buffer, rows)
+        cuda_copy(buffer, rows, dst.arena, dst_blocks[part], _gpu(dst))
+    return ok
+
+
+def _bounce_buffer(tier: RamTier) -> NDArray[np.uint8]:
+    """This thread's page-locked uint8 [BOUNCE_BLOCKS, block_bytes]."""
+    buffers: dict[tuple[int, int], Any] = _local.__dict__.setdefault("buffers", {})
+    wanted = (_gpu(tier), tier.block_bytes)
+    if wanted not in buffers:
+        buffers[wanted] = page_locked_arena(BOUNCE_BLOCKS, tier.block_bytes, _gpu(tier))
+    buffer: NDArray[np.uint8] = buffers[wanted]
+    return buffer

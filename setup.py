@@ -1,0 +1,105 @@
+"""Builds the Cython core. Every ``.pyx`` under ``pagedkv/`` becomes one extension module.
+
+``PAGEDKV_DEBUG=1`` compiles with bounds checks and assertions; otherwise both are off, and only the checks
+that guard the caller's data (reference counts, handles) stay. ``build_ext --only a.b,c.d`` limits a build to
+some modules.
+
+Generated C goes to ``build/``, never beside the sources, so neither the sdist nor the wheel can pick it up.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.errors import OptionError
+
+DEBUG = os.environ.get("PAGEDKV_DEBUG", "") not in ("", "0")
+MODE = "debug" if DEBUG else "release"
+ROOT = Path(__file__).parent
+STAMP = Path("build", "mode")
+
+MACROS = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+if not DEBUG:
+    MACROS.append(("CYTHON_WITHOUT_ASSERTIONS", "1"))
+FLAGS = ["-O1", "-g"] if DEBUG else ["-O3", "-fno-math-errno"]
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": DEBUG,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": DEBUG,
+    "embedsignature": True,
+    "embedsignature.format": "python",
+    "binding": True,
+}
+
+
+def extensions():
+    for source in sorted((ROOT / "pagedkv").rglob("*.pyx")):
+        relative = source.relative_to(ROOT)
+        yield Extension(
+            ".".join(relative.with_suffix("").parts),
+            [str(relative)],
+            depends=[str(STAMP)],
+            include_dirs=[numpy.get_include()],
+            define_macros=MACROS,
+            extra_compile_args=FLAGS,
+        )
+
+
+class BuildExt(build_ext):
+    """``build_ext`` that cythonizes, and that ``--only`` can limit while one module is being worked on."""
+
+    user_options = [*build_ext.user_options, ("only=", None, "comma-separated module names to build")]
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.only = None
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+        if self.only:
+            wanted = set(self.only.split(","))
+            unknown = wanted - {extension.name for extension in self.extensions}
+            if unknown:
+                raise OptionError(f"--only names no module of this tree: {', '.join(sorted(unknown))}")
+            self.extensions = [extension for extension in self.extensions if extension.name in wanted]
+
+    def build_extensions(self):
+        if not STAMP.exists() or STAMP.read_text() != MODE:  # a new date: every module is older than its mode
+            STAMP.parent.mkdir(exist_ok=True)
+            STAMP.write_text(MODE)
+        directory = f"build/cython-{MODE}"
+        made = cythonize(self.extensions, compiler_directives=DIRECTIVES, build_dir=directory, quiet=True)
+        sources = {extension.name: extension.sources for extension in made}
+        for extension in self.extensions:
+            extension.sources = sources[extension.name]
+        super().build_extensions()
+
+
+class BuildPy(build_py):
+    """``build_py`` that also ships ``kernels_cu/``, which is beside the package, as ``pagedkv/kernels_cu/``.
+
+    A mapped package would do the same, but turns an editable install from a path entry into an import hook,
+    which Cython's ``cimport`` and type checkers cannot see through.
+    """
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            shipped = Path(self.build_lib, "pagedkv", "kernels_cu")
+            shutil.copytree(ROOT / "kernels_cu", shipped, dirs_exist_ok=True)
+
+
+setup(
+    packages=find_packages(include=["pagedkv", "pagedkv.*"]),
+    package_dir={"": "."},  # said aloud, so that an editable install is a plain path entry
+    ext_modules=list(extensions()),
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+)

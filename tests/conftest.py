@@ -1,0 +1,63 @@
+"""What every run needs: the package under test is compiled; GPU tests run only where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+
+def _package_dir() -> Path:
+    """Folder of the pagedkv that tests import, found without importing it."""
+    spec = importlib.util.find_spec("pagedkv")
+    if spec is None or not spec.submodule_search_locations:
+        raise pytest.UsageError("pagedkv is not installed here: pip install -e '.[test]'")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _compiled(source: Path) -> Path | None:
+    """The extension module that was built in place from a ``.pyx``, if there is one."""
+    candidates = (source.with_name(source.stem + suffix) for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def pytest_report_header() -> list[str]:
+    """Name the pagedkv under test and modules older than their source; refuse a tree nobody compiled."""
+    package = _package_dir()
+    sources = sorted(package.rglob("*.pyx"))  # none in an installed wheel
+    built = {source: _compiled(source) for source in sources}
+    if sources and not any(built.values()):
+        raise pytest.UsageError(
+            f"{package} is a source tree without compiled modules, and Python finds it before any "
+            "installed pagedkv. Build it in place: pip install -e '.[test]'"
+        )
+    stale = [
+        source.stem
+        for source, module in built.items()
+        if module is None or module.stat().st_mtime < source.stat().st_mtime
+    ]
+    lines = [f"pagedkv: {package}"]
+    if stale:
+        lines.append(f"older than their source: {', '.join(stale)} (python setup.py build_ext --inplace)")
+    return lines
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("cupy") is None:
+        return False
+    import cupy
+
+    try:
+        return bool(cupy.cuda.runtime.getDeviceCount() > 0)
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` on machines without one."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA GPU or no CuPy here"))

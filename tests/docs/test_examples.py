@@ -1,0 +1,20 @@
+"""Every script in ``examples/`` runs to its end on the test install, with warnings as errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.checkout]
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_runs(script: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(script)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]

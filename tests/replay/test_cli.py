@@ -1,0 +1,218 @@
+"""``pagedkv replay`` as a command: clean output, one-line errors with exit code 2, no tracebacks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedkv.cli import main
+from pagedkv.replay import KNOWN
+
+Capture = pytest.CaptureFixture[str]
+
+
+def failing(capsys: Capture, *argv: str) -> str:
+    """Run a command that must fail on its input; its one line on stderr."""
+    try:
+        code = main(argv)
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    captured = capsys.readouterr()
+    assert code == 2, captured.err
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith("\n")
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_the_report_has_the_keys_of_the_contract(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "report.json"
+    argv = ["replay", str(data / "chat.npz"), "--device", "5%", "--host", "64", "--json", str(out)]
+    assert main([*argv, *(f"--policy={name}" for name in KNOWN)]) == 0
+    report = json.loads(out.read_text())
+    assert report["trace"] == "chat.npz"
+    assert (report["requests"], report["block_size"], report["unique_blocks"]) == (60, 512, 1144)
+    assert len(report["sha256"]) == 64
+    assert report["command"].startswith("pagedkv replay ")
+    assert report["not_modelled"]
+    assert [r["policy"] for r in report["results"]] == list(KNOWN)
+    for result in report["results"]:
+        assert set(result) >= {
+            "policy",
+            "engine",
+            "capacity_blocks",
+            "block_accesses",
+            "hit_blocks",
+            "token_hit_rate",
+            "flop_weighted_hit_rate",
+            "gap_to_min_closed",
+            "bytes",
+            "bookkeeping_us_per_request",
+            "wrong_bytes",
+        }
+        assert result["capacity_blocks"] == {"device": 57, "host": 64, "disk": 0}
+        assert set(result["hit_blocks"]) == {"device", "host", "disk", "total"}
+        assert set(result["bytes"]) >= {"host_to_device", "device_to_host", "host_to_disk", "disk_to_device"}
+    assert "hit blocks" in capsys.readouterr().out
+
+
+def test_json_on_stdout_is_json_alone(data: Path, capsys: Capture) -> None:
+    assert main(["replay", str(data / "chat.jsonl"), "--device", "50", "--policy", "lru", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["results"][0]["policy"] == "lru"
+    assert "hit blocks" in captured.err
+
+
+def test_without_arguments_a_generated_trace_is_replayed(capsys: Capture) -> None:
+    assert main(["replay"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("synthetic:chat: 2,000 requests")
+    assert all(f"\n{policy} " in out for policy in KNOWN)
+
+
+def test_several_policies_may_be_named_in_one_option(data: Path, capsys: Capture) -> None:
+    assert (
+        main(["replay", str(data / "chat.npz"), "--policy", "lru,arc", "--policy", "min", "--device", "9"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[3:]] == ["lru", "arc", "min"]
+
+
+def test_only_the_first_requests_can_be_replayed(data: Path, capsys: Capture) -> None:
+    assert main(["replay", str(data / "chat.npz"), "--requests", "10", "--device", "9", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 10
+
+
+def test_a_sweep_has_a_row_per_capacity_and_policy(data: Path, capsys: Capture) -> None:
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--policy", "min"]
+    assert main([*argv, "--sweep", "1%,5%,200"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 6
+    assert main([*argv, "--sweep"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 12
+
+
+def test_progress_is_plain_lines_on_stderr_when_asked_for(data: Path, capsys: Capture) -> None:
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device", "9"]
+    assert main([*argv, "--progress"]) == 0
+    assert capsys.readouterr().err == "lru 9: 60 requests\n"
+    assert main(argv) == 0
+    assert capsys.readouterr().err == ""
+
+
+BAD: list[tuple[list[str], str]] = [
+    (
+        ["--policy", "belady"],
+        "unknown policy 'belady'; known: lru, arc, s3fifo, cost, infinite, min, min-bypass",
+    ),
+    (["--policy", ""], "unknown policy ''"),
+    (["--device", "0"], "device: 0 blocks is less than one block"),
+    (["--device", "-5"], "device: '-5' is not a size"),
+    (["--device", "-5%"], "expected one argument"),
+    (["--device", "nan"], "device: 'nan' is not a size"),
+    (["--device", "5", "--host", "0"], "host: 0 blocks"),
+    (["--device", "5", "--disk", "0:/tmp"], "disk: 0 blocks"),
+    (["--device", "9999999999999"], "absurd"),
+    (["--host", "5"], "device: --host and --disk lie under a --device"),
+    (["--device", "5", "--bytes-per-token", "0"], "bytes per token must be in"),
+    (["--device", "5", "--bytes-per-token", "many"], "--bytes-per-token"),
+    (["--device", "5", "--block-bytes", "x"], "--block-bytes: 'x' is not a size"),
+    (["--engine", "magic"], "unknown engine 'magic'; known: sim, real"),
+    (["--demotion", "magic"], "unknown demotion order"),
+    (["--inclusive", "tape"], "inclusive: 'tape'"),
+    (["--requests", "0"], "asked for the first 0 requests"),
+    (["--requests", "61"], "the trace has 60"),
+    (["--block-size", "16"], "--block-size is for .jsonl traces"),
+    (["--sweep", "5,x"], "device: 'x' is not a size"),
+    (["--sweep", "5,", "--policy", "min"], "device: '' is not a size"),
+    (["--sweep", "--device", "5"], "not both"),
+    (["--json", "/no/such/folder/out.json"], "--json: there is no folder"),
+    (["--plot", "/no/such/folder/out.png"], "--plot: there is no folder"),
+    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    (["--progress", "--quiet"], "not allowed with"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_a_bad_option_is_one_line_and_exit_code_2(
+    options: list[str], message: str, data: Path, capsys: Capture
+) -> None:
+    assert message in failing(capsys, "replay", str(data / "chat.npz"), *options)
+
+
+def test_a_bad_trace_is_one_line_that_names_file_and_place(
+    write_jsonl: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    assert "absent.npz: there is no such file" in failing(capsys, "replay", str(tmp_path / "absent.npz"))
+    path = write_jsonl([[1, 2], [3, 2]], name="odd.jsonl")
+    assert "odd.jsonl: line 2, field hash_ids[1]: id 2" in failing(capsys, "replay", str(path))
+    assert "unknown synthetic trace 'poetry'; known: agent, chat" in failing(
+        capsys, "replay", "synthetic:poetry"
+    )
+    assert "there is no such file" in failing(capsys, "replay", "bad\nname")
+
+
+def test_no_command_and_unknown_commands_are_one_line(capsys: Capture) -> None:
+    assert "required: COMMAND" in failing(capsys)
+    assert "invalid choice: 'dance'" in failing(capsys, "dance")
+
+
+def test_plots_are_written(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("matplotlib")
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--policy", "min"]
+    for options in (["--device", "5%", "--host", "10%"], ["--sweep"]):
+        out = tmp_path / f"plot{len(options)}.png"
+        assert main([*argv, *options, "--plot", str(out)]) == 0
+        assert out.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert "must end in one of" in failing(capsys, *argv, "--plot", str(tmp_path / "plot.xyz"))
+
+
+def test_a_plot_without_matplotlib_is_an_error_that_names_the_extra(
+    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.import_module
+
+    def absent(name: str, package: str | None = None) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    message = failing(capsys, "replay", str(data / "chat.npz"), "--plot", str(tmp_path / "plot.png"))
+    assert "pip install 'pagedkv[bench]'" in message
+
+
+def test_python_m_pagedkv_is_the_command(data: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "pagedkv",
+        "replay",
+        str(data / "chat.npz"),
+        "--policy",
+        "lru",
+        "--device",
+        "9",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nlru " in done.stdout
+    assert main.__module__ == "pagedkv.cli"
+
+
+def test_a_reader_that_leaves_is_no_traceback(data: Path) -> None:
+    command = f'"{sys.executable}" -m pagedkv replay "{data / "chat.npz"}" --json - | head -c 5'
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert "Traceback" not in done.stderr

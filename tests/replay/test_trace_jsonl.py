@@ -1,0 +1,143 @@
+"""The .jsonl reader: plain and compressed alike, and every damage as an error that names line and field."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagedkv.errors import InvalidArgument, TraceFormatError
+from pagedkv.replay import load_trace
+
+PATHS = [[40, 41, 42], [40, 41, 7], [40, 41, 42]]
+GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [3, 4]}'
+
+
+def test_ids_are_renumbered_by_first_appearance(write_jsonl: Callable[..., Path]) -> None:
+    trace = load_trace(write_jsonl(PATHS))
+    assert [trace.path(i).tolist() for i in range(3)] == [[0, 1, 2], [0, 1, 3], [0, 1, 2]]
+    assert trace.parents.tolist() == [-1, 0, 1, 1]
+    assert trace.seen_before().tolist() == [0, 2, 3]
+    assert trace.block_size == 512
+
+
+def test_the_last_block_may_be_partial_and_blank_lines_do_not_count(write_jsonl: Callable[..., Path]) -> None:
+    trace = load_trace(write_jsonl(lines=["", GOOD, "", GOOD, ""]))
+    assert trace.input_tokens.tolist() == [600, 600]
+
+
+def test_the_digest_is_that_of_the_file(write_jsonl: Callable[..., Path]) -> None:
+    import hashlib
+
+    path = write_jsonl(PATHS)
+    assert load_trace(path).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_another_block_size_can_be_named(write_jsonl: Callable[..., Path]) -> None:
+    line = '{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [3, 4, 5]}'
+    assert load_trace(write_jsonl(lines=[line]), block_size=16).num_unique == 3
+    with pytest.raises(InvalidArgument, match="block size 0"):
+        load_trace(write_jsonl(lines=[line]), block_size=0)
+
+
+def with_field(**changes: object) -> str:
+    return json.dumps(json.loads(GOOD) | changes)
+
+
+BAD: list[tuple[str, str]] = [
+    (GOOD[:-20], r"line 2: not JSON, or cut short"),
+    ("[1, 2]", r"line 2: must be a JSON object"),
+    ("\x00\x01", r"line 2: not JSON"),
+    ("[" * 100_000, r"line 2: nested too deeply"),
+    (with_field(timestamp=-1), r"line 2, field timestamp: -1 is not in"),
+    (with_field(timestamp="now"), r"line 2, field timestamp: 'now' is not an integer"),
+    (GOOD.replace('"timestamp": 0', '"timestamp": NaN'), r"line 2: .*NaN"),
+    (GOOD.replace('"timestamp": 0', '"timestamp": 1e999'), r"line 2, field timestamp: inf"),
+    (GOOD.replace('"timestamp": 0', '"timestamp": ' + "9" * 5000), r"line 2"),
+    (with_field(timestamp=10**40), r"line 2, field timestamp: an integer beyond"),
+    (with_field(timestamp=None), r"line 2, field timestamp: is missing"),
+    (with_field(input_length=-600), r"line 2, field input_length: -600"),
+    (with_field(input_length=10**15), r"line 2, field input_length: 10+ is not in"),
+    (with_field(input_length=600.0), r"line 2, field input_length: 600.0 is not an integer"),
+    (with_field(input_length=True), r"line 2, field input_length: True is not an integer"),
+    (with_field(output_length=-1), r"line 2, field output_length: -1"),
+    (with_field(hash_ids=None), r"line 2, field hash_ids: is missing"),
+    (with_field(hash_ids={"a": 1}), r"line 2, field hash_ids: must be a list"),
+    (with_field(hash_ids=[3]), r"line 2, field hash_ids: has 1 ids; input_length 600 makes 2 blocks"),
+    (with_field(hash_ids=[3, 4, 5]), r"line 2, field hash_ids: has 3 ids"),
+    (with_field(hash_ids=[3, -4]), r"line 2, field hash_ids\[1\]: -4 is not"),
+    (with_field(hash_ids=[3, "4"]), r"line 2, field hash_ids\[1\]: '4' is not"),
+    (with_field(hash_ids=[3, 2**64]), r"line 2, field hash_ids\[1\]"),
+    (with_field(hash_ids=[5, 4]), r"line 2, field hash_ids\[1\]: id 4 .*another parent"),
+    (with_field(hash_ids=[4, 3]), r"line 2, field hash_ids\[0\]: id 4 is at depth 0 here and was at depth 1"),
+    (with_field(hash_ids=[3, 3]), r"line 2, field hash_ids\[1\]: id 3 is at depth 1"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_line_is_an_error_that_names_line_and_field(
+    line: str, message: str, write_jsonl: Callable[..., Path]
+) -> None:
+    with pytest.raises(TraceFormatError, match=message):
+        load_trace(write_jsonl(lines=[GOOD, line]))
+
+
+def test_an_empty_file_and_one_without_requests_are_errors(
+    write_jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(TraceFormatError, match="empty"):
+        load_trace(tmp_path / "empty.jsonl")
+    with pytest.raises(TraceFormatError, match="no requests"):
+        load_trace(write_jsonl(lines=["", ""]))
+
+
+def test_gzip_is_read_and_its_truncation_noticed(write_jsonl: Callable[..., Path]) -> None:
+    plain = write_jsonl(PATHS * 200)
+    packed = plain.with_name("trace.jsonl.gz")
+    whole = gzip.compress(plain.read_bytes())
+    packed.write_bytes(whole)
+    assert load_trace(packed).paths.tolist() == load_trace(plain).paths.tolist()
+    packed.write_bytes(whole + whole)  # two members: one file after the other
+    assert load_trace(packed).num_requests == 1200
+    for cut in (3, len(whole) // 2, len(whole) - 1):
+        packed.write_bytes(whole[:cut])
+        with pytest.raises(TraceFormatError, match=r"truncated|cut short|damaged"):
+            load_trace(packed)
+    packed.write_bytes(plain.read_bytes())
+    with pytest.raises(TraceFormatError, match=r"not a \.gz file"):
+        load_trace(packed)
+
+
+def test_zstandard_is_read_and_its_truncation_noticed(write_jsonl: Callable[..., Path]) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    plain = write_jsonl(PATHS * 200)
+    packed = plain.with_name("trace.jsonl.zst")
+    whole = zstandard.ZstdCompressor().compress(plain.read_bytes())
+    packed.write_bytes(whole)
+    assert load_trace(packed).paths.tolist() == load_trace(plain).paths.tolist()
+    packed.write_bytes(whole + whole)
+    assert load_trace(packed).num_requests == 1200
+    for cut in (5, len(whole) // 2, len(whole) - 1):
+        packed.write_bytes(whole[:cut])
+        with pytest.raises(TraceFormatError, match=r"truncated|damaged"):
+            load_trace(packed)
+
+
+def test_without_a_zstandard_module_the_error_names_the_extra(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.import_module
+
+    def absent(name: str, package: str | None = None) -> object:
+        if name in ("zstandard", "compression.zstd"):
+            raise ImportError(name)
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(ImportError, match=r"pagedkv\[bench\]"):
+        load_trace(data / "chat.jsonl.zst")
