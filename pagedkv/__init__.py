@@ -1,0 +1,22 @@
+"""pagedkv: a paged KV cache that any inference runtime can import."""
+
+from pagedkv._version import __version__ as __version__
+from pagedkv.budgets import Disk as Disk
+from pagedkv.cache import KVCache as KVCache
+from pagedkv.errors import ClosedError as ClosedError
+from pagedkv.errors import DoubleRelease as DoubleRelease
+from pagedkv.errors import InvalidArgument as InvalidArgument
+from pagedkv.errors import LayoutMismatch as LayoutMismatch
+from pagedkv.errors import NamespaceRequired as NamespaceRequired
+from pagedkv.errors import OutOfBlocks as OutOfBlocks
+from pagedkv.errors import PagedKVError as PagedKVError
+from pagedkv.errors import PinBudgetExceeded as PinBudgetExceeded
+from pagedkv.errors import StaleHandle as StaleHandle
+from pagedkv.errors import TierError as TierError
+from pagedkv.errors import TraceFormatError as TraceFormatError
+from pagedkv.errors import WrongType as WrongType
+from pagedkv.namespace import Namespace as Namespace
+from pagedkv.sequence import Sequence as Sequence
+from pagedkv.spec import KVSpec as KVSpec
+from pagedkv.stats import CacheStats as CacheStats
+from pagedkv.step import Step as Step

@@ -8,6 +8,8 @@ cimport numpy as cnp
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+import gc
+
 import numpy as np
 
 from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input
@@ -15,6 +17,7 @@ from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_dr
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.owners cimport place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten
 from pagedkv._core.radix_tree cimport node_top
+from pagedkv._core.retention cimport retain
 from pagedkv._core.types cimport (
     E_BLOCKS, E_DUPLICATE, E_MEMORY, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
 )
@@ -481,6 +484,32 @@ cdef class BlockTable:
         if code != OK:
             self.raise_(code, [handle], 0)
 
+    def seed(self, row, common):
+        """Give a row that ends at a block boundary one block more, in which `common` tokens are about to be copied.
+
+        For partial hits: the caller copies the bytes of a block whose first `common` tokens are this row's next ones.
+
+        Returns
+        -------
+        int
+            The new block, or -1 if no block is free or the row does not end at a block boundary; nothing changed then.
+        """
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t tokens = count_input(common, "common", 1, self.block_size), r, block = NIL
+        self.lock.acquire()
+        r = self.row_of(handle)
+        if r >= 0 and (self.rows[r].num_blocks * self.block_size == self.rows[r].computed and self.rows[r].scheduled == 0
+                       and self.rows[r].computed + tokens <= self.rows[r].num_tokens
+                       and pool_available(self.pool) > 0 and self.grow_width(self.rows[r].num_blocks + 1)):
+            pool_alloc(self.pool, 1, &block)
+            self.put(r, self.rows[r].num_blocks, block)
+            self.rows[r].num_blocks += 1
+            self.rows[r].computed += tokens
+        self.lock.release()
+        if r < 0:
+            self.raise_(E_STALE, [handle], 0)
+        return block
+
     def blocks_needed(self, rows, q_lens=None, lookahead=0):
         """Blocks that :meth:`step` with the same arguments would allocate."""
         cdef cnp.ndarray handles = int64_input(rows, "rows")
@@ -757,6 +786,20 @@ cdef class BlockTable:
         if r < 0:
             raise DoubleRelease(f"row {handle:#x} was released before, or never existed: nothing was changed")
 
+    def retain(self, row, priority, expires_ns=0):
+        """Retention of a row's committed prefix and of what it commits later; see ``Placement.set_retention``."""
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t klass = count_input(priority, "priority", 0, 100) + 1, r
+        cdef int64_t until = count_input(expires_ns, "expires_ns", 0, 2**63 - 1)
+        self.lock.acquire()
+        r = self.row_of(handle)
+        if r >= 0 and self.rows[r].owner != NIL:
+            with nogil:
+                retain(&self.placement.place, self.rows[r].owner, klass, until)
+        self.lock.release()
+        if r < 0:
+            self.raise_(E_STALE, [handle], 0)
+
     def info(self, row):
         """``(num_tokens, computed, num_blocks, num_committed)`` of a row."""
         cdef int64_t handle = handle_input(row, "row")
@@ -844,6 +887,8 @@ cdef class BlockTable:
         cdef int64_t j
         problems = []
         held = {}
+        collecting = gc.isenabled()
+        gc.disable()            # Python objects are made under the lock here: no finaliser may ask for it meanwhile
         self.lock.acquire()
         live = 0
         for r in range(self.max_rows):
@@ -871,6 +916,8 @@ cdef class BlockTable:
         if live != self.num_live or self.num_free_rows + live != self.max_rows:
             problems.append("live rows")
         self.lock.release()
+        if collecting:
+            gc.enable()
         if problems:
             raise AssertionError("; ".join(problems[:8]))
 

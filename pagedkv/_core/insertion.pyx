@@ -184,3 +184,37 @@ cdef int32_t place_insert(
                 break
             n = t.nodes[n].parent
     return done
+
+
+cdef int32_t place_restore(
+    Place* p, int32_t root, const int32_t* tokens, const int32_t* ids, int32_t num_blocks, int32_t tier
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t n = root, done = 0, k, child, first_new = NIL
+    while done < num_blocks:
+        if place_ensure(p, 2) != OK:
+            break
+        child = tree_child(t, n, tokens + <int64_t>done * t.block_size)
+        if child != NIL:
+            k = tree_common(t, child, tokens + <int64_t>done * t.block_size, num_blocks - done)
+            if k < t.nodes[child].length:
+                child = split(p, child, k)
+                if child == NIL:
+                    break
+        else:
+            k = min(num_blocks - done, t.max_run)
+            child = tree_new(t, n, tokens + <int64_t>done * t.block_size, k)
+            if child == NIL:
+                break
+            fate_new(p, child, tier, DEFAULT_CLASS, 0)
+            copy_add(p, child, tier, ids + done)
+            if first_new == NIL:
+                first_new = child
+        n = child
+        done += k
+    while first_new != NIL:                             # deepest coldest
+        recency_link(p, tier, n)
+        if n == first_new:
+            break
+        n = t.nodes[n].parent
+    return done

@@ -2,7 +2,7 @@
 #
 # Compiled rooms (block_table, another Cython runtime) work on `place` with the nogil functions of owners.pxd, insertion.pxd
 # and transfers.pxd while they hold `lock`; afterwards there may be moves to take.
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.lock cimport Lock
 from pagedkv._core.place cimport Place
@@ -16,5 +16,6 @@ cdef class Placement:
     cdef str policy_name
     cdef object __weakref__
     cdef object _path(self, owner, bint tiers)
+    cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1
     cdef object _stale(self, int64_t handle)

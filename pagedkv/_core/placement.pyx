@@ -7,17 +7,18 @@ the other way round, making room could evict what is about to be promoted.
 cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+import gc
 import math
 
 import numpy as np
 
-from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_inplace, int64_input, new_int32, tokens_input
+from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32, tokens_input
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_available
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
-from pagedkv._core.insertion cimport place_insert
+from pagedkv._core.insertion cimport place_insert, place_restore
 from pagedkv._core.owners cimport (
     place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
@@ -496,6 +497,24 @@ cdef class Placement:
             raise MemoryError("no memory to start a transfer")
         return started
 
+    def is_moving(self, owner):
+        """Whether a promotion of the owned path is in flight."""
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t slot, n
+        cdef bint moving = False
+        cdef Place* p = &self.place
+        self.lock.acquire()
+        slot = place_owner(p, handle)
+        if slot >= 0:
+            n = p.owners[slot].node
+            while p.tree.nodes[n].length > 0:
+                moving = moving or (p.fates[n].transfer >= 0 and node_top(p.tree, n) != 0)
+                n = p.tree.nodes[n].parent
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        return moving
+
     def settle(self, owner):
         """Keep of the owned path what is on the device from the front; let go of the rest.
 
@@ -686,17 +705,85 @@ cdef class Placement:
         self.lock.release()
         return before
 
-    def path_tokens(self, node, index):
-        """Tokens int32 of the prefix that ends with block `index` of a node in flight (as named by a Move)."""
-        cdef int32_t n = count_input(node, "node", 0, self.tree.tree.num_nodes - 1)
-        cdef int32_t i = count_input(index, "index", 0, MAX_RUN - 1)
-        if self.tree.tree.nodes[n].root == NIL or i >= self.tree.tree.nodes[n].length:
-            raise StaleHandle(f"node {n} has no block {i}")
-        return self.tree.path_tokens_of(n, i + 1)
+    def path_tokens(self, node):
+        """Tokens int32 of the whole prefix that ends with a node in flight (as named by a Move)."""
+        cdef int32_t n = self._node(node)
+        return self.tree.path_tokens_of(n, self.tree.tree.nodes[n].length)
+
+    def depth_of(self, node):
+        """Blocks of the prefix before the run of a node in flight."""
+        return self.tree.tree.nodes[self._node(node)].depth
+
+    def anchor(self, node):
+        """The deepest known chain key on the way to a node in flight: ``(blocks before it, key)``, ``(0, None)`` if none."""
+        cdef int32_t n = self._node(node)
+        cdef Tree* t = &self.tree.tree
+        cdef unsigned char found[32]
+        cdef int32_t depth = 0
+        self.lock.acquire()
+        while t.nodes[n].length > 0 and t.nodes[n].key == NULL:
+            n = t.nodes[n].parent
+        if t.nodes[n].length > 0:
+            memcpy(found, t.nodes[n].key, 32)
+            depth = t.nodes[n].depth
+        self.lock.release()
+        return (depth, (<char*>found)[:32]) if depth > 0 else (0, None)
+
+    def remember_keys(self, node, depth, keys):
+        """Keep chain keys for later anchors: ``keys[i]`` (32 bytes) names block ``depth + i`` of the path to `node`."""
+        cdef int32_t n = self._node(node)
+        cdef Tree* t = &self.tree.tree
+        cdef int32_t first = count_input(depth, "depth", 0, 2**31 - 1), count = len(keys), i
+        cdef const unsigned char[::1] flat = b"".join(keys)
+        if flat.shape[0] != 32 * count:
+            raise InvalidArgument("a chain key has 32 bytes")
+        self.lock.acquire()
+        while t.nodes[n].length > 0 and t.nodes[n].depth > first:
+            i = t.nodes[n].depth - first - 1
+            if t.nodes[n].key == NULL and i < count:
+                t.nodes[n].key = <uint8_t*>malloc(32)
+                if t.nodes[n].key != NULL:
+                    memcpy(t.nodes[n].key, &flat[32 * i], 32)
+            n = t.nodes[n].parent
+        self.lock.release()
+
+    def restore(self, tokens, blocks, namespace=0, tier=2):
+        """Take blocks found again in a colder tier (a reopened store) into the tree.
+
+        Parameters
+        ----------
+        tokens : int32 [num_blocks * block_size]
+            A whole prefix from its start.
+        blocks : int32 [num_blocks]
+            Its ids in `tier`'s pool, with one reference each, which passes to the tree for blocks the tree did not have;
+            the rest stay the caller's.
+
+        Returns
+        -------
+        int
+            Leading blocks that are in the tree now.
+        """
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef cnp.ndarray ids = int32_input(blocks, "blocks")
+        cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), root = self.tree._root(namespace)
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(ids), done
+        cdef const int32_t* data = i32(array)
+        cdef const int32_t* given = i32(ids)
+        if self.place.pools[where] == NULL:
+            raise InvalidArgument(f"there is no tier {where}")
+        if cnp.PyArray_SIZE(array) != <int64_t>n * self.tree.tree.block_size:
+            raise InvalidArgument(f"{n} blocks hold {n * self.tree.tree.block_size} tokens, not {len(array)}")
+        if (self.pools[where].refs(ids) != 1).any() and self.tree.tree.num_blocks == 0:
+            raise InvalidArgument("blocks to restore must be allocated, by the caller alone")
+        self.lock.acquire()
+        with nogil:
+            done = place_restore(&self.place, root, data, given, n, where)
+        self.lock.release()
+        return done
 
     def root_of(self, node):
         """Namespace (root) of a node in flight."""
-        return self.tree.tree.nodes[count_input(node, "node", 0, self.tree.tree.num_nodes - 1)].root
+        return self.tree.tree.nodes[self._node(node)].root
 
     def drain_events(self):
         """Events since the last call, oldest first, as :class:`KVEvent` objects."""
@@ -749,7 +836,13 @@ cdef class Placement:
             if pool is not None:
                 pool.check_integrity()
         self.tree.check_integrity()
-        problems = placement_problems(self)
+        collecting = gc.isenabled()
+        gc.disable()            # Python objects are made under the lock there: no finaliser may ask for it meanwhile
+        try:
+            problems = placement_problems(self)
+        finally:
+            if collecting:
+                gc.enable()
         if problems:
             raise AssertionError("; ".join(problems[:8]))
 
@@ -758,6 +851,12 @@ cdef class Placement:
         from pagedkv._core.audit import placement_dump
 
         return placement_dump(self)
+
+    cdef int32_t _node(self, node) except -1:
+        cdef int32_t n = count_input(node, "node", 0, self.tree.tree.num_nodes - 1)
+        if self.tree.tree.nodes[n].root == NIL or self.tree.tree.nodes[n].length == 0:
+            raise StaleHandle(f"node {n} is not in the tree")
+        return n
 
     cdef int64_t _handle(self, owner) except? -1:
         return handle_input(owner, "owner")

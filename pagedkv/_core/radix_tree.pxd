@@ -8,6 +8,7 @@
 #     node.tokens     int32 [capacity][block_size], owned; compared on every match, never trusted by hash
 #     node.ids        int32 [num_tiers][capacity], owned; valid for tiers in the mask `tiers`
 #     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
+#     node.key        32 bytes or NULL, owned; the durable chain key of the prefix before the run, once somebody computed it
 #     children        found through one open-addressing table keyed by (parent, first block); also a sibling list
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
@@ -30,6 +31,7 @@ cdef struct Node:
     int32_t* tokens
     int32_t* ids
     uint64_t* chain
+    uint8_t* key
 
 cdef struct Tree:
     int32_t block_size
@@ -95,4 +97,5 @@ cdef class RadixTree:
     cdef dict namespaces    # bytes -> root node
     cdef bint attached      # to a Placement: then only it changes the tree
     cdef object __weakref__
+    cdef int32_t _root(self, namespace) except -1
     cdef object path_tokens_of(self, int32_t node, int32_t blocks)

@@ -133,6 +133,7 @@ cdef void node_give(Tree* t, int32_t n) noexcept nogil:
     free(node.tokens)
     free(node.ids)
     free(node.chain)
+    free(node.key)
     memset(node, 0, sizeof(Node))
     node.generation = generation
     node.next_sibling = t.free_node
@@ -317,6 +318,7 @@ cdef int32_t tree_split(Tree* t, int32_t n, int32_t k) noexcept nogil:
     up.length = k
     up.root, up.depth, up.tiers, up.hash = low.root, low.depth, low.tiers, low.hash
     up.first_child = NIL
+    up.key, low.key = low.key, NULL
     t.table[table_find(t, n)] = upper           # same parent, same first block: the upper half takes the place
     child_unlink(t, n)
     child_link(t, parent, upper)
@@ -347,6 +349,8 @@ cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil:
     free(low.ids)
     free(low.chain)
     low.tokens, low.ids, low.chain, low.capacity = joined.tokens, joined.ids, joined.chain, joined.capacity
+    free(low.key)
+    low.key, up.key = up.key, NULL
     low.length += up.length
     low.depth = up.depth
     low.hash = up.hash
@@ -465,6 +469,7 @@ cdef class RadixTree:
             free(self.tree.nodes[n].tokens)
             free(self.tree.nodes[n].ids)
             free(self.tree.nodes[n].chain)
+            free(self.tree.nodes[n].key)
         free(self.tree.nodes)
         free(self.tree.table)
 
@@ -529,6 +534,17 @@ cdef class RadixTree:
                 self.lock.release()
                 return out
             self.lock.release()
+
+    @staticmethod
+    def tokens(tokens):
+        """`tokens` as a C-contiguous int32 array [n]: itself if it is one, else a checked copy.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+            Not one row of integers, or one of them does not fit in int32.
+        """
+        return tokens_input(tokens)
 
     def match(self, tokens, namespace=0, tier=0):
         """Block ids int32 [n] in `tier` of the longest cached prefix of `tokens`, in whole blocks. Changes nothing."""
@@ -684,13 +700,13 @@ cdef class RadixTree:
             leaves.append(self.path_tokens_of(i32(found)[i], self.tree.nodes[i32(found)[i]].length))
         return leaves
 
-    def _root(self, namespace):
+    cdef int32_t _root(self, namespace) except -1:
         cdef int64_t n = handle_input(namespace, "namespace")
         if not self.namespaces and n == 0:
             return self.namespace(b"")
         if not 0 <= n < self.tree.num_nodes or self.tree.nodes[n].parent != NIL or self.tree.nodes[n].root != n:
             raise InvalidArgument(f"namespace {n} is not a root of this tree: use what namespace(key) returned")
-        return n
+        return <int32_t>n
 
     def _standalone(self, verb):
         if self.attached:

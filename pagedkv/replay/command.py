@@ -22,7 +22,7 @@ from pagedkv.replay.table import print_table
 from pagedkv.sizes import parse_size
 
 DESCRIPTION = """Replay a serving trace through the real cache and report what each eviction policy is worth.
-A size is blocks (5000), a share of the trace's unique blocks (5%%) or bytes (40GiB)."""
+A size is blocks (5000), a share of the trace's unique blocks (5%) or bytes (40GiB)."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from pagedkv.core import BlockPool, Placement, RadixTree
+from pagedkv.core import DEVICE, BlockPool, Placement, RadixTree
 from pagedkv.replay.capacity import TIER_NAMES, Capacity
 from pagedkv.replay.progress import Progress
 from pagedkv.replay.result import Outcome
@@ -56,6 +56,7 @@ class SimCache:
             cost_tokens=cost_blocks,
         )
         self.moved = np.zeros(len(TIER_NAMES) ** 2, np.int64)  # blocks, by src * 3 + dst
+        self.squeezed = 0  # requests that the placement could not make room for; they keep what fits
         self._capacity = blocks[0]
 
     def request(self, path: Int32) -> tuple[int, Int64]:
@@ -63,24 +64,28 @@ class SimCache:
         placement = self.placement
         path = path[: self._capacity]
         owner, hit = placement.acquire(path)
-        by_tier = np.bincount(placement.tiers_of(owner), minlength=len(TIER_NAMES))
-        cold = hit - int(by_tier[0])
-        self._reserve(len(path) - hit + cold)
-        usable = hit
+        tiers = placement.tiers_of(owner)
+        cold = hit - int(np.count_nonzero(tiers == DEVICE))
+        wanted = len(path) - hit + cold
+        room = self._make_room(wanted)
+        self.squeezed += room < wanted
         if cold:
-            placement.promote(owner)
-            self._answer_moves()
-            usable = placement.settle(owner)
-        missing = len(path) - usable
+            if room >= cold:
+                placement.promote(owner)
+                self._answer_moves()
+            hit = placement.settle(owner)
+        missing = min(len(path) - hit, self.device.num_free)
         if missing:
-            placement.insert(owner, path[usable:], self.device.alloc(missing))
+            placement.insert(owner, path[hit : hit + missing], self.device.alloc(missing))
         placement.release(owner)
-        return hit, by_tier
+        return hit, np.bincount(tiers[:hit], minlength=len(TIER_NAMES))
 
-    def _reserve(self, num_blocks: int) -> None:
-        while self.placement.reserve(num_blocks):
-            if not self._answer_moves():
-                raise self.placement.out_of_blocks(num_blocks)
+    def _make_room(self, num_blocks: int) -> int:
+        """How many of ``num_blocks`` are free on the device, after all that can be moved away was."""
+        short = self.placement.reserve(num_blocks)
+        while short and self._answer_moves():
+            short = self.placement.reserve(num_blocks)
+        return num_blocks - short
 
     def _answer_moves(self) -> int:
         moves = self.placement.take_moves()
@@ -134,7 +139,7 @@ def run_sim(
         (int(tier_hits[0]), int(tier_hits[1]), int(tier_hits[2])),
         moved_bytes=moved_bytes(cache.moved, block_bytes),
         bookkeeping_ns=bookkeeping_ns,
-        counters=flat_counters(cache.placement.stats()),
+        counters=flat_counters(cache.placement.stats()) | {"squeezed_requests": cache.squeezed},
     )
 
 

@@ -1,8 +1,8 @@
 """What every policy is measured against, computed once per capacity: LRU, MIN, MIN-bypass, infinite.
 
 A bound knows one tier. Over several tiers its total is that of one tier of their summed capacity; what it
-gives a tier is what that tier adds to the hotter ones (MIN at the device's size, then at device + host, ...), so
-that no replay with these tiers can have more hits down to any of them than the matching MIN-bypass.
+gives a tier is what that tier adds to the hotter ones (MIN at the device's size, then at device + host, ...):
+no replay with these tiers can have more hits down to any of them than the matching MIN-bypass.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -22,10 +23,11 @@ def print_table(trace: Trace, results: Sequence[Result], file: TextIO | None = N
         f"{trace.num_unique:,} unique blocks of {trace.block_size} tokens"
     )
     print(about, file=file)
-    if have_rich() and file.isatty():
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    if have_rich() and file.isatty() and sum(widths) + 3 * len(widths) + 1 <= terminal_width():
         _print_rich(columns, rows, file)
-    else:
-        _print_plain(columns, rows, file)
+    else:  # rich would cut the cells of a table that is too wide
+        _print_plain(columns, rows, widths, file)
 
 
 def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
@@ -70,13 +72,17 @@ def _cells(r: Result) -> dict[str, str]:
     }
 
 
-def _print_plain(columns: list[str], rows: list[list[str]], file: TextIO) -> None:
-    widths = [max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)]
+def _print_plain(columns: list[str], rows: list[list[str]], widths: list[int], file: TextIO) -> None:
     for cells in (columns, ["-" * width for width in widths], *rows):
         padded = [
             c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
         ]
         print("  ".join(padded).rstrip(), file=file)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal that stdout or stderr is."""
+    return shutil.get_terminal_size().columns
 
 
 def _print_rich(columns: list[str], rows: list[list[str]], file: TextIO) -> None:
@@ -85,4 +91,5 @@ def _print_rich(columns: list[str], rows: list[list[str]], file: TextIO) -> None
         rich_table.add_column(column, justify="left" if i < 2 else "right", no_wrap=True)
     for row in rows:
         rich_table.add_row(*row)
-    importlib.import_module("rich.console").Console(file=file).print(rich_table)
+    console: Any = importlib.import_module("rich.console").Console(file=file, width=terminal_width())
+    console.print(rich_table)

@@ -7,8 +7,8 @@ error is an outcome and never SIGBUS.
 An outcome is the number of bytes transferred (short at the end of a file), or ``-errno``.
 """
 
-from libc.errno cimport EFAULT, EINTR, EIO, errno
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.errno cimport EINTR, EIO, errno
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from posix.types cimport off_t, pid_t
 from posix.unistd cimport getpid, pwrite
 
@@ -67,6 +67,20 @@ cdef extern from *:
     void stream_copy(void *dst, const void *src, size_t count) nogil
     void *memcpy(void *dst, const void *src, size_t count) nogil
 
+cdef extern from "_sums.h" nogil:
+    int sum_level()
+    uint64_t sum_long(const void *data, size_t count, uint64_t seed, int level)
+
+cdef struct Shards:
+    size_t count  # sums per block, 0 for none
+    size_t width  # bytes that each covers; all of a block if count is 0
+    size_t group  # shards moved by one system call
+
+MIN_SUMMED = 240  # the sums here are of more bytes than this; fewer are for the xxhash package
+SUM_LEVEL = sum_level()
+cdef int SUM_LEVEL_C = SUM_LEVEL
+cdef int MAPPED = -1  # instead of a descriptor: the place is an address
+cdef size_t GROUP_BYTES = 512 << 10  # moved before it is summed: stays in L2, so that a sum reads no DRAM
 cdef Py_ssize_t STREAM_BYTES = 4 << 20  # batches from here on leave the caches alone
 
 
@@ -95,42 +109,75 @@ def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
 
 
 def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1] headers,
-              uint8_t[:, ::1] rows, const int32_t[::1] indices, int64_t[::1] outcomes) -> None:
-    """Read n slots from files: slot i's header into row i of `headers` [>= n, header_bytes], the bytes
-    behind it into row `indices[i]` of `rows` [*, payload_bytes]; `outcomes[i]` says how far that went."""
+              uint8_t[:, ::1] rows, const int32_t[::1] indices, int64_t[::1] outcomes,
+              const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
+    """Read n slots from files: slot i's header into row i of `headers` [>= n, header_bytes], the bytes behind it
+    into row `indices[i]` of `rows` [*, payload_bytes]; `outcomes[i]` says how far that went.
+
+    Row i of `sums` [n, shards] becomes the sums of the payload's equal shards, each seeded with
+    ``seeds[i] ^ shard``; shards may be 0, for none, and a shard must have more than `MIN_SUMMED` bytes.
+    """
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
     check_headers(headers, count)
     check_rows(indices, rows.shape[0], "destination")
+    cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
     with nogil:
         for i in range(count):
-            outcomes[i] = read_fully(fds[i], offsets[i], &headers[i, 0], headers.shape[1],
-                                     &rows[indices[i], 0], rows.shape[1])
+            outcomes[i] = read_slot(fds[i], offsets[i], &headers[i, 0], headers.shape[1],
+                                    &rows[indices[i], 0], shards, seeds[i], sums_at(sums, i))
 
 
 def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[:, ::1] rows,
-                 const int32_t[::1] indices, int64_t[::1] outcomes) -> None:
+                 const int32_t[::1] indices, int64_t[::1] outcomes,
+                 const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
     """As `file_read`, from addresses in a file mapping. What is gone is -EFAULT or a short outcome."""
     cdef Py_ssize_t count = addresses.shape[0], i
-    cdef pid_t pid = getpid()
     check_batch(count, count, indices.shape[0], outcomes.shape[0])
     check_headers(headers, count)
     check_rows(indices, rows.shape[0], "destination")
+    cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
     with nogil:
         for i in range(count):
-            outcomes[i] = read_mapped(pid, addresses[i], &headers[i, 0], headers.shape[1],
-                                      &rows[indices[i], 0], rows.shape[1])
+            outcomes[i] = read_slot(MAPPED, addresses[i], &headers[i, 0], headers.shape[1],
+                                    &rows[indices[i], 0], shards, seeds[i], sums_at(sums, i))
 
 
 def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t[:, ::1] rows,
-               const int32_t[::1] indices, int64_t[::1] outcomes) -> None:
-    """Write row `indices[i]` of `rows` [*, row_bytes] at `offsets[i]` of `fds[i]`, n of them."""
+               const int32_t[::1] indices, int64_t[::1] outcomes,
+               const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
+    """Write row `indices[i]` of `rows` [*, row_bytes] at `offsets[i]` of `fds[i]`, n of them; sums as `file_read`."""
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
     check_rows(indices, rows.shape[0], "source")
+    cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
     with nogil:
         for i in range(count):
-            outcomes[i] = write_fully(fds[i], offsets[i], &rows[indices[i], 0], rows.shape[1])
+            outcomes[i] = write_row(fds[i], offsets[i], &rows[indices[i], 0], shards, seeds[i], sums_at(sums, i))
+
+
+def sum_bytes(const uint8_t[::1] data, seed: int, level: int) -> int:
+    """One sum, for tests: `level` 0 is plain C, 1 AVX2, 2 AVX-512; not above `SUM_LEVEL`."""
+    if data.shape[0] <= MIN_SUMMED or not 0 <= level <= SUM_LEVEL:
+        raise InvalidArgument(f"{data.shape[0]} bytes at level {level}: at least {MIN_SUMMED + 1}, at most {SUM_LEVEL}")
+    return sum_long(&data[0], data.shape[0], seed, level)
+
+
+cdef Shards shards_of(Py_ssize_t row_bytes, Py_ssize_t count, const uint64_t[::1] seeds,
+                      uint64_t[:, ::1] sums) except *:
+    cdef Shards shards
+    shards.count = sums.shape[1]
+    shards.width = row_bytes // shards.count if shards.count else row_bytes
+    if seeds.shape[0] != count or sums.shape[0] != count:
+        raise InvalidArgument(f"{count} blocks, but {seeds.shape[0]} seeds and {sums.shape[0]} rows of sums")
+    if shards.count and (row_bytes % shards.count or shards.width <= MIN_SUMMED):
+        raise InvalidArgument(f"{row_bytes} bytes do not make {shards.count} equal shards over {MIN_SUMMED} bytes")
+    shards.group = max(1, <Py_ssize_t> GROUP_BYTES // shards.width) if shards.count else 1
+    return shards
+
+
+cdef inline uint64_t *sums_at(uint64_t[:, ::1] sums, Py_ssize_t row) noexcept nogil:
+    return &sums[row, 0] if sums.shape[1] else NULL
 
 
 cdef int check_rows(const int32_t[::1] indices, Py_ssize_t num_rows, str what) except -1:
@@ -153,63 +200,86 @@ cdef int check_headers(uint8_t[:, ::1] headers, Py_ssize_t count) except -1:
     return 0
 
 
-cdef int64_t read_fully(int fd, off_t offset, uint8_t *header, size_t header_bytes,
-                        uint8_t *payload, size_t payload_bytes) noexcept nogil:
-    cdef size_t total = header_bytes + payload_bytes, done = 0
-    cdef iovec parts[2]
-    cdef ssize_t got
-    while done < total:
-        if done < header_bytes:
-            parts[0].iov_base, parts[0].iov_len = header + done, header_bytes - done
-            parts[1].iov_base, parts[1].iov_len = payload, payload_bytes
-            got = preadv(fd, parts, 2, offset + <off_t> done)
-        else:
-            parts[0].iov_base, parts[0].iov_len = payload + (done - header_bytes), total - done
-            got = preadv(fd, parts, 1, offset + <off_t> done)
-        if got < 0 and errno == EINTR:
-            continue
+cdef int64_t read_slot(int fd, int64_t place, uint8_t *header, size_t header_bytes, uint8_t *payload,
+                       Shards shards, uint64_t seed, uint64_t *sums) noexcept nogil:
+    """Header and payload, a group of shards at a time, each summed while it is in the cache."""
+    cdef size_t total = header_bytes + shards.width * max(<size_t> 1, shards.count), done = 0, until
+    cdef size_t first = 0, last
+    cdef int64_t got
+    while True:
+        last = min(first + shards.group, max(<size_t> 1, shards.count))
+        until = header_bytes + last * shards.width
+        got = read_until(fd, place, header, header_bytes, payload, done, until)
         if got < 0:
-            return -(errno or EIO)
-        if got == 0:
-            break
-        done += got
-    return done
+            return got
+        done = got
+        if done < until:
+            return done
+        sum_shards(payload, shards, first, last, seed, sums)
+        if done == total:
+            return done
+        first = last
 
 
-cdef int64_t read_mapped(pid_t pid, int64_t address, uint8_t *header, size_t header_bytes,
-                         uint8_t *payload, size_t payload_bytes) noexcept nogil:
-    cdef size_t total = header_bytes + payload_bytes, done = 0
+cdef int64_t read_until(int fd, int64_t place, uint8_t *header, size_t header_bytes, uint8_t *payload,
+                        size_t done, size_t until) noexcept nogil:
+    """Go on at byte `done` of a slot; bytes there are now, `until` unless the source ends, or -errno."""
     cdef iovec local[2]
     cdef iovec remote
+    cdef int parts
     cdef ssize_t got
-    while done < total:
+    while done < until:
+        parts = 0
         if done < header_bytes:
-            local[0].iov_base, local[0].iov_len = header + done, header_bytes - done
-            local[1].iov_base, local[1].iov_len = payload, payload_bytes
+            local[parts].iov_base, local[parts].iov_len = header + done, header_bytes - done
+            parts += 1
+            if until > header_bytes:
+                local[parts].iov_base, local[parts].iov_len = payload, until - header_bytes
+                parts += 1
         else:
-            local[0].iov_base, local[0].iov_len = payload + (done - header_bytes), total - done
-        remote.iov_base, remote.iov_len = <void *> (<size_t> address + done), total - done
-        got = process_vm_readv(pid, local, 2 if done < header_bytes else 1, &remote, 1, 0)
+            local[parts].iov_base, local[parts].iov_len = payload + (done - header_bytes), until - done
+            parts += 1
+        if fd == MAPPED:
+            remote.iov_base, remote.iov_len = <void *> (<size_t> place + done), until - done
+            got = process_vm_readv(getpid(), local, parts, &remote, 1, 0)
+        else:
+            got = preadv(fd, local, parts, place + <off_t> done)
         if got < 0 and errno == EINTR:
             continue
         if got < 0:
-            return done if done and errno == EFAULT else -(errno or EIO)
+            return -(errno or EIO)
         if got == 0:
             break
         done += got
     return done
 
 
-cdef int64_t write_fully(int fd, off_t offset, const uint8_t *data, size_t total) noexcept nogil:
-    cdef size_t done = 0
+cdef int64_t write_row(int fd, off_t offset, const uint8_t *data, Shards shards, uint64_t seed,
+                       uint64_t *sums) noexcept nogil:
+    """A row, a group of shards at a time, each summed just before it is written."""
+    cdef size_t done = 0, until, first = 0, last, count = max(<size_t> 1, shards.count)
     cdef ssize_t put
-    while done < total:
-        put = pwrite(fd, data + done, total - done, offset + <off_t> done)
-        if put < 0 and errno == EINTR:
-            continue
-        if put < 0:
-            return -(errno or EIO)
-        if put == 0:
-            return -EIO
-        done += put
+    while first < count:
+        last = min(first + shards.group, count)
+        until = last * shards.width
+        sum_shards(data, shards, first, last, seed, sums)
+        while done < until:
+            put = pwrite(fd, data + done, until - done, offset + <off_t> done)
+            if put < 0 and errno == EINTR:
+                continue
+            if put < 0:
+                return -(errno or EIO)
+            if put == 0:
+                return -EIO
+            done += put
+        first = last
     return done
+
+
+cdef void sum_shards(const uint8_t *data, Shards shards, size_t first, size_t last, uint64_t seed,
+                     uint64_t *sums) noexcept nogil:
+    cdef size_t i
+    if sums == NULL:
+        return
+    for i in range(first, last):
+        sums[i] = sum_long(data + i * shards.width, shards.width, seed ^ i, SUM_LEVEL_C)

@@ -146,8 +146,8 @@ def pack_super(state: Superblock) -> bytes:
     body = SUPER.pack(
         SUPER_MAGIC, state.major, MINOR, SUPER.size, ENDIAN, state.incompat, 0, state.uuid, state.seqno,
         state.epoch, state.fingerprint, g.num_blocks, g.block_bytes, g.header_bytes, g.slot_bytes,
-        g.segment_slots, g.block_tokens, g.shards, 4, HASH_BLAKE2B, SUM_XXH3_64, state.clean, state.next_generation,
-        state.created_at, state.key_check,
+        g.segment_slots, g.block_tokens, g.shards, 4, HASH_BLAKE2B, SUM_XXH3_64, state.clean,
+        state.next_generation, state.created_at, state.key_check,
     )  # fmt: skip
     return seal(body.ljust(PAGE - SUM.size, b"\0"), 0)
 

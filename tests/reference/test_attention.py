@@ -165,7 +165,7 @@ def test_what_lies_in_slots_nobody_owns_does_not_reach_the_output(form: Any, spa
 @pytest.mark.parametrize("form", FORMS)
 def test_nan_and_infinity_behind_the_mask_reach_only_those_who_see_them(form: Any) -> None:
     batch = Batch([(4, 4)], heads=(1, 1), block_size=4)
-    q, k_cache, v_cache, tables, *_ = batch.args
+    _, k_cache, v_cache, tables, *_ = batch.args
     clean = form(*batch.args)
     k_cache[tables[0, 0], 3], v_cache[tables[0, 0], 3] = np.nan, np.inf
     o = form(*batch.args)
@@ -178,7 +178,7 @@ def test_huge_scores_neither_overflow_nor_warn(form: Any) -> None:
     batch = Batch([(1, 5)], heads=(1, 1))
     batch.args[0][...] *= 1e6
     o, lse = form(*batch.args, return_lse=True)
-    q, k, v = batch.dense[0]
+    _, k, v = batch.dense[0]
     best = int(np.argmax(k[:, 0] @ batch.args[0][0, 0]))
     np.testing.assert_allclose(o[0, 0], v[best, 0], rtol=1e-12)
     assert np.isfinite(lse).all()
@@ -279,7 +279,8 @@ def test_arrays_that_do_not_fit_together_are_refused_and_nothing_is_written(form
     batch = Batch([(3, 7)])
     changes, options = BAD[case]
     args = [changes.get(i, array) for i, array in enumerate(batch.args)]
-    out = options.setdefault("out", np.full((3, 4, 8), 5.0))
+    options = {"out": np.full((3, 4, 8), 5.0)} | options
+    out = options["out"]
     before = out.copy()
     with pytest.raises((ValueError, TypeError)):
         form(*args, **options)

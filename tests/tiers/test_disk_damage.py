@@ -93,7 +93,8 @@ def swap(tmp_path, first, second, start, size):
 
 
 @pytest.mark.parametrize(
-    ("start", "size", "reason"), [(0, SLOT, "misplaced"), (0, HEADER, "misplaced"), (HEADER, HEADER, "payload")]
+    ("start", "size", "reason"),
+    [(0, SLOT, "misplaced"), (0, HEADER, "misplaced"), (HEADER, HEADER, "payload")],
 )
 def test_swapped_slots_headers_or_payloads_are_misses(
     filled, open_tier, arena, tmp_path, start, size, reason

@@ -1,0 +1,101 @@
+"""The device arena as K and V: layer views, writes into slots, block copies, gathers. Knows arrays, not sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from pagedkv.errors import LayoutMismatch
+from pagedkv.sizes import whole_number
+from pagedkv.spec import KVSpec, layer_view
+
+_CONVERTIBLE = ("float16", "float32", "float64")
+
+
+class DeviceKV:
+    """Reads and writes KV in a device tier's arena.
+
+    Parameters
+    ----------
+    spec : KVSpec
+    arena : uint8 [num_blocks, block_bytes]
+        CPU memory. Views share it; nothing is copied here but what a method says.
+    """
+
+    def __init__(self, spec: KVSpec, arena: NDArray[np.uint8]) -> None:
+        self.spec, self._arena = spec, arena
+        self._layers = [layer_view(arena, layer, spec) for layer in range(spec.num_layers)]
+        self._bits = spec.dtype == "bfloat16" and spec.np_dtype == np.uint16
+        self.decode: Callable[[NDArray[Any]], NDArray[Any]] | None = bfloat16_to_float32 if self._bits else None
+
+    def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
+        return self._layers[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
+
+    def write(self, layer: int, slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]) -> None:
+        """Put K and V [num_tokens, num_kv_heads, head_dim] into slots int64 [num_tokens]; -1 skips a token.
+
+        Raises
+        ------
+        LayoutMismatch
+            Shape or dtype does not fit. Nothing was written.
+        """
+        k_view, v_view = self.layer(layer)
+        k, v = self._convert("k", k, len(slots)), self._convert("v", v, len(slots))
+        if len(slots) and slots.min() < 0:
+            kept = slots >= 0
+            slots, k, v = slots[kept], k[kept], v[kept]
+        blocks, offsets = np.divmod(slots, self.spec.block_size)
+        k_view[blocks, offsets] = k
+        v_view[blocks, offsets] = v
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy whole blocks, (source, destination) int32 [n, 2], one after the other."""
+        for src, dst in pairs.tolist():
+            self._arena[dst] = self._arena[src]
+
+    def gather(
+        self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[NDArray[Any], NDArray[Any]] | None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """K and V of the first `num_tokens` tokens in `blocks`, each [num_layers, num_tokens, num_kv_heads, head_dim].
+
+        Raises
+        ------
+        LayoutMismatch
+            An array of `out` has another shape or dtype.
+        """
+        spec = self.spec
+        shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
+        if out is None:
+            out = (np.empty(shape, spec.np_dtype), np.empty(shape, spec.np_dtype))
+        for array in out:
+            if array.shape != shape or array.dtype != spec.np_dtype:
+                raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {array.dtype} {array.shape}")
+        used = blocks[: -(-num_tokens // spec.block_size)]
+        for layer, views in enumerate(self._layers):
+            for view, target in zip(views, out, strict=True):
+                target[layer] = view[used].reshape(-1, *shape[2:])[:num_tokens]
+        return out
+
+    def _convert(self, name: str, values: NDArray[Any], num_tokens: int) -> NDArray[Any]:
+        spec = self.spec
+        shape = (num_tokens, spec.num_kv_heads, spec.head_dim)
+        if not isinstance(values, np.ndarray):
+            try:
+                values = np.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
+            except (TypeError, ValueError, BufferError, RuntimeError) as error:
+                raise LayoutMismatch(f"{name} cannot be read as an array: {error}") from None
+        if values.shape != shape:
+            raise LayoutMismatch(f"{name} must be [num_tokens, num_kv_heads, head_dim] = {shape}, got {values.shape}")
+        if values.dtype == spec.np_dtype:
+            return values
+        if values.dtype.name not in _CONVERTIBLE:
+            raise LayoutMismatch(f"{name} has dtype {values.dtype}: {spec.dtype}, or one of {', '.join(_CONVERTIBLE)}, is needed")
+        if self._bits:
+            return float32_to_bfloat16(values.astype(np.float32, copy=False))
+        with np.errstate(over="ignore"):  # what does not fit in float16 becomes infinite, as in every kernel
+            return values.astype(spec.np_dtype)

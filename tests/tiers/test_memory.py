@@ -1,0 +1,246 @@
+"""Arenas in memory, on the CPU and (against a stand-in for CuPy) on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import resource
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record, _io
+from pagedkv.tiers.device import neighbours
+
+TIERS = [DeviceTier, HostTier]
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+def test_an_arena_is_aligned_contiguous_and_zero(tier_class):
+    for num_blocks, block_bytes, align in ((3, 100, 4096), (4, 1 << 20, 2 << 20)):
+        tier = tier_class(num_blocks, block_bytes)
+        assert (tier.num_blocks, tier.block_bytes, tier.gpu) == (num_blocks, block_bytes, None)
+        assert tier.arena.shape == (num_blocks, block_bytes)
+        assert tier.arena.dtype == np.uint8
+        assert tier.arena.flags.c_contiguous
+        assert tier.arena.ctypes.data % align == 0
+        assert not tier.arena.any()
+
+
+def test_an_arena_costs_memory_only_where_it_was_written():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tier = DeviceTier(4096, 1 << 20)  # 4 GiB
+    tier.view(4095)[:] = 1
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 64 << 10
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+def test_a_view_is_the_block_and_outlives_the_tier(tier_class):
+    tier = tier_class(4, 10)
+    view = tier.view(2)
+    view[:] = 7
+    assert (tier.arena[2] == 7).all()
+    tier.close()
+    tier.close()
+    gc.collect()
+    assert (view == 7).all()
+    with pytest.raises(ClosedError):
+        tier.view(2)
+    with pytest.raises(ClosedError):
+        _ = tier.arena
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+def test_memory_goes_back_with_the_last_view(tier_class):
+    tier = tier_class(4, 10)
+    base = (
+        weakref.ref(tier.arena.base.base)
+        if tier.arena.base.base is not None
+        else weakref.ref(tier.arena.base)
+    )
+    tier.close()
+    gc.collect()
+    assert base() is None
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+def test_sizes_that_make_no_arena_are_refused(tier_class):
+    for num_blocks, block_bytes, error in (
+        (0, 1, InvalidArgument), (1, 0, InvalidArgument), (-1, 1, InvalidArgument), (2**31, 1, InvalidArgument),
+        (1.0, 1, WrongType), ("1", 1, WrongType), (True, 1, WrongType),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            tier_class(num_blocks, block_bytes)
+    for block in (-1, 4):
+        with pytest.raises(InvalidArgument):
+            tier_class(4, 10).view(block)
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+@pytest.mark.parametrize("block_bytes", [1 << 29, 1 << 40])
+def test_more_memory_than_there_is_is_an_error_that_names_the_size(tier_class, block_bytes):
+    with pytest.raises(TierError, match=str(block_bytes)):
+        tier_class(2**31 - 1, block_bytes)
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+def test_a_gpu_without_cupy_is_an_error_that_names_the_extras(tier_class, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r"pagedkv\[cuda12\].*pagedkv\[cuda13\]"):
+        tier_class(4, 10, gpu=0)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 15, 16384, 65536, 65552, 70001])
+@pytest.mark.parametrize("count", [0, 1, 80])
+def test_copied_blocks_are_equal_and_others_untouched(block_bytes, count):
+    rng = np.random.default_rng(block_bytes)
+    src = rng.integers(0, 256, (100, block_bytes), np.uint8)
+    dst = np.zeros_like(src)
+    src_blocks = rng.permutation(100)[:count].astype(np.int32)
+    dst_blocks = rng.permutation(100)[:count].astype(np.int32)
+    expected = dst.copy()
+    expected[dst_blocks] = src[src_blocks]
+    _io.copy_blocks(src, src_blocks, dst, dst_blocks)
+    np.testing.assert_array_equal(dst, expected)
+
+
+def test_the_low_level_calls_check_rows_and_lengths():
+    rows, ids = np.zeros((3, 8), np.uint8), np.zeros(1, np.int32)
+    for src_blocks, dst_blocks in (
+        ([3], [0]),
+        ([-1], [0]),
+        ([0], [3]),
+        ([0], [-1]),
+        ([0, 1], [0]),
+        ([0], []),
+    ):
+        with pytest.raises(InvalidArgument):
+            _io.copy_blocks(rows, np.array(src_blocks, np.int32), rows, np.array(dst_blocks, np.int32))
+    with pytest.raises(InvalidArgument):
+        _io.copy_blocks(rows, ids, np.zeros((3, 9), np.uint8), ids)
+    long = np.zeros(1, np.int64)
+    bad = np.array([3], np.int32)
+    with pytest.raises(InvalidArgument):
+        _io.file_read(ids, long, rows, rows, bad, long)
+    with pytest.raises(InvalidArgument):
+        _io.file_read(ids, np.zeros(2, np.int64), rows, rows, ids, long)
+    with pytest.raises(InvalidArgument):
+        _io.file_read(
+            np.zeros(4, np.int32),
+            np.zeros(4, np.int64),
+            rows,
+            rows,
+            np.zeros(4, np.int32),
+            np.zeros(4, np.int64),
+        )
+    with pytest.raises(InvalidArgument):
+        _io.mapping_read(long, rows, rows, bad, long)
+    with pytest.raises(InvalidArgument):
+        _io.file_write(ids, long, rows, bad, long)
+    with pytest.raises(InvalidArgument):
+        _io.file_write(ids, long, rows, ids, np.zeros(0, np.int64))
+
+
+def test_neighbours_in_both_lists_become_one_run():
+    src = np.array([4, 5, 6, 9, 10, 3], np.int32)
+    dst = np.array([0, 1, 3, 4, 5, 6], np.int32)
+    assert list(neighbours(src, dst)) == [(4, 0, 2), (6, 3, 1), (9, 4, 2), (3, 6, 1)]
+    assert not list(neighbours(src[:0], dst[:0]))
+
+
+class FakeArray:
+    """A CuPy array's shape and address; the bytes lie in a NumPy array."""
+
+    def __init__(self, shape: tuple[int, int], dtype: object) -> None:
+        self.bytes = np.zeros(shape, np.uint8)
+        self.shape, self.dtype = shape, dtype
+        self.data = types.SimpleNamespace(ptr=self.bytes.ctypes.data)
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
+    """As much of CuPy as the tiers call; copies run at once and are counted."""
+    fake = types.SimpleNamespace(copies=0, synchronised=0, devices=[], limit=1 << 30)
+
+    class Stream:
+        ptr = 77
+
+        def __init__(self, *, non_blocking: bool) -> None:
+            assert non_blocking
+
+        def synchronize(self) -> None:
+            fake.synchronised += 1
+
+    class Error(Exception):
+        pass
+
+    def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        assert (kind, stream) == (4, 77)
+        ctypes.memmove(dst, src, size)
+        fake.copies += 1
+
+    def zeros(shape: tuple[int, int], dtype: object) -> FakeArray:
+        if shape[0] * shape[1] > fake.limit:
+            raise Error("out of memory")
+        return FakeArray(shape, dtype)
+
+    def pinned(size: int) -> bytearray:
+        if size > fake.limit:
+            raise Error("cannot lock")
+        return bytearray(b"\xff") * (size + 100)
+
+    def device(gpu: int) -> contextlib.AbstractContextManager[None]:
+        fake.devices.append(gpu)
+        return contextlib.nullcontext()
+
+    fake.zeros = zeros
+    fake.cuda = types.SimpleNamespace(
+        Device=device, Stream=Stream, alloc_pinned_memory=pinned,
+        memory=types.SimpleNamespace(OutOfMemoryError=Error),
+        runtime=types.SimpleNamespace(memcpyAsync=memcpy_async, CUDARuntimeError=Error),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    yield fake
+
+
+def test_a_gpu_arena_moves_to_page_locked_host_to_disk_and_back(fake_cupy, tmp_path):
+    device, host = DeviceTier(12, 4096, gpu=3), HostTier(12, 4096, gpu=3)
+    assert not host.arena.any()
+    disk = DiskTier(tmp_path / "kv", 12, 4096, fingerprint=bytes(32), block_tokens=1)
+    tiers = {0: device, 1: host, 2: disk}
+
+    def describe(moves: np.ndarray) -> list[Record]:
+        block = np.where(moves["dst_tier"] == 2, moves["dst_block"], moves["src_block"])
+        return [Record(bytes([b]) * 32, bytes(32), bytes(32), np.zeros(1, np.int32)) for b in block.tolist()]
+
+    content = np.random.default_rng(3).integers(0, 256, (12, 4096), np.uint8)
+    device.arena.bytes[:] = content
+    dtype = [(n, "i8") for n in ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")]
+    with disk, Mover(tiers, describe=describe) as mover:
+        for src, dst in ((0, 1), (0, 2), (2, 0), (1, 0)):
+            moves = np.zeros(12, dtype)
+            moves["src_tier"], moves["dst_tier"] = src, dst
+            moves["src_block"] = moves["dst_block"] = np.arange(12)
+            if dst == 0:
+                device.arena.bytes[:] = 0
+            assert mover.submit(moves).results()[1].all()
+            if dst == 0:
+                np.testing.assert_array_equal(device.arena.bytes, content)
+        np.testing.assert_array_equal(host.arena, content)
+    assert set(fake_cupy.devices) == {3}
+    assert fake_cupy.copies == 1 + 3 + 3 + 1
+    assert fake_cupy.synchronised == 8
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+def test_a_gpu_that_has_too_little_memory_is_an_error_that_names_the_size(fake_cupy, tier_class):
+    fake_cupy.limit = 100
+    with pytest.raises(TierError, match="1000 bytes"):
+        tier_class(10, 100, gpu=0)
