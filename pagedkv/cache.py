@@ -360,13 +360,11 @@ class KVCache:
     def _begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
         self._check_open()
         while True:
-            needed = self.table.blocks_needed(rows, q_lens, lookahead)
-            self._conductor.make_room(needed)
             try:
                 arrays = self.table.step(rows, q_lens, lookahead)
-            except OutOfBlocks:  # another thread took the room: make it again, which raises when there is none
-                continue
-            break
+                break
+            except OutOfBlocks:  # make room, which raises when there is none; another thread may take it again meanwhile
+                self._conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
         if len(arrays.copies):
             self._device().copy_blocks(arrays.copies)
             self.table.copies_done()

@@ -34,13 +34,13 @@ cdef extern from *:
     /* Items [first, n) of a list into out, up to the first that is not a small exact int: its index, or n. */
     static inline Py_ssize_t pkv_small_ints(PyObject* list, Py_ssize_t first, Py_ssize_t n, int32_t* out) {
         PyObject** items = ((PyListObject*)list)->ob_item;
-        int ok = 1;
         Py_ssize_t i;
         for (i = first; i < n; i++) {
+            int ok = 1;
             int64_t value;
-            if (i + 24 < n) __builtin_prefetch(items[i + 24]);
+            if (i + 32 < n) __builtin_prefetch(items[i + 32]);
             value = pkv_small_int(items[i], &ok);
-            if (!ok || value > INT32_MAX) break;
+            if (__builtin_expect(!ok || value > INT32_MAX, 0)) break;
             out[i] = (int32_t)value;
         }
         return i;

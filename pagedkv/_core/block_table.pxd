@@ -4,6 +4,7 @@
 #     blocks [0, num_owned)            through its Placement owner (shared with the tree, read only)
 #     blocks [num_owned, num_blocks)   one reference each in the pool (its own; a fork shares them until it writes)
 # and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed` has its KV written.
+cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from pagedkv._core.block_pool cimport BlockPool, Pool
@@ -64,6 +65,9 @@ cdef class BlockTable:
     cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* arrays, int64_t* slots,
                    int64_t* totals, int32_t* copies) noexcept nogil
+    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead)
+    cdef void evict(self, int64_t want) noexcept nogil
+    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
     cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit, int32_t* out) noexcept nogil

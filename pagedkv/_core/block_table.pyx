@@ -18,6 +18,7 @@ from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.owners cimport place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten
 from pagedkv._core.radix_tree cimport node_top
 from pagedkv._core.retention cimport retain
+from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
     E_BLOCKS, E_DUPLICATE, E_MEMORY, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
 )
@@ -544,42 +545,83 @@ cdef class BlockTable:
         Raises
         ------
         OutOfBlocks
-            The pool has too few free blocks (evict with ``placement.reserve`` first). Nothing was changed.
+            Too few blocks are free, and over one tier none could be evicted; over several, make room with
+            ``placement.reserve`` first. Nothing was changed.
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
-        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), ahead = count_input(lookahead, "lookahead", 0, 1 << 20), code
+        if lens is not None and cnp.PyArray_SIZE(lens) != cnp.PyArray_SIZE(handles):
+            raise InvalidArgument(f"{len(handles)} rows but {len(lens)} q_lens")
+        return self._build(handles, lens, None, count_input(lookahead, "lookahead", 0, 1 << 20))
+
+    def advance(self, rows, tokens, lookahead=0):
+        """A decode step in one call: :meth:`commit` what was scheduled, :meth:`append` a token to each row, :meth:`step`.
+
+        Parameters
+        ----------
+        rows : int64 [n]
+        tokens : int32 [n]
+        lookahead : int
+
+        Returns
+        -------
+        StepArrays
+
+        Raises
+        ------
+        OutOfBlocks
+            No room for the new tokens: they were not appended. What had been scheduled before is committed all the same.
+        StaleHandle, InvalidArgument
+            A row is gone, or stands twice. Nothing was changed.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray values = int32_input(tokens, "tokens")
+        if cnp.PyArray_SIZE(values) != cnp.PyArray_SIZE(handles):
+            raise InvalidArgument(f"{len(handles)} rows but {len(values)} tokens")
+        return self._build(handles, None, values, count_input(lookahead, "lookahead", 0, 1 << 20))
+
+    # Commits and appends `tokens` (None: neither), then schedules, allocates and fills. Sizes are guessed from the last step,
+    # so that one section under the lock is enough; a wrong guess costs another round.
+    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead):
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), code, i
+        cdef const int32_t* values = NULL if tokens is None else i32(tokens)
+        cdef bint appended = False
         cdef int64_t totals[5]
         cdef const int64_t* h = i64(handles)
-        cdef const int32_t* q
+        cdef const int32_t* q = NULL if lens is None else i32(lens)
         cdef int32_t* data
         cdef int64_t* slot_data
         cdef int32_t* copy_data
         cdef cnp.ndarray arrays, slots, copies
-        cdef int64_t w, t, c, size, slot_size, copy_size, seq
-        if lens is not None and cnp.PyArray_SIZE(lens) != n:
-            raise InvalidArgument(f"{n} rows but {len(lens)} q_lens")
-        q = NULL if lens is None else i32(lens)
-        w, t, c = self.likely_width + 1, n, 0
+        cdef int64_t w = self.likely_width + 1, t = n, c = 0, size, slot_size, copy_size, seq
         while True:
             size, slot_size, copy_size = n * w + 2 * n + 1 + 2 * t, t, c
-            arrays = new_int32(size)
-            slots = np.empty(slot_size, np.int64)
-            copies = np.empty((copy_size, 2), np.int32)
+            arrays, slots, copies = new_int32(size), np.empty(slot_size, np.int64), np.empty((copy_size, 2), np.int32)
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
             self.lock.acquire()
             with nogil:
-                code = self.plan(h, n, q, ahead, totals)
+                code = OK
+                if values != NULL and not appended:
+                    code = self.take(h, n, values, totals)
+                    appended = code == OK
+                if code == OK:
+                    code = self.plan(h, n, q, ahead, totals)
                 w, t, c = totals[2], totals[1], totals[3]
                 if code == OK and (n * w + 2 * n + 1 + 2 * t > size or t != slot_size or c != copy_size):
-                    code = E_STATE                              # the guess was too small: now the sizes are known
-                elif code == OK and totals[0] > pool_available(self.pool):
-                    code = E_BLOCKS
-                elif code == OK and not (self.grow_width(<int32_t>w) and self._room_for_copies(c)):
-                    code = E_MEMORY
+                    code = E_STATE                              # now the sizes are known
                 elif code == OK:
-                    self.likely_width = w
-                    self.fill(h, n, q, ahead, data, slot_data, totals, copy_data)
+                    if totals[0] > pool_available(self.pool) and self.placement is not None:
+                        self.evict(totals[0] - pool_available(self.pool))
+                    if totals[0] > pool_available(self.pool):
+                        code = E_BLOCKS
+                        if appended:
+                            for i in range(n):
+                                self.rows[handle_slot(h[i])].num_tokens -= 1
+                    elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c)):
+                        code = E_MEMORY
+                    else:
+                        self.likely_width = w
+                        self.fill(h, n, q, ahead, data, slot_data, totals, copy_data)
             self.lock.release()
             if code == OK:
                 break
@@ -594,6 +636,38 @@ cdef class BlockTable:
             arrays[:seq].reshape(n, w), arrays[seq:seq + n], arrays[seq + n:seq + 2 * n + 1],
             arrays[seq + 2 * n + 1:seq + 2 * n + 1 + t], arrays[seq + 2 * n + 1 + t:seq + 2 * n + 1 + 2 * t], slots, copies,
         )
+
+    # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
+    cdef void evict(self, int64_t want) noexcept nogil:
+        if self.placement.place.num_tiers == 1:
+            make_room(&self.placement.place, 0, want, -1)
+
+    # Commits what was scheduled and appends one token to each row; all or nothing. totals[4]: the index at fault.
+    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int64_t* totals) noexcept nogil:
+        cdef int32_t i, r
+        cdef Row* row
+        self.batch += 1
+        for i in range(n):
+            totals[4] = i
+            r = self.row_of(handles[i])
+            if r < 0:
+                return E_STALE
+            row = &self.rows[r]
+            if row.marked == self.batch:
+                return E_DUPLICATE
+            row.marked = self.batch
+            if row.num_tokens == row.tokens_capacity and not self.grow_tokens(row, <int64_t>row.num_tokens + 1):
+                return E_MEMORY
+        for i in range(n):
+            r = handle_slot(handles[i])
+            row = &self.rows[r]
+            row.computed += row.scheduled
+            row.scheduled = 0
+            if blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
+                self.commit_row(r)
+            row.tokens[row.num_tokens] = tokens[i]
+            row.num_tokens += 1
+        return OK
 
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil:
         cdef int64_t capacity

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32, tokens_input
-from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_available
+from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, pool_available
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
 from pagedkv._core.insertion cimport place_insert, place_restore
 from pagedkv._core.owners cimport (
@@ -446,6 +446,37 @@ cdef class Placement:
                 short = wanted - pool_available(self.place.pools[where])
         self.lock.release()
         return short if short > 0 else 0
+
+    def allocate(self, n):
+        """Take `n` device blocks with one reference each, evicting what can be dropped at once.
+
+        Over one tier that is :meth:`reserve` and ``pools[0].alloc`` in one call. Over several, make room with `reserve` first:
+        demotions take time.
+
+        Returns
+        -------
+        ndarray of int32 [n]
+
+        Raises
+        ------
+        OutOfBlocks
+        """
+        cdef int64_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef Pool* pool = self.place.pools[0]
+        if wanted > pool.max_capacity:
+            raise self.out_of_blocks(wanted)
+        cdef cnp.ndarray out = new_int32(wanted)
+        cdef int32_t* ids = i32(out)
+        cdef int code
+        self.lock.acquire()
+        with nogil:
+            if wanted > pool_available(pool) and self.place.num_tiers == 1:
+                make_room(&self.place, 0, wanted - pool_available(pool), -1)
+            code = pool_alloc(pool, <int32_t>wanted, ids)
+        self.lock.release()
+        if code != OK:
+            raise self.out_of_blocks(wanted)
+        return out
 
     def out_of_blocks(self, asked, tier=0):
         """The OutOfBlocks error for a request of `asked` blocks that `reserve` could not meet."""

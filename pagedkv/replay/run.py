@@ -10,7 +10,7 @@ import numpy as np
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.replay.capacity import Capacity, resolve
-from pagedkv.replay.engine_real import run_real
+from pagedkv.replay.engine_real import require_folder, run_real
 from pagedkv.replay.engine_sim import run_sim
 from pagedkv.replay.load import load_trace
 from pagedkv.replay.options import Options, check_policies
@@ -57,6 +57,8 @@ def replay(
     sizes = [_capacity(loaded, capacity, options) for capacity in _several(capacities)]
     if not sizes:
         raise InvalidArgument("at least one capacity is needed")
+    for size in sizes:
+        require_folder(size)
     references = References(loaded) if references is None else references
     return [
         _one(loaded, policy, size, options, progress, references) for size in sizes for policy in policies

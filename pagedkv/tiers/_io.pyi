@@ -1,6 +1,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+MIN_SUMMED: int
+SUM_LEVEL: int
+
 def copy_blocks(
     src: NDArray[np.uint8],
     src_blocks: NDArray[np.int32],
@@ -14,6 +17,8 @@ def file_read(
     rows: NDArray[np.uint8],
     indices: NDArray[np.int32],
     outcomes: NDArray[np.int64],
+    seeds: NDArray[np.uint64],
+    sums: NDArray[np.uint64],
 ) -> None: ...
 def mapping_read(
     addresses: NDArray[np.int64],
@@ -21,6 +26,8 @@ def mapping_read(
     rows: NDArray[np.uint8],
     indices: NDArray[np.int32],
     outcomes: NDArray[np.int64],
+    seeds: NDArray[np.uint64],
+    sums: NDArray[np.uint64],
 ) -> None: ...
 def file_write(
     fds: NDArray[np.int32],
@@ -28,4 +35,7 @@ def file_write(
     rows: NDArray[np.uint8],
     indices: NDArray[np.int32],
     outcomes: NDArray[np.int64],
+    seeds: NDArray[np.uint64],
+    sums: NDArray[np.uint64],
 ) -> None: ...
+def sum_bytes(data: NDArray[np.uint8], seed: int, level: int) -> int: ...

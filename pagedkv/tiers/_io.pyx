@@ -172,7 +172,7 @@ cdef Shards shards_of(Py_ssize_t row_bytes, Py_ssize_t count, const uint64_t[::1
         raise InvalidArgument(f"{count} blocks, but {seeds.shape[0]} seeds and {sums.shape[0]} rows of sums")
     if shards.count and (row_bytes % shards.count or shards.width <= MIN_SUMMED):
         raise InvalidArgument(f"{row_bytes} bytes do not make {shards.count} equal shards over {MIN_SUMMED} bytes")
-    shards.group = max(1, <Py_ssize_t> GROUP_BYTES // shards.width) if shards.count else 1
+    shards.group = max(<size_t> 1, GROUP_BYTES // shards.width) if shards.count else 1
     return shards
 
 

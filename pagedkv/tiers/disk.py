@@ -182,8 +182,10 @@ class DiskTier:
         dst_blocks : int32 [n]
             Rows of `arena`, each once.
 
-        Returns ------- bool [n]: True means the row holds exactly the bytes stored under that record; False
-        is a counted miss, and the row's bytes mean nothing.
+        Returns
+        -------
+        bool [n]: True means the row holds exactly the bytes stored under that record; False is a counted miss,
+        and the row's bytes mean nothing.
 
         Raises
         ------

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.tiers.base import Record
@@ -225,13 +226,12 @@ class SlotFormat:
         )  # fmt: skip
 
     def header(
-        self, slot: int, generation: int, record: Record, payload: memoryview, written_at: int
+        self, slot: int, generation: int, record: Record, sums: NDArray[np.uint64], written_at: int
     ) -> bytes:
-        """A live slot's whole header; reads the payload once, for its sums."""
-        g = self.geometry
+        """A live slot's whole header; `sums` are the payload's, uint64 [shards]."""
         body = self.identity(slot, generation, record) + WRITTEN_AT.pack(written_at)
-        body += struct.pack(f"<{g.shards}Q", *self.sums(generation, record.key, payload))
-        return seal(body.ljust(g.header_bytes - SUM.size, b"\0"), slot)
+        body += sums.astype("<u8", copy=False).tobytes()
+        return seal(body.ljust(self.geometry.header_bytes - SUM.size, b"\0"), slot)
 
     def tombstone(self, slot: int, generation: int) -> bytes:
         """A header that names nothing."""
@@ -241,21 +241,21 @@ class SlotFormat:
         body = self.identity(slot, generation, record, TOMBSTONE)
         return seal(body.ljust(g.header_bytes - SUM.size, b"\0"), slot)
 
-    def sums(self, generation: int, key: bytes, payload: memoryview) -> list[int]:
-        """One sum per shard of `payload` [block_bytes]."""
-        width = self.geometry.block_bytes // self.geometry.shards
-        seed = int.from_bytes(key[:8], "little") ^ generation
-        digest = xxhash.xxh3_64_intdigest
-        return [digest(payload[i * width : (i + 1) * width], seed ^ i) for i in range(self.geometry.shards)]
+    @staticmethod
+    def seed(generation: int, record: Record) -> int:
+        """What the sums of a payload are seeded with, besides the shard's number."""
+        return int.from_bytes(record.key[:8], "little") ^ generation
 
     def mismatch(
-        self, slot: int, generation: int, record: Record, header: memoryview, payload: memoryview
+        self, slot: int, generation: int, record: Record, header: memoryview, sums: NDArray[np.uint64]
     ) -> str | None:
-        """Why a slot's bytes are not what was stored under `record`, or None if they are.
+        """Why a slot is not what was stored under `record`, or None if it is; `sums` are of the payload found.
 
-        Returns ------- ``"header"`` (the header is damaged or of no known kind), ``"misplaced"`` (another
-        slot's, store's or fingerprint's), ``"stale"`` (another generation or epoch, or a tombstone),
-        ``"identity"`` (another key, parent, namespace or extra digest), ``"tokens"``, ``"payload"``.
+        Returns
+        -------
+        ``"header"`` (damaged, or of no known kind), ``"misplaced"`` (another slot's, store's or fingerprint's),
+        ``"stale"`` (another generation or epoch, or a tombstone), ``"identity"`` (another key, parent, namespace
+        or extra digest), ``"tokens"`` or ``"payload"``.
         """
         g = self.geometry
         expected = self.identity(slot, generation, record)
@@ -263,8 +263,7 @@ class SlotFormat:
             return self._difference(header, IDENTITY.unpack_from(expected), slot)
         if not sealed(header, slot):
             return "header"
-        stored = struct.unpack_from(f"<{g.shards}Q", header, g.sums_at)
-        if list(stored) != self.sums(generation, record.key, payload):
+        if header[g.sums_at : g.sums_at + SUM.size * g.shards] != sums.astype("<u8", copy=False).tobytes():
             return "payload"
         return None
 

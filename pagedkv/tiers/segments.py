@@ -14,6 +14,7 @@ import os
 from typing import Literal
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from pagedkv.errors import TierError
@@ -95,23 +96,54 @@ class Segments:
         headers: NDArray[np.uint8],
         rows: NDArray[np.uint8],
         indices: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
-        """Headers of n slots into `headers` [>= n, *], payloads into ``rows[indices]``; outcomes [n]."""
+        seeds: NDArray[np.uint64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Headers of n slots into `headers` [>= n, *], payloads into ``rows[indices]``.
+
+        Returns
+        -------
+        outcomes : int64 [n]
+        sums : uint64 [n, shards], seeded with ``seeds[i] ^ shard``; only where the outcome is a whole slot.
+        """
         segment, offsets = self._places(slots)
         outcomes = np.zeros(slots.size, np.int64)
+        sums = self._room_for_sums(slots.size)
         if self.read_path == "pread":
-            _io.file_read(self._fd_of[segment], offsets, headers, rows, indices, outcomes)
-            return outcomes
-        _io.mapping_read(self._base[segment] + offsets, headers, rows, indices, outcomes)
-        wanted = headers.shape[1] + rows.shape[1]
-        for i in np.flatnonzero(
-            outcomes != wanted
-        ):  # cut short, or a sandbox forbids the call: ask the file itself
-            one = slice(i, i + 1)
-            _io.file_read(
-                self._fd_of[segment[one]], offsets[one], headers[one], rows, indices[one], outcomes[one]
-            )
-        return outcomes
+            _io.file_read(self._fd_of[segment], offsets, headers, rows, indices, outcomes, seeds, sums)
+        else:
+            places = self._base[segment] + offsets
+            _io.mapping_read(places, headers, rows, indices, outcomes, seeds, sums)
+            wanted = headers.shape[1] + rows.shape[1]
+            for i in np.flatnonzero(outcomes != wanted):  # cut, or a sandbox forbids the call: ask the file
+                one = slice(i, i + 1)
+                _io.file_read(
+                    self._fd_of[segment[one]], offsets[one], headers[one], rows, indices[one], outcomes[one],
+                    seeds[one], sums[one],
+                )  # fmt: skip
+        return outcomes, self._complete(sums, rows, indices, seeds)
+
+    def _room_for_sums(self, count: int) -> NDArray[np.uint64]:
+        """uint64 [n, shards], or [n, 0] if shards are too short to be summed along the way."""
+        g = self.geometry
+        along = g.block_bytes // g.shards > _io.MIN_SUMMED
+        return np.zeros((count, g.shards if along else 0), np.uint64)
+
+    def _complete(
+        self,
+        sums: NDArray[np.uint64],
+        rows: NDArray[np.uint8],
+        indices: NDArray[np.int32],
+        seeds: NDArray[np.uint64],
+    ) -> NDArray[np.uint64]:
+        """`sums`, or if it is [n, 0] the sums of short shards, taken now."""
+        if sums.shape[1]:
+            return sums
+        shards = self.geometry.shards
+        found = np.zeros((indices.size, shards), np.uint64)
+        for i, (row, seed) in enumerate(zip(indices.tolist(), seeds.tolist())):
+            for shard, part in enumerate(rows[row].reshape(shards, -1)):
+                found[i, shard] = xxhash.xxh3_64_intdigest(part, seed=seed ^ shard)
+        return found
 
     def read_header(self, slot: int) -> bytes:
         """A slot's header; shorter, or empty, if it cannot be read."""
@@ -125,19 +157,25 @@ class Segments:
         """Row i of `headers` [n, header_bytes] in front of slot i; outcomes [n]."""
         segment, offsets = self._places(slots)
         outcomes = np.zeros(slots.size, np.int64)
-        _io.file_write(
-            self._fd_of[segment], offsets, headers, np.arange(slots.size, dtype=np.int32), outcomes
-        )
+        every = np.arange(slots.size, dtype=np.int32)
+        seeds, none = np.zeros(slots.size, np.uint64), np.zeros((slots.size, 0), np.uint64)
+        _io.file_write(self._fd_of[segment], offsets, headers, every, outcomes, seeds, none)
         return outcomes
 
     def write_payloads(
-        self, slots: NDArray[np.int32], rows: NDArray[np.uint8], indices: NDArray[np.int32]
-    ) -> NDArray[np.int64]:
-        """Row ``indices[i]`` of `rows` into slot i behind its header; outcomes [n]."""
+        self,
+        slots: NDArray[np.int32],
+        rows: NDArray[np.uint8],
+        indices: NDArray[np.int32],
+        seeds: NDArray[np.uint64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Row ``indices[i]`` of `rows` into slot i behind its header; outcomes and sums as `read`."""
         segment, offsets = self._places(slots)
         outcomes = np.zeros(slots.size, np.int64)
-        _io.file_write(self._fd_of[segment], offsets + self.geometry.header_bytes, rows, indices, outcomes)
-        return outcomes
+        sums = self._room_for_sums(slots.size)
+        offsets += self.geometry.header_bytes
+        _io.file_write(self._fd_of[segment], offsets, rows, indices, outcomes, seeds, sums)
+        return outcomes, self._complete(sums, rows, indices, seeds)
 
     def sync(self) -> None:
         """Wait until the device has what was written.

@@ -43,6 +43,7 @@ class Pair:
         self.pools = [BlockPool(n) if n else None for n in capacities]
         self.tree = RadixTree(block_size, len(capacities), max_run=max_run)
         self.core = Placement(self.tree, self.pools, inclusive=flags, pin_budget=pin_budget)
+        self.max_run = max_run
         self.memory: list[dict[int, Content]] = [{} for _ in capacities]
         self.owners: list[tuple[int, Owner]] = []
         self.private: list[int] = []
@@ -138,17 +139,23 @@ class Pair:
         self.private.clear()
 
     def take(self) -> None:
-        """Takes the moves that both decided; they must be the same, in the same order."""
+        """Takes the moves that both decided: the same blocks in the same order, but for the order within a run."""
         moves, expected = self.core.take_moves(), self.model.take_moves()
         assert len(moves) == len(expected), "number of moves"
-        for move, transfer in zip(moves, expected):
-            assert (move["src_tier"], move["dst_tier"]) == (transfer.src, transfer.dst), "tiers of a move"
-            num_blocks = self.core.depth_of(move["node"]) + int(move["index"]) + 1
-            prefix = tuple(self.core.path_tokens(move["node"]).tolist())[: num_blocks * self.model.block_size]
-            assert prefix == transfer.block.content[1], "prefix of a move"
-            held = self.memory[transfer.src].get(int(move["src_block"]))
-            assert held == transfer.block.content, "a move reads wrong content"
-            self.transfers.append((move, transfer))
+        for start in np.flatnonzero(np.diff(moves["transfer"], prepend=-1)):
+            run = moves[start:][moves["transfer"][start:] == moves["transfer"][start]]
+            theirs = sorted(expected[start : start + len(run)], key=lambda t: len(t.block.content[1]))
+            for move, transfer in zip(run, theirs):
+                self._take_one(move, transfer)
+
+    def _take_one(self, move: Any, transfer: Transfer) -> None:
+        assert (move["src_tier"], move["dst_tier"]) == (transfer.src, transfer.dst), "tiers of a move"
+        num_blocks = self.core.depth_of(move["node"]) + int(move["index"]) + 1
+        prefix = tuple(self.core.path_tokens(move["node"]).tolist())[: num_blocks * self.model.block_size]
+        assert prefix == transfer.block.content[1], "prefix of a move"
+        held = self.memory[transfer.src].get(int(move["src_block"]))
+        assert held == transfer.block.content, "a move reads wrong content"
+        self.transfers.append((move, transfer))
 
     def complete(self, ok: bool = True, which: int = 0) -> None:
         """Ends one transfer in flight, with all moves of it: bytes arrive, or half of them do."""
@@ -170,12 +177,18 @@ class Pair:
             self.complete(ok)
 
     def make_room(self, num_blocks: int, tier: int = DEVICE) -> bool:
-        """What a cache does to get blocks: ask, move, ask again, until it has them or nothing helps."""
-        while self.reserve(num_blocks, tier):
-            self.take()
-            if not self.transfers:
-                return False
-            self.finish()
+        """What a cache does to get blocks: ask, move, ask again, until it has them or nothing helps.
+
+        One block more at a time, unless every run is one block: asked for many at once, the core looks for room
+        below for a run's blocks together, the model for one after the other.
+        """
+        first = num_blocks if self.max_run == 1 else 1
+        for wanted in range(first, num_blocks + 1):
+            while self.reserve(wanted, tier):
+                self.take()
+                if not self.transfers:
+                    return False
+                self.finish()
         return True
 
     def clear(self) -> None:

@@ -125,27 +125,17 @@ def test_the_low_level_calls_check_rows_and_lengths():
             _io.copy_blocks(rows, np.array(src_blocks, np.int32), rows, np.array(dst_blocks, np.int32))
     with pytest.raises(InvalidArgument):
         _io.copy_blocks(rows, ids, np.zeros((3, 9), np.uint8), ids)
-    long = np.zeros(1, np.int64)
-    bad = np.array([3], np.int32)
+    bad, one, two, four = np.array([3], np.int32), ids, np.zeros(2, np.int64), np.zeros(4, np.int32)
+    place, seeds, none = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.zeros((1, 0), np.uint64)
+    for arguments in ((one, place, rows, rows, bad, place), (one, two, rows, rows, one, place),
+                      (four, np.zeros(4, np.int64), rows, rows, four, np.zeros(4, np.int64))):  # fmt: skip
+        with pytest.raises(InvalidArgument):
+            _io.file_read(*arguments, seeds, none)
     with pytest.raises(InvalidArgument):
-        _io.file_read(ids, long, rows, rows, bad, long)
-    with pytest.raises(InvalidArgument):
-        _io.file_read(ids, np.zeros(2, np.int64), rows, rows, ids, long)
-    with pytest.raises(InvalidArgument):
-        _io.file_read(
-            np.zeros(4, np.int32),
-            np.zeros(4, np.int64),
-            rows,
-            rows,
-            np.zeros(4, np.int32),
-            np.zeros(4, np.int64),
-        )
-    with pytest.raises(InvalidArgument):
-        _io.mapping_read(long, rows, rows, bad, long)
-    with pytest.raises(InvalidArgument):
-        _io.file_write(ids, long, rows, bad, long)
-    with pytest.raises(InvalidArgument):
-        _io.file_write(ids, long, rows, ids, np.zeros(0, np.int64))
+        _io.mapping_read(place, rows, rows, bad, place, seeds, none)
+    for arguments in ((one, place, rows, bad, place), (one, place, rows, one, np.zeros(0, np.int64))):
+        with pytest.raises(InvalidArgument):
+            _io.file_write(*arguments, seeds, none)
 
 
 def test_neighbours_in_both_lists_become_one_run():
