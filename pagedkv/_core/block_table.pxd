@@ -67,7 +67,8 @@ cdef class BlockTable:
                    int64_t* totals, int32_t* copies) noexcept nogil
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead)
     cdef void evict(self, int64_t want) noexcept nogil
-    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int64_t* totals) noexcept nogil
+    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead, int64_t* totals) noexcept nogil
+    cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
     cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit, int32_t* out) noexcept nogil

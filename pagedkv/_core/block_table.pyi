@@ -6,24 +6,22 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.placement import Placement
 
+@final
 class StepArrays:
-    block_tables: NDArray[np.int32]
-    seq_lens: NDArray[np.int32]
-    q_indptr: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    slot_mapping: NDArray[np.int64]
-    copies: NDArray[np.int32]
-    def __init__(
-        self,
-        block_tables: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        q_indptr: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        tokens: NDArray[np.int32],
-        slot_mapping: NDArray[np.int64],
-        copies: NDArray[np.int32],
-    ) -> None: ...
+    @property
+    def block_tables(self) -> NDArray[np.int32]: ...
+    @property
+    def seq_lens(self) -> NDArray[np.int32]: ...
+    @property
+    def q_indptr(self) -> NDArray[np.int32]: ...
+    @property
+    def positions(self) -> NDArray[np.int32]: ...
+    @property
+    def tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]: ...
+    @property
+    def copies(self) -> NDArray[np.int32]: ...
     def to_csr(self, block_size: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]: ...
 
 @final

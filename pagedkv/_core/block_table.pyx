@@ -30,7 +30,9 @@ cdef enum:
     MAX_LOGGED = 1 << 20    # table changes kept for a delta; beyond that a full copy is cheaper
 
 
-class StepArrays:
+@cython.final
+@cython.freelist(8)
+cdef class StepArrays:
     """What a step's kernels need, as views of one int32 and one int64 buffer.
 
     Attributes
@@ -44,16 +46,13 @@ class StepArrays:
     copies : int32 [n, 2], (source, destination) blocks to copy before anything is written (copy-on-write)
     """
 
-    __slots__ = ("block_tables", "copies", "positions", "q_indptr", "seq_lens", "slot_mapping", "tokens")
-
-    def __init__(self, block_tables, seq_lens, q_indptr, positions, tokens, slot_mapping, copies):
-        self.block_tables = block_tables
-        self.seq_lens = seq_lens
-        self.q_indptr = q_indptr
-        self.positions = positions
-        self.tokens = tokens
-        self.slot_mapping = slot_mapping
-        self.copies = copies
+    cdef readonly object block_tables
+    cdef readonly object seq_lens
+    cdef readonly object q_indptr
+    cdef readonly object positions
+    cdef readonly object tokens
+    cdef readonly object slot_mapping
+    cdef readonly object copies
 
     def to_csr(self, block_size):
         """The tables as ``kv_indptr`` int32 [n+1], ``kv_indices`` int32 [blocks], ``kv_last_block_len`` int32 [n]."""
@@ -63,6 +62,19 @@ class StepArrays:
         used = np.arange(self.block_tables.shape[1], dtype=np.int32) < blocks[:, None]
         last = np.where(self.seq_lens > 0, (self.seq_lens - 1) % np.int32(block_size) + 1, 0).astype(np.int32)
         return indptr, self.block_tables[used], last
+
+
+# Part of `base` (int32) from element `at` on, [rows] or, with columns >= 0, [rows, columns]; shares its memory.
+cdef object part_of(cnp.ndarray base, int64_t at, int64_t rows, int64_t columns):
+    cdef cnp.npy_intp[2] shape
+    shape[0], shape[1] = rows, columns
+    cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1 if columns < 0 else 2, shape, cnp.NPY_INT32, i32(base) + at)
+    cnp.set_array_base(view, base)
+    return view
+
+
+cdef object no_copies = np.empty((0, 2), np.int32)
+no_copies.flags.writeable = False
 
 
 @cython.final
@@ -186,8 +198,7 @@ cdef class BlockTable:
     # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault]. q_lens NULL:
     # all uncomputed tokens. Changes nothing that anybody sees.
     cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* totals) noexcept nogil:
-        cdef int32_t i, r, q, last
-        cdef int64_t blocks
+        cdef int32_t i, r, q
         cdef Row* row
         memset(totals, 0, 5 * sizeof(int64_t))
         self.batch += 1
@@ -205,21 +216,26 @@ cdef class BlockTable:
                 if q_lens[i] < 0 or q_lens[i] > q:
                     return E_RANGE
                 q = q_lens[i]
-            totals[1] += q
-            last = row.computed + q
-            blocks = blocks_in(last + lookahead + self.block_size - 1, self.block_size, self.shift)
-            if blocks > row.num_blocks:
-                totals[0] += blocks - row.num_blocks
-            else:
-                blocks = row.num_blocks
-            if blocks > totals[2]:
-                totals[2] = blocks
-            # the block that the first new token falls into exists already and somebody else holds it too
-            if row.forked and q > 0 and row.computed // self.block_size < row.num_blocks:
-                if self.pool.refs[self.table[<int64_t>r * self.width + row.computed // self.block_size]] & COUNT > 1:
-                    totals[0] += 1
-                    totals[3] += 1
+            self.count(r, q, lookahead, totals)
         return OK
+
+    # Adds to `totals` what q more tokens of row r need.
+    cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t first, blocks = blocks_in(
+            row.computed + q + lookahead + self.block_size - 1, self.block_size, self.shift)
+        totals[1] += q
+        if blocks > row.num_blocks:
+            totals[0] += blocks - row.num_blocks
+        else:
+            blocks = row.num_blocks
+        if blocks > totals[2]:
+            totals[2] = blocks
+        if row.forked and q > 0:    # the block that the first new token falls into may exist already and be somebody else's too
+            first = row.computed // self.block_size
+            if first < row.num_blocks and self.pool.refs[self.table[<int64_t>r * self.width + first]] & COUNT > 1:
+                totals[0] += 1
+                totals[3] += 1
 
     # Allocates what `plan` counted (the pool has it) and writes the arrays:
     # int32: [tables n*w | seq_lens n | q_indptr n+1 | positions t | tokens t], int64 slots [t], copies [c][2].
@@ -257,7 +273,8 @@ cdef class BlockTable:
                 pool_alloc(self.pool, 1, &block)
                 self.put(r, row.num_blocks, block)
                 row.num_blocks += 1
-            memcpy(arrays + i * w, table, row.num_blocks * sizeof(int32_t))
+            for j in range(row.num_blocks):                     # short rows: a loop beats two calls
+                arrays[i * w + j] = table[j]
             for j in range(row.num_blocks, <int32_t>w):
                 arrays[i * w + j] = NIL
             seq_lens[i] = last
@@ -596,15 +613,16 @@ cdef class BlockTable:
         cdef int64_t w = self.likely_width + 1, t = n, c = 0, size, slot_size, copy_size, seq
         while True:
             size, slot_size, copy_size = n * w + 2 * n + 1 + 2 * t, t, c
-            arrays, slots, copies = new_int32(size), np.empty(slot_size, np.int64), np.empty((copy_size, 2), np.int32)
+            arrays, slots = new_int32(size), cnp.PyArray_EMPTY(1, <cnp.npy_intp*>&slot_size, cnp.NPY_INT64, 0)
+            copies = np.empty((copy_size, 2), np.int32) if copy_size else no_copies
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
             self.lock.acquire()
             with nogil:
                 code = OK
                 if values != NULL and not appended:
-                    code = self.take(h, n, values, totals)
+                    code = self.take(h, n, values, ahead, totals)
                     appended = code == OK
-                if code == OK:
+                else:
                     code = self.plan(h, n, q, ahead, totals)
                 w, t, c = totals[2], totals[1], totals[3]
                 if code == OK and (n * w + 2 * n + 1 + 2 * t > size or t != slot_size or c != copy_size):
@@ -632,20 +650,26 @@ cdef class BlockTable:
             if code != E_STATE:
                 self.raise_(code, handles, totals[4])
         seq = n * w
-        return StepArrays(
-            arrays[:seq].reshape(n, w), arrays[seq:seq + n], arrays[seq + n:seq + 2 * n + 1],
-            arrays[seq + 2 * n + 1:seq + 2 * n + 1 + t], arrays[seq + 2 * n + 1 + t:seq + 2 * n + 1 + 2 * t], slots, copies,
-        )
+        cdef StepArrays out = StepArrays.__new__(StepArrays)
+        out.block_tables = part_of(arrays, 0, n, w)
+        out.seq_lens = part_of(arrays, seq, n, -1)
+        out.q_indptr = part_of(arrays, seq + n, n + 1, -1)
+        out.positions = part_of(arrays, seq + 2 * n + 1, t, -1)
+        out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
+        out.slot_mapping = slots
+        out.copies = copies
+        return out
 
     # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
     cdef void evict(self, int64_t want) noexcept nogil:
         if self.placement.place.num_tiers == 1:
             make_room(&self.placement.place, 0, want, -1)
 
-    # Commits what was scheduled and appends one token to each row; all or nothing. totals[4]: the index at fault.
-    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int64_t* totals) noexcept nogil:
+    # Commits what was scheduled, appends one token to each row and counts as `plan` does; all or nothing.
+    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead, int64_t* totals) noexcept nogil:
         cdef int32_t i, r
         cdef Row* row
+        memset(totals, 0, 5 * sizeof(int64_t))
         self.batch += 1
         for i in range(n):
             totals[4] = i
@@ -667,6 +691,7 @@ cdef class BlockTable:
                 self.commit_row(r)
             row.tokens[row.num_tokens] = tokens[i]
             row.num_tokens += 1
+            self.count(r, row.num_tokens - row.computed, ahead, totals)
         return OK
 
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil:

@@ -117,8 +117,11 @@ class TiersModel:
         for tier in sorted(block.copies):
             if not self._held(block, tier) and block not in self.order[tier]:
                 self._link(block, tier, below_parent=ok and transfer.demotes and not returned)
-        if block.root.failed or (not ok and transfer.demotes and not returned):
+        if not ok and transfer.demotes and not returned:
             self._drop_subtree(block)
+        if block.root.failed:
+            for kid in list(block.root.kids.values()):
+                self._drop_subtree(kid)
 
     # ---- inside
 

@@ -89,9 +89,7 @@ def _blocks(tier: str, size: str | int, trace: Trace, block_bytes: int) -> int:
     text = str(size)
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise InvalidArgument(
-            f"{tier}: {text!r} is not a size; write blocks (5000), a share (5%) or bytes (40GiB)"
-        )
+        raise InvalidArgument(f"{tier}: {text!r} is not a size; write blocks (5000), a share (5%) or bytes (40GiB)")
     number, unit = Fraction(found[1]), found[2]
     if unit == "%":
         if number > 100:

@@ -27,9 +27,7 @@ A size is blocks (5000), a share of the trace's unique blocks (5%) or bytes (40G
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the ``replay`` command and its options."""
-    parser = commands.add_parser(
-        "replay", help="replay a serving trace through the cache", description=DESCRIPTION
-    )
+    parser = commands.add_parser("replay", help="replay a serving trace through the cache", description=DESCRIPTION)
     add = parser.add_argument
     add(
         "trace",
@@ -90,9 +88,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--json", metavar="OUT", help="write the report; - for stdout (the table then goes to stderr)")
     add("--plot", metavar="OUT.png", help="write a plot (needs the bench extra)")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--progress", action="store_true", default=None, help="progress even if stderr is no terminal"
-    )
+    shown.add_argument("--progress", action="store_true", default=None, help="progress even if stderr is no terminal")
     shown.add_argument("--quiet", action="store_false", dest="progress", help="no progress")
     parser.set_defaults(run=run)
 
@@ -125,9 +121,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     with progress(arguments.progress) as shown:
         results = replay(trace, policies, sizes, options=options, progress=shown, references=references)
     command = shlex.join(["pagedkv", *argv])
-    report = Report(
-        trace, results, command, time.perf_counter() - start, options.bytes_per_token, options.model
-    )
+    report = Report(trace, results, command, time.perf_counter() - start, options.bytes_per_token, options.model)
     print_table(trace, results, sys.stderr if arguments.json == "-" else sys.stdout)
     if arguments.json is not None:
         report.write_json(arguments.json)
@@ -144,9 +138,7 @@ def _require_format(out: str) -> None:
     known = require_matplotlib().figure().canvas.get_supported_filetypes()
     suffix = out.rpartition(".")[2].lower()
     if "." not in out or suffix not in known:
-        raise InvalidArgument(
-            f"--plot: {out} must end in one of {', '.join('.' + name for name in sorted(known))}"
-        )
+        raise InvalidArgument(f"--plot: {out} must end in one of {', '.join('.' + name for name in sorted(known))}")
 
 
 def _bytes(option: str, text: str) -> int:

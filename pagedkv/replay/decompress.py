@@ -64,9 +64,7 @@ def _members(path: Path, chunks: Iterator[bytes], make: Callable[[], _Decompress
             while data:
                 try:
                     out = current.decompress(data)
-                except (
-                    Exception
-                ) as error:  # zlib.error, ZstdError of two modules, EOFError: all mean damaged input
+                except Exception as error:  # zlib.error, ZstdError of two modules, EOFError: all mean damaged input
                     raise TraceFormatError(path, "", f"damaged compressed data ({error})") from None
                 started = True
                 yield out

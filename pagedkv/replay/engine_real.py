@@ -1,11 +1,12 @@
-"""Drives a KVCache with a trace: real blocks, real moves between real tiers, and every byte served is checked.
+"""Drives a KVCache with a trace: real blocks, real moves between real tiers, every byte served is checked.
 
-A block id becomes a block of two equal tokens, and every prompt ends with one more token that continues nothing:
-what an engine always has to compute itself. So all of the trace's blocks can hit, and the extra token lies in a
-partly filled block that never enters the tree. That block is why the device gets one more than was asked for.
+A block id becomes a block of two equal tokens, and every prompt ends with one more token that continues
+nothing: what an engine always has to compute itself. So all of the trace's blocks can hit, and the extra
+token lies in a partly filled block that never enters the tree. For it the device gets one block more.
 
-Each block is filled with bytes that follow from its whole prefix (payload.py) when it is computed, and compared on
-the device whenever it is served: after promotion, whatever tier it lay in. One wrong byte fails the run.
+Each block is filled with bytes that follow from its whole prefix (payload.py) when it is computed, and
+compared on the device whenever it is served: after promotion, whatever tier it lay in. A wrong byte fails the
+run.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def require_folder(capacity: Capacity) -> None:
 
 @contextmanager
 def _folder(disk: int, parent: Path | None) -> Iterator[str | None]:
-    """A new folder for the disk tier, removed at the end: every replay starts cold. None without a disk tier."""
+    """A new folder for the disk tier, removed at the end: every replay starts cold. None without one."""
     if not disk:
         yield None
         return

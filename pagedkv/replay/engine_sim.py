@@ -2,7 +2,7 @@
 
 A trace's block id stands for a whole prefix, so it is fed as one token with a block size of 1. One request::
 
-    acquire -> (hits by tier) -> reserve -> promote -> settle -> alloc -> insert -> release
+    acquire -> (hits by tier) -> reserve -> promote -> settle -> reserve -> alloc -> insert -> release
 
 Moves are answered at once with success. A request longer than the device keeps its first ``device`` blocks:
 what runs must lie on the device as a whole, and requests run one at a time, so a request always fits.
@@ -66,17 +66,17 @@ class SimCache:
         owner, hit = placement.acquire(path)
         tiers = placement.tiers_of(owner)
         cold = hit - int(np.count_nonzero(tiers == DEVICE))
-        wanted = len(path) - hit + cold
-        room = self._make_room(wanted)
-        self.squeezed += room < wanted
+        squeezed = False
         if cold:
-            if room >= cold:
+            squeezed = self._make_room(cold) < cold
+            if not squeezed:
                 placement.promote(owner)
                 self._answer_moves()
             hit = placement.settle(owner)
-        missing = min(len(path) - hit, self.device.num_free)
+        missing = self._make_room(len(path) - hit)
         if missing:
             placement.insert(owner, path[hit : hit + missing], self.device.alloc(missing))
+        self.squeezed += squeezed or hit + missing < len(path)
         placement.release(owner)
         return hit, np.bincount(tiers[:hit], minlength=len(TIER_NAMES))
 

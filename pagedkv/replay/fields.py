@@ -12,9 +12,7 @@ from pagedkv.errors import TraceFormatError
 from pagedkv.replay.trace import MAX_ACCESSES, MAX_REQUESTS
 
 
-def first_bad(
-    path: Path, field: str, values: NDArray[np.generic], bad: NDArray[np.bool_], problem: str
-) -> None:
+def first_bad(path: Path, field: str, values: NDArray[np.generic], bad: NDArray[np.bool_], problem: str) -> None:
     """Raise for the first True in ``bad`` (bool [num_requests]); ``problem`` may use ``{value}``."""
     if bad.any():
         i = int(bad.argmax())

@@ -50,9 +50,7 @@ def load_trace(source: str | os.PathLike[str], *, block_size: int | None = None)
     except (OSError, ValueError) as error:
         if isinstance(error, TraceFormatError | InvalidArgument):
             raise
-        raise TraceFormatError(
-            text, "", (getattr(error, "strerror", None) or str(error)).splitlines()[0]
-        ) from None
+        raise TraceFormatError(text, "", (getattr(error, "strerror", None) or str(error)).splitlines()[0]) from None
 
 
 def _own_block_size(text: str, block_size: int | None) -> None:

@@ -29,9 +29,7 @@ class Payload:
     def __init__(self, trace: Trace, block_bytes: int) -> None:
         words = block_bytes // 8
         self._chains = chains(trace)
-        self._pattern = np.random.Generator(np.random.PCG64(PATTERN_SEED)).integers(
-            1, 1 << 63, words, dtype=np.uint64
-        )
+        self._pattern = np.random.Generator(np.random.PCG64(PATTERN_SEED)).integers(1, 1 << 63, words, dtype=np.uint64)
         self._expected = np.empty(words, np.uint64)
 
     def fill(self, block: int, out: Bytes) -> None:
@@ -53,8 +51,7 @@ class Payload:
     def wrong_in_path(self, path: Int32, arena: Bytes, blocks: Int32) -> int:
         """Wrong bytes in rows ``blocks`` of ``arena``, which should hold trace blocks ``path``."""
         return sum(
-            self.wrong_bytes(block, arena[row])
-            for block, row in zip(path.tolist(), blocks.tolist(), strict=True)
+            self.wrong_bytes(block, arena[row]) for block, row in zip(path.tolist(), blocks.tolist(), strict=True)
         )
 
 

@@ -60,9 +60,7 @@ def _sweep(trace: Trace, results: Sequence[Result], references: References, axes
         best = [100 * references.total(name, c) / trace.num_accesses for c in capacities]
         axes.plot(capacities, best, BOUND_STYLES[name], color="black", linewidth=1, label=name)
     axes.set_xscale("log")
-    axes.set_xticks(
-        capacities, [f"{c:,}\n{100 * c / trace.num_unique:.3g} %" for c in capacities], fontsize=8
-    )
+    axes.set_xticks(capacities, [f"{c:,}\n{100 * c / trace.num_unique:.3g} %" for c in capacities], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel("capacity of all tiers: blocks, and share of the unique blocks")
     axes.set_ylabel("block hits, % of accesses")
@@ -82,9 +80,7 @@ def _bars(trace: Trace, results: Sequence[Result], references: References, axes:
             left = [a + w for a, w in zip(left, widths, strict=True)]
     for name in BOUNDS:
         best = 100 * references.total(name, shown[0].capacity.total) / trace.num_accesses
-        axes.axvline(
-            best, linestyle=BOUND_STYLES[name], color="black", linewidth=1, label=f"{name} {best:.1f} %"
-        )
+        axes.axvline(best, linestyle=BOUND_STYLES[name], color="black", linewidth=1, label=f"{name} {best:.1f} %")
     axes.invert_yaxis()
     tiers = ", ".join(f"{name} {blocks:,}" for name, blocks in shown[0].capacity.tiers())
     axes.set_xlabel(f"block hits, % of accesses ({tiers} blocks)")

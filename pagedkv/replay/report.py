@@ -62,10 +62,7 @@ class Report:
             "flop_weights": {
                 "model": self.model.name,
                 "per_token": 2 * self.model.matmul_weights,
-                "per_token_and_key": 4
-                * self.model.num_layers
-                * self.model.num_qo_heads
-                * self.model.head_dim,
+                "per_token_and_key": 4 * self.model.num_layers * self.model.num_qo_heads * self.model.head_dim,
             },
             "not_modelled": list(NOT_MODELLED),
         }

@@ -60,9 +60,7 @@ def replay(
     for size in sizes:
         require_folder(size)
     references = References(loaded) if references is None else references
-    return [
-        _one(loaded, policy, size, options, progress, references) for size in sizes for policy in policies
-    ]
+    return [_one(loaded, policy, size, options, progress, references) for size in sizes for policy in policies]
 
 
 def _several(

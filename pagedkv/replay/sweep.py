@@ -38,9 +38,7 @@ def _swept(
     trace: Trace, device: str | None, host: str | None, disk: str | None, sweep: str, bytes_per_token: int
 ) -> list[Capacity]:
     if device is not None:
-        raise InvalidArgument(
-            "--sweep varies the device's size: give sizes to --sweep, or --device, not both"
-        )
+        raise InvalidArgument("--sweep varies the device's size: give sizes to --sweep, or --device, not both")
     sizes = [size.strip() for size in sweep.split(",")]
     if sweep == DEFAULT_SWEEP:  # a small trace has no 1 %
         sizes = [size for size in sizes if int(size[:-1]) * trace.num_unique >= 100] or ["100%"]

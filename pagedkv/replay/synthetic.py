@@ -63,9 +63,7 @@ def synthetic(text: str) -> Trace:
     if name not in GENERATORS:
         raise InvalidArgument(f"unknown synthetic trace {name!r}; known: {', '.join(sorted(GENERATORS))}")
     if len(numbers) > 2 or not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
-        raise InvalidArgument(
-            f"synthetic:{text}: expected synthetic:NAME[:SEED[:REQUESTS]] with whole numbers"
-        )
+        raise InvalidArgument(f"synthetic:{text}: expected synthetic:NAME[:SEED[:REQUESTS]] with whole numbers")
     seed = int(numbers[0]) if numbers else DEFAULT_SEED
     num_requests = int(numbers[1]) if len(numbers) > 1 else DEFAULT_REQUESTS
     if not 1 <= num_requests <= MAX_SYNTHETIC_REQUESTS or seed > MAX_SEED:

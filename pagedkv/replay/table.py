@@ -74,9 +74,7 @@ def _cells(r: Result) -> dict[str, str]:
 
 def _print_plain(columns: list[str], rows: list[list[str]], widths: list[int], file: TextIO) -> None:
     for cells in (columns, ["-" * width for width in widths], *rows):
-        padded = [
-            c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        ]
+        padded = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
         print("  ".join(padded).rstrip(), file=file)
 
 

@@ -75,9 +75,7 @@ class Trace:
         last = np.full(self.num_requests, -1, np.int64)
         filled = lengths > 0
         last[filled] = self.paths[self.offsets[1:][filled] - 1]
-        known = np.maximum.accumulate(np.concatenate(([-1], last)))[
-            :-1
-        ]  # ids <= known[i] were seen before request i
+        known = np.maximum.accumulate(np.concatenate(([-1], last)))[:-1]  # ids <= known[i] were seen before request i
         fresh = np.maximum(last - known, 0)
         return (lengths - fresh).astype(np.int32)
 
@@ -89,9 +87,7 @@ class Trace:
         InvalidArgument : not in 1..num_requests of this trace, or no blocks there.
         """
         if not 1 <= num_requests <= self.num_requests:
-            raise InvalidArgument(
-                f"asked for the first {num_requests} requests; the trace has {self.num_requests}"
-            )
+            raise InvalidArgument(f"asked for the first {num_requests} requests; the trace has {self.num_requests}")
         offsets = self.offsets[: num_requests + 1]
         paths = self.paths[: offsets[-1]]
         if not len(paths):
@@ -134,9 +130,7 @@ def from_segments(
     paths = np.empty(int(offsets[-1]), np.int32)
     parents, depths = np.empty(unique, np.int32), np.empty(unique, np.int32)
     at, new = offsets.tolist(), 0
-    for i, (r, shared, blocks) in enumerate(
-        zip(ref.tolist(), lcp.tolist(), num_blocks.tolist(), strict=True)
-    ):
+    for i, (r, shared, blocks) in enumerate(zip(ref.tolist(), lcp.tolist(), num_blocks.tolist(), strict=True)):
         a = at[i]
         if shared:
             paths[a : a + shared] = paths[at[r] : at[r] + shared]
@@ -148,9 +142,7 @@ def from_segments(
             parents[new] = paths[a + shared - 1] if shared else -1
             depths[new:end] = np.arange(shared, blocks, dtype=np.int32)
             new = end
-    return freeze(
-        Trace(name, sha256, block_size, t_ms, input_tokens, output_tokens, offsets, paths, parents, depths)
-    )
+    return freeze(Trace(name, sha256, block_size, t_ms, input_tokens, output_tokens, offsets, paths, parents, depths))
 
 
 def freeze(trace: Trace) -> Trace:

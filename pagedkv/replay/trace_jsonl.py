@@ -119,9 +119,7 @@ class _Builder:
             raise TraceFormatError(self.path, f"line {number}", "nested too deeply") from None
         except ValueError as error:
             problem = str(error).splitlines()[0]
-            raise TraceFormatError(
-                self.path, f"line {number}", f"not JSON, or cut short ({problem})"
-            ) from None
+            raise TraceFormatError(self.path, f"line {number}", f"not JSON, or cut short ({problem})") from None
         if not isinstance(record, dict):
             raise TraceFormatError(self.path, f"line {number}", "must be a JSON object")
         return record
@@ -165,9 +163,5 @@ def _reject(constant: str) -> object:
 
 
 def _short(value: object) -> str:
-    text = (
-        repr(value)
-        if not isinstance(value, int) or -(10**30) < value < 10**30
-        else "an integer beyond 10**30"
-    )
+    text = repr(value) if not isinstance(value, int) or -(10**30) < value < 10**30 else "an integer beyond 10**30"
     return text if len(text) <= 40 else text[:37] + "..."

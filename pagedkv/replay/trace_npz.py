@@ -54,16 +54,10 @@ def read_npz(path: Path) -> Trace:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {
-                Path(info.filename).stem: info
-                for info in archive.infolist()
-                if info.filename.endswith(".npy")
-            }
+            members = {Path(info.filename).stem: info for info in archive.infolist() if info.filename.endswith(".npy")}
             size = path.stat().st_size
             block_size = _scalar(path, "block_size", _member(archive, members, "block_size", path, size))
-            column = {
-                name: _column(path, name, _member(archive, members, name, path, size)) for name in COLUMNS
-            }
+            column = {name: _column(path, name, _member(archive, members, name, path, size)) for name in COLUMNS}
     except TraceFormatError:
         raise
     except UNREADABLE as error:
@@ -107,9 +101,7 @@ def _check(path: Path, block_size: int, column: dict[str, NDArray[np.int64]]) ->
     fields.first_bad(path, "ref", ref, ref >= here, "{value} points at this or a later request")
     fields.bounded(path, "lcp", lcp, 0, MAX_TOKENS)
     fields.first_bad(path, "lcp", lcp, lcp > nblk, "{value} is longer than the request's own path")
-    fields.first_bad(
-        path, "lcp", lcp, (ref < 0) & (lcp > 0), "{value} blocks shared with no request (ref is -1)"
-    )
+    fields.first_bad(path, "lcp", lcp, (ref < 0) & (lcp > 0), "{value} blocks shared with no request (ref is -1)")
     shared = np.where(ref >= 0, nblk[np.maximum(ref, 0)], 0) if n else lcp
     fields.first_bad(path, "lcp", lcp, lcp > shared, "{value} is longer than the path it refers to")
     fields.totals(path, "field nblk", n, int(nblk.sum()))
@@ -125,9 +117,7 @@ def _member(
     try:
         with archive.open(info) as stream:
             major, _ = np.lib.format.read_magic(stream)
-            header = (
-                np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-            )
+            header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
             shape, fortran_order, dtype = header(stream)
             if dtype.kind not in "iu":
                 raise TraceFormatError(path, where, f"must hold integers, not {dtype}")
@@ -136,14 +126,8 @@ def _member(
             count = 1
             for extent in shape:
                 count *= extent
-            there = info.compress_size * (
-                1 if info.compress_type == zipfile.ZIP_STORED else MAX_DEFLATE_RATIO
-            )
-            if (
-                not 0 <= count <= MAX_REQUESTS
-                or info.compress_size > file_bytes
-                or count * dtype.itemsize > there
-            ):
+            there = info.compress_size * (1 if info.compress_type == zipfile.ZIP_STORED else MAX_DEFLATE_RATIO)
+            if not 0 <= count <= MAX_REQUESTS or info.compress_size > file_bytes or count * dtype.itemsize > there:
                 raise TraceFormatError(path, where, f"claims shape {shape}, which cannot be in this file")
             data = stream.read(count * dtype.itemsize + 1)
     except TraceFormatError:
@@ -151,9 +135,7 @@ def _member(
     except UNREADABLE as error:
         raise TraceFormatError(path, where, f"cannot be read ({_line(error)})") from None
     if len(data) != count * dtype.itemsize:
-        raise TraceFormatError(
-            path, where, f"holds {len(data)} bytes where its header says {count * dtype.itemsize}"
-        )
+        raise TraceFormatError(path, where, f"holds {len(data)} bytes where its header says {count * dtype.itemsize}")
     return np.frombuffer(data, dtype).reshape(shape)
 
 

@@ -43,10 +43,7 @@ class ModelShape:
     def prefill_flops(self, num_tokens: Int64) -> NDArray[np.float64]:
         """Cost of computing prefixes of ``num_tokens`` (int64 [n]) from nothing: float64 [n]."""
         n = num_tokens.astype(np.float64)
-        return (
-            2.0 * self.matmul_weights * n
-            + 2.0 * self.num_layers * self.num_qo_heads * self.head_dim * n * (n + 1.0)
-        )
+        return 2.0 * self.matmul_weights * n + 2.0 * self.num_layers * self.num_qo_heads * self.head_dim * n * (n + 1.0)
 
 
 LLAMA_3_8B = ModelShape("Llama-3-8B", 32, 32, 8, 128, 4096, 14336)

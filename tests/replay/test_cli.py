@@ -80,10 +80,7 @@ def test_without_arguments_a_generated_trace_is_replayed(capsys: Capture) -> Non
 
 
 def test_several_policies_may_be_named_in_one_option(data: Path, capsys: Capture) -> None:
-    assert (
-        main(["replay", str(data / "chat.npz"), "--policy", "lru,arc", "--policy", "min", "--device", "9"])
-        == 0
-    )
+    assert main(["replay", str(data / "chat.npz"), "--policy", "lru,arc", "--policy", "min", "--device", "9"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[3:]] == ["lru", "arc", "min"]
 
@@ -155,9 +152,7 @@ def test_a_bad_trace_is_one_line_that_names_file_and_place(
     assert "absent.npz: there is no such file" in failing(capsys, "replay", str(tmp_path / "absent.npz"))
     path = write_jsonl([[1, 2], [3, 2]], name="odd.jsonl")
     assert "odd.jsonl: line 2, field hash_ids[1]: id 2" in failing(capsys, "replay", str(path))
-    assert "unknown synthetic trace 'poetry'; known: agent, chat" in failing(
-        capsys, "replay", "synthetic:poetry"
-    )
+    assert "unknown synthetic trace 'poetry'; known: agent, chat" in failing(capsys, "replay", "synthetic:poetry")
     assert "there is no such file" in failing(capsys, "replay", "bad\nname")
 
 
@@ -212,7 +207,5 @@ def test_python_m_pagedkv_is_the_command(data: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_traceback(data: Path) -> None:
     command = f'"{sys.executable}" -m pagedkv replay "{data / "chat.npz"}" --json - | head -c 5'
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=False, env=os.environ
-    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=os.environ)
     assert "Traceback" not in done.stderr

@@ -14,9 +14,7 @@ from pagedkv.replay.engine_sim import SimCache
 
 
 @pytest.mark.parametrize("name", ["mooncake_conversation_dev", "weka_dev_b512"])
-def test_lru_at_one_tier_meets_every_published_count(
-    name: str, shared_traces: Path, golden: dict[str, Any]
-) -> None:
+def test_lru_at_one_tier_meets_every_published_count(name: str, shared_traces: Path, golden: dict[str, Any]) -> None:
     trace = load_trace(shared_traces / f"{name}.npz")
     rows = golden["traces"][name]["capacities"]
     results = replay(trace, ["lru"], [row["blocks"] for row in rows])

@@ -94,8 +94,6 @@ def test_options_check_themselves(change: dict[str, Any]) -> None:
 
 def test_the_committed_traces_are_one_trace_in_four_forms(data: Path) -> None:
     pytest.importorskip("zstandard")
-    forms = [
-        load_trace(data / name) for name in ("chat.npz", "chat.jsonl", "chat.jsonl.gz", "chat.jsonl.zst")
-    ]
+    forms = [load_trace(data / name) for name in ("chat.npz", "chat.jsonl", "chat.jsonl.gz", "chat.jsonl.zst")]
     hits = [[r.hit_blocks for r in replay(form, KNOWN, 30)] for form in forms]
     assert hits[0] == hits[1] == hits[2] == hits[3]

@@ -40,9 +40,7 @@ def test_without_a_terminal_the_table_is_plain_text() -> None:
 
 
 @pytest.mark.parametrize(("width", "boxed"), [(200, True), (40, False)])
-def test_on_a_terminal_rich_draws_a_table_if_it_fits(
-    width: int, boxed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_rich_draws_a_table_if_it_fits(width: int, boxed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     monkeypatch.setattr(table_module, "terminal_width", lambda: width)
     out = Terminal()

@@ -86,9 +86,7 @@ def test_a_bad_line_is_an_error_that_names_line_and_field(
         load_trace(write_jsonl(lines=[GOOD, line]))
 
 
-def test_an_empty_file_and_one_without_requests_are_errors(
-    write_jsonl: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_empty_file_and_one_without_requests_are_errors(write_jsonl: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(TraceFormatError, match="empty"):
         load_trace(tmp_path / "empty.jsonl")
@@ -128,9 +126,7 @@ def test_zstandard_is_read_and_its_truncation_noticed(write_jsonl: Callable[...,
             load_trace(packed)
 
 
-def test_without_a_zstandard_module_the_error_names_the_extra(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_zstandard_module_the_error_names_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.import_module
 
     def absent(name: str, package: str | None = None) -> object:

@@ -76,9 +76,7 @@ def test_an_impossible_number_is_an_error_that_names_field_and_place(
         load_trace(save(tmp_path, npz_fields | {field: value}))
 
 
-@pytest.mark.parametrize(
-    "field", ["t_ms", "input_tokens", "output_tokens", "ref", "lcp", "nblk", "block_size"]
-)
+@pytest.mark.parametrize("field", ["t_ms", "input_tokens", "output_tokens", "ref", "lcp", "nblk", "block_size"])
 def test_a_missing_field_is_named(field: str, tmp_path: Path, npz_fields: dict[str, Any]) -> None:
     del npz_fields[field]
     with pytest.raises(TraceFormatError, match=f"field {field}: is missing"):
@@ -100,9 +98,7 @@ def test_a_trace_without_requests_or_blocks_is_refused(tmp_path: Path, npz_field
         load_trace(save(tmp_path, empty))
 
 
-def test_every_truncation_is_an_error_and_never_a_shorter_trace(
-    tmp_path: Path, npz_fields: dict[str, Any]
-) -> None:
+def test_every_truncation_is_an_error_and_never_a_shorter_trace(tmp_path: Path, npz_fields: dict[str, Any]) -> None:
     whole = save(tmp_path, npz_fields).read_bytes()
     cut = tmp_path / "cut.npz"
     for length in range(0, len(whole), 37):
