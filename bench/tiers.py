@@ -79,9 +79,7 @@ def in_threads(threads: int, work: Callable[[int], object]) -> Work:
     return run
 
 
-def moves(
-    src: int, dst: int, src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]
-) -> NDArray[np.void]:
+def moves(src: int, dst: int, src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]) -> NDArray[np.void]:
     """Moves in transfers of 16 blocks."""
     batch = np.zeros(src_blocks.size, MOVE)
     batch["src_tier"], batch["dst_tier"] = src, dst
@@ -248,10 +246,7 @@ def disk_rows(
             samples = alternate(cases, rounds)
             tier = samples.pop("tier")
             name = f"{what}, {shards} sums, {read_path}" if "read" in what else f"{what}, {shards} sums"
-            rows += [
-                row(name, block_bytes, host.arena.nbytes, tier, kind, found)
-                for kind, found in samples.items()
-            ]
+            rows += [row(name, block_bytes, host.arena.nbytes, tier, kind, found) for kind, found in samples.items()]
     for fd in (raw_fd, direct_fd):
         if fd is not None:
             os.close(fd)
@@ -290,9 +285,7 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.tiers", description=__doc__)
     parser.add_argument("--json", metavar="OUT", help="write the results there")
-    parser.add_argument(
-        "--dir", metavar="DIR", default=".", help="where the files go (a temporary folder in it)"
-    )
+    parser.add_argument("--dir", metavar="DIR", default=".", help="where the files go (a temporary folder in it)")
     parser.add_argument("--mib", type=int, default=256, help="MiB moved per round (default 256)")
     parser.add_argument("--threads", type=int, default=2, help="threads of the mover and of the ceilings")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds per figure")
@@ -310,9 +303,7 @@ def main() -> None:
         (64 << 10, 1, "mapping"),
     ):
         with tempfile.TemporaryDirectory(prefix="bench-tiers-", dir=arguments.dir) as name:
-            rows += disk_rows(
-                Path(name), block_bytes, total, arguments.threads, arguments.rounds, shards, read_path
-            )
+            rows += disk_rows(Path(name), block_bytes, total, arguments.threads, arguments.rounds, shards, read_path)
     print_table(rows, COLUMNS, title=f"Moves between tiers, {arguments.threads} threads")
     if arguments.json:
         write_results(arguments.json, "tiers", rows, env=env, threads=arguments.threads)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -18,14 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_pool import BlockPool
-from pagedkv._core.block_table import BlockTable, StepArrays
+from pagedkv._core.block_table import BlockTable
 from pagedkv._core.events import TIER_NAMES, KVEvent
 from pagedkv._core.placement import Placement
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv.budgets import Budget, Disk, blocks_for
 from pagedkv.device_kv import DeviceKV
 from pagedkv.durable import Describer, whole_chains
-from pagedkv.errors import ClosedError, InvalidArgument, NamespaceRequired, OutOfBlocks, WrongType
+from pagedkv.engine import Engine
+from pagedkv.errors import InvalidArgument, NamespaceRequired, OutOfBlocks, WrongType
 from pagedkv.explain import Explanation, explain_match
 from pagedkv.moving import Conductor
 from pagedkv.namespace import Namespace
@@ -54,7 +56,8 @@ class KVCache:
     inclusive : sequence of bool, optional
         By tier: keep the copy there when a block is promoted. Default: on disk only.
     gpu : int, optional
-        CUDA device for the device arena (CuPy). Default: CPU memory. Attention on the GPU needs kernels of the caller's own
+        CUDA device for the device arena (CuPy). Default: CPU memory. Attention on the GPU needs kernels of
+        the caller's own
         for now; `step.attend` and `step.write` then raise.
     max_sequences : int
         Live sequences at most.
@@ -95,7 +98,6 @@ class KVCache:
         partial_hits: bool = True,
         event_words: int = 0,
     ) -> None:
-        self._closed = True
         if not isinstance(spec, KVSpec):
             raise WrongType(f"spec must be a KVSpec, not {type(spec).__name__}")
         if disk is not None and not isinstance(disk, Disk):
@@ -104,31 +106,32 @@ class KVCache:
         self._require_namespace, self._partial_hits = bool(require_namespace), bool(partial_hits)
         self._deadline_s = deadline_s
         budgets = [device, host, disk.size if disk is not None else None]
-        sizes = [None if budget is None else blocks_for(budget, spec) for budget in budgets]
-        assert sizes[DEVICE] is not None
-        pools = [None if size is None else BlockPool(size) for size in sizes]
+        sizes = [0 if budget is None else blocks_for(budget, spec) for budget in budgets]
+        if not sizes[DEVICE]:
+            raise InvalidArgument("the device tier needs a budget")
+        pools = [BlockPool(size) if size else None for size in sizes]
         while pools[-1] is None:
             pools.pop()
         tree = RadixTree(spec.block_size, len(pools), keep_chain=policy in ("arc", "s3fifo"))
         self.placement = Placement(
-            tree, pools, policy=policy, demotion=demotion, inclusive=None if inclusive is None else tuple(inclusive)[: len(pools)],
-            pin_budget=pin_budget, event_words=event_words,
+            tree, pools, policy=policy, demotion=demotion, pin_budget=pin_budget, event_words=event_words,
+            inclusive=None if inclusive is None else tuple(inclusive)[: len(pools)],
         )  # fmt: skip
         self.table = BlockTable(self.placement, max_sequences)
         self._digests: dict[int, bytes] = {}
         self._roots: dict[Namespace | None, int] = {}
         self._counts = threading.Lock()
-        self._prompt_tokens = self._computed_tokens = self._missed_promotions = 0
+        self._prompt_tokens = self._missed_promotions = 0
         self._hit_tokens = dict.fromkeys([*(TIER_NAMES[t] for t, p in enumerate(pools) if p is not None), "partial"], 0)
         self._tiers: dict[int, Tier] = {}
         with contextlib.ExitStack() as undo:
             self._tiers[DEVICE] = DeviceTier(sizes[DEVICE], spec.block_bytes, gpu=gpu)
             undo.callback(self._tiers[DEVICE].close)
-            if sizes[HOST] is not None:
+            if sizes[HOST]:
                 self._tiers[HOST] = HostTier(sizes[HOST], spec.block_bytes, gpu=gpu)
                 undo.callback(self._tiers[HOST].close)
             describe = None
-            if disk is not None and sizes[DISK] is not None:
+            if disk is not None:
                 store = DiskTier(
                     disk.path, sizes[DISK], spec.block_bytes, fingerprint=spec.fingerprint(),
                     block_tokens=spec.block_size, segment_bytes=disk.segment_bytes,
@@ -137,12 +140,12 @@ class KVCache:
                 self._tiers[DISK] = store
                 self._restore(store)
                 describe = Describer(self.placement, store.secret, self._digest_of)
-            self._kv = None if gpu is not None else DeviceKV(spec, self._tiers[DEVICE].arena)  # type: ignore[attr-defined]
+            kv = None if gpu is not None else DeviceKV(spec, self._tiers[DEVICE].arena)  # type: ignore[attr-defined]
             self._mover = Mover(self._tiers, threads=threads, describe=describe)
             undo.pop_all()
         self._conductor = Conductor(self.placement, self._mover)
+        self._engine = Engine(spec, self.placement, self.table, self._conductor, kv)
         self._background: ThreadPoolExecutor | None = None
-        self._closed = False
 
     # ---- requests
 
@@ -168,7 +171,7 @@ class KVCache:
         other = -1
         try:
             kept = self._conductor.promote(owner, self._deadline_s)
-            counts = {name: 0 for name in self._hit_tokens}
+            counts = dict.fromkeys(self._hit_tokens, 0)
             for tier, blocks in zip(*np.unique(hits[:kept], return_counts=True), strict=True):
                 counts[TIER_NAMES[tier]] = int(blocks) * self.spec.block_size
             rest = prompt[kept * self.spec.block_size : -1]
@@ -181,9 +184,9 @@ class KVCache:
             if other >= 0:
                 self.placement.release(other)
             raise
-        seq = Sequence(self, row, root, counts)
+        seq = Sequence(self._engine, row, counts)
         if other >= 0:
-            seq.hit_tokens["partial"] = self._reuse_part(row, block, common)
+            seq.hit_tokens["partial"] = self._engine.reuse_part(row, block, common)
             self.placement.release(other)
         with self._counts:
             self._prompt_tokens += len(prompt)
@@ -208,14 +211,14 @@ class KVCache:
         OutOfBlocks
             On entering the step: everything else is held. Nothing was changed.
         """
-        self._check_open()
+        self._engine.check_open()
         seqs = list(sequences)
         for seq in seqs:
             if not isinstance(seq, Sequence):
                 raise WrongType(f"a step takes Sequence objects, not {type(seq).__name__}")
-            if seq._cache is not self:
+            if seq._engine is not self._engine:
                 raise InvalidArgument("a sequence of another cache")
-        return Step(self, seqs, q_lens, lookahead)
+        return Step(self._engine, seqs, q_lens, lookahead)
 
     def prefetch(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Prefetch:
         """Bring the cached prefix of `tokens` to the device in the background, so that its sequence opens at once."""
@@ -243,7 +246,7 @@ class KVCache:
 
     def unpin(self, handle: int) -> None:
         """Let go of what :meth:`pin` kept."""
-        self._check_open()
+        self._engine.check_open()
         self.placement.release(handle)
 
     def set_quota(self, namespace: Namespace, budget: Budget | None, tier: str = "device") -> None:
@@ -278,7 +281,7 @@ class KVCache:
                 prompt_tokens=self._prompt_tokens,
                 hit_tokens=dict(self._hit_tokens),
                 missed_promotions=self._missed_promotions,
-                computed_tokens=self._computed_tokens,
+                computed_tokens=self._engine.computed_tokens,
                 blocks={TIER_NAMES[t]: p.counts() for t, p in enumerate(self.placement.pools) if p is not None},
                 placement=self.placement.stats(),
                 moved_bytes={f"{TIER_NAMES[a]}_to_{TIER_NAMES[b]}": s.bytes for (a, b), s in moved.items()},
@@ -301,20 +304,20 @@ class KVCache:
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer as views into the device arena, [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._device().layer(layer)
+        return self._engine.kv.layer(layer)
 
     @property
     def decode(self) -> Any:
         """Turns stored values into floats where NumPy lacks the dtype (bfloat16 bits); else None."""
-        return self._device().decode
+        return self._engine.kv.decode
 
     # ---- life
 
     def close(self) -> None:
         """End the background work, the threads and the tiers. Sequences can then only be released. Twice is fine."""
-        if self._closed:
+        if self._engine.closed:
             return
-        self._closed = True
+        self._engine.closed = True
         if self._background is not None:
             self._background.shutdown(wait=True, cancel_futures=True)
         self._mover.close()
@@ -331,12 +334,12 @@ class KVCache:
 
     def __repr__(self) -> str:
         tiers = ", ".join(f"{TIER_NAMES[t]} {p.capacity}" for t, p in enumerate(self.placement.pools) if p is not None)
-        return f"<KVCache, blocks: {tiers}; policy {self.placement.policy}{', closed' if self._closed else ''}>"
+        return f"<KVCache, blocks: {tiers}; policy {self.placement.policy}{', closed' if self._engine.closed else ''}>"
 
     # ---- inside
 
     def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
-        """Own the cached prefix and say where it was; waits (within the deadline) for runs that another request promotes."""
+        """Own the cached prefix and say where it was; waits (within the deadline) for runs promoted for others."""
         limit = max(len(prompt) - 1, 0) // self.spec.block_size
         until = None if self._deadline_s is None else time.monotonic() + self._deadline_s
         while True:
@@ -349,50 +352,6 @@ class KVCache:
                 raise
             self.placement.release(owner)
             self._conductor.run_moves(self._deadline_s)
-
-    def _reuse_part(self, row: int, block: int, common: int) -> int:
-        target = self.table.seed(row, common)
-        if target < 0:
-            return 0
-        self._device().copy_blocks(np.array([[block, target]], np.int32))
-        return common
-
-    def _begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
-        self._check_open()
-        while True:
-            try:
-                arrays = self.table.step(rows, q_lens, lookahead)
-                break
-            except OutOfBlocks:  # make room, which raises when there is none; another thread may take it again meanwhile
-                self._conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
-        if len(arrays.copies):
-            self._device().copy_blocks(arrays.copies)
-            self.table.copies_done()
-        return arrays
-
-    def _commit(self, rows: NDArray[np.int64], num_tokens: int) -> None:
-        self.table.commit(rows)
-        with self._counts:
-            self._computed_tokens += num_tokens
-
-    def _write(self, layer: int, slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]) -> None:
-        self._check_open()
-        self._device().write(layer, slots, k, v)
-
-    def _gather(
-        self, seq: Sequence, out: tuple[NDArray[Any], NDArray[Any]] | None
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        self._check_open()
-        return self._device().gather(seq.blocks, seq.num_computed, out)
-
-    def _retain(self, seq: Sequence, priority: int, ttl_s: float | None) -> None:
-        self._check_open()
-        expires = 0
-        if ttl_s is not None:
-            if not isinstance(ttl_s, int | float) or not 0 <= ttl_s < 1e9:
-                raise InvalidArgument(f"ttl_s = {ttl_s!r}: a number of seconds, 0 or more")
-            expires = time.monotonic_ns() + int(ttl_s * 1e9)
-        self.table.retain(seq.row, priority, expires)
 
     def _prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
         owner, _ = self._acquire(prompt, root)
@@ -423,7 +382,7 @@ class KVCache:
         pool.free(ids[~in_tree][::-1])
 
     def _root(self, namespace: Namespace | None) -> int:
-        self._check_open()
+        self._engine.check_open()
         if namespace is None and self._require_namespace:
             raise NamespaceRequired("this cache wants every call to name its Namespace: pass namespace=")
         if namespace is not None and not isinstance(namespace, Namespace):
@@ -444,15 +403,3 @@ class KVCache:
 
     def _tokens(self, tokens: ArrayLike) -> NDArray[np.int32]:
         return self.placement.tree.tokens(tokens)
-
-    def _device(self) -> DeviceKV:
-        if self._kv is None:
-            raise InvalidArgument(
-                "this cache's device tier is on a GPU, and pagedkv has no kernels for it yet: use device_arena with your own, "
-                "or leave gpu=None"
-            )
-        return self._kv
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this cache is closed")

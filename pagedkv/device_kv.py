@@ -94,7 +94,8 @@ class DeviceKV:
         if values.dtype == spec.np_dtype:
             return values
         if values.dtype.name not in _CONVERTIBLE:
-            raise LayoutMismatch(f"{name} has dtype {values.dtype}: {spec.dtype}, or one of {', '.join(_CONVERTIBLE)}, is needed")
+            wanted = ", ".join((spec.dtype, *_CONVERTIBLE))
+            raise LayoutMismatch(f"{name} has dtype {values.dtype}: one of {wanted} is needed")
         if self._bits:
             return float32_to_bfloat16(values.astype(np.float32, copy=False))
         with np.errstate(over="ignore"):  # what does not fit in float16 becomes infinite, as in every kernel

@@ -1,4 +1,4 @@
-"""Names for blocks that leave memory: chain keys for moves to and from a store, and a reopened store's blocks in the tree."""
+"""Names for blocks that leave memory: Records for moves to and from a store, and a reopened store's whole prefixes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def whole_chains(
     chains : list of (namespace digest, tokens int32 [n * block_size], blocks int32 [n])
         One per leaf, each from the start of its prefix. Chains may share their beginnings.
     orphans : list of int
-        Blocks whose key is not that of their content, which are doubled, or whose parent is not there: never to be used.
+        Blocks whose key is not that of their content, which are doubled, or whose parent is not there: never
+        to be used.
     """
     records: dict[bytes, StoredBlock] = {}
     orphans: list[int] = []

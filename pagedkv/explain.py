@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,6 @@ def explain_match(
         CachedRun(
             TIER_NAMES[int(tiers[a])], a * block_size, (b - a) * block_size, tuple(int(i) for i in blocks[a:b])
         )
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     )
     return Explanation(num_tokens, len(tiers) * block_size, runs, partial)

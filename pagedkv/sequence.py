@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagedkv.errors import ClosedError, InvalidArgument
-
-if TYPE_CHECKING:
-    from pagedkv.cache import KVCache
+from pagedkv.engine import Engine
+from pagedkv.errors import ClosedError
 
 
 class Sequence:
-    """Tokens, and who owns the blocks of their KV. Made by :meth:`KVCache.sequence`; a context manager that releases itself.
+    """Tokens and their blocks. Made by :meth:`KVCache.sequence`; a context manager that releases itself.
 
     Attributes
     ----------
     hit_tokens : mapping of tier name to int
-        Prompt tokens that came from the cache, by the tier they were found in (``"partial"``: copied out of a block that
-        agreed only in its first tokens).
+        Prompt tokens that came from the cache, by the tier they were found in (``"partial"``: copied out of a
+        block that agreed only in its first tokens).
     """
 
-    __slots__ = ("__weakref__", "_cache", "_namespace", "_row", "hit_tokens")
+    __slots__ = ("__weakref__", "_engine", "_row", "hit_tokens")
 
-    def __init__(self, cache: KVCache, row: int, namespace: int, hit_tokens: Mapping[str, int]) -> None:
-        self._cache, self._row, self._namespace = cache, row, namespace
+    def __init__(self, engine: Engine, row: int, hit_tokens: Mapping[str, int]) -> None:
+        self._engine, self._row = engine, row
         self.hit_tokens = dict(hit_tokens)
 
     @property
@@ -40,22 +38,22 @@ class Sequence:
     @property
     def tokens(self) -> NDArray[np.int32]:
         """All tokens so far, int32 [num_tokens] (a copy)."""
-        return self._cache.table.tokens(self.row)
+        return self._engine.table.tokens(self.row)
 
     @property
     def num_tokens(self) -> int:
         """Tokens so far."""
-        return self._cache.table.info(self.row)[0]
+        return self._engine.table.info(self.row)[0]
 
     @property
     def num_computed(self) -> int:
         """Leading tokens whose KV is written."""
-        return self._cache.table.info(self.row)[1]
+        return self._engine.table.info(self.row)[1]
 
     @property
     def blocks(self) -> NDArray[np.int32]:
         """Device block ids, int32 [num_blocks] (a copy)."""
-        return self._cache.table.blocks(self.row)
+        return self._engine.table.blocks(self.row)
 
     def append(self, tokens: int | ArrayLike) -> None:
         """Add a sampled token, or several (a further turn, a draft). Their KV is computed in the next step.
@@ -65,20 +63,21 @@ class Sequence:
         WrongType, InvalidArgument
             Not integers that fit in int32.
         """
-        self._cache.table.extend(self.row, [tokens] if isinstance(tokens, int | np.integer) else tokens)
+        single = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
+        self._engine.table.extend(self.row, np.array([tokens]) if single else tokens)
 
     def truncate(self, num_tokens: int) -> None:
         """Forget all tokens beyond the first `num_tokens` (rejected drafts)."""
-        self._cache.table.truncate(self.row, num_tokens)
+        self._engine.table.truncate(self.row, num_tokens)
 
     def fork(self, n: int = 1) -> list[Sequence]:
         """`n` sequences that go on from here: full blocks are shared, the partly filled one is copied when written."""
-        rows = self._cache.table.fork(self.row, n)
-        return [Sequence(self._cache, int(row), self._namespace, self.hit_tokens) for row in rows]
+        rows = self._engine.table.fork(self.row, n)
+        return [Sequence(self._engine, int(row), self.hit_tokens) for row in rows]
 
     def retain(self, *, priority: int = 50, ttl_s: float | None = None) -> None:
         """How long the cache should keep this prefix after release: priority 0..100 and a time to live in seconds."""
-        self._cache._retain(self, priority, ttl_s)
+        self._engine.retain(self.row, priority, ttl_s)
 
     def gather(
         self, out: tuple[NDArray[Any], NDArray[Any]] | None = None
@@ -95,7 +94,7 @@ class Sequence:
         LayoutMismatch
             An array of `out` has another shape or dtype.
         """
-        return self._cache._gather(self, out)
+        return self._engine.kv.gather(self.blocks, self.num_computed, out)
 
     def scatter(self, k: NDArray[Any], v: NDArray[Any]) -> None:
         """Write the KV of all tokens not computed yet, computed elsewhere, and commit it.
@@ -107,18 +106,15 @@ class Sequence:
         Raises
         ------
         LayoutMismatch, OutOfBlocks
+            Nothing is committed then.
         """
-        with self._cache.step([self]) as step:
-            if len(k) != self._cache.spec.num_layers or len(v) != self._cache.spec.num_layers:
-                raise InvalidArgument(f"k and v need {self._cache.spec.num_layers} layers, got {len(k)} and {len(v)}")
-            for layer in range(self._cache.spec.num_layers):
-                step.write(layer, k[layer], v[layer])
+        self._engine.write_all(self.row, k, v)
 
     def release(self) -> None:
         """Let go of the blocks; full ones stay cached. Twice is fine."""
         row, self._row = self._row, -1
         if row >= 0:
-            self._cache.table.release(row)
+            self._engine.table.release(row)
 
     def __enter__(self) -> Sequence:
         return self
@@ -136,5 +132,5 @@ class Sequence:
     def __repr__(self) -> str:
         if self._row < 0:
             return "<Sequence, released>"
-        num_tokens, computed, num_blocks, committed = self._cache.table.info(self._row)
-        return f"<Sequence of {num_tokens} tokens, {computed} computed, {num_blocks} blocks, {committed} of them committed>"
+        num_tokens, computed, num_blocks, committed = self._engine.table.info(self._row)
+        return f"<Sequence, {computed} of {num_tokens} tokens computed, {committed} of {num_blocks} blocks committed>"

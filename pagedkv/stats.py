@@ -18,8 +18,8 @@ class CacheStats:
     prompt_tokens : int
         Tokens of all prompts opened.
     hit_tokens : mapping of tier name to int
-        Prompt tokens served from the cache, by the tier they came from; ``"partial"`` counts tokens copied out of a block
-        that agreed only in its first tokens.
+        Prompt tokens served from the cache, by the tier they came from; ``"partial"`` counts tokens copied out of a
+        block that agreed only in its first tokens.
     missed_promotions : int
         Blocks that were matched in a colder tier and could not be brought up: counted as misses.
     computed_tokens : int

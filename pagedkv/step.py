@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
+from pagedkv.engine import Engine
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError
 from pagedkv.reference import paged_attention
 from pagedkv.sequence import Sequence
-
-if TYPE_CHECKING:
-    from pagedkv.cache import KVCache
 
 
 class Step:
@@ -32,8 +30,8 @@ class Step:
     slot_mapping : int64 [num_tokens]
     """
 
-    def __init__(self, cache: KVCache, seqs: Seq[Sequence], q_lens: ArrayLike | None, lookahead: int) -> None:
-        self._cache, self._seqs = cache, list(seqs)
+    def __init__(self, engine: Engine, seqs: Seq[Sequence], q_lens: ArrayLike | None, lookahead: int) -> None:
+        self._engine, self._seqs = engine, list(seqs)
         self._rows = np.array([seq.row for seq in self._seqs], np.int64)
         self._q_lens, self._lookahead = q_lens, lookahead
         self._arrays: StepArrays | None = None
@@ -42,23 +40,23 @@ class Step:
     def __enter__(self) -> Step:
         if self._arrays is not None:
             raise InvalidArgument("this step is under way already")
-        self._arrays = self._cache._begin(self._rows, self._q_lens, self._lookahead)
+        self._arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         arrays, self._arrays = self._arrays, None
         if arrays is None:
             return
-        missing = sorted(set(range(self._cache.spec.num_layers)) - self._written)
+        missing = sorted(set(range(self._engine.spec.num_layers)) - self._written)
         if kind is not None or (missing and len(arrays.tokens)):
-            self._cache.table.cancel(self._rows)
+            self._engine.table.cancel(self._rows)
         else:
-            self._cache._commit(self._rows, len(arrays.tokens))
+            self._engine.commit(self._rows, len(arrays.tokens))
             return
         if kind is None:
             raise InvalidArgument(
-                f"the step ended with layers {missing[:8]} unwritten, so nothing was committed: write every layer, or call "
-                f"mark_written(layer) if your own kernel wrote them"
+                f"the step ended with layers {missing[:8]} unwritten, so nothing was committed: write every layer, "
+                f"or call mark_written(layer) if your own kernel wrote them"
             )
 
     @property
@@ -106,7 +104,7 @@ class Step:
 
     def to_csr(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """``kv_indptr``, ``kv_indices``, ``kv_last_block_len`` of the tables."""
-        return self.arrays.to_csr(self._cache.spec.block_size)
+        return self.arrays.to_csr(self._engine.spec.block_size)
 
     def write(self, layer: int, k: NDArray[Any], v: NDArray[Any]) -> None:
         """Put the new tokens' K and V of one layer into their slots.
@@ -123,13 +121,13 @@ class Step:
             Another shape or a dtype that cannot be converted. Nothing was written.
         """
         arrays = self.arrays
-        self._cache._write(layer, arrays.slot_mapping, k, v)
+        self._engine.kv.write(layer, arrays.slot_mapping, k, v)
         self._written.add(int(layer))
 
     def mark_written(self, layer: int) -> None:
         """Say that a kernel of the caller's own has written this layer's slots."""
-        if not 0 <= layer < self._cache.spec.num_layers:
-            raise InvalidArgument(f"layer {layer}: the spec has {self._cache.spec.num_layers} layers")
+        if not 0 <= layer < self._engine.spec.num_layers:
+            raise InvalidArgument(f"layer {layer}: the spec has {self._engine.spec.num_layers} layers")
         self._written.add(int(layer))
 
     def attend(
@@ -158,18 +156,19 @@ class Step:
         -------
         o : [num_tokens, num_qo_heads, head_dim], and ``lse`` float32 [num_tokens, num_qo_heads] if asked for
         """
-        arrays, spec = self.arrays, self._cache.spec
-        if not hasattr(q, "shape") or len(q.shape) != 3 or q.shape[0] != len(arrays.tokens) or q.shape[2] != spec.head_dim:
-            shape = getattr(q, "shape", type(q).__name__)
+        arrays, spec = self.arrays, self._engine.spec
+        shape = getattr(q, "shape", None)
+        if shape is None or len(shape) != 3 or shape[0] != len(arrays.tokens) or shape[2] != spec.head_dim:
+            shape = type(q).__name__ if shape is None else shape
             raise LayoutMismatch(f"q must be [{len(arrays.tokens)}, num_qo_heads, {spec.head_dim}], got {shape}")
         if q.shape[1] % spec.num_kv_heads:
             raise LayoutMismatch(f"{q.shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
-        k_cache, v_cache = self._cache.layer(layer)
+        k_cache, v_cache = self._engine.kv.layer(layer)
         try:
             return paged_attention(
                 q, k_cache, v_cache, arrays.block_tables, arrays.seq_lens, arrays.q_indptr,
                 softmax_scale=softmax_scale, causal=causal, window=window, soft_cap=soft_cap,
-                decode=self._cache.decode, return_lse=return_lse, out=out,
+                decode=self._engine.kv.decode, return_lse=return_lse, out=out,
             )  # fmt: skip
         except (TypeError, ValueError) as error:
             if isinstance(error, PagedKVError):

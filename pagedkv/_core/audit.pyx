@@ -1,6 +1,6 @@
 """The auditor: recomputes from scratch what a Placement keeps incrementally."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t
 
 from pagedkv._core.block_pool cimport COUNT, TREE
 from pagedkv._core.links cimport coldest, is_linked
@@ -16,7 +16,6 @@ def placement_problems(Placement self):
     cdef Place* p = &self.place
     cdef Tree* t = &self.tree.tree
     cdef int32_t n, o, tier, i, u
-    cdef int64_t linked = 0
     problems = []
     self.lock.acquire()
     expected = [dict() for _ in range(p.num_tiers)]
@@ -88,7 +87,7 @@ def placement_problems(Placement self):
 def placement_dump(Placement self):
     """Nodes with their fate: id -> dict."""
     cdef Place* p = &self.place
-    cdef int32_t n, tier
+    cdef int32_t n
     out = {}
     for n, (parent, depth, tokens, ids) in self.tree.dump().items():
         if not tokens:

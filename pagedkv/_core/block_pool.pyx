@@ -195,7 +195,8 @@ cdef class BlockPool:
         code = pool_incref(&self.pool, i32(array), n, &bad)
         self.lock.release()
         if code == E_UNDERFLOW:
-            raise StaleHandle(f"block {i32(array)[bad]} (entry {bad}) is free, or the prefix tree holds it (share an owner of its prefix instead): nothing was changed")
+            raise StaleHandle(f"block {i32(array)[bad]} (entry {bad}) is free, or the prefix tree holds it "
+                              f"(share an owner of its prefix instead): nothing was changed")
         if code != OK:
             self._raise(code, array, bad)
 
@@ -336,7 +337,6 @@ cdef class BlockPool:
 
     def check_integrity(self):
         """Recompute free + live + cached == capacity from the arrays; raise AssertionError where it does not hold."""
-        cdef int32_t i, block
         self.lock.acquire()
         p = self.pool
         stack = np.empty(p.num_stack, np.int32)
@@ -385,15 +385,18 @@ cdef class BlockPool:
     def _raise(self, code, array, index):
         what = f"block {array[index]} (entry {index} of {len(array)})"
         if code == E_RANGE:
-            raise InvalidArgument(f"{what} was never handed out by this pool (ids are 0..{self.pool.fresh - 1}): nothing was changed")
+            raise InvalidArgument(f"{what} was never handed out by this pool (ids are 0..{self.pool.fresh - 1}): "
+                                  f"nothing was changed")
         if code == E_UNDERFLOW:
-            raise DoubleRelease(f"{what} has no reference of the caller's left to give back (or the prefix tree holds it: release its owner): nothing was changed")
+            raise DoubleRelease(f"{what} has no reference of the caller's left to give back "
+                                f"(or the prefix tree holds it: release its owner): nothing was changed")
         if code == E_OVERFLOW:
             raise InvalidArgument(f"{what} already has 2**31 - 1 references: nothing was changed")
         raise PagedKVError(f"code {code}")
 
 
-# Addresses of the nogil functions, for callers without Python (Numba, ctypes, C). Signatures: int(Pool*, ...) as in block_pool.pxd.
+# Addresses of the nogil functions, for callers without Python (Numba, ctypes, C). Signatures: int(Pool*, ...) as in
+# block_pool.pxd.
 FUNCTIONS = {
     "pool_alloc": (<size_t>&pool_alloc, "int32 (intp pool, int32 n, intp out)"),
     "pool_free": (<size_t>&pool_free, "int32 (intp pool, intp ids, int32 n, intp bad)"),

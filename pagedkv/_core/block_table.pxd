@@ -3,7 +3,8 @@
 # Row r owns, besides its tokens:
 #     blocks [0, num_owned)            through its Placement owner (shared with the tree, read only)
 #     blocks [num_owned, num_blocks)   one reference each in the pool (its own; a fork shares them until it writes)
-# and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed` has its KV written.
+# and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed` has its KV
+# written.
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
@@ -62,16 +63,19 @@ cdef class BlockTable:
     cdef bint grow_tokens(self, Row* row, int64_t wanted) noexcept nogil
     cdef bint grow_width(self, int32_t wanted) noexcept nogil
     cdef void put(self, int32_t r, int32_t column, int32_t block) noexcept nogil
-    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* totals) noexcept nogil
-    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* arrays, int64_t* slots,
-                   int64_t* totals, int32_t* copies) noexcept nogil
+    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                  int64_t* totals) noexcept nogil
+    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                   int32_t* arrays, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead)
     cdef void evict(self, int64_t want) noexcept nogil
-    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead, int64_t* totals) noexcept nogil
+    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead,
+                  int64_t* totals) noexcept nogil
     cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
-    cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit, int32_t* out) noexcept nogil
+    cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit,
+                   int32_t* out) noexcept nogil
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil
     cdef object _copy(self, row, bint tokens)
     cdef object raise_(self, int code, object handles, int64_t bad)

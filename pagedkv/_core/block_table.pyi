@@ -26,7 +26,9 @@ class StepArrays:
 
 @final
 class BlockTable:
-    def __new__(cls, source: BlockPool | Placement, max_rows: int = 4096, *, block_size: int | None = None) -> BlockTable: ...
+    def __new__(
+        cls, source: BlockPool | Placement, max_rows: int = 4096, *, block_size: int | None = None
+    ) -> BlockTable: ...
     @property
     def block_pool(self) -> BlockPool: ...
     @property

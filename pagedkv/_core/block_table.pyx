@@ -22,7 +22,7 @@ from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
     E_BLOCKS, E_DUPLICATE, E_MEMORY, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
 )
-from pagedkv.errors import DoubleRelease, InvalidArgument, OutOfBlocks, PagedKVError, StaleHandle, WrongType
+from pagedkv.errors import DoubleRelease, InvalidArgument, PagedKVError, StaleHandle, WrongType
 
 cnp.import_array()
 
@@ -195,9 +195,11 @@ cdef class BlockTable:
         self.changes[self.num_changes].block = block
         self.num_changes += 1
 
-    # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault]. q_lens NULL:
+    # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault].
+    # q_lens NULL:
     # all uncomputed tokens. Changes nothing that anybody sees.
-    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* totals) noexcept nogil:
+    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                  int64_t* totals) noexcept nogil:
         cdef int32_t i, r, q
         cdef Row* row
         memset(totals, 0, 5 * sizeof(int64_t))
@@ -239,8 +241,8 @@ cdef class BlockTable:
 
     # Allocates what `plan` counted (the pool has it) and writes the arrays:
     # int32: [tables n*w | seq_lens n | q_indptr n+1 | positions t | tokens t], int64 slots [t], copies [c][2].
-    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* arrays, int64_t* slots,
-                   int64_t* totals, int32_t* copies) noexcept nogil:
+    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                   int32_t* arrays, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil:
         cdef int64_t w = totals[2], t = totals[1], at = 0, c = 0
         cdef int32_t* seq_lens = arrays + n * w
         cdef int32_t* q_indptr = seq_lens + n
@@ -365,9 +367,8 @@ cdef class BlockTable:
         cdef int64_t n = cnp.PyArray_SIZE(array), limit, given = -1
         cdef int32_t keep = count_input(leave, "leave", 0, 1 << 30)
         cdef const int32_t* data = i32(array)
-        cdef int32_t root = 0, r = NIL, slot = NIL, code = OK
+        cdef int32_t root = 0, r = NIL, code = OK
         cdef int64_t handle = -1
-        cdef Row* row
         if self.placement is not None:
             root = self.placement.tree._root(namespace)
         if owner is not None:
@@ -394,7 +395,8 @@ cdef class BlockTable:
             raise MemoryError(f"no memory for a sequence of {n} tokens")
         return handle, n
 
-    cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit, int32_t* out) noexcept nogil:
+    cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit,
+                   int32_t* out) noexcept nogil:
         cdef int32_t slot = NIL, r, i, node
         cdef Row* row
         if self.num_free_rows == 0:
@@ -587,7 +589,8 @@ cdef class BlockTable:
         Raises
         ------
         OutOfBlocks
-            No room for the new tokens: they were not appended. What had been scheduled before is committed all the same.
+            No room for the new tokens: they were not appended. What had been scheduled before is
+            committed all the same.
         StaleHandle, InvalidArgument
             A row is gone, or stands twice. Nothing was changed.
         """
@@ -597,7 +600,8 @@ cdef class BlockTable:
             raise InvalidArgument(f"{len(handles)} rows but {len(values)} tokens")
         return self._build(handles, None, values, count_input(lookahead, "lookahead", 0, 1 << 20))
 
-    # Commits and appends `tokens` (None: neither), then schedules, allocates and fills. Sizes are guessed from the last step,
+    # Commits and appends `tokens` (None: neither), then schedules, allocates and fills. Sizes are guessed from the
+    # last step,
     # so that one section under the lock is enough; a wrong guess costs another round.
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead):
         cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), code, i
@@ -666,7 +670,8 @@ cdef class BlockTable:
             make_room(&self.placement.place, 0, want, -1)
 
     # Commits what was scheduled, appends one token to each row and counts as `plan` does; all or nothing.
-    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead, int64_t* totals) noexcept nogil:
+    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead,
+                  int64_t* totals) noexcept nogil:
         cdef int32_t i, r
         cdef Row* row
         memset(totals, 0, 5 * sizeof(int64_t))
@@ -773,7 +778,7 @@ cdef class BlockTable:
         else:
             entry = &self.rows[r]
             table = self.table + <int64_t>r * self.width
-            whole = keep // self.block_size         # a committed block that is cut is given up: its other tokens are the tree's
+            whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
             if entry.num_owned > whole:
                 with nogil:
@@ -1030,8 +1035,8 @@ cdef class BlockTable:
         if code == E_DUPLICATE:
             raise InvalidArgument(f"row {handle:#x} (entry {bad}) stands twice in the batch: nothing was changed")
         if code == E_RANGE:
-            raise InvalidArgument(f"q_lens[{bad}] is negative or more than row {handle:#x} has left to compute: nothing was changed")
+            raise InvalidArgument(f"q_lens[{bad}] is negative or more than row {handle:#x} has left to compute: "
+                                  f"nothing was changed")
         if code == E_MEMORY:
             raise MemoryError("no memory for the table")
         raise PagedKVError(f"row {handle:#x}: not possible now (code {code})")
-

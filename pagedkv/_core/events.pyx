@@ -25,7 +25,8 @@ class KVEvent:
     block_ids : tuple of int
         Ids in that tier, in prefix order.
     parent_block_id : int or None
-        Id in that tier of the block before the first, None at the start of a prefix or where the parent has no copy there.
+        Id in that tier of the block before the first, None at the start of a prefix or where the parent has
+        no copy there.
     depth : int
         Blocks of the prefix before the first one.
     token_ids : tuple of int

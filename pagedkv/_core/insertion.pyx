@@ -35,7 +35,7 @@ cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
         p.pools[0].refs[blocks[i]] = 2              # the owner's, which was the caller's, and the tree's
     copy_add(p, n, 0, blocks)
     set_top(p, n, 0)
-    for i in range(owners):                         # whoever owned the colder copy owns the hottest one now
+    for _ in range(owners):                         # whoever owned the colder copy owns the hottest one now
         copy_own(p, n, 0)
         copy_disown(p, n, top)
     if failed or not p.inclusive[top]:

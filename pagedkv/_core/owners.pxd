@@ -5,7 +5,8 @@ from pagedkv._core.place cimport Place
 
 # Owns the longest cached prefix of `tokens`, at most max_blocks (-1: no limit), in whatever tiers it lies. The owner's
 # slot, or a Code. The owner's `blocked` names a transfer that ended the match early, or -1.
-cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_t num_tokens, int64_t max_blocks) noexcept nogil
+cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_t num_tokens,
+                           int64_t max_blocks) noexcept nogil
 # Another owner of the same path.
 cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil
 cdef void place_release(Place* p, int32_t owner) noexcept nogil

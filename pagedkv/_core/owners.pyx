@@ -3,7 +3,7 @@
 An owner holds one reference on the hottest copy of every run from its root down to its deepest node.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
@@ -68,7 +68,8 @@ cdef void run_own(Place* p, int32_t n) noexcept nogil:
         recency_unlink(p, top, n)
 
 
-# One owner less. A run that the tree alone owns then is hotter than everything released before it, or is dropped with what
+# One owner less. A run that the tree alone owns then is hotter than everything released before it, or is dropped with
+# what
 # hangs on it where it can never be matched again.
 cdef void run_disown(Place* p, int32_t n) noexcept nogil:
     cdef int32_t top = node_top(p.tree, n)

@@ -5,8 +5,10 @@
 #     the copy in the hottest tier    +1 for each owner whose path passes through the node
 #     the source of a transfer        +1 by the transfer, while it is in flight
 #     the destination of a transfer    1 by the transfer; it is no copy of the node until the transfer has succeeded
-# Order: an owner holds its whole path, so counts never rise going down. A node is linked into a tier's recency lists when
-# the tree alone owns its copy there (with s3fifo: always). Within a list a parent is hotter than its children in that tier,
+# Order: an owner holds its whole path, so counts never rise going down. A node is linked into a tier's recency lists
+# when
+# the tree alone owns its copy there (with s3fifo: always). Within a list a parent is hotter than its children in that
+# tier,
 # so the cold end is a leaf; `kids` is checked all the same, because other policies order otherwise.
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -76,7 +78,7 @@ cdef struct Domain:         # a namespace with a quota is evicted from its own l
     int32_t root
     int32_t quota[MAX_TIERS]    # blocks, -1 = none
     int64_t usage[MAX_TIERS]
-    uint64_t mask[MAX_TIERS][4] # bit per list: may be non-empty
+    uint64_t mask[MAX_TIERS][4]  # bit per list: may be non-empty
 
 cdef struct Expiry:
     int64_t expires

@@ -1,6 +1,7 @@
 """What stays where: owners of prefixes, eviction, demotion, promotion, retention, quotas. It decides and moves nothing.
 
-The order of every request: own the matched prefix in whatever tiers it lies, then make room, then promote, then use. Made
+The order of every request: own the matched prefix in whatever tiers it lies, then make room, then promote, then use.
+Made
 the other way round, making room could evict what is about to be promoted.
 """
 
@@ -15,7 +16,9 @@ import math
 
 import numpy as np
 
-from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32, tokens_input
+from pagedkv._core.arrays cimport (
+    count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32, tokens_input,
+)
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, pool_available
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
 from pagedkv._core.insertion cimport place_insert, place_restore
@@ -28,10 +31,10 @@ from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.transfers cimport drop_subtree, finish, make_room, promote_run, split
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_MEMORY, MAX_RUN, MAX_TIERS, NIL, OK, Move, make_handle,
+    E_BLOCKS, E_MEMORY, MAX_TIERS, NIL, OK, Move, make_handle,
 )
 from pagedkv.errors import (
-    DoubleRelease, InvalidArgument, OutOfBlocks, PagedKVError, PinBudgetExceeded, StaleHandle, WrongType,
+    DoubleRelease, InvalidArgument, OutOfBlocks, PinBudgetExceeded, StaleHandle, WrongType,
 )
 
 cnp.import_array()
@@ -71,7 +74,8 @@ cdef class Placement:
     policy : str
         ``"lru"``, ``"arc"``, ``"s3fifo"`` or ``"cost"``.
     demotion : str
-        ``"leaf_first"`` (the coldest leaf's last blocks go first) or ``"oldest_first"`` (of the coldest private branch, the
+        ``"leaf_first"`` (the coldest leaf's last blocks go first) or ``"oldest_first"`` (of the coldest
+        private branch, the
         blocks nearest the root: a suspended sequence keeps its recent blocks close). What is lost is lost leaf-first.
     inclusive : sequence of bool
         By tier: keep the clean copy there when a block is promoted. Default: only on disk, which saves writes.
@@ -84,7 +88,8 @@ cdef class Placement:
 
     Notes
     -----
-    Pools and tree share this object's mutex from now on. Every call is O(blocks touched); no Python object is kept per block.
+    Pools and tree share this object's mutex from now on. Every call is O(blocks touched); no Python object is
+    kept per block.
     """
 
     def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, pin_budget=0,
@@ -179,7 +184,8 @@ cdef class Placement:
         blocks : ndarray of int32 [n]
             Its id there.
         common : int
-            With ``partial=True``: how many leading tokens of the next, unmatched block equal some cached block's. 0 otherwise.
+            With ``partial=True``: how many leading tokens of the next, unmatched block equal some cached
+            block's. 0 otherwise.
         """
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int32_t root = self.tree._root(namespace)
@@ -226,8 +232,10 @@ cdef class Placement:
         Returns
         -------
         (other, block, common) : (int, int, int)
-            A second owner, of the path that ends with `block`, to be released once its bytes are copied; `common` leading
-            tokens agree. ``(-1, -1, 0)`` where no cached block on the device begins with the same token (the 256 youngest
+            A second owner, of the path that ends with `block`, to be released once its bytes are copied;
+            `common` leading
+            tokens agree. ``(-1, -1, 0)`` where no cached block on the device begins with the same token
+            (the 256 youngest
             continuations are looked at).
         """
         cdef cnp.ndarray array = tokens_input(tokens)
@@ -346,7 +354,8 @@ cdef class Placement:
                 else:
                     n = p.owners[slot].node
                     while p.tree.nodes[n].length > 0:
-                        memset(<uint8_t*>cnp.PyArray_DATA(out) + p.tree.nodes[n].depth, node_top(p.tree, n), p.tree.nodes[n].length)
+                        memset(<uint8_t*>cnp.PyArray_DATA(out) + p.tree.nodes[n].depth, node_top(p.tree, n),
+                               p.tree.nodes[n].length)
                         n = p.tree.nodes[n].parent
                 self.lock.release()
                 return out
@@ -361,7 +370,8 @@ cdef class Placement:
             Its path is extended by what was inserted.
         tokens : int32 [num_blocks * block_size]
         blocks : int32 [num_blocks], writeable
-            One reference on each, the caller's, passes to the owner. Where the tree has the prefix already, the owner adopts
+            One reference on each, the caller's, passes to the owner. Where the tree has the prefix
+            already, the owner adopts
             the tree's block, the caller's is released, and the entry is rewritten.
 
         Returns
@@ -383,7 +393,8 @@ cdef class Placement:
         with nogil:
             slot = place_owner(&self.place, handle)
             for i in range(num_blocks):
-                if <uint32_t>given[i] >= <uint32_t>pool.fresh or pool.refs[given[i]] & COUNT == 0 or pool.refs[given[i]] & TREE:
+                if (<uint32_t>given[i] >= <uint32_t>pool.fresh or pool.refs[given[i]] & COUNT == 0
+                        or pool.refs[given[i]] & TREE):
                     bad = i
                     break
             if bad < 0:                 # the same id twice: mark each with the TREE bit on the way, take the marks back
@@ -429,7 +440,8 @@ cdef class Placement:
         Returns
         -------
         int
-            Blocks still missing. If not 0, and :meth:`take_moves` or transfers already in flight have something to do, do
+            Blocks still missing. If not 0, and :meth:`take_moves` or transfers already in flight have
+            something to do, do
             it, :meth:`complete` it and ask again; otherwise everything else is held and the request cannot be met now.
         """
         cdef int64_t wanted = count_input(n, "n", 0, 2**31 - 1)
@@ -450,7 +462,8 @@ cdef class Placement:
     def allocate(self, n):
         """Take `n` device blocks with one reference each, evicting what can be dropped at once.
 
-        Over one tier that is :meth:`reserve` and ``pools[0].alloc`` in one call. Over several, make room with `reserve` first:
+        Over one tier that is :meth:`reserve` and ``pools[0].alloc`` in one call. Over several, make room with
+        `reserve` first:
         demotions take time.
 
         Returns
@@ -555,7 +568,7 @@ cdef class Placement:
             Blocks of the path, all on the device now.
         """
         cdef int64_t handle = self._handle(owner)
-        cdef int32_t slot, n, keep, code = OK
+        cdef int32_t slot, n, keep
         cdef Place* p = &self.place
         self.lock.acquire()
         slot = place_owner(p, handle)
@@ -569,7 +582,7 @@ cdef class Placement:
                 n = p.tree.nodes[n].parent
             if keep < p.owners[slot].num_blocks:
                 with nogil:
-                    code = place_shorten(p, slot, keep)
+                    place_shorten(p, slot, keep)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)
@@ -786,7 +799,8 @@ cdef class Placement:
         tokens : int32 [num_blocks * block_size]
             A whole prefix from its start.
         blocks : int32 [num_blocks]
-            Its ids in `tier`'s pool, with one reference each, which passes to the tree for blocks the tree did not have;
+            Its ids in `tier`'s pool, with one reference each, which passes to the tree for blocks the
+            tree did not have;
             the rest stay the caller's.
 
         Returns
@@ -845,7 +859,10 @@ cdef class Placement:
         self.lock.release()
         c = p.counters
         names = ("device", "host", "disk", "remote")[:p.num_tiers]
-        by_tier = lambda values: {name: values[i] for i, name in enumerate(names)}
+
+        def by_tier(values):
+            return {name: values[i] for i, name in enumerate(names)}
+
         return {
             "acquired": c.acquired, "hit_blocks": by_tier(c.hit_blocks), "inserted": c.inserted, "adopted": c.adopted,
             "promoted": by_tier(c.promoted), "demoted": by_tier(c.demoted), "dropped": by_tier(c.dropped),
@@ -858,7 +875,8 @@ cdef class Placement:
     def check_integrity(self):
         """Recompute every reference, list and count from scratch; AssertionError names what does not agree.
 
-        For every block: references == 1 if the tree has it + owners whose path has it in its hottest tier + 1 while it is a
+        For every block: references == 1 if the tree has it + owners whose path has it in its hottest tier + 1
+        while it is a
         transfer's source. Others may hold more (sequences, callers), never less.
         """
         from pagedkv._core.audit import placement_problems

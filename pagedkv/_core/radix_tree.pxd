@@ -1,6 +1,7 @@
 # Token prefixes -> runs of whole blocks, one root per namespace.
 #
-# A node is a run of 1..MAX_RUN consecutive blocks of one prefix. All blocks of a run share one fate: the same owners, the
+# A node is a run of 1..MAX_RUN consecutive blocks of one prefix. All blocks of a run share one fate: the same owners,
+# the
 # same tiers, the same recency. Whoever treats a part of a run differently splits it first. The lower half of a split
 # keeps the node's id, so an owner that holds the deepest node of its path never has to be told.
 #
@@ -8,7 +9,8 @@
 #     node.tokens     int32 [capacity][block_size], owned; compared on every match, never trusted by hash
 #     node.ids        int32 [num_tiers][capacity], owned; valid for tiers in the mask `tiers`
 #     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
-#     node.key        32 bytes or NULL, owned; the durable chain key of the prefix before the run, once somebody computed it
+#     node.key        32 bytes or NULL, owned; the durable chain key of the prefix before the run, once somebody
+# computed it
 #     children        found through one open-addressing table keyed by (parent, first block); also a sibling list
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
@@ -84,9 +86,11 @@ cdef void tree_remove(Tree* t, int32_t n) noexcept nogil
 cdef int32_t tree_root(Tree* t) noexcept nogil
 # Next node of the subtree under `top` in preorder after n, NIL at the end.
 cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil
-# Longest common prefix, in tokens, of `tokens` with the block after the first k of node n (n == root or k == length: with
+# Longest common prefix, in tokens, of `tokens` with the block after the first k of node n (n == root or k == length:
+# with
 # a child's first block, of the `scan` youngest children). where[0], where[1]: the node and index of the block found.
-cdef int32_t tree_partial(Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan, int32_t* where) noexcept nogil
+cdef int32_t tree_partial(Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan,
+                          int32_t* where) noexcept nogil
 # Running hash of the prefix that ends with each of these blocks; `before` is the hash of what precedes.
 cdef uint64_t chain_step(Tree* t, uint64_t before, const int32_t* block) noexcept nogil
 cdef uint64_t chain_before(Tree* t, int32_t n, int32_t k) noexcept nogil

@@ -7,16 +7,14 @@ blocks long so that no split, trim or move costs more than that.
 
 cimport cython
 cimport numpy as cnp
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
 import os
 
-import numpy as np
-
 from pagedkv._core.arrays cimport count_input, handle_input, i32, int32_input, new_int32, tokens_input
-from pagedkv._core.types cimport E_MEMORY, MAX_RUN, OK, handle_generation, handle_slot, make_handle
-from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
+from pagedkv._core.types cimport E_MEMORY, MAX_RUN, OK
+from pagedkv.errors import InvalidArgument, WrongType
 
 cnp.import_array()
 
@@ -28,7 +26,8 @@ cdef extern from *:
         __uint128_t r = (__uint128_t)a * b;
         return (uint64_t)r ^ (uint64_t)(r >> 64);
     }
-    /* Seeded multiply-and-fold over n int32 values: spreads, does not authenticate. Equality is always checked on tokens. */
+    /* Seeded multiply-and-fold over n int32 values: spreads, does not authenticate. Equality is always checked on
+    tokens. */
     static inline uint64_t pkv_hash(const int32_t* p, int32_t n, uint64_t seed) {
         uint64_t h = seed ^ 0x9E3779B97F4A7C15ull, a, b;
         int32_t i = 0;
@@ -404,7 +403,7 @@ cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil:
 cdef int32_t tree_partial(
     Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan, int32_t* where
 ) noexcept nogil:
-    cdef int32_t best = 0, common, child, i, limit
+    cdef int32_t best = 0, common, child, limit
     cdef const int32_t* block
     limit = num_tokens if num_tokens < t.block_size else t.block_size
     if k < t.nodes[n].length:
@@ -414,7 +413,7 @@ cdef int32_t tree_partial(
         where[0], where[1] = n, k
         return best
     child = t.nodes[n].first_child
-    for i in range(scan):
+    for _ in range(scan):
         if child == NIL or best == limit:
             break
         block = t.nodes[child].tokens
@@ -441,7 +440,8 @@ cdef class RadixTree:
     max_run : int
         Blocks in one node at most, 1..256.
     keep_chain : bool
-        Keep an 8-byte running hash per block, which the `arc` and `s3fifo` policies need to know an evicted block again.
+        Keep an 8-byte running hash per block, which the `arc` and `s3fifo` policies need to know an evicted
+        block again.
     seed : int, optional
         Seed of the child table; random by default, so that nobody can aim at its collisions.
 
@@ -513,7 +513,8 @@ cdef class RadixTree:
         return got
 
     cdef object path_tokens_of(self, int32_t node, int32_t blocks):
-        # Tokens of the prefix that ends with the first `blocks` blocks of `node`. Takes the lock; retries if the path grew meanwhile.
+        # Tokens of the prefix that ends with the first `blocks` blocks of `node`. Takes the lock; retries if the path
+        # grew meanwhile.
         cdef Tree* t = &self.tree
         cdef int32_t n, length
         cdef int64_t total

@@ -13,10 +13,10 @@ from libc.string cimport memset
 
 from pagedkv._core.block_pool cimport COUNT
 from pagedkv._core.links cimport (
-    UNLINKED, Links, coldest, is_linked, link_between, link_hottest, set_next, set_prev, unlink,
+    UNLINKED, Links, coldest, is_linked, link_between, link_hottest, unlink,
 )
-from pagedkv._core.place cimport ARC, COST, EXPIRED, LRU, NUM_CLASSES, NUM_LISTS, S3FIFO, Domain, Fate, Ghost, Ghosts, Place
-from pagedkv._core.radix_tree cimport Tree, chain_step, node_ids, node_top, tree_ensure, tree_split
+from pagedkv._core.place cimport ARC, COST, NUM_CLASSES, NUM_LISTS, S3FIFO, Domain, Fate, Ghost, Ghosts, Place
+from pagedkv._core.radix_tree cimport chain_step, node_ids, node_top, tree_ensure, tree_split
 from pagedkv._core.types cimport E_MEMORY, MAX_TIERS, NIL, OK
 
 cdef enum:
@@ -96,16 +96,16 @@ cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born
 
 cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
     cdef int32_t tier
-    cdef Links* l
+    cdef Links* links
     p.fates[upper] = p.fates[n]
     for tier in range(MAX_TIERS):
         p.fates[upper].kids[tier] = 0
     p.fates[upper].kids[p.fates[n].top] = 1     # the parent above sees one child of the same top as before
     for tier in range(p.num_tiers):
-        l = &p.links[tier]
-        l.next[upper] = UNLINKED
-        if is_linked(l, n):
-            link_between(l, upper, n, l.next[n])
+        links = &p.links[tier]
+        links.next[upper] = UNLINKED
+        if is_linked(links, n):
+            link_between(links, upper, n, links.next[n])
 
 
 cdef void set_top(Place* p, int32_t n, int32_t top) noexcept nogil:
@@ -132,11 +132,11 @@ cdef void recency_link(Place* p, int32_t tier, int32_t n) noexcept nogil:
 
 
 cdef void recency_link_demoted(Place* p, int32_t tier, int32_t n) noexcept nogil:
-    cdef Links* l = &p.links[tier]
+    cdef Links* links = &p.links[tier]
     cdef int32_t parent = p.tree.nodes[n].parent
-    if (is_linked(l, parent) and p.fates[parent].top == tier and p.fates[parent].transfer < 0
+    if (is_linked(links, parent) and p.fates[parent].top == tier and p.fates[parent].transfer < 0
             and list_of(p, tier, parent) == list_of(p, tier, n)):
-        link_between(l, n, l.prev[parent], parent)
+        link_between(links, n, links.prev[parent], parent)
     else:
         recency_link(p, tier, n)
 
@@ -303,16 +303,16 @@ cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexc
 
 
 cdef int32_t first_that_may_go(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil:
-    cdef Links* l = &p.links[tier]
-    cdef int32_t n = coldest(l, list_no)
+    cdef Links* links = &p.links[tier]
+    cdef int32_t n = coldest(links, list_no)
     while n >= 0 and not may_go(p, tier, n, childless):
-        n = l.next[n]
+        n = links.next[n]
     return n if n >= 0 else NIL
 
 
 cdef int32_t cheapest_of_the_coldest(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil:
-    cdef Links* l = &p.links[tier]
-    cdef int32_t n = coldest(l, list_no), seen = 0, best = NIL
+    cdef Links* links = &p.links[tier]
+    cdef int32_t n = coldest(links, list_no), seen = 0, best = NIL
     cdef double score, best_score = 0
     cdef Fate* f
     while n >= 0 and seen < COST_CANDIDATES:
@@ -323,7 +323,7 @@ cdef int32_t cheapest_of_the_coldest(Place* p, int32_t tier, int32_t list_no, bi
             if best == NIL or score < best_score:
                 best, best_score = n, score
             seen += 1
-        n = l.next[n]
+        n = links.next[n]
     return best
 
 
@@ -337,7 +337,7 @@ cdef int32_t arc_victim(Place* p, int32_t tier, int32_t list_no, bint childless,
 
 
 cdef int32_t s3fifo_victim(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil:
-    cdef Links* l = &p.links[tier]
+    cdef Links* links = &p.links[tier]
     cdef int64_t* size = &p.size[tier][0]
     cdef int64_t capacity = p.pools[tier].max_capacity, tries = 6 * capacity + 100, small, count
     cdef int32_t n, upper
@@ -346,12 +346,12 @@ cdef int32_t s3fifo_victim(Place* p, int32_t tier, int32_t list_no, bint childle
     if small < 1:
         small = 1
     while tries > 0:
-        n = coldest(l, list_no)
+        n = coldest(links, list_no)
         from_small = n >= 0 and (size[0] >= small or size[1] == 0)
         if not from_small:
-            n = coldest(l, list_no + 1)
+            n = coldest(links, list_no + 1)
             if n < 0:
-                n = coldest(l, list_no)
+                n = coldest(links, list_no)
                 if n < 0:
                     return NIL
                 from_small = True
@@ -369,7 +369,7 @@ cdef int32_t s3fifo_victim(Place* p, int32_t tier, int32_t list_no, bint childle
                 if upper == NIL:
                     return NIL
                 fate_split(p, upper, n)
-            unlink(l, n)
+            unlink(links, n)
             set_queue(p, tier, n, 1)
             p.fates[n].frequency = 0
             recency_link(p, tier, n)
@@ -378,7 +378,7 @@ cdef int32_t s3fifo_victim(Place* p, int32_t tier, int32_t list_no, bint childle
                 return n
             if p.fates[n].frequency > 0 and not is_owned(p, n, tier):
                 p.fates[n].frequency -= 1
-            unlink(l, n)
+            unlink(links, n)
             recency_link(p, tier, n)
         tries -= p.tree.nodes[n].length
     n = first_that_may_go(p, tier, list_no, childless)     # everything in main is held or has children
@@ -397,7 +397,7 @@ cdef int32_t victim_of(Place* p, int32_t tier, int32_t list_no, bint childless, 
 
 cdef int32_t pick_victim(Place* p, int32_t tier, int32_t domain, bint childless, int32_t* limit) noexcept nogil:
     cdef int32_t d, klass, list_no, n, best = NIL, best_class = NUM_CLASSES, best_limit = 0
-    cdef Links* l = &p.links[tier]
+    cdef Links* links = &p.links[tier]
     cdef uint64_t word
     for d in range(p.num_domains):
         if domain >= 0 and d != domain:
@@ -410,7 +410,7 @@ cdef int32_t pick_victim(Place* p, int32_t tier, int32_t domain, bint childless,
                 continue
             if word & 3:
                 list_no = (d * NUM_CLASSES + klass) * 2
-                if coldest(l, list_no) < 0 and coldest(l, list_no + 1) < 0:
+                if coldest(links, list_no) < 0 and coldest(links, list_no + 1) < 0:
                     p.domains[d].mask[tier][(klass * 2) >> 6] &= ~(<uint64_t>3 << ((klass * 2) & 63))
                 else:
                     limit[0] = p.tree.max_run

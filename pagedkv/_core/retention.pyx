@@ -113,13 +113,13 @@ cdef void retain(Place* p, int32_t owner, int32_t klass, int64_t expires) noexce
 cdef void change_domain(Place* p, int32_t root, int32_t domain) noexcept nogil:
     # Relinks the namespace's runs in their old order, list by list from cold to hot.
     cdef int32_t tier, i, n, hotter
-    cdef Links* l
+    cdef Links* links
     for tier in range(p.num_tiers):
-        l = &p.links[tier]
+        links = &p.links[tier]
         for i in range(NUM_LISTS):
-            n = coldest(l, i)
+            n = coldest(links, i)
             while n >= 0:
-                hotter = l.next[n]
+                hotter = links.next[n]
                 if p.tree.nodes[n].root == root:
                     recency_unlink(p, tier, n)
                     p.domain_of[root] = domain

@@ -14,10 +14,10 @@ from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Place, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
-    fate_split, ghost_queue, is_owned, list_of, on_evict, pick_victim, place_ensure, recency_link,
+    fate_split, ghost_queue, is_owned, on_evict, pick_victim, place_ensure, recency_link,
     recency_link_demoted, recency_unlink, set_top,
 )
-from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, MAX_TIERS, NIL, OK, Move, handle_slot, make_handle
+from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, NIL, OK, Move, handle_slot, make_handle
 
 
 cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil:
@@ -301,7 +301,7 @@ cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
         p.counters.promoted[src] += num_blocks
         f.queue[dst] = <unsigned char>ghost_queue(p, dst, p.tree.nodes[n].chain[0] if p.tree.keep_chain else 0, True)
         copy_add(p, n, dst, t.dst_ids)
-        for i in range(owners):                     # those who own the path own its hottest copy
+        for _ in range(owners):                     # those who own the path own its hottest copy
             copy_own(p, n, dst)
             copy_disown(p, n, src)
         set_top(p, n, dst)
@@ -386,7 +386,6 @@ cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept no
 
 
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil:
-    cdef Pool* pool = p.pools[tier]
     cdef int32_t n, k, limit, lower, room
     cdef bint childless = False
     cdef uint32_t others

@@ -14,7 +14,7 @@ from pagedkv.replay.load import DEFAULT_TRACE, load_trace
 from pagedkv.replay.options import DEFAULT_BLOCK_BYTES, DEMOTIONS, KNOWN, Options, check_policies
 from pagedkv.replay.plot import plot, require_matplotlib
 from pagedkv.replay.progress import progress
-from pagedkv.replay.references import References
+from pagedkv.replay.references import BOUNDS, References
 from pagedkv.replay.report import Report, require_writable
 from pagedkv.replay.run import replay
 from pagedkv.replay.sweep import DEFAULT_SWEEP, capacities
@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--policy",
         action="append",
         metavar="P",
-        help=f"may be repeated; of: {' '.join(KNOWN)} (default: all)",
+        help=f"may be repeated; of: {' '.join(KNOWN)} (default: all; engine real: lru and the bounds)",
     )
     add("--device", metavar="N", help="device tier (default: 1%% with host 4%% and disk 10%%)")
     add("--host", metavar="N", help="host tier (default: none)")
@@ -96,7 +96,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     """Do what the options say; raises the errors that ``pagedkv.cli`` turns into one line and exit code 2."""
     start = time.perf_counter()
-    policies = [name.strip() for given in arguments.policy or KNOWN for name in given.split(",")]
+    policies = [
+        name.strip() for given in arguments.policy or _default_policies(arguments.engine) for name in given.split(",")
+    ]
     check_policies(policies)
     inclusive = tuple(name.strip() for name in arguments.inclusive.split(",") if name.strip() != "none")
     options = Options(
@@ -131,6 +133,11 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if wrong:
         print(f"pagedkv: error: {wrong} wrong bytes were served", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def _default_policies(engine: str) -> tuple[str, ...]:
+    """All of them; where bytes move, one policy's worth of bytes."""
+    return ("lru", *BOUNDS) if engine == "real" else KNOWN
 
 
 def _require_format(out: str) -> None:

@@ -80,7 +80,7 @@ MIN_SUMMED = 240  # the sums here are of more bytes than this; fewer are for the
 SUM_LEVEL = sum_level()
 cdef int SUM_LEVEL_C = SUM_LEVEL
 cdef int MAPPED = -1  # instead of a descriptor: the place is an address
-cdef size_t GROUP_BYTES = 1024 << 10  # moved before it is summed: stays in L2, so that a sum reads no DRAM
+cdef size_t GROUP_BYTES = 256 << 10  # moved before it is summed: stays in L2, so that a sum reads no DRAM
 cdef Py_ssize_t STREAM_BYTES = 4 << 20  # batches from here on leave the caches alone
 
 
@@ -111,8 +111,8 @@ def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
 def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1] headers,
               uint8_t[:, ::1] rows, const int32_t[::1] indices, int64_t[::1] outcomes,
               const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
-    """Read n slots from files: slot i's header into row i of `headers` [>= n, header_bytes], the bytes behind it
-    into row `indices[i]` of `rows` [*, payload_bytes]; `outcomes[i]` says how far that went.
+    """Read n slots from files: slot i's header into row i of `headers` [>= n, header_bytes], the bytes behind
+    it into row `indices[i]` of `rows` [*, payload_bytes]; `outcomes[i]` says how far that went.
 
     Row i of `sums` [n, shards] becomes the sums of the payload's equal shards, each seeded with
     ``seeds[i] ^ shard``; shards may be 0, for none, and a shard must have more than `MIN_SUMMED` bytes.
@@ -146,20 +146,22 @@ def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[
 def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t[:, ::1] rows,
                const int32_t[::1] indices, int64_t[::1] outcomes,
                const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
-    """Write row `indices[i]` of `rows` [*, row_bytes] at `offsets[i]` of `fds[i]`, n of them; sums as `file_read`."""
+    """Write row `indices[i]` of `rows` [*, row_bytes] at `offsets[i]` of `fds[i]`; sums as `file_read`."""
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
     check_rows(indices, rows.shape[0], "source")
     cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
     with nogil:
         for i in range(count):
-            outcomes[i] = write_row(fds[i], offsets[i], &rows[indices[i], 0], shards, seeds[i], sums_at(sums, i))
+            outcomes[i] = write_row(fds[i], offsets[i], &rows[indices[i], 0], shards, seeds[i],
+                                    sums_at(sums, i))
 
 
 def sum_bytes(const uint8_t[::1] data, seed: int, level: int) -> int:
     """One sum, for tests: `level` 0 is plain C, 1 AVX2, 2 AVX-512; not above `SUM_LEVEL`."""
     if data.shape[0] <= MIN_SUMMED or not 0 <= level <= SUM_LEVEL:
-        raise InvalidArgument(f"{data.shape[0]} bytes at level {level}: at least {MIN_SUMMED + 1}, at most {SUM_LEVEL}")
+        raise InvalidArgument(f"{data.shape[0]} bytes at level {level}: "
+                              f"at least {MIN_SUMMED + 1}, at most {SUM_LEVEL}")
     return sum_long(&data[0], data.shape[0], seed, level)
 
 
@@ -171,7 +173,8 @@ cdef Shards shards_of(Py_ssize_t row_bytes, Py_ssize_t count, const uint64_t[::1
     if seeds.shape[0] != count or sums.shape[0] != count:
         raise InvalidArgument(f"{count} blocks, but {seeds.shape[0]} seeds and {sums.shape[0]} rows of sums")
     if shards.count and (row_bytes % shards.count or shards.width <= MIN_SUMMED):
-        raise InvalidArgument(f"{row_bytes} bytes do not make {shards.count} equal shards over {MIN_SUMMED} bytes")
+        raise InvalidArgument(f"{row_bytes} bytes do not make {shards.count} equal shards "
+                              f"over {MIN_SUMMED} bytes")
     shards.group = max(<size_t> 1, GROUP_BYTES // shards.width) if shards.count else 1
     return shards
 

@@ -74,14 +74,11 @@ def import_cupy() -> Any:
         return importlib.import_module("cupy")
     except ImportError as problem:
         raise ImportError(
-            "a GPU tier needs CuPy: pip install 'pagedkv[cuda12]' or 'pagedkv[cuda13]', "
-            "whichever your driver has"
+            "a GPU tier needs CuPy: pip install 'pagedkv[cuda12]' or 'pagedkv[cuda13]', whichever your driver has"
         ) from problem
 
 
-def cuda_copy(
-    src: Any, src_blocks: NDArray[np.int32], dst: Any, dst_blocks: NDArray[np.int32], gpu: int
-) -> None:
+def cuda_copy(src: Any, src_blocks: NDArray[np.int32], dst: Any, dst_blocks: NDArray[np.int32], gpu: int) -> None:
     """Copy blocks to, from or on a GPU, on this thread's own stream, and wait for them.
 
     Parameters
@@ -105,9 +102,7 @@ def cuda_copy(
         stream.synchronize()
 
 
-def neighbours(
-    src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]
-) -> Iterator[tuple[int, int, int]]:
+def neighbours(src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
     """Cut two lists of block ids into runs ``(src_block, dst_block, count)`` that are consecutive in both."""
     if not src_blocks.size:
         return

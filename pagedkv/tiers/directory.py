@@ -57,9 +57,7 @@ class Directory:
             self.made = True
         info = os.lstat(self.path)
         if stat.S_ISLNK(info.st_mode) or not stat.S_ISDIR(info.st_mode):
-            raise TierError(
-                f"disk tier {self.path} is not a directory (links are not followed); name a directory"
-            )
+            raise TierError(f"disk tier {self.path} is not a directory (links are not followed); name a directory")
         self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
         self._check_private(os.fstat(self.fd), str(self.path), "chmod 700")
         self.lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self.fd)
@@ -126,9 +124,7 @@ class Directory:
             No space, or over the file size limit; says the sizes. The file is gone again then.
         """
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if (
-            limit != resource.RLIM_INFINITY and num_bytes > limit
-        ):  # SIGXFSZ would end a process that does not ignore it
+        if limit != resource.RLIM_INFINITY and num_bytes > limit:  # SIGXFSZ would end a process that does not ignore it
             raise TierError(
                 f"disk tier {self.path} needs a file of {num_bytes} bytes, over this process's limit of "
                 f"{limit}; raise the limit (ulimit -f) or use smaller segments"

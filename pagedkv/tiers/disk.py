@@ -89,9 +89,7 @@ class DiskTier:
     ) -> None:
         self._closed = True
         check_size(num_blocks, block_bytes)
-        _check_arguments(
-            fingerprint, read_path, block_tokens=block_tokens, shards=shards, segment_bytes=segment_bytes
-        )
+        _check_arguments(fingerprint, read_path, block_tokens=block_tokens, shards=shards, segment_bytes=segment_bytes)
         self.num_blocks, self.block_bytes = int(num_blocks), int(block_bytes)
         self._block_tokens = block_tokens
         self._store = Store(
@@ -104,9 +102,7 @@ class DiskTier:
             segment_bytes=segment_bytes,
             read_path=read_path,
         )
-        self._abandon = weakref.finalize(
-            self, self._store.close
-        )  # a tier dropped without close unlocks at least
+        self._abandon = weakref.finalize(self, self._store.close)  # a tier dropped without close unlocks at least
         state = self._store.superblock
         form = SlotFormat(self._store.geometry, state.uuid, fingerprint, state.epoch)
         self._slots = Slots(self._store.segments, form, state.next_generation, self.path)
@@ -287,8 +283,7 @@ class DiskTier:
         """Keep `close` from taking descriptors away; refuse closed tiers and forked children."""
         if self._pid != os.getpid():  # before the lock: a thread that the fork left behind may hold it
             raise TierError(
-                f"disk tier {self.path} belongs to process {self._pid}; "
-                "a forked child must open a directory of its own"
+                f"disk tier {self.path} belongs to process {self._pid}; a forked child must open a directory of its own"
             )
         with self._idle:
             if self._closed:

@@ -75,13 +75,9 @@ class Geometry:
             if getattr(self, item.name) < 1:
                 raise InvalidArgument(f"{item.name} must be at least 1, not {getattr(self, item.name)}")
         if self.block_bytes % self.shards:
-            raise InvalidArgument(
-                f"block_bytes {self.block_bytes} does not divide into {self.shards} equal shards"
-            )
+            raise InvalidArgument(f"block_bytes {self.block_bytes} does not divide into {self.shards} equal shards")
         if self.num_blocks >= 2**31 or self.segment_slots * self.slot_bytes >= 2**62:
-            raise InvalidArgument(
-                f"a store of {self.num_blocks} blocks of {self.block_bytes} bytes is too large"
-            )
+            raise InvalidArgument(f"a store of {self.num_blocks} blocks of {self.block_bytes} bytes is too large")
 
     @property
     def tokens_end(self) -> int:
@@ -213,32 +209,31 @@ class SlotFormat:
     fingerprint: bytes
     epoch: int
 
-    def identity(self, slot: int, generation: int, record: Record, state: int = LIVE) -> bytes:
+    def identity(self, slot: int, generation: int, record: Record) -> bytes:
         """The part of a header that names the content: a hit needs all its bytes equal."""
         g = self.geometry
         return (
             IDENTITY.pack(
-                SLOT_MAGIC, RECORD_VERSION, state, slot, generation, self.epoch, self.uuid, self.fingerprint,
+                SLOT_MAGIC, RECORD_VERSION, LIVE, slot, generation, self.epoch, self.uuid, self.fingerprint,
                 record.key, record.parent, record.namespace, record.extra, record.tokens.size, g.shards,
                 g.block_bytes,
             )
             + record.tokens.astype("<i4", copy=False).tobytes()
         )  # fmt: skip
 
-    def header(
-        self, slot: int, generation: int, record: Record, sums: NDArray[np.uint64], written_at: int
-    ) -> bytes:
+    def header(self, slot: int, generation: int, record: Record, sums: NDArray[np.uint64], written_at: int) -> bytes:
         """A live slot's whole header; `sums` are the payload's, uint64 [shards]."""
         body = self.identity(slot, generation, record) + WRITTEN_AT.pack(written_at)
         body += sums.astype("<u8", copy=False).tobytes()
         return seal(body.ljust(self.geometry.header_bytes - SUM.size, b"\0"), slot)
 
     def tombstone(self, slot: int, generation: int) -> bytes:
-        """A header that names nothing."""
-        g = self.geometry
-        nothing = bytes(32)
-        record = Record(nothing, nothing, nothing, np.zeros(g.block_tokens, np.int32))
-        body = self.identity(slot, generation, record, TOMBSTONE)
+        """A header that names nothing; `generation` is that of the block that lay there."""
+        g, nothing = self.geometry, bytes(32)
+        body = IDENTITY.pack(
+            SLOT_MAGIC, RECORD_VERSION, TOMBSTONE, slot, generation, self.epoch, self.uuid, self.fingerprint,
+            nothing, nothing, nothing, nothing, 0, g.shards, g.block_bytes,
+        )  # fmt: skip
         return seal(body.ljust(g.header_bytes - SUM.size, b"\0"), slot)
 
     @staticmethod

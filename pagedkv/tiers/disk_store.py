@@ -123,14 +123,11 @@ class Store:
         try:
             copies = [parse_super(data[:PAGE]), parse_super(data[PAGE:])]
         except InvalidArgument as problem:
-            raise LayoutMismatch(
-                f"disk tier {path}: {problem}; delete the directory to start an empty cache"
-            ) from None
+            raise LayoutMismatch(f"disk tier {path}: {problem}; delete the directory to start an empty cache") from None
         intact = [copy for copy in copies if copy is not None]
         if not intact:
             raise TierError(
-                f"disk tier {path}: both superblocks are damaged; "
-                f"delete the directory to start an empty cache"
+                f"disk tier {path}: both superblocks are damaged; delete the directory to start an empty cache"
             )
         return max(intact, key=lambda copy: copy.seqno)
 
@@ -150,6 +147,4 @@ class Store:
         for name in ("num_blocks", "block_bytes", "block_tokens", "shards", "segment_slots"):
             there, asked = getattr(found.geometry, name), getattr(self.geometry, name)
             if there != asked:
-                raise LayoutMismatch(
-                    f"disk tier {path} was made with {name} {there}, asked was {asked}; {remedy}"
-                )
+                raise LayoutMismatch(f"disk tier {path} was made with {name} {there}, asked was {asked}; {remedy}")

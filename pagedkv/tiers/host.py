@@ -61,8 +61,6 @@ def page_locked_arena(num_blocks: int, block_bytes: int, gpu: int) -> NDArray[np
             f"cannot page-lock {wanted} bytes ({num_blocks} blocks of {block_bytes}) for GPU {gpu}: "
             f"{problem}; give the host tier a smaller budget"
         ) from problem
-    arena: NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8, count=wanted).reshape(
-        num_blocks, block_bytes
-    )
+    arena: NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8, count=wanted).reshape(num_blocks, block_bytes)
     arena.fill(0)  # page-locked memory may come back from a pool with old bytes in it
     return arena

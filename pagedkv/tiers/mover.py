@@ -120,16 +120,13 @@ class Mover:
             if value < 1:
                 raise InvalidArgument(f"{what} must be at least 1, not {value}")
         _check_deadline(deadline_s)
-        self._block_bytes = sizes.pop()
         self._describe, self._deadline_s, self._on_done = describe, deadline_s, on_done
         self._max_queued_blocks = max_queued_blocks
         self._shared = _Shared(dict(tiers), clock)
         _running.add(self._shared)
         weakref.finalize(self, _tell_to_stop, self._shared, cancel=True).atexit = False
         for number in range(threads):
-            thread = threading.Thread(
-                target=_work, args=(self._shared,), name=f"pagedkv-mover-{number}", daemon=True
-            )
+            thread = threading.Thread(target=_work, args=(self._shared,), name=f"pagedkv-mover-{number}", daemon=True)
             self._shared.threads.append(thread)
             thread.start()
 
@@ -162,7 +159,7 @@ class Mover:
         records = self._records(moves)
         src_blocks = moves["src_block"].astype(np.int32)
         dst_blocks = moves["dst_block"].astype(np.int32)
-        cuts = list(cut(moves, self._block_bytes))
+        cuts = list(cut(moves, shared.tiers))
         ticket = Ticket(moves["transfer"].astype(np.int64), len(cuts), deadline, self._on_done)
         parts = [
             _Part(ticket, src, dst, chosen, src_blocks[chosen], dst_blocks[chosen], _pick(records, chosen))

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.tiers.base import Tier, is_store
 
-PART_BYTES = 8 << 20
+MEMORY_PART_BYTES = 4 << 20  # a copy: small, so that the last part of a batch keeps nobody waiting
+STORE_PART_BYTES = 16 << 20  # to or from a store: large, because a part costs Python about as much as two blocks
 FIELDS = ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")
 
 
@@ -39,9 +40,7 @@ def check_moves(moves: Any, tiers: Mapping[int, Tier]) -> NDArray[np.void]:
             if number not in tiers:
                 raise InvalidArgument(f"a move names tier {number}, this mover has tiers {sorted(tiers)}")
         if is_store(tiers[src]) and is_store(tiers[dst]):
-            raise InvalidArgument(
-                f"a move from {tiers[src].name!r} to {tiers[dst].name!r}: one end must be in memory"
-            )
+            raise InvalidArgument(f"a move from {tiers[src].name!r} to {tiers[dst].name!r}: one end must be in memory")
     for end in ("src", "dst"):
         for number in np.unique(moves[f"{end}_tier"]).tolist():
             blocks = moves[f"{end}_block"][moves[f"{end}_tier"] == number]
@@ -55,9 +54,7 @@ def check_moves(moves: Any, tiers: Mapping[int, Tier]) -> NDArray[np.void]:
     if np.unique(targets).size != targets.size:
         raise InvalidArgument("two moves have the same destination")
     if np.isin(targets, sources).any():
-        raise InvalidArgument(
-            "a block is the source of one move and the destination of another in the same batch"
-        )
+        raise InvalidArgument("a block is the source of one move and the destination of another in the same batch")
     return moves
 
 
@@ -79,10 +76,11 @@ def stored_moves(moves: NDArray[np.void], tiers: Mapping[int, Tier]) -> NDArray[
     return np.flatnonzero(np.isin(moves["src_tier"], stores) | np.isin(moves["dst_tier"], stores))
 
 
-def cut(moves: NDArray[np.void], block_bytes: int) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
+def cut(moves: NDArray[np.void], tiers: Mapping[int, Tier]) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
     """Parts ``(source tier, destination tier, indices of moves)``; within a direction the order stays."""
-    size = max(1, PART_BYTES // block_bytes)
     for src, dst in directions(moves):
+        stored = is_store(tiers[src]) or is_store(tiers[dst])
+        size = max(1, (STORE_PART_BYTES if stored else MEMORY_PART_BYTES) // tiers[src].block_bytes)
         chosen = np.flatnonzero((moves["src_tier"] == src) & (moves["dst_tier"] == dst))
         for start in range(0, chosen.size, size):
             yield src, dst, chosen[start : start + size]

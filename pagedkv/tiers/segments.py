@@ -60,13 +60,13 @@ class Segments:
                         f"{name} of disk tier {directory.path} has {found} bytes instead of {size}: it was "
                         f"cut or replaced; delete the directory to start an empty cache"
                     )
+            self._fd_of = np.array(self._fds, np.int32)
+            self._base = np.zeros(len(self._fds), np.int64)
+            if read_path == "mapping":
+                self._map()
         except BaseException:
             self.close()
             raise
-        self._fd_of = np.array(self._fds, np.int32)
-        self._base = np.zeros(len(self._fds), np.int64)
-        if read_path == "mapping":
-            self._map()
 
     def _check_space(self, directory: Directory) -> None:
         wanted = self.geometry.num_blocks * self.geometry.slot_bytes

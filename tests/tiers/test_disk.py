@@ -188,9 +188,7 @@ def test_every_way_to_misuse_a_call_is_refused_before_anything_is_written(open_t
         ({"read_path": "io_uring"}, InvalidArgument), ({"block_bytes": 2**62}, InvalidArgument),
     ],
 )  # fmt: skip
-def test_arguments_that_make_no_store_are_refused_and_leave_nothing_behind(
-    open_tier, tmp_path, changes, error
-):
+def test_arguments_that_make_no_store_are_refused_and_leave_nothing_behind(open_tier, tmp_path, changes, error):
     with pytest.raises(error):
         open_tier(**changes)
     assert not (tmp_path / "kv").exists()

@@ -96,9 +96,7 @@ def swap(tmp_path, first, second, start, size):
     ("start", "size", "reason"),
     [(0, SLOT, "misplaced"), (0, HEADER, "misplaced"), (HEADER, HEADER, "payload")],
 )
-def test_swapped_slots_headers_or_payloads_are_misses(
-    filled, open_tier, arena, tmp_path, start, size, reason
-):
+def test_swapped_slots_headers_or_payloads_are_misses(filled, open_tier, arena, tmp_path, start, size, reason):
     swap(tmp_path, 2, 8, start, size)
     out = np.zeros_like(arena)
     for blocks in ([2, 8], [8, 2]):
@@ -185,7 +183,5 @@ def test_a_file_cut_under_the_tier_gives_misses_and_no_signal(tmp_path, path_kin
         assert tier.read([7, 6], [names[7], names[6]], out, [7, 6]).tolist() == [True, False]
         print("alive")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

@@ -9,7 +9,6 @@ import resource
 import sys
 import types
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -60,11 +59,7 @@ def test_a_view_is_the_block_and_outlives_the_tier(tier_class):
 @pytest.mark.parametrize("tier_class", TIERS)
 def test_memory_goes_back_with_the_last_view(tier_class):
     tier = tier_class(4, 10)
-    base = (
-        weakref.ref(tier.arena.base.base)
-        if tier.arena.base.base is not None
-        else weakref.ref(tier.arena.base)
-    )
+    base = weakref.ref(tier.arena.base.base) if tier.arena.base.base is not None else weakref.ref(tier.arena.base)
     tier.close()
     gc.collect()
     assert base() is None
@@ -155,7 +150,7 @@ class FakeArray:
 
 
 @pytest.fixture
-def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
+def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """As much of CuPy as the tiers call; copies run at once and are counted."""
     fake = types.SimpleNamespace(copies=0, synchronised=0, devices=[], limit=1 << 30)
 
@@ -197,7 +192,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace
         runtime=types.SimpleNamespace(memcpyAsync=memcpy_async, CUDARuntimeError=Error),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    yield fake
+    return fake
 
 
 def test_a_gpu_arena_moves_to_page_locked_host_to_disk_and_back(fake_cupy, tmp_path):

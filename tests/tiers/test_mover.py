@@ -64,7 +64,8 @@ class HeldTier:
 @pytest.fixture
 def small_parts(monkeypatch):
     """Two blocks a part, so that small batches use all threads."""
-    monkeypatch.setattr(parts_module, "PART_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(parts_module, "STORE_PART_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(parts_module, "MEMORY_PART_BYTES", 2 * BLOCK_BYTES)
 
 
 @pytest.fixture
@@ -102,9 +103,7 @@ def let_go(held, calls=1):
 
 @pytest.fixture
 def tiers(tmp_path):
-    disk = DiskTier(
-        tmp_path / "kv", NUM, BLOCK_BYTES, fingerprint=FINGERPRINT, block_tokens=BLOCK_TOKENS, shards=2
-    )
+    disk = DiskTier(tmp_path / "kv", NUM, BLOCK_BYTES, fingerprint=FINGERPRINT, block_tokens=BLOCK_TOKENS, shards=2)
     found = {DEVICE: DeviceTier(NUM, BLOCK_BYTES), HOST: HostTier(NUM, BLOCK_BYTES), DISK: disk}
     yield found
     disk.close()
@@ -138,9 +137,8 @@ def test_bytes_arrive_in_every_direction(tiers, small_parts):
         assert mover.submit(moves_of(*line(1, DEVICE, DEVICE, range(5), 12))).results()[1].all()
         np.testing.assert_array_equal(tiers[DEVICE].arena[12:17], content[:5])
         stats = mover.stats()
-    assert {pair: (s.blocks, s.bytes, s.failed) for pair, s in stats.items()} == {
-        pair: (NUM, NUM * BLOCK_BYTES, 0) for pair in legs
-    } | {(DEVICE, DEVICE): (5, 5 * BLOCK_BYTES, 0)}
+    expected = dict.fromkeys(legs, (NUM, NUM * BLOCK_BYTES, 0)) | {(DEVICE, DEVICE): (5, 5 * BLOCK_BYTES, 0)}
+    assert {pair: (s.blocks, s.bytes, s.failed) for pair, s in stats.items()} == expected
 
 
 def test_directions_mix_in_one_batch_and_scattered_blocks_land_where_they_should(tiers, small_parts):
@@ -164,9 +162,7 @@ def test_one_bad_block_fails_its_transfer_and_no_other(tiers, small_parts):
         assert mover.submit(moves_of(*line(1, HOST, DISK, range(9)))).results()[1].all()
         on_disk[4] = 17
         ids, ok = mover.submit(
-            moves_of(
-                *line(30, DISK, HOST, [0, 1, 2]), *line(10, DISK, HOST, [3, 4, 5]), *line(20, DISK, HOST, [6])
-            )
+            moves_of(*line(30, DISK, HOST, [0, 1, 2]), *line(10, DISK, HOST, [3, 4, 5]), *line(20, DISK, HOST, [6]))
         ).results()
         assert dict(zip(ids.tolist(), ok.tolist())) == {10: False, 20: True, 30: True}
         assert (mover.stats()[DISK, HOST].blocks, mover.stats()[DISK, HOST].failed) == (6, 1)
@@ -244,9 +240,7 @@ def test_what_started_before_its_deadline_is_finished_after_it(held, held_mover)
         lambda count: np.ones(count + 1, bool), lambda count: np.ones(count),
     ],
 )  # fmt: skip
-def test_a_tier_that_raises_or_answers_nonsense_costs_its_blocks_and_one_log_line(
-    held, held_mover, caplog, answer
-):
+def test_a_tier_that_raises_or_answers_nonsense_costs_its_blocks_and_one_log_line(held, held_mover, caplog, answer):
     held.answer = answer
     let_go(held, 2)
     for transfer in (1, 2):
@@ -346,9 +340,7 @@ def test_close_finishes_the_queue_and_close_with_cancel_drops_it(held, held_move
     with pytest.raises(ClosedError):
         held_mover.submit(moves_of((1, HOST, DISK, 0, 0)))
 
-    mover = Mover(
-        {HOST: HostTier(NUM, BLOCK_BYTES), DISK: held}, threads=1, describe=lambda m: [name_of(0)] * m.size
-    )
+    mover = Mover({HOST: HostTier(NUM, BLOCK_BYTES), DISK: held}, threads=1, describe=lambda m: [name_of(0)] * m.size)
     for _ in range(3):
         assert held.started.acquire(timeout=TIMEOUT_S)
     runs = mover.submit(moves_of((1, HOST, DISK, 0, 0)))
@@ -390,9 +382,7 @@ def test_an_interpreter_that_exits_with_moves_in_flight_ends_cleanly():
         for _ in range(20):
             mover.submit(moves)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -467,9 +457,7 @@ def test_describe_is_asked_once_in_the_callers_thread_for_the_stored_moves_alone
         return [name_of(block) for block in moves["dst_block"].tolist()]
 
     with Mover(tiers, describe=describe) as mover:
-        mover.submit(
-            moves_of((1, HOST, DISK, 0, 5), (2, HOST, DEVICE, 1, 1), (3, DEVICE, DISK, 2, 6))
-        ).results()
+        mover.submit(moves_of((1, HOST, DISK, 0, 5), (2, HOST, DEVICE, 1, 1), (3, DEVICE, DISK, 2, 6))).results()
     assert asked == [(threading.current_thread(), [5, 6])]
 
 

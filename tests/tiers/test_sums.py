@@ -59,10 +59,7 @@ def test_sums_taken_along_a_transfer_are_those_of_the_shards(tmp_path):
         for shards in (1, 3, 4, 48):
             width = rows.shape[1] // shards
             expected = [
-                [
-                    xxhash.xxh3_64_intdigest(rows[r, i * width : (i + 1) * width], seed=int(s) ^ i)
-                    for i in range(shards)
-                ]
+                [xxhash.xxh3_64_intdigest(rows[r, i * width : (i + 1) * width], seed=int(s) ^ i) for i in range(shards)]
                 for r, s in zip(indices, seeds)
             ]
             outcomes, sums = np.zeros(3, np.int64), np.zeros((3, shards), np.uint64)

@@ -1,0 +1,120 @@
+"""What sequences and steps work on: the block table, the device's KV and the conductor, opened and closed together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagedkv._core.block_table import BlockTable, StepArrays
+from pagedkv._core.placement import Placement
+from pagedkv.device_kv import DeviceKV
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks
+from pagedkv.moving import Conductor
+from pagedkv.spec import KVSpec
+
+
+class Engine:
+    """One cache's working parts. Knows sequences only by their row handles.
+
+    Parameters
+    ----------
+    spec : KVSpec
+    table : BlockTable over `placement`
+    conductor : Conductor
+        Makes room when a step finds none.
+    kv : DeviceKV or None
+        None where the device arena is not in CPU memory.
+    """
+
+    def __init__(
+        self, spec: KVSpec, placement: Placement, table: BlockTable, conductor: Conductor, kv: DeviceKV | None
+    ) -> None:
+        self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
+        self._kv = kv
+        self._counting = threading.Lock()
+        self.computed_tokens = 0
+        self.closed = False
+
+    @property
+    def kv(self) -> DeviceKV:
+        """The device's K and V.
+
+        Raises
+        ------
+        ClosedError, InvalidArgument
+            The cache is closed; or its arena is on a GPU.
+        """
+        self.check_open()
+        if self._kv is None:
+            raise InvalidArgument(
+                "this cache's device tier is on a GPU, and pagedkv has no kernels for it yet: "
+                "use device_arena with your own, or leave gpu=None"
+            )
+        return self._kv
+
+    def check_open(self) -> None:
+        """Raise ClosedError once the cache is closed."""
+        if self.closed:
+            raise ClosedError("this cache is closed")
+
+    def begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
+        """Allocate and build a step's arrays, making room where needed; copies on write are made before it returns.
+
+        Raises
+        ------
+        OutOfBlocks
+            Everything else is held. Nothing was changed.
+        """
+        self.check_open()
+        while True:
+            try:
+                arrays = self.table.step(rows, q_lens, lookahead)
+                break
+            except OutOfBlocks:  # another thread may take the room that is made here: then once more
+                self.conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
+        if len(arrays.copies):
+            self.kv.copy_blocks(arrays.copies)
+            self.table.copies_done()
+        return arrays
+
+    def commit(self, rows: NDArray[np.int64], num_tokens: int) -> None:
+        """The step's tokens are written in every layer."""
+        self.table.commit(rows)
+        with self._counting:
+            self.computed_tokens += num_tokens
+
+    def write_all(self, row: int, k: NDArray[Any], v: NDArray[Any]) -> None:
+        """Write and commit a row's uncomputed tokens: k, v [num_layers, num_tokens, num_kv_heads, head_dim]."""
+        if not len(k) == len(v) == self.spec.num_layers:
+            raise LayoutMismatch(f"k and v need {self.spec.num_layers} layers, got {len(k)} and {len(v)}")
+        rows = np.array([row], np.int64)
+        arrays = self.begin(rows, None, 0)
+        try:
+            for layer in range(self.spec.num_layers):
+                self.kv.write(layer, arrays.slot_mapping, k[layer], v[layer])
+        except BaseException:
+            self.table.cancel(rows)
+            raise
+        self.commit(rows, len(arrays.tokens))
+
+    def reuse_part(self, row: int, block: int, common: int) -> int:
+        """Copy a block whose first `common` tokens are this row's next ones; tokens reused (0: no block free)."""
+        target = self.table.seed(row, common)
+        if target < 0:
+            return 0
+        self.kv.copy_blocks(np.array([[block, target]], np.int32))
+        return common
+
+    def retain(self, row: int, priority: int, ttl_s: float | None) -> None:
+        """Priority and time to live of a row's prefix."""
+        self.check_open()
+        expires = 0
+        if ttl_s is not None:
+            if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 <= ttl_s < 1e9:
+                raise InvalidArgument(f"ttl_s = {ttl_s!r}: a number of seconds, 0 or more, is needed")
+            expires = time.monotonic_ns() + int(ttl_s * 1e9)
+        self.table.retain(row, priority, expires)

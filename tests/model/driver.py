@@ -1,0 +1,146 @@
+"""A seeded random driver for a :class:`Pair`: the same seed gives the same operations, so a failure is one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from pagedkv.reference.tiers_model import DEVICE
+from tests.model.pair import Pair
+
+NAMESPACES = (b"", b"a")
+
+
+class Driver:
+    """Random operations on a pair of random shape.
+
+    Runs of several blocks are compared as exactly as single ones, in the orders for which both sides must agree to
+    the block: rooms asked for one by one, transfers completed in the order of their decision. With runs of one
+    block (``max_run`` 1) any order goes.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        self.capacities = [rng.randint(2, 8), *(rng.choice([0, 2, 5, 9, 9]) for _ in range(rng.choice([0, 1, 2, 2])))]
+        self.block_size = rng.choice([1, 1, 2])
+        self.max_run = rng.choice([1, 2, 256])
+        self.pair = Pair(
+            self.block_size,
+            self.capacities,
+            inclusive=[rng.random() < 0.5 for _ in self.capacities],
+            max_run=self.max_run,
+            pin_budget=rng.choice([0, 3, 9]),
+        )
+        self.pins = {True: 0, False: 0}
+        weights: list[tuple[int, Callable[[], None]]] = [
+            (24, self.acquire),
+            (20, self.insert),
+            (16, self.release),
+            (6, self.resume),
+            (4, self.settle),
+            (3, self.share),
+            (3, self.pin),
+            (6, self.reserve),
+            (10, self.complete),
+            (2, self.hold),
+            (3, self.pair.let_go),
+            (1, self.forget),
+            (4, self.look),
+        ]
+        self.operations = [operation for weight, operation in weights for _ in range(weight)]
+
+    def run(self, num_ops: int, *, deep_every: int = 8) -> None:
+        for i in range(num_ops):
+            self.rng.choice(self.operations)()
+            self.pair.check(deep=i % deep_every == 0)
+        self.pair.close()
+
+    # ---- operations
+
+    def tokens(self, num_blocks: int) -> list[int]:
+        return [self.rng.randint(0, 1) for _ in range(num_blocks * self.block_size)]
+
+    def prompt(self) -> tuple[list[int], bytes]:
+        """Often a prefix that is cached now, or was a moment ago, with something else behind it."""
+        namespace = self.rng.choice(NAMESPACES)
+        known = [block for block in self.pair.model.blocks() if block.content[0] == namespace]
+        if not known or self.rng.random() < 0.3:
+            return self.tokens(self.rng.randint(0, 6)), namespace
+        prefix = list(self.rng.choice(known).content[1])
+        return prefix + self.tokens(self.rng.randint(0, 2)), namespace
+
+    def somebody(self) -> int | None:
+        return self.rng.randrange(len(self.pair.owners)) if self.pair.owners else None
+
+    def acquire(self) -> None:
+        if len(self.pair.owners) == 4:
+            self.release()
+        tokens, namespace = self.prompt()
+        tokens += [0] * self.rng.randrange(self.block_size)
+        who = self.pair.acquire(tokens, namespace, self.rng.choice([None, None, None, 2]))
+        if self.rng.random() < 0.7:
+            self.bring_up(who)
+
+    def insert(self) -> None:
+        who = self.somebody()
+        if who is not None:
+            num_blocks = self.rng.randint(1, 3)
+            self.pair.make_room(num_blocks)
+            self.pair.insert(who, self.tokens(num_blocks))
+
+    def release(self) -> None:
+        who = self.somebody()
+        if who is not None:
+            self.pair.release(who)
+
+    def resume(self) -> None:
+        who = self.somebody()
+        if who is not None:
+            self.bring_up(who)
+
+    def bring_up(self, who: int) -> None:
+        """What a cache does with a prefix it owns: room, promotion, settling; sometimes not to the end."""
+        self.pair.make_room(sum(block.top != DEVICE for block in self.pair.owners[who][1].path))
+        self.pair.promote(who)
+        if self.rng.random() < 0.7:
+            self.pair.finish(self.rng.random() < 0.8)
+        if self.rng.random() < 0.8:
+            self.pair.settle(who)
+
+    def settle(self) -> None:
+        who = self.somebody()
+        if who is not None:
+            self.pair.settle(who)
+
+    def share(self) -> None:
+        who = self.somebody()
+        if who is not None and len(self.pair.owners) < 5:
+            self.pair.share(who)
+
+    def pin(self) -> None:
+        who = self.somebody()
+        if who is not None:
+            self.pins[self.pair.pin(who)] += 1
+
+    def reserve(self) -> None:
+        tier = self.rng.choice([tier for tier, blocks in enumerate(self.capacities) if blocks])
+        one_more = self.pair.model.free(tier) + 1
+        self.pair.reserve(self.rng.randint(0, self.capacities[tier] + 1) if self.max_run == 1 else one_more, tier)
+
+    def complete(self) -> None:
+        self.pair.take()
+        if self.pair.transfers:
+            which = self.rng.randrange(len(self.pair.transfers)) if self.max_run == 1 else 0
+            self.pair.complete(self.rng.random() < 0.8, which)
+
+    def hold(self) -> None:
+        self.pair.hold(self.rng.randint(0, 2))
+
+    def forget(self) -> None:
+        if self.rng.random() < 0.2:
+            self.pair.drop_namespace(self.rng.choice(NAMESPACES))
+        elif self.rng.random() < 0.2:
+            self.pair.clear()
+
+    def look(self) -> None:
+        self.pair.look(*self.prompt())

@@ -1,0 +1,53 @@
+"""Long random histories of the real placement beside the oracle, content checked at every read on every tier."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.model.driver import Driver
+from tests.model.pair import TIERS
+
+OPS_PER_SEED = 250
+COUNTERS = ("adopted", "failed_promotions", "failed_demotions", "blocked_matches")
+
+
+def drive(seed: int) -> Driver:
+    driver = Driver(seed)
+    try:
+        driver.run(OPS_PER_SEED)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
+    return driver
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_fifty_thousand_operations_agree_with_the_oracle(first: int) -> None:
+    for seed in range(first, first + 20):
+        drive(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(1_000_000, 1_008_000, 400))
+def test_two_million_operations_agree_with_the_oracle(first: int) -> None:
+    for seed in range(first, first + 400):
+        drive(seed)
+
+
+def test_the_driver_reaches_every_kind_of_event() -> None:
+    """Without this, a driver that never moved anything would agree with everything."""
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        driver = drive(seed)
+        stats = driver.pair.core.stats()
+        for kind in ("hit_blocks", "promoted", "demoted", "dropped", "trimmed"):
+            seen.update({f"{kind} {tier}": count for tier, count in stats[kind].items()})
+        seen.update({kind: stats[kind] for kind in COUNTERS})
+        seen.update({"reads": driver.pair.reads, "pins": driver.pins[True], "pins refused": driver.pins[False]})
+    never = {"promoted device", "demoted disk"}
+    expected = {f"{kind} {tier}" for kind in ("hit_blocks", "dropped", "trimmed") for tier in TIERS}
+    expected |= {f"{kind} {tier}" for kind in ("promoted", "demoted") for tier in TIERS} - never
+    expected |= {*COUNTERS, "pins", "pins refused"}
+    assert {kind for kind in expected if seen[kind] < 3} == set()
+    assert seen["reads"] > 10_000
