@@ -28,37 +28,27 @@ ARROWS: dict[str, set[str]] = {
     "interop": {"errors"},
     "stats": {"errors"},
     "tiers": {"errors", "spec"},
-    "sequence": {"errors", "spec"},
     "sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
-    "step": {"errors", "spec", "attention", "interop"},
+    "device_kv": {"errors", "spec"},
+    "durable": {"errors", "spec", "_core", "tiers"},
+    "moving": {"errors", "_core", "tiers"},
+    "engine": {"errors", "spec", "_core", "device_kv", "moving"},
+    "explain": {"errors", "spec", "_core"},
+    "prefetch": {"errors", "spec", "_core", "moving", "engine"},
+    "sequence": {"errors", "spec", "engine"},
+    "step": {"errors", "spec", "_core", "engine", "sequence", "attention", "reference", "interop"},
     "cache": {
-        "errors",
-        "spec",
-        "_core",
-        "core",
-        "tiers",
-        "sequence",
-        "step",
-        "stats",
-        "attention",
-        "interop",
+        *("errors", "spec", "_core", "core", "tiers", "stats", "interop", "attention", "device_kv", "durable"),
+        *("moving", "engine", "explain", "prefetch", "sequence", "step"),
     },
     "scheduler": {"errors", "spec", "sequence", "step", "stats", "cache"},
     "replay": {"errors", "spec", "_core", "core", "stats", "cache", "_version"},
     "cli": {"errors", "spec", "core", "stats", "sizing", "cache", "replay", "_version"},
     "__main__": {"cli"},
     "__init__": {
-        "errors",
-        "spec",
-        "core",
-        "stats",
-        "sizing",
-        "sequence",
-        "step",
-        "cache",
-        "scheduler",
-        "_version",
+        *("errors", "spec", "core", "stats", "sizing", "explain", "prefetch", "sequence", "step", "cache"),
+        *("scheduler", "_version"),
     },
 }
 
@@ -79,9 +69,7 @@ FORBIDDEN_MODULES = {
     *("subprocess", "_posixsubprocess", "multiprocessing", "pty", "code", "runpy", "torch"),
 }
 FORBIDDEN_CALLS = {"eval", "exec", "__import__", "system", "popen", "forkpty"}
-FORBIDDEN_CALLS |= {
-    f"{name}{how}" for name in ("exec", "spawn") for how in ("v", "ve", "vp", "vpe", "l", "le", "lp")
-}
+FORBIDDEN_CALLS |= {f"{name}{how}" for name in ("exec", "spawn") for how in ("v", "ve", "vp", "vpe", "l", "le", "lp")}
 
 
 def package_dir() -> Path:

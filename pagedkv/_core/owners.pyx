@@ -151,8 +151,7 @@ cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
 cdef void place_release(Place* p, int32_t owner) noexcept nogil:
     cdef int32_t n = p.owners[owner].node, parent
     p.clock += 1
-    if p.owners[owner].pinned:
-        p.pinned_blocks -= p.owners[owner].num_blocks
+    p.pinned_blocks -= p.owners[owner].pinned
     while p.tree.nodes[n].length > 0:               # deepest first, so that the root ends hottest
         parent = p.tree.nodes[n].parent
         run_disown(p, n)

@@ -49,7 +49,7 @@ cdef struct Owner:
     int64_t serial
     int64_t blocked         # transfer that ended the match early, -1 none
     uint8_t live
-    uint8_t pinned
+    int32_t pinned          # blocks counted against the pin budget
     uint8_t klass
     int64_t expires
 

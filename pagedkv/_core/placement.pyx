@@ -675,12 +675,12 @@ cdef class Placement:
         cdef Place* p = &self.place
         self.lock.acquire()
         cdef int32_t slot = place_owner(p, handle)
-        if slot >= 0 and not p.owners[slot].pinned:
+        if slot >= 0:
             wanted = p.owners[slot].num_blocks
-            left = p.pin_budget - p.pinned_blocks
+            left = p.pin_budget - p.pinned_blocks + p.owners[slot].pinned
             if wanted <= left:
-                p.owners[slot].pinned = 1
-                p.pinned_blocks += wanted
+                p.pinned_blocks += wanted - p.owners[slot].pinned
+                p.owners[slot].pinned = <int32_t>wanted
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)

@@ -33,7 +33,7 @@ class Owner:
     def __init__(self, root: Block) -> None:
         self.root = root
         self.path: list[Block] = []
-        self.pinned: int | None = None  # blocks counted against the pin budget
+        self.pinned = 0  # blocks counted against the pin budget
         self.live = True
 
     @property
@@ -95,9 +95,7 @@ class CacheModel(TiersModel):
 
     # ---- owning
 
-    def acquire(
-        self, tokens: Sequence[int], namespace: Hashable = None, max_blocks: int | None = None
-    ) -> Owner:
+    def acquire(self, tokens: Sequence[int], namespace: Hashable = None, max_blocks: int | None = None) -> Owner:
         """Owns the longest cached prefix, wherever it lies; what is just being promoted ends it."""
         owner = Owner(self.root(namespace))
         for piece in self._pieces(tokens)[:max_blocks]:
@@ -121,7 +119,7 @@ class CacheModel(TiersModel):
         """Lets go of the whole path, deepest first."""
         assert owner.live, "released twice"
         owner.live = False
-        self.pinned -= owner.pinned or 0
+        self.pinned -= owner.pinned
         self.shorten(owner, 0)
 
     def shorten(self, owner: Owner, num_blocks: int) -> None:
@@ -130,12 +128,12 @@ class CacheModel(TiersModel):
             self._disown(owner.path.pop())
 
     def pin(self, owner: Owner) -> bool:
-        """Counts the path against the pin budget until the owner is released; False when it has no room."""
-        if owner.pinned is None:
-            if self.pinned + len(owner.path) > self.pin_budget:
-                return False
-            owner.pinned = len(owner.path)
-            self.pinned += owner.pinned
+        """Counts the path, as it is now, against the pin budget until release; False when it has no room."""
+        more = len(owner.path) - owner.pinned
+        if self.pinned + more > self.pin_budget:
+            return False
+        owner.pinned += more
+        self.pinned += more
         return True
 
     # ---- blocks of callers

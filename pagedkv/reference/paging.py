@@ -131,9 +131,7 @@ class PagedBatch:
             if array.ndim != num_axes:
                 raise ValueError(f"{name} must have {num_axes} axes, got shape {array.shape}")
         if len(tables) != len(lens) or len(indptr) != len(lens) + 1:
-            raise ValueError(
-                f"{len(tables)} tables, {len(lens)} lengths, {len(indptr)} offsets do not fit together"
-            )
+            raise ValueError(f"{len(tables)} tables, {len(lens)} lengths, {len(indptr)} offsets do not fit together")
         if indptr[0] != 0 or indptr[-1] != len(self.q) or np.any(indptr[1:] < indptr[:-1]):
             raise ValueError(f"q_indptr must rise from 0 to {len(self.q)}, the number of query tokens")
         room = tables.shape[1] * self.k_cache.shape[1]

@@ -159,7 +159,7 @@ class Mover:
         records = self._records(moves)
         src_blocks = moves["src_block"].astype(np.int32)
         dst_blocks = moves["dst_block"].astype(np.int32)
-        cuts = list(cut(moves, shared.tiers))
+        cuts = list(cut(moves, shared.tiers, len(shared.threads)))
         ticket = Ticket(moves["transfer"].astype(np.int64), len(cuts), deadline, self._on_done)
         parts = [
             _Part(ticket, src, dst, chosen, src_blocks[chosen], dst_blocks[chosen], _pick(records, chosen))

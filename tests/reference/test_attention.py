@@ -108,9 +108,7 @@ def test_lengths_around_a_block_agree_with_the_dense_softmax(form: Any, block_si
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 @pytest.mark.parametrize("soft_cap", [None, 0.7])
-def test_ragged_prefills_agree_with_every_mask(
-    form: Any, causal: bool, window: int | None, soft_cap: Any
-) -> None:
+def test_ragged_prefills_agree_with_every_mask(form: Any, causal: bool, window: int | None, soft_cap: Any) -> None:
     lens = [(5, 5), (0, 4), (3, 11), (1, 9), (4, 2), (2, 0), (7, 8)]
     check(Batch(lens, seed=3), form, causal=causal, window=window, soft_cap=soft_cap)
 

@@ -64,8 +64,8 @@ class HeldTier:
 @pytest.fixture
 def small_parts(monkeypatch):
     """Two blocks a part, so that small batches use all threads."""
-    monkeypatch.setattr(parts_module, "STORE_PART_BYTES", 2 * BLOCK_BYTES)
-    monkeypatch.setattr(parts_module, "MEMORY_PART_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(parts_module, "LEAST_PART_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(parts_module, "MOST_PART_BYTES", 2 * BLOCK_BYTES)
 
 
 @pytest.fixture
@@ -166,6 +166,19 @@ def test_one_bad_block_fails_its_transfer_and_no_other(tiers, small_parts):
         ).results()
         assert dict(zip(ids.tolist(), ok.tolist())) == {10: False, 20: True, 30: True}
         assert (mover.stats()[DISK, HOST].blocks, mover.stats()[DISK, HOST].failed) == (6, 1)
+
+
+def test_parts_get_smaller_towards_the_end_and_cover_every_move_once():
+    ram = {DEVICE: DeviceTier(1000, 1 << 20), HOST: HostTier(1000, 1 << 20)}
+    batch = moves_of(*line(1, DEVICE, HOST, range(500)), *line(2, HOST, DEVICE, range(500, 503)))
+    cuts = list(parts_module.cut(batch, ram, threads=2))
+    assert [(src, dst) for src, dst, _ in cuts] == [(DEVICE, HOST)] * (len(cuts) - 1) + [(HOST, DEVICE)]
+    assert np.concatenate([chosen for _, _, chosen in cuts]).tolist() == list(range(503))
+    sizes = [chosen.size for _, _, chosen in cuts[:-1]]
+    assert sizes[0] == 64
+    assert sizes[-2] == 4
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) < 25
 
 
 def test_no_moves_are_done_at_once(tiers):

@@ -1,0 +1,146 @@
+"""Sequences over the cache's model: append, compute, commit, fork with copy-on-write, truncate, release.
+
+A sequence's first blocks are the tree's, owned through an :class:`Owner`; the rest are its own. Forks hold the same
+own blocks together until one of them writes, and that one then writes into a copy. What a slot must contain follows
+from the tokens alone: position ``i`` holds the KV of the sequence's first ``i + 1`` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from .cache_model import CacheModel, Owner
+from .tiers_model import DEVICE, NoRoom
+
+
+class OwnBlock:
+    """A device block outside the tree, and how many sequences (and pending copies) hold it."""
+
+    __slots__ = ("holders",)
+
+    def __init__(self) -> None:
+        self.holders = 1
+
+
+class SequenceModel:
+    """One running sequence.
+
+    Attributes
+    ----------
+    tokens : all tokens so far.
+    computed : leading tokens whose KV is written.
+    owner : its committed prefix; the whole of it lies on the device.
+    own : its blocks behind that.
+    """
+
+    def __init__(self, cache: CacheModel, owner: Owner, tokens: Sequence[int]) -> None:
+        self.cache, self.owner = cache, owner
+        self.tokens = list(tokens)
+        self.own: list[OwnBlock] = []
+        self.computed = len(owner.path) * cache.block_size
+        self.forked = False  # since its last write
+
+    @property
+    def namespace(self) -> Hashable:
+        return self.owner.root.content[0]
+
+    def contents(self) -> list[tuple[int, ...]]:
+        """What each computed position must hold: the tokens that its KV depends on."""
+        return [tuple(self.tokens[: i + 1]) for i in range(self.computed)]
+
+    def blocks_needed(self) -> int:
+        """Free blocks that computing all tokens takes, a copy-on-write included."""
+        return self._num_blocks(len(self.tokens)) - len(self.owner.path) - len(self.own) + self._must_copy()
+
+    def commit(self) -> None:
+        """Full computed blocks become the tree's, or give way to the tree's."""
+        size, done = self.cache.block_size, len(self.owner.path)
+        full = self.computed // size - done
+        if full <= 0:
+            return
+        mine = [block.holders == 1 for block in self.own[:full]]
+        taken = self.cache.insert(self.owner, self.tokens[done * size : (done + full) * size], mine)
+        for block in self.own[:taken]:
+            block.holders -= 1
+        del self.own[:taken]
+
+    def fork(self) -> SequenceModel:
+        """A second sequence that goes on from here."""
+        self.commit()
+        other = SequenceModel(self.cache, self.cache.share(self.owner), self.tokens)
+        other.computed, other.own = self.computed, list(self.own)
+        for block in self.own:
+            block.holders += 1
+        self.forked = other.forked = True
+        return other
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keeps the first tokens. A committed block that is cut is given up whole: its rest is the tree's."""
+        size = self.cache.block_size
+        whole, keep = num_tokens // size, self._num_blocks(num_tokens)
+        computed = num_tokens
+        if len(self.owner.path) > whole:
+            self.cache.shorten(self.owner, whole)
+            keep, computed = whole, whole * size
+        while len(self.owner.path) + len(self.own) > keep:
+            if not self.own:
+                break
+            self._let_go(self.own.pop())
+        del self.tokens[num_tokens:]
+        self.computed = min(self.computed, computed)
+
+    def release(self) -> None:
+        """Ends it: its own blocks become free, its committed ones stay cached."""
+        while self.own:
+            self._let_go(self.own.pop())
+        self.cache.release(self.owner)
+
+    # ---- inside
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.cache.block_size)
+
+    def _must_copy(self) -> bool:
+        """Whether the next token falls into a block that others hold too."""
+        at = self.computed // self.cache.block_size - len(self.owner.path)
+        writes = len(self.tokens) > self.computed
+        return writes and self.forked and at < len(self.own) and self.own[at].holders > 1
+
+    def _let_go(self, block: OwnBlock) -> None:
+        block.holders -= 1
+        if block.holders == 0:
+            self.cache.give_back(1)
+
+
+def compute(sequences: Sequence[SequenceModel]) -> int:
+    """One step: room for all, all uncomputed tokens written, full blocks committed. Returns the copies made.
+
+    Raises
+    ------
+    NoRoom
+        Too few blocks are free; nothing has changed.
+    """
+    if not sequences:
+        return 0
+    cache = sequences[0].cache
+    needed = sum(sequence.blocks_needed() for sequence in sequences)
+    if needed > cache.free(DEVICE):
+        raise NoRoom
+    replaced = []
+    for sequence in sequences:
+        if sequence._must_copy():  # the source is held until the bytes are copied, so it stays shared for the others
+            at = sequence.computed // cache.block_size - len(sequence.owner.path)
+            replaced.append((sequence, sequence.own[at]))
+            cache.alloc(1)
+            sequence.own[at] = OwnBlock()
+        if len(sequence.tokens) > sequence.computed:
+            sequence.forked = False
+        missing = sequence.blocks_needed()
+        cache.alloc(missing)
+        sequence.own += [OwnBlock() for _ in range(missing)]
+    for sequence, block in replaced:
+        sequence._let_go(block)
+    for sequence in sequences:
+        sequence.computed = len(sequence.tokens)
+        sequence.commit()
+    return len(replaced)

@@ -1,0 +1,130 @@
+"""A toy model whose KV follows from the whole token prefix, so that every read from every tier can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import pagedkv as pk
+
+SPEC = pk.KVSpec(2, 2, 4, "float32", 4)
+BLOCK = SPEC.block_size
+EXACT = {"float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7}  # whole numbers below are exact in the dtype
+
+
+@lru_cache(maxsize=4096)
+def _chain(tokens: bytes, salt: int) -> NDArray[np.int64]:
+    """A number per token that follows from the salt and all tokens up to it."""
+    state, out = salt + 1, []
+    for token in np.frombuffer(tokens, np.int32).tolist():
+        state = (state * 6364136223846793005 + token * 2654435761 + 1442695040888963407) % (1 << 61)
+        out.append(state >> 20)
+    return np.array(out, np.int64)
+
+
+class Toy:
+    """Runs a cache: whatever is not cached is computed, whatever is cached is compared.
+
+    Parameters
+    ----------
+    cache : the cache under test.
+    salt : stands for the weights; another salt gives other KV for the same tokens.
+    """
+
+    def __init__(self, cache: pk.KVCache, salt: int = 0) -> None:
+        self.cache, self.spec, self.salt = cache, cache.spec, salt
+        self.tokens_checked = 0
+
+    def kv(self, tokens: Any, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of all tokens in one layer, float32 [num_tokens, num_kv_heads, head_dim], exact in the dtype."""
+        spec = self.spec
+        chain = _chain(np.asarray(tokens, np.int32).tobytes(), self.salt)
+        width = spec.num_kv_heads * spec.head_dim
+        places = np.arange(2 * width, dtype=np.int64).reshape(2, spec.num_kv_heads, spec.head_dim) * 2 + 1
+        whole = (chain[:, None, None, None] * places + layer * 7919) % EXACT[spec.dtype]
+        return whole[:, 0].astype(np.float32), whole[:, 1].astype(np.float32)
+
+    def new_kv(self, step: pk.Step, seqs: list[pk.Sequence], layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """K and V of a step's tokens, float32 [num_tokens, num_kv_heads, head_dim]."""
+        ks, vs = [], []
+        for i, seq in enumerate(seqs):
+            done = seq.num_computed
+            k, v = self.kv(seq.tokens, layer)
+            count = int(step.q_indptr[i + 1] - step.q_indptr[i])
+            ks.append(k[done : done + count])
+            vs.append(v[done : done + count])
+        return np.concatenate(ks), np.concatenate(vs)
+
+    def run(self, *seqs: pk.Sequence, q_lens: Any = None, lookahead: int = 0) -> None:
+        """One step over these sequences."""
+        with self.cache.step(seqs, q_lens=q_lens, lookahead=lookahead) as step:
+            self.write(step, *seqs)
+
+    def write(self, step: pk.Step, *seqs: pk.Sequence) -> None:
+        """Write all layers of a step that is under way."""
+        for layer in range(self.spec.num_layers):
+            step.write(layer, *self.new_kv(step, list(seqs), layer))
+
+    def check(self, *seqs: pk.Sequence) -> None:
+        """What each sequence holds is what was computed for exactly its prefix."""
+        for seq in seqs:
+            tokens, done = seq.tokens, seq.num_computed
+            found = [self.floats(array) for array in seq.gather()]
+            for layer in range(self.spec.num_layers):
+                for name, got, wanted in zip("kv", found, self.kv(tokens, layer), strict=True):
+                    wrong = np.flatnonzero((got[layer] != wanted[:done]).any(axis=(1, 2)))
+                    assert not wrong.size, f"layer {layer} {name}: wrong at tokens {wrong.tolist()} of {tokens.tolist()}"
+            self.tokens_checked += done
+
+    def floats(self, array: NDArray[Any]) -> NDArray[np.float32]:
+        """Stored values as float32."""
+        decode = self.cache.decode
+        return np.asarray(decode(array) if decode else array).astype(np.float32)
+
+    def use(self, tokens: Any, namespace: pk.Namespace | None = None) -> dict[str, int]:
+        """A whole request: open, check what is cached, compute the rest, check, release. Its non-zero hits by tier."""
+        with self.cache.sequence(tokens, namespace) as seq:
+            self.check(seq)
+            assert seq.num_computed == sum(seq.hit_tokens.values())
+            self.run(seq)
+            self.check(seq)
+            return {tier: count for tier, count in seq.hit_tokens.items() if count}
+
+
+def prompt(start: int, num_tokens: int = 3 * BLOCK + 1) -> list[int]:
+    """Tokens that no prompt with another start shares; by default three whole blocks are cached of it."""
+    return [1000 * start + i for i in range(num_tokens)]
+
+
+def where(cache: pk.KVCache, tokens: Any, namespace: pk.Namespace | None = None) -> list[tuple[str, int]]:
+    """The runs of a prompt as (tier, blocks)."""
+    return [(run.tier, len(run.block_ids)) for run in cache.explain(tokens, namespace).runs]
+
+
+def all_free(cache: pk.KVCache) -> bool:
+    """Whether no tier holds a block for anybody but the tree."""
+    return all(counts["live"] == 0 for counts in cache.stats().blocks.values())
+
+
+@pytest.fixture
+def open_cache(tmp_path: Path) -> Iterator[Callable[..., pk.KVCache]]:
+    """Opens caches; ``disk=n`` is a disk of n blocks at one place. At the end the books of each are checked."""
+    opened: list[pk.KVCache] = []
+
+    def open_it(device: Any = 16, spec: pk.KVSpec = SPEC, disk: Any = None, **options: Any) -> pk.KVCache:
+        if isinstance(disk, int):
+            disk = pk.Disk(str(tmp_path / "kv"), disk)
+        cache = pk.KVCache(spec, device, disk=disk, **options)
+        opened.append(cache)
+        return cache
+
+    yield open_it
+    for cache in opened:
+        cache.check_integrity()
+        cache.close()
