@@ -6,7 +6,7 @@ visible in the destination tier only there, and only on success.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.events cimport EVENT_REMOVED, EVENT_STORED, ring_put
@@ -113,7 +113,8 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
             copy_free(p, n, tier, first)
     if first == 0:
         p.fates[node.parent].kids[p.fates[n].top] -= 1
-        p.fates[n].failed = 0                       # the id may come back as a root
+        memset(p.fates[n].kids, 0, sizeof(p.fates[n].kids))     # the id may come back as a root
+        p.fates[n].failed = 0
     tree_trim(p.tree, n, k)
 
 
@@ -261,6 +262,7 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
                                        or not is_linked(&p.links[tier], child) or not is_linked(&p.links[tier], n)):
             return
     if tree_merge(p.tree, child):
+        memset(p.fates[n].kids, 0, sizeof(p.fates[n].kids))     # as above
         for tier in range(p.num_tiers):
             recency_unlink(p, tier, n)
 

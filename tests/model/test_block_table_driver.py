@@ -60,7 +60,11 @@ class Driver:
 
     def fork(self) -> None:
         if 0 < len(self.rows.rows) < 6:
-            self.rows.fork(self.somebody())
+            who = self.somebody()
+            self.rows.fork(who)
+            if self.rng.random() < 0.7:
+                self.rows.append(who, self.tokens(1))
+                self.rows.append(len(self.rows.rows) - 1, self.tokens(1))
 
     def truncate(self) -> None:
         if self.rows.rows:
