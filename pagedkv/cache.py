@@ -73,6 +73,8 @@ class KVCache:
         Reuse the agreeing front of a block that agrees only in its first tokens, by copying it.
     event_words : int
         Size of the event ring in int32 words; 0 turns events off.
+    cost_tokens : float
+        For ``policy="cost"``: tokens of context at which attention costs as much to recompute as everything else.
 
     Raises
     ------
@@ -97,6 +99,7 @@ class KVCache:
         require_namespace: bool = False,
         partial_hits: bool = True,
         event_words: int = 0,
+        cost_tokens: float = 30000.0,
     ) -> None:
         if not isinstance(spec, KVSpec):
             raise WrongType(f"spec must be a KVSpec, not {type(spec).__name__}")
@@ -115,6 +118,7 @@ class KVCache:
         tree = RadixTree(spec.block_size, len(pools), keep_chain=policy in ("arc", "s3fifo"))
         self.placement = Placement(
             tree, pools, policy=policy, demotion=demotion, pin_budget=pin_budget, event_words=event_words,
+            cost_tokens=cost_tokens,
             inclusive=None if inclusive is None else tuple(inclusive)[: len(pools)],
         )  # fmt: skip
         self.table = BlockTable(self.placement, max_sequences)
