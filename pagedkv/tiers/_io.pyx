@@ -76,7 +76,7 @@ cdef struct Shards:
     size_t width  # bytes that each covers; all of a block if count is 0
     size_t group  # shards moved by one system call
 
-MIN_SUMMED = 240  # the sums here are of more bytes than this; fewer are for the xxhash package
+MIN_SUMMED = 240  # the sums here are of more bytes than this; fewer are padded by disk_format.sum_of
 SUM_LEVEL = sum_level()
 cdef int SUM_LEVEL_C = SUM_LEVEL
 cdef int MAPPED = -1  # instead of a descriptor: the place is an address
@@ -158,7 +158,7 @@ def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t
 
 
 def sum_bytes(const uint8_t[::1] data, seed: int, level: int) -> int:
-    """One sum, for tests: `level` 0 is plain C, 1 AVX2, 2 AVX-512; not above `SUM_LEVEL`."""
+    """One sum: `level` 0 is plain C, 1 AVX2, 2 AVX-512; not above `SUM_LEVEL`."""
     if data.shape[0] <= MIN_SUMMED or not 0 <= level <= SUM_LEVEL:
         raise InvalidArgument(f"{data.shape[0]} bytes at level {level}: "
                               f"at least {MIN_SUMMED + 1}, at most {SUM_LEVEL}")

@@ -1,6 +1,7 @@
-/* XXH3-64 with a seed, for inputs of more than 240 bytes, written from the algorithm's published description.
+/* XXH3-64 with a seed, for inputs of more than 240 bytes, written for this library after the published algorithm (Yann Collet,
+ * xxHash); its constants are the algorithm's.
  *
- * The xxhash package gives the same values; this exists because a block's shards must be summed between two
+ * The xxhash package gives the same values and is not needed at run time; this exists because a block's shards must be summed between two
  * system calls, without the GIL, while the block is in the L2 cache. tests/tiers/test_sums.py compares both.
  * Callable from any thread; no state.
  */

@@ -18,11 +18,13 @@ import struct
 from dataclasses import dataclass, fields
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument
+from pagedkv.tiers import _io
 from pagedkv.tiers.base import Record
+
+SHORTEST_SUM = 256  # bytes
 
 PAGE = 4096
 MAJOR, MINOR = 1, 0
@@ -189,15 +191,23 @@ def parse_super(page: bytes) -> Superblock | None:
     )
 
 
+def sum_of(data: bytes | memoryview | NDArray[np.uint8], seed: int) -> int:
+    """xxh3-64 of `data`; fewer than 256 bytes are filled up with zeros first (the geometry fixes their number)."""
+    array = np.frombuffer(data, np.uint8)
+    if array.size < SHORTEST_SUM:
+        array = np.concatenate((array, np.zeros(SHORTEST_SUM - array.size, np.uint8)))
+    return _io.sum_bytes(array, seed, _io.SUM_LEVEL)
+
+
 def seal(body: bytes, seed: int) -> bytes:
     """`body` and its sum."""
-    return body + SUM.pack(xxhash.xxh3_64_intdigest(body, seed=seed))
+    return body + SUM.pack(sum_of(body, seed))
 
 
 def sealed(data: bytes | memoryview, seed: int) -> bool:
     """Whether `data` ends in the sum of what comes before."""
     (found,) = SUM.unpack_from(data, len(data) - SUM.size)
-    return bool(found == xxhash.xxh3_64_intdigest(data[: -SUM.size], seed=seed))
+    return bool(found == sum_of(data[: -SUM.size], seed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ import os
 from typing import Literal
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from pagedkv.errors import TierError
 from pagedkv.tiers import _io
 from pagedkv.tiers.directory import Directory
-from pagedkv.tiers.disk_format import Geometry
+from pagedkv.tiers.disk_format import Geometry, sum_of
 
 ReadPath = Literal["pread", "mapping"]
 
@@ -142,7 +141,7 @@ class Segments:
         found = np.zeros((indices.size, shards), np.uint64)
         for i, (row, seed) in enumerate(zip(indices.tolist(), seeds.tolist())):
             for shard, part in enumerate(rows[row].reshape(shards, -1)):
-                found[i, shard] = xxhash.xxh3_64_intdigest(part, seed=seed ^ shard)
+                found[i, shard] = sum_of(part, seed ^ shard)
         return found
 
     def read_header(self, slot: int) -> bytes:

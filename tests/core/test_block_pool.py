@@ -299,7 +299,7 @@ def test_ids_may_come_in_any_integer_form() -> None:
     read_only.flags.writeable = False
     forms = [
         wide[::4],
-        wide[::-4][::-1],
+        wide[::4][::-1],
         read_only,
         read_only.astype(np.int64),
         read_only.astype(np.uint8),

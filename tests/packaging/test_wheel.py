@@ -101,10 +101,10 @@ def test_the_sdist_carries_sources_and_nothing_built(built: Distribution) -> Non
         assert PurePosixPath(name).suffix not in {".so", ".o", ".pyc"}, name
 
 
-def test_the_base_install_asks_for_numpy_and_xxhash_alone(built: Distribution) -> None:
+def test_the_base_install_asks_for_numpy_alone(built: Distribution) -> None:
     metadata = Metadata.from_email(built.read(".dist-info/METADATA"))
     requirements = metadata.requires_dist or []
-    assert {r.name for r in requirements if r.marker is None} == {"numpy", "xxhash"}
+    assert {r.name for r in requirements if r.marker is None} == {"numpy"}
     assert set(metadata.provides_extra or []) == EXTRAS
     assert metadata.license_expression == "Apache-2.0"
     assert b"pagedkv = pagedkv.cli:main" in built.read(".dist-info/entry_points.txt")
@@ -129,4 +129,4 @@ def test_the_installed_wheel_imports_and_pulls_in_no_extra(built: Distribution, 
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert Path(report["file"]).is_relative_to(target), "the copy under test was not the one imported"
-    assert set(report["tops"]) <= {"pagedkv", "numpy", "xxhash"}
+    assert set(report["tops"]) <= {"pagedkv", "numpy"}
