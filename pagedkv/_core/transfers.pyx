@@ -113,9 +113,10 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
             copy_free(p, n, tier, first)
     if first == 0:
         p.fates[node.parent].kids[p.fates[n].top] -= 1
-        memset(p.fates[n].kids, 0, sizeof(p.fates[n].kids))     # the id may come back as a root
-        p.fates[n].failed = 0
+        p.fates[n].failed = 0                       # the id may come back as a root
     tree_trim(p.tree, n, k)
+    if first == 0:
+        memset(&p.fates[n], 0, sizeof(Fate))
 
 
 cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil:
@@ -259,15 +260,15 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
         return
     for tier in range(p.num_tiers):
         if (up.tiers >> tier) & 1 and (a.queue[tier] != b.queue[tier] or is_owned(p, n, tier) or is_owned(p, child, tier)
-                                       or not is_linked(&p.links[tier], child) or not is_linked(&p.links[tier], n)):
+                                       or not is_linked(&p.links[tier], child) or p.links[tier].next[child] != n):
             return
     if tree_merge(p.tree, child):
-        memset(p.fates[n].kids, 0, sizeof(p.fates[n].kids))     # as above
         for tier in range(p.num_tiers):
             recency_unlink(p, tier, n)
+        memset(&p.fates[n], 0, sizeof(Fate))
 
 
-cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
+cdef int finish_one(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
     cdef int32_t slot = handle_slot(transfer)
     cdef int32_t n, src, dst, i, num_blocks, owners, parent
     cdef Transfer* t
@@ -332,6 +333,21 @@ cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
     try_merge(p, n)
     try_merge(p, parent)
     return OK
+
+
+cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
+    cdef int32_t slot = handle_slot(transfer), root = NIL, n, following
+    cdef int code
+    if transfer >= 0 and slot < p.transfers_capacity and p.transfers[slot].node != NIL:
+        root = p.tree.nodes[p.transfers[slot].node].root
+    code = finish_one(p, transfer, succeeded)
+    if code == OK and p.fates[root].failed:
+        n = p.tree.nodes[root].first_child
+        while n != NIL:
+            following = p.tree.nodes[n].next_sibling
+            drop_subtree(p, n)
+            n = following
+    return code
 
 
 # ---- making room

@@ -123,6 +123,7 @@ def run_real(
             inclusive=[name in inclusive for name in TIER_NAMES],
             partial_hits=False,
             max_sequences=1,
+            cost_tokens=TOKENS * cost_blocks,
         ) as cache,
     ):
         real = RealCache(cache, Payload(trace, block_bytes), device)
