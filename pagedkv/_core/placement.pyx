@@ -29,7 +29,7 @@ from pagedkv._core.place cimport Place, Policy
 from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_partial
 from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
-from pagedkv._core.transfers cimport drop_subtree, finish, make_room, promote_run, split
+from pagedkv._core.transfers cimport drop_children, finish, make_room, promote_run, split
 from pagedkv._core.types cimport (
     E_BLOCKS, E_MEMORY, MAX_TIERS, NIL, OK, Move, make_handle,
 )
@@ -51,14 +51,6 @@ cdef void memcpy_down(Move* moves, int64_t start, int64_t count) noexcept nogil:
     cdef int64_t i
     for i in range(count):
         moves[i] = moves[start + i]
-
-
-cdef void drop_all(Place* p, int32_t root) noexcept nogil:
-    cdef int32_t n = p.tree.nodes[root].first_child, following
-    while n != NIL:
-        following = p.tree.nodes[n].next_sibling
-        drop_subtree(p, n)
-        n = following
 
 
 @cython.final
@@ -727,7 +719,7 @@ cdef class Placement:
         before = p.tree.num_blocks
         with nogil:
             if place_ensure(p, 0) == OK:
-                drop_all(p, root)
+                drop_children(p, root)
                 p.fates[root].failed = 1            # a root that has failed matches nothing and takes nothing, for good
         before -= p.tree.num_blocks
         self.lock.release()
@@ -743,7 +735,7 @@ cdef class Placement:
         before = p.tree.num_blocks
         for i in range(len(roots)):
             root = roots[i]
-            drop_all(p, root)
+            drop_children(p, root)
         ring_put(&p.events, EVENT_CLEARED, 0, NIL, NIL, 0, NULL, 0, NULL, 0)
         before -= p.tree.num_blocks
         self.lock.release()

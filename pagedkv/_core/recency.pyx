@@ -8,6 +8,7 @@
             Blankstein et al., ATC 2017).
 """
 
+from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
@@ -295,7 +296,7 @@ cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexc
         return True
     if is_owned(p, n, tier):
         return False
-    if childless or f.failed:
+    if f.failed or (childless and p.tree.nodes[n].tiers == <uint32_t>1 << tier):    # it would be lost
         return p.tree.nodes[n].first_child == NIL
     for u in range(tier + 1):
         kids += f.kids[u]

@@ -14,6 +14,7 @@ cdef void copy_remove(Place* p, int32_t n, int32_t tier) noexcept nogil
 cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil
 # Drops the subtree under n as far as nobody owns it and nothing of it is in flight; True if all of it went.
 cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil
+cdef bint drop_children(Place* p, int32_t n) noexcept nogil
 cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil
 # Frees `want` more blocks of `tier`, or starts transfers that will. False when it could not.
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil

@@ -141,6 +141,16 @@ cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil:
         at = following
 
 
+# Drops everything below run n; False if some of it is owned or in flight, and stays.
+cdef bint drop_children(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t child = p.tree.nodes[n].first_child, following
+    while child != NIL:
+        following = p.tree.nodes[child].next_sibling
+        drop_subtree(p, child)
+        child = following
+    return p.tree.nodes[n].first_child == NIL
+
+
 cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil:
     cdef int32_t upper
     if place_ensure(p, 1) != OK:
@@ -336,17 +346,13 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
 
 
 cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
-    cdef int32_t slot = handle_slot(transfer), root = NIL, n, following
+    cdef int32_t slot = handle_slot(transfer), root = NIL
     cdef int code
     if transfer >= 0 and slot < p.transfers_capacity and p.transfers[slot].node != NIL:
         root = p.tree.nodes[p.transfers[slot].node].root
     code = finish_one(p, transfer, succeeded)
     if code == OK and p.fates[root].failed:
-        n = p.tree.nodes[root].first_child
-        while n != NIL:
-            following = p.tree.nodes[n].next_sibling
-            drop_subtree(p, n)
-            n = following
+        drop_children(p, root)
     return code
 
 
@@ -404,7 +410,7 @@ cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept no
 
 
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil:
-    cdef int32_t n, k, limit, lower, room
+    cdef int32_t n, k, limit, lower, room, generation
     cdef bint childless = False
     cdef uint32_t others
     lower = colder_tier(p, tier)
@@ -413,11 +419,16 @@ cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexce
         if n == NIL and p.oldest_first and lower != NIL and not childless:
             n = any_unowned(p, tier)
             limit = p.tree.max_run
-        if n == NIL:
-            if childless or lower == NIL:
-                return
+        if n == NIL and not childless and lower != NIL:
             childless = True                        # nothing to demote; perhaps something to drop
             continue
+        if n == NIL:                                # whatever could go still has colder blocks hanging on it: those first
+            n = pick_victim(p, tier, domain, False, &limit)
+            if n == NIL or not drop_children(p, n):
+                return
+            continue
+        if p.oldest_first and lower != NIL and not childless and node_top(p.tree, n) == tier:
+            n = branch_head(p, n, tier)
         k = p.tree.nodes[n].length
         if k > limit:
             k = limit
@@ -434,7 +445,10 @@ cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexce
             want -= k
             continue
         if pool_available(p.pools[lower]) < k:
+            generation = p.tree.nodes[n].generation
             make_room(p, lower, k - pool_available(p.pools[lower]) - p.pending[lower], -1)
+            if p.tree.nodes[n].generation != generation:
+                continue                            # oldest-first: n hung below what had to go there
         room = pool_available(p.pools[lower])
         if quota_of(p, n, lower) >= 0 and room > quota_of(p, n, lower) - usage_of(p, n, lower)[0]:
             room = <int32_t>(quota_of(p, n, lower) - usage_of(p, n, lower)[0])
@@ -446,9 +460,6 @@ cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexce
         if room < k:
             k = room
         if p.oldest_first:
-            n = branch_head(p, n, tier)
-            if k > p.tree.nodes[n].length:
-                k = p.tree.nodes[n].length
             if k < p.tree.nodes[n].length:
                 n = split(p, n, k)                  # the upper part: the oldest blocks
         elif k < p.tree.nodes[n].length and split(p, n, p.tree.nodes[n].length - k) == NIL:

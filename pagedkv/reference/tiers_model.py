@@ -167,7 +167,7 @@ class TiersModel:
             return True  # a hotter copy exists: this one is redundant
         if block.owners:
             return False
-        if leaf or block.failed:
+        if block.failed or (leaf and len(block.copies) == 1):  # it would be lost
             return not block.kids
         return all(kid.stands > tier for kid in block.kids.values())
 
@@ -184,10 +184,17 @@ class TiersModel:
         drop = not colder  # out of the last tier: only leaves, and they are lost
         while num_blocks > 0:
             block = self._victim(tier, drop)
-            if block is None:
-                if drop:
-                    return
+            if block is None and not drop:
                 drop = True  # nothing can be demoted; perhaps something can be dropped
+                continue
+            if block is None:  # whatever could go still has colder blocks hanging on it: those first
+                block = self._victim(tier, False)
+                if block is None:
+                    return
+                for kid in list(block.kids.values()):
+                    self._drop_subtree(kid)
+                if block.kids:
+                    return
                 continue
             if len(block.copies) > 1:
                 self._give_up_copy(block, tier)

@@ -136,7 +136,8 @@ def test_closing_the_cache_ends_the_prefetches(toy, gate):
         toy.cache.prefetch(prompt(1))
 
 
-def test_a_sequence_opened_meanwhile_gets_the_right_content(toy):
+def test_a_sequence_opened_meanwhile_gets_the_right_content(open_cache):
+    toy = Toy(open_cache(8, host=16))
     for _ in range(30):
         tickets = [toy.cache.prefetch(prompt(1)), toy.cache.prefetch(prompt(2))]
         toy.use(prompt(1))

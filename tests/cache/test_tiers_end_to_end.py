@@ -102,7 +102,7 @@ def test_every_read_is_right_with_every_kind_of_block(open_cache, dtype, layout,
 
 @pytest.mark.parametrize("demotion", ORDERS)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("budgets", [{"host": 40}, {"disk": 40}], ids=str)
+@pytest.mark.parametrize("budgets", [{"host": 60}, {"disk": 60}], ids=str)
 def test_a_prefix_comes_back_from_the_tier_below(open_cache, budgets, policy, demotion):
     (below,) = budgets
     toy = Toy(open_cache(8, policy=policy, demotion=demotion, **budgets))
@@ -114,7 +114,7 @@ def test_a_prefix_comes_back_from_the_tier_below(open_cache, budgets, policy, de
         assert toy.use(prompt(start, 6 * BLOCK + 1)) == {below: 6 * BLOCK}
     stats = toy.cache.stats()
     assert stats.moved_bytes[f"{below}_to_device"] == len(demoted) * 6 * SPEC.block_bytes
-    assert stats.placement["dropped"] == dict.fromkeys(["device", *(["host"] if below in ("host", "disk") else []), *(["disk"] if below == "disk" else [])], 0)  # fmt: skip
+    assert not any(stats.placement["dropped"].values())
 
 
 def test_a_prefix_that_lies_in_three_tiers_is_served_whole(open_cache):

@@ -1,0 +1,117 @@
+"""Every eviction policy agrees, hit for hit and block for block, with a slow model of single blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+
+from pagedkv.core import BlockPool, Placement, RadixTree
+from tests.core.helpers import cache, cached_prefixes, single
+from tests.core.policy_models import Arc, Cost, LeafFirst, S3Fifo
+
+COST_TOKENS = 8.0
+
+MODELS: dict[str, Callable[[int], LeafFirst]] = {
+    "lru": LeafFirst,
+    "arc": Arc,
+    "s3fifo": S3Fifo,
+    "cost": lambda capacity: Cost(capacity, 1 / COST_TOKENS),
+}
+
+
+def trace(rng: Random, num_requests: int) -> list[list[int]]:
+    """Requests that branch off earlier ones, return to hot ones, and now and then come from nowhere."""
+    requests: list[list[int]] = []
+    for i in range(num_requests):
+        draw = rng.random()
+        if not requests or draw < 0.2:
+            stem: list[int] = []
+        else:
+            earlier = rng.choice(requests[-12:] if draw < 0.7 else requests[:5])
+            stem = earlier[: rng.randint(0, len(earlier))]
+        requests.append(stem + [rng.choice([0, 1, 2, 1000 + i]) for _ in range(rng.randint(0, 5))])
+    return requests
+
+
+def replay(policy: str, requests: list[list[int]], capacity: int, max_run: int) -> None:
+    tree = RadixTree(1, max_run=max_run, keep_chain=policy in ("arc", "s3fifo"))
+    placement = Placement(tree, [BlockPool(capacity)], policy=policy, cost_tokens=COST_TOKENS)
+    model = MODELS[policy](capacity)
+    for i, request in enumerate(requests):
+        path = request[:capacity]
+        owner, hits = placement.acquire(path)
+        assert hits == model.request(request), f"request {i}: {request}"
+        assert placement.reserve(len(path) - hits) == 0
+        blocks = placement.pools[0].alloc(len(path) - hits)
+        placement.insert(owner, np.array(path[hits:], np.int32), blocks)
+        placement.release(owner)
+        assert cached_prefixes(tree) == model.cached, f"after request {i}: {request}"
+    placement.check_integrity()
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_policy_over_runs_is_the_policy_over_single_blocks(policy: str, seed: int) -> None:
+    rng = Random(f"{policy}{seed}")
+    replay(policy, trace(rng, 90), capacity=rng.choice([1, 2, 5, 10, 20, 33]), max_run=rng.choice([1, 3, 256]))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_cost_policy_over_single_blocks_is_its_model(seed: int) -> None:
+    rng = Random(seed)
+    replay("cost", trace(rng, 90), capacity=rng.choice([1, 2, 5, 10, 20, 45]), max_run=1)
+
+
+def test_arc_does_not_let_a_scan_push_out_what_was_used_twice() -> None:
+    tree, _, placement = single(1, 8, policy="arc")
+    for _ in range(2):
+        for token in range(4):
+            cache(placement, [token])
+    for token in range(100, 140):
+        cache(placement, [token])
+    assert {(token,) for token in range(4)} <= cached_prefixes(tree)
+    placement.check_integrity()
+
+
+def test_s3fifo_does_not_let_a_scan_push_out_what_was_used_before() -> None:
+    tree, _, placement = single(1, 20, policy="s3fifo")
+    for _ in range(3):
+        for token in range(10):
+            cache(placement, [token])
+    for token in range(100, 160):
+        cache(placement, [token])
+    assert {(token,) for token in range(10)} <= cached_prefixes(tree)
+    placement.check_integrity()
+
+
+def test_lru_lets_the_same_scan_push_everything_out() -> None:
+    tree, _, placement = single(1, 8)
+    for _ in range(2):
+        for token in range(4):
+            cache(placement, [token])
+    for token in range(100, 108):
+        cache(placement, [token])
+    assert cached_prefixes(tree) == {(token,) for token in range(100, 108)}
+
+
+def test_the_cost_policy_gives_up_shallow_blocks_before_deep_ones_of_about_the_same_age() -> None:
+    tree, _, placement = single(1, 13, policy="cost", cost_tokens=2.0)
+    cache(placement, list(range(1, 11)))  # ten deep, a little older
+    cache(placement, [20])
+    cache(placement, [30])
+    assert placement.reserve(2) == 0
+    assert cached_prefixes(tree) == {tuple(range(1, end)) for end in range(2, 12)} | {(30,)}
+    placement.check_integrity()
+
+
+def test_the_cost_policy_keeps_what_is_used_often() -> None:
+    tree, _, placement = single(1, 4, policy="cost")
+    for _ in range(5):
+        cache(placement, [1])
+    for token in (2, 3, 4):
+        cache(placement, [token])
+    assert placement.reserve(3) == 0
+    assert cached_prefixes(tree) == {(1,)}
