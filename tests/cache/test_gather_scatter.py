@@ -193,7 +193,7 @@ KV = np.ones(SHAPE, np.float32)
 WRONG_KV = {
     "a layer too few": KV[:1], "a layer too many": np.ones((3, *SHAPE[1:]), np.float32), "a token too few": KV[:, :8],
     "heads": KV[:, :, :1], "flat": KV.ravel(), "integers": KV.astype(np.int64), "objects": KV.astype(object), "none": None,
-    "a number": 5, "text": "kv", "a dictionary": {0: KV[0], 1: KV[1]}, "complex": KV.astype(complex), "0-d": np.float32(1),
+    "a number": 5, "text": "kv", "a dictionary": {"k": KV[0], "v": KV[1]}, "complex": KV.astype(complex), "0-d": np.float32(1),
 }  # fmt: skip
 
 

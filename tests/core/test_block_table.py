@@ -1,0 +1,539 @@
+"""BlockTable: rows, steps and their arrays; what is scheduled, committed, cancelled; refused calls change nothing."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedkv.core import BlockPool, BlockTable
+from pagedkv.errors import DoubleRelease, InvalidArgument, OutOfBlocks, StaleHandle, WrongType
+from tests.core.helpers import (
+    DAMAGED_IDS,
+    TOO_LARGE,
+    cache,
+    finish,
+    make_room,
+    nothing_changes,
+    remember,
+    single,
+    sound,
+    tiered,
+)
+from tests.core.kv_memory import Runtime
+
+
+def bare(num_blocks: int = 32, block_size: int = 4, max_rows: int = 8) -> BlockTable:
+    return BlockTable(BlockPool(num_blocks), max_rows, block_size=block_size)
+
+
+def filled(table: BlockTable, tokens: list[int]) -> int:
+    """A row with all its tokens computed."""
+    row, _ = table.open(tokens)
+    table.step([row])
+    table.commit([row])
+    return row
+
+
+# ---- steps
+
+
+def test_a_prompt_is_scheduled_whole_and_computed_once_committed() -> None:
+    table = bare()
+    row, cached = table.open([1, 2, 3, 4, 5, 6])
+    assert (cached, table.info(row)) == (0, (6, 0, 0, 0))
+    step = table.step([row])
+    assert step.tokens.tolist() == [1, 2, 3, 4, 5, 6]
+    assert step.positions.tolist() == list(range(6))
+    assert step.seq_lens.tolist() == [6]
+    assert step.q_indptr.tolist() == [0, 6]
+    assert step.block_tables.tolist() == [table.blocks(row).tolist()]
+    first, second = table.blocks(row).tolist()
+    assert step.slot_mapping.tolist() == [*range(4 * first, 4 * first + 4), 4 * second, 4 * second + 1]
+    assert len(step.copies) == 0
+    assert table.info(row) == (6, 0, 2, 0)
+    table.commit([row])
+    assert table.info(row) == (6, 6, 2, 0)
+    assert table.row_index(row) == 0
+    sound(table)
+
+
+def test_the_arrays_have_their_documented_types() -> None:
+    table = bare()
+    step = table.step([filled(table, [1]), table.open([1, 2])[0]])
+    types = {name: getattr(step, name).dtype.name for name in
+             ("block_tables", "seq_lens", "q_indptr", "positions", "tokens", "slot_mapping", "copies")}  # fmt: skip
+    assert types == dict.fromkeys(types, "int32") | {"slot_mapping": "int64"}
+    assert step.copies.shape == (0, 2)
+    assert all(array.dtype == np.int32 for array in step.to_csr(4))
+
+
+def test_a_batch_of_uneven_rows_is_padded_with_minus_one() -> None:
+    table = bare()
+    rows = [table.open(tokens)[0] for tokens in ([1] * 9, [2], [], [3] * 4)]
+    step = table.step(rows)
+    assert step.q_indptr.tolist() == [0, 9, 10, 10, 14]
+    assert step.seq_lens.tolist() == [9, 1, 0, 4]
+    assert (step.block_tables >= 0).sum(axis=1).tolist() == [3, 1, 0, 1]
+    assert (step.block_tables[1:, 1:] == -1).all()
+    indptr, indices, last = step.to_csr(4)
+    assert indptr.tolist() == [0, 3, 4, 4, 5]
+    assert indices.tolist() == [block for row in rows for block in table.blocks(row).tolist()]
+    assert last.tolist() == [1, 1, 0, 4]
+
+
+def test_no_rows_make_an_empty_step() -> None:
+    table = bare()
+    step = table.step([])
+    assert (len(step.tokens), len(step.seq_lens), step.q_indptr.tolist()) == (0, 0, [0])
+    assert [array.tolist() for array in step.to_csr(4)] == [[0], [], []]
+    assert table.blocks_needed([]) == 0
+    assert table.commit([]) == 0
+    table.append([], [])
+    table.cancel([])
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 7, 16, 256])
+def test_chunked_prefill_and_decode_read_back_what_was_written(block_size: int) -> None:
+    runtime = Runtime(BlockPool(600), block_size)
+    rows = [runtime.open(list(range(n))) for n in (1, block_size - 1, block_size, block_size + 1, 300)]
+    rng = Random(block_size)
+    while any(runtime.table.info(row)[0] > runtime.table.info(row)[1] for row in rows):
+        left = [runtime.table.info(row)[0] - runtime.table.info(row)[1] for row in rows]
+        runtime.step(rows, [rng.randint(0, n) for n in left])
+        runtime.commit(rows)
+        runtime.check()
+    for token in range(20):
+        runtime.append(rows, [token] * len(rows))
+        runtime.step(rows)
+        runtime.commit(rows)
+    runtime.check()
+    for token in range(20):
+        runtime.advance(rows, [token] * len(rows))
+    runtime.commit(rows)
+    runtime.check()
+    runtime.close()
+
+
+def test_advancing_is_committing_appending_and_stepping() -> None:
+    one, other = bare(), bare()
+    rows = [one.open([1, 2, 3, 4, 5])[0], one.open([7])[0]]
+    assert [other.open([1, 2, 3, 4, 5])[0], other.open([7])[0]] == rows
+    for table in (one, other):
+        table.step(rows)
+    for token in range(9):
+        step = one.advance(rows, [token, token + 1])
+        other.commit(rows)
+        other.append(rows, [token, token + 1])
+        expected = other.step(rows)
+        for name in ("block_tables", "seq_lens", "q_indptr", "positions", "tokens", "slot_mapping"):
+            assert getattr(step, name).tolist() == getattr(expected, name).tolist(), name
+    sound(one, other)
+
+
+def test_lookahead_blocks_are_there_for_the_tokens_that_follow() -> None:
+    table = bare()
+    row, _ = table.open([1, 2, 3])
+    assert table.blocks_needed([row], lookahead=6) == 3
+    step = table.step([row], lookahead=6)
+    assert step.seq_lens.tolist() == [3]
+    assert step.block_tables.shape == (1, 3)
+    assert step.to_csr(4)[0].tolist() == [0, 1]
+    table.commit([row])
+    table.extend(row, [4, 5, 6, 7, 8, 9])
+    assert table.blocks_needed([row]) == 0
+    table.step([row])
+    table.commit([row])
+    assert table.info(row) == (9, 9, 3, 0)
+    sound(table)
+
+
+def test_a_cancelled_step_can_be_built_again_in_the_same_blocks() -> None:
+    table = bare()
+    row, _ = table.open([1, 2, 3, 4, 5])
+    first = table.step([row])
+    table.cancel([row])
+    assert table.commit([row]) == 0
+    assert table.info(row) == (5, 0, 2, 0)
+    again = table.step([row])
+    assert again.slot_mapping.tolist() == first.slot_mapping.tolist()
+    table.commit([row])
+    assert table.info(row) == (5, 5, 2, 0)
+    sound(table)
+
+
+def test_tokens_appended_during_a_step_are_left_for_the_next() -> None:
+    table = bare()
+    row, _ = table.open([1, 2])
+    table.step([row])
+    table.extend(row, [3, 4])
+    table.commit([row])
+    assert table.info(row)[:2] == (4, 2)
+    assert table.step([row]).tokens.tolist() == [3, 4]
+
+
+def test_needed_blocks_are_what_a_step_takes() -> None:
+    rng = Random(0)
+    table = bare(200, 4, 8)
+    rows = [table.open([0] * rng.randint(0, 20))[0] for _ in range(8)]
+    for _ in range(60):
+        left = [table.info(row)[0] - table.info(row)[1] for row in rows]
+        q_lens = [rng.randint(0, n) for n in left]
+        ahead = rng.choice([0, 0, 5])
+        needed, free = table.blocks_needed(rows, q_lens, ahead), table.block_pool.num_free
+        table.step(rows, q_lens, ahead)
+        assert free - table.block_pool.num_free == needed
+        table.commit(rows)
+        table.append(rows, [1] * 8)
+    sound(table)
+
+
+def test_a_wide_table_grows_and_keeps_what_it_has() -> None:
+    runtime = Runtime(BlockPool(600), 1)
+    rows = [runtime.open([3, 1, 4]), runtime.open([])]
+    runtime.step(rows)
+    runtime.commit(rows)
+    for n in (64, 65, 130, 200):
+        runtime.extend(rows[1], list(range(n - len(runtime.rows[rows[1]]))))
+        runtime.step(rows)
+        runtime.commit(rows)
+        runtime.check()
+    runtime.close()
+
+
+# ---- over the prefix tree
+
+
+def test_a_prompt_starts_where_the_cache_ends_and_leaves_one_token_to_compute() -> None:
+    _, _, placement = single(4, 32)
+    table = BlockTable(placement, 8)
+    row = filled(table, list(range(12)))
+    assert table.info(row) == (12, 12, 3, 3)
+    assert [table.open(list(range(n)), leave=leave)[1] for n, leave in ((12, 1), (13, 1), (12, 0), (12, 9), (3, 0))] == [
+        8, 12, 12, 0, 0]  # fmt: skip
+    assert table.open([9, *range(1, 12)])[1] == 0
+    sound(table, placement)
+
+
+def test_two_rows_with_the_same_prompt_end_with_the_same_blocks() -> None:
+    _, pool, placement = single(4, 32)
+    table = BlockTable(placement, 8)
+    rows = [table.open(list(range(10)))[0] for _ in range(2)]
+    table.step(rows)
+    assert table.commit(rows) == 4
+    a, b = (table.blocks(row).tolist() for row in rows)
+    assert a[:2] == b[:2]
+    assert a[2] != b[2]
+    assert pool.counts()["live"] == 4
+    sound(table, placement)
+    for row in rows:
+        table.release(row)
+    assert (pool.counts()["live"], pool.counts()["cached"]) == (0, 2)
+    sound(table, placement)
+
+
+def test_a_namespace_of_its_own_shares_nothing() -> None:
+    tree, _, placement = single(4, 32)
+    table = BlockTable(placement, 8)
+    filled(table, list(range(8)))
+    assert table.open(list(range(9)), tree.namespace(b"other"))[1] == 0
+    assert table.open(list(range(9)))[1] == 8
+
+
+def test_a_settled_owner_is_taken_over() -> None:
+    _, pool, placement = single(4, 32)
+    cache(placement, list(range(8)))
+    owner, _ = placement.acquire(list(range(9)))
+    table = BlockTable(placement, 8)
+    row, cached = table.open(list(range(9)), owner=owner)
+    assert cached == 8
+    table.release(row)
+    assert pool.counts()["live"] == 0
+    sound(table, placement)
+
+
+def test_an_owner_that_was_taken_over_is_no_longer_the_callers_to_release() -> None:
+    _, _, placement = single(4, 32)
+    table = BlockTable(placement, 8)
+    owner = remember(placement, list(range(8)))
+    row, _ = table.open(list(range(9)), owner=owner)
+    with pytest.raises(DoubleRelease):
+        placement.release(owner)
+    sound(table, placement)
+    table.release(row)
+    sound(table, placement)
+
+
+def test_an_owner_of_other_tokens_is_refused() -> None:
+    _, _, placement = single(4, 32)
+    table = BlockTable(placement, 8)
+    owner = remember(placement, [1, 2, 3, 4])
+    with nothing_changes((table, []), placement), pytest.raises(InvalidArgument):
+        table.open([9, 9, 9, 9, 9], owner=owner)
+
+
+def test_an_owner_that_cannot_be_taken_over_stays_the_callers() -> None:
+    _, _, placement = tiered(4, (8, 8))
+    table = BlockTable(placement, 2)
+    owner = remember(placement, list(range(8)))
+    with nothing_changes((table, []), placement):
+        with pytest.raises(InvalidArgument):
+            table.open(list(range(7)), owner=owner)  # longer than the prompt
+        with pytest.raises(StaleHandle):
+            table.open(list(range(9)), owner=owner + 1)
+        with pytest.raises(WrongType):
+            table.open(list(range(9)), owner="0")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            bare().open([1], owner=owner)
+    placement.release(owner)
+    make_room(placement, 8)
+    owner, _ = placement.acquire(list(range(8)))
+    with nothing_changes((table, []), placement), pytest.raises(InvalidArgument):
+        table.open(list(range(9)), owner=owner)  # below the device
+    placement.release(owner)
+    assert table.open(list(range(9)))[1] == 0
+    sound(table, placement)
+
+
+def test_a_step_over_one_tier_evicts_what_it_needs() -> None:
+    _, pool, placement = single(4, 4)
+    table = BlockTable(placement, 4)
+    table.release(filled(table, list(range(16))))
+    row = filled(table, [7] * 9)
+    assert (pool.counts()["live"], pool.counts()["cached"]) == (3, 1)
+    table.append([row], [7])
+    table.step([row])
+    sound(table, placement)
+
+
+def test_a_seeded_block_counts_the_tokens_about_to_be_copied() -> None:
+    _, _, placement = single(4, 8)
+    table = BlockTable(placement, 4)
+    filled(table, [1, 2, 3, 4, 5, 6, 7, 8])
+    row, cached = table.open([1, 2, 3, 4, 5, 6, 0, 0])
+    assert cached == 4
+    block = table.seed(row, 2)
+    assert table.info(row) == (8, 6, 2, 1)
+    assert table.blocks(row).tolist()[1] == block
+    with nothing_changes((table, [row])):
+        assert table.seed(row, 1) == -1  # not at a block's start
+    step = table.step([row])
+    assert step.tokens.tolist() == [0, 0]
+    assert step.slot_mapping.tolist() == [4 * block + 2, 4 * block + 3]
+    table.commit([row])
+    other, _ = table.open([1, 2, 3, 4, 5])
+    with nothing_changes((table, [row, other])):
+        assert table.seed(other, 2) == -1  # more than it has tokens
+        for wrong in (0, 5, -1, 1.0, None):
+            with pytest.raises((InvalidArgument, WrongType)):
+                table.seed(other, wrong)  # type: ignore[arg-type]
+    sound(table, placement)
+
+
+def test_retention_of_a_row_holds_for_what_it_commits_later() -> None:
+    _, _, placement = single(1, 8)
+    table = BlockTable(placement, 4)
+    row, _ = table.open([1, 2])
+    table.retain(row, 90)
+    table.step([row])
+    table.commit([row])
+    assert {node["priority"] for node in placement.dump().values()} == {90}
+    with nothing_changes((table, [row])):
+        for wrong in (-1, 101, None, 1.5):
+            with pytest.raises((InvalidArgument, WrongType)):
+                table.retain(row, wrong)  # type: ignore[arg-type]
+    sound(table, placement)
+
+
+# ---- refusals
+
+
+def test_too_few_blocks_change_nothing() -> None:
+    table = bare(2)
+    rows = [filled(table, [1] * 4), table.open([2] * 5)[0]]
+    with nothing_changes((table, rows)):
+        with pytest.raises(OutOfBlocks) as raised:
+            table.step(rows)
+        assert (raised.value.asked, raised.value.free, raised.value.held) == (2, 1, 1)
+        with pytest.raises(OutOfBlocks):
+            table.advance(rows[:1], [5], lookahead=40)
+    table.step(rows, [0, 4])
+    sound(table)
+
+
+def test_all_rows_in_use_is_an_error_that_changes_nothing() -> None:
+    table = bare(8, 4, 2)
+    rows = [table.open([1])[0] for _ in range(2)]
+    with nothing_changes((table, rows)):
+        with pytest.raises(InvalidArgument, match="all 2 rows"):
+            table.open([1])
+        with pytest.raises(InvalidArgument):
+            table.fork(rows[0])
+    table.release(rows[0])
+    assert table.open([1])[0] not in rows
+
+
+def _row_calls(table: BlockTable) -> list[Any]:
+    return [
+        lambda row: table.append([row], [1]),
+        lambda row: table.advance([row], [1]),
+        lambda row: table.extend(row, [1]),
+        lambda row: table.seed(row, 1),
+        lambda row: table.blocks_needed([row]),
+        lambda row: table.step([row]),
+        lambda row: table.commit([row]),
+        lambda row: table.truncate(row, 0),
+        table.fork,
+        lambda row: table.retain(row, 1),
+        table.info,
+        table.tokens,
+        table.blocks,
+        table.row_index,
+    ]
+
+
+@pytest.mark.parametrize("forged", [-1, 1, 99, 2**31, 2**32, 2**63 - 1])
+def test_a_row_that_never_existed_changes_nothing(forged: int) -> None:
+    table = bare()
+    row = filled(table, [1, 2])
+    with nothing_changes((table, [row])):
+        for call in _row_calls(table):
+            with pytest.raises(StaleHandle):
+                call(forged)
+        with pytest.raises(DoubleRelease):
+            table.release(forged)
+
+
+def test_a_released_row_is_stale_even_when_its_place_is_used_again() -> None:
+    table = bare()
+    old = filled(table, [1, 2])
+    table.release(old)
+    new = filled(table, [3])
+    assert table.row_index(new) == 0
+    with nothing_changes((table, [new])):
+        for call in _row_calls(table):
+            with pytest.raises(StaleHandle):
+                call(old)
+        with pytest.raises(DoubleRelease):
+            table.release(old)
+        table.cancel([old])
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_one_stale_row_undoes_the_whole_batch(position: int) -> None:
+    table = bare()
+    rows = [filled(table, [1, 2]), table.open([3])[0], table.open([4])[0]]
+    live = rows.copy()
+    rows[position] = 999
+    with nothing_changes((table, live)):
+        for call in (
+            lambda: table.append(rows, [1, 2, 3]),
+            lambda: table.advance(rows, [1, 2, 3]),
+            lambda: table.step(rows),
+            lambda: table.commit(rows),
+        ):
+            with pytest.raises(StaleHandle, match=f"entry {position}"):
+                call()
+
+
+def test_a_row_twice_in_a_batch_undoes_it() -> None:
+    table = bare()
+    a, b = filled(table, [1, 2]), table.open([3])[0]
+    with nothing_changes((table, [a, b])):
+        for call in (
+            lambda: table.append([a, b, a], [1, 2, 3]),
+            lambda: table.advance([a, b, a], [1, 2, 3]),
+            lambda: table.step([a, b, a]),
+            lambda: table.blocks_needed([a, b, a]),
+        ):
+            with pytest.raises(InvalidArgument, match="entry 2"):
+                call()
+
+
+@pytest.mark.parametrize("q_lens", [[3, 0], [-1, 0], [0, 1], [0], [0, 0, 0], [0.0, 0.0], [2**31, 0], [-(2**31), 0]])
+def test_lengths_that_do_not_fit_the_rows_change_nothing(q_lens: list[Any]) -> None:
+    table = bare()
+    rows = [table.open([1, 2])[0], filled(table, [3])]
+    with nothing_changes((table, rows)):
+        for call in (table.step, table.blocks_needed):
+            with pytest.raises((InvalidArgument, WrongType)):
+                call(rows, q_lens)
+
+
+@pytest.mark.parametrize("tokens", [*DAMAGED_IDS, *TOO_LARGE], ids=repr)
+def test_tokens_and_rows_of_another_type_change_nothing(tokens: Any) -> None:
+    table = bare()
+    row = filled(table, [1, 2])
+    with nothing_changes((table, [row])):
+        for call in (
+            table.open,
+            lambda bad: table.extend(row, bad),
+            lambda bad: table.append([row], bad),
+            lambda bad: table.advance([row], bad),
+            lambda bad: table.step([row], bad if bad is not None else [0.0]),
+        ):
+            with pytest.raises((WrongType, InvalidArgument)):
+                call(tokens)
+    if tokens not in ([2**31], (2**31,)):  # fits in int64: a handle that never was
+        with nothing_changes((table, [row])):
+            for call in (table.step, table.commit, table.cancel, table.blocks_needed, lambda bad: table.append(bad, [1])):
+                with pytest.raises((WrongType, InvalidArgument, StaleHandle)):
+                    call(tokens)
+
+
+@pytest.mark.parametrize("lookahead", [-1, 2**21, 1.0, None, "1"])
+def test_an_impossible_lookahead_changes_nothing(lookahead: Any) -> None:
+    table = bare()
+    row = filled(table, [1])
+    with nothing_changes((table, [row])):
+        for call in (
+            lambda: table.step([row], None, lookahead),
+            lambda: table.blocks_needed([row], None, lookahead),
+            lambda: table.advance([row], [1], lookahead),
+        ):
+            with pytest.raises((InvalidArgument, WrongType)):
+                call()
+
+
+@pytest.mark.parametrize("leave", [-1, 2**31, 1.5, None])
+def test_an_impossible_number_of_tokens_to_leave_is_refused(leave: Any) -> None:
+    table = bare()
+    with nothing_changes((table, [])), pytest.raises((InvalidArgument, WrongType)):
+        table.open([1], leave=leave)
+
+
+def test_a_table_of_an_impossible_shape_is_refused() -> None:
+    _, _, placement = single(4)
+    for wrong in (None, 5, "pool", [BlockPool(1)]):
+        with pytest.raises(WrongType):
+            BlockTable(wrong)  # type: ignore[arg-type]
+    for rows in (0, -1, 2**25, 1.0):
+        with pytest.raises((InvalidArgument, WrongType)):
+            BlockTable(BlockPool(1), rows)  # type: ignore[arg-type]
+    for size in (0, 257, -1, 2.0):
+        with pytest.raises((InvalidArgument, WrongType)):
+            BlockTable(BlockPool(1), 4, block_size=size)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        BlockTable(placement, 4, block_size=8)
+    assert repr(BlockTable(placement, 4)) == "<BlockTable 0 of 4 rows, block size 4>"
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 2.5, "4", None])
+def test_the_csr_form_needs_a_block_size(block_size: Any) -> None:
+    table = bare()
+    step = table.step([table.open([1])[0]])
+    with pytest.raises((InvalidArgument, WrongType)):
+        step.to_csr(block_size)
+
+
+def test_a_table_keeps_its_pool_and_placement_alive() -> None:
+    tree, pool, placement = single(4, 8)
+    table = BlockTable(placement, 4)
+    del tree, pool, placement
+    row = filled(table, list(range(8)))
+    assert table.placement.match(list(range(8)))[1].tolist() == table.blocks(row).tolist()
+    assert table.block_pool is table.placement.pools[0]
+    finish(table.placement)
+    sound(table)

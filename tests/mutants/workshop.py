@@ -1,0 +1,103 @@
+"""Where mutants are made: a copy of the sources in which one mistake is put, compiled where need be, and tested."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.catalogue import Mutant
+
+ROOT = Path(__file__).parents[2]
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+LIMIT_S = 300  # for one build or one run of tests: a hang is no kill
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How pytest ended on a copy: 0 all passed, 1 some failed; anything else is a fault of the workshop."""
+
+    exit_code: int
+    output: str
+
+    @property
+    def killer(self) -> str:
+        """The test that failed."""
+        lines = [line for line in self.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return lines[0] if lines else "nothing"
+
+
+def mutated(text: str, mutant: Mutant) -> str:
+    """The source with the mistake in it.
+
+    Raises
+    ------
+    AssertionError
+        A text is not there exactly once: the mutant is stale.
+    """
+    for old, new in mutant.edits:
+        assert text.count(old) == 1, f"{mutant.file} has this {text.count(old)} times instead of once:\n{old}"
+        text = text.replace(old, new)
+    return text
+
+
+def trial(folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests: Iterable[str]) -> Outcome:
+    """Copy the sources into `folder`, apply the mutants, build the modules, run the tests until one fails; tidy up.
+
+    Parameters
+    ----------
+    folder : a directory that does not exist yet.
+    modules : extension modules to build again; of the others the compiled files are copied.
+    tests : test ids.
+    """
+    modules = sorted(modules)
+    try:
+        _copy(folder, modules)
+        for mutant in mutants:
+            path = folder / mutant.file
+            path.write_text(mutated(path.read_text(), mutant))
+        if modules:
+            _build(folder, modules)
+        return _run_tests(folder, sorted(tests))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy(folder: Path, modules: list[str]) -> None:
+    compiled = [f"{module.rpartition('.')[2]}.*.so" for module in modules]
+    shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", ignore=shutil.ignore_patterns("__pycache__", *compiled))
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__", "test_mutants.py"))
+    for name in FILES:
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, folder)
+
+
+def _build(folder: Path, modules: list[str]) -> None:
+    """Without optimisation, whatever setup.py asks for: compiling is most of a mutant's time."""
+    compiler = folder / "unoptimised"
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CC") or sysconfig.get_config_var("CC")} "$@" -O0\n')
+    compiler.chmod(0o755)
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--only", ",".join(modules)]
+    done = _run(folder, command, CC=str(compiler))
+    assert done.exit_code == 0, f"the mutant does not compile:\n{done.output}"
+
+
+def _run_tests(folder: Path, tests: list[str]) -> Outcome:
+    return _run(folder, [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests])
+
+
+def _run(folder: Path, command: list[str], **changes: str) -> Outcome:
+    """In the copy, which Python then finds before any other pagedkv, also in processes that tests start."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | changes
+    for name in ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTHONSAFEPATH"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout)
