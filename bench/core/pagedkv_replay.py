@@ -1,10 +1,8 @@
-"""Workload f on pagedkv: open, step, commit, append, release, as a scheduler calls them."""
+"""Workload f on pagedkv: open, step, advance, commit, release, as a scheduler calls them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
 
 from bench.core.workloads import BLOCK_SIZE, Scale
 from bench.timing import CPU, gc_off
@@ -34,15 +32,19 @@ class Batch:
         self.num_hit += num_cached
         return row
 
-    def step(self, handles: list[int], sampled: list[int]) -> None:
-        """One step: room, the arrays, the commit of what it wrote, and the tokens it sampled."""
-        rows = np.array(handles, np.int64)
-        missing = self.table.blocks_needed(rows)
-        if missing and self.placement.reserve(missing):
-            raise RuntimeError(f"the pool cannot give {missing} blocks: the trace does not fit this scale")
-        self.table.step(rows)
-        self.table.commit(rows)
-        self.table.append(rows, sampled)
+    def step(self, decoding: list[int], sampled: list[int], admitted: list[Running]) -> None:
+        """One step's arrays: a token more for whoever decodes, the whole prompt of whoever is new."""
+        if decoding:
+            self.table.advance(decoding, sampled)
+        if admitted:
+            self.table.step([request.row for request in admitted])
+
+    def finish(self, finished: list[Running]) -> None:
+        """Commit what the last step wrote for these requests, and release them."""
+        if finished:
+            self.table.commit([request.row for request in finished])
+        for request in finished:
+            self.table.release(request.row)
 
 
 def replay_trace(
@@ -55,22 +57,22 @@ def replay_trace(
     with gc_off():
         start = CPU()
         while next_idx < len(trace) or running:
-            while next_idx < len(trace) and len(running) < scale.running:
+            admitted = []
+            while next_idx < len(trace) and len(running) + len(admitted) < scale.running:
                 prompt, output = trace[next_idx]
                 next_idx += 1
                 num_prompt += len(prompt)
-                running.append(Running(batch.admit(prompt) if cached else 0, output))
+                admitted.append(Running(batch.admit(prompt) if cached else 0, output))
             handles = [request.row for request in running]
-            sampled = [request.output[request.num_sampled] for request in running]
+            sampled = [request.output[request.num_sampled - 1] for request in running]
             if cached:
-                batch.step(handles, sampled)
-            still = []
-            for request in running:
+                batch.step(handles, sampled, admitted)
+            finished, still = [], []
+            for request in running + admitted:
                 request.num_sampled += 1
-                if request.num_sampled < len(request.output):
-                    still.append(request)
-                elif cached:
-                    batch.table.release(request.row)
+                (still if request.num_sampled < len(request.output) else finished).append(request)
+            if cached:
+                batch.finish(finished)
             running = still
         elapsed = CPU() - start
     if cached and batch.pool.num_free + batch.placement.stats()["cached_blocks"] != scale.pool_blocks:

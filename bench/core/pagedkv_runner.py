@@ -31,8 +31,7 @@ class Cache:
     def insert(self, tokens: Tokens | list[int], num_blocks: int) -> None:
         """A request of new tokens: own what is cached, make room, allocate, insert, release."""
         owner, _ = self.placement.acquire(tokens)
-        self.placement.reserve(num_blocks)
-        self.placement.insert(owner, tokens, self.pool.alloc(num_blocks))
+        self.placement.insert(owner, tokens, self.placement.allocate(num_blocks))
         self.placement.release(owner)
 
     def hit(self, tokens: Tokens | list[int]) -> None:
@@ -70,9 +69,7 @@ def decode(scale: Scale) -> Iterator[Figure]:
         sampled = np.full(count, 7, np.int32)
 
         def step(_: int, table: BlockTable = table, rows: Rows = rows, sampled: Tokens = sampled) -> None:
-            table.append(rows, sampled)
-            table.step(rows)
-            table.commit(rows)
+            table.advance(rows, sampled)
 
         sample = measure_each(step, range(scale.decode_steps), warmup=scale.decode_warmup)
         yield timed("b", f"decode_step_{count}", sample, "us")

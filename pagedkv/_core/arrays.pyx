@@ -31,6 +31,15 @@ cdef extern from *:
     #endif
         *ok = 0; return 0;
     }
+    /* The value of any exact int that fits in 64 bits; *ok = 0 and no error set otherwise. */
+    static inline int64_t pkv_int64(PyObject* o, int* ok) {
+        int overflow = 0;
+        long long value;
+        if (!PyLong_CheckExact(o)) { *ok = 0; return 0; }
+        value = PyLong_AsLongLongAndOverflow(o, &overflow);
+        if (overflow) *ok = 0;
+        return value;
+    }
     /* Items [first, n) of a list into out, up to the first that is not a small exact int: its index, or n. */
     static inline Py_ssize_t pkv_small_ints(PyObject* list, Py_ssize_t first, Py_ssize_t n, int32_t* out) {
         PyObject** items = ((PyListObject*)list)->ob_item;
@@ -46,6 +55,7 @@ cdef extern from *:
         return i;
     }
     """
+    int64_t pkv_int64(object o, int* ok) noexcept
     Py_ssize_t pkv_small_ints(object list_, Py_ssize_t first, Py_ssize_t n, int32_t* out) noexcept
 
 
@@ -101,7 +111,24 @@ cdef cnp.ndarray int32_input(object obj, str name):
     return _integers(obj, name, cnp.NPY_INT32, INT32_MIN, INT32_MAX)
 
 
+cdef cnp.ndarray _int64_from_list(list obj):
+    # None where an item is no plain int that fits: NumPy then finds the words for it.
+    cdef Py_ssize_t i, n = PyList_GET_SIZE(obj)
+    cdef cnp.npy_intp shape = n
+    cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT64, 0)
+    cdef int64_t* data = i64(out)
+    cdef int ok = 1
+    for i in range(n):
+        data[i] = pkv_int64(obj[i], &ok)
+    return out if ok else None
+
+
 cdef cnp.ndarray int64_input(object obj, str name):
+    cdef cnp.ndarray from_list
+    if PyList_CheckExact(obj):
+        from_list = _int64_from_list(obj)
+        if from_list is not None:
+            return from_list
     if (cnp.PyArray_Check(obj) and cnp.PyArray_TYPE(obj) == cnp.NPY_INT64 and cnp.PyArray_NDIM(obj) == 1
             and cnp.PyArray_ISCARRAY_RO(obj)):
         return obj

@@ -42,7 +42,7 @@ cdef class BlockTable:
     cdef Lock lock
     cdef int32_t block_size
     cdef int32_t shift          # log2(block_size), -1 where it is no power of two
-    cdef int64_t likely_width   # of the last step, to size the next one's arrays
+    cdef int64_t likely_width   # the widest of late, to size the next step's arrays
     cdef int32_t max_rows
     cdef int32_t width          # columns in `table`
     cdef int32_t num_live

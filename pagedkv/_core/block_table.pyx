@@ -652,7 +652,7 @@ cdef class BlockTable:
                     elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c)):
                         code = E_MEMORY
                     else:
-                        self.likely_width = w
+                        self.likely_width = max(w, self.likely_width - (self.likely_width >> 4))
                         self.fill(h, n, q, ahead, data, slot_data, totals, copy_data)
             self.lock.release()
             if code == OK:

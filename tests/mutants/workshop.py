@@ -32,16 +32,20 @@ class Outcome:
         return lines[0] if lines else "nothing"
 
 
-def mutated(text: str, mutant: Mutant) -> str:
-    """The source with the mistake in it.
+def misfits(text: str, mutant: Mutant) -> list[str]:
+    """What the mutant wants to change and does not find exactly once in the source: it is stale then."""
+    return [
+        f"{mutant.name}: {mutant.file} has this {text.count(old)} times instead of once:\n{old}"
+        for old, _ in mutant.edits
+        if text.count(old) != 1
+    ]
 
-    Raises
-    ------
-    AssertionError
-        A text is not there exactly once: the mutant is stale.
-    """
+
+def mutated(text: str, mutant: Mutant) -> str:
+    """The source with the mistake in it."""
+    stale = misfits(text, mutant)
+    assert not stale, "\n".join(stale)
     for old, new in mutant.edits:
-        assert text.count(old) == 1, f"{mutant.file} has this {text.count(old)} times instead of once:\n{old}"
         text = text.replace(old, new)
     return text
 
@@ -93,7 +97,8 @@ def _run_tests(folder: Path, tests: list[str]) -> Outcome:
 
 def _run(folder: Path, command: list[str], **changes: str) -> Outcome:
     """In the copy, which Python then finds before any other pagedkv, also in processes that tests start."""
-    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | changes
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | one_thread | {"PYTHONPATH": str(folder)} | changes
     for name in ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTHONSAFEPATH"):
         environment.pop(name, None)
     done = subprocess.run(
