@@ -360,7 +360,7 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize(("reader", "action"), itertools.product(READERS, ACTIONS), ids=lambda name: name)
+@pytest.mark.parametrize(("reader", "action"), list(itertools.product(READERS, ACTIONS)), ids=lambda name: name)
 def test_calling_back_while_arguments_are_read_is_safe(tmp_path_factory, reader, action):
     with world(tmp_path_factory) as w:
         def act():
