@@ -303,6 +303,7 @@ cdef int32_t tree_split(Tree* t, int32_t n, int32_t k) noexcept nogil:
     cdef int32_t upper, parent, rest
     cdef Node* low
     cdef Node* up
+    assert 0 < k < t.nodes[n].length, "a split leaves two runs"
     if tree_ensure(t, 1) != OK:
         return NIL
     upper = node_take(t)
@@ -362,6 +363,7 @@ cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil:
 
 cdef void tree_trim(Tree* t, int32_t n, int32_t k) noexcept nogil:
     cdef Node* node = &t.nodes[n]
+    assert 0 < k <= node.length and (k < node.length or node.first_child == NIL), "only a leaf's last blocks go"
     node.length -= k
     t.num_blocks -= k
     if node.length == 0:

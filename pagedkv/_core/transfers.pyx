@@ -49,6 +49,7 @@ cdef void copy_own(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef int32_t i, length = p.tree.nodes[n].length
     cdef int32_t* ids = node_ids(p.tree, n, tier)
     cdef Pool* pool = p.pools[tier]
+    assert pool.refs[ids[0]] == pool.refs[ids[length - 1]], "a run's blocks share their owners"
     if pool.refs[ids[0]] == (TREE | 1):
         pool.num_cached -= length
     for i in range(length):
@@ -59,6 +60,7 @@ cdef void copy_disown(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef int32_t i, length = p.tree.nodes[n].length
     cdef int32_t* ids = node_ids(p.tree, n, tier)
     cdef Pool* pool = p.pools[tier]
+    assert pool.refs[ids[0]] & COUNT > 1 and pool.refs[ids[0]] & TREE, "only the tree owns this copy"
     for i in range(length):
         pool.refs[ids[i]] -= 1
     if pool.refs[ids[0]] == (TREE | 1):
@@ -69,6 +71,7 @@ cdef void copy_add(Place* p, int32_t n, int32_t tier, const int32_t* ids) noexce
     cdef Node* node = &p.tree.nodes[n]
     cdef int32_t i
     cdef Pool* pool = p.pools[tier]
+    assert not (node.tiers >> tier) & 1, "the run has a copy there"
     memcpy(node_ids(p.tree, n, tier), ids, node.length * sizeof(int32_t))
     for i in range(node.length):
         pool.refs[ids[i]] |= TREE
@@ -86,6 +89,7 @@ cdef void copy_free(Place* p, int32_t n, int32_t tier, int32_t first) noexcept n
     cdef int32_t i
     cdef Pool* pool = p.pools[tier]
     cdef int32_t* ids = node_ids(p.tree, n, tier)
+    assert pool.refs[ids[first]] == (TREE | 1), "somebody owns what the tree gives up"
     event(p, EVENT_REMOVED, n, tier, first, node.length - first)
     for i in range(first, node.length):
         pool.refs[ids[i]] &= COUNT

@@ -6,9 +6,11 @@ import random
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.core import BlockPool, Placement, RadixTree
 
 from .conftest import BLOCK, Toy, all_free, prompt
 
@@ -152,6 +154,30 @@ def test_threads_that_ask_for_the_same_cold_prefix_all_get_it(open_cache):
         together(*[lambda tokens=tokens: toy.use(tokens)] * NUM_THREADS)
         assert toy.use(tokens) == {"device": 6 * BLOCK}
     assert all_free(toy.cache)
+
+
+def test_the_moves_of_one_transfer_are_taken_together_whatever_another_thread_takes_first(monkeypatch):
+    placement = Placement(RadixTree(1, 2), [BlockPool(16), BlockPool(64)])
+    for start, count in ((100, 3), (200, 2), (300, 4), (400, 5)):
+        owner, _ = placement.acquire(range(start, start + count))
+        placement.insert(owner, list(range(start, start + count)), placement.pools[0].alloc(count))
+        placement.release(owner)
+    placement.reserve(2 + 3)  # the first run is to be demoted: three moves
+    empty, taken = np.empty, []
+
+    def disturbed(*arguments, **options):
+        """Between looking and taking, another thread takes those and more are decided."""
+        monkeypatch.setattr(np, "empty", empty)
+        taken.append(placement.take_moves())
+        placement.reserve(2 + 3 + 2 + 4)
+        return empty(*arguments, **options)
+
+    monkeypatch.setattr(np, "empty", disturbed)
+    taken.append(placement.take_moves())
+    monkeypatch.setattr(np, "empty", empty)
+    taken.append(placement.take_moves())
+    transfers = [set(moves["transfer"].tolist()) for moves in taken]
+    assert sum(len(ids) for ids in transfers) == len(set.union(*transfers)), transfers
 
 
 def test_siblings_in_different_threads_copy_before_they_write(open_cache):

@@ -1,8 +1,8 @@
-"""Eviction policies on blocks one by one, as their papers have them but leaf-first: slow, short, and nothing of the core's.
+"""Eviction policies on single blocks, as their papers have them but leaf-first: slow, short, and nothing of the core's.
 
-A block is the tuple of tokens that leads to it (a block is one token). A request hits its leading cached blocks, then takes
-in all the others of its first `capacity` blocks; only a block that no cached block continues, and that the request itself
-does not use, may go.
+A block is the tuple of tokens that leads to it (a block is one token). A request hits its leading cached blocks, then
+takes in all the others of its first `capacity` blocks; only a block that no cached block continues, and that the
+request itself does not use, may go.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def test_a_prompt_starts_where_the_cache_ends_and_leaves_one_token_to_compute() 
     table = BlockTable(placement, 8)
     row = filled(table, list(range(12)))
     assert table.info(row) == (12, 12, 3, 3)
-    assert [table.open(list(range(n)), leave=leave)[1] for n, leave in ((12, 1), (13, 1), (12, 0), (12, 9), (3, 0))] == [
-        8, 12, 12, 0, 0]  # fmt: skip
+    for n, leave, expected in ((12, 1, 8), (13, 1, 12), (12, 0, 12), (12, 9, 0), (3, 0, 0)):
+        assert table.open(list(range(n)), leave=leave)[1] == expected
     assert table.open([9, *range(1, 12)])[1] == 0
     sound(table, placement)
 

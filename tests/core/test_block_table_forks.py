@@ -1,4 +1,4 @@
-"""Forks share until they write, truncation gives back what it cut, and a copy of the table follows by its changes alone."""
+"""Forks share until they write, truncation gives back what it cut, a copy of the table follows by its changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core keeps no Python object per block, node, row or owner: the collector has nothing to walk, however large the cache."""
+"""The core keeps no Python object per block, node, row or owner, so the collector has nothing to walk."""
 
 from __future__ import annotations
 

@@ -252,6 +252,16 @@ def test_namespaces_are_matched_apart() -> None:
     sound(placement)
 
 
+def test_many_namespaces_that_nothing_was_cached_in_are_in_order() -> None:
+    tree, _, placement = single()
+    roots = [tree.namespace(b"%d" % i) for i in range(500)]
+    sound(placement)
+    assert [len(placement.match([1], root)[1]) for root in roots] == [0] * 500
+    placement.drop_namespace(roots[400])
+    cache(placement, [1], roots[499])
+    sound(placement)
+
+
 @pytest.mark.parametrize("owner", STALE)
 def test_an_owner_that_never_existed_changes_nothing(owner: int) -> None:
     _, pool, placement = single()

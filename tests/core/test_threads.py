@@ -1,7 +1,8 @@
-"""Several threads on one cache, switching as often as Python can: the counts stay right, and only named errors come out."""
+"""Several threads on one cache, switching as often as Python can: counts stay right, only named errors come out."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -165,6 +166,7 @@ def test_one_table_from_several_threads() -> None:
                 table.append(rows, [rng.randint(0, 1) for _ in rows])
                 table.advance(rows, [1, 2, 3])
                 table.copies_done()
+            table.commit(rows)
             rows += table.fork(rows[0], 2).tolist()
             table.truncate(rows[-1], rng.randint(0, len(table.tokens(rows[-1]))))
             for row in rows:
@@ -177,7 +179,7 @@ def test_one_table_from_several_threads() -> None:
 
 
 def test_handles_used_up_by_another_thread_give_named_errors() -> None:
-    _, pool, placement = single(2, 64)
+    _, _, placement = single(2, 64)
     table = BlockTable(placement, 32)
     owners, rows = [-1] * 8, [-1] * 8
 
@@ -210,16 +212,10 @@ def test_handles_used_up_by_another_thread_give_named_errors() -> None:
                 pass
 
     together(*[work] * NUM_THREADS)
-    for owner in owners:
-        try:
-            placement.release(owner)
-        except PagedKVError:
-            pass
-    for row in rows:
-        try:
-            table.release(row)
-        except PagedKVError:
-            pass
+    for release, handles in ((placement.release, owners), (table.release, rows)):
+        for handle in handles:
+            with contextlib.suppress(PagedKVError):
+                release(handle)
     sound(table, placement)
 
 

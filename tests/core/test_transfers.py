@@ -1,4 +1,4 @@
-"""Blocks between tiers: a copy becomes visible only when its move has succeeded, and every ending keeps the counts right."""
+"""Blocks between tiers: a copy is visible only when its move has succeeded, and every ending keeps the counts right."""
 
 from __future__ import annotations
 
@@ -534,7 +534,9 @@ def test_completing_stops_at_a_stale_transfer_with_those_before_it_done() -> Non
     sound(placement)
 
 
-@pytest.mark.parametrize("ok", [[], [True, True], None, "x", "1", [[True, False]], object(), [None], [2.5], [float("nan")]])
+@pytest.mark.parametrize(
+    "ok", [[], [True, True], None, "x", "1", [[True, False]], object(), [None], [2.5], [float("nan")]], ids=str
+)
 def test_outcomes_that_are_not_one_bool_a_transfer_change_nothing(ok: Any) -> None:
     _, _, placement = tiered()
     cache(placement, [1, 2, 3, 4])

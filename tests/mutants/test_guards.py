@@ -94,6 +94,31 @@ def test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used() -> 
         assert sorted(orphans) == [10, 11, 12][forged:]
 
 
+def test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied(
+    open_toy: Callable[..., Toy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = open_toy(3)
+    seq = toy.cache.sequence(prompt(1, 3))
+    toy.run(seq)
+    (fork,) = seq.fork()
+    copy, others = DeviceKV.copy_blocks, []
+
+    def disturbed(self: DeviceKV, pairs: Any) -> None:
+        """The other owner of the source goes, and somebody takes what is free."""
+        monkeypatch.setattr(DeviceKV, "copy_blocks", copy)
+        fork.release()
+        others.append(toy.cache.sequence(prompt(2, 4)))
+        toy.run(*others)
+        copy(self, pairs)
+
+    monkeypatch.setattr(DeviceKV, "copy_blocks", disturbed)
+    seq.append(10)
+    toy.run(seq)
+    toy.check(seq, *others)
+    seq.release()
+    others[0].release()
+
+
 def test_a_token_with_slot_minus_one_is_written_nowhere() -> None:
     spec = pk.KVSpec(1, 1, 2, "float32", 4)
     arena = np.zeros((3, spec.block_bytes), np.uint8)

@@ -15,6 +15,7 @@ from tests.mutants.catalogue import Mutant
 
 ROOT = Path(__file__).parents[2]
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 LIMIT_S = 300  # for one build or one run of tests: a hang is no kill
 
 
@@ -84,7 +85,7 @@ def _copy(folder: Path, modules: list[str]) -> None:
 def _build(folder: Path, modules: list[str]) -> None:
     """Without optimisation, whatever setup.py asks for: compiling is most of a mutant's time."""
     compiler = folder / "unoptimised"
-    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CC") or sysconfig.get_config_var("CC")} "$@" -O0\n')
+    compiler.write_text(f'#!/bin/sh\nexec {COMPILER} "$@" -O0\n')
     compiler.chmod(0o755)
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--only", ",".join(modules)]
     done = _run(folder, command, CC=str(compiler))
