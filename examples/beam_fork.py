@@ -7,7 +7,7 @@ import pagedkv as pk
 spec = pk.KVSpec(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=4)
 VOCAB, WIDTH, LENGTH = 50, 3, 8
 draw = np.random.default_rng(1)
-embedding = draw.standard_normal((VOCAB, 8)).astype(np.float32)
+embedding, head = draw.standard_normal((2, VOCAB, 8)).astype(np.float32)
 
 
 def log_probs(cache: pk.KVCache, beams: list[pk.Sequence]) -> np.ndarray:
@@ -15,7 +15,7 @@ def log_probs(cache: pk.KVCache, beams: list[pk.Sequence]) -> np.ndarray:
     with cache.step(beams) as step:
         x = embedding[step.tokens][:, None, :] + np.cos(step.positions[:, None, None]).astype(np.float32)
         step.write(0, x, x)
-        scores = step.attend(0, x)[step.q_indptr[1:] - 1, 0] @ embedding.T
+        scores = step.attend(0, x)[step.q_indptr[1:] - 1, 0] @ head.T
     return scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
 

@@ -8,6 +8,7 @@ LAYERS, HEADS, DIM, VOCAB = 2, 2, 16, 500
 spec = pk.KVSpec(LAYERS, HEADS, DIM, "float32", block_size=16)
 draw = np.random.default_rng(0)
 embedding = draw.standard_normal((VOCAB, HEADS * DIM)).astype(np.float32)
+head = draw.standard_normal((HEADS * DIM, VOCAB)).astype(np.float32)
 weights = draw.standard_normal((LAYERS, 4, HEADS * DIM, HEADS * DIM)).astype(np.float32) / np.sqrt(HEADS * DIM)
 
 
@@ -28,7 +29,7 @@ def generate(cache: pk.KVCache, prompt: list[int], count: int) -> list[int]:
         for _ in range(count):
             with cache.step([seq]) as step:  # an exception inside commits nothing
                 last = forward(step)
-            seq.append(int(np.argmax(last[0] @ embedding.T)))
+            seq.append(int(np.argmax(last[0] @ head)))
         return seq.tokens[len(prompt) :].tolist()
 
 

@@ -1,4 +1,4 @@
-"""Device, host and disk: what is evicted moves down a tier, what is asked for again comes up; a disk can be reopened."""
+"""Three tiers: what is evicted moves down, what is asked for again comes up, and a disk can be opened again."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Compile ``decode_loop.pyx`` against the ``.pxd`` files that pagedkv ships, and run it. Needs Cython and a C compiler."""
+"""Compile ``decode_loop.pyx`` against the ``.pxd`` files in pagedkv, and run it. Needs Cython and a C compiler."""
 
 from __future__ import annotations
 

@@ -60,13 +60,13 @@ class _Builder:
         if not isinstance(ids, list):
             self._fail(number, "hash_ids", "is missing" if ids is None else "must be a list of integers")
         expected = -(-tokens // self.block_size)
-        if len(ids) != expected:
+        if not tokens // self.block_size <= len(ids) <= expected:  # some recorders leave the partly filled block out
             self._fail(
                 number,
                 "hash_ids",
                 f"has {len(ids)} ids; input_length {tokens} is {expected} blocks of {self.block_size} tokens",
             )
-        if len(self.paths) + expected > MAX_ACCESSES:
+        if len(self.paths) + len(ids) > MAX_ACCESSES:
             self._fail(number, "hash_ids", f"more than {MAX_ACCESSES} block accesses in total")
         self.paths.extend(self._chain(number, ids))
         self.t_ms.append(t_ms)

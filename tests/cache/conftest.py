@@ -79,7 +79,9 @@ class Toy:
             for layer in range(self.spec.num_layers):
                 for name, got, wanted in zip("kv", found, self.kv(tokens, layer), strict=True):
                     wrong = np.flatnonzero((got[layer] != wanted[:done]).any(axis=(1, 2)))
-                    assert not wrong.size, f"layer {layer} {name}: wrong at tokens {wrong.tolist()} of {tokens.tolist()}"
+                    assert not wrong.size, (
+                        f"layer {layer} {name}: wrong at tokens {wrong.tolist()} of {tokens.tolist()}"
+                    )
             self.tokens_checked += done
 
     def floats(self, array: NDArray[Any]) -> NDArray[np.float32]:

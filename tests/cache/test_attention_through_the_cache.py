@@ -30,7 +30,8 @@ class Model:
     def qkv(self, layer, tokens):
         heads = self.spec.num_kv_heads
         return (
-            self.draw(0, layer, tokens, self.num_qo_heads), self.draw(1, layer, tokens, heads), self.draw(2, layer, tokens, heads),
+            self.draw(0, layer, tokens, self.num_qo_heads), self.draw(1, layer, tokens, heads), self.draw(2, layer,
+            tokens, heads),
         )  # fmt: skip
 
     def stored(self, values):
@@ -38,7 +39,12 @@ class Model:
         dtype = self.spec.dtype
         if dtype == "bfloat16":
             bits = values.view(np.uint32).astype(np.uint64)
-            return (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+            return (
+                (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16)
+                .astype(np.uint32)
+                .view(np.float32)
+                .astype(np.float64)
+            )
         return values.astype(dtype).astype(np.float64)
 
     def dense(self, layer, tokens, scale=None, causal=True, window=None, soft_cap=None):
@@ -46,7 +52,9 @@ class Model:
         q, k, v = self.qkv(layer, tokens)
         group = self.num_qo_heads // self.spec.num_kv_heads
         k, v = (np.repeat(self.stored(values), group, axis=1) for values in (k, v))
-        scores = np.einsum("ihd,jhd->hij", q.astype(np.float64), k) * (self.spec.head_dim**-0.5 if scale is None else scale)
+        scores = np.einsum("ihd,jhd->hij", q.astype(np.float64), k) * (
+            self.spec.head_dim**-0.5 if scale is None else scale
+        )
         if soft_cap is not None:
             scores = soft_cap * np.tanh(scores / soft_cap)
         i, j = np.indices(scores.shape[1:])
@@ -205,7 +213,8 @@ def test_every_dtype_layout_and_block_size(open_cache, monkeypatch, dtype, block
 
 
 @pytest.mark.parametrize(
-    "options", [{"softmax_scale": 0.3}, {"causal": False}, {"window": 1}, {"window": 5}, {"soft_cap": 2.0}, {"window": 100, "soft_cap": 9.0}],
+    "options", [{"softmax_scale": 0.3}, {"causal": False}, {"window": 1}, {"window": 5}, {"soft_cap": 2.0},
+    {"window": 100, "soft_cap": 9.0}],
     ids=str,
 )  # fmt: skip
 def test_scale_mask_window_and_soft_cap(model, options):
@@ -246,7 +255,8 @@ def test_two_layers_do_not_mix(model):
 WRONG_Q = {
     "no array": [[1.0]], "two axes": np.ones((5, 8), np.float32), "tokens": np.ones((4, 4, 8), np.float32),
     "head_dim": np.ones((5, 4, 7), np.float32), "no heads": np.ones((5, 0, 8), np.float32),
-    "heads": np.ones((5, 3, 8), np.float32), "integers": np.ones((5, 4, 8), np.int64), "objects": np.ones((5, 4, 8), object),
+    "heads": np.ones((5, 3, 8), np.float32), "integers": np.ones((5, 4, 8), np.int64), "objects": np.ones((5, 4, 8),
+    object),
     "complex": np.ones((5, 4, 8), complex), "none": None,
 }  # fmt: skip
 
@@ -261,8 +271,10 @@ def test_queries_that_do_not_fit_are_refused(model, q):
 
 Q = np.ones((5, 4, 8), np.float32)
 WRONG_OPTIONS = [
-    {"softmax_scale": float("nan")}, {"softmax_scale": "x"}, {"window": 0}, {"window": -1}, {"window": 1.5}, {"window": "x"},
-    {"window": 10**30}, {"soft_cap": 0}, {"soft_cap": float("inf")}, {"soft_cap": "x"}, {"out": 5}, {"out": [1]}, {"out": Q[:4]},
+    {"softmax_scale": float("nan")}, {"softmax_scale": "x"}, {"window": 0}, {"window": -1}, {"window": 1.5},
+    {"window": "x"},
+    {"window": 10**30}, {"soft_cap": 0}, {"soft_cap": float("inf")}, {"soft_cap": "x"}, {"out": 5}, {"out": [1]},
+    {"out": Q[:4]},
     {"out": Q.astype(int)}, {"out": np.broadcast_to(np.float32(0), Q.shape)}, {"causal": np.zeros(3)},
 ]  # fmt: skip
 

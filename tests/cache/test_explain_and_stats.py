@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 
-import pagedkv as pk
-
 from .conftest import BLOCK, SPEC, Toy, prompt, where
 
 
@@ -66,7 +64,14 @@ def test_explaining_changes_nothing(open_cache):
 
 def test_counters_before_the_first_prompt_are_zero(open_cache):
     stats = open_cache(8, host=4, disk=5).stats()
-    assert stats.sequences == stats.prompt_tokens == stats.computed_tokens == stats.failed_moves == stats.missed_promotions == 0
+    assert (
+        stats.sequences
+        == stats.prompt_tokens
+        == stats.computed_tokens
+        == stats.failed_moves
+        == stats.missed_promotions
+        == 0
+    )
     assert stats.hit_tokens == {"device": 0, "host": 0, "disk": 0, "partial": 0}
     assert stats.token_hit_rate == 0.0
     assert {tier: (counts["free"], counts["max"]) for tier, counts in stats.blocks.items()} == {

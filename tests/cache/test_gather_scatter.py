@@ -21,7 +21,9 @@ def bfloat16(request, monkeypatch):
         pytest.importorskip("ml_dtypes")
     else:
         real = pagedkv.spec.numpy_dtype
-        monkeypatch.setattr(pagedkv.spec, "numpy_dtype", lambda name: np.dtype(np.uint16) if name == "bfloat16" else real(name))
+        monkeypatch.setattr(
+            pagedkv.spec, "numpy_dtype", lambda name: np.dtype(np.uint16) if name == "bfloat16" else real(name)
+        )
     return request.param
 
 
@@ -66,12 +68,28 @@ def test_bfloat16_without_ml_dtypes_is_uint16_and_decodes(open_cache, bfloat16):
             assert toy.cache.decode is None
 
 
-VALUES = [1.0, -0.0, 1e300, -1e300, 3.4e38, 1e39, np.inf, 1e-45, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 65504.0, 65520.0]
+VALUES = [
+    1.0,
+    -0.0,
+    1e300,
+    -1e300,
+    3.4e38,
+    1e39,
+    np.inf,
+    1e-45,
+    1 + 2**-8,
+    1 + 3 * 2**-8,
+    1 + 2**-8 + 2**-20,
+    65504.0,
+    65520.0,
+]
 
 
 @pytest.mark.parametrize("given", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_values_are_rounded_to_nearest_even_and_overflow_to_infinity_without_a_warning(open_cache, bfloat16, dtype, given):
+def test_values_are_rounded_to_nearest_even_and_overflow_to_infinity_without_a_warning(
+    open_cache, bfloat16, dtype, given
+):
     with np.errstate(all="ignore"):
         values = np.array(VALUES).astype(given)
         wide = values.astype(np.float32)
@@ -128,7 +146,8 @@ WRONG_OUT = {
     "shape": lambda: (good(), good()[:, :8]), "shape of k": lambda: (good()[..., :3], good()),
     "dtype": lambda: (good(), good().astype(np.float64)), "read-only": lambda: (good(), read_only()),
     "read-only k": lambda: (read_only(), good()), "one": lambda: (good(),), "three": lambda: (good(), good(), good()),
-    "a number": lambda: 5, "numbers": lambda: (1, 2), "one array": good, "lists": lambda: ([1], [2]), "text": lambda: "kv",
+    "a number": lambda: 5, "numbers": lambda: (1, 2), "one array": good, "lists": lambda: ([1], [2]),
+    "text": lambda: "kv",
     "flat": lambda: (good().ravel(), good().ravel()), "byte order": lambda: (good(), good().astype(">f4")),
 }  # fmt: skip
 
@@ -192,8 +211,10 @@ def test_scattering_after_a_hit_takes_the_rest_only(open_cache):
 KV = np.ones(SHAPE, np.float32)
 WRONG_KV = {
     "a layer too few": KV[:1], "a layer too many": np.ones((3, *SHAPE[1:]), np.float32), "a token too few": KV[:, :8],
-    "heads": KV[:, :, :1], "flat": KV.ravel(), "integers": KV.astype(np.int64), "objects": KV.astype(object), "none": None,
-    "a number": 5, "text": "kv", "a dictionary": {"k": KV[0], "v": KV[1]}, "complex": KV.astype(complex), "0-d": np.float32(1),
+    "heads": KV[:, :, :1], "flat": KV.ravel(), "integers": KV.astype(np.int64), "objects": KV.astype(object),
+    "none": None,
+    "a number": 5, "text": "kv", "a dictionary": {"k": KV[0], "v": KV[1]}, "complex": KV.astype(complex),
+    "0-d": np.float32(1),
 }  # fmt: skip
 
 

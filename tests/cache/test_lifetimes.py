@@ -89,7 +89,10 @@ def test_arrays_of_a_step_outlive_it(open_cache):
     with toy.cache.step([seq]) as step:
         arrays = step.arrays
         toy.write(step, seq)
-    kept = [getattr(arrays, name) for name in ("tokens", "positions", "block_tables", "slot_mapping", "seq_lens", "q_indptr")]
+    kept = [
+        getattr(arrays, name)
+        for name in ("tokens", "positions", "block_tables", "slot_mapping", "seq_lens", "q_indptr")
+    ]
     copies = [array.copy() for array in kept]
     del arrays, step
     for start in range(2, 30):
@@ -111,7 +114,8 @@ def test_after_close_nothing_reads_writes_or_moves(open_cache):
     name, kv = pk.Namespace(tenant="a"), np.zeros((2, 1, 2, 4))
     for use in (
         lambda: cache.sequence([1]), lambda: cache.step([seq]), lambda: cache.prefetch([1]), lambda: cache.pin([1]),
-        lambda: cache.unpin(handle), lambda: cache.set_quota(name, 1), lambda: cache.purge(name), lambda: cache.explain([1]),
+        lambda: cache.unpin(handle), lambda: cache.set_quota(name, 1), lambda: cache.purge(name),
+        lambda: cache.explain([1]),
         lambda: cache.device_arena, lambda: cache.layer(0), lambda: cache.decode, lambda: seq.gather(),
         lambda: seq.scatter(kv, kv), lambda: seq.retain(), lambda: step.__enter__(),
     ):  # fmt: skip
@@ -139,7 +143,7 @@ def test_after_close_bookkeeping_works_or_says_that_it_is_closed(open_cache, use
 def test_a_step_that_is_under_way_when_the_cache_closes_commits_nothing_wrong(open_cache):
     toy = Toy(open_cache())
     seq = toy.cache.sequence(prompt(1))
-    with pytest.raises(pk.ClosedError), toy.cache.step([seq]) as step:
+    with pytest.raises(pk.ClosedError), toy.cache.step([seq]) as step:  # noqa: PT012
         step.write(0, *toy.new_kv(step, [seq], 0))
         toy.cache.close()
         step.write(1, *toy.new_kv(step, [seq], 1))
@@ -239,7 +243,7 @@ def test_an_exception_inside_a_step_commits_nothing_and_the_step_can_be_made_aga
     toy = Toy(open_cache())
     first, second = toy.cache.sequence(prompt(1)), toy.cache.sequence(prompt(2))
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), toy.cache.step([first, second]) as step:
+        with pytest.raises(ZeroDivisionError), toy.cache.step([first, second]) as step:  # noqa: PT012
             if when != "before":
                 step.write(0, *toy.new_kv(step, [first, second], 0))
             if when == "after":
@@ -284,7 +288,11 @@ def test_a_process_ends_cleanly_whatever_it_left_open(tmp_path, closing):
         {closing}
     """
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
 

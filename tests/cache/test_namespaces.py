@@ -13,8 +13,10 @@ from .conftest import BLOCK, Toy, all_free, prompt, where
 DIGEST = bytes(range(32))
 NAMES = [
     None, pk.Namespace(model="m"), pk.Namespace(tenant="m"), pk.Namespace(salt="m"), pk.Namespace(modality="m"),
-    pk.Namespace(model=b"m"), pk.Namespace(extra=b"m"), pk.Namespace(adapter=DIGEST), pk.Namespace(adapter=DIGEST[::-1]),
-    pk.Namespace(model="m", tenant="m"), pk.Namespace(model="mm"), pk.Namespace(model=""), pk.Namespace(tenant="a", salt="b"),
+    pk.Namespace(model=b"m"), pk.Namespace(extra=b"m"), pk.Namespace(adapter=DIGEST),
+    pk.Namespace(adapter=DIGEST[::-1]),
+    pk.Namespace(model="m", tenant="m"), pk.Namespace(model="mm"), pk.Namespace(model=""), pk.Namespace(tenant="a",
+    salt="b"),
     pk.Namespace(tenant="ab"),
 ]  # fmt: skip
 A, B = pk.Namespace(tenant="a"), pk.Namespace(tenant="b")
@@ -188,7 +190,9 @@ def test_a_quota_set_later_evicts_at_once(open_cache):
 
 
 @pytest.mark.parametrize(
-    "wrong", [("nobody", 4), (A, 0), (A, -1), (A, 1.5), (A, "x"), (A, 4, "remote"), (A, 4, "disk"), (A, 4, 0), (A, 4, None)], ids=str
+    "wrong",
+    [("nobody", 4), (A, 0), (A, -1), (A, 1.5), (A, "x"), (A, 4, "remote"), (A, 4, "disk"), (A, 4, 0), (A, 4, None)],
+    ids=str,
 )
 def test_an_impossible_quota_is_refused(open_cache, wrong):
     with pytest.raises((pk.InvalidArgument, pk.WrongType)):

@@ -43,7 +43,14 @@ def test_tokens_and_blocks_are_copies(open_cache):
 
 @pytest.mark.parametrize(
     "tokens",
-    [np.arange(9), np.arange(18)[::2], np.arange(9, dtype=">i4"), range(9), tuple(range(9)), np.arange(9, dtype=np.uint8)],
+    [
+        np.arange(9),
+        np.arange(18)[::2],
+        np.arange(9, dtype=">i4"),
+        range(9),
+        tuple(range(9)),
+        np.arange(9, dtype=np.uint8),
+    ],
     ids=["int64", "strided", "big-endian", "range", "tuple", "uint8"],
 )
 def test_a_prompt_may_be_any_sequence_of_whole_numbers(open_cache, tokens):
@@ -160,7 +167,8 @@ def test_releasing_twice_is_fine_and_all_else_says_that_it_is_released(open_cach
     for use in (
         lambda: seq.tokens, lambda: seq.num_tokens, lambda: seq.num_computed, lambda: seq.blocks, lambda: seq.row,
         lambda: len(seq), lambda: seq.append(1), lambda: seq.truncate(0), lambda: seq.fork(), lambda: seq.gather(),
-        lambda: seq.retain(), lambda: cache.step([seq]), lambda: seq.scatter(np.zeros((2, 3, 2, 4)), np.zeros((2, 3, 2, 4))),
+        lambda: seq.retain(), lambda: cache.step([seq]), lambda: seq.scatter(np.zeros((2, 3, 2, 4)), np.zeros((2, 3,
+        2, 4))),
     ):  # fmt: skip
         with pytest.raises(pk.ClosedError):
             use()
@@ -168,7 +176,7 @@ def test_releasing_twice_is_fine_and_all_else_says_that_it_is_released(open_cach
 
 def test_leaving_the_with_block_releases_also_after_an_exception(open_cache):
     toy = Toy(open_cache())
-    with pytest.raises(KeyError), toy.cache.sequence(prompt(1)) as seq:
+    with pytest.raises(KeyError), toy.cache.sequence(prompt(1)) as seq:  # noqa: PT012
         toy.run(seq)
         raise KeyError
     assert toy.cache.stats().sequences == 0
@@ -210,7 +218,7 @@ def test_no_more_sequences_than_max_sequences(open_cache):
     first, second = cache.sequence([1]), cache.sequence([2])
     with pytest.raises(pk.InvalidArgument, match="max_rows"):
         cache.sequence([3])
-    with pytest.raises(pk.InvalidArgument, match="2 forks|1 forks"):
+    with pytest.raises(pk.InvalidArgument, match="1 forks"):
         first.fork()
     second.release()
     cache.sequence([3]).release()
@@ -239,7 +247,8 @@ def test_a_prefix_whose_time_to_live_is_over_goes_first(open_cache):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"priority": 101}, {"priority": -1}, {"priority": 1.5}, {"ttl_s": -1}, {"ttl_s": float("nan")}, {"ttl_s": "1"}],
+    "wrong", [{"priority": 101}, {"priority": -1}, {"priority": 1.5}, {"ttl_s": -1}, {"ttl_s": float("nan")},
+    {"ttl_s": "1"}],
     ids=str,
 )  # fmt: skip
 def test_retaining_with_impossible_numbers_is_refused(open_cache, wrong):

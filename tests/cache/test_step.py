@@ -40,7 +40,9 @@ def test_the_arrays_say_where_every_token_goes(toy):
         assert indptr.tolist() == [0, 3, 4, 6]
         assert indices.tolist() == np.concatenate([seq.blocks for seq in seqs]).tolist()
         assert last.tolist() == [2, 3, 2]
-        assert [a.dtype for a in (step.tokens, step.positions, step.q_indptr, step.seq_lens, step.block_tables)] == [np.int32] * 5
+        assert [a.dtype for a in (step.tokens, step.positions, step.q_indptr, step.seq_lens, step.block_tables)] == [
+            np.int32
+        ] * 5
         assert step.slot_mapping.dtype == np.int64
         toy.write(step, *seqs)
     toy.check(*seqs)
@@ -55,14 +57,19 @@ def test_outside_the_with_block_there_are_no_arrays(toy):
         step.tokens  # noqa: B018
     with step:
         toy.write(step, seq)
-    for use in (lambda: step.tokens, lambda: step.write(0, ones(2), ones(2)), lambda: step.attend(0, ones(2)), step.to_csr):
+    for use in (
+        lambda: step.tokens,
+        lambda: step.write(0, ones(2), ones(2)),
+        lambda: step.attend(0, ones(2)),
+        step.to_csr,
+    ):
         with pytest.raises(pk.ClosedError):
             use()
 
 
 def test_an_exception_inside_commits_nothing(toy):
     seq = toy.cache.sequence(prompt(1))
-    with pytest.raises(KeyError), toy.cache.step([seq]) as step:
+    with pytest.raises(KeyError), toy.cache.step([seq]) as step:  # noqa: PT012
         toy.write(step, seq)
         raise KeyError
     assert seq.num_computed == 0
@@ -74,7 +81,7 @@ def test_an_exception_inside_commits_nothing(toy):
 @pytest.mark.parametrize("written", [[], [0], [1]])
 def test_a_layer_that_was_not_written_commits_nothing(toy, written):
     seq = toy.cache.sequence(prompt(1))
-    with pytest.raises(pk.InvalidArgument, match="unwritten"), toy.cache.step([seq]) as step:
+    with pytest.raises(pk.InvalidArgument, match="unwritten"), toy.cache.step([seq]) as step:  # noqa: PT012
         for layer in written:
             step.write(layer, *toy.new_kv(step, [seq], layer))
     assert seq.num_computed == 0

@@ -1,4 +1,4 @@
-"""Small budgets on every tier: whatever is demoted, promoted, dropped or reopened, each read gives what was computed."""
+"""Small budgets on every tier: whatever is demoted, promoted, dropped or reopened, each read is what was computed."""
 
 from __future__ import annotations
 

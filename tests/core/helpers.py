@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree
+from pagedkv.core import HOST, BlockPool, BlockTable, Placement, RadixTree
 
 DAMAGED_IDS = [
     None,
@@ -40,6 +40,11 @@ DAMAGED_IDS = [
 
 TOO_LARGE = [[2**31], [-(2**31) - 1], [2**70], (2**31,), np.array([2**31]), np.array([2**63], np.uint64)]
 """Rows of integers that do not fit in int32."""
+
+
+def kind(argument: Any) -> str:
+    """A name for a test's argument that is the same in every process."""
+    return type(argument).__name__
 
 
 class PoolStruct(ctypes.Structure):
@@ -149,3 +154,54 @@ def nothing_changes(*things: Any) -> Iterator[None]:
     for thing, was in zip(things, before, strict=True):
         assert state(thing) == was
     sound(*things)
+
+
+def where(placement: Placement, tokens: list[int]) -> list[int]:
+    """Hottest tier of every cached block of the prefix."""
+    return placement.match(tokens)[0].tolist()
+
+
+def below(capacities: tuple[int, ...] = (4, 8), **options: Any) -> Placement:
+    """A cache in which [1, 2, 3, 4] lies on the host and the device is free."""
+    _, _, placement = tiered(1, capacities, **options)
+    cache(placement, [1, 2, 3, 4])
+    make_room(placement, capacities[0])
+    assert where(placement, [1, 2, 3, 4]) == [HOST] * 4
+    return placement
+
+
+def states(placement: Placement) -> list[tuple[int, int, int]]:
+    return [(c["free"], c["live"], c["cached"]) for c in (pool.counts() for pool in placement.pools if pool)]
+
+
+def bare(num_blocks: int = 32, block_size: int = 4, max_rows: int = 8) -> BlockTable:
+    return BlockTable(BlockPool(num_blocks), max_rows, block_size=block_size)
+
+
+def filled(table: BlockTable, tokens: list[int]) -> int:
+    """A row with all its tokens computed."""
+    row, _ = table.open(tokens)
+    table.step([row])
+    table.commit([row])
+    return row
+
+
+def kept(placement: Placement, *paths: list[int]) -> list[int]:
+    return [len(placement.match(path)[1]) for path in paths]
+
+
+def owner_calls(placement: Placement, blocks: np.ndarray) -> list[Any]:
+    """Every call that takes an owner, but its release."""
+    return [
+        placement.share,
+        placement.tiers_of,
+        placement.blocks_of,
+        placement.blocked_by,
+        placement.promote,
+        placement.settle,
+        placement.is_moving,
+        placement.pin,
+        placement.set_retention,
+        lambda owner: placement.partial(owner, [1]),
+        lambda owner: placement.insert(owner, [3], blocks),
+    ]

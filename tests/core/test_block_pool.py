@@ -10,7 +10,7 @@ import pytest
 
 from pagedkv.core import BlockPool
 from pagedkv.errors import DoubleRelease, InvalidArgument, OutOfBlocks, StaleHandle, WrongType
-from tests.core.helpers import DAMAGED_IDS, TOO_LARGE, nothing_changes, single, struct_of
+from tests.core.helpers import DAMAGED_IDS, TOO_LARGE, kind, nothing_changes, single, struct_of
 
 LIMIT = 2**31 - 1
 
@@ -283,7 +283,7 @@ def test_a_number_of_blocks_that_is_none_changes_nothing(call: str, n: Any) -> N
 
 
 @pytest.mark.parametrize("call", ["free", "incref", "refs", "handles"])
-@pytest.mark.parametrize("ids", [*DAMAGED_IDS, *TOO_LARGE], ids=repr)
+@pytest.mark.parametrize("ids", [*DAMAGED_IDS, *TOO_LARGE], ids=kind)
 def test_ids_of_another_type_or_beyond_int32_change_nothing(call: str, ids: Any) -> None:
     pool = BlockPool(4)
     pool.alloc(2)

@@ -10,9 +10,8 @@ import pytest
 
 from pagedkv.core import BlockPool, BlockTable
 from pagedkv.errors import InvalidArgument, OutOfBlocks, PagedKVError, WrongType
-from tests.core.helpers import cache, finish, nothing_changes, single, sound, struct_of, tiered
+from tests.core.helpers import bare, cache, filled, finish, nothing_changes, single, sound, struct_of, tiered
 from tests.core.kv_memory import Runtime
-from tests.core.test_block_table import bare, filled
 
 # ---- forks
 

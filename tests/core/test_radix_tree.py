@@ -10,7 +10,7 @@ import pytest
 
 from pagedkv.core import RadixTree
 from pagedkv.errors import InvalidArgument, WrongType
-from tests.core.helpers import DAMAGED_IDS, TOO_LARGE, cached_prefixes, nothing_changes, single
+from tests.core.helpers import DAMAGED_IDS, TOO_LARGE, cached_prefixes, kind, nothing_changes, single
 
 
 def put(tree: RadixTree, tokens: list[int], first_id: int, namespace: int = 0) -> list[int]:
@@ -287,7 +287,7 @@ def test_a_namespace_that_is_no_integer_is_refused(namespace: Any) -> None:
         tree.match([1], namespace)
 
 
-@pytest.mark.parametrize("tokens", [*DAMAGED_IDS, *TOO_LARGE], ids=repr)
+@pytest.mark.parametrize("tokens", [*DAMAGED_IDS, *TOO_LARGE], ids=kind)
 def test_tokens_that_are_no_row_of_int32_change_nothing(tokens: Any) -> None:
     tree = RadixTree(1)
     put(tree, [1, 2], 0)

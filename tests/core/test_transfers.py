@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
-import numpy as np
 import pytest
 
-from pagedkv.core import DEVICE, DISK, HOST, MOVE_DTYPE, POLICIES, Placement
-from pagedkv.errors import InvalidArgument, OutOfBlocks, StaleHandle, WrongType
+from pagedkv.core import DEVICE, DISK, HOST, MOVE_DTYPE
+from pagedkv.errors import OutOfBlocks
 from tests.core.helpers import (
+    below,
     cache,
     cached_prefixes,
     finish,
@@ -18,29 +17,11 @@ from tests.core.helpers import (
     make_room,
     nothing_changes,
     remember,
-    single,
     sound,
+    states,
     tiered,
+    where,
 )
-
-
-def where(placement: Placement, tokens: list[int]) -> list[int]:
-    """Hottest tier of every cached block of the prefix."""
-    return placement.match(tokens)[0].tolist()
-
-
-def below(capacities: tuple[int, ...] = (4, 8), **options: Any) -> Placement:
-    """A cache in which [1, 2, 3, 4] lies on the host and the device is free."""
-    _, _, placement = tiered(1, capacities, **options)
-    cache(placement, [1, 2, 3, 4])
-    make_room(placement, capacities[0])
-    assert where(placement, [1, 2, 3, 4]) == [HOST] * 4
-    return placement
-
-
-def states(placement: Placement) -> list[tuple[int, int, int]]:
-    return [(c["free"], c["live"], c["cached"]) for c in (pool.counts() for pool in placement.pools if pool)]
-
 
 # ---- demotion
 
@@ -389,223 +370,3 @@ def test_a_promotion_from_the_disk_leaves_its_copy_there_and_needs_no_second_wri
     assert where(placement, [1, 2]) == [DISK] * 2
     assert placement.num_in_flight == 0
     sound(placement)
-
-
-# ---- oldest block first
-
-
-def test_oldest_first_sends_the_blocks_nearest_the_root_away_first() -> None:
-    _, _, placement = tiered(1, (6, 12), demotion="oldest_first")
-    cache(placement, [1, 2, 3, 4, 5, 6])
-    for n in range(1, 7):
-        assert placement.reserve(n) == 1
-        finish(placement)
-        assert where(placement, [1, 2, 3, 4, 5, 6]) == [HOST] * n + [DEVICE] * (6 - n)
-        sound(placement)
-
-
-def test_oldest_first_spares_a_stem_that_another_branch_needs() -> None:
-    _, _, placement = tiered(1, (6, 12), demotion="oldest_first")
-    cache(placement, [1, 2, 3, 4])
-    cache(placement, [1, 2, 7, 8])
-    placement.reserve(1)
-    finish(placement)
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE, DEVICE, HOST, DEVICE]
-    assert where(placement, [1, 2, 7, 8]) == [DEVICE] * 4
-    sound(placement)
-
-
-def test_oldest_first_still_loses_leaf_first() -> None:
-    tree, _, placement = tiered(1, (4, 2), demotion="oldest_first")
-    cache(placement, [1, 2, 3, 4])
-    make_room(placement, 4)
-    prefixes = cached_prefixes(tree)
-    assert all(prefix[:-1] in prefixes for prefix in prefixes if len(prefix) > 1)
-    sound(placement)
-
-
-# ---- restoring
-
-
-def test_a_prefix_found_again_below_is_matched_there() -> None:
-    _, pools, placement = tiered(1, (4, 4, 8))
-    ids = pools[2].alloc(3)
-    assert placement.restore([1, 2, 3], ids) == 3
-    assert where(placement, [1, 2, 3]) == [DISK] * 3
-    assert states(placement)[2] == (5, 0, 3)
-    more = pools[2].alloc(1)
-    assert placement.restore([1, 2, 9], [*ids[:2].tolist(), int(more[0])]) == 3
-    assert placement.match([1, 2, 9])[1].tolist() == [*ids[:2].tolist(), int(more[0])]
-    sound(placement)
-
-
-@pytest.mark.parametrize("ids", [[5, 6], [0, 0], [3, 7]])
-def test_blocks_to_restore_that_the_caller_does_not_own_alone_change_nothing(ids: list[int]) -> None:
-    _, pools, placement = tiered(1, (4, 8))
-    pools[1].alloc(5)
-    pools[1].incref([3])
-    cache(placement, [9])  # the tree is not empty
-    with nothing_changes(placement), pytest.raises(InvalidArgument):
-        placement.restore([1, 2], ids, tier=HOST)
-
-
-def test_restoring_a_part_of_a_run_in_flight_leaves_the_transfer_whole() -> None:
-    _, pools, placement = tiered(1, (4, 8))
-    cache(placement, [1, 2, 3, 4])
-    placement.reserve(4)
-    ids = pools[1].alloc(2)
-    placement.restore([1, 2], ids, tier=HOST)
-    finish(placement)
-    sound(placement)
-    assert not any(node["in_flight"] for node in placement.dump().values())
-    assert states(placement) == [(4, 0, 0), (2, 2, 4)]
-
-
-def test_nothing_is_restored_into_a_dropped_namespace() -> None:
-    tree, pools, placement = tiered(1, (4, 8))
-    gone = tree.namespace(b"gone")
-    placement.drop_namespace(gone)
-    ids = pools[1].alloc(2)
-    assert placement.restore([1, 2], ids, gone, HOST) == 0
-    assert pools[1].refs(ids).tolist() == [1, 1]
-    sound(placement)
-
-
-def test_a_run_that_could_not_be_read_and_has_children_is_not_dropped_before_them() -> None:
-    tree, _, placement = tiered(1, (4, 4, 2), demotion="oldest_first", tree_max_run=1)
-    cache(placement, [1, 2])
-    make_room(placement, 4)
-    owner, _ = placement.acquire([1])
-    placement.promote(owner)
-    placement.release(owner)
-    finish(placement, ok=False)
-    sound(placement)
-    placement.reserve(4, HOST)
-    sound(placement)
-    finish(placement)
-    sound(placement)
-    assert cached_prefixes(tree) in (set(), {(1,)}, {(1,), (1, 2)})
-
-
-# ---- anchors
-
-
-def test_an_anchor_is_the_deepest_known_key_on_the_way() -> None:
-    _, _, placement = tiered(1, (4, 8))
-    cache(placement, [1, 2, 3, 4])
-    placement.reserve(2)
-    node = int(placement.take_moves()["node"][0])
-    assert placement.anchor(node) == (0, None)
-    keys = [bytes([i]) * 32 for i in range(4)]
-    placement.remember_keys(node, 0, keys)
-    assert placement.anchor(node) == (2, keys[1])
-    with nothing_changes(placement):
-        for wrong in ([b"short"], [b"\0" * 31], [b"\0" * 33]):
-            with pytest.raises(InvalidArgument):
-                placement.remember_keys(node, 0, wrong)
-        for stale in (0, 99, -1, 2**31):
-            for call in (placement.anchor, placement.path_tokens, placement.depth_of, placement.root_of):
-                with pytest.raises((StaleHandle, InvalidArgument)):
-                    call(stale)
-
-
-# ---- completing
-
-
-def test_a_transfer_is_completed_once() -> None:
-    _, _, placement = tiered()
-    cache(placement, [1, 2, 3, 4])
-    placement.reserve(2)
-    moves = finish(placement)
-    for stale in (int(moves["transfer"][0]), 99, -1, 2**62):
-        with nothing_changes(placement), pytest.raises(StaleHandle, match="entry 0"):
-            placement.complete([stale], [True])
-
-
-def test_completing_stops_at_a_stale_transfer_with_those_before_it_done() -> None:
-    _, _, placement = tiered(1, (4, 8), tree_max_run=1)
-    cache(placement, [1, 2])
-    placement.reserve(4)
-    first, second = dict.fromkeys(placement.take_moves()["transfer"].tolist())
-    with pytest.raises(StaleHandle, match="entry 1"):
-        placement.complete([first, first, second], [True] * 3)
-    assert placement.num_in_flight == 1
-    placement.complete([second], [False])
-    sound(placement)
-
-
-@pytest.mark.parametrize(
-    "ok", [[], [True, True], None, "x", "1", [[True, False]], object(), [None], [2.5], [float("nan")]], ids=str
-)
-def test_outcomes_that_are_not_one_bool_a_transfer_change_nothing(ok: Any) -> None:
-    _, _, placement = tiered()
-    cache(placement, [1, 2, 3, 4])
-    placement.reserve(2)
-    transfer = placement.take_moves()["transfer"][:1]
-    with nothing_changes(placement), pytest.raises((InvalidArgument, WrongType)):
-        placement.complete(transfer, ok)
-
-
-@pytest.mark.parametrize("transfers", [[0.0], ["0"], None, [None], [2**63], np.zeros((1, 1), np.int64), [True]])
-def test_transfers_that_are_no_row_of_integers_change_nothing(transfers: Any) -> None:
-    _, _, placement = tiered()
-    cache(placement, [1, 2, 3, 4])
-    placement.reserve(2)
-    with nothing_changes(placement), pytest.raises((InvalidArgument, WrongType)):
-        placement.complete(transfers, [True])
-
-
-def test_completing_nothing_is_nothing() -> None:
-    _, _, placement = single()
-    with nothing_changes(placement):
-        placement.complete([], [])
-
-
-# ---- everything at once
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("demotion", ["leaf_first", "oldest_first"])
-@pytest.mark.parametrize("inclusive", [(False, False, False), (False, True, True)])
-def test_random_requests_over_three_tiers_keep_every_count_in_order(
-    policy: str, demotion: str, inclusive: tuple[bool, ...]
-) -> None:
-    rng = Random(f"{policy}{demotion}{inclusive}")
-    for max_run in (2, 256):
-        tree, pools, placement = tiered(
-            1, (6, 5, 9), policy=policy, demotion=demotion, inclusive=inclusive, tree_max_run=max_run
-        )
-        owners: list[int] = []
-        flying: list[int] = []
-        for _ in range(350):
-            flying += dict.fromkeys(placement.take_moves()["transfer"].tolist())
-            what = rng.random()
-            if owners and what < 0.3:
-                placement.release(owners.pop(rng.randrange(len(owners))))
-            elif flying and what < 0.6:
-                placement.complete([flying.pop(rng.randrange(len(flying)))], [rng.random() < 0.8])
-            elif what < 0.7:
-                placement.reserve(rng.randint(0, 6), rng.randrange(3))
-            else:
-                tokens = [rng.randint(0, 1) for _ in range(rng.randint(0, 5))]
-                owner, matched = placement.acquire(tokens)
-                owners.append(owner)
-                if rng.random() < 0.6 and placement.reserve(int((placement.tiers_of(owner) > 0).sum())) == 0:
-                    placement.promote(owner)
-                elif rng.random() < 0.5:
-                    matched = placement.settle(owner)
-                    if placement.reserve(len(tokens) - matched) == 0:
-                        blocks = pools[0].alloc(len(tokens) - matched)
-                        done = placement.insert(owner, tokens[matched:], blocks)
-                        pools[0].free(blocks[done:])
-            sound(placement)
-            prefixes = cached_prefixes(tree)
-            assert all(prefix[:-1] in prefixes for prefix in prefixes if len(prefix) > 1)
-        for owner in owners:
-            placement.release(owner)
-        flying += dict.fromkeys(placement.take_moves()["transfer"].tolist())
-        placement.complete(flying, [True] * len(flying))
-        assert all(live == 0 for _, live, _ in states(placement))
-        placement.clear()
-        assert all(pool.counts()["free"] == pool.capacity for pool in pools)
-        sound(placement)

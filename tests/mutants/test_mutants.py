@@ -62,4 +62,5 @@ def test_the_same_tests_pass_where(mutant: Mutant, verdict: Verdict) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=sentence)
 def test_the_suite_notices_that(mutant: Mutant, verdict: Verdict) -> None:
     outcome = verdict(mutant)
-    assert outcome.exit_code == 1, f"it survived (pytest ended with {outcome.exit_code}):\n{outcome.output}"
+    assert outcome.exit_code != 0, f"it survived {', '.join(mutant.killers)}"
+    assert outcome.exit_code == 1, f"pytest could not say, and ended with {outcome.exit_code}:\n{outcome.output}"

@@ -1,0 +1,162 @@
+"""What the conductor tells the core: how transfers ended, which copies were found again, which keys are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedkv.core import DISK, HOST
+from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
+from tests.core.helpers import (
+    cache,
+    cached_prefixes,
+    finish,
+    kind,
+    make_room,
+    nothing_changes,
+    single,
+    sound,
+    states,
+    tiered,
+    where,
+)
+
+# ---- restoring
+
+
+def test_a_prefix_found_again_below_is_matched_there() -> None:
+    _, pools, placement = tiered(1, (4, 4, 8))
+    ids = pools[2].alloc(3)
+    assert placement.restore([1, 2, 3], ids) == 3
+    assert where(placement, [1, 2, 3]) == [DISK] * 3
+    assert states(placement)[2] == (5, 0, 3)
+    more = pools[2].alloc(1)
+    assert placement.restore([1, 2, 9], [*ids[:2].tolist(), int(more[0])]) == 3
+    assert placement.match([1, 2, 9])[1].tolist() == [*ids[:2].tolist(), int(more[0])]
+    sound(placement)
+
+
+@pytest.mark.parametrize("ids", [[5, 6], [0, 0], [3, 7]])
+def test_blocks_to_restore_that_the_caller_does_not_own_alone_change_nothing(ids: list[int]) -> None:
+    _, pools, placement = tiered(1, (4, 8))
+    pools[1].alloc(5)
+    pools[1].incref([3])
+    cache(placement, [9])  # the tree is not empty
+    with nothing_changes(placement), pytest.raises(InvalidArgument):
+        placement.restore([1, 2], ids, tier=HOST)
+
+
+def test_restoring_a_part_of_a_run_in_flight_leaves_the_transfer_whole() -> None:
+    _, pools, placement = tiered(1, (4, 8))
+    cache(placement, [1, 2, 3, 4])
+    placement.reserve(4)
+    ids = pools[1].alloc(2)
+    placement.restore([1, 2], ids, tier=HOST)
+    finish(placement)
+    sound(placement)
+    assert not any(node["in_flight"] for node in placement.dump().values())
+    assert states(placement) == [(4, 0, 0), (2, 2, 4)]
+
+
+def test_nothing_is_restored_into_a_dropped_namespace() -> None:
+    tree, pools, placement = tiered(1, (4, 8))
+    gone = tree.namespace(b"gone")
+    placement.drop_namespace(gone)
+    ids = pools[1].alloc(2)
+    assert placement.restore([1, 2], ids, gone, HOST) == 0
+    assert pools[1].refs(ids).tolist() == [1, 1]
+    sound(placement)
+
+
+def test_a_run_that_could_not_be_read_and_has_children_is_not_dropped_before_them() -> None:
+    tree, _, placement = tiered(1, (4, 4, 2), demotion="oldest_first", tree_max_run=1)
+    cache(placement, [1, 2])
+    make_room(placement, 4)
+    owner, _ = placement.acquire([1])
+    placement.promote(owner)
+    placement.release(owner)
+    finish(placement, ok=False)
+    sound(placement)
+    placement.reserve(4, HOST)
+    sound(placement)
+    finish(placement)
+    sound(placement)
+    assert cached_prefixes(tree) in (set(), {(1,)}, {(1,), (1, 2)})
+
+
+# ---- anchors
+
+
+def test_an_anchor_is_the_deepest_known_key_on_the_way() -> None:
+    _, _, placement = tiered(1, (4, 8))
+    cache(placement, [1, 2, 3, 4])
+    placement.reserve(2)
+    node = int(placement.take_moves()["node"][0])
+    assert placement.anchor(node) == (0, None)
+    keys = [bytes([i]) * 32 for i in range(4)]
+    placement.remember_keys(node, 0, keys)
+    assert placement.anchor(node) == (2, keys[1])
+    with nothing_changes(placement):
+        for wrong in ([b"short"], [b"\0" * 31], [b"\0" * 33]):
+            with pytest.raises(InvalidArgument):
+                placement.remember_keys(node, 0, wrong)
+        for stale in (0, 99, -1, 2**31):
+            for call in (placement.anchor, placement.path_tokens, placement.depth_of, placement.root_of):
+                with pytest.raises((StaleHandle, InvalidArgument)):
+                    call(stale)
+
+
+# ---- completing
+
+
+def test_a_transfer_is_completed_once() -> None:
+    _, _, placement = tiered()
+    cache(placement, [1, 2, 3, 4])
+    placement.reserve(2)
+    moves = finish(placement)
+    for stale in (int(moves["transfer"][0]), 99, -1, 2**62):
+        with nothing_changes(placement), pytest.raises(StaleHandle, match="entry 0"):
+            placement.complete([stale], [True])
+
+
+def test_completing_stops_at_a_stale_transfer_with_those_before_it_done() -> None:
+    _, _, placement = tiered(1, (4, 8), tree_max_run=1)
+    cache(placement, [1, 2])
+    placement.reserve(4)
+    first, second = dict.fromkeys(placement.take_moves()["transfer"].tolist())
+    with pytest.raises(StaleHandle, match="entry 1"):
+        placement.complete([first, first, second], [True] * 3)
+    assert placement.num_in_flight == 1
+    placement.complete([second], [False])
+    sound(placement)
+
+
+@pytest.mark.parametrize(
+    "ok", [[], [True, True], None, "x", "1", [[True, False]], object(), [None], [2.5], [float("nan")]], ids=kind
+)
+def test_outcomes_that_are_not_one_bool_a_transfer_change_nothing(ok: Any) -> None:
+    _, _, placement = tiered()
+    cache(placement, [1, 2, 3, 4])
+    placement.reserve(2)
+    transfer = placement.take_moves()["transfer"][:1]
+    with nothing_changes(placement), pytest.raises((InvalidArgument, WrongType)):
+        placement.complete(transfer, ok)
+
+
+@pytest.mark.parametrize("transfers", [[0.0], ["0"], None, [None], [2**63], np.zeros((1, 1), np.int64), [True]])
+def test_transfers_that_are_no_row_of_integers_change_nothing(transfers: Any) -> None:
+    _, _, placement = tiered()
+    cache(placement, [1, 2, 3, 4])
+    placement.reserve(2)
+    with nothing_changes(placement), pytest.raises((InvalidArgument, WrongType)):
+        placement.complete(transfers, [True])
+
+
+def test_completing_nothing_is_nothing() -> None:
+    _, _, placement = single()
+    with nothing_changes(placement):
+        placement.complete([], [])
+
+
