@@ -10,17 +10,10 @@ import pytest
 from pagedkv.core import POLICIES, BlockPool, Placement, RadixTree
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from tests.core.helpers import (
-    DAMAGED_IDS,
-    TOO_LARGE,
     cache,
     cached_prefixes,
-    finish,
     insert,
-    kept,
-    kind,
-    make_room,
     nothing_changes,
-    owner_calls,
     remember,
     single,
     sound,
@@ -316,41 +309,3 @@ def test_a_tier_without_a_pool_is_skipped() -> None:
     assert placement.reserve(2) == 2
     assert set(placement.take_moves()["dst_tier"].tolist()) == {2}
     sound(placement)
-
-
-def test_a_released_owner_is_stale_even_when_its_slot_is_used_again() -> None:
-    _, pool, placement = single()
-    blocks = pool.alloc(1)
-    old, _ = placement.acquire([])
-    placement.release(old)
-    new, _ = placement.acquire([])
-    assert new != old
-    with nothing_changes(placement):
-        for call in owner_calls(placement, blocks):
-            with pytest.raises(StaleHandle):
-                call(old)
-        with pytest.raises(DoubleRelease):
-            placement.release(old)
-    placement.release(new)
-
-
-def test_blocks_that_cannot_be_inserted_change_nothing() -> None:
-    _, pool, placement = single()
-    owner = remember(placement, [1, 2])
-    mine = pool.alloc(2).tolist()
-    pool.free(pool.alloc(1))
-    for ids in ([mine[0], 0], [mine[0], mine[0]], [mine[0], 4], [mine[0], -1], [mine[0], 99], [2**31 - 1, mine[0]]):
-        blocks = np.array(ids, np.int32)
-        with nothing_changes(placement), pytest.raises(InvalidArgument):
-            placement.insert(owner, [5, 6], blocks)
-        assert blocks.tolist() == ids
-    strided = np.array([mine[0], 0, mine[1], 0], np.int32)[::2]
-    read_only = np.array(mine, np.int32)
-    read_only.flags.writeable = False
-    with nothing_changes(placement):
-        for wrong in (mine, tuple(mine), np.array(mine), np.array(mine, ">i4"), strided, read_only, None):
-            with pytest.raises(WrongType):
-                placement.insert(owner, [5, 6], wrong)  # type: ignore[arg-type]
-        for tokens in ([], [5], [5, 6, 7]):
-            with pytest.raises(InvalidArgument):
-                placement.insert(owner, tokens, np.array(mine, np.int32))

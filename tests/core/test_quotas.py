@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from tests.core.helpers import (
-    DAMAGED_IDS,
-    TOO_LARGE,
     cache,
     cached_prefixes,
     finish,
-    insert,
     kept,
-    kind,
     make_room,
     nothing_changes,
-    owner_calls,
     remember,
     single,
     sound,
@@ -102,6 +97,22 @@ def test_a_quota_on_the_device_holds_for_promotions_too() -> None:
     placement.settle(owner)
     placement.release(owner)
     assert pools[0].counts()["cached"] <= 2
+    sound(placement)
+
+
+def test_what_the_quota_does_not_admit_stays_the_callers() -> None:
+    tree, pool, placement = single(1, 8)
+    mine = tree.namespace(b"mine")
+    placement.set_quota(mine, 3)
+    owner, _ = placement.acquire([], mine)
+    blocks = pool.alloc(5)
+    assert placement.insert(owner, [1, 2, 3, 4, 5], blocks) == 3
+    assert pool.refs(blocks).tolist() == [2, 2, 2, 1, 1]
+    with nothing_changes(pool):
+        assert placement.insert(owner, [4, 5], blocks[3:]) == 0
+    pool.free(blocks[3:])
+    placement.release(owner)
+    assert len(cached_prefixes(tree, mine)) == 3
     sound(placement)
 
 

@@ -10,21 +10,14 @@ import pytest
 from pagedkv.core import DEFAULT_PRIORITY, Placement
 from pagedkv.errors import InvalidArgument, PinBudgetExceeded, StaleHandle, WrongType
 from tests.core.helpers import (
-    DAMAGED_IDS,
-    TOO_LARGE,
     cache,
     cached_prefixes,
-    finish,
     insert,
     kept,
-    kind,
-    make_room,
     nothing_changes,
-    owner_calls,
     remember,
     single,
     sound,
-    tiered,
 )
 
 
@@ -215,25 +208,6 @@ def test_a_pinned_owner_that_grows_gives_back_what_it_was_counted_for() -> None:
         placement.pin(owner)
     placement.release(owner)
     assert placement.stats()["pinned_blocks"] == 0
-    sound(placement)
-
-
-# ---- what a quota refuses; the rest of quotas is in test_quotas.py
-
-
-def test_what_the_quota_does_not_admit_stays_the_callers() -> None:
-    tree, pool, placement = single(1, 8)
-    mine = tree.namespace(b"mine")
-    placement.set_quota(mine, 3)
-    owner, _ = placement.acquire([], mine)
-    blocks = pool.alloc(5)
-    assert placement.insert(owner, [1, 2, 3, 4, 5], blocks) == 3
-    assert pool.refs(blocks).tolist() == [2, 2, 2, 1, 1]
-    with nothing_changes(pool):
-        assert placement.insert(owner, [4, 5], blocks[3:]) == 0
-    pool.free(blocks[3:])
-    placement.release(owner)
-    assert len(cached_prefixes(tree, mine)) == 3
     sound(placement)
 
 

@@ -1,31 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Random operations on the real core at native speed; after each one everything is audited.
 
-The same seed gives the same operations. Where the core can be called without Python, a coin decides by which way.
+The same seed gives the same operations.
 """
 
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
-from native_world cimport (
-    MAX_KNOWN, MAX_OWNERS, MAX_ROOTS, MAX_ROWS, MAX_TOKENS, POISON, Flight, Holder, Text, World, mixed, text_copy, text_push,
-)
+from native_owners cimport Owners
+from native_world cimport MAX_ROWS, Holder, text_push
 
 import numpy as np
 
-from pagedkv._core.block_pool cimport COUNT, TREE, pool_alloc, pool_available, pool_free, pool_incref
-from pagedkv._core.block_table cimport Row
-from pagedkv._core.insertion cimport place_insert
-from pagedkv._core.owners cimport (
-    place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten,
-)
-from pagedkv._core.place cimport Owner
-from pagedkv._core.radix_tree cimport node_top
-from pagedkv._core.transfers cimport finish
-from pagedkv._core.types cimport E_STALE, OK, Move, handle_slot, make_handle
+from pagedkv._core.block_pool cimport pool_available
+from pagedkv._core.types cimport handle_slot
 
-from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree
-from pagedkv.errors import InvalidArgument, OutOfBlocks, PagedKVError, PinBudgetExceeded
+from pagedkv.errors import InvalidArgument, OutOfBlocks, PagedKVError
 
 cnp.import_array()
 
@@ -33,59 +23,26 @@ NAMES = (
     "acquire", "bring up", "insert", "release", "share", "pin", "shorten", "reserve", "take", "complete", "finish", "hold",
     "look", "open", "extend", "step", "fork", "truncate", "end", "retain", "expire", "quota", "drop", "clear",
 )
-WEIGHTS = (14, 10, 12, 10, 3, 3, 3, 6, 4, 12, 2, 3, 4, 16, 12, 34, 6, 6, 8, 2, 2, 1, 1, 1)
 
-cdef enum:
-    PATIENCE = 400          # rounds in which room must have been made
-
-
-def world_of(rng):
-    """A random shape: ``(placement, table)``; `rng` is a ``random.Random``."""
-    large = rng.random() < 0.05
-    size = (lambda: rng.choice([0, 60, 120, 240])) if large else (lambda: rng.choice([0, 2, 4, 7, 12, 20]))
-    capacities = [rng.randint(60, 200) if large else rng.randint(3, 14), *(size() for _ in range(rng.choice([0, 1, 2, 2])))]
-    policy = rng.choice(["lru", "lru", "arc", "s3fifo", "cost"])
-    tree = RadixTree(rng.choice([1, 1, 2, 3, 4]) if not large else rng.choice([1, 2]), len(capacities),
-                     max_run=rng.choice([1, 2, 256, 256]), keep_chain=policy in ("arc", "s3fifo"))
-    placement = Placement(
-        tree, [BlockPool(n) if n else None for n in capacities], policy=policy,
-        demotion=rng.choice(["leaf_first", "oldest_first"]), inclusive=[rng.random() < 0.5 for _ in capacities],
-        pin_budget=rng.choice([0, 4, 12]), cost_tokens=rng.choice([2.0, 30000.0]), event_words=rng.choice([0, 0, 64, 4096]),
-    )
-    return placement, BlockTable(placement, MAX_ROWS)
-
-
-cdef class NativeDriver(World):
-    """One cache of a random shape and its users.
+cdef class NativeDriver(Owners):
+    """One cache and its users.
 
     Parameters
     ----------
     seed : int
-    placement, table : as `world_of` makes them
-    rng : random.Random, for the weights of the operations
+    placement : Placement over 1 to 3 tiers of at most 256 blocks, of at most 4 tokens each
+    table : BlockTable over it, of at most 6 rows
+    weights : sequence of int, one per name in NAMES
+        How often each operation is done.
     """
 
-    cdef uint64_t state
     cdef int32_t limits[24]         # cumulative weights
-    cdef Text known[MAX_KNOWN]
-    cdef int32_t num_known
-    cdef int32_t names[3]           # by namespace: which of `roots` is its present one
-    cdef int32_t longest            # tokens of a prompt at most
-    cdef int32_t trust              # per cent of transfers that succeed
-    cdef int32_t now
-    cdef readonly dict seen_events
 
-    def __init__(self, seed, placement, table, rng):
+    def __init__(self, seed, placement, table, weights):
         cdef int32_t i, total = 0
-        self.state = mixed(seed, 7)
-        self.seen_events = {}
-        for i in range(3):
-            self.new_root(i)
         for i in range(24):
-            total += WEIGHTS[i] * rng.choice([0, 1, 1, 2, 4]) + (NAMES[i] in ("release", "end", "complete"))
+            total += weights[i]
             self.limits[i] = total
-        self.longest = min(MAX_TOKENS - 64, (self.pools[0].max_capacity + 3) * self.block_size)
-        self.trust = rng.choice([50, 80, 95, 100])
 
     def run(self, num_ops, integrity_every=4096):
         """Do so many operations, then end everything: nothing may be left in any tier."""
@@ -120,58 +77,11 @@ cdef class NativeDriver(World):
             if self.pools[tier] != NULL and self.pools[tier].num_stack != self.pools[tier].fresh:
                 raise self.wrong(f"a leak in tier {tier}")
 
-    # ---- chance
-
-    cdef int32_t below(self, int32_t n) noexcept nogil:
-        self.state += <uint64_t>0x9E3779B97F4A7C15
-        return <int32_t>((mixed(self.state, 0) >> 33) % <uint64_t>n) if n > 0 else 0
-
-    cdef bint chance(self, int32_t percent) noexcept nogil:
-        return self.below(100) < percent
-
     cdef int32_t choose(self) noexcept nogil:
         cdef int32_t i = 0, at = self.below(self.limits[23])
         while self.limits[i] <= at:
             i += 1
         return i
-
-    cdef void count(self, object event, int64_t n=1):
-        self.seen_events[event] = self.seen_events.get(event, 0) + n
-
-    cdef cnp.ndarray array(self, const int32_t* tokens, int32_t n):
-        cdef cnp.ndarray out = np.empty(n, np.int32)
-        memcpy(cnp.PyArray_DATA(out), tokens, n * sizeof(int32_t))
-        return out
-
-    cdef int new_root(self, int32_t name) except -1:
-        cdef int32_t i = self.num_roots
-        self.roots[i] = self.placement.tree.namespace(b"abc"[name:name + 1])
-        self.salts[i] = mixed(self.seed, 1000 + i)
-        self.names[name] = i
-        self.num_roots += 1
-        return 0
-
-    # Often a prefix that was computed lately, in its namespace or another one, with something else behind it.
-    cdef void prompt(self, Text* text) noexcept nogil:
-        cdef int32_t i, root = self.names[self.below(3)]
-        cdef Text* model
-        text.num_tokens = 0
-        if self.chance(3):
-            root = self.below(self.num_roots)           # perhaps one that was dropped
-        text.root, text.salt = self.roots[root], self.salts[root]
-        if self.num_known and self.chance(85):
-            model = &self.known[self.below(self.num_known)]
-            for i in range(model.num_tokens if self.chance(60) else self.below(model.num_tokens + 1)):
-                text_push(text, model.tokens[i])
-        for _ in range(self.below(3 * self.block_size if self.chance(80) else self.longest)):
-            if text.num_tokens < self.longest:
-                text_push(text, self.below(2))
-
-    cdef void know(self, const Text* text, int32_t num_tokens) noexcept nogil:
-        cdef int32_t i = self.num_known if self.num_known < MAX_KNOWN else self.below(MAX_KNOWN)
-        text_copy(&self.known[i], text, num_tokens)
-        if i == self.num_known:
-            self.num_known += 1
 
     # ---- one operation
 
@@ -236,344 +146,284 @@ cdef class NativeDriver(World):
             self.placement.clear()
         return 0
 
-    # ---- moves
+    # ---- rows
 
-    # Takes the moves that were decided; the bytes of some transfers arrive at once.
-    cdef int take(self) except -1:
-        cdef cnp.ndarray moves = self.placement.take_moves()
-        cdef Move* data = <Move*>cnp.PyArray_DATA(moves)
-        cdef int64_t i, n = cnp.PyArray_DIM(moves, 0)
-        cdef Flight* flight
-        cdef bint early = False
-        self.sweep()
-        for i in range(n):
-            if i == 0 or data[i].transfer != data[i - 1].transfer:
-                early = self.chance(50)
-            flight = &self.flights[self.num_flights]
-            flight.move, flight.copied = data[i], early
-            if early:
-                self.copy(data[i].src_tier, data[i].src_block, data[i].dst_tier, data[i].dst_block)
-            self.num_flights += 1
-        return 0
-
-    # Ends the transfer that a move belongs to. One that fails leaves half of its bytes, and what could not be
-    # promoted may not be readable at all.
-    cdef int complete(self, int32_t which, bint ok) except -1:
-        cdef int64_t transfer = self.flights[which].move.transfer
-        cdef bint unreadable = self.chance(50)
-        cdef int32_t i = 0
-        cdef int code
-        cdef Move* move
-        while i < self.num_flights:
-            move = &self.flights[i].move
-            if move.transfer != transfer:
-                i += 1
-                continue
-            if ok and not self.flights[i].copied:
-                self.copy(move.src_tier, move.src_block, move.dst_tier, move.dst_block)
-            if not ok and move.index % 2 == 0:
-                self.poison(move.dst_tier, move.dst_block)
-            if not ok and unreadable and move.dst_tier == 0:
-                self.poison(move.src_tier, move.src_block)
-            self.num_flights -= 1
-            self.flights[i] = self.flights[self.num_flights]
-        if self.chance(50):
-            self.placement.complete([transfer], [ok])
-        else:
-            self.placement.lock.acquire()
-            code = finish(self.place, transfer, ok)
-            self.placement.lock.release()
-            if code != OK:
-                raise self.wrong(f"a transfer ended with {code}")
-        if self.chance(2):
-            self.placement.lock.acquire()
-            code = finish(self.place, transfer, ok)
-            self.placement.lock.release()
-            if code != E_STALE:
-                raise self.wrong(f"a transfer that was over ended again with {code}")
-        self.sweep()
-        return 0
-
-    cdef int finish_all(self, int32_t trust) except -1:
-        self.take()
-        while self.num_flights:
-            self.complete(self.below(self.num_flights), self.chance(trust))
-            self.take()
-        return 0
-
-    # What a cache does to get blocks. Where there is no room in the end, everybody else holds all there is.
-    cdef bint make_room(self, int32_t num_blocks, int32_t tier) except -1:
-        cdef int32_t rounds
-        for rounds in range(PATIENCE):
-            if self.placement.reserve(num_blocks, tier) == 0:
-                self.take()
-                if pool_available(self.pools[tier]) < num_blocks:
-                    raise self.wrong(f"room was promised in tier {tier}")
-                return True
-            self.take()
-            if self.num_flights == 0:
-                if self.pools[tier].num_cached:
-                    raise self.wrong(f"{self.pools[tier].num_cached} cached blocks of tier {tier} do not give way")
-                self.count("no room")
-                return False
-            self.complete(self.below(self.num_flights), rounds > PATIENCE // 2 or self.chance(self.trust))
-        raise self.wrong(f"room in tier {tier} is never made")
-
-    cdef int reserve(self) except -1:
-        cdef int32_t tier = self.below(self.num_tiers), n
-        if self.pools[tier] != NULL:
-            n = self.below(self.pools[tier].max_capacity + 2)
-            if self.chance(60):
-                self.placement.reserve(n, tier)
-            else:
-                self.make_room(n, tier)
-        return 0
-
-    # ---- owners
-
-    cdef int32_t blocks_below(self, int64_t handle) noexcept nogil:
-        cdef int32_t n = self.place.owners[handle_slot(handle)].node, cold = 0
-        while self.tree.nodes[n].length > 0:
-            if node_top(self.tree, n) != 0:
-                cold += self.tree.nodes[n].length
-            n = self.tree.nodes[n].parent
-        return cold
-
-    # What a match gave must hold this text.
-    cdef int32_t read_match(self, const Text* text, cnp.ndarray tiers, cnp.ndarray blocks) except -1:
-        cdef int32_t i, n = <int32_t>cnp.PyArray_DIM(blocks, 0)
-        cdef const unsigned char* t = <unsigned char*>cnp.PyArray_DATA(tiers)
-        cdef const int32_t* b = <int32_t*>cnp.PyArray_DATA(blocks)
-        for i in range(n):
-            self.read(t[i], b[i], text.hashes + i * self.block_size, self.block_size, "a match")
-            self.count("hit " + str(t[i]))
-        return n
-
-    # Owns the longest cached prefix; the handle. Nothing is matched that `match` does not see, and all of it, unless
-    # a transfer is in the way.
-    cdef int64_t acquire(self, const Text* text, int64_t limit) except -1:
-        cdef cnp.ndarray tokens = self.array(text.tokens, text.num_tokens)
-        cdef int32_t slot, matched
-        cdef int64_t handle
-        tiers, blocks, _ = self.placement.match(tokens, text.root)
-        matched = self.read_match(text, tiers, blocks)
-        if 0 <= limit < matched:
-            matched = <int32_t>limit
-        if self.chance(50):
-            handle, _ = self.placement.acquire(tokens, text.root, None if limit < 0 else limit)
-        else:
-            self.placement.lock.acquire()
-            slot = place_acquire(self.place, text.root, text.tokens, text.num_tokens, limit)
-            handle = make_handle(slot, self.place.owners[slot].generation)
-            self.placement.lock.release()
-        slot = handle_slot(handle)
-        if self.place.owners[slot].blocked >= 0:
-            self.count("blocked")
-        elif self.place.owners[slot].num_blocks != matched:
-            raise self.wrong(f"{self.place.owners[slot].num_blocks} blocks owned of {matched} that match")
-        if self.place.owners[slot].num_blocks > matched:
-            raise self.wrong("more is owned than matches")
-        return handle
-
-    cdef int do_acquire(self) except -1:
+    # What a cache does with a prompt, or the table alone with what is on the device.
+    cdef int open_row(self) except -1:
         cdef Holder* ours
-        if self.num_owners == MAX_OWNERS:
-            self.release(self.below(self.num_owners))
-        ours = &self.owners[self.num_owners]
+        cdef int64_t limit, handle, cached, owner
+        cdef int64_t other = -1
+        cdef int32_t bs = self.block_size, i
+        cdef cnp.ndarray tokens
+        if self.num_rows == MAX_ROWS:
+            return self.end_row(self.below(self.num_rows))
+        ours = &self.rows[self.num_rows]
         self.prompt(&ours.text)
-        ours.handle = self.acquire(&ours.text, -1 if self.chance(80) else self.below(5))
-        ours.pinned = 0
-        ours.text.num_tokens = self.place.owners[handle_slot(ours.handle)].num_blocks * self.block_size
-        self.num_owners += 1
-        if self.chance(50):
-            self.bring_up(ours)
-        return 0
-
-    # Room, promotion, settling; sometimes not to the end.
-    cdef int bring_up(self, Holder* ours) except -1:
-        cdef int32_t slot = handle_slot(ours.handle), room, started
-        if self.chance(90):
-            self.make_room(self.blocks_below(ours.handle), 0)
-        room = pool_available(self.pools[0])
-        try:
-            started = self.placement.promote(ours.handle)
-            if started:
-                self.count("promotions", started)
-        except OutOfBlocks:
-            self.count("promotion refused")
-            if room >= self.blocks_below(ours.handle):
-                raise self.wrong("a promotion was refused for want of blocks that were there") from None
-        if self.chance(60):
-            self.finish_all(self.trust)
-        if self.chance(70):
-            ours.text.num_tokens = self.placement.settle(ours.handle) * self.block_size
-            if self.blocks_below(ours.handle):
-                raise self.wrong("settled, but not on the device")
-            ours.pinned = min(ours.pinned, self.place.owners[slot].pinned)
-        return 0
-
-    # New blocks behind an owner's path, perhaps of tokens that are cached already, perhaps one that somebody shares.
-    cdef int insert(self, Holder* ours) except -1:
-        cdef int32_t i, bs = self.block_size, n = 1 + self.below(3), first = ours.text.num_tokens, done, bad, slot
-        cdef cnp.ndarray ids
-        cdef int32_t* blocks
-        cdef int32_t path[MAX_TOKENS]
-        if first + n * bs > self.longest + bs:
-            return 0
-        if self.chance(80):
-            self.make_room(n, 0)
-        if pool_available(self.pools[0]) < n:
-            return 0
-        ids = np.empty(n, np.int32)
-        blocks = <int32_t*>cnp.PyArray_DATA(ids)
-        self.placement.lock.acquire()
-        pool_alloc(self.pools[0], n, blocks)
-        self.placement.lock.release()
+        tokens = self.array(ours.text.tokens, ours.text.num_tokens)
+        ours.scheduled = ours.in_step = ours.pinned = 0
+        if self.chance(30):
+            handle, cached = self.table.open(tokens, ours.text.root, leave=self.below(3))
+        else:
+            limit = max(ours.text.num_tokens - 1, 0) // bs
+            owner = self.acquire(&ours.text, limit)
+            self.make_room(self.blocks_below(owner), 0)
+            try:
+                self.placement.promote(owner)
+            except OutOfBlocks:
+                self.count("promotion refused")
+            if self.chance(90):
+                self.finish_all(self.trust)
+            cached = self.placement.settle(owner) * bs
+            block = common = -1
+            if ours.text.num_tokens - 1 > cached and self.chance(80):
+                other, block, common = self.placement.partial(owner, tokens[cached:ours.text.num_tokens - 1])
+            handle, i = self.table.open(tokens, ours.text.root, owner=owner)
+            if i != cached:
+                raise self.wrong(f"{i} tokens cached of {cached} that were settled")
+        if cached % bs or cached > ours.text.num_tokens:
+            raise self.wrong(f"{cached} tokens cached")
+        ours.handle, ours.computed = handle, <int32_t>cached
+        self.num_rows += 1
         self.sweep()
-        for i in range(n * bs):
-            text_push(&ours.text, self.below(2))
-        for i in range(n):
-            self.write(blocks[i], &ours.text, first + i * bs, bs)
-        if self.chance(10):
-            pool_incref(self.pools[0], blocks + n - 1, 1, &bad)
-            self.held[self.num_held] = blocks[n - 1]
-            self.num_held += 1
-        slot = handle_slot(ours.handle)
-        if self.chance(50):
-            done = self.placement.insert(ours.handle, self.array(ours.text.tokens + first, n * bs), ids)
-        else:
-            self.placement.lock.acquire()
-            done = place_insert(self.place, slot, ours.text.tokens + first, blocks, n)
-            self.placement.lock.release()
-        if done < n:
-            self.count("insertion ended early")
-            if pool_free(self.pools[0], blocks + done, n - done, &bad) != OK:
-                raise self.wrong("what was not inserted is not the caller's")
-        ours.text.num_tokens = first + done * bs
-        if self.blocks_below(ours.handle) == 0:
-            place_blocks(self.place, slot, path)
-            for i in range(done):
-                if path[first // bs + i] != blocks[i]:
-                    raise self.wrong("an inserted block is not the owner's")
-        if done:
-            self.know(&ours.text, ours.text.num_tokens)
+        if other >= 0:
+            self.reuse_part(ours, block, common)
+            self.placement.release(other)
         return 0
 
-    cdef int release(self, int32_t who) except -1:
-        cdef int64_t handle = self.owners[who].handle
-        if self.chance(50):
-            self.placement.release(handle)
-        else:
-            self.placement.lock.acquire()
-            place_release(self.place, handle_slot(handle))
-            self.placement.lock.release()
-        if place_owner(self.place, handle) != E_STALE:
-            raise self.wrong("a released owner is live")
-        self.num_owners -= 1
-        if who != self.num_owners:
-            memcpy(&self.owners[who], &self.owners[self.num_owners], sizeof(Holder))
+    # The front of a block that agrees in its first tokens is copied into a block of our own.
+    cdef int reuse_part(self, Holder* ours, int32_t block, int32_t common) except -1:
+        cdef int32_t target
+        self.read(0, block, ours.text.hashes + ours.computed, common, "a part of a block")
+        target = self.table.seed(ours.handle, common)
+        self.sweep()
+        if target >= 0:
+            self.copy(0, block, 0, target)
+            ours.computed += common
+            self.count("partial hits")
         return 0
 
-    cdef int share(self) except -1:
-        cdef int32_t who = self.below(self.num_owners), slot
+    cdef int end_row(self, int32_t who) except -1:
+        self.table.release(self.rows[who].handle)
+        self.num_rows -= 1
+        if who != self.num_rows:
+            memcpy(&self.rows[who], &self.rows[self.num_rows], sizeof(Holder))
+        return 0
+
+    cdef int extend(self) except -1:
+        cdef int32_t i, n, first
         cdef Holder* ours
-        if 0 < self.num_owners < MAX_OWNERS:
-            ours = &self.owners[self.num_owners]
-            memcpy(ours, &self.owners[who], sizeof(Holder))
-            ours.pinned = 0
-            if self.chance(50):
-                ours.handle = self.placement.share(self.owners[who].handle)
-            else:
-                self.placement.lock.acquire()
-                slot = place_share(self.place, handle_slot(self.owners[who].handle))
-                ours.handle = make_handle(slot, self.place.owners[slot].generation)
-                self.placement.lock.release()
-            self.num_owners += 1
-        return 0
-
-    cdef int pin(self, Holder* ours) except -1:
-        cdef int64_t blocks = ours.text.num_tokens // self.block_size
-        cdef bint room = self.place.pinned_blocks - ours.pinned + blocks <= self.place.pin_budget
-        try:
-            self.placement.pin(ours.handle)
-            if not room:
-                raise self.wrong("pinned beyond the budget")
-            ours.pinned = <int32_t>blocks
-            self.count("pinned", blocks)
-        except PinBudgetExceeded:
-            if room:
-                raise self.wrong("a pin was refused though the budget has room") from None
-            self.count("pin refused")
-        return 0
-
-    cdef int shorten(self, Holder* ours) except -1:
-        cdef int32_t keep = self.below(ours.text.num_tokens // self.block_size + 1)
-        cdef int code
-        self.placement.lock.acquire()
-        code = place_shorten(self.place, handle_slot(ours.handle), keep)
-        self.placement.lock.release()
-        if code == OK:
-            ours.text.num_tokens = keep * self.block_size
-            self.count("shortened")
+        if self.num_rows == 0:
+            return 0
+        if self.chance(60):
+            handles = np.array([self.rows[i].handle for i in range(self.num_rows)], np.int64)
+            tokens = np.array([self.below(2) for i in range(self.num_rows)], np.int32)
+            self.table.append(handles, tokens)
+            for i in range(self.num_rows):
+                text_push(&self.rows[i].text, tokens[i])
         else:
-            self.count("shortening refused")
+            ours = &self.rows[self.below(self.num_rows)]
+            first, n = ours.text.num_tokens, self.below(3 * self.block_size)
+            for i in range(n):
+                text_push(&ours.text, self.below(2))
+            self.table.extend(ours.handle, self.array(ours.text.tokens + first, n))
+        for i in range(self.num_rows):
+            if self.rows[i].text.num_tokens > self.longest + 32:
+                return self.end_row(i)
         return 0
 
-    # ---- blocks that the driver holds by itself, as a sequence's unfinished tail does
+    # ---- steps
 
-    cdef int hold(self) except -1:
-        cdef int32_t n = self.below(3)
-        if self.num_held + n > 8 or self.chance(40):
-            return self.let_go()
-        if pool_available(self.pools[0]) >= n:
-            ids = self.placement.pools[0].alloc(n)
+    # Rows that are in no step, some of them, in any order.
+    cdef list idle_rows(self):
+        cdef int32_t i, j
+        cdef list out = [i for i in range(self.num_rows) if not self.rows[i].in_step]
+        for i in range(len(out) - 1, 0, -1):
+            j = self.below(i + 1)
+            out[i], out[j] = out[j], out[i]
+        return out[:1 + self.below(4)]
+
+    cdef bint any_in_step(self) noexcept nogil:
+        cdef int32_t i
+        for i in range(self.num_rows):
+            if self.rows[i].in_step:
+                return True
+        return False
+
+    # Begins a step, unless one is under way: then that one is ended.
+    cdef int step(self) except -1:
+        cdef int32_t i, needed, ahead = self.below(3) if self.chance(20) else 0
+        cdef bint enough
+        if self.any_in_step():
+            return self.end_step()
+        chosen = self.idle_rows()
+        if not chosen:
+            return self.open_row()
+        handles = np.array([self.rows[i].handle for i in chosen], np.int64)
+        lens = None
+        if self.chance(25):
+            lens = np.array([self.below(self.rows[i].text.num_tokens - self.rows[i].computed + 1) for i in chosen], np.int32)
+        needed = self.table.blocks_needed(handles, lens, ahead)
+        enough = self.chance(10) or self.make_room(needed, 0)
+        try:
+            arrays = self.table.step(handles, lens, ahead)
+        except OutOfBlocks:
+            if pool_available(self.pools[0]) >= needed or (self.num_tiers == 1 and self.pools[0].num_cached):
+                raise self.wrong("a step was refused for want of blocks that were there") from None
+            self.count("step refused")
+            return self.end_row(self.below(self.num_rows))
+        self.count("steps")
+        for i, who in enumerate(chosen):
+            self.rows[<int32_t>who].scheduled = (
+                self.rows[<int32_t>who].text.num_tokens - self.rows[<int32_t>who].computed if lens is None else lens[i])
+        self.begun(chosen, arrays)
+        return self.end_step() if self.chance(70) else 0
+
+    # The arrays of a step are those of its rows; copies on write are made; new slots are nobody else's.
+    cdef int begun(self, list chosen, object arrays) except -1:
+        cdef cnp.ndarray tables = arrays.block_tables, lens = arrays.seq_lens, indptr = arrays.q_indptr
+        cdef cnp.ndarray positions = arrays.positions, tokens = arrays.tokens, slots = arrays.slot_mapping
+        cdef cnp.ndarray copies = arrays.copies
+        cdef const int32_t* table
+        cdef const int32_t* own
+        cdef const int32_t* pairs = <int32_t*>cnp.PyArray_DATA(copies)
+        cdef int64_t* to = <int64_t*>cnp.PyArray_DATA(slots)
+        cdef int32_t i, j, r, at = 0, bs = self.block_size, w = <int32_t>cnp.PyArray_DIM(tables, 1), position
+        cdef Holder* ours
+        self.sweep()
+        for i in range(<int32_t>cnp.PyArray_DIM(copies, 0)):
+            self.copy(0, pairs[2 * i], 0, pairs[2 * i + 1])
+            self.count("copies on write")
+        if self.chance(70):
+            self.table.copies_done()
             self.sweep()
-            for block in ids.tolist():
-                if self.references[0][block]:
-                    raise self.wrong(f"block {block} was handed out twice")
-                self.held[self.num_held] = block
-                self.num_held += 1
+        for i in range(len(chosen)):
+            ours = &self.rows[<int32_t>chosen[i]]
+            r = handle_slot(ours.handle)
+            own = self.table.table + <int64_t>r * self.table.width
+            table = <int32_t*>cnp.PyArray_DATA(tables) + <int64_t>i * w
+            for j in range(w):
+                if table[j] != (own[j] if j < self.table.rows[r].num_blocks else -1):
+                    raise self.wrong(f"block {table[j]} in the table of a step")
+            if (<int32_t*>cnp.PyArray_DATA(lens))[i] != ours.computed + ours.scheduled:
+                raise self.wrong("length of a sequence")
+            if (<int32_t*>cnp.PyArray_DATA(indptr))[i] != at:
+                raise self.wrong("offset of a sequence's queries")
+            for j in range(ours.scheduled):
+                position = ours.computed + j
+                if ((<int32_t*>cnp.PyArray_DATA(positions))[at] != position
+                        or (<int32_t*>cnp.PyArray_DATA(tokens))[at] != ours.text.tokens[position]
+                        or to[at] != <int64_t>own[position // bs] * bs + position % bs):
+                    raise self.wrong(f"position, token or slot of query {at}")
+                ours.slots[j] = to[at]
+                at += 1
+            ours.in_step = True
+        if cnp.PyArray_DIM(slots, 0) != at or (<int32_t*>cnp.PyArray_DATA(indptr))[len(chosen)] != at:
+            raise self.wrong("number of queries")
         return 0
 
-    cdef int let_go(self) except -1:
-        cdef int32_t bad
-        if pool_free(self.pools[0], self.held, self.num_held, &bad) != OK:
-            self.placement.pools[0].free(self.array(self.held, self.num_held))   # one that the tree took after all
-        self.num_held = 0
+    # Writes what was scheduled, then commits, gives up, or commits and goes on to the next token.
+    cdef int end_step(self) except -1:
+        cdef int32_t i, j, block
+        cdef Holder* ours
+        cdef bint room
+        chosen = [i for i in range(self.num_rows) if self.rows[i].in_step]
+        if not chosen:
+            return 0
+        for i in chosen:
+            ours = &self.rows[i]
+            for j in range(ours.scheduled):
+                block = <int32_t>(ours.slots[j] // self.block_size)
+                if self.pools[0].refs[block] != 1:
+                    raise self.wrong(f"a step writes into block {block}, which somebody else reads")
+                self.memory[0][ours.slots[j]] = ours.text.hashes[ours.computed + j]
+        handles = np.array([self.rows[i].handle for i in chosen], np.int64)
+        for i in chosen:
+            self.rows[i].in_step = False
+        self.table.copies_done()
+        if self.chance(10):
+            self.table.cancel(handles)
+            self.count("steps cancelled")
+            for i in chosen:
+                self.rows[i].scheduled = 0
+            return 0
+        if self.chance(30) and self.doing != "close":
+            return self.advance(chosen, handles)
+        self.table.commit(handles)
+        self.computed(chosen)
         return 0
 
-    cdef int look(self) except -1:
-        cdef Text text
-        cdef int32_t n
-        self.prompt(&text)
-        tiers, blocks, common = self.placement.match(self.array(text.tokens, text.num_tokens), text.root, partial=True)
-        n = self.read_match(&text, tiers, blocks)
-        if n * self.block_size + common > text.num_tokens:
-            raise self.wrong("more agrees than was asked for")
+    cdef int computed(self, list chosen) except -1:
+        cdef int32_t i
+        for i in chosen:
+            self.rows[i].computed += self.rows[i].scheduled
+            if self.rows[i].scheduled:
+                self.know(&self.rows[i].text, self.rows[i].computed)
+            self.rows[i].scheduled = 0
+        self.sweep()
         return 0
 
-    cdef int retain(self) except -1:
-        cdef int32_t priority = self.below(101), until = self.now + self.below(60) if self.chance(60) else 0
-        if self.num_owners and self.chance(50):
-            self.placement.set_retention(self.owners[self.below(self.num_owners)].handle, priority, until)
-        elif self.num_rows:
-            self.table.retain(self.rows[self.below(self.num_rows)].handle, priority, until)
+    cdef int advance(self, list chosen, object handles) except -1:
+        cdef int32_t i
+        tokens = np.array([self.below(2) for i in chosen], np.int32)
+        self.make_room(len(chosen), 0)
+        try:
+            arrays = self.table.advance(handles, tokens)
+        except OutOfBlocks:
+            self.count("advance refused")
+            return self.computed(chosen)
+        self.count("advanced")
+        self.computed(chosen)
+        for i, token in zip(chosen, tokens):
+            text_push(&self.rows[i].text, token)
+            self.rows[i].scheduled = self.rows[i].text.num_tokens - self.rows[i].computed
+        return self.begun(chosen, arrays)
+
+    # ---- forks and cuts
+
+    cdef int fork(self) except -1:
+        cdef int32_t i, who = self.below(self.num_rows), n = 1 + self.below(2)
+        if self.num_rows == 0 or self.num_rows + n > MAX_ROWS:
+            return 0
+        try:
+            forks = self.table.fork(self.rows[who].handle, n)
+        except InvalidArgument:
+            if self.rows[who].scheduled == 0:
+                raise
+            return 0
+        if self.rows[who].scheduled:
+            raise self.wrong("a row was forked in a step")
+        self.count("forks", n)
+        for i in range(n):
+            memcpy(&self.rows[self.num_rows], &self.rows[who], sizeof(Holder))
+            self.rows[self.num_rows].handle = forks[i]
+            self.rows[self.num_rows].in_step = False
+            self.num_rows += 1
         return 0
 
-    cdef int quota(self) except -1:
-        cdef int32_t tier = self.below(self.num_tiers)
-        if self.pools[tier] != NULL:
-            self.placement.set_quota(
-                self.roots[self.names[self.below(3)]],
-                self.below(self.pools[tier].max_capacity + 1) if self.chance(60) else None, tier)
+    # A committed block that is cut is given up whole; a step under way is forgotten.
+    cdef int truncate(self) except -1:
+        cdef int32_t keep, whole
+        cdef Holder* ours
+        if self.num_rows == 0:
+            return 0
+        ours = &self.rows[self.below(self.num_rows)]
+        keep = ours.text.num_tokens - self.below(min(ours.text.num_tokens, 3 * self.block_size) + 1)
+        if self.chance(20):
+            keep = self.below(ours.text.num_tokens + 1)
+        whole = keep // self.block_size
+        if self.table.rows[handle_slot(ours.handle)].num_owned <= whole:
+            whole = keep
+        else:
+            whole *= self.block_size
+        try:
+            self.table.truncate(ours.handle, keep)
+        except PagedKVError as error:
+            if type(error) is not PagedKVError:
+                raise
+            self.count("truncation refused")            # the run it would cut is being moved
+            return 0
+        ours.text.num_tokens = keep
+        ours.computed = min(ours.computed, whole)
+        ours.scheduled = 0
+        ours.in_step = False
         return 0
-
-    cdef int drop(self) except -1:
-        cdef int32_t name = self.below(3)
-        if self.num_roots < MAX_ROOTS and self.chance(30):
-            self.placement.drop_namespace(self.roots[self.names[name]])
-            self.new_root(name)
-            self.count("namespaces dropped")
-        return 0
-
-    include "native_rows.pxi"

@@ -41,7 +41,7 @@ cdef void text_copy(Text* to, const Text* text, int32_t num_tokens) noexcept nog
 cdef class World:
     """A real Placement and BlockTable, and what their user knows of them."""
 
-    def __cinit__(self, seed, placement, table):
+    def __cinit__(self, seed, placement, table, *_):
         cdef int32_t tier
         cdef BlockPool pool
         self.seed, self.placement, self.table, self.doing = seed, placement, table, "start"

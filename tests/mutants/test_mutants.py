@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.mutants.catalogue import MUTANTS, Mutant
-from tests.mutants.workshop import ROOT, Outcome, misfits, trial
+from tests.mutants.workshop import ROOT, Outcome, ids_of, misfits, trial
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout]
 
@@ -47,10 +47,11 @@ def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pool.shutdown(cancel_futures=True)
 
 
-def test_every_mutant_fits_the_source_and_has_a_name_of_its_own() -> None:
+def test_every_mutant_fits_the_source_and_has_tests_that_exist() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     stale = [problem for mutant in MUTANTS for problem in misfits((ROOT / mutant.file).read_text(), mutant)]
     assert not stale, "\n".join(stale)
+    assert len(ids_of(ROOT, ALL_KILLERS)) == len(ALL_KILLERS)
 
 
 @pytest.mark.parametrize("mutant", [NONE], ids=sentence)

@@ -51,6 +51,23 @@ def mutated(text: str, mutant: Mutant) -> str:
     return text
 
 
+def ids_of(root: Path, tests: Iterable[str]) -> list[str]:
+    """Ids for pytest, from `root`, of tests that are known by name.
+
+    Raises
+    ------
+    AssertionError
+        No file of the suite, or more than one, has such a function.
+    """
+    sources = {path.relative_to(root): path.read_text() for path in sorted((root / "tests").rglob("test_*.py"))}
+    ids = []
+    for test in tests:
+        found = [path for path, text in sources.items() if f"def {test.partition('[')[0]}(" in text]
+        assert len(found) == 1, f"{test} is in {[str(path) for path in found]} instead of in one file"
+        ids.append(f"{found[0]}::{test}")
+    return ids
+
+
 def trial(folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests: Iterable[str]) -> Outcome:
     """Copy the sources into `folder`, apply the mutants, build the modules, run the tests until one fails; tidy up.
 
@@ -58,7 +75,7 @@ def trial(folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests
     ----------
     folder : a directory that does not exist yet.
     modules : extension modules to build again; of the others the compiled files are copied.
-    tests : test ids.
+    tests : names of tests.
     """
     modules = sorted(modules)
     try:
@@ -68,7 +85,7 @@ def trial(folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests
             path.write_text(mutated(path.read_text(), mutant))
         if modules:
             _build(folder, modules)
-        return _run_tests(folder, sorted(tests))
+        return _run_tests(folder, sorted(ids_of(folder, tests)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
