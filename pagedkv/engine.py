@@ -78,7 +78,7 @@ class Engine:
                 self.conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
         if len(arrays.copies):
             self.kv.copy_blocks(arrays.copies)
-            self.table.copies_done()
+            self.table.copies_done(np.ascontiguousarray(arrays.copies[:, 0]))
         return arrays
 
     def commit(self, rows: NDArray[np.int64], num_tokens: int) -> None:

@@ -4,6 +4,9 @@ An int32 array is used as it is. A list is read digit by digit (CPython keeps an
 is three times faster than ``PyLong_AsLong``. Everything else goes through NumPy with a range check.
 """
 
+import operator
+import reprlib
+
 import numpy as np
 
 cimport numpy as cnp
@@ -71,10 +74,7 @@ cdef cnp.ndarray _from_list(list obj, str name):
     cdef object item
     i = pkv_small_ints(obj, 0, n, data)
     while i < n:
-        item = obj[i]
-        if isinstance(item, bool) or not hasattr(item, "__index__"):
-            raise WrongType(f"{name}[{i}] is {type(item).__name__} {item!r:.60}: integers are needed")
-        item = item.__index__()
+        item = _index(obj[i], f"{name}[{i}]")
         if not INT32_MIN <= item <= INT32_MAX:
             raise InvalidArgument(f"{name}[{i}] = {item} does not fit in int32")
         if PyList_GET_SIZE(obj) != n:       # __index__ ran foreign code
@@ -119,7 +119,7 @@ cdef cnp.ndarray _int64_from_list(list obj):
     cdef int64_t* data = i64(out)
     cdef int ok = 1
     for i in range(n):
-        data[i] = pkv_int64(obj[i], &ok)
+        data[i] = pkv_int64(obj[i], &ok)         # runs no foreign code, so the list stays as it is
     return out if ok else None
 
 
@@ -147,9 +147,12 @@ cdef cnp.ndarray tokens_input(object obj):
 
 
 cdef object _index(object obj, str name):
-    if isinstance(obj, (bool, float, str)) or not hasattr(obj, "__index__"):
-        raise WrongType(f"{name} is {type(obj).__name__} {obj!r:.60}: an integer is needed")
-    return obj.__index__()
+    if not isinstance(obj, bool):
+        try:
+            return int(operator.index(obj))         # an exact int: nothing of the caller's is asked again
+        except TypeError:
+            pass
+    raise WrongType(f"{name} is {type(obj).__name__} {reprlib.repr(obj)}: an integer is needed")
 
 
 cdef int64_t count_input(object obj, str name, int64_t low, int64_t high) except? -1:
@@ -162,3 +165,15 @@ cdef int64_t count_input(object obj, str name, int64_t low, int64_t high) except
 cdef int64_t handle_input(object obj, str name) except? -1:
     value = _index(obj, name)
     return <int64_t>value if 0 <= value < 1 << 63 else -1
+
+
+cdef cnp.ndarray bool_input(object obj, str name):
+    try:
+        array = np.asarray(obj)
+    except (ValueError, TypeError) as error:
+        raise WrongType(f"{name} cannot be read as an array of bools: {error}") from None
+    if array.ndim == 1 and array.size == 0:
+        array = array.astype(np.bool_)
+    if array.ndim != 1 or array.dtype != np.bool_:
+        raise WrongType(f"{name} has dtype {array.dtype} and {array.ndim} dimensions: one dimension of bools is needed")
+    return np.ascontiguousarray(array).view(np.uint8)

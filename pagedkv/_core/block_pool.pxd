@@ -47,6 +47,8 @@ cdef inline uint32_t pool_count(Pool* p, int32_t block) noexcept nogil:
 
 cdef inline void pool_drop_one(Pool* p, int32_t block) noexcept nogil:
     assert 0 <= block < p.fresh and p.refs[block] & COUNT > 0, "a reference that nobody holds"
+    if p.refs[block] & COUNT == 0:      # a caller freed what a sequence held: the block is free, and stays so
+        return
     p.refs[block] -= 1
     if p.refs[block] & COUNT == 0:
         p.refs[block] = 0

@@ -21,7 +21,8 @@ cnp.import_array()
 
 
 cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
-    cdef int32_t i, from_stack, grown
+    cdef int32_t i, from_stack
+    cdef int64_t grown
     if n > pool_available(p):
         return E_BLOCKS
     from_stack = n if n < p.num_stack else p.num_stack
@@ -31,8 +32,8 @@ cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
         out[i] = p.fresh
         p.fresh += 1
     if p.fresh > p.capacity:
-        grown = (p.fresh - p.capacity + p.chunk - 1) // p.chunk * p.chunk
-        p.capacity = p.capacity + grown if p.capacity + grown < p.max_capacity else p.max_capacity
+        grown = p.capacity + (<int64_t>p.fresh - p.capacity + p.chunk - 1) // p.chunk * p.chunk
+        p.capacity = <int32_t>grown if grown < p.max_capacity else p.max_capacity
     for i in range(n):
         p.refs[out[i]] = 1
     return OK

@@ -6,7 +6,7 @@
 # and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed` has its KV
 # written.
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from pagedkv._core.block_pool cimport BlockPool, Pool
 from pagedkv._core.lock cimport Lock
@@ -22,6 +22,7 @@ cdef struct Row:
     int32_t num_owned
     int32_t owner           # slot in the Placement, NIL without one
     int32_t root
+    int32_t epoch           # raised whenever the row is scheduled, committed or truncated
     int32_t marked          # batch number that last named this row: finds a row named twice
     uint8_t live
     uint8_t forked          # its partly filled block may be shared: look before writing
@@ -68,12 +69,14 @@ cdef class BlockTable:
     cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                    int32_t* arrays, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead)
+    cdef bint pinned_down(self, int32_t owner, int32_t whole)
     cdef void evict(self, int64_t want) noexcept nogil
     cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead,
                   int64_t* totals) noexcept nogil
     cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
+    cdef bint owns_prefix(self, int32_t slot, int32_t root, const int32_t* data, int64_t n) noexcept nogil
     cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit,
                    int32_t* out) noexcept nogil
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil

@@ -6,7 +6,7 @@ A step is one call for the whole batch with the GIL released once; the arrays co
 cimport cython
 cimport numpy as cnp
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 import gc
 
@@ -16,11 +16,11 @@ from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_inp
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.owners cimport place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten
-from pagedkv._core.radix_tree cimport node_top
+from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.retention cimport retain
 from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
+    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
 )
 from pagedkv.errors import DoubleRelease, InvalidArgument, PagedKVError, StaleHandle, WrongType
 
@@ -60,9 +60,12 @@ cdef class StepArrays:
     cdef readonly object tokens
     cdef readonly object slot_mapping
     cdef readonly object copies
+    cdef int32_t block_size
 
     def to_csr(self, block_size):
         """The tables as ``kv_indptr`` int32 [n+1], ``kv_indices`` int32 [blocks], ``kv_last_block_len`` int32 [n]."""
+        if count_input(block_size, "block_size", 1, 256) != self.block_size:
+            raise InvalidArgument(f"block_size = {block_size}, but the table's is {self.block_size}")
         blocks = -(-self.seq_lens // np.int32(block_size))
         indptr = np.zeros(len(blocks) + 1, np.int32)
         np.cumsum(blocks, out=indptr[1:])
@@ -112,6 +115,7 @@ cdef class BlockTable:
                 raise InvalidArgument(f"block_size = {block_size}, but the tree's is {self.block_size}")
         elif isinstance(source, BlockPool):
             self.block_pool = source
+            self.block_pool.attached = True         # no Placement may give the pool another mutex now
             self.block_size = count_input(16 if block_size is None else block_size, "block_size", 1, 256)
         else:
             raise WrongType(f"source is {type(source).__name__}: a BlockPool or a Placement is needed")
@@ -145,7 +149,7 @@ cdef class BlockTable:
 
     cdef int32_t row_of(self, int64_t handle) noexcept nogil:
         cdef int32_t r = handle_slot(handle)
-        if handle < 0 or r >= self.max_rows or not self.rows[r].live or self.rows[r].generation != handle_generation(handle):
+        if r < 0 or r >= self.max_rows or not self.rows[r].live or self.rows[r].generation != handle_generation(handle):
             return E_STALE
         return r
 
@@ -231,7 +235,7 @@ cdef class BlockTable:
     # Adds to `totals` what q more tokens of row r need.
     cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil:
         cdef Row* row = &self.rows[r]
-        cdef int32_t first, blocks = blocks_in(
+        cdef int32_t i, blocks = blocks_in(
             row.computed + q + lookahead + self.block_size - 1, self.block_size, self.shift)
         totals[1] += q
         if blocks > row.num_blocks:
@@ -240,11 +244,11 @@ cdef class BlockTable:
             blocks = row.num_blocks
         if blocks > totals[2]:
             totals[2] = blocks
-        if row.forked and q > 0:    # the block that the first new token falls into may exist already and be somebody else's too
-            first = row.computed // self.block_size
-            if first < row.num_blocks and self.pool.refs[self.table[<int64_t>r * self.width + first]] & COUNT > 1:
-                totals[0] += 1
-                totals[3] += 1
+        if row.forked:
+            for i in range(blocks_in(row.computed, self.block_size, self.shift), row.num_blocks):
+                if self.pool.refs[self.table[<int64_t>r * self.width + i]] & COUNT > 1:
+                    totals[0] += 1
+                    totals[3] += 1
 
     # Allocates what `plan` counted (the pool has it) and writes the arrays:
     # int32: [tables n*w | seq_lens n | q_indptr n+1 | positions t | tokens t], int64 slots [t], copies [c][2].
@@ -268,18 +272,23 @@ cdef class BlockTable:
             table = self.table + <int64_t>r * self.width
             first = row.computed
             row.scheduled = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
+            row.epoch += 1
             last = first + row.scheduled
             column = blocks_in(first, bs, self.shift)
-            if row.forked and row.scheduled > 0:
+            if row.forked:
                 row.forked = 0
-                if column < row.num_blocks and self.pool.refs[table[column]] & COUNT > 1:
-                    pool_alloc(self.pool, 1, &block)
-                    copies[2 * c] = table[column]
-                    copies[2 * c + 1] = block
-                    self.copied[self.num_copied] = table[column]    # our reference on the source, until copies_done
-                    self.num_copied += 1
-                    c += 1
-                    self.put(r, column, block)
+                for j in range(row.num_owned, row.num_blocks):
+                    if self.pool.refs[table[j]] & COUNT > 1:
+                        if j < column:
+                            row.forked = 1
+                            continue
+                        pool_alloc(self.pool, 1, &block)
+                        copies[2 * c] = table[j]
+                        copies[2 * c + 1] = block
+                        self.copied[self.num_copied] = table[j]    # our reference on the source, until copies_done
+                        self.num_copied += 1
+                        c += 1
+                        self.put(r, j, block)
             blocks = blocks_in(last + lookahead + bs - 1, bs, self.shift)
             while row.num_blocks < blocks:
                 pool_alloc(self.pool, 1, &block)
@@ -370,8 +379,10 @@ cdef class BlockTable:
 
         Raises
         ------
-        OutOfBlocks
-            No row is free. StaleHandle: `owner` is not live.
+        InvalidArgument
+            No row is free, or what `owner` holds is no settled prefix of `tokens` in this namespace.
+        StaleHandle
+            `owner` is not live.
         """
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int64_t n = cnp.PyArray_SIZE(array), limit, given = -1
@@ -400,10 +411,23 @@ cdef class BlockTable:
         if code == E_STALE:
             raise StaleHandle(f"owner {given:#x} was released, or never existed")
         if code == E_STATE:
-            raise InvalidArgument("the owned prefix is longer than the prompt, or not settled on the device")
+            raise InvalidArgument("what is owned is no prefix of these tokens in this namespace, or not settled on the device")
         if code != OK:
             raise MemoryError(f"no memory for a sequence of {n} tokens")
         return handle, n
+
+    # Whether an owner's path is a prefix of these tokens under this root.
+    cdef bint owns_prefix(self, int32_t slot, int32_t root, const int32_t* data, int64_t n) noexcept nogil:
+        cdef Tree* t = self.placement.place.tree
+        cdef int32_t node = self.placement.place.owners[slot].node
+        if t.nodes[node].root != root or <int64_t>self.placement.place.owners[slot].num_blocks * self.block_size > n:
+            return False
+        while t.nodes[node].length > 0:
+            if memcmp(t.nodes[node].tokens, data + <int64_t>t.nodes[node].depth * self.block_size,
+                      <size_t>t.nodes[node].length * self.block_size * sizeof(int32_t)) != 0:
+                return False
+            node = t.nodes[node].parent
+        return True
 
     cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit,
                    int32_t* out) noexcept nogil:
@@ -425,6 +449,8 @@ cdef class BlockTable:
             slot = place_acquire(&self.placement.place, root, data, n, limit)
             if slot < 0:
                 return E_MEMORY
+        if given >= 0 and not self.owns_prefix(slot, root, data, n):
+            return E_STATE
         if slot != NIL:
             node = self.placement.place.owners[slot].node
             i = self.placement.place.owners[slot].num_blocks
@@ -436,6 +462,9 @@ cdef class BlockTable:
                 return E_STATE
             if i < self.placement.place.owners[slot].num_blocks:
                 place_shorten(&self.placement.place, slot, i)
+        if given >= 0:                              # the owner is the row's now: the caller's handle names nothing any more
+            self.placement.place.owners[slot].generation = (
+                self.placement.place.owners[slot].generation + 1) & 0x7FFFFFFF
         self.num_free_rows -= 1
         self.num_live += 1
         memcpy(row.tokens, data, n * sizeof(int32_t))
@@ -672,6 +701,7 @@ cdef class BlockTable:
         out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
         out.slot_mapping = slots
         out.copies = copies
+        out.block_size = self.block_size
         return out
 
     # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
@@ -705,6 +735,7 @@ cdef class BlockTable:
             row = &self.rows[r]
             row.computed += row.scheduled
             row.scheduled = 0
+            row.epoch += 1
             if blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
                 self.commit_row(r)
             row.tokens[row.num_tokens] = tokens[i]
@@ -725,13 +756,26 @@ cdef class BlockTable:
         self.copied_capacity = capacity
         return True
 
-    def copies_done(self):
-        """The copies of the last steps have been made: let go of their sources."""
-        cdef int64_t i
+    def copies_done(self, sources=None):
+        """The copies of a step have been made: let go of its sources, int32 [n] (None: of all steps' so far)."""
+        cdef cnp.ndarray ids
+        cdef int64_t i, j
+        if sources is None:
+            self.lock.acquire()
+            for i in range(self.num_copied):
+                pool_drop_one(self.pool, self.copied[i])
+            self.num_copied = 0
+            self.lock.release()
+            return
+        ids = int32_input(sources, "sources")
         self.lock.acquire()
-        for i in range(self.num_copied):
-            pool_drop_one(self.pool, self.copied[i])
-        self.num_copied = 0
+        for i in range(cnp.PyArray_SIZE(ids)):
+            for j in range(self.num_copied):
+                if self.copied[j] == i32(ids)[i]:
+                    pool_drop_one(self.pool, self.copied[j])
+                    self.num_copied -= 1
+                    self.copied[j] = self.copied[self.num_copied]
+                    break
         self.lock.release()
 
     def commit(self, rows):
@@ -757,6 +801,7 @@ cdef class BlockTable:
                     r = handle_slot(h[i])
                     self.rows[r].computed += self.rows[r].scheduled
                     self.rows[r].scheduled = 0
+                    self.rows[r].epoch += 1
                     if blocks_in(self.rows[r].computed, self.block_size, self.shift) > self.rows[r].num_owned:
                         committed += self.commit_row(r)
         self.lock.release()
@@ -773,7 +818,34 @@ cdef class BlockTable:
             r = self.row_of(i64(handles)[i])
             if r >= 0:
                 self.rows[r].scheduled = 0
+                self.rows[r].epoch += 1
         self.lock.release()
+
+    def epochs(self, rows):
+        """A number per row that changes whenever the row is scheduled, committed or truncated: int64 [n].
+
+        Whoever writes into the slots of a step compares: other numbers mean that the slots may be somebody else's.
+
+        Raises
+        ------
+        StaleHandle
+            A row was released.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray out = np.empty(cnp.PyArray_SIZE(handles), np.int64)
+        cdef int64_t i, bad = -1
+        cdef int32_t r
+        self.lock.acquire()
+        for i in range(cnp.PyArray_SIZE(handles)):
+            r = self.row_of(i64(handles)[i])
+            if r < 0:
+                bad = i
+                break
+            i64(out)[i] = self.rows[r].epoch
+        self.lock.release()
+        if bad >= 0:
+            self.raise_(E_STALE, handles, bad)
+        return out
 
     def truncate(self, row, num_tokens):
         """Keep the first `num_tokens` tokens of a row (rejected drafts, a retried turn); give back blocks beyond them."""
@@ -793,7 +865,9 @@ cdef class BlockTable:
             table = self.table + <int64_t>r * self.width
             whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
-            if entry.num_owned > whole:
+            if entry.num_owned > whole and self.pinned_down(entry.owner, whole):
+                code = E_STATE
+            elif entry.num_owned > whole:
                 with nogil:
                     code = place_shorten(&self.placement.place, entry.owner, whole)
                 blocks = whole
@@ -813,7 +887,9 @@ cdef class BlockTable:
                 else:
                     keep_computed = keep
                 entry.num_tokens = keep
+                entry.forked = 1
                 entry.scheduled = 0
+                entry.epoch += 1
                 if entry.computed > keep_computed:
                     entry.computed = keep_computed
         self.lock.release()
@@ -821,6 +897,13 @@ cdef class BlockTable:
             raise InvalidArgument(f"row {handle:#x} has fewer than {keep} tokens: nothing was changed")
         if code != OK:
             self.raise_(code, [handle], 0)
+
+    cdef bint pinned_down(self, int32_t owner, int32_t whole):
+        cdef int32_t n = self.placement.place.owners[owner].node
+        while self.placement.place.tree.nodes[n].depth >= whole and self.placement.place.tree.nodes[n].length > 0:
+            n = self.placement.place.tree.nodes[n].parent
+        return (self.placement.place.tree.nodes[n].depth + self.placement.place.tree.nodes[n].length > whole
+                and self.placement.place.fates[n].transfer >= 0)
 
     def fork(self, row, n=1):
         """`n` new rows with the same tokens and blocks. Full blocks are shared; the partly filled one is copied on write.
@@ -830,7 +913,7 @@ cdef class BlockTable:
         ndarray of int64 [n]
         """
         cdef int64_t handle = handle_input(row, "row")
-        cdef int32_t count = count_input(n, "n", 0, self.max_rows), i, j, r, new, code = OK, made = 0
+        cdef int32_t count = count_input(n, "n", 0, self.max_rows), i, j, r, new, code = OK, made = 0, shared = 0
         cdef cnp.ndarray out = np.empty(count, np.int64)
         cdef int64_t* forks = i64(out)
         cdef Row* old
@@ -847,6 +930,11 @@ cdef class BlockTable:
             if code == OK:
                 self.commit_row(r)
                 old = &self.rows[r]
+                for j in range(old.num_owned, old.num_blocks):
+                    if (self.pool.refs[self.table[<int64_t>r * self.width + j]] & COUNT) > COUNT - <uint32_t>count - 1:
+                        code = E_OVERFLOW
+            if code == OK:
+                shared = min(old.num_blocks, blocks_in(old.computed + self.block_size - 1, self.block_size, self.shift))
                 for i in range(count):
                     new = self.free_rows[self.num_free_rows - 1]
                     row_new = &self.rows[new]
@@ -863,10 +951,10 @@ cdef class BlockTable:
                     self.num_live += 1
                     memcpy(row_new.tokens, old.tokens, old.num_tokens * sizeof(int32_t))
                     row_new.num_tokens, row_new.computed, row_new.scheduled = old.num_tokens, old.computed, 0
-                    row_new.num_blocks, row_new.num_owned, row_new.root = old.num_blocks, old.num_owned, old.root
+                    row_new.num_blocks, row_new.num_owned, row_new.root = shared, old.num_owned, old.root
                     row_new.live = row_new.forked = old.forked = 1
                     memset(self.table + <int64_t>new * self.width, 0xFF, self.width * sizeof(int32_t))
-                    for j in range(old.num_blocks):
+                    for j in range(shared):
                         self.put(new, j, self.table[<int64_t>r * self.width + j])
                         if j >= old.num_owned:
                             self.pool.refs[self.table[<int64_t>r * self.width + j]] += 1
@@ -977,6 +1065,9 @@ cdef class BlockTable:
         self.lock.acquire()
         lost = self.changes_lost
         if not lost:
+            if n > self.num_changes:
+                n = self.num_changes
+                out = out[:n]
             memcpy(i32(out), self.changes, n * sizeof(Change))
             self.num_changes -= n
             for i in range(self.num_changes):
@@ -1045,6 +1136,8 @@ cdef class BlockTable:
         handle = int(handles[bad])
         if code == E_STALE:
             raise StaleHandle(f"row {handle:#x} (entry {bad}) was released, or never existed: nothing was changed")
+        if code == E_OVERFLOW:
+            raise InvalidArgument(f"row {handle:#x}: a block of it already has almost 2**31 references: nothing was changed")
         if code == E_DUPLICATE:
             raise InvalidArgument(f"row {handle:#x} (entry {bad}) stands twice in the batch: nothing was changed")
         if code == E_RANGE:

@@ -1,9 +1,9 @@
 """Insertion: device blocks that a sequence has filled become the tree's, or give way to blocks the tree has already."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from pagedkv._core.block_pool cimport COUNT, TREE, pool_drop_one
+from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_drop_one
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.owners cimport run_own
 from pagedkv._core.place cimport LRU, S3FIFO, Fate, Place
@@ -79,7 +79,6 @@ cdef int32_t quota_room(Place* p, int32_t n, int32_t want) noexcept nogil:
         over = usage_of(p, n, 0)[0] + want - quota
     if over <= 0:
         return want
-    p.counters.refused_by_quota += over if over < want else want
     return <int32_t>(want - over) if over < want else 0
 
 
@@ -135,7 +134,7 @@ cdef int32_t place_insert(
                 child = split(p, child, k)
                 if child == NIL:
                     break
-            if node_top(t, child) != 0 and mine(p, blocks + done, k) < k:
+            if node_top(t, child) != 0 and (mine(p, blocks + done, k) < k or quota_room(p, child, k) < k):
                 break
             adopt(p, child, blocks + done)
             n = child
@@ -144,6 +143,8 @@ cdef int32_t place_insert(
             continue
         k = quota_room(p, n, mine(p, blocks + done, num_blocks - done))
         if k == 0:
+            if quota_of(p, n, 0) >= 0 and mine(p, blocks + done, num_blocks - done) > 0:
+                p.counters.refused_by_quota += num_blocks - done
             break
         queue = 0
         if t.keep_chain:                            # blocks of one run share a queue
@@ -190,26 +191,43 @@ cdef int32_t place_restore(
     Place* p, int32_t root, const int32_t* tokens, const int32_t* ids, int32_t num_blocks, int32_t tier
 ) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef int32_t n = root, done = 0, k, child, first_new = NIL
-    while done < num_blocks:
-        if place_ensure(p, 2) != OK:
-            break
+    cdef Pool* pool = p.pools[tier]
+    cdef int32_t n = root, done = 0, k, child, first_new = NIL, i, bad = 0
+    if place_ensure(p, 2) != OK or p.fates[root].failed:
+        return 0
+    while done < num_blocks:                            # what the tree has already
         child = tree_child(t, n, tokens + <int64_t>done * t.block_size)
-        if child != NIL:
-            k = tree_common(t, child, tokens + <int64_t>done * t.block_size, num_blocks - done)
-            if k < t.nodes[child].length:
-                child = split(p, child, k)
-                if child == NIL:
-                    break
-        else:
-            k = min(num_blocks - done, t.max_run)
-            child = tree_new(t, n, tokens + <int64_t>done * t.block_size, k)
+        if child == NIL:
+            break
+        k = tree_common(t, child, tokens + <int64_t>done * t.block_size, num_blocks - done)
+        if k < t.nodes[child].length:
+            if p.fates[child].transfer >= 0 or done + k == num_blocks:
+                return done + k                         # nothing to add behind it, or it cannot be cut while it moves
+            child = split(p, child, k)
             if child == NIL:
-                break
-            fate_new(p, child, tier, DEFAULT_CLASS, 0)
-            copy_add(p, child, tier, ids + done)
-            if first_new == NIL:
-                first_new = child
+                return done
+        n = child
+        done += k
+    for i in range(done, num_blocks):                   # each of the rest is the caller's alone, and stands there once
+        if <uint32_t>ids[i] >= <uint32_t>pool.fresh or pool.refs[ids[i]] != 1:
+            bad = -i - 1
+            break
+        pool.refs[ids[i]] |= TREE
+    for i in range(done, num_blocks if bad == 0 else -bad - 1):
+        pool.refs[ids[i]] &= COUNT
+    if bad < 0:
+        return bad
+    while done < num_blocks:
+        if place_ensure(p, 1) != OK:
+            break
+        k = min(num_blocks - done, t.max_run)
+        child = tree_new(t, n, tokens + <int64_t>done * t.block_size, k)
+        if child == NIL:
+            break
+        fate_new(p, child, tier, DEFAULT_CLASS, 0)
+        copy_add(p, child, tier, ids + done)
+        if first_new == NIL:
+            first_new = child
         n = child
         done += k
     while first_new != NIL:                             # deepest coldest

@@ -55,7 +55,7 @@ cdef void owner_end(Place* p, int32_t slot) noexcept nogil:
 
 cdef int32_t place_owner(Place* p, int64_t handle) noexcept nogil:
     cdef int32_t slot = handle_slot(handle)
-    if handle < 0 or slot >= p.owners_capacity or not p.owners[slot].live:
+    if slot < 0 or slot >= p.owners_capacity or not p.owners[slot].live:
         return E_STALE
     return slot if p.owners[slot].generation == handle_generation(handle) else E_STALE
 

@@ -17,6 +17,7 @@ cdef class Placement:
     cdef str policy_name
     cdef object __weakref__
     cdef object _path(self, owner, bint tiers)
+    cdef int32_t _field(self, node, bint root) except -1
     cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1
     cdef object _stale(self, int64_t handle)

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from pagedkv._core.arrays cimport (
-    count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32, tokens_input,
+    bool_input, count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32, tokens_input,
 )
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, pool_available
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
@@ -29,7 +29,9 @@ from pagedkv._core.place cimport Place, Policy
 from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_partial
 from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
-from pagedkv._core.transfers cimport drop_children, finish, make_room, promote_run, split
+from pagedkv._core.transfers cimport (
+    drop_children, finish, make_room, promote_run, quota_of, split, usage_of,
+)
 from pagedkv._core.types cimport (
     E_BLOCKS, E_MEMORY, MAX_TIERS, NIL, OK, Move, make_handle,
 )
@@ -51,6 +53,29 @@ cdef void memcpy_down(Move* moves, int64_t start, int64_t count) noexcept nogil:
     cdef int64_t i
     for i in range(count):
         moves[i] = moves[start + i]
+
+
+# How many leading blocks of an owned path the namespace's quota admits on the device, after evicting its own cold ones.
+cdef int32_t quota_depth(Place* p, int32_t owner) noexcept nogil:
+    cdef int32_t n = p.owners[owner].node, depth = p.owners[owner].num_blocks
+    cdef int64_t cold = 0, over, quota = quota_of(p, n, 0)
+    if quota < 0:
+        return depth
+    while p.tree.nodes[n].length > 0:
+        if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0:
+            cold += p.tree.nodes[n].length
+        n = p.tree.nodes[n].parent
+    n = p.owners[owner].node
+    over = usage_of(p, n, 0)[0] + cold - quota
+    if over > 0:
+        make_room(p, 0, over - p.pending[0], p.domain_of[p.tree.nodes[n].root])
+        over = usage_of(p, n, 0)[0] + cold - quota
+    while over > 0 and p.tree.nodes[n].length > 0:      # the deepest cold runs stay below
+        if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0:
+            over -= p.tree.nodes[n].length
+        depth = p.tree.nodes[n].depth
+        n = p.tree.nodes[n].parent
+    return depth
 
 
 @cython.final
@@ -91,11 +116,17 @@ cdef class Placement:
         if not isinstance(tree, RadixTree):
             raise WrongType(f"tree is {type(tree).__name__}: a RadixTree is needed")
         self.tree = tree
-        self.pools = tuple(pools)
+        try:
+            self.pools = tuple(pools)
+            flags = tuple(inclusive) if inclusive is not None else None
+        except TypeError:
+            raise WrongType("pools and inclusive are sequences, one entry per tier") from None
         if not self.pools or not isinstance(self.pools[0], BlockPool):
             raise WrongType("pools[0], the device's, must be a BlockPool")
         if len(self.pools) > self.tree.tree.num_tiers:
             raise InvalidArgument(f"{len(self.pools)} pools for a tree with num_tiers = {self.tree.tree.num_tiers}")
+        if not isinstance(policy, str) or not isinstance(demotion, str):
+            raise WrongType("policy and demotion are strings")
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not known: one of {', '.join(POLICIES)}")
         if demotion not in ("leaf_first", "oldest_first"):
@@ -106,7 +137,8 @@ cdef class Placement:
             raise InvalidArgument("the tree already holds blocks or belongs to another Placement")
         if not (isinstance(cost_tokens, (int, float)) and math.isfinite(cost_tokens) and cost_tokens > 0):
             raise InvalidArgument(f"cost_tokens = {cost_tokens!r}: a positive number of tokens is needed")
-        flags = tuple(inclusive) if inclusive is not None else (False, False, True, True)[:len(self.pools)]
+        if flags is None:
+            flags = (False, False, True, True)[:len(self.pools)]
         if len(flags) != len(self.pools):
             raise InvalidArgument(f"inclusive has {len(flags)} entries for {len(self.pools)} tiers")
         self.policy_name = policy
@@ -492,6 +524,8 @@ cdef class Placement:
     def promote(self, owner):
         """Start bringing the owned blocks that lie below the device up to it; reserve room for them first.
 
+        A namespace with a quota on the device promotes no more than that admits, from the front.
+
         Returns
         -------
         int
@@ -504,7 +538,7 @@ cdef class Placement:
         """
         cdef int64_t handle = self._handle(owner)
         cdef int64_t needed = 0
-        cdef int32_t slot, n, started = 0
+        cdef int32_t slot, n, depth, started = 0
         cdef int code = OK
         cdef Place* p = &self.place
         self.lock.acquire()
@@ -518,9 +552,11 @@ cdef class Placement:
             if needed > pool_available(p.pools[0]):
                 code = E_BLOCKS
             else:
+                depth = quota_depth(p, slot)
                 n = p.owners[slot].node
                 while p.tree.nodes[n].length > 0 and code == OK:
-                    if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed:
+                    if (node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed
+                            and p.tree.nodes[n].depth + p.tree.nodes[n].length <= depth):
                         code = promote_run(p, n)
                         started += code == OK
                     n = p.tree.nodes[n].parent
@@ -584,18 +620,18 @@ cdef class Placement:
         """Moves decided since the last call, as an array of MOVE_DTYPE. Source and destination stay owned until `complete`."""
         cdef int64_t n
         cdef cnp.ndarray out
-        self.lock.acquire()
-        n = self.place.num_moves
-        self.lock.release()
-        out = np.empty(n, MOVE_DTYPE)
-        self.lock.acquire()
-        if n > self.place.num_moves:
+        while True:
+            self.lock.acquire()
             n = self.place.num_moves
-        memcpy(cnp.PyArray_DATA(out), self.place.moves, n * sizeof(Move))
-        self.place.num_moves -= n
-        memcpy_down(self.place.moves, n, self.place.num_moves)
-        self.lock.release()
-        return out[:n]
+            self.lock.release()
+            out = np.empty(n, MOVE_DTYPE)
+            self.lock.acquire()
+            if n == self.place.num_moves:           # or a transfer might be cut in two
+                memcpy(cnp.PyArray_DATA(out), self.place.moves, n * sizeof(Move))
+                self.place.num_moves = 0
+                self.lock.release()
+                return out
+            self.lock.release()
 
     def complete(self, transfers, ok):
         """Say how transfers ended: `transfers` int64 [n], `ok` bool [n].
@@ -606,7 +642,7 @@ cdef class Placement:
             A transfer is not in flight. Those before it have been completed.
         """
         cdef cnp.ndarray ids = int64_input(transfers, "transfers")
-        cdef cnp.ndarray flags = np.ascontiguousarray(ok, dtype=np.uint8)
+        cdef cnp.ndarray flags = bool_input(ok, "ok")
         cdef int64_t i, n = cnp.PyArray_SIZE(ids), bad = -1
         if cnp.PyArray_SIZE(flags) != n:
             raise InvalidArgument(f"{n} transfers but {len(flags)} outcomes")
@@ -743,12 +779,15 @@ cdef class Placement:
 
     def path_tokens(self, node):
         """Tokens int32 of the whole prefix that ends with a node in flight (as named by a Move)."""
-        cdef int32_t n = self._node(node)
-        return self.tree.path_tokens_of(n, self.tree.tree.nodes[n].length)
+        cdef int32_t n = self._node(node), length
+        self.lock.acquire()
+        length = self.tree.tree.nodes[n].length
+        self.lock.release()
+        return self.tree.path_tokens_of(n, length)
 
     def depth_of(self, node):
         """Blocks of the prefix before the run of a node in flight."""
-        return self.tree.tree.nodes[self._node(node)].depth
+        return self._field(node, False)
 
     def anchor(self, node):
         """The deepest known chain key on the way to a node in flight: ``(blocks before it, key)``, ``(0, None)`` if none."""
@@ -810,17 +849,18 @@ cdef class Placement:
             raise InvalidArgument(f"there is no tier {where}")
         if cnp.PyArray_SIZE(array) != <int64_t>n * self.tree.tree.block_size:
             raise InvalidArgument(f"{n} blocks hold {n * self.tree.tree.block_size} tokens, not {len(array)}")
-        if (self.pools[where].refs(ids) != 1).any() and self.tree.tree.num_blocks == 0:
-            raise InvalidArgument("blocks to restore must be allocated, by the caller alone")
         self.lock.acquire()
         with nogil:
             done = place_restore(&self.place, root, data, given, n, where)
         self.lock.release()
+        if done < 0:
+            raise InvalidArgument(f"a block that the tree does not have yet (entry {-done - 1}) must be the caller's alone, once: "
+                                  f"nothing was changed")
         return done
 
     def root_of(self, node):
         """Namespace (root) of a node in flight."""
-        return self.tree.tree.nodes[self._node(node)].root
+        return self._field(node, True)
 
     def drain_events(self):
         """Events since the last call, oldest first, as :class:`KVEvent` objects."""
@@ -877,6 +917,11 @@ cdef class Placement:
             if pool is not None:
                 pool.check_integrity()
         self.tree.check_integrity()
+        self.lock.acquire()
+        cdef int room = place_ensure(&self.place, 0)
+        self.lock.release()
+        if room != OK:
+            raise MemoryError("no memory for the audit")
         collecting = gc.isenabled()
         gc.disable()            # Python objects are made under the lock there: no finaliser may ask for it meanwhile
         try:
@@ -893,9 +938,20 @@ cdef class Placement:
 
         return placement_dump(self)
 
+    cdef int32_t _field(self, node, bint root) except -1:
+        cdef int32_t n = self._node(node), value
+        self.lock.acquire()
+        value = self.tree.tree.nodes[n].root if root else self.tree.tree.nodes[n].depth
+        self.lock.release()
+        return value
+
     cdef int32_t _node(self, node) except -1:
-        cdef int32_t n = count_input(node, "node", 0, self.tree.tree.num_nodes - 1)
-        if self.tree.tree.nodes[n].root == NIL or self.tree.tree.nodes[n].length == 0:
+        cdef int32_t n = count_input(node, "node", 0, 2**31 - 1)
+        self.lock.acquire()                         # another thread may be moving the nodes
+        cdef bint there = (n < self.tree.tree.num_nodes and self.tree.tree.nodes[n].root != NIL
+                           and self.tree.tree.nodes[n].length > 0)
+        self.lock.release()
+        if not there:
             raise StaleHandle(f"node {n} is not in the tree")
         return n
 

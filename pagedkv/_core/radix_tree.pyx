@@ -460,10 +460,12 @@ cdef class RadixTree:
         self.tree.num_tiers = count_input(num_tiers, "num_tiers", 1, MAX_TIERS)
         self.tree.max_run = count_input(max_run, "max_run", 1, MAX_RUN)
         self.tree.keep_chain = bool(keep_chain)
-        self.tree.seed = int.from_bytes(os.urandom(8), "little") if seed is None else <uint64_t>(int(seed) & (2**64 - 1))
+        self.tree.seed = (int.from_bytes(os.urandom(8), "little") if seed is None
+                          else <uint64_t>count_input(seed, "seed", -(2**63) + 1, 2**63 - 1))
         self.tree.free_node = NIL
         if tree_ensure(&self.tree, 16) != OK:
             raise MemoryError("no memory for an empty tree")
+        self.namespace(b"")                         # root 0: of everybody who names none
 
     def __dealloc__(self):
         cdef int32_t n
@@ -705,9 +707,10 @@ cdef class RadixTree:
 
     cdef int32_t _root(self, namespace) except -1:
         cdef int64_t n = handle_input(namespace, "namespace")
-        if not self.namespaces and n == 0:
-            return self.namespace(b"")
-        if not 0 <= n < self.tree.num_nodes or self.tree.nodes[n].parent != NIL or self.tree.nodes[n].root != n:
+        self.lock.acquire()                         # another thread may be moving the nodes
+        cdef bint is_root = 0 <= n < self.tree.num_nodes and self.tree.nodes[n].parent == NIL and self.tree.nodes[n].root == n
+        self.lock.release()
+        if not is_root:
             raise InvalidArgument(f"namespace {n} is not a root of this tree: use what namespace(key) returned")
         return <int32_t>n
 

@@ -239,8 +239,8 @@ cdef void set_queue(Place* p, int32_t tier, int32_t n, int32_t queue) noexcept n
 cdef void on_hit(Place* p, int32_t n) noexcept nogil:
     cdef Fate* f = &p.fates[n]
     if p.policy == ARC:
-        if f.queue[f.top] == 0:
-            set_queue(p, f.top, n, 1)
+        if f.queue[node_top(p.tree, n)] == 0:
+            set_queue(p, node_top(p.tree, n), n, 1)
     elif p.policy == S3FIFO:
         if f.frequency < 3:
             f.frequency += 1

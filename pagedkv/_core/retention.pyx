@@ -8,7 +8,7 @@ from pagedkv._core.links cimport Links, coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_LISTS, Expiry, Place
 from pagedkv._core.radix_tree cimport node_ids, node_top, tree_next
 from pagedkv._core.recency cimport recency_link, recency_unlink
-from pagedkv._core.types cimport MAX_TIERS, NIL
+from pagedkv._core.types cimport MAX_TIERS, NIL, handle_slot
 
 
 # ---- time to live: a heap by (expires, deepest first); an entry whose node has moved on is skipped
@@ -103,9 +103,10 @@ cdef void retain(Place* p, int32_t owner, int32_t klass, int64_t expires) noexce
         set_class(p, n, klass if klass > floor else floor)
         if not alone and (p.fates[n].expires == 0 or (latest != 0 and p.fates[n].expires > latest)):
             latest = p.fates[n].expires
-        p.fates[n].expires = latest
-        if latest:
+        if latest and p.fates[n].expires != latest:
+            p.fates[n].expires = latest
             expiry_push(p, n)
+        p.fates[n].expires = latest
         child = n
         n = p.tree.nodes[n].parent
 
@@ -132,5 +133,9 @@ cdef void change_domain(Place* p, int32_t root, int32_t domain) noexcept nogil:
             if (p.tree.nodes[n].tiers >> tier) & 1:
                 p.domains[0].usage[tier] -= p.tree.nodes[n].length
                 p.domains[domain].usage[tier] += p.tree.nodes[n].length
+        if p.fates[n].transfer >= 0:
+            tier = p.transfers[handle_slot(p.fates[n].transfer)].dst
+            p.domains[0].usage[tier] -= p.tree.nodes[n].length
+            p.domains[domain].usage[tier] += p.tree.nodes[n].length
         n = tree_next(p.tree, n, root)
     p.domain_of[root] = domain

@@ -17,6 +17,7 @@ from pagedkv._core.recency cimport (
     fate_split, ghost_queue, is_owned, on_evict, pick_victim, place_ensure, recency_link,
     recency_link_demoted, recency_unlink, set_top,
 )
+from pagedkv._core.retention cimport expiry_push
 from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, NIL, OK, Move, handle_slot, make_handle
 
 
@@ -162,6 +163,8 @@ cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil:
     upper = tree_split(p.tree, n, k)
     if upper != NIL:
         fate_split(p, upper, n)
+        if p.fates[upper].expires:
+            expiry_push(p, upper)
     return upper
 
 
@@ -228,6 +231,7 @@ cdef int start(Place* p, int32_t n, int32_t src, int32_t dst, bint promotes) noe
         transfer_end(p, slot)
         return E_BLOCKS
     t.node, t.src, t.dst, t.promotes = n, <signed char>src, <signed char>dst, promotes
+    usage_of(p, n, dst)[0] += node.length       # towards the quota from now on
     for tier in range(p.num_tiers):
         recency_unlink(p, tier, n)
     copy_own(p, n, src)
@@ -288,12 +292,13 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
     cdef Transfer* t
     cdef Fate* f
     cdef bint promotes
-    if transfer < 0 or slot >= p.transfers_capacity or p.transfers[slot].node == NIL or p.transfers[slot].id != transfer:
+    if slot < 0 or slot >= p.transfers_capacity or p.transfers[slot].node == NIL or p.transfers[slot].id != transfer:
         return E_STALE
     t = &p.transfers[slot]
     n, src, dst, num_blocks, promotes = t.node, t.src, t.dst, t.num_blocks, t.promotes
     f = &p.fates[n]
     f.transfer = -1
+    usage_of(p, n, dst)[0] -= num_blocks
     copy_disown(p, n, src)                          # the transfer lets go of its source
     owners = <int32_t>(p.pools[src].refs[node_ids(p.tree, n, src)[0]] & COUNT) - 1
     if not promotes:
@@ -352,7 +357,7 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
 cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
     cdef int32_t slot = handle_slot(transfer), root = NIL
     cdef int code
-    if transfer >= 0 and slot < p.transfers_capacity and p.transfers[slot].node != NIL:
+    if 0 <= slot < p.transfers_capacity and p.transfers[slot].node != NIL:
         root = p.tree.nodes[p.transfers[slot].node].root
     code = finish_one(p, transfer, succeeded)
     if code == OK and p.fates[root].failed:
@@ -367,7 +372,7 @@ cdef int32_t branch_head(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef int32_t parent = p.tree.nodes[n].parent
     while (p.tree.nodes[parent].length > 0 and p.tree.nodes[parent].first_child != NIL
            and p.tree.nodes[p.tree.nodes[parent].first_child].next_sibling == NIL
-           and p.fates[parent].transfer < 0 and node_top(p.tree, parent) == tier
+           and not p.fates[parent].failed and p.fates[parent].transfer < 0 and node_top(p.tree, parent) == tier
            and not is_owned(p, parent, tier)):
         n = parent
         parent = p.tree.nodes[n].parent
@@ -388,7 +393,7 @@ cdef int32_t any_unowned(Place* p, int32_t tier) noexcept nogil:
         for list_no in range(d * 204, (d + 1) * 204):
             n = p.links[tier].ends[2 * list_no]
             while n >= 0:
-                if p.fates[n].transfer < 0 and not is_owned(p, n, tier):
+                if p.fates[n].transfer < 0 and not is_owned(p, n, tier) and not (p.fates[n].failed and p.tree.nodes[n].first_child != NIL):
                     return n
                 n = p.links[tier].next[n]
     return NIL

@@ -29,8 +29,9 @@ cdef enum Code:
 cdef inline int64_t make_handle(int32_t slot, int32_t generation) noexcept nogil:
     return (<int64_t>generation << 32) | slot
 
+# -1 for what no make_handle made.
 cdef inline int32_t handle_slot(int64_t handle) noexcept nogil:
-    return <int32_t>(handle & 0x7FFFFFFF)
+    return <int32_t>(handle & 0x7FFFFFFF) if handle >= 0 and (handle >> 31) & 1 == 0 else -1
 
 cdef inline int32_t handle_generation(int64_t handle) noexcept nogil:
     return <int32_t>(handle >> 32)

@@ -45,21 +45,20 @@ cdef class NativeDriver(Owners):
             self.limits[i] = total
 
     def run(self, num_ops, integrity_every=4096):
-        """Do so many operations, then end everything: nothing may be left in any tier."""
-        cdef int64_t i, every = integrity_every
-        for i in range(num_ops):
-            self.operations = i
+        """Do so many more operations."""
+        cdef int64_t every = integrity_every
+        for _ in range(num_ops):
             self.one(self.choose())
             self.sweep()
             self.audit()
-            if i % 16 == 0:
+            self.operations += 1
+            if self.operations % 16 == 0:
                 self.follow_changes()
-            if i % every == every - 1:
+            if self.operations % every == 0:
                 self.check_integrity()
-        self.close()
 
     def close(self):
-        """Finish, release and clear everything."""
+        """Finish, release and clear everything: nothing may be left in any tier."""
         self.doing = "close"
         self.end_step()
         self.finish_all(100)
@@ -155,7 +154,7 @@ cdef class NativeDriver(Owners):
         cdef int64_t other = -1
         cdef int32_t bs = self.block_size, i
         cdef cnp.ndarray tokens
-        if self.num_rows == MAX_ROWS:
+        if self.num_rows >= self.max_rows:
             return self.end_row(self.below(self.num_rows))
         ours = &self.rows[self.num_rows]
         self.prompt(&ours.text)

@@ -9,6 +9,8 @@ cdef class Owners(World):
     cdef Text known[MAX_KNOWN]      # prefixes that were computed lately
     cdef int32_t num_known
     cdef int32_t names[3]           # by namespace: which of `roots` is its present one
+    cdef int32_t max_owners
+    cdef int32_t max_rows
     cdef int32_t longest            # tokens of a prompt at most
     cdef int32_t trust              # per cent of transfers that succeed
     cdef int32_t now

@@ -8,7 +8,7 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 from native_world cimport (
-    MAX_KNOWN, MAX_OWNERS, MAX_ROOTS, MAX_TOKENS, Flight, Holder, Text, World, mixed, text_copy, text_push,
+    MAX_KNOWN, MAX_OWNERS, MAX_ROOTS, MAX_ROWS, MAX_TOKENS, Flight, Holder, Text, World, mixed, text_copy, text_push,
 )
 
 import numpy as np
@@ -39,7 +39,8 @@ cdef class Owners(World):
         self.seen_events = {}
         for i in range(3):
             self.new_root(i)
-        self.longest = min(MAX_TOKENS - 64, (self.pools[0].max_capacity + 3) * self.block_size)
+        self.longest = min(MAX_TOKENS - 64, (2 + self.below(self.pools[0].max_capacity + 2)) * self.block_size)
+        self.max_owners, self.max_rows = 1 + self.below(MAX_OWNERS), 1 + self.below(MAX_ROWS)
         self.trust = (50, 80, 95, 100)[self.below(4)]
 
     # ---- chance
@@ -165,8 +166,7 @@ cdef class Owners(World):
                 return True
             self.take()
             if self.num_flights == 0:
-                if self.pools[tier].num_cached:
-                    raise self.wrong(f"{self.pools[tier].num_cached} cached blocks of tier {tier} do not give way")
+                self.everything_is_held(tier)
                 self.count("no room")
                 return False
             self.complete(self.below(self.num_flights), rounds > PATIENCE // 2 or self.chance(self.trust))
@@ -230,7 +230,7 @@ cdef class Owners(World):
 
     cdef int do_acquire(self) except -1:
         cdef Holder* ours
-        if self.num_owners == MAX_OWNERS:
+        if self.num_owners >= self.max_owners:
             self.release(self.below(self.num_owners))
         ours = &self.owners[self.num_owners]
         self.prompt(&ours.text)
@@ -256,9 +256,9 @@ cdef class Owners(World):
             self.count("promotion refused")
             if room >= self.blocks_below(ours.handle):
                 raise self.wrong("a promotion was refused for want of blocks that were there") from None
-        if self.chance(60):
+        if self.chance(40):
             self.finish_all(self.trust)
-        if self.chance(70):
+        if self.chance(60):
             ours.text.num_tokens = self.placement.settle(ours.handle) * self.block_size
             if self.blocks_below(ours.handle):
                 raise self.wrong("settled, but not on the device")

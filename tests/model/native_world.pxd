@@ -53,8 +53,8 @@ cdef class World:
     cdef readonly int64_t operations
     cdef readonly str doing
     cdef readonly int64_t reads
-    cdef Placement placement
-    cdef BlockTable table
+    cdef readonly Placement placement
+    cdef readonly BlockTable table
     cdef Place* place
     cdef Tree* tree
     cdef Pool* pools[TIERS]
@@ -86,6 +86,8 @@ cdef class World:
     cdef void poison(self, int32_t tier, int32_t block) noexcept nogil
     cdef int read(self, int32_t tier, int32_t block, const uint64_t* hashes, int32_t count, object whose) except -1
     cdef int read_path(self, int32_t node, const Text* text, object whose) except -1
+    cdef bint carries_hotter(self, int32_t node, int32_t tier) noexcept nogil
+    cdef int everything_is_held(self, int32_t tier) except -1
     cdef int audit(self) except -1
     cdef int audit_tree(self) except -1
     cdef int audit_owners(self) except -1

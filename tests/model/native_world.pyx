@@ -10,7 +10,8 @@ import numpy as np
 
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool
 from pagedkv._core.block_table cimport Row
-from pagedkv._core.place cimport Owner, Transfer
+from pagedkv._core.links cimport is_linked
+from pagedkv._core.place cimport S3FIFO, Owner, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_next
 from pagedkv._core.types cimport NIL, handle_slot
 
@@ -127,6 +128,29 @@ cdef class World:
 
     # ---- the audit
 
+    # Whether a run in `tier` must stay because a hotter run continues it.
+    cdef bint carries_hotter(self, int32_t node, int32_t tier) noexcept nogil:
+        cdef int32_t n = tree_next(self.tree, node, node)
+        while n != NIL:
+            if node_top(self.tree, n) < tier:
+                return True
+            n = tree_next(self.tree, n, node)
+        return False
+
+    # With nothing in flight and no room: whatever nobody owns must have given way. Below the device a run stays where
+    # hotter ones continue it, for they would be lost with it.
+    cdef int everything_is_held(self, int32_t tier) except -1:
+        cdef int32_t k, n
+        for k in range(self.num_roots):
+            n = tree_next(self.tree, self.roots[k], self.roots[k])
+            while n != NIL:
+                if (self.tree.nodes[n].tiers >> tier) & 1 and self.pools[tier].refs[
+                        node_ids(self.tree, n, tier)[0]] == (TREE | 1):
+                    if node_top(self.tree, n) < tier or not self.carries_hotter(n, tier):
+                        raise self.wrong(f"no room in tier {tier}, though run {n} there is nobody's")
+                n = tree_next(self.tree, n, self.roots[k])
+        return 0
+
     cdef int audit(self) except -1:
         memset(self.references, 0, sizeof(self.references))
         memset(self.in_tree, 0, sizeof(self.in_tree))
@@ -145,6 +169,9 @@ cdef class World:
         cdef uint64_t* grown
         cdef Owner* owner
         cdef Transfer* moving
+        cdef bint alone
+        cdef int64_t sizes[TIERS][2]
+        memset(sizes, 0, sizeof(sizes))
         if self.ends_capacity < t.nodes_capacity:
             grown = <uint64_t*>realloc(self.ends, t.nodes_capacity * sizeof(uint64_t))
             if grown == NULL:
@@ -162,7 +189,16 @@ cdef class World:
                 if t.nodes[n].tiers == 0:
                     raise self.wrong(f"node {n} is nowhere")
                 for tier in range(self.num_tiers):
-                    if (t.nodes[n].tiers >> tier) & 1:
+                    if not (t.nodes[n].tiers >> tier) & 1:
+                        if is_linked(&self.place.links[tier], n):
+                            raise self.wrong(f"node {n} is in an eviction list of tier {tier}, where it has no copy")
+                    else:
+                        sizes[tier][self.place.fates[n].queue[tier]] += t.nodes[n].length
+                        alone = self.pools[tier].refs[node_ids(t, n, tier)[0]] == (TREE | 1)
+                        if alone and self.place.fates[n].transfer < 0 and not is_linked(&self.place.links[tier], n):
+                            raise self.wrong(f"node {n} is nobody's, but in no eviction list of tier {tier}")
+                        if not alone and self.place.policy != S3FIFO and is_linked(&self.place.links[tier], n):
+                            raise self.wrong(f"node {n} is owned, but in an eviction list of tier {tier}")
                         for i in range(t.nodes[n].length):
                             block = node_ids(t, n, tier)[i]
                             if self.in_tree[tier][block]:
@@ -172,6 +208,9 @@ cdef class World:
                             if not self.place.fates[n].failed:
                                 self.read(tier, block, hashes + i * bs, bs, "the tree")
                 n = tree_next(t, n, self.roots[k])
+        for tier in range(self.num_tiers):
+            if sizes[tier][0] != self.place.size[tier][0] or sizes[tier][1] != self.place.size[tier][1]:
+                raise self.wrong(f"queues of tier {tier} of {self.place.size[tier]} blocks, not {sizes[tier]}")
         for k in range(self.place.owners_capacity):
             owner = &self.place.owners[k]
             n = owner.node

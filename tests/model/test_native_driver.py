@@ -56,11 +56,17 @@ def world(rng: Random) -> tuple[Placement, BlockTable]:
     return placement, BlockTable(placement, MAX_ROWS)
 
 
-def drive(module: ModuleType, seed: int, num_ops: int = OPS_PER_SEED) -> Any:
-    """The whole history of one seed; what is wrong is raised with the seed and the number of the operation."""
+def driver_of(module: ModuleType, seed: int) -> Any:
+    """A NativeDriver at its start."""
     rng = Random(seed)
     placement, table = world(rng)
     chosen = weights(rng)
-    driver = module.NativeDriver(seed, placement, table, [chosen[name] for name in module.NAMES])
+    return module.NativeDriver(seed, placement, table, [chosen[name] for name in module.NAMES])
+
+
+def drive(module: ModuleType, seed: int, num_ops: int = OPS_PER_SEED) -> Any:
+    """The whole history of one seed; what is wrong is raised with the seed and the number of the operation."""
+    driver = driver_of(module, seed)
     driver.run(num_ops)
+    driver.close()
     return driver

@@ -16,7 +16,7 @@ from tests.mutants.catalogue import Mutant
 ROOT = Path(__file__).parents[2]
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-LIMIT_S = 300  # for one build or one run of tests: a hang is no kill
+LIMIT_S = 140  # for one build or one run of tests: a hang is no kill
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,6 @@ class Outcome:
 
     exit_code: int
     output: str
-
-    @property
-    def killer(self) -> str:
-        """The test that failed."""
-        lines = [line for line in self.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return lines[0] if lines else "nothing"
 
 
 def misfits(text: str, mutant: Mutant) -> list[str]:
