@@ -74,7 +74,7 @@ cdef cnp.ndarray _from_list(list obj, str name):
     cdef object item
     i = pkv_small_ints(obj, 0, n, data)
     while i < n:
-        item = _index(obj[i], f"{name}[{i}]")
+        item = index_input(obj[i], f"{name}[{i}]")
         if not INT32_MIN <= item <= INT32_MAX:
             raise InvalidArgument(f"{name}[{i}] = {item} does not fit in int32")
         if PyList_GET_SIZE(obj) != n:       # __index__ ran foreign code
@@ -146,7 +146,7 @@ cdef cnp.ndarray tokens_input(object obj):
     return int32_input(obj, "tokens")
 
 
-cdef object _index(object obj, str name):
+cdef object index_input(object obj, str name):
     if not isinstance(obj, bool):
         try:
             return int(operator.index(obj))         # an exact int: nothing of the caller's is asked again
@@ -156,14 +156,14 @@ cdef object _index(object obj, str name):
 
 
 cdef int64_t count_input(object obj, str name, int64_t low, int64_t high) except? -1:
-    value = _index(obj, name)
+    value = index_input(obj, name)
     if not low <= value <= high:
         raise InvalidArgument(f"{name} = {value} is outside {low}..{high}")
     return <int64_t>value
 
 
 cdef int64_t handle_input(object obj, str name) except? -1:
-    value = _index(obj, name)
+    value = index_input(obj, name)
     return <int64_t>value if 0 <= value < 1 << 63 else -1
 
 

@@ -244,7 +244,7 @@ cdef class BlockTable:
             blocks = row.num_blocks
         if blocks > totals[2]:
             totals[2] = blocks
-        if row.forked:
+        if row.forked and q > 0:    # blocks that will be written may exist already and be somebody else's too
             for i in range(blocks_in(row.computed, self.block_size, self.shift), row.num_blocks):
                 if self.pool.refs[self.table[<int64_t>r * self.width + i]] & COUNT > 1:
                     totals[0] += 1
@@ -275,7 +275,7 @@ cdef class BlockTable:
             row.epoch += 1
             last = first + row.scheduled
             column = blocks_in(first, bs, self.shift)
-            if row.forked:
+            if row.forked and row.scheduled > 0:
                 row.forked = 0
                 for j in range(row.num_owned, row.num_blocks):
                     if self.pool.refs[table[j]] & COUNT > 1:

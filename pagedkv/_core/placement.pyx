@@ -125,11 +125,9 @@ cdef class Placement:
             raise WrongType("pools[0], the device's, must be a BlockPool")
         if len(self.pools) > self.tree.tree.num_tiers:
             raise InvalidArgument(f"{len(self.pools)} pools for a tree with num_tiers = {self.tree.tree.num_tiers}")
-        if not isinstance(policy, str) or not isinstance(demotion, str):
-            raise WrongType("policy and demotion are strings")
-        if policy not in POLICIES:
+        if not isinstance(policy, str) or policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not known: one of {', '.join(POLICIES)}")
-        if demotion not in ("leaf_first", "oldest_first"):
+        if not isinstance(demotion, str) or demotion not in ("leaf_first", "oldest_first"):
             raise InvalidArgument(f"demotion {demotion!r} is not known: 'leaf_first' or 'oldest_first'")
         if policy in ("arc", "s3fifo") and not self.tree.tree.keep_chain:
             raise InvalidArgument(f"policy {policy!r} needs RadixTree(..., keep_chain=True) to know evicted blocks again")

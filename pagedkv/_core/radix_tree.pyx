@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memmove, memset
 
 import os
 
-from pagedkv._core.arrays cimport count_input, handle_input, i32, int32_input, new_int32, tokens_input
+from pagedkv._core.arrays cimport index_input, count_input, handle_input, i32, int32_input, new_int32, tokens_input
 from pagedkv._core.types cimport E_MEMORY, MAX_RUN, OK
 from pagedkv.errors import InvalidArgument, WrongType
 
@@ -461,7 +461,7 @@ cdef class RadixTree:
         self.tree.max_run = count_input(max_run, "max_run", 1, MAX_RUN)
         self.tree.keep_chain = bool(keep_chain)
         self.tree.seed = (int.from_bytes(os.urandom(8), "little") if seed is None
-                          else <uint64_t>count_input(seed, "seed", -(2**63) + 1, 2**63 - 1))
+                          else <uint64_t>(index_input(seed, "seed") & (2**64 - 1)))
         self.tree.free_node = NIL
         if tree_ensure(&self.tree, 16) != OK:
             raise MemoryError("no memory for an empty tree")

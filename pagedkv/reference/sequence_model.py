@@ -50,7 +50,7 @@ class SequenceModel:
 
     def blocks_needed(self) -> int:
         """Free blocks that computing all tokens takes, a copy-on-write included."""
-        return self._num_blocks(len(self.tokens)) - len(self.owner.path) - len(self.own) + self._must_copy()
+        return self._num_blocks(len(self.tokens)) - len(self.owner.path) - len(self.own) + len(self._to_copy())
 
     def commit(self) -> None:
         """Full computed blocks become the tree's, or give way to the tree's."""
@@ -68,8 +68,9 @@ class SequenceModel:
         """A second sequence that goes on from here."""
         self.commit()
         other = SequenceModel(self.cache, self.cache.share(self.owner), self.tokens)
-        other.computed, other.own = self.computed, list(self.own)
-        for block in self.own:
+        kept = self._num_blocks(self.computed) - len(self.owner.path)  # blocks that nothing is written in are not shared
+        other.computed, other.own = self.computed, self.own[:kept]
+        for block in other.own:
             block.holders += 1
         self.forked = other.forked = True
         return other
@@ -100,11 +101,12 @@ class SequenceModel:
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.cache.block_size)
 
-    def _must_copy(self) -> bool:
-        """Whether the next token falls into a block that others hold too."""
-        at = self.computed // self.cache.block_size - len(self.owner.path)
-        writes = len(self.tokens) > self.computed
-        return writes and self.forked and at < len(self.own) and self.own[at].holders > 1
+    def _to_copy(self) -> list[int]:
+        """Own blocks that the next tokens may fall into and that others hold too."""
+        if not self.forked or len(self.tokens) <= self.computed:
+            return []
+        first = self.computed // self.cache.block_size - len(self.owner.path)
+        return [at for at in range(first, len(self.own)) if self.own[at].holders > 1]
 
     def _let_go(self, block: OwnBlock) -> None:
         block.holders -= 1
@@ -128,13 +130,12 @@ def compute(sequences: Sequence[SequenceModel]) -> int:
         raise NoRoom
     replaced = []
     for sequence in sequences:
-        if sequence._must_copy():  # the source is held until the bytes are copied, so it stays shared for the others
-            at = sequence.computed // cache.block_size - len(sequence.owner.path)
+        for at in sequence._to_copy():  # the source is held until the bytes are copied, so it stays shared for the others
             replaced.append((sequence, sequence.own[at]))
             cache.alloc(1)
             sequence.own[at] = OwnBlock()
         if len(sequence.tokens) > sequence.computed:
-            sequence.forked = False
+            sequence.forked = any(block.holders > 1 for block in sequence.own)
         missing = sequence.blocks_needed()
         cache.alloc(missing)
         sequence.own += [OwnBlock() for _ in range(missing)]

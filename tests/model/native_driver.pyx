@@ -61,6 +61,7 @@ cdef class NativeDriver(Owners):
         """Finish, release and clear everything: nothing may be left in any tier."""
         self.doing = "close"
         self.end_step()
+        self.table.copies_done()
         self.finish_all(100)
         self.check_integrity()
         while self.num_rows:

@@ -1,0 +1,267 @@
+"""The whole cache as a hypothesis state machine: real bytes over device, host and a disk that is closed and reopened.
+
+What every sequence holds is gathered after every rule and compared with what was computed for exactly its
+namespace and prefix; nothing is ever found that was not computed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+import pagedkv as pk
+from pagedkv.core import POLICIES
+from tests.model.toy_kv import SPEC, kv
+
+NAMESPACES = (None, pk.Namespace(tenant="a"))
+MAX_SEQUENCES = 4
+tokens_of = st.lists(st.integers(0, 1), max_size=8)
+which = st.integers(0, 63)
+
+
+class Failing(Exception):
+    """Raised in the body of a step."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests of two namespaces over small budgets."""
+
+    cache: pk.KVCache
+
+    @initialize(
+        device=st.integers(4, 10),
+        host=st.sampled_from([None, 2, 5]),
+        disk=st.sampled_from([None, 6, 12]),
+        policy=st.sampled_from(POLICIES),
+        demotion=st.sampled_from(["leaf_first", "oldest_first"]),
+        inclusive=st.none() | st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        partial_hits=st.booleans(),
+    )
+    def start(self, device: int, host: int | None, disk: int | None, **options: object) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pagedkv-machine-"))
+        store = None if disk is None else pk.Disk(str(self.folder / "kv"), disk)
+        self.open_cache = lambda: pk.KVCache(SPEC, device, host, store, pin_budget=4, threads=1, **options)  # type: ignore[arg-type]
+        self.cache = self.open_cache()
+        self.live: list[tuple[pk.Sequence, int, int]] = []  # sequence, namespace, its epoch
+        self.epochs = [0, 0]  # a purge begins a new one
+        self.computed: list[set[tuple[int, ...]]] = [set(), set()]  # prefixes, since the last purge
+        self.pins: list[int] = []
+        self.reads = 0
+
+    # ---- what must be true
+
+    def prompt(self, namespace: int, known: int, cut: int, more: Seq[int]) -> list[int]:
+        """A prefix that was computed once, perhaps cut, with something else behind it."""
+        prefixes = sorted(self.computed[namespace], key=lambda prefix: (-len(prefix), prefix))
+        prefix = prefixes[known % len(prefixes)] if prefixes else ()
+        return [*prefix[: len(prefix) - cut % 4], *more][:24]
+
+    def read(self, seq: pk.Sequence, namespace: int) -> None:
+        tokens, done = seq.tokens.tolist(), seq.num_computed
+        for found, wanted in zip(seq.gather(), kv(namespace, tokens, 0, done), strict=True):
+            assert np.array_equal(found, wanted), f"wrong KV in {tokens}, of which {done} are computed"
+        self.reads += done
+
+    def remember(self, seq: pk.Sequence, namespace: int, epoch: int) -> None:
+        tokens = tuple(seq.tokens.tolist())
+        if epoch == self.epochs[namespace]:
+            self.computed[namespace].update(tokens[:i] for i in range(1, seq.num_computed + 1))
+
+    def known(self, namespace: int, tokens: Seq[int]) -> bool:
+        return not tokens or tuple(tokens) in self.computed[namespace]
+
+    @invariant()
+    def every_sequence_holds_what_was_computed_for_it(self) -> None:
+        if hasattr(self, "cache"):
+            for seq, namespace, _ in self.live:
+                self.read(seq, namespace)
+            self.cache.check_integrity()
+
+    # ---- requests
+
+    @rule(namespace=st.integers(0, 1), known=which, cut=which, more=tokens_of)
+    def open(self, namespace: int, known: int, cut: int, more: list[int]) -> None:
+        if len(self.live) == MAX_SEQUENCES:
+            self.live.pop(0)[0].release()
+        tokens = self.prompt(namespace, known, cut, more)
+        try:
+            seq = self.cache.sequence(tokens, NAMESPACES[namespace])
+        except pk.OutOfBlocks:
+            return
+        self.live.append((seq, namespace, self.epochs[namespace]))
+        assert seq.num_computed == sum(seq.hit_tokens.values())
+        assert seq.num_computed < len(tokens) or not tokens
+        assert self.known(namespace, tokens[: seq.num_computed]), "a hit on what was never computed"
+
+    @rule(chosen=which, share=st.integers(1, 4), lookahead=st.sampled_from([0, 0, 2]), fail=st.integers(0, 7))
+    @precondition(lambda self: self.live)
+    def step(self, chosen: int, share: int, lookahead: int, fail: int) -> None:
+        """Some of the sequences, all or the first part of their tokens; now and then the body raises half-way."""
+        batch = [entry for i, entry in enumerate(self.live) if chosen >> i & 1]
+        left = [seq.num_tokens - seq.num_computed for seq, _, _ in batch]
+        q_lens = None if share < 3 else np.array([count // (share - 1) for count in left], np.int32)
+        try:
+            with self.cache.step([seq for seq, _, _ in batch], q_lens=q_lens, lookahead=lookahead) as step:
+                parts = []
+                for i, (seq, namespace, _) in enumerate(batch):
+                    first, count = seq.num_computed, int(step.q_indptr[i + 1] - step.q_indptr[i])
+                    parts.append(kv(namespace, seq.tokens.tolist(), first, first + count))
+                for layer in range(SPEC.num_layers if batch else 0):
+                    if fail == layer:
+                        raise Failing
+                    step.write(layer, *(np.concatenate([part[i][layer] for part in parts]) for i in (0, 1)))
+        except pk.OutOfBlocks:
+            self.live.pop(chosen % len(self.live))[0].release()
+        except Failing:
+            assert [seq.num_tokens - seq.num_computed for seq, _, _ in batch] == left
+        else:
+            for entry in batch:
+                self.remember(*entry)
+
+    @rule(who=which)
+    @precondition(lambda self: self.live)
+    def scatter(self, who: int) -> None:
+        seq, namespace, epoch = self.live[who % len(self.live)]
+        try:
+            seq.scatter(*kv(namespace, seq.tokens.tolist(), seq.num_computed, seq.num_tokens))
+        except pk.OutOfBlocks:
+            return
+        self.remember(seq, namespace, epoch)
+
+    @rule(who=which, tokens=tokens_of)
+    @precondition(lambda self: self.live)
+    def append(self, who: int, tokens: list[int]) -> None:
+        seq = self.live[who % len(self.live)][0]
+        if seq.num_tokens + len(tokens) < 30:
+            seq.append(tokens)
+
+    @rule(who=which, count=st.integers(1, 2))
+    @precondition(lambda self: 0 < len(self.live) < MAX_SEQUENCES - 1)
+    def fork(self, who: int, count: int) -> None:
+        seq, namespace, epoch = self.live[who % len(self.live)]
+        self.live += [(fork, namespace, epoch) for fork in seq.fork(count)]
+
+    @rule(who=which, cut=st.integers(0, 30))
+    @precondition(lambda self: self.live)
+    def truncate(self, who: int, cut: int) -> None:
+        seq = self.live[who % len(self.live)][0]
+        seq.truncate(max(0, seq.num_tokens - cut))
+
+    @rule(who=which, priority=st.integers(0, 100))
+    @precondition(lambda self: self.live)
+    def retain(self, who: int, priority: int) -> None:
+        self.live[who % len(self.live)][0].retain(priority=priority)
+
+    @rule(who=which)
+    @precondition(lambda self: self.live)
+    def release(self, who: int) -> None:
+        self.live.pop(who % len(self.live))[0].release()
+
+    # ---- the cache itself
+
+    @rule(namespace=st.integers(0, 1), known=which, cut=which, more=tokens_of)
+    def prefetch(self, namespace: int, known: int, cut: int, more: list[int]) -> None:
+        tokens = self.prompt(namespace, known, cut, more)
+        there = self.cache.prefetch(tokens, NAMESPACES[namespace]).wait(60)
+        assert self.known(namespace, tokens[:there])
+        runs = self.cache.explain(tokens, NAMESPACES[namespace]).runs
+        assert there <= sum(run.num_tokens for run in runs if run.tier == "device")
+
+    @rule(namespace=st.integers(0, 1), known=which, cut=which, more=tokens_of)
+    def explain(self, namespace: int, known: int, cut: int, more: list[int]) -> None:
+        tokens = self.prompt(namespace, known, cut, more)
+        told = self.cache.explain(tokens, NAMESPACES[namespace])
+        assert self.known(namespace, tokens[: told.cached_tokens])
+        assert sum(run.num_tokens for run in told.runs) == told.cached_tokens <= told.num_tokens == len(tokens)
+
+    @rule(namespace=st.integers(0, 1), known=which)
+    def pin(self, namespace: int, known: int) -> None:
+        tokens = self.prompt(namespace, known, 0, ())
+        try:
+            self.pins.append(self.cache.pin(tokens, NAMESPACES[namespace]))
+        except pk.PinBudgetExceeded:
+            return
+        assert self.cache.stats().placement["pinned_blocks"] <= 4
+
+    @rule()
+    @precondition(lambda self: self.pins)
+    def unpin(self) -> None:
+        self.cache.unpin(self.pins.pop())
+
+    @rule(namespace=st.integers(0, 1), blocks=st.none() | st.integers(1, 6))
+    def set_quota(self, namespace: int, blocks: int | None) -> None:
+        if NAMESPACES[namespace] is not None:
+            self.cache.set_quota(NAMESPACES[namespace], blocks)
+
+    @rule(namespace=st.integers(0, 1), sure=st.integers(0, 3))
+    def purge(self, namespace: int, sure: int) -> None:
+        if sure == 0:
+            self.cache.purge(NAMESPACES[namespace])
+            self.epochs[namespace] += 1
+            self.computed[namespace].clear()
+            assert self.cache.explain([0, 1, 0, 1], NAMESPACES[namespace]).cached_tokens == 0
+
+    @rule(first=st.booleans(), damage=st.none() | st.integers(0, 1 << 20))
+    def close_and_reopen(self, first: bool, damage: int | None) -> None:
+        """Only what is on disk is found again, but for what was damaged meanwhile."""
+        if not first:
+            self.cache.close()
+        for seq, _, _ in self.live:
+            seq.release()
+        self.live.clear()
+        self.cache.close()
+        if damage is not None:
+            self.damage(damage)
+        self.pins.clear()
+        self.cache = self.open_cache()
+
+    @rule(where=st.integers(0, 1 << 20))
+    def damage(self, where: int) -> None:
+        """Some bytes of the store are overwritten; nobody may ever read them as KV."""
+        files = sorted(path for path in self.folder.rglob("*.seg") if path.stat().st_size)
+        if files:
+            with files[where % len(files)].open("r+b") as file:
+                file.seek(where % (files[where % len(files)].stat().st_size - 64))
+                file.write(b"\xa5" * 64)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for seq, _, _ in self.live:
+            seq.release()
+        for handle in self.pins:
+            self.cache.unpin(handle)
+        self.cache.check_integrity()
+        assert all(counts["live"] == 0 for counts in self.cache.stats().blocks.values()), "a leak"
+        self.cache.close()
+        shutil.rmtree(self.folder)
+
+
+def run(max_examples: int, num_steps: int) -> None:
+    run_state_machine_as_test(
+        CacheMachine,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=num_steps,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
+
+
+def test_every_read_of_a_cache_over_three_tiers_is_right() -> None:
+    run(100, 40)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(10))
+def test_every_read_of_a_cache_over_three_tiers_is_right_in_long_histories(part: int) -> None:
+    run(500, 100)
