@@ -24,7 +24,7 @@ class Disk:
     path : directory; made when the tier opens. There is no default, least of all a shared temporary one.
     size : string of bytes (``"200GiB"``) or integer number of blocks.
     segment_size : bytes of one file, as a string or an integer.
-    shards : how many segments are written in turn, 1..64.
+    shards : equal parts of a block with a checksum each, 1..64; their number must divide a block's bytes.
 
     Raises
     ------

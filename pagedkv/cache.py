@@ -27,12 +27,13 @@ from pagedkv.budgets import Budget, Disk, blocks_for
 from pagedkv.device_kv import DeviceKV
 from pagedkv.durable import Describer, whole_chains
 from pagedkv.engine import Engine
-from pagedkv.errors import InvalidArgument, NamespaceRequired, OutOfBlocks, WrongType
+from pagedkv.errors import InvalidArgument, NamespaceRequired, OutOfBlocks, StaleHandle, WrongType
 from pagedkv.explain import Explanation, explain_match
 from pagedkv.moving import Conductor
 from pagedkv.namespace import Namespace
 from pagedkv.prefetch import Prefetch
 from pagedkv.sequence import Sequence
+from pagedkv.sizes import whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.stats import CacheStats
 from pagedkv.step import Step
@@ -105,8 +106,12 @@ class KVCache:
             raise WrongType(f"spec must be a KVSpec, not {type(spec).__name__}")
         if disk is not None and not isinstance(disk, Disk):
             raise WrongType(f"disk must be a pagedkv.Disk, not {type(disk).__name__}")
+        _check_options(deadline_s, max_sequences, threads, inclusive)
         self.spec = spec
-        self._require_namespace, self._partial_hits = bool(require_namespace), bool(partial_hits)
+        for name, flag in (("require_namespace", require_namespace), ("partial_hits", partial_hits)):
+            if not isinstance(flag, bool):
+                raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
+        self._require_namespace, self._partial_hits = require_namespace, partial_hits
         self._deadline_s = deadline_s
         budgets = [device, host, disk.size if disk is not None else None]
         sizes = [0 if budget is None else blocks_for(budget, spec) for budget in budgets]
@@ -115,7 +120,7 @@ class KVCache:
         pools = [BlockPool(size) if size else None for size in sizes]
         while pools[-1] is None:
             pools.pop()
-        tree = RadixTree(spec.block_size, len(pools), keep_chain=policy in ("arc", "s3fifo"))
+        tree = RadixTree(spec.block_size, len(pools), keep_chain=isinstance(policy, str) and policy in ("arc", "s3fifo"))
         self.placement = Placement(
             tree, pools, policy=policy, demotion=demotion, pin_budget=pin_budget, event_words=event_words,
             cost_tokens=cost_tokens,
@@ -125,6 +130,8 @@ class KVCache:
         self._digests: dict[int, bytes] = {}
         self._roots: dict[Namespace | None, int] = {}
         self._counts = threading.Lock()
+        self._pins: set[int] = set()
+        self._purged: set[bytes] = set()  # digests
         self._prompt_tokens = self._missed_promotions = 0
         self._hit_tokens = dict.fromkeys([*(TIER_NAMES[t] for t, p in enumerate(pools) if p is not None), "partial"], 0)
         self._tiers: dict[int, Tier] = {}
@@ -138,7 +145,7 @@ class KVCache:
             if disk is not None:
                 store = DiskTier(
                     disk.path, sizes[DISK], spec.block_bytes, fingerprint=spec.fingerprint(),
-                    block_tokens=spec.block_size, segment_bytes=disk.segment_bytes,
+                    block_tokens=spec.block_size, segment_bytes=disk.segment_bytes, shards=disk.shards,
                 )  # fmt: skip
                 undo.callback(store.close)
                 self._tiers[DISK] = store
@@ -190,8 +197,10 @@ class KVCache:
             raise
         seq = Sequence(self._engine, row, counts)
         if other >= 0:
-            seq.hit_tokens["partial"] = self._engine.reuse_part(row, block, common)
-            self.placement.release(other)
+            try:
+                seq.hit_tokens["partial"] = self._engine.reuse_part(row, block, common)
+            finally:
+                self.placement.release(other)
         with self._counts:
             self._prompt_tokens += len(prompt)
             self._missed_promotions += len(hits) - kept
@@ -216,7 +225,10 @@ class KVCache:
             On entering the step: everything else is held. Nothing was changed.
         """
         self._engine.check_open()
-        seqs = list(sequences)
+        try:
+            seqs = list(sequences)
+        except TypeError:
+            raise WrongType(f"a step takes sequences, not {type(sequences).__name__}") from None
         for seq in seqs:
             if not isinstance(seq, Sequence):
                 raise WrongType(f"a step takes Sequence objects, not {type(seq).__name__}")
@@ -228,8 +240,9 @@ class KVCache:
         """Bring the cached prefix of `tokens` to the device in the background, so that its sequence opens at once."""
         root = self._root(namespace)
         prompt = np.ascontiguousarray(self._tokens(tokens)).copy()
-        if self._background is None:
-            self._background = ThreadPoolExecutor(1, thread_name_prefix="pagedkv-prefetch")
+        with self._counts:
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, thread_name_prefix="pagedkv-prefetch")
         return Prefetch(self._background.submit(self._prefetch, prompt, root))
 
     def pin(self, tokens: ArrayLike, namespace: Namespace | None = None) -> int:
@@ -246,19 +259,33 @@ class KVCache:
         except BaseException:
             self.placement.release(owner)
             raise
+        with self._counts:
+            self._pins.add(owner)
         return owner
 
     def unpin(self, handle: int) -> None:
-        """Let go of what :meth:`pin` kept."""
+        """Let go of what :meth:`pin` kept.
+
+        Raises
+        ------
+        StaleHandle
+            `handle` is not what a `pin` returned, or was let go of before.
+        """
         self._engine.check_open()
+        with self._counts:
+            if handle not in self._pins:
+                raise StaleHandle(f"{handle!r:.60} is no pin of this cache, or was unpinned before")
+            self._pins.discard(handle)
         self.placement.release(handle)
 
     def set_quota(self, namespace: Namespace, budget: Budget | None, tier: str = "device") -> None:
         """The namespace may hold at most this much in a tier; beyond it, its own coldest blocks go first."""
-        if tier not in TIER_NAMES[: len(self.placement.pools)]:
+        if not isinstance(tier, str) or tier not in TIER_NAMES[: len(self.placement.pools)]:
             raise InvalidArgument(f"tier {tier!r} is not one of {TIER_NAMES[: len(self.placement.pools)]}")
         blocks = None if budget is None else blocks_for(budget, self.spec)
+        self._engine.uses_quota = True
         self.placement.set_quota(self._root(namespace), blocks, TIER_NAMES.index(tier))
+        self._conductor.drain()
 
     def purge(self, namespace: Namespace | None) -> int:
         """Forget a namespace: it never matches again. Blocks in use go when released. Returns blocks dropped now."""
@@ -266,7 +293,15 @@ class KVCache:
         for known, value in list(self._roots.items()):
             if value == root:
                 self._roots.pop(known, None)
-        return self.placement.drop_namespace(root)
+        store, pool = self._tiers.get(DISK), self.placement.pools[-1]
+        if not isinstance(store, DiskTier) or pool is None:
+            return self.placement.drop_namespace(root)
+        blocks = self.placement.blocks_in(root, DISK)
+        with self._counts:
+            self._purged.add(self._digests[root])
+        dropped = self.placement.drop_namespace(root)
+        store.invalidate(blocks[pool.refs(blocks) == 0])  # or a reopened store would bring them back
+        return dropped
 
     # ---- what is there
 
@@ -325,6 +360,7 @@ class KVCache:
         if self._background is not None:
             self._background.shutdown(wait=True, cancel_futures=True)
         self._mover.close()
+        self._bury_purged()
         for tier in self._tiers.values():
             tier.close()
 
@@ -341,6 +377,16 @@ class KVCache:
         return f"<KVCache, blocks: {tiers}; policy {self.placement.policy}{', closed' if self._engine.closed else ''}>"
 
     # ---- inside
+
+    def _bury_purged(self) -> None:
+        """What was in use or moving when its namespace was purged may have reached the disk since: not for the next opening."""
+        store, pool = self._tiers.get(DISK), self.placement.pools[-1]
+        if not self._purged or not isinstance(store, DiskTier) or pool is None:
+            return
+        blocks = [found.block for found in store.records() if found.record.namespace in self._purged]
+        if blocks:
+            ids = np.array(blocks, np.int32)
+            store.invalidate(ids[pool.refs(ids) == 0])
 
     def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
         """Own the cached prefix and say where it was; waits (within the deadline) for runs promoted for others."""
@@ -407,3 +453,15 @@ class KVCache:
 
     def _tokens(self, tokens: ArrayLike) -> NDArray[np.int32]:
         return self.placement.tree.tokens(tokens)
+
+
+def _check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: Any) -> None:
+    if deadline_s is not None:
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
+            raise WrongType(f"deadline_s must be a number of seconds, not {type(deadline_s).__name__}")
+        if not 0 <= deadline_s < 1e9:
+            raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {deadline_s}")
+    whole_number(max_sequences, "max_sequences", 1, 1 << 20)
+    whole_number(threads, "threads", 1, 64)
+    if inclusive is not None and not isinstance(inclusive, tuple | list):
+        raise WrongType(f"inclusive must be a tuple of bools by tier, not {type(inclusive).__name__}")

@@ -72,9 +72,14 @@ class DeviceKV:
         shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
         if out is None:
             out = (np.empty(shape, spec.np_dtype), np.empty(shape, spec.np_dtype))
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise LayoutMismatch(f"out must be a pair of arrays (k, v), got {type(out).__name__}")
         for array in out:
-            if array.shape != shape or array.dtype != spec.np_dtype:
-                raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {array.dtype} {array.shape}")
+            found = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != spec.np_dtype:
+                raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {found}")
+            if not array.flags.writeable:
+                raise LayoutMismatch("out must be writeable")
         used = blocks[: -(-num_tokens // spec.block_size)]
         for layer, views in enumerate(self._layers):
             for view, target in zip(views, out, strict=True):
@@ -96,7 +101,7 @@ class DeviceKV:
         if values.dtype.name not in _CONVERTIBLE:
             wanted = ", ".join((spec.dtype, *_CONVERTIBLE))
             raise LayoutMismatch(f"{name} has dtype {values.dtype}: one of {wanted} is needed")
-        if self._bits:
-            return float32_to_bfloat16(values.astype(np.float32, copy=False))
-        with np.errstate(over="ignore"):  # what does not fit in float16 becomes infinite, as in every kernel
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, as in every kernel
+            if self._bits:
+                return float32_to_bfloat16(values.astype(np.float32, copy=False))
             return values.astype(spec.np_dtype)

@@ -37,6 +37,7 @@ class Engine:
         self._kv = kv
         self._counting = threading.Lock()
         self.computed_tokens = 0
+        self.uses_quota = False  # whether a commit may decide moves
         self.closed = False
 
     @property
@@ -69,7 +70,7 @@ class Engine:
         OutOfBlocks
             Everything else is held. Nothing was changed.
         """
-        self.check_open()
+        kv = self.kv  # before anything is scheduled: a cache that is closed, or on a GPU, raises here
         while True:
             try:
                 arrays = self.table.step(rows, q_lens, lookahead)
@@ -77,20 +78,28 @@ class Engine:
             except OutOfBlocks:  # another thread may take the room that is made here: then once more
                 self.conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
         if len(arrays.copies):
-            self.kv.copy_blocks(arrays.copies)
+            kv.copy_blocks(arrays.copies)
             self.table.copies_done(np.ascontiguousarray(arrays.copies[:, 0]))
         return arrays
 
     def commit(self, rows: NDArray[np.int64], num_tokens: int) -> None:
         """The step's tokens are written in every layer."""
+        self.conductor.expire()
         self.table.commit(rows)
+        if self.uses_quota:
+            self.conductor.drain()
         with self._counting:
             self.computed_tokens += num_tokens
 
     def write_all(self, row: int, k: NDArray[Any], v: NDArray[Any]) -> None:
         """Write and commit a row's uncomputed tokens: k, v [num_layers, num_tokens, num_kv_heads, head_dim]."""
-        if not len(k) == len(v) == self.spec.num_layers:
-            raise LayoutMismatch(f"k and v need {self.spec.num_layers} layers, got {len(k)} and {len(v)}")
+        for name, values in (("k", k), ("v", v)):
+            shape = getattr(values, "shape", None)
+            if not isinstance(shape, tuple) or len(shape) != 4 or shape[0] != self.spec.num_layers:
+                raise LayoutMismatch(
+                    f"{name} must be an array [{self.spec.num_layers}, num_tokens, num_kv_heads, head_dim], "
+                    f"got {type(values).__name__ if shape is None else shape}"
+                )
         rows = np.array([row], np.int64)
         arrays = self.begin(rows, None, 0)
         try:
@@ -117,4 +126,5 @@ class Engine:
             if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 <= ttl_s < 1e9:
                 raise InvalidArgument(f"ttl_s = {ttl_s!r}: a number of seconds, 0 or more, is needed")
             expires = time.monotonic_ns() + int(ttl_s * 1e9)
+            self.conductor.uses_ttl = True
         self.table.retain(row, priority, expires)

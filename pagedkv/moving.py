@@ -6,10 +6,11 @@ import threading
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv._core.placement import Placement
 from pagedkv.errors import PagedKVError
-from pagedkv.tiers import Mover, Ticket
+from pagedkv.tiers import Mover
 
 
 class Conductor:
@@ -21,6 +22,7 @@ class Conductor:
     def __init__(self, placement: Placement, mover: Mover) -> None:
         self.placement, self._mover = placement, mover
         self._finished = threading.Condition()
+        self.uses_ttl = False  # whether somebody gave a time to live
         self._rounds = 0  # completions so far: a waiter compares, so no wake-up is lost
 
     def run_moves(self, deadline_s: float | None = None) -> bool:
@@ -29,13 +31,17 @@ class Conductor:
         Parameters
         ----------
         deadline_s : float, optional
-            Seconds from now; moves that have not started by then count as failed.
+            Seconds from now; promotions that have not started by then count as failed. Demotions have no deadline: a late one
+            would lose its block for nothing.
         """
         with self._finished:
             rounds = self._rounds
-        ticket = self.start_moves(deadline_s)
-        if ticket is not None:
-            self.finish(ticket)
+        moves = self.placement.take_moves()
+        if len(moves):
+            upward = moves["dst_tier"] < moves["src_tier"]
+            for part, limit in ((moves[~upward], None), (moves[upward], deadline_s)):
+                if len(part):
+                    self._run(part, limit)
             return True
         if self.placement.num_in_flight == 0:
             with self._finished:
@@ -44,22 +50,12 @@ class Conductor:
             self._finished.wait_for(lambda: self._rounds != rounds, timeout=1.0)
         return True
 
-    def start_moves(self, deadline_s: float | None = None) -> Ticket | None:
-        """Hand the decided moves to the mover; None if there are none. Whoever starts them must `finish` them."""
-        moves = self.placement.take_moves()
-        if not len(moves):
-            return None
-        try:
-            return self._mover.submit(moves, deadline_s=deadline_s)
-        except BaseException:
-            self._complete(np.unique(moves["transfer"]), np.zeros(len(np.unique(moves["transfer"])), np.bool_))
-            raise
+    def drain(self) -> None:
+        """Run what is decided until nothing is under way."""
+        while self.run_moves():
+            pass
 
-    def finish(self, ticket: Ticket) -> None:
-        """Wait for a ticket and tell the core how its transfers ended."""
-        self._complete(*ticket.results())
-
-    def make_room(self, num_blocks: int, tier: int = 0, deadline_s: float | None = None) -> None:
+    def make_room(self, num_blocks: int, tier: int = 0) -> None:
         """Return once `tier` has `num_blocks` free blocks, demoting and dropping as the policy says.
 
         Raises
@@ -67,11 +63,17 @@ class Conductor:
         OutOfBlocks
             Everything else is held.
         """
+        self.expire()
         while self.placement.reserve(num_blocks, tier):
-            if not self.run_moves(deadline_s):
+            if not self.run_moves():
                 if not self.placement.reserve(num_blocks, tier):
                     return
                 raise self.placement.out_of_blocks(num_blocks, tier)
+
+    def expire(self) -> None:
+        """Let times to live end that are over."""
+        if self.uses_ttl:
+            self.placement.expire(time.monotonic_ns())
 
     def promote(self, owner: int, deadline_s: float | None = None) -> int:
         """Bring an owned path to the device; whole blocks of it that are there in the end, from the front.
@@ -87,7 +89,7 @@ class Conductor:
             cold = int(np.count_nonzero(placement.tiers_of(owner)))
             if not cold:
                 break
-            self.make_room(cold, deadline_s=deadline_s)
+            self.make_room(cold)
             try:
                 placement.promote(owner)
             except PagedKVError:
@@ -100,7 +102,16 @@ class Conductor:
             self.run_moves(left)
         return placement.settle(owner)
 
-    def _complete(self, transfers: np.ndarray, ok: np.ndarray) -> None:
+    def _run(self, moves: NDArray[np.void], deadline_s: float | None) -> None:
+        try:
+            ticket = self._mover.submit(moves, deadline_s=deadline_s)
+        except BaseException:
+            transfers = np.unique(moves["transfer"])
+            self._complete(transfers, np.zeros(len(transfers), np.bool_))
+            raise
+        self._complete(*ticket.results())
+
+    def _complete(self, transfers: NDArray[np.int64], ok: NDArray[np.bool_]) -> None:
         self.placement.complete(transfers, ok)
         with self._finished:
             self._rounds += 1

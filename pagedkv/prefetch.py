@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NotYet
 
 
 class Prefetch:
@@ -27,4 +28,9 @@ class Prefetch:
         TimeoutError
             It takes longer than `timeout_s` seconds; it goes on.
         """
-        return 0 if self._future.cancelled() else self._future.result(timeout_s)
+        try:
+            return self._future.result(timeout_s)
+        except CancelledError:
+            return 0
+        except NotYet:  # another class than the builtin one before Python 3.11
+            raise TimeoutError(f"the prefetch takes longer than {timeout_s} s") from None

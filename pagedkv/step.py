@@ -10,9 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
 from pagedkv.engine import Engine
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError, StaleHandle
 from pagedkv.reference import paged_attention
 from pagedkv.sequence import Sequence
+from pagedkv.sizes import whole_number
 
 
 class Step:
@@ -36,11 +37,14 @@ class Step:
         self._q_lens, self._lookahead = q_lens, lookahead
         self._arrays: StepArrays | None = None
         self._written: set[int] = set()
+        self._epochs: NDArray[np.int64] = np.empty(0, np.int64)
 
     def __enter__(self) -> Step:
         if self._arrays is not None:
             raise InvalidArgument("this step is under way already")
+        self._written = set()
         self._arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
+        self._epochs = self._engine.table.epochs(self._rows)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -51,7 +55,12 @@ class Step:
         if kind is not None or (missing and len(arrays.tokens)):
             self._engine.table.cancel(self._rows)
         else:
-            self._engine.commit(self._rows, len(arrays.tokens))
+            try:
+                self._check_rows()
+                self._engine.commit(self._rows, len(arrays.tokens))
+            except BaseException:
+                self._engine.table.cancel(self._rows)
+                raise
             return
         if kind is None:
             raise InvalidArgument(
@@ -121,14 +130,18 @@ class Step:
             Another shape or a dtype that cannot be converted. Nothing was written.
         """
         arrays = self.arrays
+        self._check_rows()
         self._engine.kv.write(layer, arrays.slot_mapping, k, v)
         self._written.add(int(layer))
 
     def mark_written(self, layer: int) -> None:
         """Say that a kernel of the caller's own has written this layer's slots."""
-        if not 0 <= layer < self._engine.spec.num_layers:
-            raise InvalidArgument(f"layer {layer}: the spec has {self._engine.spec.num_layers} layers")
-        self._written.add(int(layer))
+        self._written.add(whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1))
+
+    def _check_rows(self) -> None:
+        """The slots are this step's only while its rows are as they were when it began."""
+        if not np.array_equal(self._engine.table.epochs(self._rows), self._epochs):
+            raise StaleHandle("a sequence of this step was cut back, or stepped again, since it began: its slots may be others'")
 
     def attend(
         self,
@@ -158,11 +171,15 @@ class Step:
         """
         arrays, spec = self.arrays, self._engine.spec
         shape = getattr(q, "shape", None)
-        if shape is None or len(shape) != 3 or shape[0] != len(arrays.tokens) or shape[2] != spec.head_dim:
+        if not isinstance(q, np.ndarray) or shape is None or len(shape) != 3 or shape[0] != len(arrays.tokens) or shape[2] != spec.head_dim:
             shape = type(q).__name__ if shape is None else shape
             raise LayoutMismatch(f"q must be [{len(arrays.tokens)}, num_qo_heads, {spec.head_dim}], got {shape}")
         if q.shape[1] % spec.num_kv_heads:
             raise LayoutMismatch(f"{q.shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
+        if out is not None and not isinstance(out, np.ndarray):
+            raise LayoutMismatch(f"out must be an array, got {type(out).__name__}")
+        if window is not None:
+            window = whole_number(window, "window", 1, 2**31 - 1)
         k_cache, v_cache = self._engine.kv.layer(layer)
         try:
             return paged_attention(

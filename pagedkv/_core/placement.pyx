@@ -26,7 +26,7 @@ from pagedkv._core.owners cimport (
     place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
 from pagedkv._core.place cimport Place, Policy
-from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_partial
+from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_next, tree_partial
 from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.transfers cimport (
@@ -758,6 +758,30 @@ cdef class Placement:
         before -= p.tree.num_blocks
         self.lock.release()
         return before
+
+    def blocks_in(self, namespace, tier=0):
+        """Ids int32 [n] of the blocks that a namespace has in `tier`."""
+        cdef int32_t root = self.tree._root(namespace), where = count_input(tier, "tier", 0, self.place.num_tiers - 1), n
+        cdef Tree* t = &self.tree.tree
+        cdef int64_t total, done
+        cdef cnp.ndarray out
+        while True:
+            self.lock.acquire()
+            total = t.num_blocks
+            self.lock.release()
+            out = new_int32(total)
+            done = 0
+            self.lock.acquire()
+            if t.num_blocks <= total:
+                n = tree_next(t, root, root)
+                while n != NIL:
+                    if (t.nodes[n].tiers >> where) & 1:
+                        memcpy(i32(out) + done, node_ids(t, n, where), t.nodes[n].length * sizeof(int32_t))
+                        done += t.nodes[n].length
+                    n = tree_next(t, n, root)
+                self.lock.release()
+                return out[:done]
+            self.lock.release()
 
     def clear(self):
         """Drop everything that nobody owns, in every tier and namespace. Returns the blocks dropped."""

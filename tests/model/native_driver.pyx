@@ -21,7 +21,7 @@ cnp.import_array()
 
 NAMES = (
     "acquire", "bring up", "insert", "release", "share", "pin", "shorten", "reserve", "take", "complete", "finish", "hold",
-    "look", "open", "extend", "step", "fork", "truncate", "end", "retain", "expire", "quota", "drop", "clear",
+    "look", "open", "extend", "step", "fork", "truncate", "end", "retain", "expire", "quota", "drop", "race", "clear",
 )
 
 cdef class NativeDriver(Owners):
@@ -36,11 +36,11 @@ cdef class NativeDriver(Owners):
         How often each operation is done.
     """
 
-    cdef int32_t limits[24]         # cumulative weights
+    cdef int32_t limits[25]         # cumulative weights
 
     def __init__(self, seed, placement, table, weights):
         cdef int32_t i, total = 0
-        for i in range(24):
+        for i in range(25):
             total += weights[i]
             self.limits[i] = total
 
@@ -78,7 +78,7 @@ cdef class NativeDriver(Owners):
                 raise self.wrong(f"a leak in tier {tier}")
 
     cdef int32_t choose(self) noexcept nogil:
-        cdef int32_t i = 0, at = self.below(self.limits[23])
+        cdef int32_t i = 0, at = self.below(self.limits[24])
         while self.limits[i] <= at:
             i += 1
         return i
@@ -88,7 +88,7 @@ cdef class NativeDriver(Owners):
     cdef int one(self, int32_t kind) except -1:
         self.doing = NAMES[kind]
         if kind == 0:
-            self.do_acquire()
+            self.do_acquire(self.chance(50))
         elif kind == 1:
             if self.num_owners:
                 self.bring_up(&self.owners[self.below(self.num_owners)])
@@ -121,7 +121,7 @@ cdef class NativeDriver(Owners):
         elif kind == 12:
             self.look()
         elif kind == 13:
-            self.open_row()
+            self.open_row(self.chance(70))
         elif kind == 14:
             self.extend()
         elif kind == 15:
@@ -129,7 +129,8 @@ cdef class NativeDriver(Owners):
         elif kind == 16:
             self.fork()
         elif kind == 17:
-            self.truncate()
+            if self.num_rows:
+                self.truncate(self.below(self.num_rows))
         elif kind == 18:
             if self.num_rows:
                 self.end_row(self.below(self.num_rows))
@@ -142,6 +143,8 @@ cdef class NativeDriver(Owners):
             self.quota()
         elif kind == 22:
             self.drop()
+        elif kind == 23:
+            self.race()
         elif self.chance(20):
             self.placement.clear()
         return 0
@@ -149,7 +152,7 @@ cdef class NativeDriver(Owners):
     # ---- rows
 
     # What a cache does with a prompt, or the table alone with what is on the device.
-    cdef int open_row(self) except -1:
+    cdef int open_row(self, bint promoted) except -1:
         cdef Holder* ours
         cdef int64_t limit, handle, cached, owner
         cdef int64_t other = -1
@@ -161,7 +164,7 @@ cdef class NativeDriver(Owners):
         self.prompt(&ours.text)
         tokens = self.array(ours.text.tokens, ours.text.num_tokens)
         ours.scheduled = ours.in_step = ours.pinned = 0
-        if self.chance(30):
+        if not promoted:
             handle, cached = self.table.open(tokens, ours.text.root, leave=self.below(3))
         else:
             limit = max(ours.text.num_tokens - 1, 0) // bs
@@ -257,7 +260,7 @@ cdef class NativeDriver(Owners):
             return self.end_step()
         chosen = self.idle_rows()
         if not chosen:
-            return self.open_row()
+            return self.open_row(True)
         handles = np.array([self.rows[i].handle for i in chosen], np.int64)
         lens = None
         if self.chance(25):
@@ -401,12 +404,9 @@ cdef class NativeDriver(Owners):
         return 0
 
     # A committed block that is cut is given up whole; a step under way is forgotten.
-    cdef int truncate(self) except -1:
+    cdef int truncate(self, int32_t who) except -1:
         cdef int32_t keep, whole
-        cdef Holder* ours
-        if self.num_rows == 0:
-            return 0
-        ours = &self.rows[self.below(self.num_rows)]
+        cdef Holder* ours = &self.rows[who]
         keep = ours.text.num_tokens - self.below(min(ours.text.num_tokens, 3 * self.block_size) + 1)
         if self.chance(20):
             keep = self.below(ours.text.num_tokens + 1)
@@ -426,4 +426,17 @@ cdef class NativeDriver(Owners):
         ours.computed = min(ours.computed, whole)
         ours.scheduled = 0
         ours.in_step = False
+        return 0
+
+    # Somebody wants, and cuts, what is just being demoted.
+    cdef int race(self) except -1:
+        self.placement.reserve(self.below(self.pools[0].max_capacity + 1))
+        if self.chance(50):
+            self.do_acquire(False)
+            if self.chance(50):
+                self.shorten(&self.owners[self.num_owners - 1])
+        elif self.num_rows < self.max_rows:
+            self.open_row(False)
+            if self.chance(50):
+                self.truncate(self.num_rows - 1)
         return 0

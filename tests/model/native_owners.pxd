@@ -30,7 +30,7 @@ cdef class Owners(World):
     cdef int32_t blocks_below(self, int64_t handle) noexcept nogil
     cdef int32_t read_match(self, const Text* text, cnp.ndarray tiers, cnp.ndarray blocks) except -1
     cdef int64_t acquire(self, const Text* text, int64_t limit) except -1
-    cdef int do_acquire(self) except -1
+    cdef int do_acquire(self, bint whole) except -1
     cdef int bring_up(self, Holder* ours) except -1
     cdef int insert(self, Holder* ours) except -1
     cdef int release(self, int32_t who) except -1

@@ -228,7 +228,7 @@ cdef class Owners(World):
             raise self.wrong("more is owned than matches")
         return handle
 
-    cdef int do_acquire(self) except -1:
+    cdef int do_acquire(self, bint whole) except -1:
         cdef Holder* ours
         if self.num_owners >= self.max_owners:
             self.release(self.below(self.num_owners))
@@ -238,7 +238,7 @@ cdef class Owners(World):
         ours.pinned = 0
         ours.text.num_tokens = self.place.owners[handle_slot(ours.handle)].num_blocks * self.block_size
         self.num_owners += 1
-        if self.chance(50):
+        if whole:
             self.bring_up(ours)
         return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -25,6 +26,9 @@ NAMESPACES = (None, pk.Namespace(tenant="a"))
 MAX_SEQUENCES = 4
 tokens_of = st.lists(st.integers(0, 1), max_size=8)
 which = st.integers(0, 63)
+
+
+seen: Counter[str] = Counter()
 
 
 class Failing(Exception):
@@ -53,27 +57,28 @@ class CacheMachine(RuleBasedStateMachine):
         self.live: list[tuple[pk.Sequence, int, int]] = []  # sequence, namespace, its epoch
         self.epochs = [0, 0]  # a purge begins a new one
         self.computed: list[set[tuple[int, ...]]] = [set(), set()]  # prefixes, since the last purge
+        self.prompts: list[list[tuple[int, ...]]] = [[], []]  # lately computed, by namespace
         self.pins: list[int] = []
-        self.reads = 0
 
     # ---- what must be true
 
     def prompt(self, namespace: int, known: int, cut: int, more: Seq[int]) -> list[int]:
         """A prefix that was computed once, perhaps cut, with something else behind it."""
-        prefixes = sorted(self.computed[namespace], key=lambda prefix: (-len(prefix), prefix))
-        prefix = prefixes[known % len(prefixes)] if prefixes else ()
+        prompts = self.prompts[namespace]
+        prefix = prompts[known % len(prompts)] if prompts else ()
         return [*prefix[: len(prefix) - cut % 4], *more][:24]
 
     def read(self, seq: pk.Sequence, namespace: int) -> None:
         tokens, done = seq.tokens.tolist(), seq.num_computed
         for found, wanted in zip(seq.gather(), kv(namespace, tokens, 0, done), strict=True):
             assert np.array_equal(found, wanted), f"wrong KV in {tokens}, of which {done} are computed"
-        self.reads += done
+        seen["reads"] += done
 
     def remember(self, seq: pk.Sequence, namespace: int, epoch: int) -> None:
         tokens = tuple(seq.tokens.tolist())
         if epoch == self.epochs[namespace]:
             self.computed[namespace].update(tokens[:i] for i in range(1, seq.num_computed + 1))
+            self.prompts[namespace] = [*self.prompts[namespace][-8:], tokens[: seq.num_computed]]
 
     def known(self, namespace: int, tokens: Seq[int]) -> bool:
         return not tokens or tuple(tokens) in self.computed[namespace]
@@ -81,6 +86,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def every_sequence_holds_what_was_computed_for_it(self) -> None:
         if hasattr(self, "cache"):
+            seen["rules"] += 1
             for seq, namespace, _ in self.live:
                 self.read(seq, namespace)
             self.cache.check_integrity()
@@ -97,9 +103,24 @@ class CacheMachine(RuleBasedStateMachine):
         except pk.OutOfBlocks:
             return
         self.live.append((seq, namespace, self.epochs[namespace]))
+        seen.update({f"hits {tier}": int(count > 0) for tier, count in seq.hit_tokens.items()})
         assert seq.num_computed == sum(seq.hit_tokens.values())
         assert seq.num_computed < len(tokens) or not tokens
         assert self.known(namespace, tokens[: seq.num_computed]), "a hit on what was never computed"
+
+    @rule(namespace=st.integers(0, 1), known=which, cut=which, more=st.lists(st.integers(0, 1), min_size=8, max_size=20))
+    def serve(self, namespace: int, known: int, cut: int, more: list[int]) -> None:
+        """A whole request at once, so that older ones are demoted."""
+        held = len(self.live)
+        self.open(namespace, known, cut, more)
+        if len(self.live) > min(held, MAX_SEQUENCES - 1):
+            self.scatter(len(self.live) - 1)
+            self.read(*self.live[-1][:2])
+            self.live.pop()[0].release()
+
+    @rule(namespace=st.integers(0, 1), known=which, cut=which, more=tokens_of)
+    def serve_again(self, namespace: int, known: int, cut: int, more: list[int]) -> None:
+        self.serve(namespace, known, cut, more)
 
     @rule(chosen=which, share=st.integers(1, 4), lookahead=st.sampled_from([0, 0, 2]), fail=st.integers(0, 7))
     @precondition(lambda self: self.live)
@@ -201,23 +222,24 @@ class CacheMachine(RuleBasedStateMachine):
         if NAMESPACES[namespace] is not None:
             self.cache.set_quota(NAMESPACES[namespace], blocks)
 
-    @rule(namespace=st.integers(0, 1), sure=st.integers(0, 3))
-    def purge(self, namespace: int, sure: int) -> None:
-        if sure == 0:
-            self.cache.purge(NAMESPACES[namespace])
-            self.epochs[namespace] += 1
-            self.computed[namespace].clear()
-            assert self.cache.explain([0, 1, 0, 1], NAMESPACES[namespace]).cached_tokens == 0
+    @rule(namespace=st.integers(0, 1))
+    def purge(self, namespace: int) -> None:
+        """Nothing of the namespace is ever found again, not even when the disk is reopened."""
+        self.cache.purge(NAMESPACES[namespace])
+        self.epochs[namespace] += 1
+        forgotten, self.computed[namespace] = self.computed[namespace], set()
+        self.prompts[namespace] = sorted(forgotten, key=len)[-8:]
 
     @rule(first=st.booleans(), damage=st.none() | st.integers(0, 1 << 20))
     def close_and_reopen(self, first: bool, damage: int | None) -> None:
         """Only what is on disk is found again, but for what was damaged meanwhile."""
         if not first:
-            self.cache.close()
+            self.count_and_close()
         for seq, _, _ in self.live:
             seq.release()
         self.live.clear()
-        self.cache.close()
+        if first:
+            self.count_and_close()
         if damage is not None:
             self.damage(damage)
         self.pins.clear()
@@ -226,11 +248,18 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(where=st.integers(0, 1 << 20))
     def damage(self, where: int) -> None:
         """Some bytes of the store are overwritten; nobody may ever read them as KV."""
-        files = sorted(path for path in self.folder.rglob("*.seg") if path.stat().st_size)
+        files = sorted(path for path in self.folder.rglob("data.*"))
         if files:
             with files[where % len(files)].open("r+b") as file:
                 file.seek(where % (files[where % len(files)].stat().st_size - 64))
                 file.write(b"\xa5" * 64)
+
+    def count_and_close(self) -> None:
+        stats = self.cache.stats()
+        for kind in ("promoted", "demoted", "dropped"):
+            seen.update({f"{kind} {tier}": int(count) for tier, count in stats.placement[kind].items()})
+        seen.update({"failed promotions": stats.placement["failed_promotions"], "adopted": stats.placement["adopted"]})
+        self.cache.close()
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
@@ -241,7 +270,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.unpin(handle)
         self.cache.check_integrity()
         assert all(counts["live"] == 0 for counts in self.cache.stats().blocks.values()), "a leak"
-        self.cache.close()
+        self.count_and_close()
         shutil.rmtree(self.folder)
 
 

@@ -19,7 +19,7 @@ MAX_ROWS = 6
 WEIGHTS = {
     "acquire": 14, "bring up": 10, "insert": 12, "release": 10, "share": 3, "pin": 3, "shorten": 3, "reserve": 6,
     "take": 4, "complete": 12, "finish": 2, "hold": 3, "look": 4, "open": 16, "extend": 12, "step": 34, "fork": 6,
-    "truncate": 6, "end": 8, "retain": 2, "expire": 2, "quota": 1, "drop": 1, "clear": 1,
+    "truncate": 6, "end": 8, "retain": 2, "expire": 2, "quota": 1, "drop": 1, "race": 8, "clear": 1,
 }  # fmt: skip
 ALWAYS = ("release", "complete", "end")  # without these, everything would soon be held
 
