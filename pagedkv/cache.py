@@ -27,7 +27,7 @@ from pagedkv.budgets import Budget, Disk, blocks_for
 from pagedkv.device_kv import DeviceKV
 from pagedkv.durable import Describer, whole_chains
 from pagedkv.engine import Engine
-from pagedkv.errors import InvalidArgument, NamespaceRequired, OutOfBlocks, StaleHandle, WrongType
+from pagedkv.errors import DoubleRelease, InvalidArgument, NamespaceRequired, OutOfBlocks, WrongType
 from pagedkv.explain import Explanation, explain_match
 from pagedkv.moving import Conductor
 from pagedkv.namespace import Namespace
@@ -120,7 +120,8 @@ class KVCache:
         pools = [BlockPool(size) if size else None for size in sizes]
         while pools[-1] is None:
             pools.pop()
-        tree = RadixTree(spec.block_size, len(pools), keep_chain=isinstance(policy, str) and policy in ("arc", "s3fifo"))
+        has_ghosts = isinstance(policy, str) and policy in ("arc", "s3fifo")
+        tree = RadixTree(spec.block_size, len(pools), keep_chain=has_ghosts)
         self.placement = Placement(
             tree, pools, policy=policy, demotion=demotion, pin_budget=pin_budget, event_words=event_words,
             cost_tokens=cost_tokens,
@@ -268,13 +269,14 @@ class KVCache:
 
         Raises
         ------
-        StaleHandle
+        DoubleRelease
             `handle` is not what a `pin` returned, or was let go of before.
         """
         self._engine.check_open()
+        handle = whole_number(handle, "handle", -(2**63), 2**63 - 1)
         with self._counts:
             if handle not in self._pins:
-                raise StaleHandle(f"{handle!r:.60} is no pin of this cache, or was unpinned before")
+                raise DoubleRelease(f"pin {handle} was let go of before, or never made by this cache")
             self._pins.discard(handle)
         self.placement.release(handle)
 
@@ -379,7 +381,7 @@ class KVCache:
     # ---- inside
 
     def _bury_purged(self) -> None:
-        """What was in use or moving when its namespace was purged may have reached the disk since: not for the next opening."""
+        """What was in use or moving when its namespace was purged may have reached the disk since."""
         store, pool = self._tiers.get(DISK), self.placement.pools[-1]
         if not self._purged or not isinstance(store, DiskTier) or pool is None:
             return
@@ -463,5 +465,7 @@ def _check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive:
             raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {deadline_s}")
     whole_number(max_sequences, "max_sequences", 1, 1 << 20)
     whole_number(threads, "threads", 1, 64)
-    if inclusive is not None and not isinstance(inclusive, tuple | list):
+    if inclusive is not None and not (
+        isinstance(inclusive, tuple | list) and all(isinstance(keep, bool) for keep in inclusive)
+    ):
         raise WrongType(f"inclusive must be a tuple of bools by tier, not {type(inclusive).__name__}")

@@ -71,6 +71,7 @@ class Engine:
             Everything else is held. Nothing was changed.
         """
         kv = self.kv  # before anything is scheduled: a cache that is closed, or on a GPU, raises here
+        self.conductor.expire()
         while True:
             try:
                 arrays = self.table.step(rows, q_lens, lookahead)
@@ -94,12 +95,13 @@ class Engine:
     def write_all(self, row: int, k: NDArray[Any], v: NDArray[Any]) -> None:
         """Write and commit a row's uncomputed tokens: k, v [num_layers, num_tokens, num_kv_heads, head_dim]."""
         for name, values in (("k", k), ("v", v)):
-            shape = getattr(values, "shape", None)
-            if not isinstance(shape, tuple) or len(shape) != 4 or shape[0] != self.spec.num_layers:
-                raise LayoutMismatch(
-                    f"{name} must be an array [{self.spec.num_layers}, num_tokens, num_kv_heads, head_dim], "
-                    f"got {type(values).__name__ if shape is None else shape}"
-                )
+            try:
+                layers = [values[layer] for layer in range(len(values))]
+            except (TypeError, KeyError, IndexError):
+                layers = []
+            if len(layers) != self.spec.num_layers:
+                wanted = f"[{self.spec.num_layers}, num_tokens, num_kv_heads, head_dim]"
+                raise LayoutMismatch(f"{name} must be {wanted}, got {getattr(values, 'shape', type(values).__name__)}")
         rows = np.array([row], np.int64)
         arrays = self.begin(rows, None, 0)
         try:

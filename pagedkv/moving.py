@@ -31,8 +31,8 @@ class Conductor:
         Parameters
         ----------
         deadline_s : float, optional
-            Seconds from now; promotions that have not started by then count as failed. Demotions have no deadline: a late one
-            would lose its block for nothing.
+            Seconds from now; promotions that have not started by then count as failed. Demotions have no
+            deadline: a late one would lose its block for nothing.
         """
         with self._finished:
             rounds = self._rounds

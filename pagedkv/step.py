@@ -141,7 +141,7 @@ class Step:
     def _check_rows(self) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
         if not np.array_equal(self._engine.table.epochs(self._rows), self._epochs):
-            raise StaleHandle("a sequence of this step was cut back, or stepped again, since it began: its slots may be others'")
+            raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
 
     def attend(
         self,
@@ -171,7 +171,7 @@ class Step:
         """
         arrays, spec = self.arrays, self._engine.spec
         shape = getattr(q, "shape", None)
-        if not isinstance(q, np.ndarray) or shape is None or len(shape) != 3 or shape[0] != len(arrays.tokens) or shape[2] != spec.head_dim:
+        if not isinstance(q, np.ndarray) or q.ndim != 3 or shape != (len(arrays.tokens), q.shape[1], spec.head_dim):
             shape = type(q).__name__ if shape is None else shape
             raise LayoutMismatch(f"q must be [{len(arrays.tokens)}, num_qo_heads, {spec.head_dim}], got {shape}")
         if q.shape[1] % spec.num_kv_heads:

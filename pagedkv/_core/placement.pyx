@@ -876,7 +876,7 @@ cdef class Placement:
             done = place_restore(&self.place, root, data, given, n, where)
         self.lock.release()
         if done < 0:
-            raise InvalidArgument(f"a block that the tree does not have yet (entry {-done - 1}) must be the caller's alone, once: "
+            raise InvalidArgument(f"a block that the tree does not have yet (entry {-done - 1}) must be the caller's alone: "
                                   f"nothing was changed")
         return done
 

@@ -393,7 +393,8 @@ cdef int32_t any_unowned(Place* p, int32_t tier) noexcept nogil:
         for list_no in range(d * 204, (d + 1) * 204):
             n = p.links[tier].ends[2 * list_no]
             while n >= 0:
-                if p.fates[n].transfer < 0 and not is_owned(p, n, tier) and not (p.fates[n].failed and p.tree.nodes[n].first_child != NIL):
+                if (p.fates[n].transfer < 0 and not is_owned(p, n, tier)
+                        and not (p.fates[n].failed and p.tree.nodes[n].first_child != NIL)):
                     return n
                 n = p.links[tier].next[n]
     return NIL

@@ -68,7 +68,7 @@ class SequenceModel:
         """A second sequence that goes on from here."""
         self.commit()
         other = SequenceModel(self.cache, self.cache.share(self.owner), self.tokens)
-        kept = self._num_blocks(self.computed) - len(self.owner.path)  # blocks that nothing is written in are not shared
+        kept = self._num_blocks(self.computed) - len(self.owner.path)  # unwritten blocks are not shared
         other.computed, other.own = self.computed, self.own[:kept]
         for block in other.own:
             block.holders += 1
@@ -130,7 +130,7 @@ def compute(sequences: Sequence[SequenceModel]) -> int:
         raise NoRoom
     replaced = []
     for sequence in sequences:
-        for at in sequence._to_copy():  # the source is held until the bytes are copied, so it stays shared for the others
+        for at in sequence._to_copy():  # the source is held until its bytes are copied
             replaced.append((sequence, sequence.own[at]))
             cache.alloc(1)
             sequence.own[at] = OwnBlock()

@@ -1,4 +1,4 @@
-"""Room is found whenever there is any: over every policy, order of demotion and choice of tiers, with failures of moves."""
+"""Room is found whenever there is any: every policy, order of demotion and choice of tiers, with moves that fail."""
 
 from __future__ import annotations
 

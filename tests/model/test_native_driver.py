@@ -5,12 +5,9 @@ The operations are compiled (native_driver.pyx); here are the shapes of the cach
 
 from __future__ import annotations
 
-from collections import Counter
 from random import Random
 from types import ModuleType
 from typing import Any
-
-import pytest
 
 from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree
 
