@@ -297,8 +297,8 @@ INTERPRETED = (
     Mutant(
         "the source of a copy is let go of before it is copied",
         "pagedkv/engine.py",
-        (("            self.kv.copy_blocks(arrays.copies)\n",
-          "            self.table.copies_done()\n            self.kv.copy_blocks(arrays.copies)\n"),),
+        (("            kv.copy_blocks(arrays.copies)\n",
+          "            self.table.copies_done()\n            kv.copy_blocks(arrays.copies)\n"),),
         ("test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied",),
     ),
     Mutant(
