@@ -69,7 +69,6 @@ cdef class BlockTable:
     cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                    int32_t* arrays, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead)
-    cdef bint pinned_down(self, int32_t owner, int32_t whole)
     cdef void evict(self, int64_t want) noexcept nogil
     cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead,
                   int64_t* totals) noexcept nogil

@@ -865,9 +865,7 @@ cdef class BlockTable:
             table = self.table + <int64_t>r * self.width
             whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
-            if entry.num_owned > whole and self.pinned_down(entry.owner, whole):
-                code = E_STATE
-            elif entry.num_owned > whole:
+            if entry.num_owned > whole:
                 with nogil:
                     code = place_shorten(&self.placement.place, entry.owner, whole)
                 blocks = whole
@@ -897,13 +895,6 @@ cdef class BlockTable:
             raise InvalidArgument(f"row {handle:#x} has fewer than {keep} tokens: nothing was changed")
         if code != OK:
             self.raise_(code, [handle], 0)
-
-    cdef bint pinned_down(self, int32_t owner, int32_t whole):
-        cdef int32_t n = self.placement.place.owners[owner].node
-        while self.placement.place.tree.nodes[n].depth >= whole and self.placement.place.tree.nodes[n].length > 0:
-            n = self.placement.place.tree.nodes[n].parent
-        return (self.placement.place.tree.nodes[n].depth + self.placement.place.tree.nodes[n].length > whole
-                and self.placement.place.fates[n].transfer >= 0)
 
     def fork(self, row, n=1):
         """`n` new rows with the same tokens and blocks. Full blocks are shared; the partly filled one is copied on write.

@@ -116,7 +116,7 @@ cdef int32_t place_insert(
     Place* p, int32_t owner, const int32_t* tokens, int32_t* blocks, int32_t num_blocks
 ) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef int32_t done = 0, n = p.owners[owner].node, child, k, i, queue, first_new = NIL, length
+    cdef int32_t done = 0, n = p.owners[owner].node, child, k, i, queue, first_new = NIL, length, generation
     cdef const int32_t* at
     cdef uint64_t chain
     if p.fates[t.nodes[n].root].failed:
@@ -134,8 +134,12 @@ cdef int32_t place_insert(
                 child = split(p, child, k)
                 if child == NIL:
                     break
-            if node_top(t, child) != 0 and (mine(p, blocks + done, k) < k or quota_room(p, child, k) < k):
-                break
+            if node_top(t, child) != 0:
+                generation = t.nodes[child].generation
+                if mine(p, blocks + done, k) < k or quota_room(p, n, k) < k:
+                    break
+                if t.nodes[child].generation != generation or t.nodes[child].length != k:
+                    continue                        # making room within the quota took of this very run: look again
             adopt(p, child, blocks + done)
             n = child
             p.owners[owner].node = n

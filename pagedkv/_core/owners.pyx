@@ -161,6 +161,11 @@ cdef void place_release(Place* p, int32_t owner) noexcept nogil:
 
 cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
     cdef int32_t n = p.owners[owner].node, parent, upper
+    while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
+        n = p.tree.nodes[n].parent
+    if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks and p.fates[n].transfer >= 0:
+        return E_STATE                                  # a run in flight cannot be cut: nothing has changed
+    n = p.owners[owner].node
     p.clock += 1
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
         parent = p.tree.nodes[n].parent
@@ -169,8 +174,6 @@ cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nog
         p.owners[owner].node = n
         p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
     if p.owners[owner].num_blocks > num_blocks:
-        if p.fates[n].transfer >= 0:
-            return E_STATE
         upper = split(p, n, num_blocks - p.tree.nodes[n].depth)
         if upper == NIL:
             return E_MEMORY

@@ -15,7 +15,7 @@ from setuptools.command.build_ext import build_ext
 import pagedkv
 
 HERE = Path(__file__).parent
-MODULES = ("native_world", "native_owners", "native_driver")
+MODULES = ("native_world", "native_moves", "native_owners", "native_rows", "native_driver")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool
 from pagedkv._core.block_table cimport Row
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport S3FIFO, Owner, Transfer
-from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_next
+from pagedkv._core.radix_tree cimport Node, node_ids, node_top, tree_next
 from pagedkv._core.types cimport NIL, handle_slot
 
 cnp.import_array()
@@ -138,15 +138,19 @@ cdef class World:
         return False
 
     # With nothing in flight and no room: whatever nobody owns must have given way. Below the device a run stays where
-    # hotter ones continue it, for they would be lost with it.
+    # hotter ones continue it, for they would be lost with it; and one that could not be read where any do.
     cdef int everything_is_held(self, int32_t tier) except -1:
         cdef int32_t k, n
+        cdef bint stays
+        if tier > 0:                        # the guarantee is the device's; below, a reservation may have to be asked twice
+            return 0
         for k in range(self.num_roots):
             n = tree_next(self.tree, self.roots[k], self.roots[k])
             while n != NIL:
                 if (self.tree.nodes[n].tiers >> tier) & 1 and self.pools[tier].refs[
                         node_ids(self.tree, n, tier)[0]] == (TREE | 1):
-                    if node_top(self.tree, n) < tier or not self.carries_hotter(n, tier):
+                    stays = self.place.fates[n].failed and self.tree.nodes[n].first_child != NIL
+                    if node_top(self.tree, n) < tier or not (stays or self.carries_hotter(n, tier)):
                         raise self.wrong(f"no room in tier {tier}, though run {n} there is nobody's")
                 n = tree_next(self.tree, n, self.roots[k])
         return 0
@@ -163,7 +167,7 @@ cdef class World:
     # Contents of every copy of every run, dropped namespaces included; what the tree, transfers and paths refer to.
     cdef int audit_tree(self) except -1:
         cdef Tree* t = self.tree
-        cdef int32_t i, j, k, n, tier, block, bs = self.block_size, top
+        cdef int32_t i, k, n, tier, block, bs = self.block_size, top
         cdef uint64_t h
         cdef uint64_t hashes[MAX_TOKENS]
         cdef uint64_t* grown

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.model.driver import NAMESPACES
 from tests.model.pair import Pair
@@ -20,6 +28,7 @@ class PlacementMachine(RuleBasedStateMachine):
     """Owners acquire, fill, share, suspend and release prefixes; blocks move, arrive, fail and are dropped."""
 
     pair: Pair
+    steps: ClassVar[int] = 0  # of all histories
 
     @initialize(
         capacities=st.tuples(st.integers(2, 6), st.sampled_from([0, 2, 4]), st.sampled_from([0, 3])),
@@ -102,6 +111,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def both_sides_agree(self) -> None:
         if hasattr(self, "pair"):
+            PlacementMachine.steps += 1
             self.pair.check(deep=True)
 
     def teardown(self) -> None:
@@ -109,7 +119,15 @@ class PlacementMachine(RuleBasedStateMachine):
             self.pair.close()
 
 
-TestPlacement = PlacementMachine.TestCase
-TestPlacement.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def test_fifty_thousand_steps_of_the_machine_agree_with_the_oracle() -> None:
+    PlacementMachine.steps = 0
+    run_state_machine_as_test(
+        PlacementMachine,
+        settings=settings(
+            max_examples=700,
+            stateful_step_count=100,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
+    assert PlacementMachine.steps >= 50_000

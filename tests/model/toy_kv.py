@@ -1,4 +1,4 @@
-"""KV that follows from a namespace, the whole token prefix and the layer, so that a wrong block anywhere is a wrong read."""
+"""KV that follows from namespace, whole token prefix and layer, so that a wrong block anywhere is a wrong read."""
 
 from __future__ import annotations
 
