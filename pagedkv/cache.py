@@ -51,15 +51,14 @@ class KVCache:
     device, host : str or int
         Budget of the tier: bytes as a string (``"8GiB"``) or blocks as an integer. `host` may be None.
     disk : Disk, optional
-        A directory and how much of it to use. Reopening it finds what was cached there.
+        A directory and how much of it to use. Reopening it finds what had been demoted to it.
     policy : ``"lru"``, ``"arc"``, ``"s3fifo"`` or ``"cost"``
     demotion : ``"leaf_first"`` or ``"oldest_first"``
     inclusive : sequence of bool, optional
         By tier: keep the copy there when a block is promoted. Default: on disk only.
     gpu : int, optional
         CUDA device for the device arena (CuPy). Default: CPU memory. Attention on the GPU needs kernels of
-        the caller's own
-        for now; `step.attend` and `step.write` then raise.
+        the caller's own for now: `step.attend` and `step.write` then raise.
     max_sequences : int
         Live sequences at most.
     pin_budget : int

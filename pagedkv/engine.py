@@ -81,6 +81,8 @@ class Engine:
         if len(arrays.copies):
             kv.copy_blocks(arrays.copies)
             self.table.copies_done(np.ascontiguousarray(arrays.copies[:, 0]))
+        for array in (arrays.slot_mapping, arrays.block_tables, arrays.seq_lens, arrays.q_indptr, arrays.positions):
+            array.flags.writeable = False  # what a step writes and reads goes by these
         return arrays
 
     def commit(self, rows: NDArray[np.int64], num_tokens: int) -> None:

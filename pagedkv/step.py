@@ -180,9 +180,10 @@ class Step:
             raise LayoutMismatch(f"out must be an array, got {type(out).__name__}")
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
+        self._check_rows()
         k_cache, v_cache = self._engine.kv.layer(layer)
         try:
-            return paged_attention(
+            result = paged_attention(
                 q, k_cache, v_cache, arrays.block_tables, arrays.seq_lens, arrays.q_indptr,
                 softmax_scale=softmax_scale, causal=causal, window=window, soft_cap=soft_cap,
                 decode=self._engine.kv.decode, return_lse=return_lse, out=out,
@@ -191,3 +192,5 @@ class Step:
             if isinstance(error, PagedKVError):
                 raise
             raise LayoutMismatch(str(error)) from error
+        self._check_rows()  # whoever released a sequence meanwhile may have let others write what was read
+        return result

@@ -74,7 +74,10 @@ class Report:
             sys.stdout.write(text)
             sys.stdout.flush()
             return
-        target = Path(out)
+        target = Path(out).resolve()  # a link stays a link
+        if target.exists() and not target.is_file():  # a pipe, a device: there is nothing to replace
+            target.write_text(text, encoding="utf-8")
+            return
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             beside.write_text(text, encoding="utf-8")

@@ -364,3 +364,34 @@ def test_a_sequence_released_inside_a_step_leaves_the_others_usable(toy):
     second.release()
     first.release()
     assert all_free(toy.cache)
+
+
+def test_a_step_whose_sequence_was_cut_back_reads_nothing(open_cache):
+    """Its blocks may be somebody else's by then, in another namespace."""
+    cache = open_cache(6)
+    seq = cache.sequence(list(range(9)))
+    step = cache.step([seq]).__enter__()
+    fill_every_layer(cache, step)
+    q = np.ones((len(step.tokens), cache.spec.num_kv_heads, cache.spec.head_dim), np.float32)
+    seq.truncate(0)
+    with pytest.raises(pk.StaleHandle):
+        step.attend(0, q)
+    with pytest.raises(pk.StaleHandle):
+        step.__exit__(None, None, None)
+    cache.check_integrity()
+
+
+def test_the_arrays_of_a_step_cannot_be_changed(open_cache):
+    cache = open_cache(6)
+    seq = cache.sequence(list(range(9)))
+    with cache.step([seq]) as step:
+        fill_every_layer(cache, step)
+        for array in (step.slot_mapping, step.block_tables, step.seq_lens, step.q_indptr, step.positions):
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
+
+
+def fill_every_layer(cache, step) -> None:
+    kv = np.ones((len(step.tokens), cache.spec.num_kv_heads, cache.spec.head_dim), np.float32)
+    for layer in range(cache.spec.num_layers):
+        step.write(layer, kv, kv)
