@@ -301,7 +301,7 @@ def run(max_examples: int, num_steps: int) -> Counter[str]:
 
 
 def test_every_read_of_a_cache_over_three_tiers_is_right() -> None:
-    counted = run(300, 50)
+    counted = run(200, 50)
     expected = {f"hits {tier}" for tier in ("device", "host", "disk", "partial")}
     expected |= {"promoted host", "promoted disk", "demoted device", "demoted host", "dropped disk", "adopted"}
     assert {kind for kind in expected if not counted[kind]} == set(), counted
