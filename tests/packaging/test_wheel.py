@@ -130,4 +130,4 @@ def test_the_installed_wheel_imports_and_pulls_in_no_extra(built: Distribution, 
     report = json.loads(ran.stdout)
     assert Path(report["file"]).is_relative_to(target), "the copy under test was not the one imported"
     compiled = {name for name in report["tops"] if name == "cython_runtime" or name.startswith("_cython_")}
-    assert set(report["tops"]) - compiled <= {"pagedkv", "numpy"}  # what compiled modules register of themselves is no package
+    assert set(report["tops"]) - compiled <= {"pagedkv", "numpy"}  # what Cython registers of itself is no package
