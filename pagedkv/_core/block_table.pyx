@@ -207,8 +207,7 @@ cdef class BlockTable:
         self.num_changes += 1
 
     # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault].
-    # q_lens NULL:
-    # all uncomputed tokens. Changes nothing that anybody sees.
+    # q_lens NULL: all uncomputed tokens. Changes nothing that anybody sees.
     cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                   int64_t* totals) noexcept nogil:
         cdef int32_t i, r, q

@@ -49,12 +49,6 @@ MOVE_DTYPE = np.dtype([
 ])
 
 
-cdef void memcpy_down(Move* moves, int64_t start, int64_t count) noexcept nogil:
-    cdef int64_t i
-    for i in range(count):
-        moves[i] = moves[start + i]
-
-
 # How many leading blocks of an owned path the namespace's quota admits on the device, after evicting its own cold ones.
 cdef int32_t quota_depth(Place* p, int32_t owner) noexcept nogil:
     cdef int32_t n = p.owners[owner].node, depth = p.owners[owner].num_blocks

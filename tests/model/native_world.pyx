@@ -142,8 +142,6 @@ cdef class World:
     cdef int everything_is_held(self, int32_t tier) except -1:
         cdef int32_t k, n
         cdef bint stays
-        if tier > 0:                        # the guarantee is the device's; below, a reservation may have to be asked twice
-            return 0
         for k in range(self.num_roots):
             n = tree_next(self.tree, self.roots[k], self.roots[k])
             while n != NIL:
