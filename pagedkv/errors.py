@@ -61,6 +61,32 @@ class NamespaceRequired(PagedKVError):
     """The cache was opened with ``require_namespace=True`` and a call named none."""
 
 
+class KernelsUnavailable(PagedKVError, ImportError):
+    """CUDA kernels were asked for, and something they need is not installed; the message says how to install it."""
+
+
+class UnsupportedVariant(PagedKVError, ValueError):
+    """No kernel takes this combination of dtype, head dim, block size or attention variant."""
+
+
+class CompileError(PagedKVError):
+    """The CUDA compiler refused a kernel.
+
+    Parameters
+    ----------
+    name : the kernel.
+    options : what the compiler was given.
+    log : what it said.
+    """
+
+    def __init__(self, name: str, options: tuple[str, ...], log: str) -> None:
+        self.name, self.options, self.log = name, options, log
+        super().__init__(f"{name} does not compile with {' '.join(options) or 'no options'}:\n{log}")
+
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, tuple[str, ...], str]]:
+        return type(self), (self.name, self.options, self.log)
+
+
 class TierError(PagedKVError):
     """A tier cannot be opened or has failed for good; other tiers go on."""
 

@@ -7,14 +7,15 @@ splits.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .mask import PackedMask
 from .online import OnlineState, divide_out, exp_above, weighted_sum
 from .paging import Decode, Floats, PagedBatch
+from .scoring import Scoring
 
 QUERY_TILE = 64  # queries at a time: bounds the score matrix without changing a bit of the result
 
@@ -31,6 +32,10 @@ def paged_attention(
     causal: bool = True,
     window: int | None = None,
     soft_cap: float | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    mask_indptr: ArrayLike | None = None,
     decode: Decode | None = None,
     return_lse: bool = False,
     out: NDArray[Any] | None = None,
@@ -48,6 +53,13 @@ def paged_attention(
     causal : a query at position p sees no key behind p. A sequence's last query is at its last key.
     window : a query sees, of the keys up to p, only the last ``window`` (p's own included).
     soft_cap : scores become ``soft_cap * tanh(score / soft_cap)``.
+    alibi_slopes : floating point [num_qo_heads]; scores, capped already, grow by
+        ``slope * (key position - query position)``.
+    sinks : floating point [num_qo_heads], one more logit in each head's softmax, to which no value belongs:
+        what falls to it falls to nothing. -inf for a head without one.
+    mask : uint8 [num_bytes], packed bits (:func:`pack_mask`); a query sees, of the keys that ``causal`` and
+        ``window`` leave, only those whose bit is 1.
+    mask_indptr : integers [num_seqs + 1], where each sequence's bits begin, in bytes; given with ``mask``.
     decode : turns integer arrays (bfloat16 bits as uint16) into floating point.
     return_lse : return ``(o, lse)``.
     out : floating point [num_tokens, num_qo_heads, head_dim_v], written and returned; with float64 nothing is
@@ -57,31 +69,34 @@ def paged_attention(
     -------
     o : [num_tokens, num_qo_heads, head_dim_v] in ``q``'s dtype, float32 when ``q`` is integer bits; rounded
         once, at the end. 0 where a query sees no key.
-    lse : float32 [num_tokens, num_qo_heads], natural log-sum-exp of the scores; -inf where no key is seen.
+    lse : float32 [num_tokens, num_qo_heads], natural log-sum-exp of the scores and the sink; -inf where there
+        is neither.
 
     Raises
     ------
     TypeError, ValueError
         Arrays that do not fit together; nothing has been written then.
     """
-    batch = _batch(q, k_cache, v_cache, block_tables, seq_lens, q_indptr, decode, causal, window)
-    scoring = _Scoring(batch, softmax_scale, soft_cap)
+    packed = _packed(mask, mask_indptr)
+    batch = _batch(q, k_cache, v_cache, block_tables, seq_lens, q_indptr, decode, causal, window, packed)
+    scoring = Scoring(batch, softmax_scale, soft_cap, alibi_slopes, sinks)
     results = _Results(batch, out)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for seq, first, last in batch.sequences():
-            begin, end = batch.visible(seq)
-            base = int(begin.min())
-            keys, values = batch.keys_values(seq, base, max(int(end.max()), base))
+            sight = batch.sight(seq)
+            base, top = sight.span()
+            keys, values = batch.keys_values(seq, base, top)
             for row in range(0, last - first, QUERY_TILE):
                 tile = slice(row, min(row + QUERY_TILE, last - first))
-                low, high = int(begin[tile].min()), int(end[tile].max())
-                seen = slice(low - base, max(high, low) - base)
-                queries = batch.queries(first + tile.start, first + tile.stop)
-                scores = scoring(queries, keys[:, seen], begin[tile], end[tile], low)
-                m = scores.max(axis=-1, initial=-np.inf)
+                low, high = sight[tile].span()
+                near = slice(low - base, high - base)
+                scores = scoring(batch.queries(first + row, first + tile.stop), keys[:, near], sight[tile], low)
+                sink = scoring.sink(sight[tile])
+                m = np.maximum(scores.max(axis=-1, initial=-np.inf), sink)
                 weights = exp_above(scores, m[..., None])
-                o, lse = divide_out(weighted_sum(weights, values[:, seen]), m, weights.sum(axis=-1))
-                results.put(first + tile.start, first + tile.stop, o, lse)
+                d = weights.sum(axis=-1) + exp_above(sink, m)
+                o, lse = divide_out(weighted_sum(weights, values[:, near]), m, d)
+                results.put(first + row, first + tile.stop, o, lse)
     return results.get(return_lse)
 
 
@@ -97,6 +112,10 @@ def online_softmax_attention(
     causal: bool = True,
     window: int | None = None,
     soft_cap: float | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    mask_indptr: ArrayLike | None = None,
     decode: Decode | None = None,
     num_splits: int = 1,
     return_lse: bool = False,
@@ -109,27 +128,29 @@ def online_softmax_attention(
     num_splits : how many states share a sequence's blocks, evenly and in order; they are merged at the end.
         The other parameters, the results and the errors are those of :func:`paged_attention`.
     """
-    batch = _batch(q, k_cache, v_cache, block_tables, seq_lens, q_indptr, decode, causal, window)
-    scoring = _Scoring(batch, softmax_scale, soft_cap)
+    packed = _packed(mask, mask_indptr)
+    batch = _batch(q, k_cache, v_cache, block_tables, seq_lens, q_indptr, decode, causal, window, packed)
+    scoring = Scoring(batch, softmax_scale, soft_cap, alibi_slopes, sinks)
     if num_splits < 1:
         raise ValueError(f"num_splits must be at least 1, got {num_splits}")
     results = _Results(batch, out)
     block_size = k_cache.shape[1]
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for seq, first, last in batch.sequences():
-            begin, end = batch.visible(seq)
+            sight = batch.sight(seq)
+            base, top = sight.span()
             queries = batch.queries(first, last)
             shape = (queries.shape[0], queries.shape[1], v_cache.shape[3])
-            blocks = range(int(begin.min()) // block_size, -(-int(end.max()) // block_size))
+            blocks = range(base // block_size, -(-top // block_size))
             states = [OnlineState(*shape) for _ in range(num_splits)]
             for turn, block in enumerate(blocks):
-                low = max(block * block_size, int(begin.min()))
-                high = min((block + 1) * block_size, int(end.max()))
+                low, high = max(block * block_size, base), min((block + 1) * block_size, top)
                 keys, values = batch.keys_values(seq, low, high)
                 state = states[turn * num_splits // len(blocks)]
-                state.update(scoring(queries, keys, begin, end, low), values)
+                state.update(scoring(queries, keys, sight, low), values)
             for state in states[1:]:
                 states[0].merge(state)
+            states[0].add_sink(scoring.sink(sight))
             results.put(first, last, *states[0].finish())
     return results.get(return_lse)
 
@@ -144,36 +165,18 @@ def _batch(
     decode: Decode | None,
     causal: bool,
     window: int | None,
+    mask: PackedMask | None,
 ) -> PagedBatch:
     tables, lens, indptr = (np.asarray(array) for array in (block_tables, seq_lens, q_indptr))
-    return PagedBatch(q, k_cache, v_cache, tables, lens, indptr, decode, causal, window)
+    return PagedBatch(q, k_cache, v_cache, tables, lens, indptr, decode, causal, window, mask)
 
 
-class _Scoring:
-    """Scaled, capped and masked scores."""
-
-    def __init__(self, batch: PagedBatch, softmax_scale: float | None, soft_cap: float | None) -> None:
-        self.group_size = batch.group_size
-        self.scale = batch.q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
-        self.soft_cap = soft_cap
-        if not math.isfinite(self.scale):
-            raise ValueError(f"softmax_scale must be finite, got {softmax_scale}")
-        if soft_cap is not None and not 0 < soft_cap < math.inf:
-            raise ValueError(f"soft_cap must be positive and finite, got {soft_cap}")
-
-    def __call__(
-        self, queries: Floats, keys: Floats, begin: NDArray[np.int64], end: NDArray[np.int64], low: int
-    ) -> Floats:
-        """Scores, float64 [num_kv_heads, q_len * group_size, num_keys], -inf where a key is not seen.
-
-        ``keys`` are those at positions ``low, low + 1, ...``; query ``i`` sees ``begin[i]..end[i] - 1``.
-        """
-        scores: Floats = self.scale * (queries @ keys.transpose(0, 2, 1))
-        if self.soft_cap is not None:
-            scores = self.soft_cap * np.tanh(scores / self.soft_cap)
-        position = low + np.arange(keys.shape[1])
-        seen = (begin[:, None] <= position) & (position < end[:, None])
-        return np.where(np.repeat(seen, self.group_size, axis=0), scores, -np.inf)
+def _packed(mask: ArrayLike | None, mask_indptr: ArrayLike | None) -> PackedMask | None:
+    if mask is None and mask_indptr is None:
+        return None
+    if mask is None or mask_indptr is None:
+        raise ValueError("mask and mask_indptr are given together")
+    return PackedMask(np.asarray(mask), np.asarray(mask_indptr))
 
 
 class _Results:

@@ -60,6 +60,13 @@ class OnlineState:
         self.merge(piece)
 
     @_quiet
+    def add_sink(self, logits: Floats) -> None:
+        """Takes in a key without a value: float64 [num_kv_heads, rows], its logit; -inf where a row has none."""
+        piece = OnlineState(*self.o.shape)
+        piece.m, piece.d = logits, np.ones_like(logits)
+        self.merge(piece)
+
+    @_quiet
     def merge(self, other: OnlineState) -> None:
         """Takes in the keys that another state has seen."""
         m = np.maximum(self.m, other.m)
@@ -83,6 +90,7 @@ def merge_states(
     ----------
     o_a, o_b : [..., head_dim_v], outputs.
     lse_a, lse_b : [...], natural log-sum-exp; -inf where a side has no keys, and its output does not matter.
+        Where there are sinks, one side alone has taken them in.
 
     Returns
     -------

@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .mask import PackedMask
+from .sight import Sight
+
 Floats: TypeAlias = NDArray[np.float64]
 Decode: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -31,6 +34,7 @@ class PagedBatch:
     decode : turns integer arrays (bfloat16 bits, say) into floating point; not called for other arrays.
     causal : a query sees no key behind its own position.
     window : a query sees, of the keys up to its position, only the last ``window``; None for all.
+    mask : which of the keys that are left a query sees; None for all. A hidden key's block must exist.
 
     Raises
     ------
@@ -49,12 +53,15 @@ class PagedBatch:
     decode: Decode | None
     causal: bool
     window: int | None
+    mask: PackedMask | None
 
     def __post_init__(self) -> None:
         self._check_kv()
         self._check_indices()
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1, got {self.window}")
+        if self.mask is not None:
+            self.mask.check(self.q_indptr, self.seq_lens)
         self._check_block_ids()
 
     @property
@@ -69,15 +76,11 @@ class PagedBatch:
             if first < last:
                 yield seq, first, last
 
-    def visible(self, seq: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """``(begin, end)``, int64 [q_len] each: query ``i`` sees the keys ``begin[i]..end[i] - 1``."""
-        q_len = int(self.q_indptr[seq + 1] - self.q_indptr[seq])
-        seq_len = int(self.seq_lens[seq])
-        position = seq_len - q_len + np.arange(q_len, dtype=np.int64)
-        end = position + 1 if self.causal else np.full(q_len, seq_len, dtype=np.int64)
-        begin = np.zeros(q_len, dtype=np.int64) if self.window is None else position + 1 - self.window
-        end = np.clip(end, 0, seq_len)
-        return np.clip(begin, 0, end), end
+    def sight(self, seq: int) -> Sight:
+        """What the queries of a sequence see."""
+        q_len, seq_len = int(self.q_indptr[seq + 1] - self.q_indptr[seq]), int(self.seq_lens[seq])
+        mask = None if self.mask is None else self.mask.rows(seq, q_len, seq_len)
+        return Sight.of(q_len, seq_len, self.causal, self.window, mask)
 
     def queries(self, first: int, last: int) -> Floats:
         """Queries ``first..last - 1`` as float64 [num_kv_heads, (last - first) * group_size, head_dim]."""
@@ -141,7 +144,7 @@ class PagedBatch:
     def _check_block_ids(self) -> None:
         num_blocks, block_size = self.k_cache.shape[:2]
         for seq, _, _ in self.sequences():
-            begin, end = self.visible(seq)
-            ids = self.block_tables[seq, begin.min() // block_size : -(-end.max() // block_size)]
+            low, high = self.sight(seq).span()
+            ids = self.block_tables[seq, low // block_size : -(-high // block_size)]
             if ids.size and (ids.min() < 0 or ids.max() >= num_blocks):
                 raise ValueError(f"sequence {seq} sees a block id outside 0..{num_blocks - 1}")
