@@ -26,9 +26,10 @@ from pagedkv._core.radix_tree import RadixTree
 from pagedkv.budgets import Budget, Disk, blocks_for
 from pagedkv.device_kv import DeviceKV
 from pagedkv.durable import Describer, whole_chains
-from pagedkv.engine import Engine
+from pagedkv.engine import KV, Engine
 from pagedkv.errors import DoubleRelease, InvalidArgument, NamespaceRequired, OutOfBlocks, WrongType
 from pagedkv.explain import Explanation, explain_match
+from pagedkv.kernels.backend import Backend
 from pagedkv.moving import Conductor
 from pagedkv.namespace import Namespace
 from pagedkv.prefetch import Prefetch
@@ -57,8 +58,10 @@ class KVCache:
     inclusive : sequence of bool, optional
         By tier: keep the copy there when a block is promoted. Default: on disk only.
     gpu : int, optional
-        CUDA device for the device arena (CuPy). Default: CPU memory. Attention on the GPU needs kernels of
-        the caller's own for now: `step.attend` and `step.write` then raise.
+        CUDA device for the device arena (CuPy); the host arena is page-locked then, and `step.write`, `step.attend`,
+        `gather` and `scatter` take and give CuPy arrays. Default: CPU memory.
+    backend : Backend, optional
+        What launches the kernels (:mod:`pagedkv.kernels.backend`). Default: CuPy on `gpu`; without `gpu`, none.
     max_sequences : int
         Live sequences at most.
     pin_budget : int
@@ -92,6 +95,7 @@ class KVCache:
         demotion: str = "leaf_first",
         inclusive: Seq[bool] | None = None,
         gpu: int | None = None,
+        backend: Backend | None = None,
         max_sequences: int = 1024,
         pin_budget: int = 0,
         threads: int = 2,
@@ -151,7 +155,7 @@ class KVCache:
                 self._tiers[DISK] = store
                 self._restore(store)
                 describe = Describer(self.placement, store.secret, self._digest_of)
-            kv = None if gpu is not None else DeviceKV(spec, self._tiers[DEVICE].arena)  # type: ignore[attr-defined]
+            kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
             self._mover = Mover(self._tiers, threads=threads, describe=describe)
             undo.pop_all()
         self._conductor = Conductor(self.placement, self._mover)
@@ -379,15 +383,24 @@ class KVCache:
 
     # ---- inside
 
+    def _kv_of(self, tier: DeviceTier, gpu: int | None, backend: Backend | None) -> KV:
+        """The device's K and V: computed by kernels if there is something to launch them."""
+        if gpu is None and backend is None:
+            return DeviceKV(self.spec, tier.arena)
+        from pagedkv.attention.places import cuda_backend  # only here: nobody else pays for the kernels' modules
+        from pagedkv.gpu_kv import GpuKV
+
+        return GpuKV(self.spec, tier.arena, backend or cuda_backend(gpu or 0), tier.used_by)
+
     def _bury_purged(self) -> None:
-        """What was in use or moving when its namespace was purged may have reached the disk since."""
-        store, pool = self._tiers.get(DISK), self.placement.pools[-1]
-        if not self._purged or not isinstance(store, DiskTier) or pool is None:
+        """What was held or moving when its namespace was purged is on the disk still; what came after it may stay."""
+        store = self._tiers.get(DISK)
+        if not self._purged or not isinstance(store, DiskTier):
             return
-        blocks = [found.block for found in store.records() if found.record.namespace in self._purged]
-        if blocks:
-            ids = np.array(blocks, np.int32)
-            store.invalidate(ids[pool.refs(ids) == 0])
+        purged = self._purged.copy()
+        anew = [self.placement.blocks_in(self._root_of_digest(digest), DISK) for digest in purged]
+        there = [found.block for found in store.records() if found.record.namespace in purged]
+        store.invalidate(np.setdiff1d(np.array(there, np.int32), np.concatenate(anew)))
 
     def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
         """Own the cached prefix and say where it was; waits (within the deadline) for runs promoted for others."""

@@ -1,4 +1,8 @@
-"""The device arena as K and V: layer views, writes into slots, block copies, gathers. Knows arrays, not sequences."""
+"""The device arena as K and V: layer views, writes into slots, attention, block copies, gathers. Knows arrays, not
+sequences.
+
+``DeviceKV`` and ``StepKV`` compute on the CPU; gpu_kv.py has the same on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._core.block_table import StepArrays
 from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
-from pagedkv.errors import LayoutMismatch
+from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
+from pagedkv.reference import paged_attention
 from pagedkv.sizes import whole_number
 from pagedkv.spec import KVSpec, layer_view
 
@@ -35,6 +41,10 @@ class DeviceKV:
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
         return self._layers[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
+
+    def bind(self, arrays: StepArrays) -> StepKV:
+        """What one step writes and reads."""
+        return StepKV(self, arrays)
 
     def write(self, layer: int, slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]) -> None:
         """Put K and V [num_tokens, num_kv_heads, head_dim] into slots int64 [num_tokens]; -1 skips a token.
@@ -105,3 +115,60 @@ class DeviceKV:
             if self._bits:
                 return float32_to_bfloat16(values.astype(np.float32, copy=False))
             return values.astype(spec.np_dtype)
+
+
+class StepKV:
+    """The KV of one step: its slots to write, its sequences to attend to.
+
+    Parameters
+    ----------
+    kv : DeviceKV
+    arrays : StepArrays
+    """
+
+    def __init__(self, kv: DeviceKV, arrays: StepArrays) -> None:
+        self._kv, self._arrays = kv, arrays
+
+    def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
+        """Put the new tokens' K and V [num_tokens, num_kv_heads, head_dim] into the step's slots.
+
+        Raises
+        ------
+        LayoutMismatch
+            Shape or dtype does not fit. Nothing was written.
+        WrongType
+            A stream was given: there is none on a CPU.
+        """
+        _refuse(stream)
+        self._kv.write(layer, self._arrays.slot_mapping, k, v)
+
+    def attend(
+        self, layer: int, q: Any, *, return_lse: bool = False, out: Any = None, stream: Any = None, **variant: Any
+    ) -> Any:
+        """Attention of the new tokens: ``o``, or ``(o, lse)``. `variant` as in
+        :func:`pagedkv.reference.paged_attention`.
+
+        Raises
+        ------
+        LayoutMismatch
+            The arrays do not fit together. Nothing was written.
+        """
+        _refuse(stream)
+        for name, array in (("q", q), ("out", out)):
+            if array is not None and not isinstance(array, np.ndarray):
+                raise LayoutMismatch(f"{name} must be a NumPy array, got {type(array).__name__}")
+        arrays = self._arrays
+        try:
+            return paged_attention(
+                q, *self._kv.layer(layer), arrays.block_tables, arrays.seq_lens, arrays.q_indptr,
+                decode=self._kv.decode, return_lse=return_lse, out=out, **variant,
+            )  # fmt: skip
+        except (TypeError, ValueError) as error:
+            if isinstance(error, PagedKVError):
+                raise
+            raise LayoutMismatch(str(error)) from error
+
+
+def _refuse(stream: Any) -> None:
+    if stream is not None:
+        raise WrongType("stream is for a cache whose device tier is on a GPU; this one's is in CPU memory")

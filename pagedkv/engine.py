@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import BlockTable, StepArrays
 from pagedkv._core.placement import Placement
-from pagedkv.device_kv import DeviceKV
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks
 from pagedkv.moving import Conductor
 from pagedkv.spec import KVSpec
+
+
+class BoundStep(Protocol):
+    """The KV of one step: its slots to write, its sequences to attend to."""
+
+    def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
+        """Put the new tokens' K and V [num_tokens, num_kv_heads, head_dim] into the step's slots."""
+
+    def attend(
+        self, layer: int, q: Any, *, return_lse: bool = False, out: Any = None, stream: Any = None, **variant: Any
+    ) -> Any:
+        """Attention of the new tokens: ``o``, or ``(o, lse)``."""
+
+
+class KV(Protocol):
+    """The device's K and V: device_kv.py on the CPU, gpu_kv.py on a GPU.
+
+    Attributes
+    ----------
+    decode : turns stored values into floats where NumPy lacks the dtype; None where it has it, and on a GPU.
+    """
+
+    decode: Any
+
+    def layer(self, layer: int) -> tuple[Any, Any]:
+        """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
+
+    def bind(self, arrays: StepArrays) -> BoundStep:
+        """What one step writes and reads."""
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy whole blocks, (source, destination) int32 [n, 2]."""
+
+    def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None) -> tuple[Any, Any]:
+        """K and V of the first `num_tokens` tokens in `blocks`, each [num_layers, num_tokens, num_kv_heads,
+        head_dim]."""
 
 
 class Engine:
@@ -26,13 +61,10 @@ class Engine:
     table : BlockTable over `placement`
     conductor : Conductor
         Makes room when a step finds none.
-    kv : DeviceKV or None
-        None where the device arena is not in CPU memory.
+    kv : KV
     """
 
-    def __init__(
-        self, spec: KVSpec, placement: Placement, table: BlockTable, conductor: Conductor, kv: DeviceKV | None
-    ) -> None:
+    def __init__(self, spec: KVSpec, placement: Placement, table: BlockTable, conductor: Conductor, kv: KV) -> None:
         self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
         self._kv = kv
         self._counting = threading.Lock()
@@ -41,20 +73,15 @@ class Engine:
         self.closed = False
 
     @property
-    def kv(self) -> DeviceKV:
+    def kv(self) -> KV:
         """The device's K and V.
 
         Raises
         ------
-        ClosedError, InvalidArgument
-            The cache is closed; or its arena is on a GPU.
+        ClosedError
+            The cache is closed.
         """
         self.check_open()
-        if self._kv is None:
-            raise InvalidArgument(
-                "this cache's device tier is on a GPU, and pagedkv has no kernels for it yet: "
-                "use device_arena with your own, or leave gpu=None"
-            )
         return self._kv
 
     def check_open(self) -> None:
@@ -70,7 +97,7 @@ class Engine:
         OutOfBlocks
             Everything else is held. Nothing was changed.
         """
-        kv = self.kv  # before anything is scheduled: a cache that is closed, or on a GPU, raises here
+        kv = self.kv  # before anything is scheduled: a cache that is closed raises here
         self.conductor.expire()
         while True:
             try:
@@ -107,8 +134,9 @@ class Engine:
         rows = np.array([row], np.int64)
         arrays = self.begin(rows, None, 0)
         try:
+            bound = self.kv.bind(arrays)
             for layer in range(self.spec.num_layers):
-                self.kv.write(layer, arrays.slot_mapping, k[layer], v[layer])
+                bound.write(layer, k[layer], v[layer])
         except BaseException:
             self.table.cancel(rows)
             raise

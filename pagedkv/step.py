@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
-from pagedkv.engine import Engine
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError, StaleHandle
-from pagedkv.reference import paged_attention
+from pagedkv.engine import BoundStep, Engine
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle
 from pagedkv.sequence import Sequence
 from pagedkv.sizes import whole_number
 
@@ -36,6 +35,7 @@ class Step:
         self._rows = np.array([seq.row for seq in self._seqs], np.int64)
         self._q_lens, self._lookahead = q_lens, lookahead
         self._arrays: StepArrays | None = None
+        self._bound: BoundStep | None = None
         self._written: set[int] = set()
         self._epochs: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -45,10 +45,11 @@ class Step:
         self._written = set()
         self._arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
         self._epochs = self._engine.table.epochs(self._rows)
+        self._bound = self._engine.kv.bind(self._arrays)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        arrays, self._arrays = self._arrays, None
+        arrays, self._arrays, self._bound = self._arrays, None, None
         if arrays is None:
             return
         missing = sorted(set(range(self._engine.spec.num_layers)) - self._written)
@@ -115,23 +116,28 @@ class Step:
         """``kv_indptr``, ``kv_indices``, ``kv_last_block_len`` of the tables."""
         return self.arrays.to_csr(self._engine.spec.block_size)
 
-    def write(self, layer: int, k: NDArray[Any], v: NDArray[Any]) -> None:
+    def write(self, layer: int, k: Any, v: Any, *, stream: Any = None) -> None:
         """Put the new tokens' K and V of one layer into their slots.
 
         Parameters
         ----------
         layer : int
         k, v : [num_tokens, num_kv_heads, head_dim]
-            In the cache's dtype, or float32/float64/float16, which are converted (bfloat16: to nearest even).
+            In the cache's dtype, or float32/float64/float16, which are converted (bfloat16: to nearest even). On a GPU:
+            CuPy arrays.
+        stream : CUDA stream
+            Where the kernel runs; only on a GPU, and there by default the current stream. The host does not wait.
 
         Raises
         ------
         LayoutMismatch
             Another shape or a dtype that cannot be converted. Nothing was written.
+        WrongType
+            An array of another device, or a stream where there is no GPU.
         """
-        arrays = self.arrays
+        bound = self._under_way
         self._check_rows()
-        self._engine.kv.write(layer, arrays.slot_mapping, k, v)
+        bound.write(layer, k, v, stream)
         self._written.add(int(layer))
 
     def mark_written(self, layer: int) -> None:
@@ -146,14 +152,19 @@ class Step:
     def attend(
         self,
         layer: int,
-        q: NDArray[Any],
+        q: Any,
         *,
         softmax_scale: float | None = None,
         causal: bool = True,
         window: int | None = None,
         soft_cap: float | None = None,
+        alibi_slopes: Any = None,
+        sinks: Any = None,
+        mask: Any = None,
+        mask_indptr: Any = None,
         return_lse: bool = False,
-        out: NDArray[Any] | None = None,
+        out: Any = None,
+        stream: Any = None,
     ) -> Any:
         """Attention of the new tokens over their sequences' KV, this layer's writes included.
 
@@ -161,9 +172,12 @@ class Step:
         ----------
         layer : int
         q : [num_tokens, num_qo_heads, head_dim]
-            num_qo_heads is a multiple of num_kv_heads.
-        softmax_scale, causal, window, soft_cap, return_lse, out
-            As :func:`pagedkv.reference.paged_attention`, which computes this (float64 inside).
+            num_qo_heads is a multiple of num_kv_heads. On a GPU: a CuPy array in the cache's dtype.
+        softmax_scale, causal, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
+            As :func:`pagedkv.reference.paged_attention`, which computes this on the CPU (float64 inside); on a GPU the
+            kernels of :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.
+        stream : CUDA stream
+            Where the kernels run; only on a GPU. The host does not wait.
 
         Returns
         -------
@@ -171,26 +185,25 @@ class Step:
         """
         arrays, spec = self.arrays, self._engine.spec
         shape = getattr(q, "shape", None)
-        if not isinstance(q, np.ndarray) or q.ndim != 3 or shape != (len(arrays.tokens), q.shape[1], spec.head_dim):
-            shape = type(q).__name__ if shape is None else shape
-            raise LayoutMismatch(f"q must be [{len(arrays.tokens)}, num_qo_heads, {spec.head_dim}], got {shape}")
-        if q.shape[1] % spec.num_kv_heads:
-            raise LayoutMismatch(f"{q.shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
-        if out is not None and not isinstance(out, np.ndarray):
-            raise LayoutMismatch(f"out must be an array, got {type(out).__name__}")
+        if shape is None or len(shape) != 3 or tuple(shape) != (len(arrays.tokens), shape[1], spec.head_dim):
+            shown = type(q).__name__ if shape is None else shape
+            raise LayoutMismatch(f"q must be [{len(arrays.tokens)}, num_qo_heads, {spec.head_dim}], got {shown}")
+        if shape[1] % spec.num_kv_heads:
+            raise LayoutMismatch(f"{shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
         self._check_rows()
-        k_cache, v_cache = self._engine.kv.layer(layer)
-        try:
-            result = paged_attention(
-                q, k_cache, v_cache, arrays.block_tables, arrays.seq_lens, arrays.q_indptr,
-                softmax_scale=softmax_scale, causal=causal, window=window, soft_cap=soft_cap,
-                decode=self._engine.kv.decode, return_lse=return_lse, out=out,
-            )  # fmt: skip
-        except (TypeError, ValueError) as error:
-            if isinstance(error, PagedKVError):
-                raise
-            raise LayoutMismatch(str(error)) from error
+        result = self._under_way.attend(
+            layer, q, softmax_scale=softmax_scale, causal=causal, window=window, soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes, sinks=sinks, mask=mask, mask_indptr=mask_indptr,
+            return_lse=return_lse, out=out, stream=stream,
+        )  # fmt: skip
         self._check_rows()  # whoever released a sequence meanwhile may have let others write what was read
         return result
+
+    @property
+    def _under_way(self) -> BoundStep:
+        self._engine.check_open()
+        self.arrays  # noqa: B018 - raises when the step is not under way
+        assert self._bound is not None
+        return self._bound

@@ -60,6 +60,31 @@ class DeviceTier(ArenaTier):
                     f"{block_bytes}) on GPU {gpu}: {problem}; give the device a smaller budget"
                 ) from problem
         super().__init__("device", arena, gpu)
+        self._used: dict[int, Any] = {}
+        self._using = threading.Lock()
+
+    def used_by(self, stream: Any = None) -> None:
+        """Kernels were launched on a stream that read or write the arena: copies wait for them, the host does not.
+
+        Parameters
+        ----------
+        stream : CUDA stream; None for the current one. On the CPU nothing is asynchronous.
+        """
+        if self.gpu is None:
+            return
+        cupy = import_cupy()
+        stream = cupy.cuda.get_current_stream() if stream is None else stream
+        with self._using:
+            event = self._used.get(stream.ptr)
+            if event is None:
+                event = self._used[stream.ptr] = cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+
+    def wait_for_users(self, stream: Any) -> None:
+        """Let a stream wait for the kernels that :meth:`used_by` was told of."""
+        with self._using:
+            for event in self._used.values():
+                stream.wait_event(event)
 
 
 def import_cupy() -> Any:
@@ -78,19 +103,29 @@ def import_cupy() -> Any:
         ) from problem
 
 
-def cuda_copy(src: Any, src_blocks: NDArray[np.int32], dst: Any, dst_blocks: NDArray[np.int32], gpu: int) -> None:
+def cuda_copy(
+    src: Any,
+    src_blocks: NDArray[np.int32],
+    dst: Any,
+    dst_blocks: NDArray[np.int32],
+    gpu: int,
+    device: DeviceTier | None = None,
+) -> None:
     """Copy blocks to, from or on a GPU, on this thread's own stream, and wait for them.
 
     Parameters
     ----------
     src, dst : uint8 [*, block_bytes], CuPy or NumPy (page-locked, or the copy is staged by the driver).
     src_blocks, dst_blocks : int32 [n]. Neighbours in both become one copy.
-    gpu : CUDA device whose stream is used. Kernels that write the source must have finished before.
+    gpu : CUDA device whose stream is used.
+    device : the tier whose kernels are waited for before anything is copied.
     """
     cupy = import_cupy()
     block_bytes = int(src.shape[1])
     with cupy.cuda.Device(gpu):
         stream = _stream(cupy, gpu)
+        if device is not None:
+            device.wait_for_users(stream)
         for src_block, dst_block, count in neighbours(src_blocks, dst_blocks):
             cupy.cuda.runtime.memcpyAsync(
                 _address(dst) + dst_block * block_bytes,

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +15,25 @@ from pagedkv.errors import TierError
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.device import import_cupy
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena
+
+LOCK_CHUNK = 256 << 20  # bytes that one thread touches and one call locks
+TOUCH_THREADS = 8
+HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context
+
+
+class LockedMapping(mmap.mmap):
+    """Anonymous memory whose page locks go before it does, in the process that took them."""
+
+    def lock(self, runtime: Any, chunk: NDArray[np.uint8]) -> None:
+        """Lock a part of it; `runtime` is ``cupy.cuda.runtime``."""
+        runtime.hostRegister(chunk.ctypes.data, chunk.nbytes, HOST_REGISTER_PORTABLE)
+        self.__dict__.setdefault("locks", []).append((os.getpid(), runtime, chunk.ctypes.data))
+
+    def __del__(self) -> None:
+        for pid, runtime, address in self.__dict__.pop("locks", ()):
+            if pid == os.getpid():  # a forked child has no locks to give back
+                with contextlib.suppress(Exception):  # the driver may be gone when the interpreter ends
+                    runtime.hostUnregister(address)
 
 
 class HostTier(ArenaTier):
@@ -44,6 +69,10 @@ class HostTier(ArenaTier):
 def page_locked_arena(num_blocks: int, block_bytes: int, gpu: int) -> NDArray[np.uint8]:
     """uint8 [num_blocks, block_bytes] of zeros that the GPU reaches without a detour.
 
+    One large page-locked allocation stalls a machine for minutes, because one thread touches every page. Here threads
+    touch ordinary memory in chunks, and each chunk is then locked where it is. The locks go when the array's last
+    view does.
+
     Raises
     ------
     TierError
@@ -52,15 +81,33 @@ def page_locked_arena(num_blocks: int, block_bytes: int, gpu: int) -> NDArray[np
         CuPy is missing.
     """
     cupy = import_cupy()
-    wanted = num_blocks * block_bytes
-    try:
-        with cupy.cuda.Device(gpu):
-            memory = cupy.cuda.alloc_pinned_memory(wanted)
-    except cupy.cuda.runtime.CUDARuntimeError as problem:
-        raise TierError(
-            f"cannot page-lock {wanted} bytes ({num_blocks} blocks of {block_bytes}) for GPU {gpu}: "
-            f"{problem}; give the host tier a smaller budget"
-        ) from problem
-    arena: NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8, count=wanted).reshape(num_blocks, block_bytes)
-    arena.fill(0)  # page-locked memory may come back from a pool with old bytes in it
+    arena = anonymous_arena(num_blocks, block_bytes, "host", LockedMapping)
+    flat, mapping = arena.reshape(-1), _mapping(arena)
+
+    def touch(start: int) -> None:
+        flat[start : start + LOCK_CHUNK].fill(0)
+
+    starts = range(0, flat.size, LOCK_CHUNK)
+    with ThreadPoolExecutor(min(TOUCH_THREADS, os.cpu_count() or 1, len(starts)), "pagedkv-touch") as threads:
+        for start, _ in zip(
+            starts, threads.map(touch, starts), strict=True
+        ):  # a chunk is locked while later ones are touched
+            chunk = flat[start : start + LOCK_CHUNK]
+            try:
+                with cupy.cuda.Device(gpu):
+                    mapping.lock(cupy.cuda.runtime, chunk)
+            except cupy.cuda.runtime.CUDARuntimeError as problem:
+                raise TierError(
+                    f"cannot page-lock {flat.size} bytes ({num_blocks} blocks of {block_bytes}) for GPU {gpu}, only "
+                    f"the first {start}: {problem}; give the host tier a smaller budget, or raise the limit of locked "
+                    f"memory (ulimit -l)"
+                ) from problem
     return arena
+
+
+def _mapping(arena: NDArray[np.uint8]) -> LockedMapping:
+    """The mapping at the bottom of an arena's bases."""
+    base: Any = arena
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return cast(LockedMapping, base.obj if isinstance(base, memoryview) else base)

@@ -14,11 +14,18 @@ from pagedkv.errors import ClosedError, InvalidArgument, TierError
 HUGE_PAGE = 2 << 20
 
 
-def anonymous_arena(num_blocks: int, block_bytes: int, tier: str) -> NDArray[np.uint8]:
+def anonymous_arena(
+    num_blocks: int, block_bytes: int, tier: str, mapping: type[mmap.mmap] = mmap.mmap
+) -> NDArray[np.uint8]:
     """Reserve an arena that costs physical memory only where it has been written.
 
     So growth up to `num_blocks` is free: the addresses never change. The memory goes back to the system when
     the last view of the array is gone.
+
+    Parameters
+    ----------
+    num_blocks, block_bytes, tier : size, and whom an error names.
+    mapping : what maps it; lives as long as the last view.
 
     Returns
     -------
@@ -32,7 +39,7 @@ def anonymous_arena(num_blocks: int, block_bytes: int, tier: str) -> NDArray[np.
     wanted = num_blocks * block_bytes
     align = HUGE_PAGE if wanted >= HUGE_PAGE else mmap.PAGESIZE
     try:
-        memory = mmap.mmap(-1, wanted + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mapping(-1, wanted + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError, MemoryError) as problem:
         raise TierError(
             f"cannot reserve {wanted} bytes ({num_blocks} blocks of {block_bytes}) for tier {tier!r}: "

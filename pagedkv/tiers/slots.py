@@ -69,18 +69,15 @@ class Slots:
         self.next_generation = next_generation
 
     def scan(self) -> None:
-        """Find the live slots of a store that existed. Of two slots with one key the later write counts."""
-        newest: dict[bytes, tuple[int, int]] = {}
+        """Find the live slots of a store that existed. Of slots with one key the latest counts, the rest are buried."""
+        keys: dict[int, bytes] = {}
         for slot in range(self._form.geometry.num_blocks):
             found = self._form.parse(slot, self._segments.read_header(slot))
-            if found is None:
-                continue
-            generation, record = found
-            self.next_generation = max(self.next_generation, generation + 1)
-            if generation > newest.get(record.key, (0, 0))[0]:
-                newest[record.key] = (generation, slot)
-        for generation, slot in newest.values():
-            self._generations[slot] = generation
+            if found is not None:
+                self._generations[slot], keys[slot] = found[0], found[1].key
+                self.next_generation = max(self.next_generation, found[0] + 1)
+        latest = {keys[slot]: slot for slot in sorted(keys, key=self._generations.__getitem__)}
+        self.bury(np.array(sorted(keys.keys() - latest.values()), np.int32))
 
     def name(self, slot: int) -> tuple[int, Record] | None:
         """Generation and record of a slot, read from its header; None if it holds nothing."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagedkv.tiers import _io
 from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier, is_store
-from pagedkv.tiers.device import cuda_copy
+from pagedkv.tiers.device import DeviceTier, cuda_copy
 from pagedkv.tiers.host import page_locked_arena
 
 BOUNCE_BLOCKS = 4
@@ -61,11 +61,16 @@ def copy(src: RamTier, src_blocks: NDArray[np.int32], dst: RamTier, dst_blocks: 
     if isinstance(src.arena, np.ndarray) and isinstance(dst.arena, np.ndarray):
         _io.copy_blocks(src.arena, src_blocks, dst.arena, dst_blocks)
     else:
-        cuda_copy(src.arena, src_blocks, dst.arena, dst_blocks, _gpu(src, dst))
+        cuda_copy(src.arena, src_blocks, dst.arena, dst_blocks, _gpu(src, dst), _device(src, dst))
 
 
 def _gpu(*tiers: RamTier) -> int:
     return next(tier.gpu for tier in tiers if tier.gpu is not None)
+
+
+def _device(*tiers: RamTier) -> DeviceTier | None:
+    """The tier whose kernels a copy has to wait for."""
+    return next((tier for tier in tiers if isinstance(tier, DeviceTier)), None)
 
 
 def _bounce_out(
@@ -80,7 +85,7 @@ def _bounce_out(
     for start in range(0, src_blocks.size, BOUNCE_BLOCKS):
         part = slice(start, min(start + BOUNCE_BLOCKS, src_blocks.size))
         rows = np.arange(part.stop - part.start, dtype=np.int32)
-        cuda_copy(src.arena, src_blocks[part], buffer, rows, _gpu(src))
+        cuda_copy(src.arena, src_blocks[part], buffer, rows, _gpu(src), _device(src))
         ok[part] = dst.write(dst_blocks[part], records[part], buffer, rows)
     return ok
 
@@ -98,7 +103,7 @@ def _bounce_in(
         part = slice(start, min(start + BOUNCE_BLOCKS, src_blocks.size))
         rows = np.arange(part.stop - part.start, dtype=np.int32)
         ok[part] = src.read(src_blocks[part], records[part], buffer, rows)
-        cuda_copy(buffer, rows, dst.arena, dst_blocks[part], _gpu(dst))
+        cuda_copy(buffer, rows, dst.arena, dst_blocks[part], _gpu(dst), _device(dst))
     return ok
 
 

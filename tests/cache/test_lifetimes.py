@@ -62,7 +62,7 @@ def test_a_deleted_cache_gives_its_threads_and_its_directory_back(tmp_path):
         gc.collect()
         for thread in threads:
             thread.join(60)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # an earlier test's threads may end meanwhile
     pk.KVCache(SPEC, 4, disk=disk).close()
 
 

@@ -116,6 +116,26 @@ def test_purged_it_does_not_come_back_from_a_reopened_disk(open_cache):
         new.use(prompt(start), A)
 
 
+@pytest.mark.parametrize("hold", [pk.KVCache.pin, pk.KVCache.sequence], ids=["pin", "sequence"])
+def test_purged_while_held_it_does_not_come_back_but_what_was_computed_anew_does(open_cache, hold):
+    cache = open_cache(8, disk=60, pin_budget=3)
+    others = [Toy(cache, salt=salt) for salt in range(3)]
+    others[1].use(prompt(1), A)
+    others[0].use(prompt(7, 8 * BLOCK))
+    assert where(cache, prompt(1), A) == [("disk", 3)]
+    held = hold(cache, prompt(1), A)
+    assert cache.purge(A) == 0
+    others[2].use(prompt(2), A)
+    for start in (8, 9):
+        others[0].use(prompt(start, 4 * BLOCK))
+    assert where(cache, prompt(2), A) == [("disk", 3)]
+    cache.close()
+    cache = open_cache(8, disk=60)
+    assert where(cache, prompt(1), A) == []
+    assert Toy(cache, salt=2).use(prompt(2), A) == {"disk": 3 * BLOCK}
+    del held
+
+
 def test_a_sequence_of_a_purged_namespace_goes_on_alone(open_cache):
     old, new = Toy(open_cache(32), salt=1), None
     seq = old.cache.sequence(prompt(1), A)

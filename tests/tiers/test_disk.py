@@ -137,11 +137,15 @@ def test_a_store_left_open_by_a_dead_process_is_served_again(open_tier, arena, t
     assert (arena[0] == 7).all()
 
 
-def test_of_two_slots_with_one_key_the_later_write_counts_after_reopening(open_tier, arena):
+def test_of_slots_with_one_key_the_latest_write_counts_after_reopening_and_no_other_ever_comes_back(open_tier, arena):
     tier = open_tier()
-    tier.write([8, 2], [NAMES[0], NAMES[0]], arena, [0, 0])
+    tier.write([8, 2, 5], [NAMES[0]] * 3, arena, [0, 0, 0])
     tier.close()
-    assert [stored.block for stored in open_tier().records()] == [2]
+    again = open_tier()
+    assert [stored.block for stored in again.records()] == [5]
+    again.invalidate([5])
+    again.close()
+    assert list(open_tier().records()) == []
 
 
 def test_every_way_to_misuse_a_call_is_refused_before_anything_is_written(open_tier, arena):

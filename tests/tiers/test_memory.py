@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record, _io
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record, _io, transfer
 from pagedkv.tiers.device import neighbours
 
 TIERS = [DeviceTier, HostTier]
@@ -152,7 +152,7 @@ class FakeArray:
 @pytest.fixture
 def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """As much of CuPy as the tiers call; copies run at once and are counted."""
-    fake = types.SimpleNamespace(copies=0, synchronised=0, devices=[], limit=1 << 30)
+    fake = types.SimpleNamespace(copies=0, synchronised=0, devices=[], locked={}, waits=[], limit=1 << 30)
 
     class Stream:
         ptr = 77
@@ -162,6 +162,16 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
         def synchronize(self) -> None:
             fake.synchronised += 1
+
+        def wait_event(self, event: Event) -> None:
+            fake.waits.append(event.recorded)
+
+    class Event:
+        def __init__(self, *, disable_timing: bool) -> None:
+            assert disable_timing
+
+        def record(self, stream: types.SimpleNamespace) -> None:
+            self.recorded = stream.ptr
 
     class Error(Exception):
         pass
@@ -176,10 +186,10 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
             raise Error("out of memory")
         return FakeArray(shape, dtype)
 
-    def pinned(size: int) -> bytearray:
-        if size > fake.limit:
+    def register(address: int, size: int, flags: int) -> None:
+        if size + sum(fake.locked.values()) > fake.limit:
             raise Error("cannot lock")
-        return bytearray(b"\xff") * (size + 100)
+        fake.locked[address] = size
 
     def device(gpu: int) -> contextlib.AbstractContextManager[None]:
         fake.devices.append(gpu)
@@ -187,9 +197,11 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
     fake.zeros = zeros
     fake.cuda = types.SimpleNamespace(
-        Device=device, Stream=Stream, alloc_pinned_memory=pinned,
+        Device=device, Stream=Stream, Event=Event, get_current_stream=lambda: types.SimpleNamespace(ptr=5),
         memory=types.SimpleNamespace(OutOfMemoryError=Error),
-        runtime=types.SimpleNamespace(memcpyAsync=memcpy_async, CUDARuntimeError=Error),
+        runtime=types.SimpleNamespace(
+            memcpyAsync=memcpy_async, CUDARuntimeError=Error, hostRegister=register, hostUnregister=fake.locked.pop
+        ),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", fake)
     return fake
@@ -229,3 +241,37 @@ def test_a_gpu_that_has_too_little_memory_is_an_error_that_names_the_size(fake_c
     fake_cupy.limit = 100
     with pytest.raises(TierError, match="1000 bytes"):
         tier_class(10, 100, gpu=0)
+
+
+def test_page_locked_memory_is_locked_in_chunks_and_unlocked_with_its_last_view(fake_cupy, monkeypatch):
+    monkeypatch.setattr("pagedkv.tiers.host.LOCK_CHUNK", 4096)
+    tier = HostTier(5, 2048, gpu=0)
+    assert sorted(fake_cupy.locked.values()) == [2048, 4096, 4096]
+    assert not tier.arena.any()
+    view = tier.view(1)
+    tier.close()
+    del tier
+    gc.collect()
+    assert len(fake_cupy.locked) == 3
+    del view
+    gc.collect()
+    assert not fake_cupy.locked
+
+
+def test_a_limit_on_locked_memory_is_named_and_what_was_locked_is_given_back(fake_cupy, monkeypatch):
+    monkeypatch.setattr("pagedkv.tiers.host.LOCK_CHUNK", 4096)
+    fake_cupy.limit = 5000
+    with pytest.raises(TierError, match=r"only the first 4096.*ulimit -l"):
+        HostTier(5, 2048, gpu=0)
+    gc.collect()
+    assert not fake_cupy.locked
+
+
+def test_copies_wait_for_the_kernels_that_were_launched_on_the_arena(fake_cupy):
+    device, host = DeviceTier(4, 64, gpu=0), HostTier(4, 64, gpu=0)
+    device.used_by()
+    device.used_by(types.SimpleNamespace(ptr=6))
+    device.used_by()
+    blocks = np.arange(2, dtype=np.int32)
+    transfer.copy(device, blocks, host, blocks)
+    assert fake_cupy.waits == [5, 6]

@@ -1,0 +1,96 @@
+// Inline PTX, and nowhere else.
+#pragma once
+#include "pagedkv/dtypes.cuh"
+
+namespace pagedkv {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- asynchronous copies into shared memory (sm_80+)
+
+// 16 bytes; where `valid` is false nothing is read and zeros are stored.
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
+               : "memory");
+}
+// The same, with what becomes of the line in L2 said by `policy`.
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0), "l"(policy)
+               : "memory");
+}
+// Four bytes, zeros where not `valid`.
+__device__ __forceinline__ void cp_async4(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+// The policy of data that is read once: first to leave L2.
+__device__ __forceinline__ u64 evict_first_policy() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kPending of this thread's latest groups are under way.
+template <int kPending> __device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- tensor cores (sm_80+)
+
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 (16 bytes each).
+__device__ __forceinline__ void ldmatrix_x4(u32 (&fragments)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragments)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x2(u32 (&fragments)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(fragments[0]), "=r"(fragments[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// An 8x8 matrix of 16-bit elements, spread over the warp as ldmatrix does, transposed.
+__device__ __forceinline__ u32 movmatrix_trans(u32 fragment) {
+  u32 transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(fragment));
+  return transposed;
+}
+
+// c[16x8] += a[16x16] b[16x8], a by rows, b by columns, float32 sums.
+#define PAGEDKV_MMA_16816(TYPE)                                                                                       \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                                                 \
+               ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                           \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+template <class T> __device__ __forceinline__ void mma_16816(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  static_assert(kSame<T, f16> || kSame<T, bf16>, "tensor cores take f16 and bf16 here");
+  if constexpr (kSame<T, f16>) {
+    PAGEDKV_MMA_16816("f16");
+  } else {
+    PAGEDKV_MMA_16816("bf16");
+  }
+}
+#undef PAGEDKV_MMA_16816
+
+}  // namespace pagedkv

@@ -1,0 +1,197 @@
+// One warp's attention of kFrags * 16 rows over tiles of keys, on tensor cores: rows stand where mma.m16n8k16 has its 16 rows,
+//   S[16 rows x 8 keys] = Q K^T,    O[16 rows x 8 dims] += P V.
+// In the layout of mma, lane l has of every 16 rows the rows l / 4 and l / 4 + 8, and of every 8 keys or dims the columns
+// 2 * (l % 4) and 2 * (l % 4) + 1: four lanes hold a row together. P stays in registers: the sums of S are the operand of P V.
+//
+// The softmax state is that of state.cuh, but m is the largest score before `fold`, the factor to base 2 that one FMA per score
+// applies; l and o stay spread over the four lanes until the end.
+#pragma once
+#include "pagedkv/schedule.cuh"
+#include "pagedkv/shared_tile.cuh"
+#include "pagedkv/state.cuh"
+
+namespace pagedkv {
+
+// What a warp may skip: tiles that none of its rows sees, and masks on tiles that all of them see whole.
+struct WarpSees {
+  KeyRange any, all;
+
+  __device__ __forceinline__ WarpSees(const AttentionParams& p, const Segment& s, int first_row, int num_rows) : any{0, 0}, all{0, 0} {
+    const int last_row = min(first_row + num_rows, s.num_rows) - 1;
+    if (last_row < first_row) return;
+    const int first_position = s.seq_len - s.q_len;
+    const KeyRange first = visible_keys(first_position + s.query(first_row), s.seq_len, p.window);
+    const KeyRange last = visible_keys(first_position + s.query(last_row), s.seq_len, p.window);
+    any = {first.begin, last.end};
+    all = {last.begin, first.end};
+  }
+  __device__ __forceinline__ bool nothing(int key, int num_keys) const { return key >= any.end || key + num_keys <= any.begin; }
+  __device__ __forceinline__ bool everything(int key, int num_keys) const {
+    return !MASK && key >= all.begin && key + num_keys <= all.end;
+  }
+};
+
+template <int kFrags> struct QueryRows {
+  static constexpr int kKeyFrags = TILE_TOKENS / 8, kDimFrags = HEAD_DIM_V / 8, kSteps = HEAD_DIM / 16;
+  static constexpr bool kShaped = SOFT_CAP || ALIBI;  // scores are more than scaled dot products
+
+  const AttentionParams& p;
+  const Segment& segment;
+  int first_row;  // of the warp in the row tile
+  float fold, k_scale;
+  float m[kFrags][2], l[kFrags][2];
+  float o[kFrags][kDimFrags][4];
+
+  // `k_scale`: of all keys alike; 1 where K has none or has been multiplied by it.
+  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_)
+      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_) {
+    fold = p.softmax_scale * kLog2e * k_scale;
+    if (kShaped || !(fold > 0.f)) fold = 1.f;  // add() scales instead
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) m[f][h] = neg_inf(), l[f][h] = 0.f;
+#pragma unroll
+      for (int n = 0; n < kDimFrags; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[f][n][e] = 0.f;
+    }
+  }
+
+  // Row of the row tile that this lane has in half h of fragment f.
+  __device__ __forceinline__ int row(int f, int h) const { return first_row + f * 16 + h * 8 + lane_id() / 4; }
+
+  // One tile of keys from key `key`. `load_q(f, step, a)` gives the queries.
+  template <class LoadQ, class K, class V>
+  __device__ __forceinline__ void add(const LoadQ& load_q, const K& k, const V& v, int key, bool masked) {
+    float s[kFrags][kKeyFrags][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      u32 a[kFrags][4];
+#pragma unroll
+      for (int f = 0; f < kFrags; ++f) load_q(f, step, a[f]);
+#pragma unroll
+      for (int n = 0; n < kKeyFrags; n += 2) {
+        u32 b[4];
+        k.load_b(b, n * 8, step);
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+          mma_16816<Q_TYPE>(s[f][n], a[f], b[0], b[1]);
+          mma_16816<Q_TYPE>(s[f][n + 1], a[f], b[2], b[3]);
+        }
+      }
+    }
+    if (kShaped || masked || !(p.softmax_scale * k_scale > 0.f)) shape(s, key, masked);
+    softmax(s);
+#pragma unroll
+    for (int step = 0; step < kKeyFrags / 2; ++step) {
+      u32 a[kFrags][4];
+#pragma unroll
+      for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[f][i] = pack2<Q_TYPE>(s[f][2 * step + i / 2][i % 2 * 2], s[f][2 * step + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+      for (int n = 0; n < kDimFrags; n += 2) {
+        u32 b[4];
+        v.load_b_trans(b, step * 16, n / 2);
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+          mma_16816<Q_TYPE>(o[f][n], a[f], b[0], b[1]);
+          mma_16816<Q_TYPE>(o[f][n + 1], a[f], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+ private:
+  // Dot products become scores (base 2 where `fold` is 1), -inf where a key is not seen.
+  __device__ __forceinline__ void shape(float (&s)[kFrags][kKeyFrags][4], int key, bool masked) const {
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int used = min(row(f, h), segment.num_rows - 1);  // rows past the end are not written
+        const Scorer scorer(p, segment.seq, segment.seq_len, segment.q_len, segment.query(used), segment.qo_head(used));
+#pragma unroll
+        for (int n = 0; n < kKeyFrags; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int at = key + n * 8 + lane_id() % 4 * 2 + e;
+            float& x = s[f][n][2 * h + e];
+            if (kShaped) x = scorer.score(x * k_scale, at);
+            else if (fold == 1.f) x *= p.softmax_scale * kLog2e * k_scale;
+            if (masked && !scorer.sees(at)) x = neg_inf();
+          }
+      }
+  }
+
+  // Scores become 2^(score - m), with m, l and o brought up to them.
+  __device__ __forceinline__ void softmax(float (&s)[kFrags][kKeyFrags][4]) {
+    float factor[kFrags][2];
+    bool raised = false;
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float largest = m[f][h];
+#pragma unroll
+        for (int n = 0; n < kKeyFrags; ++n) largest = fmaxf(largest, fmaxf(s[f][n][2 * h], s[f][n][2 * h + 1]));
+        largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 2));
+        const float base = largest == neg_inf() ? 0.f : largest * fold;  // nothing seen yet: every share is 2^-inf
+        factor[f][h] = exp2_approx(m[f][h] * fold - base);
+        raised |= largest > m[f][h];
+        m[f][h] = largest;
+        l[f][h] *= factor[f][h];
+#pragma unroll
+        for (int n = 0; n < kKeyFrags; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& x = s[f][n][2 * h + e];
+            x = exp2_approx(x * fold - base);
+            l[f][h] += x;
+          }
+      }
+    if (!__any_sync(kFullMask, raised)) return;  // most tiles do not raise any maximum
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+      for (int n = 0; n < kDimFrags; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[f][n][e] *= factor[f][e / 2];
+  }
+
+ public:
+  // Writes the warp's rows of the output and of lse. `tile`: shared memory that nobody else uses now. `v_scale` as k_scale.
+  template <class Tile> __device__ __forceinline__ void finish(const Tile& tile, float v_scale) {
+    __syncwarp();  // all lanes have read what lay in the tile
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float sum = l[f][h] + __shfl_xor_sync(kFullMask, l[f][h], 1), largest = m[f][h] * fold, factor = 1.f;
+        sum += __shfl_xor_sync(kFullMask, sum, 2);
+        const int r = row(f, h);
+        const bool used = r < segment.num_rows;
+        const int head = segment.qo_head(r);
+        if (SINKS && used) add_sink(largest, sum, factor, p.sinks[head] * kLog2e);
+        factor *= normaliser(sum) * v_scale;
+        if (p.lse && used && lane_id() % 4 == 0)
+          p.lse[static_cast<i64>(segment.q_first + segment.query(r)) * (p.num_kv_heads * GROUP_SIZE) + head] = natural_lse(largest, sum);
+#pragma unroll
+        for (int n = 0; n < kDimFrags; ++n)
+          *reinterpret_cast<u32*>(tile.chunk(r, n) + lane_id() % 4 * 4) = pack2<Q_TYPE>(o[f][n][2 * h] * factor, o[f][n][2 * h + 1] * factor);
+      }
+    __syncwarp();
+    constexpr int kChunks = HEAD_DIM_V / 8;
+#pragma unroll
+    for (int j = 0; j < kFrags * 16 * kChunks / kWarpSize; ++j) {
+      const int index = j * kWarpSize + lane_id(), r = first_row + index / kChunks, chunk = index % kChunks;
+      if (r >= segment.num_rows) break;
+      Q_TYPE* to = static_cast<Q_TYPE*>(p.o) + (segment.q_first + segment.query(r)) * p.o_token_stride + segment.qo_head(r) * p.o_head_stride;
+      *reinterpret_cast<Vec<u32, 4>*>(to + chunk * 8) = *reinterpret_cast<const Vec<u32, 4>*>(tile.chunk(r, chunk));
+    }
+  }
+};
+
+}  // namespace pagedkv

@@ -1,0 +1,178 @@
+// Who computes what. The work of a call is a list of row tiles: ROW_TILE rows (query, head of the group) of one sequence and one
+// KV head, over TILE_TOKENS-token tiles of its keys. A schedule gives each CTA segments of that list:
+//
+//   WHOLE        (V1) one CTA per row tile: grid (num_seqs, num_kv_heads, row tiles of the longest sequence)
+//   PARTITIONED  (V2) one CTA per partition of fixed size: grid z also counts partitions; decode_reduce merges them
+//   EVEN         a constant grid; each CTA takes an equal slice of all units. A row tile costs its tiles and kOverheadUnits for
+//                its start and its end, so that a thousand short sequences are shared out as well as one long one. The slices
+//                follow from unit_indptr, which the plan kernel computes from seq_lens on the device: a captured graph replays
+//                with other lengths. The last CTA to arrive at a row tile merges its parts.
+//   LISTED       one CTA per row tile of a list that the prefill_plan kernel makes on the device from q_indptr, longest sequence
+//                and last rows first; KV heads of one row tile are neighbours. CTAs past its end have nothing to do
+//
+// EVEN after FlashMLA's even split and stream-K (Osama et al. 2023).
+#pragma once
+#include "pagedkv/variants.cuh"
+
+namespace pagedkv {
+
+constexpr int kWhole = 0, kPartitioned = 1, kEven = 2, kListed = 3;
+constexpr int kOverheadUnits = 2;
+
+// First and one past the last tile that any query of a sequence sees. No query: none.
+struct TileRange {
+  int begin, end;
+};
+__device__ __forceinline__ TileRange sequence_tiles(int seq_len, int q_len, int window, int tile_tokens) {
+  if (q_len == 0) return {0, 0};
+  const int first_position = seq_len - q_len;
+  const int begin = window > 0 ? max(first_position + 1 - window, 0) : 0;
+  return {min(begin, seq_len) / tile_tokens, ceil_div(seq_len, tile_tokens)};
+}
+
+// Units of a sequence for one KV head; 0 where it has no query.
+__device__ __forceinline__ int sequence_units(int seq_len, int q_len, int window, int group_size, int row_tile, int tile_tokens) {
+  const TileRange tiles = sequence_tiles(seq_len, q_len, window, tile_tokens);
+  return ceil_div(q_len * group_size, row_tile) * (tiles.end - tiles.begin + kOverheadUnits);
+}
+
+#ifdef SCHEDULE
+// What a CTA computes next: some rows over some keys, and where the result goes.
+struct Segment {
+  int seq, seq_len;
+  int q_first, q_len;  // the sequence's queries in q
+  int kv_head;
+  int row_begin, num_rows;  // rows of the sequence: row r is query r / GROUP_SIZE, head r % GROUP_SIZE of the group
+  int begin, end;           // keys; begin >= end: none
+  int slot;                 // where the partial state goes; -1: this is all of the row tile, write the output
+  int first_cta, last_cta;  // EVEN: who computes parts of the row tile
+
+  __device__ __forceinline__ int query(int row) const { return (row_begin + row) / GROUP_SIZE; }
+  __device__ __forceinline__ int qo_head(int row) const { return kv_head * GROUP_SIZE + (row_begin + row) % GROUP_SIZE; }
+};
+
+// Slot of a CTA's part of a row tile: the first CTA's part is the last of its slice, everybody else's the first of theirs.
+__device__ __forceinline__ int even_slot(int cta, int first_cta) { return 2 * cta + (cta == first_cta); }
+
+class Schedule {
+ public:
+  __device__ __forceinline__ explicit Schedule(const AttentionParams& params) : p(params) {
+    if (SCHEDULE == kEven) {
+      total = static_cast<i64>(p.schedule.unit_indptr[p.num_seqs]) * p.num_kv_heads;
+      ctas = min_of<i64>(gridDim.x, total);  // no slice is empty: every CTA between the first and the last of a row tile arrives
+      if (blockIdx.x < ctas) {
+        unit = total * blockIdx.x / ctas;
+        unit_end = total * (blockIdx.x + 1) / ctas;
+      } else {
+        unit = unit_end = total;
+      }
+      seq = 0;
+      if (unit < unit_end) {  // the last sequence that begins at or before `unit`
+        int low = 0, high = p.num_seqs;
+        while (high - low > 1) {
+          const int middle = (low + high) / 2;
+          if (static_cast<i64>(p.schedule.unit_indptr[middle]) * p.num_kv_heads <= unit) low = middle;
+          else high = middle;
+        }
+        seq = low;
+      }
+    } else {
+      unit = 0;
+      unit_end = 1;
+    }
+  }
+
+  // The next segment of this CTA, the same in all its threads; false at the end.
+  __device__ __forceinline__ bool next(Segment& s) {
+    if constexpr (SCHEDULE != kEven) {
+      return unit++ == 0 && (SCHEDULE == kListed ? listed(s) : fixed(s));
+    } else {
+      while (unit < unit_end)
+        if (even(s)) return true;
+      return false;
+    }
+  }
+
+ private:
+  const AttentionParams& p;
+  i64 total, ctas, unit, unit_end;
+  int seq;
+
+  __device__ __forceinline__ void open(Segment& s, int seq_, int kv_head, int row_tile) {
+    s.seq = seq_;
+    s.seq_len = p.seq_lens[seq_];
+    s.q_first = p.q_indptr ? p.q_indptr[seq_] : seq_;
+    s.q_len = p.q_indptr ? p.q_indptr[seq_ + 1] - s.q_first : 1;
+    s.kv_head = kv_head;
+    s.row_begin = row_tile * ROW_TILE;
+    s.num_rows = min(ROW_TILE, s.q_len * GROUP_SIZE - s.row_begin);
+    s.slot = -1;
+    s.first_cta = s.last_cta = blockIdx.x;
+  }
+
+  // Cuts the keys to what some row of the segment sees.
+  __device__ __forceinline__ void clamp(Segment& s, int begin, int end) {
+    const int first_position = s.seq_len - s.q_len;
+    const KeyRange first = visible_keys(first_position + s.query(0), s.seq_len, p.window);
+    const KeyRange last = visible_keys(first_position + s.query(s.num_rows - 1), s.seq_len, p.window);
+    s.begin = max(begin, first.begin);
+    s.end = min(end, last.end);
+  }
+
+  __device__ __forceinline__ bool listed(Segment& s) {
+    const int* item = p.schedule.work_list + 2 * (blockIdx.x / p.num_kv_heads);
+    if (item[0] < 0) return false;
+    open(s, item[0], blockIdx.x % p.num_kv_heads, item[1]);
+    clamp(s, 0, s.seq_len);
+    return true;
+  }
+
+  __device__ __forceinline__ bool fixed(Segment& s) {
+    const int num_partitions = SCHEDULE == kPartitioned ? p.schedule.num_partitions : 1;
+    const int row_tile = blockIdx.z / num_partitions, partition = blockIdx.z % num_partitions;
+    open(s, blockIdx.x, blockIdx.y, row_tile);
+    if (s.num_rows <= 0) return false;
+    if (SCHEDULE == kWhole) {
+      clamp(s, 0, s.seq_len);
+      return true;
+    }
+    const int tokens = p.schedule.partition_tokens;
+    clamp(s, partition * tokens, (partition + 1) * tokens);
+    s.slot = ((s.seq * p.num_kv_heads + s.kv_head) * (gridDim.z / num_partitions) + row_tile) * num_partitions + partition;
+    return s.begin < s.end;
+  }
+
+  __device__ __forceinline__ bool even(Segment& s) {
+    const int* indptr = p.schedule.unit_indptr;
+    while (static_cast<i64>(indptr[seq + 1]) * p.num_kv_heads <= unit) ++seq;
+    const i64 base = static_cast<i64>(indptr[seq]) * p.num_kv_heads;
+    const int units = indptr[seq + 1] - indptr[seq];
+    open(s, seq, 0, 0);
+    const int row_tiles = ceil_div(s.q_len * GROUP_SIZE, ROW_TILE);
+    const int per_item = units / row_tiles;  // tiles and overhead of one row tile
+    const int item = static_cast<int>((unit - base) / per_item);
+    const i64 item_begin = base + static_cast<i64>(item) * per_item, item_end = item_begin + per_item;
+    open(s, seq, item / row_tiles, item % row_tiles);
+
+    const i64 taken = unit;
+    unit = min_of(unit_end, item_end);
+    const int num_tiles = per_item - kOverheadUnits;
+    const int tile_begin = max_of<i64>(taken - item_begin - kOverheadUnits, 0);
+    const int tile_end = max_of<i64>(unit - item_begin - kOverheadUnits, 0);
+    if (num_tiles == 0 ? taken != item_begin : tile_begin == tile_end) return false;  // only overhead
+    if (num_tiles > 0) {
+      s.first_cta = cta_of(item_begin + kOverheadUnits);
+      s.last_cta = cta_of(item_end - 1);
+      if (s.first_cta != s.last_cta) s.slot = even_slot(blockIdx.x, s.first_cta);
+    }
+    const int first_tile = sequence_tiles(s.seq_len, s.q_len, WINDOW ? p.window : 0, TILE_TOKENS).begin;
+    clamp(s, (first_tile + tile_begin) * TILE_TOKENS, (first_tile + tile_end) * TILE_TOKENS);
+    return true;
+  }
+
+  // The CTA whose slice holds a unit: the largest c with floor(c * total / ctas) <= unit.
+  __device__ __forceinline__ int cta_of(i64 at) const { return static_cast<int>(((at + 1) * ctas - 1) / total); }
+};
+#endif  // SCHEDULE
+
+}  // namespace pagedkv

@@ -1,0 +1,35 @@
+// A tile of 16-bit elements in shared memory, as ldmatrix wants it: rows of 16-byte chunks, one after the other, in which a chunk's
+// place depends on its row, so that the same chunk of eight neighbouring rows lies in eight different bank groups.
+//
+// Rows of kChunks chunks repeat their banks after 8 / kCycle rows, kCycle being the largest power of two in kChunks, at most 8; from
+// there on, chunks are exchanged within groups of kCycle. Any head dim that is a multiple of 16 is free of conflicts this way.
+#pragma once
+#include "pagedkv/ptx.cuh"
+
+namespace pagedkv {
+
+template <int kRows, int kCols> struct SharedTile {
+  static_assert(kCols % 16 == 0, "mma takes 16 columns at a time");
+  static constexpr int kChunks = kCols / 8, kBytes = kRows * kCols * 2;
+  static constexpr int kCycle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+
+  u8* base;
+
+  __device__ __forceinline__ u8* chunk(int row, int column) const {
+    return base + row * (kChunks * 16) + (column ^ (row / (8 / kCycle) % kCycle)) * 16;
+  }
+
+  // 16 rows from `row` and columns 16 step..16 step + 15 as operand a of mma, or as two operands b of which each row is a column.
+  __device__ __forceinline__ void load_a(u32 (&a)[4], int row, int step) const {
+    ldmatrix_x4(a, chunk(row + lane_id() % 16, 2 * step + lane_id() / 16));
+  }
+  __device__ __forceinline__ void load_b(u32 (&b)[4], int row, int step) const {
+    ldmatrix_x4(b, chunk(row + lane_id() / 16 * 8 + lane_id() % 8, 2 * step + lane_id() / 8 % 2));
+  }
+  // 16 rows as the inner dimension: two operands b, of columns 16 step..16 step + 7 and the next 8.
+  __device__ __forceinline__ void load_b_trans(u32 (&b)[4], int row, int step) const {
+    ldmatrix_x4_trans(b, chunk(row + lane_id() % 16, 2 * step + lane_id() / 16));
+  }
+};
+
+}  // namespace pagedkv

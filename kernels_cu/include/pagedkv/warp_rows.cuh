@@ -1,0 +1,183 @@
+// One warp's attention of ROW_TILE rows over groups of 16 keys, on tensor cores (tile.cuh). In the layout of mma, lane l has of
+// each group of eight rows the rows 2 * (l % 4) and 2 * (l % 4) + 1, and of 16 keys the keys l / 4 and l / 4 + 8: the eight lanes
+// of equal l % 4 hold a row together. The softmax state is that of state.cuh; l and o stay spread until the end.
+#pragma once
+#include "pagedkv/kv.cuh"
+#include "pagedkv/schedule.cuh"
+#include "pagedkv/state.cuh"
+#include "pagedkv/tile.cuh"
+
+namespace pagedkv {
+
+// Row of the tile that is this lane's `column` (0, 1) of row group `group`.
+__device__ __forceinline__ int own_row(int group, int column) { return group * 8 + lane_id() % 4 * 2 + column; }
+
+class WarpRows {
+ public:
+  // Reads the queries. Rows past the end repeat the last one; nobody writes them.
+  __device__ __forceinline__ WarpRows(const AttentionParams& p, const Segment& s, float k_scale) : segment(s) {
+    const int last_row = s.num_rows - 1;
+#pragma unroll
+    for (int group = 0; group < kRowGroups; ++group) {
+      const int row = min(group * 8 + lane_id() / 4, last_row);
+      load_queries(q[group], static_cast<const Q_TYPE*>(p.q) + (s.q_first + s.query(row)) * p.q_token_stride + s.qo_head(row) * p.q_head_stride);
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const int own = min(own_row(group, column), last_row);
+        scorers[group][column] = Scorer(p, s.seq, s.seq_len, s.q_len, s.query(own), s.qo_head(own));
+        scorers[group][column].scale_log2 *= k_scale;
+        m[group][column] = neg_inf();
+        l[group][column] = 0.f;
+      }
+#pragma unroll
+      for (int step = 0; step < kVSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[group][step][i] = 0.f;
+    }
+    const int first_position = s.seq_len - s.q_len;
+    all_see = {visible_keys(first_position + s.query(last_row), s.seq_len, p.window).begin,
+               visible_keys(first_position + s.query(0), s.seq_len, p.window).end};
+    all_see = {max(all_see.begin, s.begin), min(all_see.end, s.end)};
+  }
+
+  // Scores of the 16 keys from `first_key`, whose K is rows first_row.. of the tile, and their shares in the softmax, which wait in
+  // registers for add_values. `scales`: [2][16], of K and of V, SCALE_MODE token_head only.
+  template <class Layout>
+  __device__ __forceinline__ void add_scores(const u8* tile, int first_row, int first_key, const float* scales) {
+    float s[kRowGroups][4];
+#pragma unroll
+    for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[group][i] = 0.f;
+#pragma unroll
+    for (int load = 0; load < ceil_div(kKSteps, kStepsPerLoad); ++load) {
+      u32 a[kStepsPerLoad][4];
+      load_k<Layout>(a, tile, first_row, load);
+#pragma unroll
+      for (int i = 0; i < kStepsPerLoad; ++i) {
+        const int step = load * kStepsPerLoad + i;
+        if (step < kKSteps) {
+#pragma unroll
+          for (int group = 0; group < kRowGroups; ++group) mma_16816<Q_TYPE>(s[group], a[i], q[group][step][0], q[group][step][1]);
+        }
+      }
+    }
+    const int key = first_key + lane_id() / 4;
+    float v_scale[2] = {1.f, 1.f};
+    if (SCALE_MODE == kScaleTokenHead) {
+      const float k_scale[2] = {scales[lane_id() / 4], scales[lane_id() / 4 + 8]};
+      v_scale[0] = scales[16 + lane_id() / 4], v_scale[1] = scales[24 + lane_id() / 4];
+#pragma unroll
+      for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[group][i] *= k_scale[i / 2];
+    }
+    if (!MASK && all_see.begin <= first_key && first_key + kGroupKeys <= all_see.end) {
+#pragma unroll
+      for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[group][i] = scorers[group][i % 2].score(s[group][i], key + i / 2 * 8);
+    } else {
+#pragma unroll
+      for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = key + i / 2 * 8;
+          const bool inside = segment.begin <= at && at < segment.end;
+          s[group][i] = inside ? scorers[group][i % 2](s[group][i], at) : neg_inf();
+        }
+    }
+#pragma unroll
+    for (int group = 0; group < kRowGroups; ++group) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) raise(group, column, fmaxf(s[group][column], s[group][2 + column]));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[group][i] = weight(s[group][i], m[group][i % 2]);
+        l[group][i % 2] += s[group][i];
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        shares[group][half] = movmatrix_trans(pack2<Q_TYPE>(s[group][2 * half] * v_scale[half], s[group][2 * half + 1] * v_scale[half]));
+    }
+  }
+
+  // Adds the shares' values. With `zero_outside` rows of the tile that are no key of the segment may hold anything, NaN too.
+  template <class Layout, bool zero_outside = false>
+  __device__ __forceinline__ void add_values(const u8* tile, int first_row, int first_key) {
+    u32 inside[2] = {0xffffffffu, 0xffffffffu};
+    if (zero_outside) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = first_key + half * 8 + lane_id() % 4 * 2;
+        inside[half] = (segment.begin <= key && key < segment.end ? 0xffffu : 0) |
+                       (segment.begin <= key + 1 && key + 1 < segment.end ? 0xffff0000u : 0);
+      }
+    }
+#pragma unroll
+    for (int load = 0; load < ceil_div(kVSteps, kStepsPerLoad); ++load) {
+      u32 a[kStepsPerLoad][4];
+      load_v<Layout>(a, tile, first_row, load);
+#pragma unroll
+      for (int i = 0; i < kStepsPerLoad; ++i) {
+        const int step = load * kStepsPerLoad + i;
+        if (zero_outside) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) a[i][j] &= inside[j / 2];
+        }
+        if (step < kVSteps) {
+#pragma unroll
+          for (int group = 0; group < kRowGroups; ++group) mma_16816<Q_TYPE>(o[group][step], a[i], shares[group][0], shares[group][1]);
+        }
+      }
+    }
+  }
+
+  // The warp's state into shared memory, as merge_warps takes it.
+  __device__ __forceinline__ void store(float* part_o, float* part_ml) {
+#pragma unroll
+    for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const int row = own_row(group, column);
+        float sum = l[group][column];
+#pragma unroll
+        for (int step = 4; step < kWarpSize; step *= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
+        if (lane_id() < 4) {
+          part_ml[2 * row] = m[group][column];
+          part_ml[2 * row + 1] = sum;
+        }
+#pragma unroll
+        for (int step = 0; step < kVSteps; ++step)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            part_o[row * kPartPitch + dim_of(step, lane_id() / 4 + 8 * half)] = o[group][step][2 * half + column];
+      }
+  }
+
+ private:
+  const Segment& segment;
+  KeyRange all_see;  // keys that every row sees
+  u32 q[kRowGroups][kKSteps][2];
+  Scorer scorers[kRowGroups][2];
+  float m[kRowGroups][2], l[kRowGroups][2];
+  float o[kRowGroups][kVSteps][4];
+  u32 shares[kRowGroups][2];
+
+  // Makes room for the scores of the eight lanes of a row.
+  __device__ __forceinline__ void raise(int group, int column, float largest) {
+#pragma unroll
+    for (int step = 4; step < kWarpSize; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
+    largest = fmaxf(largest, m[group][column]);
+    const float factor = weight(m[group][column], largest);
+    m[group][column] = largest;
+    l[group][column] *= factor;
+#pragma unroll
+    for (int step = 0; step < kVSteps; ++step) {
+      o[group][step][column] *= factor;
+      o[group][step][2 + column] *= factor;
+    }
+  }
+};
+
+}  // namespace pagedkv

@@ -1,0 +1,14 @@
+"""Attention on arrays: plan once per step, run per layer; one-shot calls; shared prefixes; writes into slots.
+
+Public functions for runtimes that keep their own KV pools. CUDA kernels compute on CuPy arrays, the float64 reference
+on NumPy.
+"""
+
+from pagedkv.attention.cascade import CascadeAttention
+from pagedkv.attention.functions import forward
+from pagedkv.attention.merging import merge_states
+from pagedkv.attention.planned import PagedAttention
+from pagedkv.attention.writing import write_kv
+from pagedkv.reference import pack_mask
+
+__all__ = ["CascadeAttention", "PagedAttention", "forward", "merge_states", "pack_mask", "write_kv"]

@@ -1,0 +1,134 @@
+"""CascadeAttention: a prefix that several requests share is attended once for all of them, then merged with their own
+KV.
+
+Level 0 holds what most requests share, the last level what each has alone; a level's sequences are groups of
+requests. Every level but the last sees all queries of a group as the queries of one sequence, so K and V of the
+shared part are read once per group (Hydragen, Juravsky et al. 2024; FlashInfer's cascade). The levels' outputs are
+merged by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pagedkv.attention.merging import merge_states
+from pagedkv.attention.places import Device
+from pagedkv.attention.planned import PagedAttention
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, UnsupportedVariant
+
+_POSITIONAL = ("window", "alibi_slopes")  # they need a query's distance to a key, which a level alone does not know
+
+
+class CascadeAttention:
+    """Attention over KV in two or more levels.
+
+    Parameters
+    ----------
+    block_sizes : tokens of a block by level, the shared level first; the shared one may have larger blocks.
+    max_groups : sequences of each level at most; the last is the number of requests.
+    max_q_len : queries of one request at most.
+    num_qo_heads, num_kv_heads, head_dim and others : as :class:`PagedAttention`. ``sinks`` and a custom mask belong
+        to the last level; ``window`` and ``alibi_slopes`` are not supported.
+
+    Raises
+    ------
+    InvalidArgument
+        Fewer than two levels, or lists of different lengths.
+    UnsupportedVariant
+        ``window`` or ``alibi_slopes`` was given.
+    """
+
+    def __init__(
+        self,
+        block_sizes: Sequence[int],
+        *,
+        max_groups: Sequence[int],
+        max_q_len: int = 1,
+        device: Device = "cuda",
+        causal: bool = True,
+        sinks: Any = None,
+        custom_mask: bool = False,
+        kernel: str = "auto",
+        **options: Any,
+    ) -> None:
+        if len(block_sizes) < 2 or len(max_groups) != len(block_sizes):
+            raise InvalidArgument(
+                f"a cascade has at least two levels, each with a block size and max_groups: got block_sizes "
+                f"{list(block_sizes)} and max_groups {list(max_groups)}"
+            )
+        for name in _POSITIONAL:
+            if options.get(name) is not None:
+                raise UnsupportedVariant(f"{name} is not supported in a cascade: use PagedAttention")
+        last = len(block_sizes) - 1
+        max_tokens = max_groups[last] * max_q_len
+        self.levels = tuple(
+            PagedAttention(
+                block_size=block_size, max_seqs=groups, max_tokens=max_tokens,
+                max_q_len=max_q_len if level == last else max_tokens, causal=causal and level == last,
+                sinks=sinks if level == last else None, custom_mask=custom_mask and level == last,
+                device=device, kernel=kernel, **options,
+            )
+            for level, (block_size, groups) in enumerate(zip(block_sizes, max_groups, strict=True))
+        )  # fmt: skip
+        self.backend = self.levels[0].backend
+        config = self.levels[0].config
+        heads = self.levels[0].num_qo_heads
+        dtype = {"bfloat16": np.uint16}.get(config.q_dtype, config.q_dtype)
+        empty = np.empty if self.backend is None else self.backend.empty
+        self._parts = empty((last + 1, max_tokens, heads, config.head_dim_v), dtype)
+        self._lses = empty((last + 1, max_tokens, heads), np.float32)
+        self._planned = False
+
+    def plan(self, levels: Sequence[tuple[Any, Any, Any]], *, stream: Any = None, **mask: Any) -> None:
+        """Take a step's batch.
+
+        Parameters
+        ----------
+        levels : per level ``(block_tables, seq_lens, q_indptr)`` as in :meth:`PagedAttention.plan`. All ``q_indptr``
+            end at the same number of queries; a group's queries are those of its requests, one after the other.
+        mask, mask_indptr : of the last level.
+
+        Raises
+        ------
+        InvalidArgument, LayoutMismatch, WrongType
+            The arrays do not fit.
+        """
+        if len(levels) != len(self.levels):
+            raise InvalidArgument(f"this cascade has {len(self.levels)} levels, got {len(levels)}")
+        self._planned = False
+        for level, (attention, arrays) in enumerate(zip(self.levels, levels, strict=True)):
+            attention.plan(*arrays, stream=stream, **(mask if level == len(levels) - 1 else {}))
+        self._planned = True
+
+    def run(self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
+        """Attention of one layer for the planned batch.
+
+        Parameters
+        ----------
+        q : [num_tokens, num_qo_heads, head_dim].
+        caches : ``(k_cache, v_cache)`` of all levels, or one such pair per level.
+        out, lse, stream : as :meth:`PagedAttention.run`.
+
+        Raises
+        ------
+        ClosedError
+            Nothing has been planned.
+        LayoutMismatch, WrongType, InvalidArgument
+            An array does not fit.
+        """
+        if not self._planned:
+            raise ClosedError("nothing is planned: call plan(levels) once per step, before run")
+        pairs = [caches] * len(self.levels) if hasattr(caches[0], "shape") else list(caches)
+        if len(pairs) != len(self.levels):
+            raise InvalidArgument(f"caches must be one pair or {len(self.levels)} pairs, got {len(pairs)}")
+        if len(q) > self._parts.shape[1]:
+            raise LayoutMismatch(f"q has {len(q)} tokens, but this was made for {self._parts.shape[1]}")
+        parts, lses = self._parts[:, : len(q)], self._lses[:, : len(q)]
+        if parts.dtype != q.dtype:
+            parts = parts.view(q.dtype)
+        for level, (attention, (k, v)) in enumerate(zip(self.levels, pairs, strict=True)):
+            attention.run(q, k, v, out=parts[level], lse=lses[level], stream=stream)
+        return merge_states(parts, lses, out=out, lse=lse, stream=stream, device=self.backend or "cpu")

@@ -1,0 +1,90 @@
+"""Checks of arrays before a kernel sees them: each error names the argument, what it is, and what is supported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
+from pagedkv.kernels.params import address
+
+
+def check_shape(name: str, array: Any, shape: tuple[int | str, ...]) -> None:
+    """Raise LayoutMismatch unless the shape fits; a string in ``shape`` names an axis of any length."""
+    found = getattr(array, "shape", None)
+    if found is None:
+        raise WrongType(f"{name} must be an array, not {type(array).__name__}")
+    if len(found) != len(shape) or any(isinstance(n, int) and n != m for n, m in zip(shape, found, strict=True)):
+        raise LayoutMismatch(f"{name} must be [{', '.join(map(str, shape))}], got {list(found)}")
+
+
+def check_dtype(name: str, array: Any, dtype: type[np.generic]) -> None:
+    """Raise WrongType unless the array has exactly this dtype."""
+    if array.dtype != np.dtype(dtype):
+        raise WrongType(f"{name} must be {np.dtype(dtype).name}, got {array.dtype}")
+
+
+def check_contiguous(name: str, array: Any) -> None:
+    """Raise LayoutMismatch unless the elements lie one after the other in C order."""
+    if not array.flags.c_contiguous:
+        raise LayoutMismatch(f"{name} must be contiguous, got strides {array.strides}")
+
+
+def check_rows(name: str, array: Any, alignment: int) -> None:
+    """Raise LayoutMismatch unless the last axis is contiguous and every row of it begins at a multiple of
+    ``alignment`` bytes."""
+    item = array.dtype.itemsize
+    if array.shape[-1] > 1 and array.strides[-1] != item:
+        raise LayoutMismatch(f"the last axis of {name} must be contiguous, got strides {array.strides}")
+    steps = [stride for stride, n in zip(array.strides[:-1], array.shape[:-1], strict=True) if n > 1]
+    off = [stride for stride in steps if stride % alignment]
+    if off or (array.size and address(array) % alignment):
+        raise LayoutMismatch(
+            f"every row of {name} must begin at a multiple of {alignment} bytes: it begins at address "
+            f"{address(array):#x} with strides {array.strides}; a smaller kv_alignment takes it, more slowly"
+        )
+
+
+def check_int32(name: str, array: Any, shape: tuple[int | str, ...]) -> None:
+    """A contiguous int32 array of a shape."""
+    check_shape(name, array, shape)
+    check_dtype(name, array, np.int32)
+    check_contiguous(name, array)
+
+
+def check_tables(
+    block_tables: np.ndarray[Any, Any],
+    seq_lens: np.ndarray[Any, Any],
+    first_keys: np.ndarray[Any, Any],
+    num_blocks: int,
+    block_size: int,
+) -> None:
+    """Host-side block tables: every block with a key in ``first_keys[seq]..seq_lens[seq] - 1`` must be one of the pool.
+
+    Raises
+    ------
+    InvalidArgument
+        A length is negative or longer than its row, or a needed id is outside 0..num_blocks - 1.
+    """
+    room = block_tables.shape[1] * block_size
+    if seq_lens.size and (seq_lens.min() < 0 or seq_lens.max() > room):
+        raise InvalidArgument(
+            f"seq_lens must be in 0..{room} (what a row of block_tables holds), got {seq_lens.tolist()[:8]}"
+        )
+    columns = np.arange(block_tables.shape[1])
+    needed = (columns >= first_keys[:, None] // block_size) & (columns < -(-seq_lens[:, None] // block_size))
+    bad = needed & ((block_tables < 0) | (block_tables >= num_blocks))
+    if bad.any():
+        seq, column = (int(i) for i in np.argwhere(bad)[0])
+        raise InvalidArgument(
+            f"block_tables[{seq}, {column}] is {block_tables[seq, column]}, but sequence {seq} has {seq_lens[seq]} "
+            f"keys and the pool has blocks 0..{num_blocks - 1}"
+        )
+
+
+def check_indptr(name: str, indptr: np.ndarray[Any, Any], last: int | None = None) -> None:
+    """Host-side offsets: they rise from 0 (to ``last``)."""
+    if indptr[0] != 0 or (np.diff(indptr) < 0).any() or (last is not None and indptr[-1] != last):
+        end = "" if last is None else f" to {last}"
+        raise InvalidArgument(f"{name} must rise from 0{end}, got {indptr.tolist()[:8]}")

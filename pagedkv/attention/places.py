@@ -1,0 +1,71 @@
+"""Where arrays live, and who computes there: CUDA kernels for CuPy arrays, the float64 reference for NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.kernels.backend import Backend
+
+# "cpu", "cuda", "cuda:1", or a backend of one's own.
+Device: TypeAlias = str | Backend
+
+
+def backend_of(device: Device) -> Backend | None:
+    """The backend of a device; None for the CPU.
+
+    Raises
+    ------
+    InvalidArgument
+        The name is not ``"cpu"``, ``"cuda"`` or ``"cuda:<number>"``.
+    KernelsUnavailable
+        A GPU was named, and CuPy, the driver, a device, NVRTC or the CUDA headers are missing.
+    """
+    if not isinstance(device, str):
+        return device
+    if device == "cpu":
+        return None
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number == "" or number.isdecimal()):
+        raise InvalidArgument(f"device must be 'cpu', 'cuda' or 'cuda:<number>', got {device[:40]!r}")
+    return cuda_backend(int(number or 0))
+
+
+def home_of(**arrays: Any) -> Backend | None:
+    """The backend of arrays that must all live in one place; None for the CPU. Arrays that are None do not count.
+
+    Raises
+    ------
+    WrongType
+        Something is neither a NumPy nor a CuPy array, or they live in several places.
+    """
+    places = {name: _place(name, array) for name, array in arrays.items() if array is not None}
+    if len(set(places.values())) > 1:
+        shown = ", ".join(f"{name} on {place}" for name, place in places.items())
+        raise WrongType(f"all arrays must live in one place: {shown}")
+    return backend_of(next(iter(places.values()), "cpu"))
+
+
+@functools.cache
+def cuda_backend(number: int) -> Backend:
+    """The backend of a CUDA device, one per process.
+
+    Raises
+    ------
+    KernelsUnavailable
+        CuPy, the driver, the device, NVRTC or the CUDA headers are missing; the message says how to get them.
+    """
+    from pagedkv.kernels.cupy_backend import CupyBackend
+
+    return CupyBackend(number)
+
+
+def _place(name: str, array: Any) -> str:
+    if isinstance(array, np.ndarray):
+        return "cpu"
+    if type(array).__module__.partition(".")[0] == "cupy" and hasattr(array, "device"):
+        return f"cuda:{array.device.id}"
+    raise WrongType(f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}")

@@ -1,0 +1,342 @@
+"""PagedAttention: plan once per step, run once per layer, on workspaces sized when it is made.
+
+The idea of plan and run is FlashInfer's (Ye et al. 2025, MLSys). Here the plan is computed on the device from
+``seq_lens``, so a captured CUDA graph of plan and runs replays with other lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pagedkv.attention.checks import (
+    check_contiguous,
+    check_dtype,
+    check_indptr,
+    check_int32,
+    check_rows,
+    check_shape,
+    check_tables,
+)
+from pagedkv.attention.on_cpu import attend_on_cpu
+from pagedkv.attention.places import Device, backend_of
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, WrongType
+from pagedkv.kernels.attention import Batch, Options
+from pagedkv.kernels.config import AttentionConfig, ScaleMode
+from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES, kernel_dtype
+from pagedkv.kernels.select import make_plan
+
+MAX_INT32 = 2**31 - 1
+
+
+class PagedAttention:
+    """Attention of batches of sequences over paged (or contiguous) KV.
+
+    Parameters
+    ----------
+    num_qo_heads, num_kv_heads, head_dim : the model's; num_qo_heads is a multiple of num_kv_heads.
+    head_dim_v : of V and of the output; default head_dim.
+    dtype : of Q and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+    kv_dtype : of K and V; default ``dtype``. ``"float8_e4m3"``, ``"float8_e5m2"`` and ``"int8"`` need scales.
+    block_size : tokens of a block, 1..256; 0: KV is contiguous, ``[num_kv_tokens, num_kv_heads, head_dim]``.
+    max_seqs : sequences of the largest batch.
+    max_q_len : queries of one sequence at most; 1 is decode.
+    max_tokens : queries of the largest batch; default max_seqs * max_q_len.
+    max_seq_len : keys of one sequence at most; only the ``"partitioned"`` schedule needs it.
+    softmax_scale : default ``head_dim ** -0.5``.
+    causal, window, soft_cap, alibi_slopes, sinks
+        Variants, as in :func:`pagedkv.reference.paged_attention`; slopes and sinks are float32 [num_qo_heads] on the
+        device.
+    custom_mask : whether :meth:`plan` is given a packed mask (speculative trees).
+    scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"``: what the scales of quantised KV belong to.
+    kernel : ``"auto"`` or a kernel's name (:mod:`pagedkv.kernels.select`).
+    schedule : ``"auto"``, ``"even"``, ``"whole"`` (V1) or ``"partitioned"`` (V2).
+    kv_alignment : bytes at a multiple of which each token's K and V begin; default the most that head_dim allows, up
+        to 16.
+    device : ``"cpu"`` (the float64 reference computes), ``"cuda"``, ``"cuda:<number>"`` or a kernel backend.
+    debug : block ids are checked on the device; a bad one traps the launch.
+
+    Raises
+    ------
+    InvalidArgument, WrongType
+        A number or name that makes no sense.
+    UnsupportedVariant
+        No kernel computes this combination.
+    KernelsUnavailable
+        A GPU was named and something that the kernels need is missing.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        dtype: str = "float16",
+        kv_dtype: str | None = None,
+        block_size: int = 16,
+        max_seqs: int,
+        max_q_len: int = 1,
+        max_tokens: int | None = None,
+        max_seq_len: int = 0,
+        softmax_scale: float | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Any = None,
+        sinks: Any = None,
+        custom_mask: bool = False,
+        scale_mode: ScaleMode = "none",
+        kernel: str = "auto",
+        schedule: str = "auto",
+        kv_alignment: int | None = None,
+        device: Device = "cuda",
+        debug: bool = False,
+    ) -> None:
+        head_dim_v = head_dim if head_dim_v is None else head_dim_v
+        kv_dtype = dtype if kv_dtype is None else kv_dtype
+        for name, value, low, high in (
+            ("num_kv_heads", num_kv_heads, 1, 2**16),
+            ("num_qo_heads", num_qo_heads, 1, 2**16),
+            ("head_dim", head_dim, 1, 2**12),
+            ("head_dim_v", head_dim_v, 1, 2**12),
+            ("block_size", block_size, 0, 256),
+            ("max_seqs", max_seqs, 1, MAX_INT32),
+            ("max_q_len", max_q_len, 1, MAX_INT32),
+            ("max_seq_len", max_seq_len, 0, MAX_INT32),
+            ("window", 1 if window is None else window, 1, MAX_INT32),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise WrongType(f"{name} must be a whole number, not {type(value).__name__}")
+            if not low <= value <= high:
+                raise InvalidArgument(f"{name} must be in {low}..{high}, got {value}")
+        if num_qo_heads % num_kv_heads:
+            raise InvalidArgument(f"num_qo_heads = {num_qo_heads} is no multiple of num_kv_heads = {num_kv_heads}")
+        for name, held in (("dtype", dtype), ("kv_dtype", kv_dtype)):
+            if held not in CUDA_NAMES:
+                raise InvalidArgument(f"{name} must be one of {', '.join(CUDA_NAMES)}, got {held!r}")
+        scale = head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
+        if not math.isfinite(scale):
+            raise InvalidArgument(f"softmax_scale must be finite, got {softmax_scale}")
+        if soft_cap is not None and not 0 < soft_cap < math.inf:
+            raise InvalidArgument(f"soft_cap must be positive and finite, got {soft_cap}")
+        natural = math.gcd(16, *(n * ITEMSIZES[kv_dtype] for n in (head_dim, head_dim_v)))
+        alignment = natural if kv_alignment is None else kv_alignment
+        if alignment not in (1, 2, 4, 8, 16) or alignment % ITEMSIZES[kv_dtype]:
+            raise InvalidArgument(
+                f"kv_alignment must be {ITEMSIZES[kv_dtype]}..16 and a power of two, got {kv_alignment}"
+            )
+        self.config = AttentionConfig(
+            int(head_dim), int(head_dim_v), int(num_qo_heads // num_kv_heads), dtype, kv_dtype, int(block_size), causal,
+            window is not None, soft_cap is not None, alibi_slopes is not None, sinks is not None, custom_mask,
+            scale_mode, alignment, debug,
+        )  # fmt: skip
+        self.num_qo_heads, self.num_kv_heads, self.max_seqs = int(num_qo_heads), int(num_kv_heads), int(max_seqs)
+        for name, array in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+            if array is not None:
+                check_shape(name, array, (self.num_qo_heads,))
+                check_dtype(name, array, np.float32)
+                check_contiguous(name, array)
+        self._options = Options(scale, int(window or 0), float(soft_cap or 0.0), alibi_slopes, sinks)
+        self.backend = backend_of(device)
+        self.max_q_len = int(max_q_len)
+        self.max_tokens = int(max_tokens if max_tokens is not None else max_seqs * max_q_len)
+        self._plan = None
+        if self.backend is not None:
+            self._plan = make_plan(
+                self.backend, self.config, kernel=kernel, schedule=schedule, num_kv_heads=self.num_kv_heads,
+                max_seqs=self.max_seqs, max_q_len=self.max_q_len, max_tokens=self.max_tokens,
+                max_seq_len=int(max_seq_len),
+            )  # fmt: skip
+        self._batch: Batch | None = None
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that computes; ``"reference"`` on the CPU."""
+        return "reference" if self._plan is None else self._plan.tiling.kernel
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory held for partial results and the plan."""
+        return 0 if self._plan is None else self._plan.workspace_bytes
+
+    def prepare(self) -> None:
+        """Compile and load the kernels now rather than at the first run; before a graph is captured."""
+        if self.backend is not None and self._plan is not None:
+            self.backend.prepare(self._plan.variants())
+
+    def plan(
+        self,
+        block_tables: Any,
+        seq_lens: Any,
+        q_indptr: Any = None,
+        *,
+        kv_indptr: Any = None,
+        mask: Any = None,
+        mask_indptr: Any = None,
+        num_blocks: int | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Take a step's batch; the arrays are read again by every :meth:`run`, so keep them as they are until then.
+
+        Parameters
+        ----------
+        block_tables : int32 [num_seqs, max_blocks], -1 where there is no block; None with contiguous KV.
+        seq_lens : int32 [num_seqs], keys of each sequence, this step's included.
+        q_indptr : int32 [num_seqs + 1], first query of each sequence; default one query each.
+        kv_indptr : int32 [num_seqs + 1], first token of each sequence in contiguous KV.
+        mask, mask_indptr : uint8 bits and int64 [num_seqs + 1] byte offsets (:func:`pagedkv.attention.pack_mask`).
+        num_blocks : blocks of the pool; when given and the arrays are on the host, ids are checked against it.
+        stream : where the plan is computed.
+
+        Raises
+        ------
+        WrongType, LayoutMismatch, InvalidArgument
+            An array does not fit. The batch planned before stays.
+        """
+        paged, masked = self.config.block_size > 0, self.config.mask
+        check_int32("seq_lens", seq_lens, ("num_seqs",))
+        num_seqs = len(seq_lens)
+        if num_seqs > self.max_seqs:
+            raise InvalidArgument(f"{num_seqs} sequences, but this was made for max_seqs = {self.max_seqs}")
+        if (block_tables is not None) != paged or (kv_indptr is not None) == paged:
+            wanted = "block_tables and no kv_indptr" if paged else "kv_indptr and no block_tables"
+            raise InvalidArgument(f"block_size = {self.config.block_size} needs {wanted}")
+        if (mask is not None, mask_indptr is not None) != (masked, masked):
+            raise InvalidArgument(
+                f"custom_mask = {masked}: mask and mask_indptr must {'both' if masked else 'not'} be given"
+            )
+        if paged:
+            check_int32("block_tables", block_tables, (num_seqs, "max_blocks"))
+        else:
+            check_int32("kv_indptr", kv_indptr, (num_seqs + 1,))
+        if q_indptr is not None:
+            check_int32("q_indptr", q_indptr, (num_seqs + 1,))
+        if masked:
+            check_shape("mask", mask, ("num_bytes",))
+            check_dtype("mask", mask, np.uint8)
+            check_shape("mask_indptr", mask_indptr, (num_seqs + 1,))
+            check_dtype("mask_indptr", mask_indptr, np.int64)
+        if isinstance(seq_lens, np.ndarray):
+            self._check_values(block_tables, seq_lens, q_indptr, kv_indptr, num_blocks)
+        batch = Batch(seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr)
+        if self._plan is not None:
+            self._plan.update(batch, self._options.window, stream)
+        self._batch = batch
+
+    def run(
+        self,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        stream: Any = None,
+    ) -> Any:
+        """Attention of one layer for the planned batch.
+
+        Parameters
+        ----------
+        q : [num_tokens, num_qo_heads, head_dim]; the last axis contiguous.
+        k_cache, v_cache : [num_blocks, block_size, num_kv_heads, head_dim (head_dim_v)], any strides but the last;
+            contiguous KV: [num_kv_tokens, num_kv_heads, ...].
+        out : [num_tokens, num_qo_heads, head_dim_v] in q's dtype, written and returned; default a new array.
+        lse : float32 [num_tokens, num_qo_heads], contiguous: also write the natural log-sum-exp; -inf where no key
+            was seen.
+        k_scale, v_scale : float32 [1], [num_kv_heads] or [num_blocks, block_size, num_kv_heads] by scale_mode, alike
+            in strides.
+        stream : where the kernel runs. The host does not wait for it.
+
+        Raises
+        ------
+        ClosedError
+            Nothing has been planned.
+        WrongType, LayoutMismatch, InvalidArgument
+            An array does not fit. Nothing was written.
+        """
+        batch, config = self._batch, self.config
+        if batch is None:
+            raise ClosedError("nothing is planned: call plan(block_tables, seq_lens, ...) once per step, before run")
+        check_shape("q", q, ("num_tokens", self.num_qo_heads, config.head_dim))
+        middle = (config.block_size, self.num_kv_heads) if config.block_size else (self.num_kv_heads,)
+        for name, array, dim, dtype in (
+            ("q", q, config.head_dim, config.q_dtype),
+            ("k_cache", k_cache, config.head_dim, config.kv_dtype),
+            ("v_cache", v_cache, config.head_dim_v, config.kv_dtype),
+        ):
+            if name != "q":
+                check_shape(name, array, ("num_blocks" if config.block_size else "num_kv_tokens", *middle, dim))
+            kernel_dtype(name, array, dtype)
+            alignment = config.kv_alignment if name != "q" else math.gcd(16, config.head_dim * ITEMSIZES[dtype])
+            check_rows(name, array, alignment)
+        if batch.q_indptr is None and len(q) != len(batch.seq_lens):
+            raise LayoutMismatch(
+                f"q has {len(q)} tokens, but without q_indptr there is one for each of {len(batch.seq_lens)} sequences"
+            )
+        if len(q) > self.max_tokens:
+            raise InvalidArgument(f"q has {len(q)} tokens, but this was made for max_tokens = {self.max_tokens}")
+        if isinstance(batch.q_indptr, np.ndarray):
+            check_indptr("q_indptr", batch.q_indptr, len(q))
+        self._check_scales(k_scale, v_scale, k_cache)
+        shape = (len(q), self.num_qo_heads, config.head_dim_v)
+        if out is None:
+            out = np.empty(shape, q.dtype) if self.backend is None else self.backend.empty(shape, q.dtype)
+        check_shape("out", out, shape)
+        kernel_dtype("out", out, config.q_dtype)
+        check_rows("out", out, math.gcd(16, config.head_dim_v * ITEMSIZES[config.q_dtype]))
+        if lse is not None:
+            check_shape("lse", lse, shape[:2])
+            check_dtype("lse", lse, np.float32)
+            check_contiguous("lse", lse)
+        if self._plan is None:
+            attend_on_cpu(
+                q, k_cache, v_cache, out, batch, self._options, config, lse=lse, k_scale=k_scale, v_scale=v_scale
+            )
+        else:
+            self._plan.run(
+                q, k_cache, v_cache, out, batch, self._options, lse=lse, k_scale=k_scale, v_scale=v_scale, stream=stream
+            )
+        return out
+
+    def _check_values(self, tables: Any, seq_lens: Any, q_indptr: Any, kv_indptr: Any, num_blocks: int | None) -> None:
+        """What can be checked where the arrays are on the host."""
+        if kv_indptr is not None:
+            check_indptr("kv_indptr", kv_indptr)
+            if (np.diff(kv_indptr) < seq_lens).any():
+                raise InvalidArgument("kv_indptr gives a sequence fewer tokens than its seq_lens")
+        if q_indptr is not None:
+            check_indptr("q_indptr", q_indptr)
+            longest = int(np.diff(q_indptr).max(initial=0))
+            if longest > self.max_q_len:
+                raise InvalidArgument(
+                    f"a sequence has {longest} queries, but this was made for max_q_len = {self.max_q_len}"
+                )
+        if tables is not None:
+            q_lens = 1 if q_indptr is None else np.diff(q_indptr)
+            window = self._options.window or MAX_INT32
+            first_keys = np.maximum(seq_lens.astype(np.int64) - q_lens + 1 - window, 0)
+            check_tables(tables, seq_lens, first_keys, num_blocks or MAX_INT32, self.config.block_size)
+
+    def _check_scales(self, k_scale: Any, v_scale: Any, k_cache: Any) -> None:
+        mode = self.config.scale_mode
+        shapes: dict[str, tuple[int | str, ...]] = {
+            "tensor": (1,),
+            "head": (self.num_kv_heads,),
+            "token_head": tuple(k_cache.shape[:-1]),
+        }
+        for name, array in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if (array is None) != (mode == "none"):
+                raise InvalidArgument(f"scale_mode = {mode!r}: {name} must {'not ' if mode == 'none' else ''}be given")
+            if array is not None:
+                check_shape(name, array, shapes[mode])
+                check_dtype(name, array, np.float32)
+        if k_scale is not None and k_scale.strides != v_scale.strides:
+            raise LayoutMismatch(
+                f"k_scale and v_scale must have the same strides, got {k_scale.strides} and {v_scale.strides}"
+            )

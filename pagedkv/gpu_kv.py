@@ -1,0 +1,190 @@
+"""The device arena as K and V where it lies on a GPU: the same verbs as device_kv.py, computed by the kernels.
+
+Everything is ordered by the caller's stream and nothing waits for the device. Before a tier move touches the arena it
+waits, on its own stream, for what was launched here (``on_work``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv._core.block_table import StepArrays
+from pagedkv.attention import PagedAttention
+from pagedkv.errors import LayoutMismatch
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.block_ops import copy_blocks
+from pagedkv.kernels.gather_kv import gather_kv
+from pagedkv.kernels.layer_kv import LayerKv
+from pagedkv.kernels.write_kv import write_kv
+from pagedkv.sizes import whole_number
+from pagedkv.spec import KVSpec, layer_view
+
+_STEP_ARRAYS = ("block_tables", "seq_lens", "q_indptr", "slot_mapping")
+
+
+class GpuKV:
+    """Reads and writes KV in a device tier's arena on a GPU.
+
+    Parameters
+    ----------
+    spec : KVSpec
+    arena : uint8 [num_blocks, block_bytes] on the backend's device.
+    backend : launches the kernels.
+    on_work : called with the stream after kernels were launched on it, so that moves can wait for them.
+    """
+
+    decode = None
+
+    def __init__(self, spec: KVSpec, arena: Any, backend: Backend, on_work: Callable[[Any], None]) -> None:
+        self.spec, self.backend, self.on_work = spec, backend, on_work
+        self._arena = arena
+        views = (layer_view(arena, layer, spec) for layer in range(spec.num_layers))
+        self._layers = [LayerKv(backend, k, v, dtype=spec.dtype) for k, v in views]
+        self._buffers: dict[str, Any] = {}
+        self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
+
+    def layer(self, layer: int) -> tuple[Any, Any]:
+        """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views on the device."""
+        cache = self.cache(layer)
+        return cache.k, cache.v
+
+    def cache(self, layer: int) -> LayerKv:
+        """A layer as the kernels take it."""
+        return self._layers[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
+
+    def bind(self, arrays: StepArrays) -> GpuStepKV:
+        """What one step writes and reads."""
+        return GpuStepKV(self, arrays)
+
+    def copy_blocks(self, pairs: NDArray[np.int32], stream: Any = None) -> None:
+        """Copy whole blocks, (source, destination) int32 [n, 2]; no block is both."""
+        copy_blocks(self.backend, self._arena, self.device_copy("pairs", pairs, stream), stream=stream)
+        self.on_work(stream)
+
+    def gather(
+        self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None, stream: Any = None
+    ) -> tuple[Any, Any]:
+        """K and V of the first `num_tokens` tokens in `blocks`, each [num_layers, num_tokens, num_kv_heads, head_dim].
+
+        Raises
+        ------
+        LayoutMismatch
+            An array of `out` has another shape or dtype.
+        """
+        spec = self.spec
+        shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
+        if out is None:
+            out = (self.backend.empty(shape, spec.np_dtype), self.backend.empty(shape, spec.np_dtype))
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise LayoutMismatch(f"out must be a pair of arrays (k, v), got {type(out).__name__}")
+        for array in out:
+            if getattr(array, "shape", None) != shape or array.dtype != spec.np_dtype:
+                found = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
+                raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {found}")
+        if num_tokens:
+            tables = self.device_copy("gather_tables", blocks[None], stream)
+            indptr = self.device_copy("gather_indptr", np.array([0, num_tokens], np.int32), stream)
+            for layer, cache in enumerate(self._layers):
+                gather_kv(cache, tables, indptr, out[0][layer], out[1][layer], stream=stream)
+            self.on_work(stream)
+        return out
+
+    def device_copy(self, name: str, array: NDArray[Any], stream: Any) -> Any:
+        """The array in a device buffer of that name, which is kept and grows by doubling."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < flat.size:
+            room = max(64, 1 << max(0, flat.size - 1).bit_length())
+            buffer = self._buffers[name] = self.backend.zeros((room,), flat.dtype)
+        view = buffer[: flat.size]
+        if flat.size:
+            self.backend.upload(view, flat, stream)
+        return view.reshape(array.shape)
+
+    def attention(
+        self, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, **variant: Any
+    ) -> PagedAttention:
+        """Workspaces and kernels for a variant; made anew, twice as large, when a batch outgrows them."""
+        arrays = {name: variant.pop(name) for name in ("alibi_slopes", "sinks")}
+        decode = max_q_len == 1
+        key = (num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
+        found = self._attentions.get(key)
+        if found is None or found.max_seqs < num_seqs or found.max_tokens < num_tokens or found.max_q_len < max_q_len:
+            spec = self.spec
+            found = self._attentions[key] = PagedAttention(
+                num_qo_heads=num_qo_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.dtype,
+                block_size=spec.block_size, max_seqs=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
+                max_tokens=_room(num_tokens), device=self.backend, **variant, **arrays,
+            )  # fmt: skip
+        return found
+
+
+class GpuStepKV:
+    """The KV of one step on a GPU. The step's arrays go to the device once, with the first write or attention.
+
+    Parameters
+    ----------
+    kv : GpuKV
+    arrays : StepArrays
+    """
+
+    def __init__(self, kv: GpuKV, arrays: StepArrays) -> None:
+        self._kv, self._arrays = kv, arrays
+        self._on_device: dict[str, Any] = {}
+        self._planned: PagedAttention | None = None
+
+    def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
+        """Put the new tokens' K and V [num_tokens, num_kv_heads, head_dim] into the step's slots.
+
+        Raises
+        ------
+        LayoutMismatch, WrongType
+            Shape, dtype or device does not fit. Nothing was written.
+        """
+        arrays = self._upload(stream)
+        write_kv(self._kv.cache(layer), arrays["slot_mapping"], k, v, stream=stream)
+        self._kv.on_work(stream)
+
+    def attend(
+        self,
+        layer: int,
+        q: Any,
+        *,
+        mask: Any = None,
+        mask_indptr: Any = None,
+        return_lse: bool = False,
+        out: Any = None,
+        stream: Any = None,
+        **variant: Any,
+    ) -> Any:
+        """Attention of the new tokens: ``o``, or ``(o, lse)``."""
+        arrays = self._upload(stream)
+        q_lens = np.diff(self._arrays.q_indptr)
+        attention = self._kv.attention(
+            q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q), custom_mask=mask is not None, **variant
+        )
+        if self._planned is not attention:  # once per step: every layer has the same batch
+            attention.plan(
+                arrays["block_tables"], arrays["seq_lens"], arrays["q_indptr"],
+                mask=mask, mask_indptr=mask_indptr, stream=stream,
+            )  # fmt: skip
+            self._planned = attention
+        lse = self._kv.backend.empty(q.shape[:2], np.float32) if return_lse else None
+        o = attention.run(q, *self._kv.layer(layer), out=out, lse=lse, stream=stream)
+        self._kv.on_work(stream)
+        return (o, lse) if return_lse else o
+
+    def _upload(self, stream: Any) -> dict[str, Any]:
+        if not self._on_device:
+            arrays = self._arrays
+            self._on_device = {name: self._kv.device_copy(name, getattr(arrays, name), stream) for name in _STEP_ARRAYS}
+        return self._on_device
+
+
+def _room(count: int) -> int:
+    """At least `count`, a power of two: so that growth is rare."""
+    return 1 << max(0, count - 1).bit_length()

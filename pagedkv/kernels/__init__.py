@@ -1,0 +1,1 @@
+"""CUDA kernels: their sources, compilation, launchers, and one typed wrapper per kernel. Knows arrays, not caches."""

@@ -1,0 +1,63 @@
+"""What a launcher of kernels can do. CuPy on a GPU is one; the tests' PTX interpreter is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from numpy.typing import DTypeLike, NDArray
+
+from pagedkv.kernels.params import Params
+from pagedkv.kernels.variant import Variant
+
+Dim3 = tuple[int, int, int]
+
+
+class Backend(Protocol):
+    """A device that runs kernels, and its arrays.
+
+    Attributes
+    ----------
+    name : such as ``"cupy"``.
+    capability : compute capability, (9, 0) for an H100.
+    num_sms : streaming multiprocessors; sizes the constant grids.
+    shared_limit : bytes of shared memory that one CTA may ask for.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    num_sms: int
+    shared_limit: int
+
+    def launch(
+        self,
+        variant: Variant,
+        grid: Dim3,
+        block: Dim3,
+        params: Params,
+        *,
+        shared_bytes: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Start a kernel on a stream; returns before it has run. Compiles it if nobody has yet."""
+
+    def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
+        """Compile and load, so that later launches only launch."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+        """A device array with undefined contents."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+        """A device array of zeros."""
+
+    def asarray(self, array: Any) -> Any:
+        """A device copy of a NumPy array; device arrays pass as they are."""
+
+    def upload(self, target: Any, source: NDArray[Any], stream: Any = None) -> None:
+        """Copy a NumPy array into a contiguous device array of its shape, ordered by the stream.
+
+        The source may be changed once this returns; the host does not wait for the device.
+        """
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """A NumPy copy of a device array, once all work before it is done."""

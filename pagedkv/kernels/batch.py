@@ -1,0 +1,32 @@
+"""What the layers of one step share: whose queries they are, where the KV lies, and the numbers of the variants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Batch:
+    """Device arrays: which query belongs to which sequence, and where its KV lies. Shapes as in AttentionParams.
+
+    ``kv_indptr`` instead of ``block_tables`` where KV is contiguous.
+    """
+
+    seq_lens: Any
+    block_tables: Any = None
+    kv_indptr: Any = None
+    q_indptr: Any = None
+    mask: Any = None
+    mask_indptr: Any = None
+
+
+@dataclass(slots=True)
+class Options:
+    """Run-time numbers and small arrays of the variants."""
+
+    softmax_scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+    alibi_slopes: Any = None
+    sinks: Any = None

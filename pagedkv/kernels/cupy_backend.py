@@ -1,0 +1,307 @@
+"""Kernels on a CUDA device through CuPy: compiled by our own NVRTC, loaded by ``cupy.RawModule``, launched by CuPy.
+
+A launch neither allocates device memory nor waits for the device, once :meth:`CupyBackend.prepare` (or an earlier
+launch) has loaded the kernel. CuPy is imported when a backend is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pagedkv.errors import InvalidArgument, KernelsUnavailable
+from pagedkv.kernels.backend import Dim3
+from pagedkv.kernels.driver import driver_version
+from pagedkv.kernels.jit import Binary, CompileCache, default_folder
+from pagedkv.kernels.params import Params, address
+from pagedkv.kernels.precompile import architecture
+from pagedkv.kernels.staging import Staging
+from pagedkv.kernels.tensor_map import Swizzle, encode_tensor_map
+from pagedkv.kernels.toolkits import nvrtc_for
+from pagedkv.kernels.variant import Variant
+
+# cudaDeviceAttr, cudaError
+_MULTIPROCESSORS, _SHARED_OPTIN, _MAJOR, _MINOR = 16, 97, 75, 76
+_NO_DEVICE = 100
+_ORDINARY_SHARED = 48 * 1024  # bytes a CTA may have without asking for more when the kernel is loaded
+_MAX_TENSOR_MAPS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _RawStream:
+    """A stream somebody else made, as CuPy's launch looks at one."""
+
+    ptr: int
+
+
+class CupyBackend:
+    """One CUDA device.
+
+    Parameters
+    ----------
+    device : its number.
+    cache : compiles the kernels; default: this user's, with the newest NVRTC that the driver understands.
+
+    Raises
+    ------
+    KernelsUnavailable
+        CuPy, the driver, the device, NVRTC or the CUDA headers are missing; the message says how to get them.
+    """
+
+    name = "cupy"
+
+    def __init__(self, device: int = 0, cache: CompileCache | None = None) -> None:
+        self._cupy = cupy = import_cupy()
+        count = device_count(cupy)
+        if not 0 <= device < count:
+            raise KernelsUnavailable(f"there is no CUDA device {device}: this machine has {count}, the first is 0")
+        self.device = device
+        attribute = cupy.cuda.runtime.deviceGetAttribute
+        self.capability: tuple[int, int] = (attribute(_MAJOR, device), attribute(_MINOR, device))
+        self.num_sms: int = attribute(_MULTIPROCESSORS, device)
+        self.shared_limit: int = attribute(_SHARED_OPTIN, device)
+        self.cache = cache or cache_for_driver(cupy.cuda.runtime.driverGetVersion())
+        self._kernels: dict[Variant, Any] = {}
+        self._lock = threading.Lock()
+        self._staging = Staging(cupy)
+        self._tensor_maps: dict[tuple[Any, ...], NDArray[np.void]] = {}
+
+    def launch(
+        self,
+        variant: Variant,
+        grid: Dim3,
+        block: Dim3,
+        params: Params,
+        *,
+        shared_bytes: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Start a kernel; returns before it has run. Compiles and loads it if nobody has yet.
+
+        Parameters
+        ----------
+        variant, grid, block : a grid with a side of 0 launches nothing.
+        params : copied by the launch.
+        shared_bytes : dynamic shared memory of a CTA.
+        stream : a CuPy stream, what has ``__cuda_stream__``, or the pointer as an int; None: CuPy's current stream.
+        """
+        if shared_bytes > self.shared_limit:
+            raise InvalidArgument(
+                f"{variant.kernel} asks for {shared_bytes} bytes of shared memory per CTA, and this device has "
+                f"{self.shared_limit}"
+            )
+        if 0 in grid:
+            return
+        given = as_stream(stream)
+        with self._current():
+            kernel = self._kernels.get(variant) or self._load(variant)
+            if given is None:
+                kernel(grid, block, (params.record,), shared_mem=shared_bytes)
+            else:
+                kernel(grid, block, (params.record,), shared_mem=shared_bytes, stream=given)
+
+    def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
+        """Compile with that many threads, and load, so that later launches only launch."""
+        wanted = list(dict.fromkeys(variants))
+        self.cache.precompile(wanted, self._architecture, threads=threads)
+        with self._current():
+            for variant in wanted:
+                self._load(variant)
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+        """A device array with undefined contents."""
+        with self._current():
+            return self._typed(self._cupy.empty(shape, _carrier(dtype)), dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+        """A device array of zeros; they are there when this returns, whatever stream reads them."""
+        with self._current():
+            array = self._typed(self._cupy.zeros(shape, _carrier(dtype)), dtype)
+            self._cupy.cuda.get_current_stream().synchronize()
+            return array
+
+    def asarray(self, array: Any) -> Any:
+        """A device copy of a NumPy array, there when this returns; device arrays pass as they are."""
+        if not isinstance(array, np.ndarray):
+            return array
+        with self._current():
+            copy = self._cupy.asarray(np.ascontiguousarray(array).view(_carrier(array.dtype)))
+            self._cupy.cuda.get_current_stream().synchronize()
+            return self._typed(copy, array.dtype).reshape(array.shape)
+
+    def upload(self, target: Any, source: NDArray[Any], stream: Any = None) -> None:
+        """Copy a NumPy array into a contiguous device array of its size, ordered by the stream.
+
+        The source may be changed once this returns; the host does not wait for the device.
+
+        Raises
+        ------
+        InvalidArgument
+            The sizes differ, or the stream is being captured.
+        """
+        if target.nbytes != source.nbytes:
+            raise InvalidArgument(f"cannot upload {source.nbytes} bytes into an array of {target.nbytes}")
+        given = as_stream(stream)
+        with self._current():
+            pointer = given.ptr if given is not None else self._cupy.cuda.get_current_stream().ptr
+            self._staging.copy(target, source, pointer)
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """A NumPy copy of a device array, once all work of every stream before it is done."""
+        if isinstance(array, np.ndarray):
+            return array
+        with self._current():
+            self._cupy.cuda.runtime.deviceSynchronize()
+            contiguous = self._cupy.ascontiguousarray(self._typed(array, _carrier(array.dtype)))
+            host: NDArray[Any] = contiguous.get()
+            typed: NDArray[Any] = host.view(array.dtype)
+            return typed.reshape(array.shape)
+
+    def tensor_map(
+        self, array: Any, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: Swizzle = 0
+    ) -> NDArray[np.void]:
+        """As :func:`pagedkv.kernels.tensor_map.encode_tensor_map`, remembered per address, type and shape."""
+        key = (address(array), array.dtype.name, tuple(dims), tuple(strides), tuple(box), swizzle)
+        found = self._tensor_maps.get(key)
+        if found is None:
+            found = encode_tensor_map(array, dims, strides, box, swizzle)
+            found.flags.writeable = False
+            with self._lock:
+                if len(self._tensor_maps) >= _MAX_TENSOR_MAPS:
+                    self._tensor_maps.clear()
+                self._tensor_maps[key] = found
+        return found
+
+    def _architecture(self, variant: Variant) -> str:
+        return architecture(variant, self.capability, self.cache.nvrtc)
+
+    def _load(self, variant: Variant) -> Any:
+        binary = self.cache.get(variant, self._architecture(variant))
+        with self._lock:
+            kernel = self._kernels.get(variant)
+            if kernel is not None:
+                return kernel
+            with _file_of(binary) as path:
+                kernel = self._cupy.RawModule(path=str(path)).get_function(variant.kernel)
+            room = self.shared_limit - kernel.shared_size_bytes
+            if room > _ORDINARY_SHARED:
+                kernel.max_dynamic_shared_size_bytes = room
+            self._kernels[variant] = kernel
+            return kernel
+
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
+        """This device as the thread's current one."""
+        if self._cupy.cuda.runtime.getDevice() == self.device:
+            return contextlib.nullcontext()
+        device: contextlib.AbstractContextManager[Any] = self._cupy.cuda.Device(self.device)
+        return device
+
+    def _typed(self, array: Any, dtype: DTypeLike) -> Any:
+        """The same memory as elements of a dtype of the same size, which CuPy need not know."""
+        if array.dtype == dtype:
+            return array
+        return self._cupy.ndarray(array.shape, dtype=np.dtype(dtype), memptr=array.data, strides=array.strides)
+
+
+def import_cupy() -> Any:
+    """The ``cupy`` module.
+
+    Raises
+    ------
+    KernelsUnavailable
+        CuPy is missing or does not load.
+    """
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        raise KernelsUnavailable(f"the CUDA kernels need CuPy ({_first_line(error)}): {_cure()}") from error
+
+
+def device_count(cupy: Any) -> int:
+    """How many CUDA devices there are; at least one.
+
+    Raises
+    ------
+    KernelsUnavailable
+        None, or no driver, or one older than this CuPy.
+    """
+    try:
+        count: int = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        driver = driver_version()
+        if driver is None:
+            raise KernelsUnavailable("no NVIDIA driver here: install one, or use device='cpu'") from error
+        if getattr(error, "status", None) == _NO_DEVICE:
+            raise KernelsUnavailable("no CUDA device here: use device='cpu'") from error
+        raise KernelsUnavailable(
+            f"CuPy cannot use the driver, which is for CUDA {driver[0]}.{driver[1]} ({_first_line(error)}): {_cure()}"
+        ) from error
+    if count < 1:
+        raise KernelsUnavailable("no CUDA device here: use device='cpu'")
+    return count
+
+
+def as_stream(stream: Any) -> Any:
+    """A stream as CuPy's launch takes it: None, or an object with ``ptr``.
+
+    Raises
+    ------
+    InvalidArgument
+        It is no stream.
+    """
+    if stream is None or hasattr(stream, "ptr"):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        _, pointer = protocol() if callable(protocol) else protocol
+        return _RawStream(int(pointer))
+    if isinstance(stream, int | np.integer) and not isinstance(stream, bool) and stream >= 0:
+        return _RawStream(int(stream))
+    raise InvalidArgument(
+        f"stream must be a CuPy stream, an object with __cuda_stream__, a pointer as int, or None, got {stream!r:.60}"
+    )
+
+
+@functools.cache
+def cache_for_driver(version: int) -> CompileCache:
+    """This user's cache with the newest NVRTC whose cubins a driver loads, whose version CUDA writes as 12080 for 12.8."""
+    return CompileCache(nvrtc_for((version // 1000, version % 1000 // 10)), default_folder())
+
+
+def _carrier(dtype: DTypeLike) -> np.dtype[Any]:
+    """A dtype of the same size that CuPy computes with: its own, or unsigned integers where it has none."""
+    wanted = np.dtype(dtype)
+    return wanted if wanted.kind in "biufc" and wanted.isbuiltin == 1 else np.dtype(f"u{wanted.itemsize}")
+
+
+@contextlib.contextmanager
+def _file_of(binary: Binary) -> Iterator[Path]:
+    """A file with the cubin: the cache's own, or a temporary one where it has none. CuPy reads it once."""
+    if binary.path is not None and binary.path.exists():
+        yield binary.path
+        return
+    with tempfile.TemporaryDirectory(prefix="pagedkv-") as folder:
+        path = Path(folder, f"{binary.checksum}.cubin")
+        path.write_bytes(binary.code)
+        yield path
+
+
+def _cure() -> str:
+    driver = driver_version()
+    if driver is None:
+        return "pip install 'pagedkv[cuda12]' or 'pagedkv[cuda13]', whichever your driver has"
+    return f"pip install 'pagedkv[cuda{min(max(driver[0], 12), 13)}]'"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).strip() or type(error).__name__

@@ -1,0 +1,50 @@
+"""Element types as the kernels name them, and which NumPy or CuPy dtype holds each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagedkv.errors import WrongType
+
+# Name of a dtype here -> its name in kernels_cu (dtypes.cuh), bytes per element.
+CUDA_NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int8": "i8",
+}
+ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1, "int8": 1}
+QUANTISED = frozenset({"float8_e4m3", "float8_e5m2", "int8"})
+
+# Bits of a type NumPy has not: bfloat16 as uint16 (pagedkv.dtypes); fp8 as uint8 only when the caller names it.
+_HOLDERS = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "uint16": "bfloat16",
+    "float8_e4m3fn": "float8_e4m3",
+    "float8_e5m2": "float8_e5m2",
+    "int8": "int8",
+}
+
+
+def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
+    """The dtype of an array's elements, ``given`` where its own dtype only says how many bits there are.
+
+    Raises
+    ------
+    WrongType
+        No kernel has this dtype, or ``given`` has another size than the array's elements.
+    """
+    held = array.dtype.name
+    found = given if given is not None else _HOLDERS.get(held)
+    if found not in CUDA_NAMES:
+        raise WrongType(
+            f"{name} has dtype {held}{f' (given as {given!r})' if given else ''}: the kernels take {', '.join(CUDA_NAMES)}; "
+            f"fp8 kept in uint8 must be named, for instance kv_dtype='float8_e4m3'"
+        )
+    if ITEMSIZES[found] != array.dtype.itemsize:
+        raise WrongType(f"{name} has dtype {held}, which cannot hold {found}")
+    return found

@@ -1,0 +1,267 @@
+"""Compiled kernels in memory and on disk: each is compiled once, by whoever asks first.
+
+The folder is ``PAGEDKV_CACHE_DIR``, else ``$XDG_CACHE_HOME/pagedkv/kernels``, else ``~/.cache/pagedkv/kernels``. A
+file is ``KERNEL-KEY-CHECKSUM.cubin`` (or ``.ptx``): the key covers everything that goes into the compiler, the checksum
+what came out of it. So a file that was cut short or damaged is not what its name says, and is compiled again; a path
+never means two contents, which CuPy relies on (it remembers modules by path); and the file can be given to NVIDIA's
+tools as it is. Files appear by renaming, so processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pagedkv._version import __version__
+from pagedkv.kernels.nvrtc import Nvrtc, default_nvrtc
+from pagedkv.kernels.source import translation_unit
+from pagedkv.kernels.variant import Variant
+
+Kind = Literal["cubin", "ptx"]
+Origin = Literal["compiled", "disk"]
+Progress = Callable[[int, int], None]
+
+_DIGEST_BYTES = 16
+_CUDA_INCLUDE = re.compile(r"^\s*#\s*include\s+<([\w.]+)\.h>", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A compiled variant.
+
+    Attributes
+    ----------
+    code : cubin or PTX.
+    path : the file that holds it; None where nothing could be written.
+    log : the compiler's words; empty if another process compiled it.
+    origin : where it came from when this process first asked.
+    """
+
+    code: bytes = field(repr=False)
+    path: Path | None
+    log: str
+    origin: Origin
+
+    @property
+    def checksum(self) -> str:
+        """32 hex digits over the code."""
+        return _checksum(self.code)
+
+
+def default_folder() -> Path | None:
+    """Where this user's compiled kernels lie; None if the user has no home."""
+    given = os.environ.get("PAGEDKV_CACHE_DIR")
+    if given:
+        return Path(given).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the specification says to ignore relative ones
+        try:
+            base = str(Path.home() / ".cache")
+        except RuntimeError:
+            return None
+    return Path(base, "pagedkv", "kernels")
+
+
+class CompileCache:
+    """Compiles variants with one NVRTC and keeps the results. Any thread may call it; a variant is compiled once.
+
+    Parameters
+    ----------
+    nvrtc : the compiler.
+    folder : of the files; None for memory alone. It need not exist.
+    extra_options : NVRTC options for every variant, such as ``--ptxas-options=-v``; they are part of the key.
+    """
+
+    def __init__(self, nvrtc: Nvrtc, folder: Path | None, extra_options: Sequence[str] = ()) -> None:
+        self.nvrtc, self.folder, self.extra_options = nvrtc, folder, tuple(extra_options)
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Variant, str, Kind], Future[Binary]] = {}
+        self._warned = False
+
+    def key(self, variant: Variant, arch: str, kind: Kind = "cubin") -> str:
+        """32 hex digits over what decides the result: source with its headers, options, compiler, our version."""
+        source = translation_unit(variant.kernel)
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        parts = (
+            *("pagedkv", __version__, kind, variant.kernel, *self._options(variant, arch)),
+            *("nvrtc", *map(str, self.nvrtc.version), str(self.nvrtc.library_bytes)),
+            *(_header_digest(self.nvrtc.include, name) for name in sorted(set(_CUDA_INCLUDE.findall(source)))),
+            source,
+        )
+        for part in parts:
+            digest.update(b"%d:" % len(part.encode()) + part.encode())
+        return digest.hexdigest()
+
+    def get(self, variant: Variant, arch: str, kind: Kind = "cubin") -> Binary:
+        """A variant for an architecture (``sm_90a``; ``compute_90`` with ``kind="ptx"``), compiled if nobody has yet.
+
+        Raises
+        ------
+        CompileError
+            The compiler refuses it; asking again compiles again.
+        KernelsUnavailable
+            There is no such kernel.
+        """
+        asked = (variant, arch, kind)
+        with self._lock:
+            future = self._known.get(asked)
+            mine = future is None
+            if future is None:
+                future = self._known[asked] = Future()
+        if mine:
+            try:
+                future.set_result(self._make(variant, arch, kind))
+            except BaseException as error:
+                with self._lock:
+                    del self._known[asked]
+                future.set_exception(error)
+        return future.result()
+
+    def precompile(
+        self,
+        variants: Iterable[Variant],
+        arch_of: Callable[[Variant], str],
+        kind: Kind = "cubin",
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Binary]:
+        """Compile many variants at once; NVRTC releases the GIL.
+
+        Parameters
+        ----------
+        variants : may repeat themselves.
+        arch_of : architecture of each.
+        threads : default: one per CPU this process may use.
+        progress : told (done, total) after each.
+
+        Returns
+        -------
+        One per variant, in their order.
+
+        Raises
+        ------
+        CompileError
+            The first that was refused; those not yet begun are given up.
+        """
+        wanted = list(variants)
+        done = 0
+        with ThreadPoolExecutor(threads or available_cpus()) as pool:
+            futures = [pool.submit(self.get, one, arch_of(one), kind) for one in wanted]
+            try:
+                results = []
+                for future in futures:
+                    results.append(future.result())
+                    done += 1
+                    if progress is not None:
+                        progress(done, len(wanted))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return results
+
+    def _options(self, variant: Variant, arch: str) -> tuple[str, ...]:
+        return (*variant.options(arch), *self.extra_options)
+
+    def _make(self, variant: Variant, arch: str, kind: Kind) -> Binary:
+        stem = f"{variant.kernel}-{self.key(variant, arch, kind)}"
+        found = self._read(stem, kind)
+        if found is not None:
+            return found
+        source = translation_unit(variant.kernel)
+        compiled = self.nvrtc.compile(source, f"{variant.kernel}.cu", self._options(variant, arch), kind)
+        return Binary(compiled.code, self._write(stem, kind, compiled.code), compiled.log, "compiled")
+
+    def _read(self, stem: str, kind: Kind) -> Binary | None:
+        """The file of a stem whose content is what its name says; files that are not are removed if possible."""
+        if self.folder is None:
+            return None
+        try:
+            names = sorted(
+                name for name in os.listdir(self.folder) if name.startswith(stem) and name.endswith(f".{kind}")
+            )
+        except OSError:
+            return None
+        for name in names:
+            path = self.folder / name
+            with contextlib.suppress(OSError):
+                code = path.read_bytes()
+                if name == f"{stem}-{_checksum(code)}.{kind}":
+                    return Binary(code, path, "", "disk")
+                path.unlink()
+        return None
+
+    def _write(self, stem: str, kind: Kind, code: bytes) -> Path | None:
+        if self.folder is None:
+            return None
+        path = self.folder / f"{stem}-{_checksum(code)}.{kind}"
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(path, code)
+        except OSError as error:
+            with self._lock:
+                first, self._warned = not self._warned, True
+            if first:
+                warnings.warn(
+                    f"compiled kernels cannot be kept in {self.folder} ({error.strerror}): every process compiles them "
+                    f"anew; set PAGEDKV_CACHE_DIR to a folder that can be written",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+            return None
+        return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Make a file appear with all its content, or not at all; one that is there is replaced."""
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def available_cpus() -> int:
+    """CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) or 1
+
+
+@functools.lru_cache(maxsize=1)
+def default_cache() -> CompileCache:
+    """The cache of :func:`default_nvrtc` in :func:`default_folder`, one per process.
+
+    Raises
+    ------
+    KernelsUnavailable
+        There is no NVRTC.
+    """
+    return CompileCache(default_nvrtc(), default_folder())
+
+
+def _checksum(code: bytes) -> str:
+    return hashlib.blake2b(code, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+@functools.cache
+def _header_digest(include: Path, name: str) -> str:
+    """Of a CUDA header and of the .hpp that it includes."""
+    digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES)
+    for suffix in (".h", ".hpp"):
+        path = include / f"{name}{suffix}"
+        digest.update(path.read_bytes() if path.exists() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,65 @@
+"""Tiling of ``prefill_mma``: many queries per sequence, on tensor cores."""
+
+from __future__ import annotations
+
+from pagedkv.kernels.config import AttentionConfig, Tiling
+from pagedkv.kernels.dtypes import ITEMSIZES
+
+MAX_HEAD_DIM = 256
+MANY = 1 << 20  # queries
+
+
+def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | None:
+    """Why the kernel cannot compute this; None if it can."""
+    if capability < (8, 0):
+        return f"it needs compute capability 8.0, the device has {capability[0]}.{capability[1]}"
+    if config.q_dtype not in ("float16", "bfloat16"):
+        return f"q_dtype {config.q_dtype}: float16 or bfloat16"
+    if config.kv_dtype == "float32":
+        return "kv_dtype float32: float16, bfloat16, fp8 or int8"
+    for name, dim in (("head_dim", config.head_dim), ("head_dim_v", config.head_dim_v)):
+        if dim % 16 or not 16 <= dim <= MAX_HEAD_DIM:
+            return f"{name} {dim}: a multiple of 16 up to {MAX_HEAD_DIM}"
+    if config.kv_alignment < 16:
+        return f"kv_alignment {config.kv_alignment}: 16"
+    return None
+
+
+def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None = None) -> Tiling:
+    """How a config is computed.
+
+    Parameters
+    ----------
+    max_q_len : queries of one sequence at most.
+    row_tile : rows (query, head of the group) of a CTA: 16, 32, 64 or 128; default by ``max_q_len``.
+
+    Notes
+    -----
+    Of 128 rows, each of four warps has 32: half the traffic from shared memory that 16 rows per warp would cause, which
+    is what limits mma.sync. Head dims above 128 leave no registers for that. Two CTAs per multiprocessor hide each
+    other's softmax; shared memory stays below the 99 KiB that every device since 8.0 offers a CTA.
+    """
+    wide = max(config.head_dim, config.head_dim_v) > 128
+    row_tile = row_tile or (64 if wide or max_q_len * config.group_size <= 64 else 128)
+    warp_rows = 32 if row_tile == 128 and not wide else 16
+    tile_tokens = 32 if wide or row_tile == 16 else 64
+    q_registers = int(config.head_dim <= 64 or (warp_rows == 16 and config.head_dim <= 128))
+    stages = 2
+    shared = shared_bytes(config, row_tile, tile_tokens, stages)
+    macros = (
+        ("WARP_ROWS", warp_rows),
+        ("STAGES", stages),
+        ("Q_REGISTERS", q_registers),
+        ("MIN_CTAS", 2),
+        ("SHARED_BYTES", shared),
+    )
+    return Tiling("prefill_mma", row_tile, tile_tokens, row_tile // warp_rows * 32, shared, 2, macros)
+
+
+def shared_bytes(config: AttentionConfig, row_tile: int, tile_tokens: int, stages: int) -> int:
+    """Shared memory of a CTA: its queries (later its output), the ring, and the tile that is being converted."""
+    rows = row_tile * 2 * max(config.head_dim, config.head_dim_v)
+    elements = tile_tokens * (config.head_dim + config.head_dim_v)
+    scales = 8 * tile_tokens if config.scale_mode == "token_head" else 0
+    converted = 2 * elements if config.kv_dtype != config.q_dtype else 0
+    return rows + stages * (elements * ITEMSIZES[config.kv_dtype] + scales) + converted

@@ -1,0 +1,164 @@
+"""How the work of a call is divided among CTAs: what each schedule of schedule.cuh needs beside the attention kernel.
+
+A schedule holds device arrays sized when it is made, plans with ``update`` where the division depends on the lengths,
+and knows the grid. The lengths themselves are read on the device alone: a captured graph replays with others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pagedkv.kernels.backend import Backend, Dim3
+from pagedkv.kernels.batch import Batch
+from pagedkv.kernels.config import AttentionConfig, Schedule, Tiling
+from pagedkv.kernels.params import Params, fill
+from pagedkv.kernels.variant import Variant, variant
+
+PLAN, PREFILL_PLAN = variant("plan"), variant("prefill_plan")
+PARTITION_TOKENS = 512  # of the "partitioned" schedule, as in vLLM's V2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the batches of a plan may need at most; as in :class:`pagedkv.kernels.attention.AttentionPlan`."""
+
+    num_kv_heads: int
+    max_seqs: int
+    max_q_len: int
+    max_tokens: int
+    max_seq_len: int
+
+
+class Whole:
+    """One CTA per row tile of the longest sequence: nothing to plan, no workspace. The other schedules build on it."""
+
+    def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
+        self.backend, self.config, self.tiling, self.limits = backend, config, tiling, limits
+        self.row_tiles = -(-limits.max_q_len * config.group_size // tiling.row_tile)
+        self.arrays: dict[str, Any] = {}  # fields of ScheduleParams
+        self.scratch: dict[str, Any] = {}  # what only the planning kernel sees
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory held."""
+        return sum(array.nbytes for array in (*self.arrays.values(), *self.scratch.values()))
+
+    def helpers(self) -> list[Variant]:
+        """Kernels launched beside the attention kernel."""
+        return []
+
+    def fields(self) -> dict[str, Any]:
+        """ScheduleParams of a launch."""
+        names = ("unit_indptr", "partial_o", "partial_ml", "arrivals", "work_list")
+        return {**dict.fromkeys(names), "partition_tokens": 0, "num_partitions": 0, **self.arrays}
+
+    def update(self, batch: Batch, window: int, stream: Any) -> None:
+        """Divide the work by the lengths that are on the device."""
+
+    def grid(self, num_seqs: int, num_tokens: int) -> Dim3:
+        """Grid of the attention kernel."""
+        return num_seqs, self.limits.num_kv_heads, self.row_tiles
+
+    def finish(self, params: Params, num_seqs: int, stream: Any) -> None:
+        """Launch what follows the attention kernel."""
+
+    def _hold_parts(self, slots: int) -> None:
+        rows = (slots, self.tiling.row_tile)
+        self.arrays["partial_o"] = self.backend.empty((*rows, self.config.head_dim_v), np.float32)
+        self.arrays["partial_ml"] = self.backend.empty((*rows, 2), np.float32)
+
+
+class Partitioned(Whole):
+    """One CTA per partition of PARTITION_TOKENS keys of a row tile, and a second kernel that merges them."""
+
+    def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
+        super().__init__(backend, config, tiling, limits)
+        self.num_partitions = max(1, -(-limits.max_seq_len // PARTITION_TOKENS))
+        self._hold_parts(limits.max_seqs * limits.num_kv_heads * self.row_tiles * self.num_partitions)
+        self._reduce = tiling.variant(config, "whole", "decode_reduce")
+
+    def helpers(self) -> list[Variant]:
+        return [self._reduce]
+
+    def fields(self) -> dict[str, Any]:
+        return {**super().fields(), "partition_tokens": PARTITION_TOKENS, "num_partitions": self.num_partitions}
+
+    def grid(self, num_seqs: int, num_tokens: int) -> Dim3:
+        return num_seqs, self.limits.num_kv_heads, self.row_tiles * self.num_partitions
+
+    def finish(self, params: Params, num_seqs: int, stream: Any) -> None:
+        grid = super().grid(num_seqs, 0)
+        self.backend.launch(self._reduce, grid, (128, 1, 1), params, stream=stream)
+
+
+class Even(Whole):
+    """A constant grid of which every CTA takes an equal slice of all units; ``plan`` sums the sequences' units."""
+
+    def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
+        super().__init__(backend, config, tiling, limits)
+        self.num_ctas = backend.num_sms * tiling.ctas_per_sm
+        self.arrays["unit_indptr"] = backend.empty((limits.max_seqs + 1,), np.int32)
+        self.arrays["arrivals"] = backend.zeros((self.num_ctas,), np.uint32)
+        self._hold_parts(2 * self.num_ctas)
+
+    def helpers(self) -> list[Variant]:
+        return [PLAN]
+
+    def update(self, batch: Batch, window: int, stream: Any) -> None:
+        params = fill(
+            "PlanParams",
+            seq_lens=batch.seq_lens,
+            q_indptr=batch.q_indptr,
+            unit_indptr=self.arrays["unit_indptr"],
+            num_seqs=len(batch.seq_lens),
+            window=window if self.config.window else 0,
+            group_size=self.config.group_size,
+            row_tile=self.tiling.row_tile,
+            tile_tokens=self.tiling.tile_tokens,
+        )
+        self.backend.launch(PLAN, (1, 1, 1), (1024, 1, 1), params, stream=stream)
+
+    def grid(self, num_seqs: int, num_tokens: int) -> Dim3:
+        return self.num_ctas, 1, 1
+
+
+class Listed(Whole):
+    """One CTA per row tile and KV head of a list, longest first, which ``prefill_plan`` makes."""
+
+    def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
+        super().__init__(backend, config, tiling, limits)
+        tokens = limits.max_tokens or limits.max_seqs * limits.max_q_len
+        self.max_tiles = self._tiles(limits.max_seqs, tokens)
+        self.arrays["work_list"] = backend.empty((self.max_tiles, 2), np.int32)
+        self.scratch["order"] = backend.empty((limits.max_seqs,), np.int32)
+        self.scratch["tile_indptr"] = backend.empty((limits.max_seqs + 1,), np.int32)
+
+    def _tiles(self, num_seqs: int, num_tokens: int) -> int:
+        """Row tiles of so many queries at most, however the sequences share them."""
+        return num_tokens * self.config.group_size // self.tiling.row_tile + num_seqs
+
+    def helpers(self) -> list[Variant]:
+        return [PREFILL_PLAN]
+
+    def update(self, batch: Batch, window: int, stream: Any) -> None:
+        params = fill(
+            "WorkListParams",
+            seq_lens=batch.seq_lens,
+            q_indptr=batch.q_indptr,
+            work_list=self.arrays["work_list"],
+            **self.scratch,
+            num_seqs=len(batch.seq_lens),
+            max_tiles=self.max_tiles,
+            group_size=self.config.group_size,
+            row_tile=self.tiling.row_tile,
+        )
+        self.backend.launch(PREFILL_PLAN, (1, 1, 1), (1024, 1, 1), params, stream=stream)
+
+    def grid(self, num_seqs: int, num_tokens: int) -> Dim3:
+        return self._tiles(num_seqs, num_tokens) * self.limits.num_kv_heads, 1, 1
+
+
+DIVISIONS: dict[Schedule, type[Whole]] = {"whole": Whole, "partitioned": Partitioned, "even": Even, "listed": Listed}

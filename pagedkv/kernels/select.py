@@ -1,0 +1,115 @@
+"""Which kernel computes a config: by name, or the fastest that can; and its plan.
+
+To add a kernel: write ``unsupported`` and ``tiling`` (as in decode_simt.py) and put a :class:`Kernel` into ``KERNELS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pagedkv.errors import InvalidArgument, UnsupportedVariant
+from pagedkv.kernels import decode_mma, decode_simt
+from pagedkv.kernels.attention import AttentionPlan
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.config import SCHEDULES, AttentionConfig, Schedule, Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One way to compute attention.
+
+    Parameters
+    ----------
+    name : of the .cu, and what callers ask for.
+    unsupported : (config, capability) -> why it cannot compute that, None if it can.
+    tiling : (config, max_q_len) -> how it does; called for what it can compute only.
+    max_rows : rows (query, head of a group) of a sequence up to which it is the best choice; 0: any number.
+    plan : makes its plan; every plan has ``update``, ``run``, ``variants``, ``tiling`` and ``workspace_bytes``.
+    schedules : those it takes, the default first.
+    """
+
+    name: str
+    unsupported: Callable[[AttentionConfig, tuple[int, int]], str | None]
+    tiling: Callable[[AttentionConfig, int], Tiling]
+    max_rows: int = 0
+    plan: Callable[..., Any] = AttentionPlan
+    schedules: tuple[Schedule, ...] = ("even", "whole", "partitioned")
+
+
+# In the order of preference; "auto" takes the first that can.
+KERNELS: list[Kernel] = [
+    Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling),
+    Kernel("decode_simt", decode_simt.unsupported, lambda config, max_q_len: decode_simt.tiling(config)),
+]
+
+
+def choose(config: AttentionConfig, capability: tuple[int, int], name: str = "auto", *, max_q_len: int = 1) -> Kernel:
+    """The kernel called `name`, or the best for a config on a device.
+
+    Parameters
+    ----------
+    config, capability : what is to be computed, and the device's compute capability.
+    name : a kernel's name, or "auto".
+    max_q_len : queries of one sequence at most.
+
+    Raises
+    ------
+    UnsupportedVariant
+        There is no kernel of that name, it cannot compute this, or none can; the message says why.
+    """
+    names = [kernel.name for kernel in KERNELS]
+    if name != "auto" and name not in names:
+        raise UnsupportedVariant(f"kernel {name!r}: there are 'auto', {', '.join(map(repr, names))}")
+    reasons = []
+    for best_only in (True, False):
+        for kernel in KERNELS:
+            if name not in ("auto", kernel.name):
+                continue
+            reason = kernel.unsupported(config, capability)
+            if reason is not None:
+                reasons.append(f"{kernel.name}: {reason}")
+            elif name != "auto" or not best_only or not kernel.max_rows or max_q_len * config.group_size <= kernel.max_rows:
+                return kernel
+    raise UnsupportedVariant("no kernel computes this. " + "; ".join(dict.fromkeys(reasons)))
+
+
+def select(config: AttentionConfig, capability: tuple[int, int], name: str = "auto", *, max_q_len: int = 1) -> Tiling:
+    """Tiling of the kernel that :func:`choose` gives, with its parameters and errors."""
+    return choose(config, capability, name, max_q_len=max_q_len).tiling(config, max_q_len)
+
+
+def make_plan(
+    backend: Backend,
+    config: AttentionConfig,
+    *,
+    kernel: str = "auto",
+    schedule: str = "auto",
+    max_q_len: int = 1,
+    max_seq_len: int = 0,
+    **sizes: Any,
+) -> Any:
+    """A plan of the chosen kernel, its workspace allocated; `sizes` as :class:`AttentionPlan`.
+
+    Parameters
+    ----------
+    kernel, max_q_len : as :func:`choose`.
+    schedule : "auto" for the kernel's default.
+
+    Raises
+    ------
+    UnsupportedVariant
+        As :func:`choose`.
+    InvalidArgument
+        The kernel does not take the schedule; or the schedule needs ``max_seq_len``.
+    """
+    chosen = choose(config, backend.capability, kernel, max_q_len=max_q_len)
+    if schedule == "auto":
+        schedule = chosen.schedules[0]
+    if schedule not in SCHEDULES or schedule not in chosen.schedules:
+        raise InvalidArgument(f"{chosen.name} takes the schedules {', '.join(chosen.schedules)}, got {schedule[:40]!r}")
+    if schedule == "partitioned" and not max_seq_len:
+        raise InvalidArgument("the partitioned schedule needs max_seq_len, which sizes its grid and workspace")
+    tiling = chosen.tiling(config, max_q_len)
+    return chosen.plan(backend, config, tiling, schedule, max_q_len=max_q_len, max_seq_len=max_seq_len, **sizes)

@@ -1,0 +1,211 @@
+"""PagedAttention and forward, on the CPU's reference and on the kernels: the same results, the same errors."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+from pagedkv.attention import PagedAttention, forward
+from pagedkv.attention.places import Device, home_of
+from pagedkv.errors import KernelsUnavailable
+from pagedkv.reference import pack_mask, paged_attention
+
+HEADS, GROUP, DIM, SIZE = 2, 2, 32, 8
+
+
+@pytest.fixture(params=["cpu", "kernels"])
+def device(request: pytest.FixtureRequest) -> Device:
+    if request.param == "cpu":
+        return "cpu"
+    from pagedkv.kernels.nvrtc import default_nvrtc
+    from tests.ptxsim.backend import PtxsimBackend
+
+    try:
+        default_nvrtc()
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    return PtxsimBackend()
+
+
+def batch(seed: int = 0, seq_lens: tuple[int, ...] = (5, 17, 1), q_lens: tuple[int, ...] = (1, 1, 1)) -> dict[str, Any]:
+    """Random queries and a pool whose unowned slots are NaN."""
+    rng = np.random.default_rng(seed)
+    lens = np.array(seq_lens, np.int32)
+    blocks = -(-lens // SIZE)
+    order = rng.permutation(int(blocks.sum()) + 2).astype(np.int32)
+    tables = np.full((len(lens), int(blocks.max()) + 1), -1, np.int32)
+    pool = np.full((len(order), 2, SIZE, HEADS, DIM), np.nan, np.float16)
+    for seq, (count, end) in enumerate(zip(blocks, np.cumsum(blocks), strict=True)):
+        tables[seq, :count] = order[end - count : end]
+        for token in range(lens[seq]):
+            pool[tables[seq, token // SIZE], :, token % SIZE] = rng.standard_normal((2, HEADS, DIM))
+    indptr = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
+    q = rng.standard_normal((int(indptr[-1]), HEADS * GROUP, DIM)).astype(np.float16)
+    return {"q": q, "k": pool[:, 0], "v": pool[:, 1], "tables": tables, "lens": lens, "indptr": indptr}
+
+
+def attention(device: Device, **options: Any) -> PagedAttention:
+    given: dict[str, Any] = {"max_seqs": 4, "block_size": SIZE, "num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS}
+    return PagedAttention(head_dim=DIM, device=device, **{**given, **options})
+
+
+def expected(b: dict[str, Any], **options: Any) -> Any:
+    return paged_attention(
+        b["q"].astype(np.float64), b["k"], b["v"], b["tables"], b["lens"], b["indptr"], return_lse=True, **options
+    )
+
+
+def test_plan_and_run_give_the_attention_of_the_batch(device: Device) -> None:
+    b = batch()
+    paged = attention(device)
+    paged.plan(b["tables"], b["lens"])
+    out, lse = np.full_like(b["q"], np.nan), np.full(b["q"].shape[:2], np.nan, np.float32)
+    assert paged.run(b["q"], b["k"], b["v"], out=out, lse=lse) is out
+    o, exact_lse = expected(b)
+    assert np.abs(out - o).max() < 2e-3
+    assert np.abs(lse - exact_lse).max() < 2e-3
+
+
+def test_a_plan_is_made_anew_for_other_lengths(device: Device) -> None:
+    paged = attention(device)
+    for seed, lens in enumerate([(5, 17, 1), (40,), (0, 9)]):
+        b = batch(seed, lens, (1,) * len(lens))
+        paged.plan(b["tables"], b["lens"])
+        assert np.abs(paged.run(b["q"], b["k"], b["v"]) - expected(b)[0]).max() < 2e-3
+
+
+def test_variants_reach_the_computation(device: Device) -> None:
+    b = batch(3, (9, 20), (3, 2))
+    slopes, sinks = np.array([0.5, 0.25, 0.1, 1], np.float32), np.array([0, 1, -1, 0.5], np.float32)
+    options = {"window": 6, "soft_cap": 5.0, "alibi_slopes": slopes, "sinks": sinks, "softmax_scale": 0.3}
+    paged = attention(device, max_q_len=4, **options)
+    paged.plan(b["tables"], b["lens"], b["indptr"])
+    assert np.abs(paged.run(b["q"], b["k"], b["v"]) - expected(b, **options)[0]).max() < 2e-3
+
+
+def test_a_custom_mask_selects_the_keys(device: Device) -> None:
+    b = batch(4, (9, 20), (3, 2))
+    rng = np.random.default_rng(9)
+    mask, indptr = pack_mask([rng.random((n, length)) < 0.6 for n, length in ((3, 9), (2, 20))])
+    paged = attention(device, max_q_len=4, custom_mask=True, causal=False)
+    paged.plan(b["tables"], b["lens"], b["indptr"], mask=mask, mask_indptr=indptr)
+    o, _ = expected(b, causal=False, mask=mask, mask_indptr=indptr)
+    assert np.abs(paged.run(b["q"], b["k"], b["v"]) - o).max() < 2e-3
+
+
+@pytest.mark.parametrize("path", ["auto", "contiguous", "paged"])
+def test_forward_computes_the_same_on_either_path(device: Device, path: str) -> None:
+    rng = np.random.default_rng(1)
+    keys = np.array([0, 30, 37])
+    q = rng.standard_normal((5, 4, DIM)).astype(np.float16)
+    k, v = (rng.standard_normal((37, HEADS, DIM)).astype(np.float16) for _ in "kv")
+    queries = np.array([0, 3, 5])
+    tables = np.full((2, 30), -1)
+    tables[0], tables[1, :7] = np.arange(30), np.arange(30, 37)
+    o = paged_attention(q.astype(np.float64), k[:, None], v[:, None], tables, np.diff(keys), queries)
+    found = forward(
+        q, k, v, q_indptr=queries, kv_indptr=keys, path=path, paged_threshold=20, block_size=8, device=device
+    )
+    assert np.abs(found - o).max() < 2e-3
+
+
+def test_run_before_plan_is_an_error_that_says_what_to_call(device: Device) -> None:
+    b = batch()
+    with pytest.raises(pk.errors.ClosedError, match="plan"):
+        attention(device).run(b["q"], b["k"], b["v"])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"q": lambda b: b["q"][:, :3]}, pk.errors.LayoutMismatch, "q must be"),
+        ({"q": lambda b: b["q"].astype(np.float32)}, pk.errors.WrongType, "q has dtype float32"),
+        ({"k": lambda b: b["k"][..., :16]}, pk.errors.LayoutMismatch, "k_cache must be"),
+        ({"v": lambda b: b["v"].astype(np.float64)}, pk.errors.WrongType, "v_cache has dtype float64"),
+        ({"q": lambda b: b["q"][:2]}, pk.errors.LayoutMismatch, "q has 2 tokens"),
+        ({"k": lambda b: np.swapaxes(np.swapaxes(b["k"], 2, 3).copy(), 2, 3)}, pk.errors.LayoutMismatch, "last axis"),
+        ({"out": lambda b: np.empty((3, 4, 31), np.float16)}, pk.errors.LayoutMismatch, "out must be"),
+        ({"lse": lambda b: np.empty((3, 4), np.float64)}, pk.errors.WrongType, "lse must be float32"),
+        ({"k_scale": lambda b: np.ones(1, np.float32)}, pk.errors.InvalidArgument, "k_scale must not be given"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_named_and_nothing_is_written(
+    device: Device, change: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    b = batch()
+    paged = attention(device)
+    paged.plan(b["tables"], b["lens"])
+    arguments = {"q": b["q"], "k": b["k"], "v": b["v"], "out": np.full_like(b["q"], 7)}
+    arguments.update({name: make(b) for name, make in change.items()})
+    q, k, v = (arguments.pop(name) for name in "qkv")
+    with pytest.raises(error, match=words):
+        paged.run(q, k, v, **arguments)
+    if "out" not in change:
+        assert (arguments["out"] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("tables", "lens", "words"),
+    [
+        ([[0, 99]], [12], r"block_tables\[0, 1\] is 99"),
+        ([[0, -1]], [12], r"block_tables\[0, 1\] is -1"),
+        ([[0, 1]], [17], "seq_lens must be in 0..16"),
+        ([[0, 1]], [-1], "seq_lens must be in 0..16"),
+        ([[0]] * 5, [1] * 5, "max_seqs = 4"),
+    ],
+)
+def test_a_bad_table_or_length_is_refused_on_the_host(tables: Any, lens: Any, words: str) -> None:
+    with pytest.raises(pk.errors.InvalidArgument, match=words):
+        attention("cpu").plan(np.array(tables, np.int32), np.array(lens, np.int32), num_blocks=10)
+
+
+def test_blocks_that_a_window_no_longer_sees_may_be_gone() -> None:
+    attention("cpu", window=8).plan(np.array([[-1, 3, 4]], np.int32), np.array([24], np.int32), num_blocks=10)
+    with pytest.raises(pk.errors.InvalidArgument, match="is -1"):
+        attention("cpu", window=17).plan(np.array([[-1, 3, 4]], np.int32), np.array([24], np.int32), num_blocks=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"num_qo_heads": 5}, pk.errors.InvalidArgument, "multiple"),
+        ({"block_size": 257}, pk.errors.InvalidArgument, "block_size must be in 0..256"),
+        ({"dtype": "float64"}, pk.errors.InvalidArgument, "dtype must be one of"),
+        ({"max_seqs": 1.5}, pk.errors.WrongType, "max_seqs must be a whole number"),
+        ({"soft_cap": -1.0}, pk.errors.InvalidArgument, "soft_cap"),
+        ({"window": 0}, pk.errors.InvalidArgument, "window must be in 1"),
+        ({"softmax_scale": float("nan")}, pk.errors.InvalidArgument, "softmax_scale"),
+        ({"kv_alignment": 3}, pk.errors.InvalidArgument, "kv_alignment"),
+        ({"device": "gpu"}, pk.errors.InvalidArgument, "device must be"),
+        ({"sinks": np.zeros(3, np.float32)}, pk.errors.LayoutMismatch, "sinks must be"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_named(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        attention(options.pop("device", "cpu"), **options)
+
+
+def test_no_kernel_for_a_combination_says_which_and_why() -> None:
+    from tests.ptxsim.backend import PtxsimBackend
+
+    with pytest.raises(pk.errors.UnsupportedVariant, match=r"decode_simt.*head_dim 1000"):
+        PagedAttention(num_qo_heads=2, num_kv_heads=1, head_dim=1000, max_seqs=1, device=PtxsimBackend())
+    with pytest.raises(pk.errors.UnsupportedVariant, match="kernel 'magic': there are 'auto'"):
+        attention(PtxsimBackend(), kernel="magic")
+    with pytest.raises(pk.errors.InvalidArgument, match="schedules"):
+        attention(PtxsimBackend(), kernel="decode_simt", schedule="odd")
+
+
+def test_arrays_of_different_places_are_refused() -> None:
+    with pytest.raises(pk.errors.WrongType, match="NumPy or a CuPy array, not list"):
+        home_of(q=np.zeros(3), k=[1, 2])
+
+
+def test_every_option_is_documented() -> None:
+    text = PagedAttention.__doc__ or ""
+    for name in list(inspect.signature(PagedAttention.__init__).parameters)[1:]:
+        assert name in text, name

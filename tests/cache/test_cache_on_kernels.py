@@ -1,0 +1,136 @@
+"""A KVCache whose steps are computed by the CUDA kernels (run by the PTX interpreter) gives what the CPU's gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+from pagedkv.errors import KernelsUnavailable
+
+SPEC = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=32, dtype="float16", block_size=4)
+HEADS = 4
+
+
+@pytest.fixture(scope="module")
+def backend() -> Any:
+    from pagedkv.kernels.nvrtc import default_nvrtc
+    from tests.ptxsim.backend import PtxsimBackend
+
+    try:
+        default_nvrtc()
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    return PtxsimBackend()
+
+
+def values(tokens: np.ndarray, positions: np.ndarray, what: int) -> np.ndarray:
+    """Made-up projections of tokens: the same for the same token at the same position."""
+    heads = HEADS if what == 0 else SPEC.num_kv_heads
+    out = np.empty((len(tokens), heads, SPEC.head_dim), np.float16)
+    for i, (token, position) in enumerate(zip(tokens, positions, strict=True)):
+        rng = np.random.default_rng([int(token), int(position), what])
+        out[i] = rng.standard_normal((heads, SPEC.head_dim))
+    return out
+
+
+def forward(cache: pk.KVCache, seqs: list[pk.Sequence], **options: Any) -> list[np.ndarray]:
+    """One step over the sequences; the attention outputs by layer."""
+    outputs = []
+    with cache.step(seqs) as step:
+        for layer in range(SPEC.num_layers):
+            q, k, v = (values(step.tokens, step.positions, 3 * layer + i if i else 0) for i in range(3))
+            step.write(layer, k, v)
+            outputs.append(np.array(step.attend(layer, q, **options), np.float64))
+    return outputs
+
+
+def history(cache: pk.KVCache) -> list[np.ndarray]:
+    """Prefill, decode, fork with copy-on-write, a prefix hit with a partial block, demotion to the host and back."""
+    seen: list[np.ndarray] = []
+    first = cache.sequence(list(range(10)))
+    seen += forward(cache, [first])
+    first.append([50])
+    seen += forward(cache, [first], window=3)
+    (fork,) = first.fork()
+    for seq, token in ((first, 60), (fork, 61)):
+        seq.append([token])
+    seen += forward(cache, [first, fork], soft_cap=4.0)
+    seen += [np.array(x, np.float64) for seq in (first, fork) for x in seq.gather()]
+    first.release()
+    fork.release()
+    again = cache.sequence([*range(10), 50, 60, 70])
+    assert again.hit_tokens["device"] == 12
+    partial = cache.sequence([*range(6), 99, 98])
+    assert partial.hit_tokens == {"device": 4, "host": 0, "partial": 2}
+    seen += forward(cache, [again, partial])
+    again.release()
+    partial.release()
+    cache.sequence(list(range(1000, 1050))).release()
+    big = cache.sequence(list(range(1000, 1050)))
+    seen += forward(cache, [big])  # everything else goes to the host
+    big.release()
+    back = cache.sequence([*range(10), 50, 60, 70])
+    assert back.hit_tokens["host"] == 12
+    seen += forward(cache, [back])
+    back.release()
+    cache.check_integrity()
+    return seen
+
+
+def test_a_history_through_the_kernels_equals_the_one_on_the_cpu(backend: Any) -> None:
+    with pk.KVCache(SPEC, 14, 20) as exact, pk.KVCache(SPEC, 14, 20, backend=backend) as cache:
+        for layer, (wanted, found) in enumerate(zip(history(exact), history(cache), strict=True)):
+            assert wanted.shape == found.shape
+            assert np.abs(wanted - found).max() < 3e-3, layer
+
+
+def test_log_sum_exp_and_out_reach_the_caller(backend: Any) -> None:
+    with pk.KVCache(SPEC, 14) as exact, pk.KVCache(SPEC, 14, backend=backend) as cache:
+        found = []
+        for one in (exact, cache):
+            seq = one.sequence([1, 2, 3, 4, 5])
+            with one.step([seq]) as step:
+                q, k, v = (values(step.tokens, step.positions, i) for i in range(3))
+                for layer in range(SPEC.num_layers):
+                    step.write(layer, k, v)
+                out = np.empty(q.shape, np.float16)
+                o, lse = step.attend(0, q, return_lse=True, out=out)
+                assert o is out
+                found.append((np.array(o, np.float64), np.array(lse, np.float64)))
+            seq.release()
+    assert np.abs(found[0][0] - found[1][0]).max() < 3e-3
+    assert np.abs(found[0][1] - found[1][1]).max() < 3e-3
+
+
+def test_scatter_and_gather_are_each_others_inverse_on_the_kernels(backend: Any) -> None:
+    rng = np.random.default_rng(0)
+    with pk.KVCache(SPEC, 14, backend=backend) as cache, cache.sequence([1, 2, 3, 4, 5, 6]) as seq:
+        k, v = (rng.standard_normal((2, 6, 2, 32)).astype(np.float16) for _ in "kv")
+        seq.scatter(k, v)
+        for found, wanted in zip(seq.gather(), (k, v), strict=True):
+            assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_float32_is_converted_to_the_dtype_of_the_cache(backend: Any, layout: str) -> None:
+    spec = pk.KVSpec(num_layers=1, num_kv_heads=2, head_dim=32, dtype="bfloat16", block_size=4, layout=layout)
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((1, 6, 2, 32)).astype(np.float32) for _ in "kv")
+    results = []
+    for options in ({}, {"backend": backend}):
+        with pk.KVCache(spec, 14, **options) as cache, cache.sequence([1, 2, 3, 4, 5, 6]) as seq:
+            seq.scatter(k, v)
+            results.append([np.array(x).view(np.uint16) for x in seq.gather()])
+    assert np.array_equal(results[0], results[1])
+
+
+def test_a_stream_where_there_is_no_gpu_is_refused() -> None:
+    with pk.KVCache(SPEC, 14) as cache, cache.sequence([1, 2]) as seq, cache.step([seq]) as step:
+        kv = values(step.tokens, step.positions, 1)
+        with pytest.raises(pk.errors.WrongType, match="stream"):
+            step.write(0, kv, kv, stream=object())
+        for layer in range(2):
+            step.write(layer, kv, kv)
