@@ -7,7 +7,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void merge_states(const __g
   const int head = blockIdx.y;
   for_each_token(p.num_tokens, [&](i64 token, bool inside) {
     const i64 first = p.indptr ? p.indptr[token] : 0;
-    const int num_states = p.indptr ? p.indptr[token + 1] - static_cast<int>(first) : p.num_states;
+    const int num_states = !inside ? 0 : p.indptr ? p.indptr[token + 1] - static_cast<int>(first) : p.num_states;
     const O_TYPE* from = static_cast<const O_TYPE*>(p.states) + token * p.states_token_stride + first * p.states_state_stride +
                          head * p.states_head_stride;
     const float* lse = p.state_lse + token * p.state_lse_token_stride + first * p.state_lse_state_stride + head * p.state_lse_head_stride;

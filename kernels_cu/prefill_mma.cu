@@ -10,7 +10,7 @@
 // The keys of a row tile are not divided among CTAs: a batch of few rows and long sequences belongs to decode_mma.
 #include "pagedkv/schedule.cuh"
 #include "pagedkv/cta_ring.cuh"
-#include "pagedkv/query_rows.cuh"
+#include "pagedkv/tile_products.cuh"
 
 using namespace pagedkv;
 
@@ -37,12 +37,15 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& p, const Seg
 }
 
 extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(const __grid_constant__ AttentionParams p) {
-  Schedule schedule(p);
-  Segment s;
-  if (!schedule.next(s)) return;
+  __shared__ Segment s;  // not in registers: the loop has none to spare
+  __shared__ bool found;
+  if (threadIdx.x == 0) found = Schedule(p).next(s);
+  __syncthreads();
+  if (!found) return;
   const QTile queries{dynamic_shared};
   Ring ring(dynamic_shared + kRowBytes, p, s);
-  if (ring.num_tiles > 0) {
+  const bool any_keys = s.begin < s.end;
+  if (any_keys) {
     copy_queries(p, s, queries);
     ring.start();
   }
@@ -50,8 +53,12 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
   constexpr bool kFolded = SCALE_MODE == kScaleTensor || SCALE_MODE == kScaleHead;  // one scale for all keys
   const SequenceKv kv(p.kv, s.seq);
   const int first_row = warp_id() * WARP_ROWS;
-  const WarpSees sees(p, s, first_row, WARP_ROWS);
-  QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
+  __shared__ WarpSees warp_sees[kWarps];
+  WarpSees& sees = warp_sees[warp_id()];
+  if (lane_id() == 0) sees = WarpSees(p, s, first_row, WARP_ROWS);
+  __syncwarp();
+  __shared__ __align__(16) float sums[kThreads][2][kFrags][2];
+  QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f, sums[threadIdx.x][0], sums[threadIdx.x][1]);
   u32 q[Q_REGISTERS ? kFrags : 1][Q_REGISTERS ? kSteps : 1][4];
   const auto load_q = [&](int f, int step, u32(&a)[4]) {
     if constexpr (Q_REGISTERS) {
@@ -61,17 +68,21 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
       queries.load_a(a, first_row + f * 16, step);
     }
   };
-  for (int i = 0; i < ring.num_tiles; ++i) {
+  for (int i = ring.first_tile(); any_keys && ring.holds(i); ++i) {
     ring.acquire(i);
-    if (Q_REGISTERS && i == 0) {
+    if (Q_REGISTERS && i == ring.first_tile()) {
 #pragma unroll
       for (int f = 0; f < (Q_REGISTERS ? kFrags : 0); ++f)
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) queries.load_a(q[f][step], first_row + f * 16, step);
     }
-    const int key = ring.first_key(i);
+    const int key = i * TILE_TOKENS;
     if (sees.nothing(key, TILE_TOKENS)) continue;
-    rows.add(load_q, ring.k(i), ring.v(i), key, !sees.everything(key, TILE_TOKENS));
+    float s[kFrags][TILE_TOKENS / 8][4] = {}, factor[kFrags][2];
+    multiply_keys<kFrags>(s, load_q, ring.k(i));
+    rows.shape(s, key, !sees.everything(key, TILE_TOKENS));
+    if (rows.softmax(s, factor)) rows.rescale(factor);
+    add_values<kFrags>(rows.o, s, ring.v(i));
   }
   rows.finish(OTile{dynamic_shared}, kFolded ? kv.v_scale({0, 0}, s.kv_head) : 1.f);
 }

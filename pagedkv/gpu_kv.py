@@ -1,6 +1,7 @@
 """The device arena as K and V where it lies on a GPU: the same verbs as device_kv.py, computed by the kernels.
 
-Everything is ordered by the caller's stream and nothing waits for the device. Before a tier move touches the arena it
+Everything is ordered by the caller's stream and nothing waits for the device. The steps of a cache share device
+buffers, so they run on one stream, or on streams that the caller orders. Before a tier move touches the arena it
 waits, on its own stream, for what was launched here (``on_work``).
 """
 

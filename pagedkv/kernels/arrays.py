@@ -71,13 +71,16 @@ def check_dense_rows(name: str, array: Any) -> None:
         )
 
 
-def check_range(name: str, array: Any, low: int, high: int, meaning: str) -> None:
-    """Raise InvalidArgument for a value outside ``low..high`` in an index array that lies on the host."""
+def check_range(name: str, array: Any, last: int, *, negative: bool = False) -> None:
+    """Raise InvalidArgument for a value outside ``0..last`` in an index array that lies on the host.
+
+    ``negative``: values below 0 are fine, they mean that something is skipped.
+    """
     if isinstance(array, np.ndarray) and array.size:
         smallest, largest = int(array.min()), int(array.max())
-        if smallest < low or largest > high:
-            bad = smallest if smallest < low else largest
-            raise InvalidArgument(f"{name} has {bad}: {meaning} {low}..{high}")
+        if largest > last or (smallest < 0 and not negative):
+            skipped = ", or negative to skip" if negative else ""
+            raise InvalidArgument(f"{name} has {largest if largest > last else smallest}: it takes 0..{last}{skipped}")
 
 
 def element_strides(array: Any) -> list[int]:

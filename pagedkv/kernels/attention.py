@@ -13,6 +13,7 @@ from pagedkv.errors import InvalidArgument
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.batch import Batch, Options
 from pagedkv.kernels.config import AttentionConfig, Schedule, Tiling
+from pagedkv.kernels.kv_maps import with_tensor_maps
 from pagedkv.kernels.params import fill
 from pagedkv.kernels.schedules import DIVISIONS, Limits
 from pagedkv.kernels.variant import Variant
@@ -124,9 +125,10 @@ class AttentionPlan:
             softmax_scale=options.softmax_scale,
             soft_cap=options.soft_cap,
         )
+        main = with_tensor_maps(self.backend, self.tiling, params, k, v) if self.tiling.box_tokens else params
         grid, block = self.division.grid(num_seqs, len(q)), (self.tiling.threads, 1, 1)
         shared = self.tiling.shared_bytes
-        self.backend.launch(self._main, grid, block, params, shared_bytes=shared, stream=stream)
+        self.backend.launch(self._main, grid, block, main, shared_bytes=shared, stream=stream)
         self.division.finish(params, num_seqs, stream)
 
     def _kv(self, k: Any, v: Any, batch: Batch, k_scale: Any, v_scale: Any) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pagedkv.kernels.params import Params
+from pagedkv.kernels.tensor_map import Swizzle
 from pagedkv.kernels.variant import Variant
 
 Dim3 = tuple[int, int, int]
@@ -57,6 +59,13 @@ class Backend(Protocol):
         """Copy a NumPy array into a contiguous device array of its shape, ordered by the stream.
 
         The source may be changed once this returns; the host does not wait for the device.
+        """
+
+    def tensor_map(
+        self, array: Any, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: Swizzle = 0
+    ) -> NDArray[np.void]:
+        """What a kernel needs to fetch boxes of a strided array by TMA (sm_90+), as
+        :func:`pagedkv.kernels.tensor_map.encode_tensor_map`; a field of a parameter struct takes it.
         """
 
     def to_host(self, array: Any) -> NDArray[Any]:

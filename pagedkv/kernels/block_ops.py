@@ -52,8 +52,8 @@ def copy_blocks(
     block_bytes = _check_pair(backend, "arena", arena, "arena" if to_arena is None else "to_arena", to)
     check_array(backend, "pairs", pairs, (None, 2), "n, 2", dtype=_INTEGERS)
     sources, destinations = pairs[:, 0], pairs[:, 1]
-    check_range("pairs[:, 0]", sources, -(2**63), arena.shape[0] - 1, "blocks are")
-    check_range("pairs[:, 1]", destinations, -(2**63), to.shape[0] - 1, "blocks are")
+    check_range("pairs[:, 0]", sources, arena.shape[0] - 1, negative=True)
+    check_range("pairs[:, 1]", destinations, to.shape[0] - 1, negative=True)
     if isinstance(pairs, np.ndarray):
         used = pairs[(pairs >= 0).all(axis=1)]
         _check_unique("pairs[:, 1]", used[:, 1])
@@ -231,7 +231,7 @@ def _check_arena(backend: Backend, name: str, arena: Any, written: bool) -> int:
 
 def _check_ids(backend: Backend, block_ids: Any, arena: Any, staging: Any) -> None:
     check_array(backend, "block_ids", block_ids, (None,), "n", dtype=_INTEGERS)
-    check_range("block_ids", block_ids, -(2**63), arena.shape[0] - 1, "blocks are")
+    check_range("block_ids", block_ids, arena.shape[0] - 1, negative=True)
     if staging is not None and len(staging) < len(block_ids):
         raise LayoutMismatch(f"staging holds {len(staging)} blocks: {len(block_ids)} are to be moved")
 

@@ -89,6 +89,7 @@ class Tiling:
     ctas_per_sm : CTAs that fit on a multiprocessor; sizes the constant grid.
     macros : what this kernel needs beside the config's macros, by name.
     arch_features : "a" for kernels that need an architecture's own instructions.
+    box_tokens : of a kernel that reads K and V through tensor maps, tokens of one copy; 0: it does not.
     """
 
     kernel: str
@@ -99,6 +100,7 @@ class Tiling:
     ctas_per_sm: int
     macros: tuple[tuple[str, int], ...] = ()
     arch_features: str = ""
+    box_tokens: int = 0
 
     def variant(self, config: AttentionConfig, schedule: Schedule, kernel: str | None = None) -> Variant:
         """The kernel (or a helper of it, such as ``decode_reduce``) specialised for a config and a schedule."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,14 @@ from pagedkv.kernels.arrays import (
     row_grid,
     row_lanes,
 )
+from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.config import SCALE_MODES
 from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES, QUANTISED, kernel_dtype
-from pagedkv.kernels.layer_kv import LayerKv
-from pagedkv.kernels.params import fill
+from pagedkv.kernels.layer_kv import KV_ARRAYS, LayerKv
+from pagedkv.kernels.recipe import Recipes, signature
 from pagedkv.kernels.variant import Variant, variant
+
+_recipes = Recipes("GatherKvParams", (*KV_ARRAYS, "indptr", "first_positions", "k", "v"))
 
 
 def gather_kv(
@@ -55,17 +57,7 @@ def gather_kv(
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
         Arguments that do not fit; nothing has been written.
     """
-    out_dtype = _check_rows(cache, {"k_out": k_out, "v_out": v_out}, written=True)
-    if out_dtype != cache.dtype and (cache.dtype not in QUANTISED or out_dtype in QUANTISED):
-        raise UnsupportedVariant(
-            f"k_out is {out_dtype} and the cache {cache.dtype}: outputs have the cache's dtype, or, of quantised KV, "
-            f"float32, float16 or bfloat16"
-        )
-    if out_dtype == cache.dtype and cache.scale_mode != "none":
-        raise UnsupportedVariant(
-            f"the cache has scales, so k_out must be float32, float16 or bfloat16, not {out_dtype}"
-        )
-    _launch("gather_kv", cache, block_tables, indptr, k_out, v_out, first_positions, out_dtype, debug, stream)
+    _run("gather_kv", cache, block_tables, indptr, k_out, v_out, first_positions, debug, stream)
 
 
 def scatter_kv(
@@ -89,35 +81,110 @@ def scatter_kv(
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
         Arguments that do not fit; nothing has been written.
     """
-    dtype = _check_rows(cache, {"k": k, "v": v}, written=False)
-    cache.check_writeable()
-    if dtype != cache.dtype or cache.scale_mode != "none":
-        scaled = "" if cache.scale_mode == "none" else " with scales"
-        raise UnsupportedVariant(f"k is {dtype} and the cache {cache.dtype}{scaled}: only equal bits are scattered")
-    _launch("scatter_kv", cache, block_tables, indptr, k, v, first_positions, dtype, debug, stream)
+    _run("scatter_kv", cache, block_tables, indptr, k, v, first_positions, debug, stream)
 
 
-def _check_rows(cache: LayerKv, rows: dict[str, Any], written: bool) -> str:
+def _run(
+    kernel: str,
+    cache: LayerKv,
+    block_tables: Any,
+    indptr: Any,
+    k: Any,
+    v: Any,
+    first_positions: Any,
+    debug: bool,
+    stream: Any,
+) -> None:
+    own = (indptr, first_positions, k, v)
+    key = (kernel, cache.backend.name, cache.signature, debug, signature(block_tables), *map(signature, own))
+    recipe = _recipes.get(key, lambda: _plan(kernel, cache, block_tables, indptr, k, v, first_positions, debug))
+    _check_values(cache, block_tables, indptr, first_positions, len(k))
+    recipe.launch(cache.backend, (*cache.arrays(block_tables), *own), stream)
+
+
+def _plan(
+    kernel: str, cache: LayerKv, block_tables: Any, indptr: Any, k: Any, v: Any, first_positions: Any, debug: bool
+) -> tuple[Variant, Dim3, Dim3, dict[str, Any]]:
+    """Check everything but values, and choose the launch."""
+    gathers = kernel == "gather_kv"
+    dtype = _check_rows(cache, k, v, *(("k_out", "v_out") if gathers else ("k", "v")), written=gathers)
+    if gathers:
+        _check_decoding(cache, dtype)
+    else:
+        cache.check_writeable()
+        if dtype != cache.dtype or cache.scale_mode != "none":
+            scaled = "" if cache.scale_mode == "none" else " with scales"
+            raise UnsupportedVariant(f"k is {dtype} and the cache {cache.dtype}{scaled}: only equal bits are scattered")
+    num_tokens, heads, head_dim = k.shape
+    _check_indices(cache, block_tables, indptr, first_positions, num_tokens)
+
+    rows = (k,) if v is None else (k, v)
+    vec = min(
+        WIDEST_ACCESS // max(ITEMSIZES[dtype], ITEMSIZES[cache.dtype]),
+        alignment(*rows) // ITEMSIZES[dtype],
+        cache.alignment // ITEMSIZES[cache.dtype],
+    )
+    while head_dim % vec or cache.head_dim_v % vec:
+        vec //= 2
+    lanes = row_lanes(max(head_dim, cache.head_dim_v), vec)
+    macros: dict[str, Any] = {"OUT_TYPE": CUDA_NAMES[dtype]} if gathers else {}
+    chosen = variant(
+        kernel,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=cache.head_dim_v,
+        KV_TYPE=CUDA_NAMES[cache.dtype],
+        SCALE_MODE=SCALE_MODES[cache.scale_mode],
+        VEC=vec,
+        LANES=lanes,
+        PAGED=1,
+        BLOCK_SIZE=0,
+        DEBUG=debug,
+        **macros,
+    )
+    k_token, k_head, _ = element_strides(k)
+    v_token, v_head, _ = (0, 0, 0) if v is None else element_strides(v)
+    fields = {
+        "kv": cache.fields | {"table_stride": element_strides(block_tables)[0]},
+        "k_token_stride": k_token,
+        "k_head_stride": k_head,
+        "v_token_stride": v_token,
+        "v_head_stride": v_head,
+        "num_seqs": len(indptr) - 1,
+        "num_tokens": num_tokens,
+        "num_kv_heads": heads,
+    }
+    return chosen, row_grid(num_tokens, heads * len(rows), lanes), (ROW_THREADS, 1, 1), fields
+
+
+def _check_rows(cache: LayerKv, k: Any, v: Any, k_name: str, v_name: str, written: bool) -> str:
     """Raise unless the contiguous K and V fit the cache; their dtype."""
-    (k_name, k), (v_name, v) = rows.items()
     if (v is None) != (cache.v is None):
-        raise InvalidArgument(
-            f"{v_name} is {'missing' if v is None else 'given'}, the cache has {'a' if v is None else 'no'} V"
-        )
+        found, there = ("missing", "a") if v is None else ("given", "no")
+        raise InvalidArgument(f"{v_name} is {found}, and the cache has {there} V")
     dtype = ""
     num_tokens = None
-    for name, array, dim in ((k_name, k, cache.shape[3]), (v_name, v, cache.head_dim_v)):
+    for name, array, stored, dim in ((k_name, k, cache.k, cache.shape[3]), (v_name, v, cache.v, cache.head_dim_v)):
         if array is None and name == v_name:
             continue
         shape = (num_tokens, cache.shape[2], dim)
         check_array(cache.backend, name, array, shape, "num_tokens, num_kv_heads, head_dim", written=written)
         check_dense_rows(name, array)
         num_tokens = len(array)
-        same_bits = array.dtype == (cache.k if name == k_name else cache.v).dtype
-        found = cache.dtype if same_bits else kernel_dtype(name, array)
+        found = cache.dtype if array.dtype == stored.dtype else kernel_dtype(name, array)
         if found != (dtype := dtype or found):
             raise WrongType(f"{name} is {found} and {k_name} is {dtype}: they must have one dtype")
     return dtype
+
+
+def _check_decoding(cache: LayerKv, dtype: str) -> None:
+    """Raise unless the cache's elements can be given as this dtype."""
+    if dtype != cache.dtype and (cache.dtype not in QUANTISED or dtype in QUANTISED):
+        raise UnsupportedVariant(
+            f"k_out is {dtype} and the cache {cache.dtype}: outputs have the cache's dtype, or, of quantised KV, "
+            f"float32, float16 or bfloat16"
+        )
+    if dtype == cache.dtype and cache.scale_mode != "none":
+        raise UnsupportedVariant(f"the cache has scales, so k_out must be float32, float16 or bfloat16, not {dtype}")
 
 
 def _check_indices(cache: LayerKv, block_tables: Any, indptr: Any, first_positions: Any, num_tokens: int) -> None:
@@ -134,22 +201,21 @@ def _check_indices(cache: LayerKv, block_tables: Any, indptr: Any, first_positio
         check_dense_rows("first_positions", first_positions)
     if num_seqs == 0 and num_tokens:
         raise InvalidArgument(f"{num_tokens} tokens of no sequence: indptr has one entry")
-    if isinstance(indptr, np.ndarray):
-        if indptr[0] != 0 or indptr[-1] != num_tokens or np.any(indptr[1:] < indptr[:-1]):
-            raise InvalidArgument(f"indptr must rise from 0 to {num_tokens}, the number of tokens")
-        if isinstance(block_tables, np.ndarray) and not (
-            first_positions is not None and not isinstance(first_positions, np.ndarray)
-        ):
-            _check_blocks(cache, block_tables, indptr, first_positions)
 
 
-def _check_blocks(cache: LayerKv, block_tables: Any, indptr: Any, first_positions: Any) -> None:
-    """Raise InvalidArgument for tokens that lie in no block; all arrays on the host."""
-    num_blocks, block_size = cache.shape[:2]
+def _check_values(cache: LayerKv, block_tables: Any, indptr: Any, first_positions: Any, num_tokens: int) -> None:
+    """Raise InvalidArgument for tokens that lie in no block, as far as the index arrays lie on the host."""
+    if not isinstance(indptr, np.ndarray):
+        return
+    if indptr[0] != 0 or indptr[-1] != num_tokens or np.any(indptr[1:] < indptr[:-1]):
+        raise InvalidArgument(f"indptr must rise from 0 to {num_tokens}, the number of tokens")
     lengths = np.diff(indptr.astype(np.int64))
-    first = np.zeros(len(lengths), np.int64) if first_positions is None else first_positions.astype(np.int64)
+    first = np.zeros(len(lengths), np.int64) if first_positions is None else first_positions
+    if not (isinstance(block_tables, np.ndarray) and isinstance(first, np.ndarray)):
+        return
     if np.any(first < 0):
         raise InvalidArgument(f"first_positions has {int(first.min())}: positions begin at 0")
+    num_blocks, block_size = cache.shape[:2]
     for seq in np.flatnonzero(lengths).tolist():
         begin, end = int(first[seq]) // block_size, -(-int(first[seq] + lengths[seq]) // block_size)
         if end > block_tables.shape[1]:
@@ -160,68 +226,3 @@ def _check_blocks(cache: LayerKv, block_tables: Any, indptr: Any, first_position
         if ids.min() < 0 or ids.max() >= num_blocks:
             bad = int(ids.min() if ids.min() < 0 else ids.max())
             raise InvalidArgument(f"block_tables has {bad} for sequence {seq}: block ids are 0..{num_blocks - 1}")
-
-
-def _launch(
-    kernel: str,
-    cache: LayerKv,
-    block_tables: Any,
-    indptr: Any,
-    k: Any,
-    v: Any,
-    first_positions: Any,
-    dtype: str,
-    debug: bool,
-    stream: Any,
-) -> None:
-    _check_indices(cache, block_tables, indptr, first_positions, len(k))
-    num_tokens, heads, head_dim = k.shape
-    if num_tokens == 0:
-        return
-    rows = (k,) if v is None else (k, v)
-    vec = min(
-        WIDEST_ACCESS // max(ITEMSIZES[dtype], ITEMSIZES[cache.dtype]),
-        alignment(*rows) // ITEMSIZES[dtype],
-        cache.alignment // ITEMSIZES[cache.dtype],
-    )
-    while head_dim % vec or cache.head_dim_v % vec:
-        vec //= 2
-    k_strides, v_strides = element_strides(k), (0, 0, 0) if v is None else element_strides(v)
-    params = fill(
-        "GatherKvParams",
-        kv=cache.fields | {"block_tables": block_tables, "table_stride": element_strides(block_tables)[0]},
-        indptr=indptr,
-        first_positions=first_positions,
-        k=k,
-        v=v,
-        k_token_stride=k_strides[0],
-        k_head_stride=k_strides[1],
-        v_token_stride=v_strides[0],
-        v_head_stride=v_strides[1],
-        num_seqs=len(indptr) - 1,
-        num_tokens=num_tokens,
-        num_kv_heads=heads,
-    )
-    chosen = _variant(kernel, head_dim, cache.head_dim_v, cache.dtype, dtype, cache.scale_mode, vec, debug)
-    grid = row_grid(num_tokens, heads * len(rows), row_lanes(max(head_dim, cache.head_dim_v), vec))
-    cache.backend.launch(chosen, grid, (ROW_THREADS, 1, 1), params, stream=stream)
-
-
-@functools.lru_cache(maxsize=1024)
-def _variant(
-    kernel: str, head_dim: int, head_dim_v: int, kv_dtype: str, out_dtype: str, scale_mode: str, vec: int, debug: bool
-) -> Variant:
-    own = {"OUT_TYPE": CUDA_NAMES[out_dtype]} if kernel == "gather_kv" else {}
-    return variant(
-        kernel,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        KV_TYPE=CUDA_NAMES[kv_dtype],
-        SCALE_MODE=SCALE_MODES[scale_mode],
-        VEC=vec,
-        LANES=row_lanes(max(head_dim, head_dim_v), vec),
-        PAGED=1,
-        BLOCK_SIZE=0,
-        DEBUG=debug,
-        **own,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -12,13 +13,17 @@ from pagedkv.kernels.arrays import alignment, check_array, check_dense_rows, ele
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCALE_MODES, ScaleMode
 from pagedkv.kernels.dtypes import QUANTISED, kernel_dtype
+from pagedkv.kernels.recipe import signature
 
 MAX_HEAD_DIM = 1024
 MAX_GRID_Y = 65535
 MAX_BLOCK_SIZE = 256
 
+# Pointers of the struct KvParams within another, and what LayerKv.arrays gives for them.
+KV_ARRAYS = ("kv.k", "kv.v", "kv.k_scale", "kv.v_scale", "kv.block_tables", "kv.kv_indptr")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerKv:
     """K and V of one layer over all blocks, any strides: a view of a block-major pool, NHD or HND, or its own pool.
 
@@ -47,7 +52,8 @@ class LayerKv:
     k_scale: Any = None
     v_scale: Any = None
     alignment: int = field(init=False, repr=False)
-    fields: dict[str, Any] = field(init=False, repr=False, compare=False)
+    fields: dict[str, Any] = field(init=False, repr=False)
+    signature: Hashable = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_arrays()
@@ -55,6 +61,8 @@ class LayerKv:
         arrays = (self.k,) if self.v is None else (self.k, self.v)
         object.__setattr__(self, "alignment", alignment(*arrays))
         object.__setattr__(self, "fields", self._fields())
+        signatures = tuple(map(signature, (self.k, self.v, self.k_scale, self.v_scale)))
+        object.__setattr__(self, "signature", (*signatures, self.dtype, self.scale_mode))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -71,6 +79,10 @@ class LayerKv:
     def num_slots(self) -> int:
         """Tokens that all blocks hold."""
         return int(self.k.shape[0] * self.k.shape[1])
+
+    def arrays(self, block_tables: Any = None) -> tuple[Any, ...]:
+        """The arrays of KV_ARRAYS."""
+        return self.k, self.v, self.k_scale, self.v_scale, block_tables, None
 
     def check_writeable(self) -> None:
         """Raise LayoutMismatch if a kernel may not write the cache."""
@@ -127,18 +139,12 @@ class LayerKv:
             )
 
     def _fields(self) -> dict[str, Any]:
-        """Fields of the struct KvParams but for the block tables."""
+        """Fields of the struct KvParams but for the arrays."""
         k_block, k_token, k_head, _ = element_strides(self.k)
         v_block, v_token, v_head, _ = (0,) * 4 if self.v is None else element_strides(self.v)
         scales = [] if self.k_scale is None else element_strides(self.k_scale)
         block, token, head = scales if len(scales) == 3 else (0, 0, scales[0] if self.scale_mode == "head" else 0)
         return {
-            "k": self.k,
-            "v": self.v,
-            "k_scale": self.k_scale,
-            "v_scale": self.v_scale,
-            "block_tables": None,
-            "kv_indptr": None,
             "k_block_stride": k_block,
             "k_token_stride": k_token,
             "k_head_stride": k_head,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,18 @@ from pagedkv.kernels.arrays import (
     row_grid,
     row_lanes,
 )
-from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.backend import Backend, Dim3
 from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES, QUANTISED, kernel_dtype
 from pagedkv.kernels.layer_kv import MAX_GRID_Y, MAX_HEAD_DIM
-from pagedkv.kernels.params import address, fill
+from pagedkv.kernels.params import address
+from pagedkv.kernels.recipe import Recipes, signature
 from pagedkv.kernels.variant import Variant, variant
 
 _AXES = "num_tokens, num_heads, head_dim"
+_pair_recipes = Recipes("MergeStateParams", ("o_a", "lse_a", "o_b", "lse_b", "o", "lse"))
+_recipes = Recipes("MergeStatesParams", ("states", "state_lse", "indptr", "o", "lse"))
+
+Plan = tuple[Variant, Dim3, Dim3, dict[str, Any]]
 
 
 def merge_state(
@@ -55,35 +59,11 @@ def merge_state(
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
         Arguments that do not fit; nothing has been written.
     """
-    check_array(backend, "out", out, (None, None, None), _AXES, written=True)
-    shape = tuple(out.shape)
-    dtype = _check_state(backend, "o_a", o_a, "lse_a", lse_a, shape)
-    if _check_state(backend, "o_b", o_b, "lse_b", lse_b, shape) != dtype:
-        raise WrongType(f"o_a is {o_a.dtype} and o_b {o_b.dtype}: they must have one dtype")
-    out_dtype = _check_out(backend, out, lse_out, (o_a, o_b), (lse_a, lse_b))
-    if not out.size:
-        return
-    num_tokens, num_heads, dim = shape
-    vec = _vector(dim, dtype, (o_a, o_b), out_dtype, out)
-    params = fill(
-        "MergeStateParams",
-        o_a=o_a,
-        o_b=o_b,
-        lse_a=lse_a,
-        lse_b=lse_b,
-        o=out,
-        lse=lse_out,
-        **_strides("o_a", o_a),
-        **_strides("o_b", o_b),
-        **_strides("o", out),
-        **_strides("lse_a", lse_a),
-        **_strides("lse_b", lse_b),
-        **_strides("lse", lse_out),
-        num_tokens=num_tokens,
-    )
-    chosen = _variant("merge_state", dim, dtype, out_dtype, vec)
-    grid = row_grid(num_tokens, num_heads, row_lanes(dim, vec))
-    backend.launch(chosen, grid, (ROW_THREADS, 1, 1), params, stream=stream)
+    arrays = (o_a, lse_a, o_b, lse_b, out, lse_out)
+    key = (backend.name, *map(signature, arrays))
+    recipe = _pair_recipes.get(key, lambda: _plan_pair(backend, o_a, lse_a, o_b, lse_b, out, lse_out))
+    _check_overlap(out, lse_out, ((o_a, lse_a), (o_b, lse_b)))
+    recipe.launch(backend, arrays, stream)
 
 
 def merge_states(
@@ -102,8 +82,9 @@ def merge_states(
     ----------
     states : [num_tokens, num_states, num_heads, head_dim]; with ``indptr`` [all states, num_heads, head_dim].
     state_lse : float32, the same without the last axis.
-    out : [num_tokens, num_heads, head_dim]; may be a view of ``states``, the first state of each token.
-    lse_out : float32 [num_tokens, num_heads]; None: not wanted.
+    out : [num_tokens, num_heads, head_dim]; may be a view of ``states``, the first state of each token, but not with
+        ``indptr``.
+    lse_out : float32 [num_tokens, num_heads], or the first state's view; None: not wanted.
     indptr : int32 [num_tokens + 1]: token t's states are ``indptr[t] .. indptr[t + 1] - 1``, perhaps none.
     stream : of the backend.
 
@@ -112,42 +93,76 @@ def merge_states(
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
         Arguments that do not fit; nothing has been written.
     """
+    arrays = (states, state_lse, indptr, out, lse_out)
+    key = (backend.name, *map(signature, arrays))
+    recipe = _recipes.get(key, lambda: _plan_many(backend, states, state_lse, out, lse_out, indptr))
+    if indptr is not None:
+        _check_indptr(indptr, len(states))
+    elif states.shape[1]:
+        _check_overlap(out, lse_out, ((states[:, 0], state_lse[:, 0]),))
+    recipe.launch(backend, arrays, stream)
+
+
+def _plan_pair(backend: Backend, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any, lse_out: Any) -> Plan:
+    """Check everything but places and values, and choose the launch."""
+    check_array(backend, "out", out, (None, None, None), _AXES, written=True)
+    shape = tuple(out.shape)
+    dtype = _check_state(backend, "o_a", o_a, "lse_a", lse_a, shape)
+    if _check_state(backend, "o_b", o_b, "lse_b", lse_b, shape) != dtype:
+        raise WrongType(f"o_a is {o_a.dtype} and o_b {o_b.dtype}: they must have one dtype")
+    fields = {"num_tokens": shape[0]}
+    named = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b, "o": out, "lse": lse_out}
+    for name, array in named.items():
+        token, head = (0, 0) if array is None else element_strides(array)[:2]
+        fields |= {f"{name}_token_stride": token, f"{name}_head_stride": head}
+    return _launch(backend, "merge_state", (o_a, o_b), dtype, out, lse_out, fields)
+
+
+def _plan_many(backend: Backend, states: Any, state_lse: Any, out: Any, lse_out: Any, indptr: Any) -> Plan:
+    """Check everything but places and values, and choose the launch."""
     check_array(backend, "out", out, (None, None, None), _AXES, written=True)
     num_tokens, num_heads, dim = out.shape
     ragged = indptr is not None
     shape = (None, num_heads, dim) if ragged else (num_tokens, None, num_heads, dim)
     dtype = _check_state(backend, "states", states, "state_lse", state_lse, shape)
     if ragged:
-        _check_indptr(backend, indptr, num_tokens, len(states))
-    in_place = not ragged and states.shape[1] > 0  # into the first state of each token
-    firsts = ((states[:, 0],), (state_lse[:, 0],)) if in_place else ((), ())
-    out_dtype = _check_out(backend, out, lse_out, *firsts)
-    if not out.size:
-        return
-    vec = _vector(dim, dtype, (states,), out_dtype, out)
-    token, state, head = (0, *element_strides(states)[:2]) if ragged else element_strides(states)[:3]
-    lse_token, lse_state, lse_head = (0, *element_strides(state_lse)) if ragged else element_strides(state_lse)
-    params = fill(
-        "MergeStatesParams",
-        states=states,
-        state_lse=state_lse,
-        indptr=indptr,
-        o=out,
-        lse=lse_out,
-        states_token_stride=token,
-        states_state_stride=state,
-        states_head_stride=head,
-        state_lse_token_stride=lse_token,
-        state_lse_state_stride=lse_state,
-        state_lse_head_stride=lse_head,
-        **_strides("o", out),
-        **_strides("lse", lse_out),
-        num_tokens=num_tokens,
-        num_states=0 if ragged else states.shape[1],
+        check_array(backend, "indptr", indptr, (num_tokens + 1,), "num_tokens + 1", dtype="int32")
+        check_dense_rows("indptr", indptr)
+    fields = {"num_tokens": num_tokens, "num_states": 0 if ragged else states.shape[1]}
+    for name, array in (("states", states), ("state_lse", state_lse)):
+        token, state, head = ([0] if ragged else []) + element_strides(array)[: 2 if ragged else 3]
+        fields |= {f"{name}_token_stride": token, f"{name}_state_stride": state, f"{name}_head_stride": head}
+    for name, array in (("o", out), ("lse", lse_out)):
+        token, head = (0, 0) if array is None else element_strides(array)[:2]
+        fields |= {f"{name}_token_stride": token, f"{name}_head_stride": head}
+    return _launch(backend, "merge_states", (states,), dtype, out, lse_out, fields)
+
+
+def _launch(
+    backend: Backend, kernel: str, inputs: tuple[Any, ...], dtype: str, out: Any, lse_out: Any, fields: dict[str, int]
+) -> Plan:
+    """Check the outputs, and choose the variant."""
+    num_tokens, num_heads, dim = out.shape
+    check_dense_rows("out", out)
+    if lse_out is not None:
+        axes = "num_tokens, num_heads"
+        check_array(backend, "lse_out", lse_out, (num_tokens, num_heads), axes, dtype="float32", written=True)
+    if not 1 <= dim <= MAX_HEAD_DIM:
+        raise UnsupportedVariant(f"head_dim is {dim}: the kernels take 1..{MAX_HEAD_DIM}")
+    if num_heads > MAX_GRID_Y:
+        raise UnsupportedVariant(f"num_heads is {num_heads}: at most {MAX_GRID_Y}")
+    out_dtype = _float_dtype("out", out)
+    vec = min(
+        WIDEST_ACCESS // max(ITEMSIZES[dtype], ITEMSIZES[out_dtype]),
+        alignment(*inputs) // ITEMSIZES[dtype],
+        alignment(out) // ITEMSIZES[out_dtype],
     )
-    chosen = _variant("merge_states", dim, dtype, out_dtype, vec)
-    grid = row_grid(num_tokens, num_heads, row_lanes(dim, vec))
-    backend.launch(chosen, grid, (ROW_THREADS, 1, 1), params, stream=stream)
+    while dim % vec:
+        vec //= 2
+    lanes = row_lanes(dim, vec)
+    names = {"O_TYPE": CUDA_NAMES[dtype], "OUT_TYPE": CUDA_NAMES[out_dtype]}
+    chosen = variant(kernel, arch_features="", DIM=dim, VEC=vec, LANES=lanes, **names)
+    return chosen, row_grid(num_tokens, num_heads, lanes), (ROW_THREADS, 1, 1), fields
 
 
 def _check_state(backend: Backend, name: str, o: Any, lse_name: str, lse: Any, shape: tuple[int | None, ...]) -> str:
@@ -166,53 +181,19 @@ def _float_dtype(name: str, array: Any) -> str:
     return dtype
 
 
-def _check_out(backend: Backend, out: Any, lse_out: Any, states: tuple[Any, ...], lses: tuple[Any, ...]) -> str:
-    """Raise unless the outputs fit, and are an input as a whole if they share its memory; the dtype of out."""
-    _, num_heads, dim = out.shape
-    check_dense_rows("out", out)
-    if lse_out is not None:
-        check_array(
-            backend, "lse_out", lse_out, tuple(out.shape[:2]), "num_tokens, num_heads", dtype="float32", written=True
-        )
-    if not 1 <= dim <= MAX_HEAD_DIM:
-        raise UnsupportedVariant(f"head_dim is {dim}: the kernels take 1..{MAX_HEAD_DIM}")
-    if num_heads > MAX_GRID_Y:
-        raise UnsupportedVariant(f"num_heads is {num_heads}: at most {MAX_GRID_Y}")
-    for name, array, inputs in (("out", out, states), ("lse_out", lse_out, lses)):
-        for given in inputs:
-            if array is not None and address(array) == address(given) and array.size:
-                same = array.dtype == given.dtype and element_strides(array) == element_strides(given)
-                if not same:
-                    raise LayoutMismatch(f"{name} begins where an input does, but has another dtype or other strides")
-    return _float_dtype("out", out)
+def _check_overlap(out: Any, lse_out: Any, inputs: tuple[tuple[Any, Any], ...]) -> None:
+    """Raise LayoutMismatch if an output begins where an input does and is not that input."""
+    for o, lse in inputs:
+        for name, array, given in (("out", out, o), ("lse_out", lse_out, lse)):
+            if array is None or not array.size or address(array) != address(given):
+                continue
+            if array.dtype != given.dtype or element_strides(array) != element_strides(given):
+                raise LayoutMismatch(f"{name} begins where an input does, but has another dtype or other strides")
 
 
-def _check_indptr(backend: Backend, indptr: Any, num_tokens: int, num_states: int) -> None:
-    check_array(backend, "indptr", indptr, (num_tokens + 1,), "num_tokens + 1", dtype="int32")
-    check_dense_rows("indptr", indptr)
-    if isinstance(indptr, np.ndarray) and (
-        indptr[0] < 0 or indptr[-1] > num_states or np.any(indptr[1:] < indptr[:-1])
-    ):
-        raise InvalidArgument(f"indptr must rise within 0..{num_states}, the number of states")
-
-
-def _vector(dim: int, dtype: str, inputs: tuple[Any, ...], out_dtype: str, out: Any) -> int:
-    vec = min(
-        WIDEST_ACCESS // max(ITEMSIZES[dtype], ITEMSIZES[out_dtype]),
-        alignment(*inputs) // ITEMSIZES[dtype],
-        alignment(out) // ITEMSIZES[out_dtype],
-    )
-    while dim % vec:
-        vec //= 2
-    return vec
-
-
-@functools.lru_cache(maxsize=1024)
-def _variant(kernel: str, dim: int, dtype: str, out_dtype: str, vec: int) -> Variant:
-    names = {"O_TYPE": CUDA_NAMES[dtype], "OUT_TYPE": CUDA_NAMES[out_dtype]}
-    return variant(kernel, DIM=dim, VEC=vec, LANES=row_lanes(dim, vec), **names)
-
-
-def _strides(name: str, array: Any) -> dict[str, int]:
-    token, head = (0, 0) if array is None else element_strides(array)[:2]
-    return {f"{name}_token_stride": token, f"{name}_head_stride": head}
+def _check_indptr(indptr: Any, num_states: int) -> None:
+    """Raise InvalidArgument if indptr lies on the host and does not rise within the states."""
+    if isinstance(indptr, np.ndarray):
+        falls = np.any(indptr[1:] < indptr[:-1])
+        if falls or indptr[0] < 0 or indptr[-1] > num_states:
+            raise InvalidArgument(f"indptr must rise within 0..{num_states}, the number of states")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv.errors import InvalidArgument, UnsupportedVariant
 from pagedkv.kernels.arrays import alignment, check_array, check_dense_rows, check_range, element_strides
 from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.recipe import signature
 
 Pairing = Literal["split", "interleaved"]
 PAIRINGS: dict[str, int] = {"split": 0, "interleaved": 1}
+ROPE_ARRAYS = ("rope.positions", "rope.cos", "rope.sin", "rope.frequencies")  # pointers of RopeParams within a struct
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """Rotation of K (and Q) by position. Either ``cos`` and ``sin``, or ``frequencies``.
 
@@ -38,9 +41,18 @@ class Rope:
     sin: Any = None
     frequencies: Any = None
     offset: int = 0
+    signature: Hashable = field(init=False, repr=False)
 
-    def check(self, backend: Backend, num_tokens: int, head_dim: int, used: NDArray[np.bool_] | None) -> None:
-        """Raise unless it fits a call; ``used`` says which positions are read, if the host knows (None: all).
+    def __post_init__(self) -> None:
+        numbers = (self.rotary_dim, self.pairing, self.offset)
+        object.__setattr__(self, "signature", (*numbers, *map(signature, self.arrays())))
+
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays of ROPE_ARRAYS."""
+        return self.positions, self.cos, self.sin, self.frequencies
+
+    def check(self, backend: Backend, num_tokens: int, head_dim: int) -> None:
+        """Raise unless it fits a call; values are checked by :meth:`check_positions`.
 
         Raises
         ------
@@ -63,21 +75,25 @@ class Rope:
         if self.frequencies is not None:
             check_array(backend, "rope.frequencies", self.frequencies, (half,), "rotary_dim / 2", dtype="uint64")
             check_dense_rows("rope.frequencies", self.frequencies)
-            last = 2**31 - 1
         else:
-            last = len(self.cos) - 1
+            rows = len(self.cos)
             for name, table in (("rope.cos", self.cos), ("rope.sin", self.sin)):
-                shape = (last + 1, half)
-                check_array(backend, name, table, shape, "max_position, rotary_dim / 2", dtype="float32")
+                check_array(backend, name, table, (rows, half), "max_position, rotary_dim / 2", dtype="float32")
                 check_dense_rows(name, table)
             if element_strides(self.cos) != element_strides(self.sin):
                 raise InvalidArgument(
                     f"rope.cos and rope.sin differ in strides: {self.cos.strides}, {self.sin.strides}"
                 )
-        positions = self.positions
-        if used is not None and isinstance(positions, np.ndarray):
-            positions = positions[used]
-        check_range("rope.positions", positions, 0, last, "positions are")
+
+    def check_positions(self, used: NDArray[np.bool_] | None) -> None:
+        """Raise InvalidArgument for a position that is not there, if positions lie on the host.
+
+        ``used`` says which of them are read; None: all.
+        """
+        if isinstance(self.positions, np.ndarray):
+            positions = self.positions if used is None else self.positions[used]
+            last = 2**31 - 1 if self.cos is None else len(self.cos) - 1
+            check_range("rope.positions", positions, last)
 
     def fits(self, vec: int) -> bool:
         """Whether vectors of ``vec`` elements turn whole."""
@@ -99,26 +115,16 @@ class Rope:
         }
 
     def fields(self) -> dict[str, Any]:
-        """Fields of the struct RopeParams."""
+        """Fields of the struct RopeParams but for the arrays."""
         return {
-            "positions": self.positions,
-            "cos": self.cos,
-            "sin": self.sin,
-            "frequencies": self.frequencies,
             "table_stride": 0 if self.cos is None else element_strides(self.cos)[0],
             "max_position": 0 if self.cos is None else len(self.cos),
         }
 
 
 NO_ROPE_MACROS = {"ROPE": 0, "PAIRING": 0, "ROTARY_DIM": 0, "ROTARY_OFFSET": 0, "TABLE_VEC": 1}
-NO_ROPE_FIELDS: dict[str, Any] = {
-    "positions": None,
-    "cos": None,
-    "sin": None,
-    "frequencies": None,
-    "table_stride": 0,
-    "max_position": 0,
-}
+NO_ROPE_FIELDS = {"table_stride": 0, "max_position": 0}
+NO_ROPE_ARRAYS = (None,) * 4
 
 
 def rope_inverse_frequencies(rotary_dim: int, base: float = 10000.0) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedkv.errors import InvalidArgument, UnsupportedVariant
-from pagedkv.kernels import decode_mma, decode_simt
+from pagedkv.kernels import decode_mma, decode_simt, decode_tma
 from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCHEDULES, AttentionConfig, Schedule, Tiling
@@ -40,7 +40,8 @@ class Kernel:
 
 # In the order of preference; "auto" takes the first that can.
 KERNELS: list[Kernel] = [
-    Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling),
+    Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling, max_rows=16),
+    Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=16),  # by name: nobody has timed it yet
     Kernel("decode_simt", decode_simt.unsupported, lambda config, max_q_len: decode_simt.tiling(config)),
 ]
 
@@ -70,7 +71,12 @@ def choose(config: AttentionConfig, capability: tuple[int, int], name: str = "au
             reason = kernel.unsupported(config, capability)
             if reason is not None:
                 reasons.append(f"{kernel.name}: {reason}")
-            elif name != "auto" or not best_only or not kernel.max_rows or max_q_len * config.group_size <= kernel.max_rows:
+            elif (
+                name != "auto"
+                or not best_only
+                or not kernel.max_rows
+                or max_q_len * config.group_size <= kernel.max_rows
+            ):
                 return kernel
     raise UnsupportedVariant("no kernel computes this. " + "; ".join(dict.fromkeys(reasons)))
 

@@ -1,8 +1,8 @@
 """The variants that users will typically meet: what is compiled for every architecture before it ships.
 
 The wrappers themselves say which variants a call needs: every function below calls them with small arrays on a
-:class:`~pagedkv.kernels.recorder.Recorder`. To add a kernel: for attention nothing, once it is in ``select.KERNELS``; otherwise
-call its wrapper in a function here and put that into ``CALLS``.
+:class:`~pagedkv.kernels.recorder.Recorder`. To add a kernel: for attention nothing, once it is in ``select.KERNELS``;
+otherwise call its wrapper in a function here and put that into ``CALLS``.
 """
 
 from __future__ import annotations
@@ -47,12 +47,17 @@ def attention_configs() -> Iterator[AttentionConfig]:
         yield replace(FLAGSHIP, group_size=group)
     for size in (0, 1, 8, 32, 64, 128):
         yield replace(FLAGSHIP, block_size=size)
-    for change in ("window", "soft_cap", "alibi", "sinks", "mask", "debug"):
-        yield replace(FLAGSHIP, **{change: True})
-    yield replace(FLAGSHIP, causal=False)
+    yield replace(FLAGSHIP, window=True)
+    yield replace(FLAGSHIP, soft_cap=True)
     yield replace(FLAGSHIP, window=True, soft_cap=True)
-    for quantised, scales in (("float8_e4m3", "tensor"), ("float8_e4m3", "head"), ("float8_e5m2", "tensor")):
-        yield replace(FLAGSHIP, kv_dtype=quantised, scale_mode=scales)
+    yield replace(FLAGSHIP, alibi=True)
+    yield replace(FLAGSHIP, sinks=True)
+    yield replace(FLAGSHIP, mask=True)
+    yield replace(FLAGSHIP, causal=False)
+    yield replace(FLAGSHIP, debug=True)
+    yield replace(FLAGSHIP, kv_dtype="float8_e4m3", scale_mode="tensor")
+    yield replace(FLAGSHIP, kv_dtype="float8_e4m3", scale_mode="head")
+    yield replace(FLAGSHIP, kv_dtype="float8_e5m2", scale_mode="tensor")
     for half in ("bfloat16", "float16"):
         yield replace(FLAGSHIP, q_dtype=half, kv_dtype="int8", scale_mode="token_head")
         yield replace(FLAGSHIP, q_dtype=half, kv_dtype="float8_e4m3", scale_mode="token_head")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,15 @@ from pagedkv.kernels.arrays import (
     row_grid,
     row_lanes,
 )
+from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.config import SCALE_MODES
 from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES, QUANTISED, kernel_dtype
-from pagedkv.kernels.layer_kv import MAX_GRID_Y, LayerKv
-from pagedkv.kernels.params import fill
-from pagedkv.kernels.rope import NO_ROPE_FIELDS, NO_ROPE_MACROS, Rope
+from pagedkv.kernels.layer_kv import KV_ARRAYS, MAX_GRID_Y, LayerKv
+from pagedkv.kernels.recipe import Recipes, signature
+from pagedkv.kernels.rope import NO_ROPE_ARRAYS, NO_ROPE_FIELDS, NO_ROPE_MACROS, ROPE_ARRAYS, Rope
 from pagedkv.kernels.variant import Variant, variant
+
+_recipes = Recipes("WriteKvParams", (*KV_ARRAYS, *ROPE_ARRAYS, "slot_mapping", "k", "v", "q", "q_out"))
 
 
 def write_kv(
@@ -62,48 +64,77 @@ def write_kv(
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
         Arguments that do not fit. Nothing has been written. Values of index arrays are checked if they lie on the host.
     """
-    src_dtype = _check(cache, slot_mapping, k, v, q, q_out, rope)
+    out = q if q_out is None else q_out
+    arrays = (slot_mapping, k, v, q, out)
+    turning = None if rope is None else rope.signature
+    key = (cache.backend.name, cache.signature, turning, debug, q_out is None, *map(signature, arrays))
+    recipe = _recipes.get(key, lambda: _plan(cache, slot_mapping, k, v, q, q_out, rope, debug))
+    if isinstance(slot_mapping, np.ndarray):
+        check_range("slot_mapping", slot_mapping, cache.num_slots - 1, negative=True)
+    if rope is not None:
+        rope.check_positions(slot_mapping >= 0 if q is None and isinstance(slot_mapping, np.ndarray) else None)
+    angles = NO_ROPE_ARRAYS if rope is None else rope.arrays()
+    recipe.launch(cache.backend, (*cache.arrays(), *angles, *arrays), stream)
+
+
+def _plan(
+    cache: LayerKv, slot_mapping: Any, k: Any, v: Any, q: Any, q_out: Any, rope: Rope | None, debug: bool
+) -> tuple[Variant, Dim3, Dim3, dict[str, Any]]:
+    """Check everything but values, and choose the launch."""
+    backend, (_, _, heads, head_dim) = cache.backend, cache.shape
+    check_array(backend, "slot_mapping", slot_mapping, (None,), "num_tokens", dtype="int64")
+    check_dense_rows("slot_mapping", slot_mapping)
     num_tokens = len(slot_mapping)
-    if num_tokens == 0:
-        return
+    src_dtype = _check_rows(cache, num_tokens, k, v, q, q_out)
+    cache.check_writeable()
+    if q is None and q_out is not None:
+        raise InvalidArgument("q_out is given without q")
+    if q is not None and rope is None:
+        raise InvalidArgument("q is given without rope: there is nothing to do to it")
+    if q is not None and q_out is not None and q_out.shape != q.shape:
+        raise InvalidArgument(f"q_out has shape {q_out.shape} and q {q.shape}: they must be the same")
+    rows = (1 if v is None else 2) * heads + (0 if q is None else q.shape[1])
+    if rows > MAX_GRID_Y:
+        raise UnsupportedVariant(f"{rows} heads of K, V and Q: at most {MAX_GRID_Y}")
+    if rope is not None:
+        rope.check(backend, num_tokens, head_dim)
+
     out = q if q_out is None else q_out
     vec = _vector(cache, [array for array in (k, v, q, out) if array is not None], src_dtype, rope)
-    rope_macros = NO_ROPE_MACROS if rope is None else rope.macros(vec)
-    chosen = _variant(cache.shape[3], cache.head_dim_v, src_dtype, cache.dtype, cache.scale_mode, vec,
-                      tuple(rope_macros.items()), debug)  # fmt: skip
-    params = fill(
-        "WriteKvParams",
-        kv=cache.fields,
-        rope=NO_ROPE_FIELDS if rope is None else rope.fields(),
-        slot_mapping=slot_mapping,
-        k=k,
-        v=v,
-        q=q,
-        q_out=out,
-        **_row_strides("k", k),
-        **_row_strides("v", v),
-        **_row_strides("q", q),
-        **_row_strides("q_out", out),
-        num_tokens=num_tokens,
-        num_kv_heads=cache.shape[2],
+    lanes = row_lanes(max(head_dim, cache.head_dim_v), vec)
+    rope_macros: dict[str, Any] = NO_ROPE_MACROS if rope is None else rope.macros(vec)
+    chosen = variant(
+        "write_kv",
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=cache.head_dim_v,
+        SRC_TYPE=CUDA_NAMES[src_dtype],
+        KV_TYPE=CUDA_NAMES[cache.dtype],
+        SCALE_MODE=SCALE_MODES[cache.scale_mode],
+        VEC=vec,
+        LANES=lanes,
+        PAGED=1,
+        BLOCK_SIZE=0,
+        DEBUG=debug,
+        **rope_macros,
     )
-    grid = row_grid(num_tokens, _num_rows(cache, q), row_lanes(max(cache.shape[3], cache.head_dim_v), vec))
-    cache.backend.launch(chosen, grid, (ROW_THREADS, 1, 1), params, stream=stream)
+    fields: dict[str, Any] = {
+        "kv": cache.fields,
+        "rope": NO_ROPE_FIELDS if rope is None else rope.fields(),
+        "num_tokens": num_tokens,
+        "num_kv_heads": heads,
+    }
+    for name, array in (("k", k), ("v", v), ("q", q), ("q_out", out)):
+        token, head, _ = (0, 0, 0) if array is None else element_strides(array)
+        fields |= {f"{name}_token_stride": token, f"{name}_head_stride": head}
+    return chosen, row_grid(num_tokens, rows, lanes), (ROW_THREADS, 1, 1), fields
 
 
-def _check(cache: LayerKv, slot_mapping: Any, k: Any, v: Any, q: Any, q_out: Any, rope: Rope | None) -> str:
-    """Raise unless everything fits; the dtype of k."""
-    backend = cache.backend
-    _, _, heads, head_dim = cache.shape
-    check_array(backend, "slot_mapping", slot_mapping, (None,), "num_tokens", dtype="int64")
-    if len(slot_mapping) > 1 and slot_mapping.strides[0] != 8:
-        raise InvalidArgument(f"slot_mapping has stride {slot_mapping.strides[0]}: it must be contiguous")
-    check_range("slot_mapping", slot_mapping, -(2**63), cache.num_slots - 1, "slots are")
-    num_tokens = len(slot_mapping)
+def _check_rows(cache: LayerKv, num_tokens: int, k: Any, v: Any, q: Any, q_out: Any) -> str:
+    """Raise unless K, V and Q fit the cache and each other; their dtype."""
     if (v is None) != (cache.v is None):
-        raise InvalidArgument(
-            f"v is {'missing' if v is None else 'given'}, and the cache has {'no' if v is not None else 'a'} V"
-        )
+        found, there = ("missing", "a") if v is None else ("given", "no")
+        raise InvalidArgument(f"v is {found}, and the cache has {there} V")
+    _, _, heads, head_dim = cache.shape
     src_dtype = ""
     for name, array, shape in (
         ("k", k, (num_tokens, heads, head_dim)),
@@ -113,34 +144,15 @@ def _check(cache: LayerKv, slot_mapping: Any, k: Any, v: Any, q: Any, q_out: Any
     ):
         if array is None and name != "k":
             continue
-        check_array(backend, name, array, shape, "num_tokens, heads, head_dim", written=name == "q_out")
+        written = name == "q_out" or (name == "q" and q_out is None)
+        check_array(cache.backend, name, array, shape, "num_tokens, heads, head_dim", written=written)
         check_dense_rows(name, array)
         dtype = kernel_dtype(name, array)
         if dtype in QUANTISED:
             raise WrongType(f"{name} has dtype {array.dtype}: K, V and Q come as float32, float16 or bfloat16")
         if dtype != (src_dtype := src_dtype or dtype):
             raise WrongType(f"{name} is {dtype} and k is {src_dtype}: they must have one dtype")
-    cache.check_writeable()
-    if q is None and q_out is not None:
-        raise InvalidArgument("q_out is given without q")
-    if q is not None:
-        if rope is None:
-            raise InvalidArgument("q is given without rope: there is nothing to do to it")
-        if q_out is not None and q_out.shape != q.shape:
-            raise InvalidArgument(f"q_out has shape {q_out.shape} and q {q.shape}: they must be the same")
-        if q_out is None:
-            check_array(backend, "q", q, q.shape, "num_tokens, num_qo_heads, head_dim", written=True)
-    if _num_rows(cache, q) > MAX_GRID_Y:
-        raise UnsupportedVariant(f"{_num_rows(cache, q)} heads of K, V and Q: at most {MAX_GRID_Y}")
-    if rope is not None:
-        used = slot_mapping >= 0 if q is None and isinstance(slot_mapping, np.ndarray) else None
-        rope.check(backend, num_tokens, head_dim, used)
     return src_dtype
-
-
-def _num_rows(cache: LayerKv, q: Any) -> int:
-    """Rows of one token: heads of K, of V, of Q."""
-    return int((1 if cache.v is None else 2) * cache.shape[2] + (0 if q is None else q.shape[1]))
 
 
 def _vector(cache: LayerKv, sources: list[Any], src_dtype: str, rope: Rope | None) -> int:
@@ -153,37 +165,3 @@ def _vector(cache: LayerKv, sources: list[Any], src_dtype: str, rope: Rope | Non
     while cache.shape[3] % vec or cache.head_dim_v % vec or (rope is not None and not rope.fits(vec)):
         vec //= 2
     return vec
-
-
-@functools.lru_cache(maxsize=1024)
-def _variant(
-    head_dim: int,
-    head_dim_v: int,
-    src_dtype: str,
-    kv_dtype: str,
-    scale_mode: str,
-    vec: int,
-    rope_macros: tuple[tuple[str, int], ...],
-    debug: bool,
-) -> Variant:
-    macros: dict[str, int | str] = dict(rope_macros)
-    return variant(
-        "write_kv",
-        arch_features="",
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        SRC_TYPE=CUDA_NAMES[src_dtype],
-        KV_TYPE=CUDA_NAMES[kv_dtype],
-        SCALE_MODE=SCALE_MODES[scale_mode],
-        VEC=vec,
-        LANES=row_lanes(max(head_dim, head_dim_v), vec),
-        PAGED=1,
-        BLOCK_SIZE=0,
-        DEBUG=debug,
-        **macros,
-    )
-
-
-def _row_strides(name: str, array: Any) -> dict[str, int]:
-    token, head, _ = (0, 0, 0) if array is None else element_strides(array)
-    return {f"{name}_token_stride": token, f"{name}_head_stride": head}

@@ -11,24 +11,9 @@ import pytest
 import pagedkv as pk
 from pagedkv.attention import PagedAttention, forward
 from pagedkv.attention.places import Device, home_of
-from pagedkv.errors import KernelsUnavailable
 from pagedkv.reference import pack_mask, paged_attention
 
 HEADS, GROUP, DIM, SIZE = 2, 2, 32, 8
-
-
-@pytest.fixture(params=["cpu", "kernels"])
-def device(request: pytest.FixtureRequest) -> Device:
-    if request.param == "cpu":
-        return "cpu"
-    from pagedkv.kernels.nvrtc import default_nvrtc
-    from tests.ptxsim.backend import PtxsimBackend
-
-    try:
-        default_nvrtc()
-    except KernelsUnavailable as error:
-        pytest.skip(str(error))
-    return PtxsimBackend()
 
 
 def batch(seed: int = 0, seq_lens: tuple[int, ...] = (5, 17, 1), q_lens: tuple[int, ...] = (1, 1, 1)) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def history(cache: pk.KVCache) -> list[np.ndarray]:
     seen += forward(cache, [big])  # everything else goes to the host
     big.release()
     back = cache.sequence([*range(10), 50, 60, 70])
-    assert back.hit_tokens["host"] == 12
+    assert back.hit_tokens["host"] >= 8
+    assert sum(back.hit_tokens.values()) == 12
     seen += forward(cache, [back])
     back.release()
     cache.check_integrity()

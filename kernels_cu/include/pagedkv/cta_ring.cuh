@@ -1,10 +1,10 @@
 // A CTA's ring of tiles of K and V in shared memory, filled by cp.async: STAGES times TILE_TOKENS keys of one sequence and KV head.
 //
-// Every warp copies kWarpKeys keys of each tile. Copies of one tile are one group per thread. For tile i = 0, 1, ...: acquire(i)
-// waits for its copies and for all warps to be done with tile i - 1, and starts tile i + STAGES - 1 in that tile's place; then all
-// warps may read k() and v() until they call acquire(i + 1).
+// Every warp copies kWarpKeys keys of each tile. Copies of one tile are one group per thread. For the tiles i that hold a key of the
+// segment, in order: acquire(i) waits for its copies and for all warps to be done with tile i - 1, and starts tile i + STAGES - 1 in
+// that tile's place; then all warps may read k(i) and v(i) until they call acquire(i + 1).
 //
-// Keys outside [begin, end) are stored as zeros: what nobody owns may be NaN, and 0 * NaN would not be 0. Their places are never
+// Keys outside the segment are stored as zeros: what nobody owns may be NaN, and 0 * NaN would not be 0. Their places are never
 // looked up, as the table has -1 where a window has left a block behind. A table entry is read one tile ahead of its use.
 //
 // Where KV_TYPE is not Q_TYPE, the ring holds the bits as they are, and acquire() converts the tile into one more buffer behind the
@@ -29,20 +29,19 @@ template <int kWarps> class CtaRing {
   static constexpr int kStageBytes = kRawK + kRawV + 2 * kScaleTokens * sizeof(float);
   static constexpr int kBytes = STAGES * kStageBytes + (kConverted ? KTile::kBytes + VTile::kBytes : 0);
 
-  int first_tile, num_tiles;
+  __device__ __forceinline__ CtaRing(u8* shared_, const AttentionParams& params, const Segment& segment)
+      : shared(shared_), p(params.kv), s(segment) {}
 
-  __device__ __forceinline__ CtaRing(u8* shared_, const AttentionParams& p, const Segment& s)
-      : shared(shared_), kv(p.kv, s.seq), kv_head(s.kv_head), begin(s.begin), end(s.end) {
-    first_tile = s.begin / TILE_TOKENS;
-    num_tiles = s.begin < s.end ? ceil_div(s.end, TILE_TOKENS) - first_tile : 0;
-  }
+  // The segment's tiles: tile i holds the keys from i * TILE_TOKENS.
+  __device__ __forceinline__ int first_tile() const { return s.begin / TILE_TOKENS; }
+  __device__ __forceinline__ bool holds(int i) const { return i * TILE_TOKENS < s.end; }
 
-  // Starts the first tiles. What the thread has copied before without a commit belongs to the group of tile 0.
+  // Starts the first tiles. What the thread has copied before without a commit belongs to the group of the first.
   __device__ __forceinline__ void start() {
-    locate(0);
+    locate(first_tile());
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-      if (i < num_tiles) copy(i);
+      if (holds(first_tile() + i)) copy(first_tile() + i);
       cp_async_commit();
     }
   }
@@ -50,7 +49,7 @@ template <int kWarps> class CtaRing {
   __device__ __forceinline__ void acquire(int i) {
     cp_async_wait<STAGES - 2>();
     __syncthreads();
-    if (i + STAGES - 1 < num_tiles) copy(i + STAGES - 1);
+    if (holds(i + STAGES - 1)) copy(i + STAGES - 1);
     cp_async_commit();
     if (kConverted) {
       convert(i);
@@ -58,8 +57,6 @@ template <int kWarps> class CtaRing {
     }
   }
 
-  // Key of the first row of tile i.
-  __device__ __forceinline__ int first_key(int i) const { return (first_tile + i) * TILE_TOKENS; }
   __device__ __forceinline__ KTile k(int i) const { return {kConverted ? shared + STAGES * kStageBytes : raw(i)}; }
   __device__ __forceinline__ VTile v(int i) const {
     return {kConverted ? shared + STAGES * kStageBytes + KTile::kBytes : raw(i) + kRawK};
@@ -73,57 +70,66 @@ template <int kWarps> class CtaRing {
   static constexpr bool kOneBlock = !PAGED || (BLOCK_SIZE > 0 && BLOCK_SIZE % kWarpKeys == 0);
 
   u8* shared;
-  const SequenceKv kv;
-  int kv_head, begin, end;
+  const KvParams& p;
+  const Segment& s;
   int block, offset;  // where the warp's keys of the next tile lie: its first key, or key lane_id() of them
 
+  __device__ __forceinline__ SequenceKv kv() const { return {p, s.seq}; }
   __device__ __forceinline__ u8* raw(int i) const { return shared + i % STAGES * kStageBytes; }
   __device__ __forceinline__ float* scales(int i) const { return reinterpret_cast<float*>(raw(i) + kRawK + kRawV); }
-  __device__ __forceinline__ int warp_key(int i) const { return first_key(i) + warp_id() * kWarpKeys; }
+  __device__ __forceinline__ int warp_key(int i) const { return i * TILE_TOKENS + warp_id() * kWarpKeys; }
 
   __device__ __forceinline__ void locate(int i) {
-    if (!PAGED || i >= num_tiles) return;
+    if (!PAGED || !holds(i)) return;
     const int key = warp_key(i) + (kOneBlock ? 0 : lane_id() % kWarpKeys);
-    const TokenPlace at = kv.place(min(max(key, begin), end - 1));
+    const TokenPlace at = kv().place(min(max(key, s.begin), s.end - 1));
     block = static_cast<int>(at.block);
     offset = static_cast<int>(at.offset);
   }
 
   // Place of the warp's key `key` of tile i. Whole warps ask, each lane for its own key.
   __device__ __forceinline__ TokenPlace place(int i, int key) const {
-    if (!PAGED) return {0, kv.first + warp_key(i) + key};
+    if (!PAGED) return {0, kv().first + warp_key(i) + key};
     if (kOneBlock) return {block, static_cast<u32>(warp_key(i)) % BLOCK_SIZE + key};
     return {__shfl_sync(kFullMask, block, key), __shfl_sync(kFullMask, offset, key)};
   }
-  __device__ __forceinline__ bool inside(int key) const { return begin <= key && key < end; }
+  __device__ __forceinline__ bool inside(int key) const { return static_cast<u32>(key - s.begin) < static_cast<u32>(s.end - s.begin); }
 
   __device__ __forceinline__ void copy(int i) {
-    copy_rows<KTile, HEAD_DIM>(i, raw(i), [&](TokenPlace at) { return kv.k<KV_TYPE>(at, kv_head); });
-    copy_rows<VTile, HEAD_DIM_V>(i, raw(i) + kRawK, [&](TokenPlace at) { return kv.v<KV_TYPE>(at, kv_head); });
+    copy_rows<KTile, HEAD_DIM>(i, raw(i), p.k_token_stride, [&](TokenPlace at) { return kv().k<KV_TYPE>(at, s.kv_head); });
+    copy_rows<VTile, HEAD_DIM_V>(i, raw(i) + kRawK, p.v_token_stride, [&](TokenPlace at) { return kv().v<KV_TYPE>(at, s.kv_head); });
     if (kScaleTokens) {
       const int key = lane_id() % kWarpKeys;
       const TokenPlace at = place(i, key);
-      const i64 from = at.block * kv.p.scale_block_stride + at.offset * kv.p.scale_token_stride + kv_head * kv.p.scale_head_stride;
+      const i64 from = at.block * p.scale_block_stride + at.offset * p.scale_token_stride + s.kv_head * p.scale_head_stride;
       const bool valid = inside(warp_key(i) + key);
       float* to = scales(i) + warp_id() * kWarpKeys + key;
       if (lane_id() < kWarpKeys) {
-        cp_async4(to, kv.p.k_scale + from, valid);
-        cp_async4(to + TILE_TOKENS, kv.p.v_scale + from, valid);
+        cp_async4(to, p.k_scale + from, valid);
+        cp_async4(to + TILE_TOKENS, p.v_scale + from, valid);
       }
     }
     locate(i + 1);
   }
 
-  template <class Tile, int kDim, class RowOf> __device__ __forceinline__ void copy_rows(int i, u8* to, const RowOf& row_of) {
-    constexpr int kVecs = kDim / kVecElements, kAll = kWarpKeys * kVecs;
+  // The warp's rows of K or of V of tile i; `row_of` says where a token's elements begin. The lanes take as many 16-byte pieces of
+  // a row at once as the largest power of two that divides their number, so that pieces differ in constants only.
+  template <class Tile, int kDim, class RowOf>
+  __device__ __forceinline__ void copy_rows(int i, u8* to, i64 token_stride, const RowOf& row_of) {
+    constexpr int kVecs = kDim / kVecElements, kLanes = min_of(kVecs & -kVecs, kWarpSize), kRows = kWarpSize / kLanes;
     static_assert(kDim % kVecElements == 0, "");
+    const KV_TYPE* from = nullptr;
 #pragma unroll
-    for (int j = 0; j < ceil_div(kAll, kWarpSize); ++j) {
-      const int index = j * kWarpSize + lane_id(), key = index / kVecs % kWarpKeys, vec = index % kVecs;
-      const KV_TYPE* from = row_of(place(i, key)) + vec * kVecElements;
-      const int row = warp_id() * kWarpKeys + key;
-      u8* at = kConverted ? to + (row * kVecs + vec) * 16 : Tile{to}.chunk(row, vec);
-      if (kAll % kWarpSize == 0 || index < kAll) cp_async16(at, from, inside(first_key(i) + row));
+    for (int j = 0; j < ceil_div(kWarpKeys, kRows); ++j) {
+      const int key = j * kRows + lane_id() / kLanes, row = warp_id() * kWarpKeys + key;
+      if (j == 0 || !kOneBlock) from = row_of(place(i, key % kWarpKeys)) + lane_id() % kLanes * kVecElements;
+      else from += kRows * token_stride;
+#pragma unroll
+      for (int n = 0; n < kVecs; n += kLanes) {
+        const int vec = n + lane_id() % kLanes;
+        u8* at = kConverted ? to + (row * kVecs + vec) * 16 : Tile{to}.chunk(row, vec);
+        if (kWarpKeys % kRows == 0 || key < kWarpKeys) cp_async16(at, from + n * kVecElements, inside(i * TILE_TOKENS + row));
+      }
     }
   }
 
@@ -134,7 +140,7 @@ template <int kWarps> class CtaRing {
   template <int kDim, class Tile>
   __device__ __forceinline__ void convert_rows(const u8* from, const Tile& to, const float* row_scales) {
     constexpr int kVecs = kDim / kVecElements, kAll = TILE_TOKENS * kVecs;
-#pragma unroll
+#pragma unroll 1  // registers are scarce where this runs
     for (int j = 0; j < ceil_div(kAll, kThreads); ++j) {
       const int index = j * kThreads + threadIdx.x, row = index / kVecs, vec = index % kVecs;
       if (kAll % kThreads && index >= kAll) break;

@@ -1,13 +1,22 @@
-// The end of a segment: its rows become output, or a partial state that somebody merges. All threads of the CTA call these.
+// The end of a segment: its rows become output, or a partial state that somebody merges. All computing threads of the CTA call
+// these: all there are, or the first COMPUTE_THREADS where the others fetch for them.
 #pragma once
 #include "pagedkv/schedule.cuh"
 #include "pagedkv/state.cuh"
 
 namespace pagedkv {
 
+#ifdef COMPUTE_THREADS
+__device__ __forceinline__ int compute_threads() { return COMPUTE_THREADS; }
+__device__ __forceinline__ void sync_computing() { named_barrier(1, COMPUTE_THREADS); }
+#else
+__device__ __forceinline__ int compute_threads() { return blockDim.x; }
+__device__ __forceinline__ void sync_computing() { __syncthreads(); }
+#endif
+
 // Writes the elements (row, d) of the output. `state(row, d, m, l, o)` gives the row's maximum, sum and unnormalised output.
 template <class State> __device__ __forceinline__ void write_rows(const AttentionParams& p, const Segment& s, const State& state) {
-  for (int i = threadIdx.x; i < s.num_rows * HEAD_DIM_V; i += blockDim.x) {
+  for (int i = threadIdx.x; i < s.num_rows * HEAD_DIM_V; i += compute_threads()) {
     const int row = i / HEAD_DIM_V, d = i % HEAD_DIM_V, head = s.qo_head(row);
     const i64 token = s.q_first + s.query(row);
     float m, l, o, factor = 1.f;
@@ -38,7 +47,7 @@ __device__ __forceinline__ void merge_parts(const AttentionParams& p, const Segm
 }
 
 // Ends a segment whose state lies in shared memory: o [ROW_TILE][HEAD_DIM_V], ml [ROW_TILE][2]. The caller has synchronised the
-// CTA after writing them, and may overwrite them after the __syncthreads at the end.
+// CTA after writing them, and may overwrite them once the call has returned.
 __device__ __forceinline__ void finish_segment(const AttentionParams& p, const Segment& s, const float* o, const float* ml) {
   if (s.slot < 0) {
     write_rows(p, s, [&](int row, int d, float& m, float& l, float& out) {
@@ -46,29 +55,28 @@ __device__ __forceinline__ void finish_segment(const AttentionParams& p, const S
       l = ml[2 * row + 1];
       out = o[row * HEAD_DIM_V + d];
     });
-    __syncthreads();
+    sync_computing();
     return;
   }
   const i64 at = static_cast<i64>(s.slot) * ROW_TILE;
-  for (int i = threadIdx.x; i < s.num_rows * HEAD_DIM_V; i += blockDim.x) p.schedule.partial_o[at * HEAD_DIM_V + i] = o[i];
-  for (int i = threadIdx.x; i < s.num_rows * 2; i += blockDim.x) p.schedule.partial_ml[at * 2 + i] = ml[i];
+  for (int i = threadIdx.x; i < s.num_rows * HEAD_DIM_V; i += compute_threads()) p.schedule.partial_o[at * HEAD_DIM_V + i] = o[i];
+  for (int i = threadIdx.x; i < s.num_rows * 2; i += compute_threads()) p.schedule.partial_ml[at * 2 + i] = ml[i];
   if (SCHEDULE == kEven) {
     __shared__ bool last_to_arrive;
     __threadfence();  // the part is visible before the arrival is
-    __syncthreads();
+    sync_computing();
     if (threadIdx.x == 0) {
-      u32* arrivals = p.schedule.arrivals + s.first_cta;
-      last_to_arrive = atomicAdd(arrivals, 1) == s.last_cta - s.first_cta;
-      if (last_to_arrive) *arrivals = 0;  // ready for the next launch
+      const u32 others = s.last_cta - s.first_cta;
+      last_to_arrive = atomicInc(p.schedule.arrivals + s.first_cta, others) == others;  // back to zero with the last
     }
-    __syncthreads();
+    sync_computing();
     if (last_to_arrive) {
       __threadfence();  // the arrivals are seen before the parts are read
       merge_parts(p, s, s.last_cta - s.first_cta + 1,
                   [&](int part) { return even_slot(s.first_cta + part, s.first_cta); });
     }
   }
-  __syncthreads();
+  sync_computing();
 }
 
 }  // namespace pagedkv

@@ -9,7 +9,7 @@ namespace pagedkv {
 
 // Merges one row of num_states results and writes it. from(s) gives the o of result s, lse_of(s) its lse; results come in this
 // order. Whole warps. `to` may be one of the o, `lse_to` one of the lse: a lane reads the elements that it writes, and all lanes
-// have read the lse before one writes it.
+// have read the lse before one writes it. Rows that are not inside must not be read: other warps may be writing them.
 template <class From, class Lse>
 __device__ __forceinline__ void merge_row(int num_states, const From& from, const Lse& lse_of, OUT_TYPE* to, float* lse_to, bool inside) {
   float largest = neg_inf();

@@ -19,6 +19,16 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// 16 or 8 bytes to global memory in one access: of 16-bit elements the compiler makes several on sm_80 and sm_90.
+__device__ __forceinline__ void store_global(void* to, uint4 words) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x), "r"(words.y),
+               "r"(words.z), "r"(words.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_global(void* to, uint2 words) {
+  asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x), "r"(words.y) : "memory");
+}
+
 // ---- asynchronous copies into shared memory (sm_80+)
 
 // 16 bytes; where `valid` is false nothing is read and zeros are stored.
@@ -92,5 +102,42 @@ template <class T> __device__ __forceinline__ void mma_16816(float (&c)[4], cons
   }
 }
 #undef PAGEDKV_MMA_16816
+
+// ---- barriers in shared memory and the tensor memory accelerator (sm_90+)
+
+// `threads` of the CTA, whole warps, wait for each other; id 0 is __syncthreads.
+__device__ __forceinline__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// A barrier's phase ends when `arrivals` threads have arrived and all bytes it was told to expect are there. One thread.
+__device__ __forceinline__ void mbarrier_init(u64* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// What this thread has initialised is seen by the copies of TMA; others must still be synchronised with.
+__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect(u64* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Waits until the phase of this parity has ended: that of phase n is n % 2, and the phase before the first counts as ended.
+__device__ __forceinline__ void mbarrier_wait(u64* barrier, int parity) {
+  u32 ended;
+  do {
+    asm volatile("{\n.reg .pred ended;\nmbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\nselp.u32 %0, 1, 0, ended;\n}"
+                 : "=r"(ended)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+  } while (!ended);
+}
+
+// A box of a four-dimensional tensor, that begins at these coordinates, into shared memory (1024-byte aligned where the map
+// swizzles by 128 bytes); its bytes count at the barrier. What lies outside the tensor arrives as zeros.
+__device__ __forceinline__ void tma_load_4d(void* to, const void* map, u64* barrier, int x0, int x1, int x2, int x3, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+      ::"r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "l"(policy)
+      : "memory");
+}
 
 }  // namespace pagedkv

@@ -1,13 +1,11 @@
-// One warp's attention of kFrags * 16 rows over tiles of keys, on tensor cores: rows stand where mma.m16n8k16 has its 16 rows,
-//   S[16 rows x 8 keys] = Q K^T,    O[16 rows x 8 dims] += P V.
-// In the layout of mma, lane l has of every 16 rows the rows l / 4 and l / 4 + 8, and of every 8 keys or dims the columns
-// 2 * (l % 4) and 2 * (l % 4) + 1: four lanes hold a row together. P stays in registers: the sums of S are the operand of P V.
+// One warp's softmax over kFrags * 16 rows in the layout of mma: lane l has of every 16 rows the rows l / 4 and l / 4 + 8, and of every
+// 8 keys or dims the columns 2 * (l % 4) and 2 * (l % 4) + 1, so that four lanes hold a row together. Products come from prefill_mma
+// (mma.sync) or prefill_wgmma (wgmma), whose sums lie alike.
 //
-// The softmax state is that of state.cuh, but m is the largest score before `fold`, the factor to base 2 that one FMA per score
-// applies; l and o stay spread over the four lanes until the end.
+// The state is that of state.cuh, but m is the largest score before `fold`, the factor to base 2 that one FMA per score applies; l
+// and o stay spread over the four lanes until the end.
 #pragma once
 #include "pagedkv/schedule.cuh"
-#include "pagedkv/shared_tile.cuh"
 #include "pagedkv/state.cuh"
 
 namespace pagedkv {
@@ -16,6 +14,7 @@ namespace pagedkv {
 struct WarpSees {
   KeyRange any, all;
 
+  WarpSees() = default;
   __device__ __forceinline__ WarpSees(const AttentionParams& p, const Segment& s, int first_row, int num_rows) : any{0, 0}, all{0, 0} {
     const int last_row = min(first_row + num_rows, s.num_rows) - 1;
     if (last_row < first_row) return;
@@ -32,21 +31,20 @@ struct WarpSees {
 };
 
 template <int kFrags> struct QueryRows {
-  static constexpr int kKeyFrags = TILE_TOKENS / 8, kDimFrags = HEAD_DIM_V / 8, kSteps = HEAD_DIM / 16;
+  static constexpr int kKeyFrags = TILE_TOKENS / 8, kDimFrags = HEAD_DIM_V / 8;
   static constexpr bool kShaped = SOFT_CAP || ALIBI;  // scores are more than scaled dot products
 
   const AttentionParams& p;
   const Segment& segment;
   int first_row;  // of the warp in the row tile
-  float fold, k_scale;
-  float m[kFrags][2], l[kFrags][2];
+  float k_scale, fold;
+  float (&m)[kFrags][2], (&l)[kFrags][2];
   float o[kFrags][kDimFrags][4];
 
   // `k_scale`: of all keys alike; 1 where K has none or has been multiplied by it.
-  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_)
-      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_) {
-    fold = p.softmax_scale * kLog2e * k_scale;
-    if (kShaped || !(fold > 0.f)) fold = 1.f;  // add() scales instead
+  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_, float (&largest)[kFrags][2], float (&sums)[kFrags][2])
+      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_), m(largest), l(sums) {
+    fold = kShaped || !(to_log2() > 0.f) ? 1.f : to_log2();  // else shape() scales
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) {
 #pragma unroll
@@ -61,51 +59,9 @@ template <int kFrags> struct QueryRows {
   // Row of the row tile that this lane has in half h of fragment f.
   __device__ __forceinline__ int row(int f, int h) const { return first_row + f * 16 + h * 8 + lane_id() / 4; }
 
-  // One tile of keys from key `key`. `load_q(f, step, a)` gives the queries.
-  template <class LoadQ, class K, class V>
-  __device__ __forceinline__ void add(const LoadQ& load_q, const K& k, const V& v, int key, bool masked) {
-    float s[kFrags][kKeyFrags][4] = {};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      u32 a[kFrags][4];
-#pragma unroll
-      for (int f = 0; f < kFrags; ++f) load_q(f, step, a[f]);
-#pragma unroll
-      for (int n = 0; n < kKeyFrags; n += 2) {
-        u32 b[4];
-        k.load_b(b, n * 8, step);
-#pragma unroll
-        for (int f = 0; f < kFrags; ++f) {
-          mma_16816<Q_TYPE>(s[f][n], a[f], b[0], b[1]);
-          mma_16816<Q_TYPE>(s[f][n + 1], a[f], b[2], b[3]);
-        }
-      }
-    }
-    if (kShaped || masked || !(p.softmax_scale * k_scale > 0.f)) shape(s, key, masked);
-    softmax(s);
-#pragma unroll
-    for (int step = 0; step < kKeyFrags / 2; ++step) {
-      u32 a[kFrags][4];
-#pragma unroll
-      for (int f = 0; f < kFrags; ++f)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[f][i] = pack2<Q_TYPE>(s[f][2 * step + i / 2][i % 2 * 2], s[f][2 * step + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-      for (int n = 0; n < kDimFrags; n += 2) {
-        u32 b[4];
-        v.load_b_trans(b, step * 16, n / 2);
-#pragma unroll
-        for (int f = 0; f < kFrags; ++f) {
-          mma_16816<Q_TYPE>(o[f][n], a[f], b[0], b[1]);
-          mma_16816<Q_TYPE>(o[f][n + 1], a[f], b[2], b[3]);
-        }
-      }
-    }
-  }
-
- private:
-  // Dot products become scores (base 2 where `fold` is 1), -inf where a key is not seen.
+  // Dot products with the keys from `key` become scores, -inf where `masked` and a key is not seen.
   __device__ __forceinline__ void shape(float (&s)[kFrags][kKeyFrags][4], int key, bool masked) const {
+    if (!kShaped && !masked && to_log2() > 0.f) return;
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
 #pragma unroll
@@ -119,15 +75,15 @@ template <int kFrags> struct QueryRows {
             const int at = key + n * 8 + lane_id() % 4 * 2 + e;
             float& x = s[f][n][2 * h + e];
             if (kShaped) x = scorer.score(x * k_scale, at);
-            else if (fold == 1.f) x *= p.softmax_scale * kLog2e * k_scale;
+            else if (!(to_log2() > 0.f)) x *= to_log2();
             if (masked && !scorer.sees(at)) x = neg_inf();
           }
       }
   }
 
-  // Scores become 2^(score - m), with m, l and o brought up to them.
-  __device__ __forceinline__ void softmax(float (&s)[kFrags][kKeyFrags][4]) {
-    float factor[kFrags][2];
+  // Scores become shares 2^(score - m), with m and l brought up to them. What o has to be multiplied with before they are added is
+  // in `factor`; false if that is 1 for all rows of the warp, as in most tiles.
+  __device__ __forceinline__ bool softmax(float (&s)[kFrags][kKeyFrags][4], float (&factor)[kFrags][2]) {
     bool raised = false;
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
@@ -142,17 +98,21 @@ template <int kFrags> struct QueryRows {
         factor[f][h] = exp2_approx(m[f][h] * fold - base);
         raised |= largest > m[f][h];
         m[f][h] = largest;
-        l[f][h] *= factor[f][h];
+        float sum = 0.f;
 #pragma unroll
         for (int n = 0; n < kKeyFrags; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[f][n][2 * h + e];
             x = exp2_approx(x * fold - base);
-            l[f][h] += x;
+            sum += x;
           }
+        l[f][h] = l[f][h] * factor[f][h] + sum;
       }
-    if (!__any_sync(kFullMask, raised)) return;  // most tiles do not raise any maximum
+    return __any_sync(kFullMask, raised);
+  }
+
+  __device__ __forceinline__ void rescale(const float (&factor)[kFrags][2]) {
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
 #pragma unroll
@@ -161,7 +121,12 @@ template <int kFrags> struct QueryRows {
         for (int e = 0; e < 4; ++e) o[f][n][e] *= factor[f][e / 2];
   }
 
- public:
+  // 16 of the shares, from key fragment 2 * step on, as operand a of mma.
+  __device__ __forceinline__ static void pack_shares(const float (&s)[kKeyFrags][4], int step, u32 (&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = pack2<Q_TYPE>(s[2 * step + i / 2][i % 2 * 2], s[2 * step + i / 2][i % 2 * 2 + 1]);
+  }
+
   // Writes the warp's rows of the output and of lse. `tile`: shared memory that nobody else uses now. `v_scale` as k_scale.
   template <class Tile> __device__ __forceinline__ void finish(const Tile& tile, float v_scale) {
     __syncwarp();  // all lanes have read what lay in the tile
@@ -192,6 +157,9 @@ template <int kFrags> struct QueryRows {
       *reinterpret_cast<Vec<u32, 4>*>(to + chunk * 8) = *reinterpret_cast<const Vec<u32, 4>*>(tile.chunk(r, chunk));
     }
   }
+
+ private:
+  __device__ __forceinline__ float to_log2() const { return p.softmax_scale * kLog2e * k_scale; }
 };
 
 }  // namespace pagedkv

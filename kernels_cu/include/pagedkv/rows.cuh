@@ -1,7 +1,7 @@
 // Rows: a row is one head of one token, and what these kernels move. LANES neighbouring lanes of a warp hold a row, each of them
 // every LANES-th vector of VEC elements, so that neighbouring lanes touch neighbouring vectors. blockIdx.y says which head it is.
 #pragma once
-#include "pagedkv/dtypes.cuh"
+#include "pagedkv/ptx.cuh"
 
 namespace pagedkv {
 
@@ -22,6 +22,12 @@ template <class Body> __device__ __forceinline__ void for_each_token(int num_tok
   }
 }
 
+template <class T> __device__ __forceinline__ void store_row_vec(T* to, const Vec<T, VEC>& vec) {
+  if constexpr (sizeof(vec) == 16) store_global(to, *reinterpret_cast<const uint4*>(&vec));
+  else if constexpr (sizeof(vec) == 8) store_global(to, *reinterpret_cast<const uint2*>(&vec));
+  else store_vec<VEC>(to, vec);
+}
+
 // A row as it is, bit by bit. Every load is before every store.
 template <int kDim, class T> __device__ __forceinline__ void copy_row(const T* from, T* to, bool inside) {
   static_assert(kDim % VEC == 0, "");
@@ -31,7 +37,7 @@ template <int kDim, class T> __device__ __forceinline__ void copy_row(const T* f
     if (inside && row_element(j) < kDim) vecs[j] = load_vec<VEC>(from + row_element(j));
 #pragma unroll
   for (int j = 0; j < kRowVecs<kDim>; ++j)
-    if (inside && row_element(j) < kDim) store_vec<VEC>(to + row_element(j), vecs[j]);
+    if (inside && row_element(j) < kDim) store_row_vec(to + row_element(j), vecs[j]);
 }
 
 // The same for a row in float, for conversions.
@@ -62,7 +68,7 @@ template <int kDim> struct Row {
       Vec<T, VEC> vec;
 #pragma unroll
       for (int e = 0; e < VEC; ++e) vec.at[e] = from_float<T>(at[j][e]);
-      if (inside && row_element(j) < kDim) store_vec<VEC>(to + row_element(j), vec);
+      if (inside && row_element(j) < kDim) store_row_vec(to + row_element(j), vec);
     }
   }
 };

@@ -18,7 +18,7 @@ template <int kWarps> struct WarpParts {
 // it has read, so that the shared memory may be used again. `o_factor` multiplies the output.
 template <int kWarps>
 __device__ __forceinline__ void merge_warps(const AttentionParams& p, const Segment& s, WarpParts<kWarps>& parts, float o_factor) {
-  __syncthreads();
+  sync_computing();
   for (int i = threadIdx.x; i < ROW_TILE * HEAD_DIM_V; i += kWarps * kWarpSize) {
     const int row = i / HEAD_DIM_V, d = i % HEAD_DIM_V;
     SoftmaxState<1> sum;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void merge_warps(const AttentionParams& p, const Segm
       parts.whole_ml[row][1] = sum.l;
     }
   }
-  __syncthreads();
+  sync_computing();
   finish_segment(p, s, parts.whole_o[0], parts.whole_ml[0]);
 }
 

@@ -1,0 +1,53 @@
+// The two products of a tile on mma.sync: rows stand where mma.m16n8k16 has its 16 rows,
+//   S[16 rows x 8 keys] = Q K^T,    O[16 rows x 8 dims] += P V.
+// P stays in registers: the sums of S are laid out as the operand of P V. A fragment of K or V that has been read from shared
+// memory serves all kFrags fragments of rows.
+#pragma once
+#include "pagedkv/query_rows.cuh"
+#include "pagedkv/shared_tile.cuh"
+
+namespace pagedkv {
+
+// s += Q K^T. `load_q(f, step, a)` gives dims 16 step.. of fragment f of the rows.
+template <int kFrags, class LoadQ, class K>
+__device__ __forceinline__ void multiply_keys(float (&s)[kFrags][TILE_TOKENS / 8][4], const LoadQ& load_q, const K& k) {
+#pragma unroll
+  for (int step = 0; step < HEAD_DIM / 16; ++step) {
+    u32 a[kFrags][4];
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f) load_q(f, step, a[f]);
+#pragma unroll
+    for (int n = 0; n < TILE_TOKENS / 8; n += 2) {
+      u32 b[4];
+      k.load_b(b, n * 8, step);
+#pragma unroll
+      for (int f = 0; f < kFrags; ++f) {
+        mma_16816<Q_TYPE>(s[f][n], a[f], b[0], b[1]);
+        mma_16816<Q_TYPE>(s[f][n + 1], a[f], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// o += P V, the shares P in s.
+template <int kFrags, class V>
+__device__ __forceinline__ void add_values(float (&o)[kFrags][HEAD_DIM_V / 8][4], const float (&s)[kFrags][TILE_TOKENS / 8][4], const V& v) {
+#pragma unroll
+  for (int step = 0; step < TILE_TOKENS / 16; ++step) {
+    u32 a[kFrags][4];
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f) QueryRows<kFrags>::pack_shares(s[f], step, a[f]);
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_V / 8; n += 2) {
+      u32 b[4];
+      v.load_b_trans(b, step * 16, n / 2);
+#pragma unroll
+      for (int f = 0; f < kFrags; ++f) {
+        mma_16816<Q_TYPE>(o[f][n], a[f], b[0], b[1]);
+        mma_16816<Q_TYPE>(o[f][n + 1], a[f], b[2], b[3]);
+      }
+    }
+  }
+}
+
+}  // namespace pagedkv

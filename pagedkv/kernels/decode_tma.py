@@ -1,0 +1,71 @@
+"""Tiling of ``decode_tma``: as ``decode_mma``, with tiles fetched by the tensor memory accelerator; sm_90, sm_100."""
+
+from __future__ import annotations
+
+import math
+
+from pagedkv.kernels import decode_mma
+from pagedkv.kernels.config import AttentionConfig, Tiling
+from pagedkv.kernels.dtypes import ITEMSIZES
+from pagedkv.kernels.kv_maps import PANEL_BYTES
+from pagedkv.kernels.warps import merge_bytes
+
+TILE_TOKENS = 64
+SM_BYTES = 228 << 10  # shared memory of a multiprocessor of sm_90
+RESERVED_BYTES = 1 << 10  # of it, for every CTA
+CTA_BYTES = SM_BYTES // 2 - 2 * RESERVED_BYTES
+
+
+def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | None:
+    """Why the kernel cannot compute this; None if it can."""
+    if capability[0] not in (9, 10):
+        return f"compute capability {capability[0]}.{capability[1]}: 9.x and 10.x only"
+    reason = decode_mma.unsupported(config, capability)
+    if reason is not None:
+        return reason
+    if config.block_size < 8 or config.block_size % 8:
+        return f"block_size {config.block_size}: multiples of 8 only, and no contiguous KV"
+    if config.scale_mode == "token_head":
+        return "scale_mode 'token_head': 'none', 'tensor' or 'head' only"
+    size = ITEMSIZES[config.kv_dtype]
+    for name, dim in (("head_dim", config.head_dim), ("head_dim_v", config.head_dim_v)):
+        if dim * size % PANEL_BYTES:
+            return f"{name} {dim} of {config.kv_dtype}: multiples of {PANEL_BYTES // size} only"
+        if TILE_TOKENS // box_tokens(config) * (dim * size // PANEL_BYTES) > 32:
+            return (
+                f"{name} {dim} of {config.kv_dtype} with block_size {config.block_size}: more than 32 copies for a tile"
+            )
+    return None
+
+
+def box_tokens(config: AttentionConfig) -> int:
+    """Tokens of one copy: they lie in one block, whichever tile they belong to."""
+    return math.gcd(config.block_size, TILE_TOKENS)
+
+
+def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
+    """As many buffers of 64 keys of K or V as leave room for a second CTA."""
+    rows = 8 if config.group_size * max_q_len <= 8 else 16
+    warps = TILE_TOKENS // decode_mma.GROUP_KEYS
+    buffer_bytes = TILE_TOKENS * max(config.head_dim, config.head_dim_v) * ITEMSIZES[config.kv_dtype]
+    merge = merge_bytes(warps, rows, config.head_dim_v)
+    stages = max(3, min((CTA_BYTES - merge) // (buffer_bytes + 16), 12))
+    shared = stages * (buffer_bytes + 16) + merge
+    ctas = 2 if 2 * (shared + RESERVED_BYTES) <= SM_BYTES else 1
+    macros = (
+        ("STAGES", stages),
+        ("BOX_TOKENS", box_tokens(config)),
+        ("COMPUTE_THREADS", 32 * warps),
+        ("MIN_CTAS", ctas),
+        ("SHARED_BYTES", shared),
+    )
+    return Tiling(
+        "decode_tma",
+        rows,
+        TILE_TOKENS,
+        32 * (warps + 1),
+        shared,
+        ctas,
+        macros,
+        box_tokens=box_tokens(config),
+    )

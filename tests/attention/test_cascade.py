@@ -1,0 +1,135 @@
+"""A shared prefix attended once for all its requests gives what every request alone gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+from pagedkv.attention import CascadeAttention, merge_states
+from pagedkv.attention.places import Device
+from pagedkv.reference import pack_mask, paged_attention
+
+HEADS, GROUP, DIM = 2, 2, 32
+SIZES = {"num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS, "head_dim": DIM}
+
+
+def kv(rng: np.random.Generator, num_tokens: int) -> Any:
+    return rng.standard_normal((2, num_tokens, HEADS, DIM)).astype(np.float16)
+
+
+def paged(parts: list[Any], size: int) -> tuple[Any, Any, Any]:
+    """Pool [2, num_blocks, size, HEADS, DIM] whose unowned slots are NaN, block tables and lengths of some (k, v)."""
+    lens = np.array([part.shape[1] for part in parts], np.int32)
+    blocks = -(-lens // size)
+    tables = np.full((len(parts), max(1, int(blocks.max()))), -1, np.int32)
+    pool = np.full((2, int(blocks.sum()) + 1, size, HEADS, DIM), np.nan, np.float16)
+    for seq, (part, count, end) in enumerate(zip(parts, blocks, np.cumsum(blocks), strict=True)):
+        tables[seq, :count] = np.arange(end - count, end)[::-1]
+        for token in range(lens[seq]):
+            pool[:, tables[seq, token // size], token % size] = part[:, token]
+    return pool, tables, lens
+
+
+def one_by_one(q: Any, indptr: Any, parts: list[Any], **options: Any) -> Any:
+    """What each request gets from its whole KV."""
+    pool, tables, lens = paged(parts, 4)
+    return paged_attention(q.astype(np.float64), pool[0], pool[1], tables, lens, indptr, return_lse=True, **options)
+
+
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_two_levels_equal_attention_over_the_whole(device: Device, q_len: int) -> None:
+    rng = np.random.default_rng(q_len)
+    prefixes, suffixes = [kv(rng, 21), kv(rng, 8)], [kv(rng, n) for n in (q_len, 5, 9, 4)]
+    groups = [0, 0, 0, 1]  # whose prefix each request has
+    indptr = np.arange(5, dtype=np.int32) * q_len
+    q = rng.standard_normal((4 * q_len, HEADS * GROUP, DIM)).astype(np.float16)
+    shared, own = paged(prefixes, 16), paged(suffixes, 4)
+    cascade = CascadeAttention([16, 4], max_groups=[2, 4], max_q_len=q_len, device=device, **SIZES)
+    cascade.plan([(*shared[1:], np.array([0, 3, 4], np.int32) * q_len), (*own[1:], indptr)])
+    lse = np.full(q.shape[:2], np.nan, np.float32)
+    o = cascade.run(q, [(shared[0][0], shared[0][1]), (own[0][0], own[0][1])], lse=lse)
+    wholes = [np.concatenate([prefixes[g], suffix], axis=1) for g, suffix in zip(groups, suffixes, strict=True)]
+    exact, exact_lse = one_by_one(q, indptr, wholes)
+    assert np.abs(o - exact).max() < 3e-3
+    assert np.abs(lse - exact_lse).max() < 3e-3
+
+
+def test_three_levels_sinks_and_a_tree_mask_equal_attention_over_the_whole(device: Device) -> None:
+    rng = np.random.default_rng(5)
+    system, users = kv(rng, 16), [kv(rng, 6), kv(rng, 11)]
+    own = [kv(rng, 4), kv(rng, 3), kv(rng, 6)]
+    indptr = np.array([0, 2, 4, 6], np.int32)
+    q = rng.standard_normal((6, HEADS * GROUP, DIM)).astype(np.float16)
+    sinks = rng.standard_normal(HEADS * GROUP).astype(np.float32)
+    trees = [rng.random((2, part.shape[1])) < 0.6 for part in own]
+    mask, mask_indptr = pack_mask(trees)
+    levels = [paged([system], 16), paged(users, 8), paged(own, 4)]
+    cascade = CascadeAttention(
+        [16, 8, 4], max_groups=[1, 2, 3], max_q_len=2, device=device, causal=False, sinks=sinks, custom_mask=True,
+        soft_cap=6.0, **SIZES,
+    )  # fmt: skip
+    queries = [np.array([0, 6], np.int32), np.array([0, 4, 6], np.int32), indptr]
+    cascade.plan(
+        [(*level[1:], q_indptr) for level, q_indptr in zip(levels, queries, strict=True)],
+        mask=mask, mask_indptr=mask_indptr,
+    )  # fmt: skip
+    o = cascade.run(q, [(level[0][0], level[0][1]) for level in levels])
+    wholes = [np.concatenate([system, users[u], part], axis=1) for u, part in zip((0, 0, 1), own, strict=True)]
+    whole_masks = [
+        np.concatenate([np.ones((2, whole.shape[1] - tree.shape[1]), bool), tree], axis=1)
+        for whole, tree in zip(wholes, trees, strict=True)
+    ]
+    whole_mask, whole_indptr = pack_mask(whole_masks)
+    exact, _ = one_by_one(
+        q, indptr, wholes, causal=False, sinks=sinks, soft_cap=6.0, mask=whole_mask, mask_indptr=whole_indptr
+    )
+    assert np.abs(o - exact).max() < 3e-3
+
+
+def test_a_level_without_keys_for_a_request_leaves_the_others(device: Device) -> None:
+    rng = np.random.default_rng(6)
+    own = [kv(rng, 3), kv(rng, 5)]
+    q = rng.standard_normal((2, HEADS * GROUP, DIM)).astype(np.float16)
+    indptr = np.array([0, 1, 2], np.int32)
+    shared, alone = paged([kv(rng, 0)], 16), paged(own, 4)
+    cascade = CascadeAttention([16, 4], max_groups=[1, 2], device=device, **SIZES)
+    cascade.plan([(*shared[1:], np.array([0, 2], np.int32)), (*alone[1:], indptr)])
+    o = cascade.run(q, [(shared[0][0], shared[0][1]), (alone[0][0], alone[0][1])])
+    assert np.abs(o - one_by_one(q, indptr, own)[0]).max() < 3e-3
+
+
+@pytest.mark.parametrize("name", ["window", "alibi_slopes"])
+def test_what_needs_the_distance_to_a_key_is_refused(name: str) -> None:
+    value = 4 if name == "window" else np.ones(4, np.float32)
+    with pytest.raises(pk.errors.UnsupportedVariant, match=name):
+        CascadeAttention([16, 4], max_groups=[1, 2], device="cpu", **SIZES, **{name: value})
+
+
+def test_levels_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(pk.errors.InvalidArgument, match="at least two levels"):
+        CascadeAttention([16], max_groups=[1], device="cpu", **SIZES)
+    cascade = CascadeAttention([16, 4], max_groups=[1, 2], device="cpu", **SIZES)
+    q = np.zeros((2, 4, DIM), np.float16)
+    with pytest.raises(pk.errors.ClosedError, match="plan"):
+        cascade.run(q, [(q, q)] * 2)
+    with pytest.raises(pk.errors.InvalidArgument, match="2 levels, got 1"):
+        cascade.plan([(None, None, None)])
+
+
+def test_states_merge_by_their_log_sum_exp_in_any_number(device: Device) -> None:
+    rng = np.random.default_rng(2)
+    scores = rng.standard_normal((3, 4, 2, 5))
+    values = rng.standard_normal((3, 4, 2, 5, DIM))
+    weights = np.exp(scores)
+    states = (weights[..., None] * values).sum(3) / weights.sum(3)[..., None]
+    lses = np.log(weights.sum(3)).astype(np.float32)
+    states, lses[1, 0] = states.astype(np.float16), -np.inf
+    weights[1, 0] = 0
+    states[1, 0] = np.nan
+    exact = np.nansum(weights[..., None] * values, axis=(0, 3)) / weights.sum((0, 3))[..., None]
+    lse = np.empty((4, 2), np.float32)
+    assert np.abs(merge_states(states, lses, lse=lse, device=device) - exact).max() < 3e-3
+    assert np.abs(lse - np.log(weights.sum((0, 3)))).max() < 1e-4

@@ -1,0 +1,88 @@
+"""decode_simt against float64: every schedule, shape, dtype and variant it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagedkv.kernels import decode_simt
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.config import Schedule
+from tests.kernels.cases import Case, check
+
+RAGGED = (0, 1, 15, 16, 17, 70, 255)
+VARIANTS = [
+    Case((17, 70), window=20),
+    Case((17, 70), soft_cap=5.0),
+    Case((17, 70), alibi=True),
+    Case((0, 70), sinks=True),
+    Case((17, 70, 1), (3, 5, 2)),
+    Case((17, 70, 1), (3, 5, 2), causal=False, window=7),
+    Case((17, 70, 1), (3, 5, 2), mask=True),
+    Case((17, 70, 1), (3, 5, 2), window=20, soft_cap=5.0, alibi=True, sinks=True, mask=True),
+    Case((2, 3), (5, 3)),
+]
+
+
+@pytest.mark.parametrize("schedule", ["whole", "partitioned", "even"])
+def test_a_ragged_batch_is_right_with_every_schedule(backend: Backend, schedule: Schedule) -> None:
+    check(backend, Case(RAGGED), schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["whole", "partitioned", "even"])
+def test_a_long_sequence_beside_a_short_one(backend: Backend, schedule: Schedule) -> None:
+    check(backend, Case((1000, 33), num_kv_heads=1), schedule=schedule)
+
+
+@pytest.mark.parametrize("head_dim", [32, 33, 80, 96, 128, 256])
+def test_head_dims(backend: Backend, head_dim: int) -> None:
+    check(backend, Case((17, 70), head_dim=head_dim, num_kv_heads=1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [40, 64])
+def test_dtypes(backend: Backend, dtype: str, head_dim: int) -> None:
+    check(backend, Case((17, 70), head_dim=head_dim, q_dtype=dtype, kv_dtype=dtype))
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3, 7, 8, 16])
+def test_group_sizes(backend: Backend, group_size: int) -> None:
+    check(backend, Case((17, 70), group_size=group_size, num_kv_heads=1))
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 5, 8, 32, 64, 128, 256])
+def test_block_sizes(backend: Backend, block_size: int) -> None:
+    check(backend, Case((17, 170), block_size=block_size, num_kv_heads=1))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_layouts(backend: Backend, layout: str) -> None:
+    check(backend, Case((17, 70), layout=layout, block_size=8))
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("scale_mode", ["tensor", "head", "token_head"])
+def test_quantised_kv(backend: Backend, kv_dtype: str, scale_mode: str) -> None:
+    check(backend, Case((17, 70), kv_dtype=kv_dtype, scale_mode=scale_mode))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", VARIANTS, ids=str)
+def test_variants(backend: Backend, case: Case) -> None:
+    check(backend, case)
+
+
+@pytest.mark.parametrize("schedule", ["partitioned", "even"])
+def test_a_window_with_every_schedule_that_splits(backend: Backend, schedule: Schedule) -> None:
+    check(backend, Case((600, 530), (2, 1), window=70, num_kv_heads=1), schedule=schedule)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_heads_of_mla_shape(backend: Backend, dtype: str) -> None:
+    case = Case((70,), head_dim=576, head_dim_v=512, group_size=2, num_kv_heads=1, q_dtype=dtype, kv_dtype=dtype)
+    check(backend, case)
+
+
+def test_it_names_the_head_dims_it_cannot_take() -> None:
+    reason = decode_simt.unsupported(Case(head_dim=640).config, (8, 0))
+    assert reason is not None
+    assert "640" in reason
+    assert "576" in reason

@@ -1,0 +1,131 @@
+"""The simulator as a kernel backend: the launchers of the library run on it unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pagedkv.kernels.params import Params
+from pagedkv.kernels.source import translation_unit
+from pagedkv.kernels.variant import Variant
+from tests.ptxsim.launch import launch
+from tests.ptxsim.loader import compile_ptx, program
+from tests.ptxsim.machine import Dim3
+from tests.ptxsim.memory import extent_of
+from tests.ptxsim.stats import Stats
+
+GUARD = 256  # bytes between arrays, so that an access past an end finds no neighbour
+ALIGNMENT = 256
+
+
+class PtxsimBackend:
+    """Runs kernels in the PTX interpreter; device arrays are NumPy arrays.
+
+    Parameters
+    ----------
+    capability : what to compile for.
+    num_sms : small, so that constant grids stay small.
+    races : check for races and for reads of unwritten shared memory.
+    track_unwritten : reads of bytes of ``empty`` arrays that nothing has written are errors. Bytes that the host has
+        changed from the 0xFF they start with count as written.
+    collect_stats : count sectors and bank conflicts, in ``stats``.
+    """
+
+    name = "ptxsim"
+
+    def __init__(
+        self,
+        capability: tuple[int, int] = (9, 0),
+        num_sms: int = 4,
+        *,
+        races: bool = True,
+        track_unwritten: bool = False,
+        collect_stats: bool = False,
+    ) -> None:
+        self.capability, self.num_sms = capability, num_sms
+        self.shared_limit = 227 * 1024 if capability >= (9, 0) else 163 * 1024
+        self.races, self.track_unwritten = races, track_unwritten
+        self.stats: Stats | None = Stats() if collect_stats else None
+        self.steps = 0  # instructions executed so far
+        self._written: dict[int, tuple[NDArray[Any], NDArray[np.uint8]]] = {}
+
+    def launch(
+        self,
+        variant: Variant,
+        grid: Dim3,
+        block: Dim3,
+        params: Params,
+        *,
+        shared_bytes: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Run a kernel to its end.
+
+        Raises
+        ------
+        PtxsimError
+            What the kernel did wrong.
+        """
+        if shared_bytes > self.shared_limit:
+            raise ValueError(f"{variant}: {shared_bytes} bytes of shared memory, over the limit of {self.shared_limit}")
+        self.steps += launch(
+            self._program(variant), grid, block, params.record.tobytes(), params.arrays,
+            shared_bytes=shared_bytes, races=self.races, stats=self.stats, num_sms=self.num_sms, written=self._shadows(),
+        )  # fmt: skip
+
+    def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
+        """Compile and parse."""
+        for one in variants:
+            self._program(one)
+
+    def _program(self, variant: Variant) -> Any:
+        major, minor = self.capability
+        arch = f"compute_{major}{minor}{variant.arch_features}"
+        ptx = compile_ptx(translation_unit(variant.kernel), f"{variant.kernel}.cu", variant.options(arch))
+        return program(ptx, variant.kernel)
+
+    def _shadows(self) -> dict[int, NDArray[np.uint8]]:
+        """Written bytes of the arrays from ``empty``; what the host wrote since the last launch included."""
+        for array, written in self._written.values():
+            written |= array != 0xFF
+        return {start: written for start, (_, written) in self._written.items()}
+
+    def _allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """An aligned array with guard bytes around it, and its bytes."""
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        block = np.full(count + 2 * GUARD + ALIGNMENT, 0xFF, np.uint8)
+        start = GUARD + -(block.ctypes.data + GUARD) % ALIGNMENT
+        octets = block[start : start + count]
+        return octets.view(kind).reshape(shape), octets
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array of 0xFF bytes: NaN in every float format."""
+        array, octets = self._allocate(shape, dtype)
+        if self.track_unwritten and octets.size:
+            self._written[extent_of(array)[0]] = (octets, np.zeros(octets.size, np.uint8))
+        return array
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array of zeros."""
+        array, octets = self._allocate(shape, dtype)
+        octets[...] = 0
+        return array
+
+    def asarray(self, array: Any) -> NDArray[Any]:
+        """A copy at an aligned address between guard bytes."""
+        given = np.asarray(array)
+        copy, _ = self._allocate(given.shape, given.dtype)
+        copy[...] = given
+        return copy
+
+    def upload(self, target: Any, source: NDArray[Any], stream: Any = None) -> None:
+        """Copies at once; every launch has ended before."""
+        np.copyto(target, source)
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """A copy."""
+        return np.array(array)

@@ -1,0 +1,265 @@
+"""A kernel made ready to run: its device functions inlined, its code cut into blocks, its variables placed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tests.ptxsim.errors import UnsupportedPtx
+from tests.ptxsim.memory import PARAM_WINDOW, SHARED_START, SHARED_WINDOW
+from tests.ptxsim.parser import size_of
+from tests.ptxsim.syntax import Addr, Function, Imm, Instruction, Module, Operand, Pair, Reg, Special, Sym, Variable, Vec
+
+# An instruction after which lanes may stand elsewhere, or wait.
+TERMINATORS = {"bra", "brx", "ret", "exit", "bar", "barrier", "trap", "brkpt"}
+_NO_RETURN = {"__assertfail", "__trap"}
+
+
+@dataclass(slots=True)
+class Block:
+    """Straight-line code: instructions and the terminator, if the next block is not simply the next."""
+
+    body: list[Instruction] = field(default_factory=list)
+    end: Instruction | None = None
+
+
+@dataclass(slots=True)
+class Program:
+    """What a launch needs of one kernel.
+
+    Attributes
+    ----------
+    blocks, labels : code, and the block each label starts.
+    symbols : where variables lie: offsets in their own space.
+    static_shared : bytes of static shared memory; dynamic shared memory begins after it.
+    local_size : bytes of local memory per thread.
+    global_variables : module variables in global or constant memory, to be placed by the machine.
+    params, param_size : the kernel's parameters and their offsets.
+    granule_global, granule_shared : smallest access, in bytes.
+    """
+
+    name: str
+    function: Function
+    blocks: list[Block]
+    labels: dict[str, int]
+    symbols: dict[str, int]
+    static_shared: int
+    local_size: int
+    global_variables: list[Variable]
+    param_offsets: dict[str, int]
+    param_size: int
+    granule_global: int
+    granule_shared: int
+    uses_fine_clocks: bool
+    uses_fences: bool
+
+
+def is_terminator(ins: Instruction) -> bool:
+    """Whether a block ends with it. ``bar.warp.sync`` is an ordinary instruction."""
+    if ins.opcode in ("bar", "barrier"):
+        return "warp" not in ins.mods
+    if ins.opcode == "mbarrier":
+        return "try_wait" in ins.mods
+    return ins.opcode in TERMINATORS
+
+
+def build(module: Module, name: str) -> Program:
+    """Make a program of an entry.
+
+    Raises
+    ------
+    KeyError
+        The module has no such entry.
+    UnsupportedPtx
+        It uses what the simulator does not model.
+    """
+    function = module.functions[name]
+    flat = _Inliner(module, function).run()
+    blocks, labels = _cut(flat)
+    local_size, symbols = 0, {}
+    static = SHARED_START
+    dynamic: list[str] = []
+    for variable in [*module.variables.values(), *flat.locals.values()]:
+        if variable.space == "shared":
+            if variable.size is None:
+                dynamic.append(variable.name)
+                continue
+            static = -(-static // variable.align) * variable.align
+            symbols[variable.name] = static
+            static += variable.size
+        elif variable.space in ("local", "param"):  # call parameters are passed through local memory
+            local_size = -(-local_size // variable.align) * variable.align
+            symbols[variable.name] = local_size
+            local_size += variable.size or 0
+    for symbol in dynamic:
+        align = module.variables[symbol].align
+        static = -(-static // align) * align
+    symbols.update(dict.fromkeys(dynamic, static))
+    offsets, end = {}, 0
+    for param in function.params:
+        end = -(-end // param.align) * param.align
+        offsets[param.name] = end
+        end += param.size or 0
+    granule_global, granule_shared = _granules(flat)
+    opcodes = {ins.opcode for ins in flat.code}
+    partial = any(
+        (ins.opcode in ("bar", "barrier") and "warp" not in ins.mods and (len(ins.operands) > 1 or "arrive" in ins.mods))
+        for ins in flat.code
+    )
+    return Program(
+        name, flat, blocks, labels, symbols, static - SHARED_START, local_size,
+        [v for v in module.variables.values() if v.space in ("global", "const")], offsets, end,
+        granule_global, granule_shared, partial or "mbarrier" in opcodes,
+        bool(opcodes & {"membar", "fence"}) or any(m in ins.mods for ins in flat.code for m in ("release", "acquire", "acq_rel")),
+    )  # fmt: skip
+
+
+def _granules(function: Function) -> tuple[int, int]:
+    """Smallest access to global and to shared memory; a generic one counts for both."""
+    smallest = {"global": 16, "shared": 16}
+    for ins in function.code:
+        width = 16
+        spaces = [space for space in ("global", "shared") if any(m == space or m.startswith(space + "::") for m in ins.mods)]
+        if ins.opcode in ("ld", "st", "ldu", "atom", "red"):
+            if "param" in ins.mods or "local" in ins.mods or "const" in ins.mods:
+                continue
+            vector = 1
+            for mod in ins.mods:
+                vector = int(mod[1]) if mod in ("v2", "v4", "v8") else vector
+            width = size_of(ins.type) * (vector if ins.opcode not in ("atom", "red") else 1)
+        elif ins.opcode == "cp" and "ca" in ins.mods:
+            size = ins.operands[2]
+            width = int(size.text, 0) if isinstance(size, Imm) else 4
+            spaces = ["global", "shared"]
+        elif ins.opcode == "mbarrier":
+            width, spaces = 8, ["shared"]
+        else:
+            continue
+        for space in spaces or ("global", "shared"):
+            smallest[space] = min(smallest[space], width)
+    return smallest["global"], smallest["shared"]
+
+
+def _cut(function: Function) -> tuple[list[Block], dict[str, int]]:
+    starts: dict[int, list[str]] = {}
+    for label, position in function.labels.items():
+        starts.setdefault(position, []).append(label)
+    blocks, labels = [Block()], {}
+    fresh = True
+    for position, ins in enumerate(function.code):
+        if position in starts:
+            if not fresh:
+                blocks.append(Block())
+            labels.update(dict.fromkeys(starts[position], len(blocks) - 1))
+        fresh = False
+        if is_terminator(ins):
+            blocks[-1].end = ins
+            blocks.append(Block())
+            fresh = True
+        else:
+            blocks[-1].body.append(ins)
+    for label in starts.get(len(function.code), []):
+        labels[label] = len(blocks) - 1
+    return blocks, labels
+
+
+class _Inliner:
+    """Puts called functions in place of their calls: each call gets a copy with its own registers and labels."""
+
+    def __init__(self, module: Module, entry: Function) -> None:
+        self.module, self.entry = module, entry
+        self.calls = 0
+        self.out = Function(entry.name, True, entry.params, registers=dict(entry.registers), locals=dict(entry.locals))
+
+    def run(self) -> Function:
+        """The entry with everything inlined."""
+        self._copy(self.entry, "", {}, (self.entry.name,), "")
+        return self.out
+
+    def _copy(
+        self, function: Function, suffix: str, rename: dict[str, str], stack: tuple[str, ...], end_label: str
+    ) -> None:
+        at: dict[int, list[str]] = {}
+        for label, position in function.labels.items():
+            at.setdefault(position, []).append(label + suffix)
+        for name, targets in function.branch_targets.items():
+            self.out.branch_targets[name + suffix] = tuple(target + suffix for target in targets)
+        for position, ins in enumerate(function.code):
+            for label in at.get(position, []):
+                self.out.labels[label] = len(self.out.code)
+            if ins.opcode == "call":
+                self._call(ins, function, suffix, rename, stack)
+            elif ins.opcode == "ret" and suffix:
+                jump = replace(ins, opcode="bra", mods=(), operands=(Sym(end_label),))
+                self.out.code.append(self._renamed(jump, suffix, rename, {end_label}))
+            else:
+                self.out.code.append(self._renamed(ins, suffix, rename, set()) if suffix else ins)
+        for label in at.get(len(function.code), []):
+            self.out.labels[label] = len(self.out.code)
+
+    def _call(
+        self, ins: Instruction, caller: Function, suffix: str, rename: dict[str, str], stack: tuple[str, ...]
+    ) -> None:
+        operands = list(ins.operands)
+        results = operands.pop(0) if isinstance(operands[0], Vec) else Vec(())
+        target = operands.pop(0)
+        arguments = operands.pop(0) if operands else Vec(())
+        if not isinstance(target, Sym) or target.name not in self.module.functions or not isinstance(arguments, Vec):
+            raise UnsupportedPtx(f"an indirect call at {ins.source}: {ins.text}")
+        callee = self.module.functions[target.name]
+        if target.name in _NO_RETURN:
+            self.out.code.append(self._renamed(replace(ins, opcode="trap", operands=()), suffix, rename, set()))
+            return
+        if target.name == "vprintf":
+            return
+        if not callee.code:
+            raise UnsupportedPtx(f"call of {target.name}, which has no body")
+        if target.name in stack:
+            raise UnsupportedPtx(f"recursion in {target.name}")
+        self.calls += 1
+        inner = f"~{self.calls}"
+        inner_rename = {}
+        for formal, actual in zip((*callee.results, *callee.params), (*results.items, *arguments.items), strict=True):
+            assert isinstance(actual, Sym)
+            inner_rename[formal.name] = rename.get(actual.name, actual.name + (suffix if actual.name in caller.locals else ""))
+        for name, kind in callee.registers.items():
+            self.out.registers[name + inner] = kind
+        for name, variable in callee.locals.items():
+            self.out.locals[name + inner] = replace(variable, name=name + inner)
+            inner_rename[name] = name + inner
+        end_label = f"${target.name}_end{inner}"
+        self._copy(callee, inner, inner_rename, (*stack, target.name), end_label)
+        self.out.labels[end_label] = len(self.out.code)
+        # A label needs an instruction to stand at; the block cutter accepts the end of the code too.
+
+    def _renamed(self, ins: Instruction, suffix: str, rename: dict[str, str], keep: set[str]) -> Instruction:
+        def operand(op: Operand) -> Operand:
+            if isinstance(op, Reg):
+                return op if op.name == "_" else Reg(op.name + suffix, op.negated)
+            if isinstance(op, Sym):
+                if op.name in keep:
+                    return op
+                if op.name in rename:
+                    return Sym(rename[op.name], op.offset)
+                known = op.name in self.module.variables or op.name in self.entry.locals
+                return op if known else Sym(op.name + suffix, op.offset)
+            if isinstance(op, Addr):
+                base = operand(op.base)
+                assert isinstance(base, Reg | Sym | Imm)
+                return Addr(base, op.offset, tuple(operand(c) for c in op.coords))
+            if isinstance(op, Vec):
+                return Vec(tuple(operand(item) for item in op.items))
+            if isinstance(op, Pair):
+                return Pair(operand(op.first), operand(op.second))
+            assert isinstance(op, Imm | Special)
+            return op
+
+        guard = Reg(ins.guard.name + suffix, ins.guard.negated) if ins.guard and suffix else ins.guard
+        return replace(ins, operands=tuple(operand(op) for op in ins.operands), guard=guard)
+
+
+def generic_symbol_addresses(program: Program, global_addresses: dict[str, int]) -> dict[str, int]:
+    """Address of each symbol in its own space; parameters of the kernel by offset."""
+    return program.symbols | global_addresses | program.param_offsets
+
+
+__all__ = ["PARAM_WINDOW", "SHARED_WINDOW", "Block", "Program", "build", "generic_symbol_addresses", "is_terminator"]

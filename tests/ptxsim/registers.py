@@ -1,0 +1,101 @@
+"""The register file: one NumPy row per register, and typed views of rows as operands.
+
+A view narrower than its register reads the low bytes, so nothing is converted when an instruction runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.ptxsim.errors import UnsupportedPtx
+from tests.ptxsim.parser import size_of
+from tests.ptxsim.syntax import Imm, Operand, Reg, Special, Sym
+from tests.ptxsim.types import UNSIGNED, dtype_of, immediate
+
+Row = NDArray[Any]
+
+
+class Registers:
+    """Rows for the registers of one program, made when an instruction first names them.
+
+    Parameters
+    ----------
+    kinds : declared type of each register.
+    lanes : threads of the grid, padded to whole warps.
+    specials : rows or 0-d arrays of special registers.
+    symbols : addresses of variables.
+    """
+
+    def __init__(
+        self, kinds: dict[str, str], lanes: int, specials: dict[str, Row], symbols: dict[str, int]
+    ) -> None:
+        self.kinds, self.lanes, self.specials, self.symbols = kinds, lanes, specials, symbols
+        self._rows: dict[str, Row] = {}
+        self.carry = np.zeros(lanes, bool)
+
+    def row(self, name: str) -> Row:
+        """A register's bits."""
+        if name not in self._rows:
+            kind = self.kinds[name]
+            dtype = np.dtype(np.bool_ if kind == "pred" else UNSIGNED[size_of(kind)])
+            self._rows[name] = np.zeros(self.lanes, dtype)
+        return self._rows[name]
+
+    def source(self, operand: Operand, kind: str) -> Row:
+        """A view of an operand as a type: a row, or a 0-d array if it is a constant."""
+        dtype = dtype_of(kind)
+        if isinstance(operand, Imm):
+            return immediate(operand.text, kind)
+        if isinstance(operand, Reg):
+            if operand.negated:
+                raise UnsupportedPtx(f"negated operand !{operand.name}")
+            return _view(self.row(operand.name), dtype, operand.name)
+        if isinstance(operand, Special):
+            if operand.name not in self.specials:
+                raise UnsupportedPtx(f"special register {operand.name}")
+            return _view(self.specials[operand.name], dtype, operand.name)
+        if isinstance(operand, Sym):
+            if operand.name not in self.symbols:
+                raise UnsupportedPtx(f"symbol {operand.name}")
+            return np.array(self.symbols[operand.name] + operand.offset, dtype)
+        raise UnsupportedPtx(f"operand {operand}")
+
+    def target(self, operand: Operand, kind: str) -> Row:
+        """A register's row to write as a type of the same width; scratch for the sink ``_``."""
+        dtype = dtype_of(kind)
+        if not isinstance(operand, Reg):
+            raise UnsupportedPtx(f"destination {operand}")
+        if operand.name == "_":
+            return np.empty(self.lanes, dtype)
+        row = self.row(operand.name)
+        if row.dtype.itemsize != dtype.itemsize or (row.dtype == np.bool_) != (dtype == np.bool_):
+            raise UnsupportedPtx(f"destination {operand.name} ({row.dtype}) of an instruction on .{kind}")
+        return row.view(dtype)
+
+    def widened_target(self, operand: Operand, kind: str) -> Row:
+        """A row that takes values of a type that may be narrower than the register: by sign or zero extension.
+
+        The view has the register's width and the type's signedness, so NumPy's conversion does the extension.
+        """
+        dtype = dtype_of(kind)
+        if isinstance(operand, Reg) and operand.name != "_":
+            row = self.row(operand.name)
+            if row.dtype.itemsize > dtype.itemsize and row.dtype != np.bool_:
+                if dtype.kind == "f":
+                    raise UnsupportedPtx(f"a .{kind} into the wider register {operand.name}")
+                return row.view(f"{dtype.kind}{row.dtype.itemsize}")
+        return self.target(operand, kind)
+
+
+def _view(row: Row, dtype: np.dtype[Any], name: str) -> Row:
+    if row.dtype == dtype:
+        return row
+    if dtype == np.bool_ or row.dtype == np.bool_ or row.dtype.itemsize < dtype.itemsize:
+        raise UnsupportedPtx(f"{name} ({row.dtype}) read as {dtype}")
+    if row.dtype.itemsize == dtype.itemsize:
+        return row.view(dtype)
+    step = row.dtype.itemsize // dtype.itemsize
+    return row.reshape(-1).view(dtype)[::step] if row.ndim else row.reshape(1).view(dtype)[0:1].reshape(())
