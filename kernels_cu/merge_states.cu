@@ -10,7 +10,8 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void merge_states(const __g
     const int num_states = !inside ? 0 : p.indptr ? p.indptr[token + 1] - static_cast<int>(first) : p.num_states;
     const O_TYPE* from = static_cast<const O_TYPE*>(p.states) + token * p.states_token_stride + first * p.states_state_stride +
                          head * p.states_head_stride;
-    const float* lse = p.state_lse + token * p.state_lse_token_stride + first * p.state_lse_state_stride + head * p.state_lse_head_stride;
+    const float* lse = p.state_lse + token * p.state_lse_token_stride + first * p.state_lse_state_stride +
+                       head * p.state_lse_head_stride;
     OUT_TYPE* to = static_cast<OUT_TYPE*>(p.o) + token * p.o_token_stride + head * p.o_head_stride;
     float* lse_to = p.lse ? p.lse + token * p.lse_token_stride + head * p.lse_head_stride : nullptr;
     merge_row(num_states, [&](int s) { return from + s * p.states_state_stride; },

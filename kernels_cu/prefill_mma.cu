@@ -57,8 +57,7 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
   WarpSees& sees = warp_sees[warp_id()];
   if (lane_id() == 0) sees = WarpSees(p, s, first_row, WARP_ROWS);
   __syncwarp();
-  __shared__ __align__(16) float sums[kThreads][2][kFrags][2];
-  QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f, sums[threadIdx.x][0], sums[threadIdx.x][1]);
+  QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
   u32 q[Q_REGISTERS ? kFrags : 1][Q_REGISTERS ? kSteps : 1][4];
   const auto load_q = [&](int f, int step, u32(&a)[4]) {
     if constexpr (Q_REGISTERS) {

@@ -10,7 +10,8 @@ using namespace pagedkv;
 
 // One head of K or V: to the cache, with its scale.
 template <int kDim, bool kRotated>
-__device__ __forceinline__ void write_row(const WriteKvParams& p, const SRC_TYPE* from, KV_TYPE* to, float* scale_at, i64 token, bool inside) {
+__device__ __forceinline__ void write_row(const WriteKvParams& p, const SRC_TYPE* from, KV_TYPE* to, float* scale_at, i64 token,
+                                          bool inside) {
   if constexpr (kSame<SRC_TYPE, KV_TYPE> && !kRotated) {
     copy_row<kDim>(from, to, inside);
   } else {
@@ -19,10 +20,10 @@ __device__ __forceinline__ void write_row(const WriteKvParams& p, const SRC_TYPE
     if constexpr (kRotated) rotate(row, from, TokenRope(p.rope, token), inside);
     if constexpr (SCALE_MODE == kScaleTokenHead) {
       const float scale = __fdiv_rn(row_absmax(row), kLargest<KV_TYPE>);
-      quantise<kDim, KV_TYPE>(row, scale);
+      quantise(row, scale);
       if (inside && row_lane() == 0) *scale_at = scale;
     } else if constexpr (SCALE_MODE != kScaleNone) {
-      quantise<kDim, KV_TYPE>(row, *scale_at);
+      quantise(row, *scale_at);
     }
     row.store(to, inside);
   }
@@ -52,10 +53,12 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void write_kv(const __grid_
     const int head = blockIdx.y - (is_v ? p.num_kv_heads : 0);
     if (is_v) {
       const SRC_TYPE* from = static_cast<const SRC_TYPE*>(p.v) + token * p.v_token_stride + head * p.v_head_stride;
-      write_row<HEAD_DIM_V, false>(p, from, v_row<KV_TYPE>(p.kv, at, head), scale_of(p.kv, p.kv.v_scale, at, head), token, inside);
+      float* scale_at = scale_of(p.kv, p.kv.v_scale, at, head);
+      write_row<HEAD_DIM_V, false>(p, from, v_row<KV_TYPE>(p.kv, at, head), scale_at, token, inside);
     } else {
       const SRC_TYPE* from = static_cast<const SRC_TYPE*>(p.k) + token * p.k_token_stride + head * p.k_head_stride;
-      write_row<HEAD_DIM, ROPE != kRopeNone>(p, from, k_row<KV_TYPE>(p.kv, at, head), scale_of(p.kv, p.kv.k_scale, at, head), token, inside);
+      float* scale_at = scale_of(p.kv, p.kv.k_scale, at, head);
+      write_row<HEAD_DIM, ROPE != kRopeNone>(p, from, k_row<KV_TYPE>(p.kv, at, head), scale_at, token, inside);
     }
   });
 }

@@ -42,7 +42,7 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     wide = max(config.head_dim, config.head_dim_v) > 128
     row_tile = row_tile or (64 if wide or max_q_len * config.group_size <= 64 else 128)
     warp_rows = 32 if row_tile == 128 and not wide else 16
-    tile_tokens = 32 if wide or row_tile == 16 else 64
+    tile_tokens = 32 if wide or row_tile == 16 or (warp_rows == 32 and _crowded(config)) else 64
     q_registers = int(config.head_dim <= 64 or (warp_rows == 16 and config.head_dim <= 128))
     stages = 2
     shared = shared_bytes(config, row_tile, tile_tokens, stages)
@@ -54,6 +54,12 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
         ("SHARED_BYTES", shared),
     )
     return Tiling("prefill_mma", row_tile, tile_tokens, row_tile // warp_rows * 32, shared, 2, macros)
+
+
+def _crowded(config: AttentionConfig) -> bool:
+    """Whether what is done to scores or to K and V leaves too few registers for the scores of 64 keys and 32 rows."""
+    shaped = config.soft_cap or config.alibi or config.mask
+    return max(config.head_dim, config.head_dim_v) > 64 and (shaped or config.kv_dtype != config.q_dtype)
 
 
 def shared_bytes(config: AttentionConfig, row_tile: int, tile_tokens: int, stages: int) -> int:

@@ -19,6 +19,7 @@ from tests.ptxsim.stats import Stats
 
 GUARD = 256  # bytes between arrays, so that an access past an end finds no neighbour
 ALIGNMENT = 256
+POISON_LIMIT = 1 << 28  # larger arrays are zeros, which cost nothing until they are touched
 
 
 class PtxsimBackend:
@@ -93,32 +94,34 @@ class PtxsimBackend:
             written |= array != 0xFF
         return {start: written for start, (_, written) in self._written.items()}
 
-    def _allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    @staticmethod
+    def _allocate(
+        shape: tuple[int, ...], dtype: DTypeLike, poison: bool
+    ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
         """An aligned array with guard bytes around it, and its bytes."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        block = np.full(count + 2 * GUARD + ALIGNMENT, 0xFF, np.uint8)
+        size = count + 2 * GUARD + ALIGNMENT
+        block = np.full(size, 0xFF, np.uint8) if poison and size <= POISON_LIMIT else np.zeros(size, np.uint8)
         start = GUARD + -(block.ctypes.data + GUARD) % ALIGNMENT
         octets = block[start : start + count]
         return octets.view(kind).reshape(shape), octets
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array of 0xFF bytes: NaN in every float format."""
-        array, octets = self._allocate(shape, dtype)
+        array, octets = self._allocate(shape, dtype, True)
         if self.track_unwritten and octets.size:
             self._written[extent_of(array)[0]] = (octets, np.zeros(octets.size, np.uint8))
         return array
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array of zeros."""
-        array, octets = self._allocate(shape, dtype)
-        octets[...] = 0
-        return array
+        return self._allocate(shape, dtype, False)[0]
 
     def asarray(self, array: Any) -> NDArray[Any]:
         """A copy at an aligned address between guard bytes."""
         given = np.asarray(array)
-        copy, _ = self._allocate(given.shape, given.dtype)
+        copy, _ = self._allocate(given.shape, given.dtype, False)
         copy[...] = given
         return copy
 

@@ -11,7 +11,8 @@ namespace pagedkv {
 // order. Whole warps. `to` may be one of the o, `lse_to` one of the lse: a lane reads the elements that it writes, and all lanes
 // have read the lse before one writes it. Rows that are not inside must not be read: other warps may be writing them.
 template <class From, class Lse>
-__device__ __forceinline__ void merge_row(int num_states, const From& from, const Lse& lse_of, OUT_TYPE* to, float* lse_to, bool inside) {
+__device__ __forceinline__ void merge_row(int num_states, const From& from, const Lse& lse_of, OUT_TYPE* to, float* lse_to,
+                                          bool inside) {
   float largest = neg_inf();
   for (int s = 0; s < num_states; ++s) largest = fmaxf(largest, lse_of(s));
   Row<DIM> sum = {};

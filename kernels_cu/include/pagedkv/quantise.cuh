@@ -1,5 +1,5 @@
-// Scales of fp8 and int8: value = stored * scale. Per tensor and per head the caller gives them; per token-head the kernel makes the
-// largest absolute value of the row the type's largest number.
+// Scales of fp8 and int8: value = stored * scale. Per tensor and per head the caller gives them; per token-head the kernel makes
+// the largest absolute value of the row the type's largest number.
 #pragma once
 #include "pagedkv/kv.cuh"
 #include "pagedkv/rows.cuh"
@@ -24,7 +24,7 @@ template <int kDim> __device__ __forceinline__ float row_absmax(const Row<kDim>&
 
 // Divides a row by its scale. A computed scale of 0 stands for a row of zeros (or of numbers too small for a scale); an infinite
 // one or NaN makes the whole row NaN when it is read, whatever is stored.
-template <int kDim, class T> __device__ __forceinline__ void quantise(Row<kDim>& row, float scale) {
+template <int kDim> __device__ __forceinline__ void quantise(Row<kDim>& row, float scale) {
 #pragma unroll
   for (int j = 0; j < kRowVecs<kDim>; ++j)
 #pragma unroll

@@ -16,7 +16,8 @@ __device__ __forceinline__ int row_element(int j) { return (j * LANES + row_lane
 // Calls body(token, inside) with the tokens of this CTA. Whole warps go through it together, so body may shuffle; lanes that have
 // no token left come with inside = false and the last token.
 template <class Body> __device__ __forceinline__ void for_each_token(int num_tokens, const Body& body) {
-  for (i64 first = static_cast<i64>(blockIdx.x) * kRowsPerCta; first < num_tokens; first += static_cast<i64>(gridDim.x) * kRowsPerCta) {
+  const i64 step = static_cast<i64>(gridDim.x) * kRowsPerCta;
+  for (i64 first = static_cast<i64>(blockIdx.x) * kRowsPerCta; first < num_tokens; first += step) {
     const i64 token = first + threadIdx.x / LANES;
     body(min_of<i64>(token, num_tokens - 1), token < num_tokens);
   }

@@ -15,10 +15,12 @@ __device__ __forceinline__ TokenPlace place_of_slot(const KvParams& p, i64 slot)
 }
 
 template <class T> __device__ __forceinline__ T* k_row(const KvParams& p, TokenPlace at, int kv_head) {
-  return static_cast<T*>(const_cast<void*>(p.k)) + at.block * p.k_block_stride + at.offset * p.k_token_stride + kv_head * p.k_head_stride;
+  const i64 element = at.block * p.k_block_stride + at.offset * p.k_token_stride + kv_head * p.k_head_stride;
+  return static_cast<T*>(const_cast<void*>(p.k)) + element;
 }
 template <class T> __device__ __forceinline__ T* v_row(const KvParams& p, TokenPlace at, int kv_head) {
-  return static_cast<T*>(const_cast<void*>(p.v)) + at.block * p.v_block_stride + at.offset * p.v_token_stride + kv_head * p.v_head_stride;
+  const i64 element = at.block * p.v_block_stride + at.offset * p.v_token_stride + kv_head * p.v_head_stride;
+  return static_cast<T*>(const_cast<void*>(p.v)) + element;
 }
 
 // The scale of a row, k_scale or v_scale, by SCALE_MODE.

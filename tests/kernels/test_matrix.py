@@ -1,0 +1,103 @@
+"""The correctness matrix: every kernel over dtypes, shapes, lengths, variants, layouts and schedules, against float64.
+
+An ordinary run takes, for each kernel, a set of cases in which every pair of values occurs; ``-m full`` takes one in
+which every three do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from allpairspy import AllPairs
+
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.select import KERNELS, Kernel
+from tests.kernels.cases import Case, assert_close, problem, run
+
+KV_TYPES = {
+    "f32": {"q_dtype": "float32", "kv_dtype": "float32"},
+    "f16": {"q_dtype": "float16", "kv_dtype": "float16"},
+    "bf16": {"q_dtype": "bfloat16", "kv_dtype": "bfloat16"},
+    "e4m3": {"q_dtype": "bfloat16", "kv_dtype": "float8_e4m3", "scale_mode": "tensor"},
+    "e5m2": {"q_dtype": "float16", "kv_dtype": "float8_e5m2", "scale_mode": "head"},
+    "i8": {"q_dtype": "bfloat16", "kv_dtype": "int8", "scale_mode": "token_head"},
+}
+HEAD_DIMS = [64, 80, 96, 128, 256]
+GROUP_SIZES = [1, 2, 3, 4, 7, 8, 16]
+PLACES = [
+    *((layout, size) for layout in ("NHD", "HND") for size in (1, 8, 16, 32, 64, 128)),
+    ("NHD", 0),  # contiguous
+]
+LENGTHS = [(0,), (1,), (15,), (16,), (17,), (255,), (1000,), (0, 33, 1, 70)]
+VARIANTS = {
+    "plain": {},
+    "all keys": {"causal": False},
+    "window": {"window": 20},
+    "soft cap": {"soft_cap": 3.0},
+    "alibi": {"alibi": True},
+    "sinks": {"sinks": True},
+    "mask": {"mask": True, "causal": False},
+    "everything": {"window": 40, "soft_cap": 5.0, "alibi": True, "sinks": True, "mask": True},
+}
+Q_LENS = [None, 2, 5, 40]  # None: decode, without q_indptr
+
+
+def values_of(kernel: Kernel) -> list[list[Any]]:
+    """What each parameter of a case can be for a kernel."""
+    return [list(KV_TYPES), HEAD_DIMS, GROUP_SIZES, PLACES, LENGTHS, list(VARIANTS), Q_LENS, list(kernel.schedules)]
+
+
+def case_of(row: list[Any]) -> Case:
+    """A case; queries beyond a sequence's keys are cut, and one KV head is enough where there are many rows."""
+    kv_type, head_dim, group_size, (layout, block_size), lens, variant, q_len, _ = row
+    q_lens = None if q_len is None else tuple(min(q_len, length) if length else 1 for length in lens)
+    heads = 1 if group_size * (q_len or 1) > 16 or sum(lens) > 300 else 2
+    return Case(
+        lens, q_lens, head_dim=head_dim, group_size=group_size, num_kv_heads=heads, block_size=block_size,
+        layout=layout,         **KV_TYPES[kv_type], **VARIANTS[variant],
+    )  # fmt: skip
+
+
+def fits(kernel: Kernel, row: list[Any]) -> bool:
+    """Whether a case (or the beginning of one, while it is made) is the kernel's."""
+    kv_type, head_dim = row[0], row[1] if len(row) > 1 else 64
+    types = {name: value for name, value in KV_TYPES[kv_type].items() if name != "scale_mode"}
+    size = row[3][1] if len(row) > 3 else 16
+    if kernel.unsupported(Case(head_dim=head_dim, block_size=size, **types).config, (9, 0)) is not None:
+        return False
+    if len(row) > 6 and row[6] == 40 and (row[4] == (1000,) or row[2] > 8):
+        return False  # 40 queries of many heads over 1,000 keys: the interpreter's time, nothing new
+    return len(row) < len(values_of(kernel)) or kernel.unsupported(case_of(row).config, (9, 0)) is None
+
+
+def rows_of(kernel: Kernel, strength: int) -> Iterator[Any]:
+    values = values_of(kernel)
+    values[0] = [kv_type for kv_type in values[0] if fits(kernel, [kv_type])]
+    for row in AllPairs(values, filter_func=lambda row: fits(kernel, row), n=strength):
+        shown = "-".join(str(value).replace(" ", "") for value in row)
+        yield pytest.param(kernel, row, id=f"{kernel.name}-{shown}")
+
+
+def check_row(backend: Backend, kernel: Kernel, row: list[Any]) -> None:
+    case = case_of(row)
+    given, longest = problem(case), max(case.q_lens or (1,))
+    plan = kernel.plan(
+        backend, case.config, kernel.tiling(case.config, longest), row[-1], num_kv_heads=case.num_kv_heads,
+        max_seqs=len(case.seq_lens), max_q_len=longest, max_tokens=len(given.q), max_seq_len=max(max(case.seq_lens), 1),
+    )  # fmt: skip
+    assert_close(given, *run(backend, given, plan=plan))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "row"), [case for kernel in KERNELS for case in rows_of(kernel, 2)])
+def test_every_pair_of_values_is_right(backend: Backend, kernel: Kernel, row: list[Any]) -> None:
+    check_row(backend, kernel, row)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_every_three_values_are_right(backend: Backend, kernel: Kernel) -> None:
+    for case in rows_of(kernel, 3):
+        check_row(backend, *case.values)  # type: ignore[arg-type]
