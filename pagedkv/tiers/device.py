@@ -68,12 +68,13 @@ class DeviceTier(ArenaTier):
 
         Parameters
         ----------
-        stream : CUDA stream; None for the current one. On the CPU nothing is asynchronous.
+        stream : a CuPy stream, what has ``__cuda_stream__``, or a pointer as an int; None for the current one. On the
+            CPU nothing is asynchronous.
         """
         if self.gpu is None:
             return
         cupy = import_cupy()
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
+        stream = _as_stream(cupy, stream)
         with self._using:
             event = self._used.get(stream.ptr)
             if event is None:
@@ -149,6 +150,18 @@ def neighbours(src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]) -> 
 
 def _address(arena: Any) -> int:
     return int(arena.ctypes.data) if isinstance(arena, np.ndarray) else int(arena.data.ptr)
+
+
+def _as_stream(cupy: Any, stream: Any) -> Any:
+    """A stream on which events can be recorded."""
+    if stream is None:
+        return cupy.cuda.get_current_stream()
+    if hasattr(stream, "record"):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        _, stream = protocol() if callable(protocol) else protocol
+    return cupy.cuda.ExternalStream(int(getattr(stream, "ptr", stream)))
 
 
 def _stream(cupy: Any, gpu: int) -> Any:

@@ -197,7 +197,8 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
     fake.zeros = zeros
     fake.cuda = types.SimpleNamespace(
-        Device=device, Stream=Stream, Event=Event, get_current_stream=lambda: types.SimpleNamespace(ptr=5),
+        Device=device, Stream=Stream, Event=Event,
+        ExternalStream=lambda ptr: types.SimpleNamespace(ptr=ptr), get_current_stream=lambda: types.SimpleNamespace(ptr=5),
         memory=types.SimpleNamespace(OutOfMemoryError=Error),
         runtime=types.SimpleNamespace(
             memcpyAsync=memcpy_async, CUDARuntimeError=Error, hostRegister=register, hostUnregister=fake.locked.pop
@@ -270,7 +271,7 @@ def test_a_limit_on_locked_memory_is_named_and_what_was_locked_is_given_back(fak
 def test_copies_wait_for_the_kernels_that_were_launched_on_the_arena(fake_cupy):
     device, host = DeviceTier(4, 64, gpu=0), HostTier(4, 64, gpu=0)
     device.used_by()
-    device.used_by(types.SimpleNamespace(ptr=6))
+    device.used_by(6)
     device.used_by()
     blocks = np.arange(2, dtype=np.int32)
     transfer.copy(device, blocks, host, blocks)

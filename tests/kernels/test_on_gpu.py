@@ -1,0 +1,139 @@
+"""What only a GPU can show: graphs replayed with other lengths, pools past 2^31 elements, NVIDIA's own checkers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedkv.attention import PagedAttention
+from pagedkv.errors import KernelsUnavailable
+from pagedkv.kernels.select import KERNELS
+from pagedkv.reference import paged_attention
+
+pytestmark = pytest.mark.gpu
+
+HEADS, GROUP, DIM, SIZE = 2, 4, 64, 16
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    """CuPy, where it has a device."""
+    from pagedkv.attention.places import cuda_backend
+
+    try:
+        cuda_backend(0)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    import cupy
+
+    return cupy
+
+
+def batch(rng: np.random.Generator, num_blocks: int, lens: list[int]) -> tuple[Any, Any]:
+    """Block tables of fixed width and lengths."""
+    width = 40
+    tables = rng.permutation(num_blocks)[: len(lens) * width].reshape(len(lens), width).astype(np.int32)
+    return tables, np.array(lens, np.int32)
+
+
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
+def test_a_captured_graph_replays_with_other_lengths(gpu: Any, kernel: str) -> None:
+    rng = np.random.default_rng(0)
+    pool = gpu.asarray(rng.standard_normal((200, 2, SIZE, HEADS, DIM)).astype(np.float16))
+    q = gpu.asarray(rng.standard_normal((4, HEADS * GROUP, DIM)).astype(np.float16))
+    out = gpu.full_like(q, np.nan)
+    attention = PagedAttention(
+        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_seqs=4, kernel=kernel
+    )
+    attention.prepare()
+    tables, lens = (gpu.asarray(array) for array in batch(rng, 200, [1, 1, 1, 1]))
+    stream = gpu.cuda.Stream(non_blocking=True)
+    gpu.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        attention.plan(tables, lens, stream=stream)
+        attention.run(q, pool[:, 0], pool[:, 1], out=out, stream=stream)
+        graph = stream.end_capture()
+    host = pool.get()
+    for round_lens in ([5, 600, 0, 17], [640, 640, 640, 640], [1, 2, 3, 4], [0, 0, 0, 0]):
+        new_tables, new_lens = batch(rng, 200, round_lens)
+        tables.set(new_tables)
+        lens.set(new_lens)
+        out.fill(np.nan)
+        gpu.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        exact = paged_attention(q.get().astype(np.float64), host[:, 0], host[:, 1], new_tables, new_lens, np.arange(5))
+        assert np.abs(out.get() - exact).max() < 2e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
+def test_a_pool_past_two_to_the_31_elements_is_read_at_its_end(gpu: Any, kernel: str) -> None:
+    num_blocks = 2**31 // (2 * SIZE * HEADS * DIM) + 100
+    if gpu.cuda.Device().mem_info[0] < num_blocks * 2 * SIZE * HEADS * DIM * 2 + (1 << 30):
+        pytest.skip("less than 6 GiB of GPU memory are free")
+    rng = np.random.default_rng(1)
+    pool = gpu.full((num_blocks, 2, SIZE, HEADS, DIM), np.nan, np.float16)
+    used = rng.standard_normal((3, 2, SIZE, HEADS, DIM)).astype(np.float16)
+    pool[-3:] = gpu.asarray(used)
+    table = np.arange(num_blocks - 3, num_blocks, dtype=np.int32)[None]
+    q = rng.standard_normal((1, HEADS * GROUP, DIM)).astype(np.float16)
+    attention = PagedAttention(
+        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_seqs=1, kernel=kernel
+    )
+    attention.plan(gpu.asarray(table), gpu.asarray(np.array([45], np.int32)))
+    found = attention.run(gpu.asarray(q), pool[:, 0], pool[:, 1])
+    exact = paged_attention(
+        q.astype(np.float64), used[:, 0], used[:, 1], np.array([[0, 1, 2]]), np.array([45]), np.array([0, 1])
+    )
+    assert np.abs(found.get() - exact).max() < 2e-3
+
+
+def test_two_streams_with_plans_of_their_own_do_not_disturb_each_other(gpu: Any) -> None:
+    rng = np.random.default_rng(2)
+    pool = gpu.asarray(rng.standard_normal((200, 2, SIZE, HEADS, DIM)).astype(np.float16))
+    q = gpu.asarray(rng.standard_normal((4, HEADS * GROUP, DIM)).astype(np.float16))
+    tables, lens = (gpu.asarray(array) for array in batch(rng, 200, [640, 3, 333, 90]))
+    plans = [
+        PagedAttention(num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_seqs=4)
+        for _ in range(2)
+    ]
+    streams = [gpu.cuda.Stream(non_blocking=True) for _ in plans]
+    outs = [gpu.empty_like(q) for _ in plans]
+    for plan, stream in zip(plans, streams, strict=True):
+        plan.prepare()
+        plan.plan(tables, lens, stream=stream)
+    gpu.cuda.Device().synchronize()
+    for _ in range(50):
+        for plan, stream, out in zip(plans, streams, outs, strict=True):
+            plan.run(q, pool[:, 0], pool[:, 1], out=out, stream=stream)
+    gpu.cuda.Device().synchronize()
+    host = pool.get()
+    exact = paged_attention(q.get().astype(np.float64), host[:, 0], host[:, 1], tables.get(), lens.get(), np.arange(5))
+    for out in outs:
+        assert np.abs(out.get() - exact).max() < 2e-3
+    assert (outs[0] == outs[1]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck", "initcheck"])
+def test_compute_sanitizer_finds_nothing(gpu: Any, tool: str, tmp_path: Path) -> None:
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(sanitizer).exists():
+        pytest.skip("compute-sanitizer is not installed")
+    command = [
+        *(sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "application-only"),
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu and not slow"),
+        *("-k", "cupy and (ragged or every_schedule or slots or merge)", str(Path(__file__).parent)),
+    ]
+    ran = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=540
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
