@@ -14,19 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import pagedkv as pk
 from pagedkv.core import POLICIES
+from tests.model.machine import run_histories
 from tests.model.toy_kv import SPEC, kv
 
 NAMESPACES = (None, pk.Namespace(tenant="a"))
@@ -286,28 +279,15 @@ class CacheMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-def run(max_examples: int, num_steps: int) -> Counter[str]:
-    seen.clear()
-    run_state_machine_as_test(
-        CacheMachine,
-        settings=settings(
-            max_examples=max_examples,
-            stateful_step_count=num_steps,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
-    return seen
-
-
 def test_every_read_of_a_cache_over_three_tiers_is_right() -> None:
-    counted = run(200, 50)
+    seen.clear()
+    run_histories(CacheMachine, 200, 50)
     expected = {f"hits {tier}" for tier in ("device", "host", "disk", "partial")}
     expected |= {"promoted host", "promoted disk", "demoted device", "demoted host", "dropped disk", "adopted"}
-    assert {kind for kind in expected if not counted[kind]} == set(), counted
+    assert {kind for kind in expected if not seen[kind]} == set(), seen
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(10))
 def test_every_read_of_a_cache_over_three_tiers_is_right_in_long_histories(part: int) -> None:
-    run(1000, 100)
+    run_histories(CacheMachine, 1000, 100)

@@ -1,22 +1,15 @@
-"""The same comparison as a hypothesis state machine, which shrinks what it finds to a few operations."""
+"""The same comparison as a hypothesis state machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.model.driver import NAMESPACES
+from tests.model.machine import run_histories
 from tests.model.pair import Pair
 
 prompts = st.lists(st.integers(0, 1), max_size=6)
@@ -121,13 +114,5 @@ class PlacementMachine(RuleBasedStateMachine):
 
 def test_fifty_thousand_steps_of_the_machine_agree_with_the_oracle() -> None:
     PlacementMachine.steps = 0
-    run_state_machine_as_test(
-        PlacementMachine,
-        settings=settings(
-            max_examples=700,
-            stateful_step_count=100,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
+    run_histories(PlacementMachine, 700, 100)
     assert PlacementMachine.steps >= 50_000
