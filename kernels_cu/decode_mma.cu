@@ -11,9 +11,9 @@ using namespace pagedkv;
 static_assert(STAGES >= 2, "");
 static_assert(SHARED_BYTES >= kRingBytes && SHARED_BYTES >= sizeof(WarpParts<kWarps>), "");
 
-__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s) {
+__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s, int warp) {
   const SequenceKv kv(p.kv, s.seq);
-  WarpRing ring(kv, s, dynamic_shared);
+  WarpRing ring(kv, s, dynamic_shared, warp);
   ring.start();
   constexpr bool kFolded = SCALE_MODE == kScaleTensor || SCALE_MODE == kScaleHead;  // one scale for all keys
   WarpRows rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
@@ -26,12 +26,13 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
   }
   auto& parts = *reinterpret_cast<WarpParts<kWarps>*>(dynamic_shared);
   __syncthreads();  // the rings are read; all their copies are done
-  rows.store(parts.o[warp_id()][0], parts.ml[warp_id()][0]);
+  rows.store(parts.o[warp][0], parts.ml[warp][0]);
   merge_warps<kWarps>(p, s, parts, kFolded ? kv.v_scale({0, 0}, s.kv_head) : 1.f);
 }
 
 extern "C" __global__ __launch_bounds__(kWarps * kWarpSize, MIN_CTAS) void decode_mma(const __grid_constant__ AttentionParams p) {
+  const int warp = uniform_warp_id();
   Schedule schedule(p);
   Segment segment;
-  while (schedule.next(segment)) attend(p, segment);
+  while (schedule.next(segment)) attend(p, segment, warp);
 }

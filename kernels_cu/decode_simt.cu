@@ -23,7 +23,7 @@ constexpr int kDimsV = kVecsV * VEC;
 // Dims of vector j of a lane begin here: neighbouring lanes read neighbouring vectors.
 __device__ __forceinline__ int dim_of(int j) { return (j * kTokenLanes + lane_id() % kTokenLanes) * VEC; }
 
-__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s) {
+__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s, int warp) {
   auto& parts = *reinterpret_cast<WarpParts<kWarps>*>(dynamic_shared);
 
   float q[ROW_TILE][kVecsK * VEC];
@@ -40,7 +40,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
   }
 
   const SequenceKv kv(p.kv, s.seq);
-  for (int first = s.begin + warp_id() * kGroups; first < s.end; first += kWarps * kGroups) {
+  for (int first = s.begin + warp * kGroups; first < s.end; first += kWarps * kGroups) {
     const int token = first + lane_id() / kTokenLanes;
     const bool inside = token < s.end;
     const TokenPlace at = kv.place(inside ? token : s.begin);
@@ -95,18 +95,19 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
 #pragma unroll
       for (int j = 0; j < kVecsV; ++j)
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) parts.o[warp_id()][row][dim_of(j) + e] = state[row].o[j * VEC + e];
+        for (int e = 0; e < VEC; ++e) parts.o[warp][row][dim_of(j) + e] = state[row].o[j * VEC + e];
     }
     if (lane_id() == 0) {
-      parts.ml[warp_id()][row][0] = state[row].m;
-      parts.ml[warp_id()][row][1] = state[row].l;
+      parts.ml[warp][row][0] = state[row].m;
+      parts.ml[warp][row][1] = state[row].l;
     }
   }
   merge_warps<kWarps>(p, s, parts, 1.f);
 }
 
-extern "C" __global__ __launch_bounds__(kThreads) void decode_simt(const __grid_constant__ AttentionParams p) {
+extern "C" __global__ __launch_bounds__(kThreads, 2) void decode_simt(const __grid_constant__ AttentionParams p) {
+  const int warp = uniform_warp_id();
   Schedule schedule(p);
   Segment segment;
-  while (schedule.next(segment)) attend(p, segment);
+  while (schedule.next(segment)) attend(p, segment, warp);
 }

@@ -11,11 +11,11 @@ using namespace pagedkv;
 static_assert(COMPUTE_THREADS == kWarps * kWarpSize, "");
 static_assert(SHARED_BYTES >= TmaRing::kBytes + sizeof(WarpParts<kWarps>), "");
 
-__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s, TmaRing& ring, WarpParts<kWarps>& parts) {
+__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s, TmaRing& ring, WarpParts<kWarps>& parts, int warp) {
   const SequenceKv kv(p.kv, s.seq);
   constexpr bool kFolded = SCALE_MODE == kScaleTensor || SCALE_MODE == kScaleHead;  // one scale for all keys
   WarpRows rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
-  const int first_row = warp_id() * kGroupKeys;
+  const int first_row = warp * kGroupKeys;
   if (s.begin < s.end) {
     for (int key = s.begin / TILE_TOKENS * TILE_TOKENS + first_row; key - first_row < s.end; key += TILE_TOKENS) {
       const bool has_keys = key < s.end && key + kGroupKeys > s.begin, all = s.begin <= key && key + kGroupKeys <= s.end;
@@ -28,19 +28,20 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
       ring.release();
     }
   }
-  rows.store(parts.o[warp_id()][0], parts.ml[warp_id()][0]);
+  rows.store(parts.o[warp][0], parts.ml[warp][0]);
   merge_warps<kWarps>(p, s, parts, kFolded ? kv.v_scale({0, 0}, s.kv_head) : 1.f);
 }
 
 extern "C" __global__ __launch_bounds__((kWarps + 1) * kWarpSize, MIN_CTAS) void decode_tma(const __grid_constant__ TmaAttentionParams p) {
   TmaRing ring(dynamic_shared);
   auto& parts = *reinterpret_cast<WarpParts<kWarps>*>(dynamic_shared + TmaRing::kBytes);
+  const int warp = uniform_warp_id();
   Schedule schedule(p.attention);
   Segment segment;
-  if (warp_id() == kWarps) {
+  if (warp == kWarps) {
     const u64 policy = evict_first_policy();
     while (schedule.next(segment)) ring.produce(p, segment, policy);
   } else {
-    while (schedule.next(segment)) attend(p.attention, segment, ring, parts);
+    while (schedule.next(segment)) attend(p.attention, segment, ring, parts, warp);
   }
 }

@@ -346,6 +346,23 @@ class KVCache:
         """The device's bytes, uint8 [num_blocks, block_bytes]."""
         return self._tiers[DEVICE].arena  # type: ignore[attr-defined]
 
+    def used_on(self, stream: Any = None) -> None:
+        """Say that kernels of the caller's own, or a captured graph, were launched that read or write the device arena.
+
+        Tier moves and later steps wait for them on the device; steps tell this themselves.
+
+        Parameters
+        ----------
+        stream : CUDA stream
+            Default: the current one. On the CPU nothing is asynchronous, and nothing happens.
+
+        Raises
+        ------
+        ClosedError
+        """
+        self._engine.check_open()
+        self._tiers[DEVICE].used_by(stream)  # type: ignore[attr-defined]
+
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer as views into the device arena, [num_blocks, block_size, num_kv_heads, head_dim]."""
         return self._engine.kv.layer(layer)
@@ -390,7 +407,7 @@ class KVCache:
         from pagedkv.attention.places import cuda_backend  # only here: nobody else pays for the kernels' modules
         from pagedkv.gpu_kv import GpuKV
 
-        return GpuKV(self.spec, tier.arena, backend or cuda_backend(gpu or 0), tier.used_by)
+        return GpuKV(self.spec, tier.arena, backend or cuda_backend(gpu or 0), tier.used_by, tier.before_use)
 
     def _bury_purged(self) -> None:
         """What was held or moving when its namespace was purged is on the disk still; what came after it may stay."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from pagedkv import doctor
 from pagedkv._version import __version__
 from pagedkv.errors import PagedKVError
 from pagedkv.replay import command as replay_command
@@ -35,14 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit code: 0 done, 1 the run found something wrong, 2 bad input, 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = _Parser(
-        prog="pagedkv", description="A paged KV cache for LLM inference: tools.", allow_abbrev=False
-    )
+    parser = _Parser(prog="pagedkv", description="A paged KV cache for LLM inference: tools.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pagedkv {__version__}")
     commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
     replay_command.add_parser(commands)
+    doctor.add_parser(commands)
     try:
         arguments = parser.parse_args(argv)
         code: int = arguments.run(arguments, argv)

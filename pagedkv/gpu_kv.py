@@ -1,8 +1,8 @@
 """The device arena as K and V where it lies on a GPU: the same verbs as device_kv.py, computed by the kernels.
 
 Everything is ordered by the caller's stream and nothing waits for the device. The steps of a cache share device
-buffers, so they run on one stream, or on streams that the caller orders. Before a tier move touches the arena it
-waits, on its own stream, for what was launched here (``on_work``).
+buffers, so work on a stream first waits for what was launched here on another (``before_work``). Before a tier move
+touches the arena it waits, on its own stream, for what was launched here (``on_work``).
 """
 
 from __future__ import annotations
@@ -36,17 +36,27 @@ class GpuKV:
     arena : uint8 [num_blocks, block_bytes] on the backend's device.
     backend : launches the kernels.
     on_work : called with the stream after kernels were launched on it, so that moves can wait for them.
+    before_work : called with the stream before that: what was launched on other streams comes first.
     """
 
     decode = None
 
-    def __init__(self, spec: KVSpec, arena: Any, backend: Backend, on_work: Callable[[Any], None]) -> None:
-        self.spec, self.backend, self.on_work = spec, backend, on_work
+    def __init__(
+        self,
+        spec: KVSpec,
+        arena: Any,
+        backend: Backend,
+        on_work: Callable[[Any], None],
+        before_work: Callable[[Any], None] = lambda stream: None,
+    ) -> None:
+        self.spec, self.backend, self.on_work, self.before_work = spec, backend, on_work, before_work
         self._arena = arena
         views = (layer_view(arena, layer, spec) for layer in range(spec.num_layers))
         self._layers = [LayerKv(backend, k, v, dtype=spec.dtype) for k, v in views]
         self._buffers: dict[str, Any] = {}
         self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
+        self._outgrown: list[PagedAttention] = []  # kernels may still use their workspaces, on whatever stream
+        self.uploaded: GpuStepKV | None = None  # whose arrays lie in the buffers
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views on the device."""
@@ -63,6 +73,7 @@ class GpuKV:
 
     def copy_blocks(self, pairs: NDArray[np.int32], stream: Any = None) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2]; no block is both."""
+        self.before_work(stream)
         copy_blocks(self.backend, self._arena, self.device_copy("pairs", pairs, stream), stream=stream)
         self.on_work(stream)
 
@@ -79,7 +90,10 @@ class GpuKV:
         spec = self.spec
         shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
         if out is None:
-            out = (self.backend.empty(shape, spec.np_dtype), self.backend.empty(shape, spec.np_dtype))
+            out = (
+                self.backend.empty(shape, spec.np_dtype, stream=stream),
+                self.backend.empty(shape, spec.np_dtype, stream=stream),
+            )
         if not isinstance(out, tuple) or len(out) != 2:
             raise LayoutMismatch(f"out must be a pair of arrays (k, v), got {type(out).__name__}")
         for array in out:
@@ -87,6 +101,7 @@ class GpuKV:
                 found = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
                 raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {found}")
         if num_tokens:
+            self.before_work(stream)
             tables = self.device_copy("gather_tables", blocks[None], stream)
             indptr = self.device_copy("gather_indptr", np.array([0, num_tokens], np.int32), stream)
             for layer, cache in enumerate(self._layers):
@@ -116,6 +131,8 @@ class GpuKV:
         found = self._attentions.get(key)
         if found is None or found.max_seqs < num_seqs or found.max_tokens < num_tokens or found.max_q_len < max_q_len:
             spec = self.spec
+            if found is not None:
+                self._outgrown.append(found)
             found = self._attentions[key] = PagedAttention(
                 num_qo_heads=num_qo_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.dtype,
                 block_size=spec.block_size, max_seqs=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
@@ -125,7 +142,9 @@ class GpuKV:
 
 
 class GpuStepKV:
-    """The KV of one step on a GPU. The step's arrays go to the device once, with the first write or attention.
+    """The KV of one step on a GPU.
+
+    The step's arrays go to the device with the first write or attention, and again after another step's.
 
     Parameters
     ----------
@@ -174,15 +193,18 @@ class GpuStepKV:
                 mask=mask, mask_indptr=mask_indptr, stream=stream,
             )  # fmt: skip
             self._planned = attention
-        lse = self._kv.backend.empty(q.shape[:2], np.float32) if return_lse else None
+        lse = self._kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
         o = attention.run(q, *self._kv.layer(layer), out=out, lse=lse, stream=stream)
         self._kv.on_work(stream)
         return (o, lse) if return_lse else o
 
     def _upload(self, stream: Any) -> dict[str, Any]:
-        if not self._on_device:
+        self._kv.before_work(stream)
+        if self._kv.uploaded is not self:  # the first time, or another step came between
             arrays = self._arrays
+            self._kv.uploaded, self._planned = None, None
             self._on_device = {name: self._kv.device_copy(name, getattr(arrays, name), stream) for name in _STEP_ARRAYS}
+            self._kv.uploaded = self
         return self._on_device
 
 

@@ -80,6 +80,8 @@ class CascadeAttention:
         empty = np.empty if self.backend is None else self.backend.empty
         self._parts = empty((last + 1, max_tokens, heads, config.head_dim_v), dtype)
         self._lses = empty((last + 1, max_tokens, heads), np.float32)
+        if self.backend is not None:
+            self.backend.synchronize()
         self._planned = False
 
     def plan(self, levels: Sequence[tuple[Any, Any, Any]], *, stream: Any = None, **mask: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv.attention.places import Device, backend_of, home_of
 from pagedkv.attention.planned import PagedAttention
@@ -32,8 +33,10 @@ def forward(
 ) -> Any:
     """Attention over dense K and V of one or several sequences.
 
-    The contiguous path reads K and V where they are. The paged path first copies them into blocks, and computes the
-    same; a runtime whose KV grows keeps it in blocks from the start (:class:`PagedAttention`, or a KVCache).
+    Workspaces are made for the call, so on a GPU it waits until the result is there; loops keep a
+    :class:`PagedAttention`. The contiguous path reads K and V where they are. The paged path first copies them into
+    blocks, and computes the same; a runtime whose KV grows keeps it in blocks from the start
+    (:class:`PagedAttention`, or a KVCache).
 
     Parameters
     ----------
@@ -77,25 +80,35 @@ def forward(
         max_seq_len=longest, device=backend or "cpu", **options,
     )  # fmt: skip
     place = np.asarray if backend is None else backend.asarray
-    if not paged:
+    if paged:
+        tables, slots, num_blocks = _fresh_blocks(keys, block_size)
+        zeros = np.zeros if backend is None else backend.zeros
+        k_pool, v_pool = (zeros((num_blocks, block_size, *x.shape[1:]), x.dtype) for x in (k, v))
+        write_kv(k, v, k_pool, v_pool, place(slots), device=backend or "cpu", stream=stream)
+        attention.plan(place(tables), place(lens), place(queries), stream=stream)
+        result = attention.run(q, k_pool, v_pool, out=out, lse=lse, stream=stream)
+    else:
         attention.plan(None, place(lens), place(queries), kv_indptr=place(keys), stream=stream)
-        return attention.run(q, k, v, out=out, lse=lse, stream=stream)
+        result = attention.run(q, k, v, out=out, lse=lse, stream=stream)
+    if backend is not None:
+        backend.synchronize()  # the workspaces and pools end with this call
+    return result
 
+
+def _fresh_blocks(keys: NDArray[np.int32], block_size: int) -> tuple[NDArray[np.int32], NDArray[np.int64], int]:
+    """Block tables that give every sequence its own blocks in order, the slot of each token, and how many blocks."""
+    lens = np.diff(keys)
     blocks = -(-lens // block_size)
     first = np.concatenate([[0], np.cumsum(blocks)])
     tables = np.full((len(lens), max(int(blocks.max(initial=0)), 1)), -1, np.int32)
-    slots = np.empty(len(k), np.int64)
+    slots = np.empty(int(keys[-1]), np.int64)
     for seq, count in enumerate(blocks):
         tables[seq, :count] = first[seq] + np.arange(count)
         slots[keys[seq] : keys[seq + 1]] = first[seq] * block_size + np.arange(lens[seq])
-    zeros = np.zeros if backend is None else backend.zeros
-    pools = [zeros((max(int(first[-1]), 1), block_size, *x.shape[1:]), x.dtype) for x in (k, v)]
-    write_kv(k, v, pools[0], pools[1], place(slots), device=backend or "cpu", stream=stream)
-    attention.plan(place(tables), place(lens), place(queries), stream=stream)
-    return attention.run(q, *pools, out=out, lse=lse, stream=stream)
+    return tables, slots, max(int(first[-1]), 1)
 
 
-def _indptr(name: str, indptr: Any, count: int) -> np.ndarray[Any, Any]:
+def _indptr(name: str, indptr: Any, count: int) -> NDArray[np.int32]:
     """Offsets as int32 on the host; one sequence where none are given."""
     offsets = np.array([0, count]) if indptr is None else np.asarray(indptr)
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 1:

@@ -42,7 +42,8 @@ def merge_states(
             f"axis, got {list(states.shape)} and {list(lses.shape)}"
         )
     if out is None:
-        out = (np.empty if backend is None else backend.empty)(states.shape[1:], states.dtype)
+        shape = states.shape[1:]
+        out = np.empty(shape, states.dtype) if backend is None else backend.empty(shape, states.dtype, stream=stream)
     if backend is not None:
         merge.merge_states(backend, states.transpose(1, 0, 2, 3), lses.transpose(1, 0, 2), out, lse, stream=stream)
         return out

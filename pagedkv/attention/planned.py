@@ -34,6 +34,8 @@ MAX_INT32 = 2**31 - 1
 class PagedAttention:
     """Attention of batches of sequences over paged (or contiguous) KV.
 
+    One object serves one stream at a time: its runs share a workspace. Make one for each stream that runs at once.
+
     Parameters
     ----------
     num_qo_heads, num_kv_heads, head_dim : the model's; num_qo_heads is a multiple of num_kv_heads.
@@ -151,6 +153,7 @@ class PagedAttention:
                 max_seqs=self.max_seqs, max_q_len=self.max_q_len, max_tokens=self.max_tokens,
                 max_seq_len=int(max_seq_len),
             )  # fmt: skip
+            self.backend.synchronize()  # workspaces may be memory that another stream's work has just let go of
         self._batch: Batch | None = None
 
     @property
@@ -286,7 +289,8 @@ class PagedAttention:
         self._check_scales(k_scale, v_scale, k_cache)
         shape = (len(q), self.num_qo_heads, config.head_dim_v)
         if out is None:
-            out = np.empty(shape, q.dtype) if self.backend is None else self.backend.empty(shape, q.dtype)
+            backend = self.backend
+            out = np.empty(shape, q.dtype) if backend is None else backend.empty(shape, q.dtype, stream=stream)
         check_shape("out", out, shape)
         kernel_dtype("out", out, config.q_dtype)
         check_rows("out", out, math.gcd(16, config.head_dim_v * ITEMSIZES[config.q_dtype]))

@@ -46,11 +46,11 @@ class Backend(Protocol):
     def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
         """Compile and load, so that later launches only launch."""
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-        """A device array with undefined contents."""
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, *, stream: Any = None) -> Any:
+        """A device array with undefined contents, for use on a stream: elsewhere its memory may be in use still."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-        """A device array of zeros."""
+        """A device array of zeros, for use on any stream."""
 
     def asarray(self, array: Any) -> Any:
         """A device copy of a NumPy array; device arrays pass as they are."""
@@ -67,6 +67,10 @@ class Backend(Protocol):
         """What a kernel needs to fetch boxes of a strided array by TMA (sm_90+), as
         :func:`pagedkv.kernels.tensor_map.encode_tensor_map`; a field of a parameter struct takes it.
         """
+
+    def synchronize(self) -> None:
+        """Wait for the device: when something is made, so that its memory is nobody else's on any stream; never per
+        launch."""
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """A NumPy copy of a device array, once all work before it is done."""

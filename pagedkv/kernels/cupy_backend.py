@@ -35,6 +35,7 @@ _MULTIPROCESSORS, _SHARED_OPTIN, _MAJOR, _MINOR = 16, 97, 75, 76
 _NO_DEVICE = 100
 _ORDINARY_SHARED = 48 * 1024  # bytes a CTA may have without asking for more when the kernel is loaded
 _MAX_TENSOR_MAPS = 4096
+_MAX_GRID_YZ = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class CupyBackend:
                 f"{variant.kernel} asks for {shared_bytes} bytes of shared memory per CTA, and this device has "
                 f"{self.shared_limit}"
             )
+        if max(grid[1:]) > _MAX_GRID_YZ:
+            raise InvalidArgument(f"{variant.kernel}: a grid of {grid}, but y and z end at {_MAX_GRID_YZ}")
         if 0 in grid:
             return
         given = as_stream(stream)
@@ -118,16 +121,21 @@ class CupyBackend:
             for variant in wanted:
                 self._load(variant)
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-        """A device array with undefined contents."""
-        with self._current():
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, *, stream: Any = None) -> Any:
+        """A device array with undefined contents, in the order of a stream.
+
+        CuPy hands memory out again at once when an array dies; kernels that still use it are safe only from later work
+        on the stream it was allocated for.
+        """
+        given = as_stream(stream)
+        with self._current(), self._allocating_for(given):
             return self._typed(self._cupy.empty(shape, _carrier(dtype)), dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """A device array of zeros; they are there when this returns, whatever stream reads them."""
         with self._current():
             array = self._typed(self._cupy.zeros(shape, _carrier(dtype)), dtype)
-            self._cupy.cuda.get_current_stream().synchronize()
+            self._cupy.cuda.runtime.deviceSynchronize()
             return array
 
     def asarray(self, array: Any) -> Any:
@@ -156,6 +164,11 @@ class CupyBackend:
             pointer = given.ptr if given is not None else self._cupy.cuda.get_current_stream().ptr
             self._staging.copy(target, source, pointer)
 
+    def synchronize(self) -> None:
+        """Wait for all work on the device."""
+        with self._current():
+            self._cupy.cuda.runtime.deviceSynchronize()
+
     def to_host(self, array: Any) -> NDArray[Any]:
         """A NumPy copy of a device array, once all work of every stream before it is done."""
         if isinstance(array, np.ndarray):
@@ -174,7 +187,9 @@ class CupyBackend:
         key = (address(array), array.dtype.name, tuple(dims), tuple(strides), tuple(box), swizzle)
         found = self._tensor_maps.get(key)
         if found is None:
-            found = encode_tensor_map(array, dims, strides, box, swizzle)
+            with self._current():
+                self._cupy.cuda.runtime.setDevice(self.device)  # the driver wants a context; a new thread has none
+                found = encode_tensor_map(array, dims, strides, box, swizzle)
             found.flags.writeable = False
             with self._lock:
                 if len(self._tensor_maps) >= _MAX_TENSOR_MAPS:
@@ -205,6 +220,13 @@ class CupyBackend:
             return contextlib.nullcontext()
         device: contextlib.AbstractContextManager[Any] = self._cupy.cuda.Device(self.device)
         return device
+
+    def _allocating_for(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """CuPy's allocations are for this stream; None: for the current one, as they are."""
+        if stream is None:
+            return contextlib.nullcontext()
+        external: contextlib.AbstractContextManager[Any] = self._cupy.cuda.ExternalStream(stream.ptr)
+        return external
 
     def _typed(self, array: Any, dtype: DTypeLike) -> Any:
         """The same memory as elements of a dtype of the same size, which CuPy need not know."""
@@ -274,7 +296,7 @@ def as_stream(stream: Any) -> Any:
 
 @functools.cache
 def cache_for_driver(version: int) -> CompileCache:
-    """This user's cache with the newest NVRTC whose cubins a driver loads, whose version CUDA writes as 12080 for 12.8."""
+    """This user's cache with the newest NVRTC whose cubins a driver of a version (12080 is 12.8) loads."""
     return CompileCache(nvrtc_for((version // 1000, version % 1000 // 10)), default_folder())
 
 

@@ -42,8 +42,8 @@ def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
     found = given if given is not None else _HOLDERS.get(held)
     if found not in CUDA_NAMES:
         raise WrongType(
-            f"{name} has dtype {held}{f' (given as {given!r})' if given else ''}: the kernels take {', '.join(CUDA_NAMES)}; "
-            f"fp8 kept in uint8 must be named, for instance kv_dtype='float8_e4m3'"
+            f"{name} has dtype {held}{f' (given as {given!r})' if given else ''}: the kernels take "
+            f"{', '.join(CUDA_NAMES)}; fp8 kept in uint8 must be named, for instance kv_dtype='float8_e4m3'"
         )
     if ITEMSIZES[found] != array.dtype.itemsize:
         raise WrongType(f"{name} has dtype {held}, which cannot hold {found}")

@@ -86,7 +86,7 @@ class CompileCache:
     def __init__(self, nvrtc: Nvrtc, folder: Path | None, extra_options: Sequence[str] = ()) -> None:
         self.nvrtc, self.folder, self.extra_options = nvrtc, folder, tuple(extra_options)
         self._lock = threading.Lock()
-        self._known: dict[tuple[Variant, str, Kind], Future[Binary]] = {}
+        self._known: dict[tuple[Variant, str, Kind, str], Future[Binary]] = {}  # the last is the source
         self._warned = False
 
     def key(self, variant: Variant, arch: str, kind: Kind = "cubin") -> str:
@@ -113,7 +113,7 @@ class CompileCache:
         KernelsUnavailable
             There is no such kernel.
         """
-        asked = (variant, arch, kind)
+        asked = (variant, arch, kind, translation_unit(variant.kernel))
         with self._lock:
             future = self._known.get(asked)
             mine = future is None

@@ -45,7 +45,8 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     tile_tokens = 32 if wide or row_tile == 16 or (warp_rows == 32 and _crowded(config)) else 64
     q_registers = int(config.head_dim <= 64 or (warp_rows == 16 and config.head_dim <= 128))
     stages = 2
-    shared = shared_bytes(config, row_tile, tile_tokens, stages)
+    warps = row_tile // warp_rows
+    shared = shared_bytes(config, row_tile, tile_tokens, stages) + warps * (16 * warp_rows + 16) + 64
     macros = (
         ("WARP_ROWS", warp_rows),
         ("STAGES", stages),
@@ -53,7 +54,7 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
         ("MIN_CTAS", 2),
         ("SHARED_BYTES", shared),
     )
-    return Tiling("prefill_mma", row_tile, tile_tokens, row_tile // warp_rows * 32, shared, 2, macros)
+    return Tiling("prefill_mma", row_tile, tile_tokens, 32 * warps, shared, 2, macros)
 
 
 def _crowded(config: AttentionConfig) -> bool:

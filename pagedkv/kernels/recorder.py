@@ -54,7 +54,7 @@ class Recorder:
         """Note the variants."""
         self.variants += [one for one in dict.fromkeys(variants) if one not in self.variants]
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, *, stream: Any = None) -> Any:
         """A NumPy array."""
         return np.zeros(shape, dtype)
 
@@ -69,6 +69,9 @@ class Recorder:
     def upload(self, target: Any, source: NDArray[Any], stream: Any = None) -> None:
         """Copy at once."""
         target[...] = source
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """The array itself."""

@@ -18,6 +18,7 @@ from pagedkv.kernels.params import Params, fill
 from pagedkv.kernels.variant import Variant, variant
 
 PLAN, PREFILL_PLAN = variant("plan"), variant("prefill_plan")
+RESERVED_BYTES = 1 << 10  # shared memory that a CTA takes beside its own; as much again for static variables
 PARTITION_TOKENS = 512  # of the "partitioned" schedule, as in vLLM's V2
 
 
@@ -99,7 +100,8 @@ class Even(Whole):
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)
-        self.num_ctas = backend.num_sms * tiling.ctas_per_sm
+        fitting = (backend.shared_limit + RESERVED_BYTES) // (tiling.shared_bytes + 2 * RESERVED_BYTES)
+        self.num_ctas = backend.num_sms * min(tiling.ctas_per_sm, max(fitting, 1))  # all at once: equal slices
         self.arrays["unit_indptr"] = backend.empty((limits.max_seqs + 1,), np.int32)
         self.arrays["arrivals"] = backend.zeros((self.num_ctas,), np.uint32)
         self._hold_parts(2 * self.num_ctas)

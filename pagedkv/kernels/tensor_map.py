@@ -66,7 +66,7 @@ def encode_tensor_map(
     if name not in _DATA_TYPES:
         raise WrongType(f"a tensor map takes {', '.join(_DATA_TYPES)}, got {name}")
     start = address(array)
-    _check(start, itemsize, dims, strides, box, swizzle)
+    check_tensor_map(start, itemsize, dims, strides, box, swizzle)
     rank = len(dims)
     room = (ctypes.c_ubyte * (TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT))()
     aligned = -(-ctypes.addressof(room) // TENSOR_MAP_ALIGNMENT) * TENSOR_MAP_ALIGNMENT
@@ -92,10 +92,19 @@ def encode_tensor_map(
     return np.frombuffer(ctypes.string_at(aligned, TENSOR_MAP_BYTES), f"V{TENSOR_MAP_BYTES}").copy()
 
 
-def _check(
+def check_tensor_map(
     start: int, itemsize: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
 ) -> None:
-    """What the driver would refuse with CUDA_ERROR_INVALID_VALUE and no word more."""
+    """Refuse, with the reason, what the driver would refuse without one; as :func:`encode_tensor_map`.
+
+    Parameters
+    ----------
+    start : address of the first element.
+
+    Raises
+    ------
+    InvalidArgument
+    """
     rank = len(dims)
     shapes = f"dims {tuple(dims)}, strides {tuple(strides)}, box {tuple(box)}"
     problem = None

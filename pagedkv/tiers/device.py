@@ -6,6 +6,7 @@ a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import threading
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import TierError
 from pagedkv.tiers.base import check_size
-from pagedkv.tiers.memory import ArenaTier, anonymous_arena
+from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
 
 MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the two addresses
 
@@ -54,6 +55,7 @@ class DeviceTier(ArenaTier):
             try:
                 with cupy.cuda.Device(gpu):
                     arena = cupy.zeros((num_blocks, block_bytes), dtype=np.uint8)
+                    cupy.cuda.get_current_stream().synchronize()  # other streams may write it from now on
             except cupy.cuda.memory.OutOfMemoryError as problem:
                 raise TierError(
                     f"cannot allocate {num_blocks * block_bytes} bytes ({num_blocks} blocks of "
@@ -61,6 +63,7 @@ class DeviceTier(ArenaTier):
                 ) from problem
         super().__init__("device", arena, gpu)
         self._used: dict[int, Any] = {}
+        self._last: int | None = None  # pointer of the stream that used the arena last
         self._using = threading.Lock()
 
     def used_by(self, stream: Any = None) -> None:
@@ -74,12 +77,40 @@ class DeviceTier(ArenaTier):
         if self.gpu is None:
             return
         cupy = import_cupy()
-        stream = _as_stream(cupy, stream)
-        with self._using:
+        with cupy.cuda.Device(self.gpu), self._using:
+            stream = _as_stream(cupy, stream)
+            if cupy.cuda.runtime.streamIsCapturing(stream.ptr):  # no event outside the graph: tell after its launches
+                return
+            self._last = stream.ptr
             event = self._used.get(stream.ptr)
             if event is None:
                 event = self._used[stream.ptr] = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
+
+    def before_use(self, stream: Any = None) -> None:
+        """Kernels are about to be launched on a stream: they wait for those on another stream before it.
+
+        Parameters
+        ----------
+        stream : as in :meth:`used_by`.
+        """
+        if self._last is None:
+            return
+        cupy = import_cupy()
+        with cupy.cuda.Device(self.gpu), self._using:
+            stream = _as_stream(cupy, stream)
+            if stream.ptr != self._last and not cupy.cuda.runtime.streamIsCapturing(stream.ptr):
+                stream.wait_event(self._used[self._last])
+
+    def close(self) -> None:
+        """Let go of the arena once no kernel uses it: CuPy may hand its memory out again at once."""
+        with self._using:
+            used, self._used, self._last = list(self._used.values()), {}, None
+        if used:
+            with contextlib.suppress(import_cupy().cuda.runtime.CUDARuntimeError):  # the device has failed already
+                for event in used:
+                    event.synchronize()
+        super().close()
 
     def wait_for_users(self, stream: Any) -> None:
         """Let a stream wait for the kernels that :meth:`used_by` was told of."""
@@ -127,7 +158,9 @@ def cuda_copy(
         stream = _stream(cupy, gpu)
         if device is not None:
             device.wait_for_users(stream)
-        for src_block, dst_block, count in neighbours(src_blocks, dst_blocks):
+        host = src_blocks if isinstance(src, np.ndarray) else dst_blocks if isinstance(dst, np.ndarray) else None
+        pieces = None if host is None else host // lock_blocks(block_bytes)
+        for src_block, dst_block, count in neighbours(src_blocks, dst_blocks, pieces):
             cupy.cuda.runtime.memcpyAsync(
                 _address(dst) + dst_block * block_bytes,
                 _address(src) + src_block * block_bytes,
@@ -138,11 +171,18 @@ def cuda_copy(
         stream.synchronize()
 
 
-def neighbours(src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
-    """Cut two lists of block ids into runs ``(src_block, dst_block, count)`` that are consecutive in both."""
+def neighbours(
+    src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32], pieces: NDArray[np.int32] | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Cut two lists of block ids into runs ``(src_block, dst_block, count)`` that are consecutive in both.
+
+    ``pieces`` says for each block in which piece of memory it lies: a run stays in one.
+    """
     if not src_blocks.size:
         return
     breaks = (np.diff(src_blocks) != 1) | (np.diff(dst_blocks) != 1)
+    if pieces is not None:
+        breaks |= np.diff(pieces) != 0
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1, [src_blocks.size]))
     for start, end in itertools.pairwise(starts):
         yield int(src_blocks[start]), int(dst_blocks[start]), int(end - start)

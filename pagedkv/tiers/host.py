@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from pagedkv.errors import TierError
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.device import import_cupy
-from pagedkv.tiers.memory import ArenaTier, anonymous_arena
+from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
 
-LOCK_CHUNK = 256 << 20  # bytes that one thread touches and one call locks
 TOUCH_THREADS = 8
 HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context
 
@@ -82,17 +81,17 @@ def page_locked_arena(num_blocks: int, block_bytes: int, gpu: int) -> NDArray[np
     """
     cupy = import_cupy()
     arena = anonymous_arena(num_blocks, block_bytes, "host", LockedMapping)
-    flat, mapping = arena.reshape(-1), _mapping(arena)
+    flat, mapping, size = arena.reshape(-1), _mapping(arena), lock_blocks(block_bytes) * block_bytes
 
     def touch(start: int) -> None:
-        flat[start : start + LOCK_CHUNK].fill(0)
+        flat[start : start + size].fill(0)
 
-    starts = range(0, flat.size, LOCK_CHUNK)
+    starts = range(0, flat.size, size)
     with ThreadPoolExecutor(min(TOUCH_THREADS, os.cpu_count() or 1, len(starts)), "pagedkv-touch") as threads:
         for start, _ in zip(
             starts, threads.map(touch, starts), strict=True
         ):  # a chunk is locked while later ones are touched
-            chunk = flat[start : start + LOCK_CHUNK]
+            chunk = flat[start : start + size]
             try:
                 with cupy.cuda.Device(gpu):
                     mapping.lock(cupy.cuda.runtime, chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from pagedkv.errors import ClosedError, InvalidArgument, TierError
 
 HUGE_PAGE = 2 << 20
+LOCK_CHUNK = 256 << 20  # bytes of host memory that one call page-locks, more or less
 
 
 def anonymous_arena(
@@ -51,6 +53,12 @@ def anonymous_arena(
     whole = np.frombuffer(memory, dtype=np.uint8)
     start = -whole.ctypes.data % align
     return whole[start : start + wanted].reshape(num_blocks, block_bytes)
+
+
+def lock_blocks(block_bytes: int) -> int:
+    """Blocks that one call page-locks: whole ones, as a copy must not reach from one locked piece into the next."""
+    unit = math.lcm(block_bytes, mmap.PAGESIZE)
+    return max(LOCK_CHUNK // unit, 1) * unit // block_bytes
 
 
 class ArenaTier:

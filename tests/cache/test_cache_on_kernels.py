@@ -88,6 +88,25 @@ def test_a_history_through_the_kernels_equals_the_one_on_the_cpu(backend: Any) -
             assert np.abs(wanted - found).max() < 3e-3, layer
 
 
+def test_steps_of_different_sequences_may_take_turns(backend: Any) -> None:
+    with pk.KVCache(SPEC, 14) as exact, pk.KVCache(SPEC, 14, backend=backend) as cache:
+        found: list[list[np.ndarray]] = []
+        for one in (exact, cache):
+            seqs = [one.sequence([1, 2, 3, 4, 5]), one.sequence([7, 8])]
+            outputs = []
+            with one.step(seqs[:1]) as first, one.step(seqs[1:]) as second:
+                for layer in range(SPEC.num_layers):
+                    for step in (first, second):
+                        q, k, v = (values(step.tokens, step.positions, 3 * layer + i if i else 0) for i in range(3))
+                        step.write(layer, k, v)
+                        outputs.append(np.array(step.attend(layer, q), np.float64))
+            found.append(outputs + [np.array(x, np.float64) for seq in seqs for x in seq.gather()])
+            for seq in seqs:
+                seq.release()
+    for wanted, got in zip(*found, strict=True):
+        assert np.abs(wanted - got).max() < 3e-3
+
+
 def test_log_sum_exp_and_out_reach_the_caller(backend: Any) -> None:
     with pk.KVCache(SPEC, 14) as exact, pk.KVCache(SPEC, 14, backend=backend) as cache:
         found = []
@@ -126,6 +145,17 @@ def test_float32_is_converted_to_the_dtype_of_the_cache(backend: Any, layout: st
             seq.scatter(k, v)
             results.append([np.array(x).view(np.uint16) for x in seq.gather()])
     assert np.array_equal(results[0], results[1])
+
+
+def test_other_peoples_kernels_are_told_to_the_device_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(pk.tiers.DeviceTier, "used_by", lambda self, stream: told.append(stream))
+    cache = pk.KVCache(SPEC, 14)
+    cache.used_on(7)
+    assert told == [7]
+    cache.close()
+    with pytest.raises(pk.errors.ClosedError):
+        cache.used_on(7)
 
 
 def test_a_stream_where_there_is_no_gpu_is_refused() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from pagedkv.kernels.params import Params
 from pagedkv.kernels.source import translation_unit
+from pagedkv.kernels.tensor_map import Swizzle, check_tensor_map
 from pagedkv.kernels.variant import Variant
 from tests.ptxsim.launch import launch
 from tests.ptxsim.loader import compile_ptx, program
 from tests.ptxsim.machine import Dim3
 from tests.ptxsim.memory import extent_of
 from tests.ptxsim.stats import Stats
+from tests.ptxsim.tensor_map import encode
 
 GUARD = 256  # bytes between arrays, so that an access past an end finds no neighbour
 ALIGNMENT = 256
@@ -51,6 +54,7 @@ class PtxsimBackend:
         self.races, self.track_unwritten = races, track_unwritten
         self.stats: Stats | None = Stats() if collect_stats else None
         self.steps = 0  # instructions executed so far
+        self._blocks: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
         self._written: dict[int, tuple[NDArray[Any], NDArray[np.uint8]]] = {}
 
     def launch(
@@ -94,20 +98,20 @@ class PtxsimBackend:
             written |= array != 0xFF
         return {start: written for start, (_, written) in self._written.items()}
 
-    @staticmethod
     def _allocate(
-        shape: tuple[int, ...], dtype: DTypeLike, poison: bool
+        self, shape: tuple[int, ...], dtype: DTypeLike, poison: bool
     ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
         """An aligned array with guard bytes around it, and its bytes."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         size = count + 2 * GUARD + ALIGNMENT
         block = np.full(size, 0xFF, np.uint8) if poison and size <= POISON_LIMIT else np.zeros(size, np.uint8)
+        self._blocks[id(block)] = block
         start = GUARD + -(block.ctypes.data + GUARD) % ALIGNMENT
         octets = block[start : start + count]
         return octets.view(kind).reshape(shape), octets
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, *, stream: Any = None) -> NDArray[Any]:
         """An array of 0xFF bytes: NaN in every float format."""
         array, octets = self._allocate(shape, dtype, True)
         if self.track_unwritten and octets.size:
@@ -119,7 +123,13 @@ class PtxsimBackend:
         return self._allocate(shape, dtype, False)[0]
 
     def asarray(self, array: Any) -> NDArray[Any]:
-        """A copy at an aligned address between guard bytes."""
+        """A copy at an aligned address between guard bytes; what this backend made passes as it is."""
+        if (
+            isinstance(array, np.ndarray)
+            and isinstance(array.base, np.ndarray)
+            and self._blocks.get(id(array.base)) is array.base
+        ):
+            return array
         given = np.asarray(array)
         copy, _ = self._allocate(given.shape, given.dtype, False)
         copy[...] = given
@@ -128,6 +138,16 @@ class PtxsimBackend:
     def upload(self, target: Any, source: NDArray[Any], stream: Any = None) -> None:
         """Copies at once; every launch has ended before."""
         np.copyto(target, source)
+
+    def tensor_map(
+        self, array: Any, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: Swizzle = 0
+    ) -> NDArray[np.void]:
+        """A stand-in for the driver's map, checked as the real one is: see tests.ptxsim.tensor_map."""
+        check_tensor_map(array.ctypes.data, array.dtype.itemsize, dims, strides, box, swizzle)
+        return encode(array.ctypes.data, array.dtype.itemsize, dims, strides, box, swizzle)
+
+    def synchronize(self) -> None:
+        """Every launch has ended before."""
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """A copy."""

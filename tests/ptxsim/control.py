@@ -129,18 +129,14 @@ def _bind_barrier(ins: Instruction, number: int, m: Machine) -> Step:
     return barrier
 
 
-def _split(
-    m: Machine, active: Active, identity: Any, count: Any
-) -> list[tuple[Active, int, int | None]]:
+def _split(m: Machine, active: Active, identity: Any, count: Any) -> list[tuple[Active, int, int | None]]:
     """Lanes by barrier id and count, which may come from registers."""
     if not isinstance(identity, np.ndarray) and not isinstance(count, np.ndarray):
         return [(active, identity, count)]
     ids = np.broadcast_to(np.asarray(identity, np.int64), active.mask.shape)
     counts = np.broadcast_to(np.asarray(-1 if count is None else count, np.int64), active.mask.shape)
     pairs = {(int(i), int(c)) for i, c in zip(ids[active.index], counts[active.index], strict=True)}
-    return [
-        (m.active(active.mask & (ids == i) & (counts == c)), i, None if c < 0 else c) for i, c in sorted(pairs)
-    ]
+    return [(m.active(active.mask & (ids == i) & (counts == c)), i, None if c < 0 else c) for i, c in sorted(pairs)]
 
 
 def _reduction(ins: Instruction, m: Machine, target: Operand, condition: Operand) -> Release:
@@ -185,7 +181,9 @@ class Barriers:
             m.send(block, active)
             return
         if count is not None and (count % 32 or not 0 < count <= m.threads):
-            raise BarrierError(f"barrier {barrier} with a count of {count} threads, which is no multiple of 32 or too many")
+            raise BarrierError(
+                f"barrier {barrier} with a count of {count} threads, which is no multiple of 32 or too many"
+            )
         key = (barrier, count or 0, block)
         before = self.waiting.get(key)
         self.waiting[key] = active.mask if before is None else before | active.mask
@@ -221,7 +219,9 @@ class Barriers:
                 continue
             if (per_cta[full] > count).any():
                 cta = int(np.argmax(full & (per_cta > count)))
-                raise BarrierError(f"{int(per_cta[cta])} threads of CTA {cta} arrive at barrier {barrier}, which counts {count}")
+                raise BarrierError(
+                    f"{int(per_cta[cta])} threads of CTA {cta} arrive at barrier {barrier}, which counts {count}"
+                )
             self._go(barrier, keys, np.repeat(full, m.threads), full, count)
             return
 
@@ -276,8 +276,7 @@ class Barriers:
             )
 
 
-_BINDERS: dict[str, Callable[[Instruction, int, "Machine"], Step]] = {
+_BINDERS: dict[str, Callable[[Instruction, int, Machine], Step]] = {
     "bra": _bind_branch, "brx": _bind_indexed_branch, "ret": _bind_exit, "exit": _bind_exit, "bar": _bind_barrier,
     "barrier": _bind_barrier, "trap": _bind_trap, "brkpt": _bind_trap, "mbarrier": bind_try_wait,
 }  # fmt: skip
-

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Row = NDArray[Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingCopy:
     """One cp.async instruction: lanes, their group numbers, destinations (flat shared bytes) and data."""
 
@@ -35,7 +35,7 @@ class PendingCopy:
     ins: Instruction
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Mbarrier:
     """One mbarrier object.
 
@@ -57,10 +57,9 @@ class Mbarrier:
     phase: int = 0
     clock: NDArray[np.int64] | None = None
     done: NDArray[np.int64] | None = None
-    extra: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiter:
     """Lanes that wait for phases of mbarriers."""
 
@@ -70,7 +69,7 @@ class Waiter:
     go_on: Callable[[Active], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Deferred:
     """Work of the asynchronous engine, to be done at the last moment."""
 
@@ -90,6 +89,8 @@ class AsyncEngine:
         self.waiting: list[Waiter] = []
         self.deferred: list[Deferred] = []
         self.proxy_time = np.zeros(m.lanes, np.int64)
+        self.store_groups: dict[int, list[int]] = {}  # per lane, the issue times of its groups
+        self.product_groups: dict[int, list[int]] = {}  # the same per warpgroup
 
     # cp.async
 
@@ -99,9 +100,9 @@ class AsyncEngine:
             self.committed = np.zeros(self.m.lanes, np.int64)
         shared = self.m.shared
         if shared.shadow is not None:
-            granules = shared.granules(flat, width)
-            shared.shadow.check_write(granules, active.index)
-            shared.shadow.mark_in_flight(granules, active.index)
+            rows, many = shared.rows(flat, width)
+            shared.shadow.check_write(rows, many, active.index)
+            shared.shadow.mark_in_flight(rows, many, active.index)
         self.copies.append(PendingCopy(active.index, self.committed[active.index], flat, width, data, ins))
 
     def commit(self, active: Active) -> None:
@@ -123,7 +124,9 @@ class AsyncEngine:
             if due.any():
                 self._land(copy.lanes[due], copy.flat[due], copy.width, copy.data[due])
                 rest = ~due
-                copy = PendingCopy(copy.lanes[rest], copy.group[rest], copy.flat[rest], copy.width, copy.data[rest], copy.ins)
+                copy = PendingCopy(
+                    copy.lanes[rest], copy.group[rest], copy.flat[rest], copy.width, copy.data[rest], copy.ins
+                )
             keep.append(copy)
         self.copies = keep
 
@@ -131,7 +134,101 @@ class AsyncEngine:
         shared = self.m.shared
         shared.views[width][flat // width] = data
         if shared.shadow is not None:
-            shared.shadow.record(shared.granules(flat, width), lanes)
+            shared.shadow.record(*shared.rows(flat, width), lanes)
+
+    def arrive_after_copies(self, active: Active, flat: NDArray[np.int64], ins: Instruction) -> None:
+        """Later, all copies issued so far by the lanes land, and each lane arrives at its mbarrier."""
+        issued = [copy for copy in self.copies if active.mask[copy.lanes].any()]
+        lanes = active.index
+
+        def land() -> None:
+            m = self.m
+            m.clocks.now += 1
+            for copy in issued:
+                if not any(copy is other for other in self.copies):
+                    continue
+                due = active.mask[copy.lanes]
+                self._land(copy.lanes[due], copy.flat[due], copy.width, copy.data[due])
+                self.copies = [other for other in self.copies if other is not copy]
+                if not due.all():
+                    rest = ~due
+                    self.copies.append(
+                        PendingCopy(
+                            copy.lanes[rest], copy.group[rest], copy.flat[rest], copy.width, copy.data[rest], copy.ins
+                        )
+                    )
+            # The arrival makes the copies visible to who waits, though the lane itself has not waited for them.
+            clock = m.clocks.release(lanes) if m.clocks.fine is not None else None
+            for place in np.unique(flat).tolist():
+                here = flat == place
+                self.arrive(
+                    self.at(place, int(lanes[here][0])),
+                    int(here.sum()),
+                    None if clock is None else clock[here].max(axis=0),
+                )
+
+        self.deferred.append(Deferred(land, ins))
+
+    # Bulk stores: groups per lane, all complete at the wait.
+
+    def stores_issued(self, lanes: Lanes) -> None:
+        """Lanes have stores in their open group."""
+        for lane in np.unique(lanes).tolist():
+            self.store_groups.setdefault(lane, [0])[-1] = self.m.clocks.now
+
+    def commit_stores(self, active: Active) -> None:
+        """Close the lanes' open groups."""
+        for lane in active.index.tolist():
+            self.store_groups.setdefault(lane, [0]).append(0)
+
+    def wait_stores(self, active: Active, allowed: int) -> None:
+        """The lanes know that all their groups but the newest ``allowed`` have been read and written."""
+        for lane in active.index.tolist():
+            groups = self.store_groups.get(lane, [0])
+            done = groups[: max(0, len(groups) - 1 - allowed)]
+            if done and self.m.clocks.fine is not None:
+                row = self.m.clocks.fine[lane // self.m.threads, lane % self.m.threads]
+                row[self.m.threads] = max(row[self.m.threads], *done)
+        self.m.clocks.changed()
+
+    # wgmma groups, per warpgroup (its first lane).
+
+    def products_issued(self, leaders: Lanes) -> None:
+        """Warpgroups have products in their open group."""
+        for lane in leaders.tolist():
+            self.product_groups.setdefault(lane, [0])[-1] = self.m.clocks.now
+
+    def commit_products(self, active: Active) -> None:
+        """Close the open groups."""
+        for lane in active.index[::128].tolist():
+            self.product_groups.setdefault(lane, [0]).append(0)
+
+    def wait_products(self, active: Active, allowed: int) -> None:
+        """The warpgroups know that all their groups but the newest ``allowed`` have read shared memory."""
+        fine = self.m.clocks.fine
+        for lane in active.index[::128].tolist():
+            groups = self.product_groups.get(lane, [0])
+            done = groups[: max(0, len(groups) - 1 - allowed)]
+            if done and fine is not None:
+                first = lane % self.m.threads
+                column = fine[lane // self.m.threads, first : first + 128, self.m.threads + 1]
+                np.maximum(column, max(done), out=column)
+        self.m.clocks.changed()
+
+    def check_proxy(self, rows: NDArray[np.int64], many: int, lanes: Lanes, what: str) -> None:
+        """Raise if ordinary stores wrote the rows and their thread has not fenced the asynchronous proxy since."""
+        shadow = self.m.shared.shadow
+        assert shadow is not None
+        granules = rows[:, None] * many + np.arange(many)
+        who, time = shadow.who.take(granules), shadow.time.take(granules)
+        ordinary = who < self.m.lanes
+        bad = ordinary & (time > self.proxy_time[np.where(ordinary, who, 0)])
+        if bad.any():
+            place = tuple(np.argwhere(bad)[0])
+            raise AsyncCopyError(
+                f"{what} by {self.m.describe(int(lanes[place[0]]))} reads {shadow.place(int(granules[place]))}, which "
+                f"{self.m.describe(int(who[place]))} wrote without a fence.proxy.async after it"
+            )
 
     # mbarriers
 
@@ -147,9 +244,10 @@ class AsyncEngine:
         if barrier is None:
             raise MbarrierError(f"{self.m.describe(lane)} uses an mbarrier that was not initialised")
         me = np.array([lane])
-        if lane < self.m.lanes and not self.m.clocks.ordered(
-            np.array([barrier.init_lane]), np.array([barrier.init_time]), me
-        ).all():
+        if (
+            lane < self.m.lanes
+            and not self.m.clocks.ordered(np.array([barrier.init_lane]), np.array([barrier.init_time]), me).all()
+        ):
             raise MbarrierError(
                 f"{self.m.describe(lane)} uses an mbarrier whose init by {self.m.describe(barrier.init_lane)} is not ordered "
                 "before it (a barrier is missing after the init)"

@@ -11,8 +11,10 @@ from pathlib import Path
 from pagedkv.kernels.nvrtc import default_nvrtc
 from tests.ptxsim.parser import parse
 from tests.ptxsim.program import Program, build
+from tests.ptxsim.syntax import Module
 
 _programs: dict[tuple[str, str], Program] = {}
+_modules: dict[str, Module] = {}
 
 
 def cache_dir() -> Path:
@@ -45,7 +47,11 @@ def compile_ptx(source: str, name: str, options: Sequence[str]) -> str:
 
 def program(ptx: str, kernel: str) -> Program:
     """A kernel of a PTX text, ready to run; parsed once."""
-    key = (hashlib.blake2b(ptx.encode(), digest_size=16).hexdigest(), kernel)
+    text_key = hashlib.blake2b(ptx.encode(), digest_size=16).hexdigest()
+    key = (text_key, kernel)
     if key not in _programs:
-        _programs[key] = build(parse(ptx), kernel)
+        if text_key not in _modules:
+            _modules.clear()  # one is enough for a source with many kernels
+            _modules[text_key] = parse(ptx)
+        _programs[key] = build(_modules[text_key], kernel)
     return _programs[key]

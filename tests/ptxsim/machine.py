@@ -140,7 +140,8 @@ class Machine:
     def describe(self, lane: int) -> str:
         """Words for a lane, or for the asynchronous engine."""
         if lane >= self.lanes:
-            return f"the asynchronous copy engine of CTA {self._coordinates(lane - self.lanes, self.grid)}"
+            name = "copy engine" if lane < self.lanes + self.ctas else "tensor core"
+            return f"the {name} of CTA {self._coordinates((lane - self.lanes) % self.ctas, self.grid)}"
         thread, cta = lane % self.threads, lane // self.threads
         return f"thread {self._coordinates(thread, self.block)} of CTA {self._coordinates(cta, self.grid)}"
 
@@ -199,21 +200,22 @@ class Machine:
                 if not self.groups and not self._wake():
                     break
                 block = min(self.groups)
-                if block <= last and self.polled:
-                    turns += 1
+                if block <= last:  # a loop: does it poll?
+                    turns = turns + 1 if self.polled else 0
+                    self.polled = False
                     if turns > POLL_PATIENCE:
                         idle = idle + 1 if self.progress == progress else 0
                         progress, turns = self.progress, 0
-                        block = self._rotate(block, idle)
-                elif block > last:
-                    turns = 0
+                        block = self._rotate(idle)
                 last = block
                 self._run_block(block)
         self.engine.finish()
 
-    def _rotate(self, block: int, idle: int) -> int:
+    def _rotate(self, idle: int) -> int:
         """A polling group steps back for the others, in turn."""
-        if idle > POLL_LIMIT // POLL_PATIENCE and not self._wake():
+        if idle > 1 and self.engine.deliver():
+            return min(self.groups)
+        if idle > POLL_LIMIT // POLL_PATIENCE:
             raise Deadlock(f"deadlock: threads poll memory that nobody changes any more{self._who_waits()}")
         blocks = sorted(self.groups)
         self._turn += 1
@@ -240,7 +242,9 @@ class Machine:
 
     def _locate(self, error: PtxsimError, ins: Instruction) -> None:
         if not error.where:
-            error.where = f"\n  at {ins.source or 'unknown source'}: {ins.text} (PTX line {ins.line}, kernel {self.program.name})"
+            error.where = (
+                f"\n  at {ins.source or 'unknown source'}: {ins.text} (PTX line {ins.line}, kernel {self.program.name})"
+            )
 
     def _wake(self) -> bool:
         """Nobody can run: let asynchronous work land, at the last moment; False when all lanes have ended.
@@ -258,7 +262,9 @@ class Machine:
             return False
         exited = [mask for mask in self.barriers.waiting.values() if self._has_exited(mask)]
         error = BarrierError if exited else Deadlock
-        raise error(("threads have exited before a barrier" if exited else "deadlock: no thread can go on") + self._who_waits())
+        raise error(
+            ("threads have exited before a barrier" if exited else "deadlock: no thread can go on") + self._who_waits()
+        )
 
     def _has_exited(self, mask: Mask) -> bool:
         ctas = mask.reshape(self.ctas, -1).any(axis=1)
@@ -271,7 +277,9 @@ class Machine:
             lines.append(f"{self._group(mask)} at barrier {barrier}: {self.barrier_text(block)}")
         for block, active in self.groups.items():
             body = self.program.blocks[block].body
-            lines.append(f"{self._group(active.mask)} polling: {self._text(body[0] if body else self.program.blocks[block].end)}")
+            lines.append(
+                f"{self._group(active.mask)} polling: {self._text(body[0] if body else self.program.blocks[block].end)}"
+            )
         lines += [f"{self._group(mask)} at an mbarrier: {self._text(ins)}" for mask, ins in self.engine.waiters()]
         ended = ~self.live & (np.arange(self.lanes) % self.threads < self.block_threads)
         if ended.any():
@@ -290,7 +298,9 @@ class Machine:
         cta = int(np.argmax(mask.reshape(self.ctas, -1).any(axis=1)))
         threads = np.flatnonzero(mask.reshape(self.ctas, -1)[cta])
         more = int(np.count_nonzero(mask.reshape(self.ctas, -1).any(axis=1))) - 1
-        return f"threads {_ranges(threads)} of CTA {self._coordinates(cta, self.grid)}" + (f" (and of {more} more)" if more else "")
+        return f"threads {_ranges(threads)} of CTA {self._coordinates(cta, self.grid)}" + (
+            f" (and of {more} more)" if more else ""
+        )
 
 
 def _ranges(numbers: NDArray[np.int64]) -> str:

@@ -108,9 +108,13 @@ class GlobalMemory:
         if len(self.starts):
             before = max(0, int(self.starts.searchsorted(address, "right")) - 1)
             candidates = [before, min(before + 1, len(self.starts) - 1)]
-            closest = min(candidates, key=lambda i: min(abs(address - int(self.starts[i])), abs(address - int(self.ends[i]))))
+            closest = min(
+                candidates, key=lambda i: min(abs(address - int(self.starts[i])), abs(address - int(self.ends[i])))
+            )
             start, end = int(self.starts[closest]), int(self.ends[closest])
-            where = f"{address - end} bytes past the end" if address >= end else f"{start - address} bytes before the start"
+            where = (
+                f"{address - end} bytes past the end" if address >= end else f"{start - address} bytes before the start"
+            )
             if start <= address < end:
                 where = f"{end - address} bytes before the end, too few,"
             near = f"; the nearest array has {end - start} bytes, and this is {where} of it"
@@ -125,7 +129,7 @@ class GlobalMemory:
         if m.stats is not None:
             m.stats.global_access(m, addresses, width, lanes)
         if self.granule is not None:
-            self._each(number, addresses, lanes, lambda i, a, who: self._read_check(i, a, width, who, strong))
+            self.each(number, addresses, lanes, lambda i, a, who: self.read_check(i, a, width, who, strong))
         index = addresses - _ORIGIN
         return _EVERYTHING[width].take(index >> _SHIFT[width] if width > 1 else index)
 
@@ -143,9 +147,7 @@ class GlobalMemory:
         """All checks of a store; the caller then writes."""
         number = self.find(addresses, width, lanes)
         self.m.progress += 1
-        if self.m.clocks.cross is not None:
-            self.m.clocks.cross.write_time[lanes] = self.m.clocks.now
-        self._each(number, addresses, lanes, lambda i, a, who: self._write_check(i, a, width, who, strong))
+        self.each(number, addresses, lanes, lambda i, a, who: self._write_check(i, a, width, who, strong))
 
     def raw(self, addresses: Addresses, width: int) -> Values:
         """Elements at checked addresses, unchecked."""
@@ -155,7 +157,8 @@ class GlobalMemory:
         """Write at checked addresses, unchecked."""
         _EVERYTHING[width][(addresses - _ORIGIN) >> _SHIFT[width]] = values
 
-    def _each(self, number: int | NDArray[np.int64], addresses: Addresses, lanes: Lanes, check: Any) -> None:
+    def each(self, number: int | NDArray[np.int64], addresses: Addresses, lanes: Lanes, check: Any) -> None:
+        """Call ``check(array number, addresses, lanes)`` for each array."""
         if isinstance(number, int):
             check(number, addresses, lanes)
             return
@@ -163,28 +166,29 @@ class GlobalMemory:
             here = number == i
             check(i, addresses[here], lanes[here])
 
-    def _granules(self, i: int, addresses: Addresses, width: int) -> NDArray[np.int64]:
+    def _rows(self, i: int, addresses: Addresses, width: int) -> tuple[NDArray[np.int64], int]:
+        """Shadow rows of accesses to an array, and granules per access."""
         assert self.granule is not None
-        start = int(self.starts[i]) & -16
-        first = (addresses - start) // self.granule
-        many = width // self.granule
-        return first if many <= 1 else first[:, None] + np.arange(many)
+        return (addresses - (int(self.starts[i]) & -16)) >> _SHIFT[width], width // self.granule
 
-    def _read_check(self, i: int, addresses: Addresses, width: int, lanes: Lanes, strong: bool) -> None:
+    def read_check(self, i: int, addresses: Addresses, width: int, lanes: Lanes, strong: bool) -> None:
+        """Check and log a read that lies within one array."""
         written = self.written[i]
         if written is not None:
             offsets = (addresses - self.starts[i])[:, None] + np.arange(width)
             bad = ~written.take(offsets).astype(bool).all(axis=1)
             if bad.any():
                 lane = int(lanes[int(np.argmax(bad))])
-                raise UninitialisedRead(f"uninitialised read: {self.m.describe(lane)} reads global memory nothing has written")
+                raise UninitialisedRead(
+                    f"uninitialised read: {self.m.describe(lane)} reads global memory nothing has written"
+                )
         if not self.writeable[i]:
             return
         shadow = self.shadows[i]
         if shadow is None:
             self.reads[i].append((addresses.copy(), width, lanes, self.m.clocks.now, strong))
         else:
-            shadow.read(self._granules(i, addresses, width), lanes, strong)
+            shadow.read(*self._rows(i, addresses, width), lanes, strong)
 
     def _write_check(self, i: int, addresses: Addresses, width: int, lanes: Lanes, strong: bool) -> None:
         if not self.writeable[i]:
@@ -199,21 +203,22 @@ class GlobalMemory:
         shadow = self.shadows[i]
         if shadow is None:
             shadow = self.shadows[i] = self._make_shadow(i)
-        shadow.write(self._granules(i, addresses, width), lanes, strong)
+        shadow.write(*self._rows(i, addresses, width), lanes, strong)
 
     def _make_shadow(self, i: int) -> Shadow:
         """A shadow for an array about to be written, with the reads it has seen."""
         start, granule = int(self.starts[i]) & -16, self.granule
         assert granule is not None
         base = int(self.starts[i])
+        blocks = -(-(int(self.ends[i]) - start) // 16)
         shadow = Shadow(
-            (int(self.ends[i]) - start) // granule + 1, self.m.clocks, False, "global",
+            blocks * 16 // granule, granule, self.m.clocks, False,
             lambda g: f"byte {start + g * granule - base} of a {int(self.ends[i]) - base}-byte array", self.m.describe,
         )  # fmt: skip
         now = self.m.clocks.now
         for addresses, width, lanes, time, strong in self.reads[i]:
             self.m.clocks.now = time
-            shadow.log_read(self._granules(i, addresses, width), lanes, strong)
+            shadow.log_read(*self._rows(i, addresses, width), lanes, strong)
         self.m.clocks.now = now
         self.reads[i].clear()
         return shadow
@@ -241,9 +246,7 @@ class SharedMemory:
         self.lane_base = np.arange(m.lanes, dtype=np.int64) // m.threads * self.stride - SHARED_START
         self.shadow: Shadow | None = None
         if granule is not None:
-            self.shadow = Shadow(
-                m.ctas * self.stride // granule, m.clocks, True, "shared", self._describe, m.describe
-            )
+            self.shadow = Shadow(m.ctas * self.stride // granule, granule, m.clocks, True, self._describe, m.describe)
 
     def _describe(self, granule: int) -> str:
         assert self.granule is not None
@@ -251,7 +254,13 @@ class SharedMemory:
 
     def flat(self, addresses: Addresses, width: int, active: Active) -> Addresses:
         """Byte index into ``bytes`` for each active lane's address, checked."""
-        lanes = active.index
+        return self._checked(addresses, width, active.index) + active.take(self.lane_base)
+
+    def flat_of(self, addresses: Addresses, width: int, lanes: Lanes) -> Addresses:
+        """The same for any list of addresses and the lanes they belong to."""
+        return self._checked(addresses, width, lanes) + self.lane_base[lanes]
+
+    def _checked(self, addresses: Addresses, width: int, lanes: Lanes) -> Addresses:
         check_alignment(self.m, addresses, width, lanes, "shared")
         if len(addresses) and (
             int(addresses.min()) < SHARED_START or int(addresses.max()) + width > SHARED_START + self.size
@@ -262,14 +271,12 @@ class SharedMemory:
                 f"out of bounds: {self.m.describe(int(lanes[first]))} accesses {width} bytes at shared offset "
                 f"{int(addresses[first]) - SHARED_START} of {self.size}"
             )
-        return addresses + active.take(self.lane_base)
+        return addresses
 
-    def granules(self, flat: Addresses, width: int) -> NDArray[np.int64]:
-        """Granules of each lane's access: (lanes,) or (lanes, k)."""
+    def rows(self, flat: Addresses, width: int) -> tuple[NDArray[np.int64], int]:
+        """Shadow rows of accesses at flat bytes, and granules per access."""
         assert self.granule is not None
-        first = flat // self.granule
-        many = width // self.granule
-        return first if many <= 1 else first[:, None] + np.arange(many)
+        return flat >> _SHIFT[width], width // self.granule
 
     def load(self, addresses: Addresses, width: int, active: Active, strong: bool = False) -> Values:
         """One element per active lane."""
@@ -277,7 +284,7 @@ class SharedMemory:
         if self.m.stats is not None:
             self.m.stats.shared_access(self.m, addresses, width, active.index)
         if self.shadow is not None:
-            self.shadow.read(self.granules(flat, width), active.index, strong)
+            self.shadow.read(*self.rows(flat, width), active.index, strong)
         return self.views[width].take(flat >> _SHIFT[width])
 
     def store(self, addresses: Addresses, width: int, values: Values, active: Active, strong: bool = False) -> None:
@@ -287,7 +294,7 @@ class SharedMemory:
             self.m.stats.shared_access(self.m, addresses, width, active.index)
         self.m.progress += 1
         if self.shadow is not None:
-            self.shadow.write(self.granules(flat, width), active.index, strong)
+            self.shadow.write(*self.rows(flat, width), active.index, strong)
         self.views[width][flat >> _SHIFT[width]] = values
 
 
@@ -369,7 +376,9 @@ class GenericMemory:
         low, high = int(top.min()), int(top.max())
         if low == high:
             if not 0 <= low <= 3:
-                raise OutOfBounds(f"out of bounds: generic address {int(addresses[0]):#x} by {m.describe(int(active.index[0]))}")
+                raise OutOfBounds(
+                    f"out of bounds: generic address {int(addresses[0]):#x} by {m.describe(int(active.index[0]))}"
+                )
             return [(spaces[low], addresses - (low << WINDOW) if low else addresses, active, slice(None))]
         parts = []
         for window in np.unique(top).tolist():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.ptxsim import (  # noqa: F401  (imported for their registrations)
     ops_async,
     ops_atomic,
@@ -18,11 +16,9 @@ from tests.ptxsim import (  # noqa: F401  (imported for their registrations)
     ops_memory,
     ops_move,
     ops_warp,
+    ops_wgmma,
 )
 from tests.ptxsim.control import bind_terminator
 from tests.ptxsim.registry import bind, opcodes
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["bind", "bind_terminator", "opcodes"]

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from tests.ptxsim.active import Active
 from tests.ptxsim.errors import AsyncCopyError, UnsupportedPtx
+from tests.ptxsim.ops_bulk import bind_bulk
+from tests.ptxsim.ops_mbarrier import places
 from tests.ptxsim.ops_memory import address_of
 from tests.ptxsim.registry import Step, opcode, require
 from tests.ptxsim.syntax import Imm, Instruction
@@ -33,9 +35,9 @@ def _bind_cp(ins: Instruction, m: Machine) -> Step:
     if ins.has("wait_all"):
         return _wait(m, None)
     if ins.has("bulk"):
-        raise UnsupportedPtx("cp.async.bulk")
+        return bind_bulk(ins, m)
     if ins.has("mbarrier"):
-        raise UnsupportedPtx("cp.async.mbarrier")
+        return _arrive_when_done(ins, m)
     return _copy(ins, m)
 
 
@@ -45,6 +47,23 @@ def _wait(m: Machine, allowed: int | None) -> Step:
         m.engine.wait(active, allowed)
 
     return wait
+
+
+def _arrive_when_done(ins: Instruction, m: Machine) -> Step:
+    """cp.async.mbarrier.arrive: each lane arrives when its earlier copies have landed, which is at the last moment."""
+    require(ins, "async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64")
+    find, included = places(m, ins, ins.operands[0]), ins.has("noinc")
+
+    def arrive(active: Active) -> None:
+        m.clocks.now += 1
+        flat, lanes = find(active), active.index
+        for place, lane in zip(flat.tolist(), lanes.tolist(), strict=True):
+            barrier = m.engine.at(place, lane)
+            if not included:
+                barrier.pending += 1
+        m.engine.arrive_after_copies(active, flat, ins)
+
+    return arrive
 
 
 def _copy(ins: Instruction, m: Machine) -> Step:

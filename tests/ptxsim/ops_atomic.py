@@ -79,9 +79,9 @@ def _bind_atomic(ins: Instruction, m: Machine) -> Step:
                 check_alignment(m, local, width, lanes, "global")
                 m.global_memory.prepare_store(local, width, lanes, True)
                 if m.global_memory.granule is not None:
-                    m.global_memory._each(
+                    m.global_memory.each(
                         m.global_memory.find(local, width, lanes), local, lanes,
-                        lambda i, a, who: m.global_memory._read_check(i, a, width, who, True),
+                        lambda i, a, who: m.global_memory.read_check(i, a, width, who, True),
                     )  # fmt: skip
                 cells, index = None, local
             before, changed = update(m, cells, index, width, first[here], None if second is None else second[here])
@@ -119,9 +119,9 @@ def _by_space(m: Machine, space: str, addresses: NDArray[np.int64], active: Acti
 def _shared_checks(m: Machine, flat: NDArray[np.int64], width: int, lanes: NDArray[np.int64]) -> None:
     shadow = m.shared.shadow
     assert shadow is not None
-    granules = m.shared.granules(flat, width)
-    shadow.read(granules, lanes, True)
-    shadow.write(granules, lanes, True)
+    rows, many = m.shared.rows(flat, width)
+    shadow.read(rows, many, lanes, True)
+    shadow.write(rows, many, lanes, True)
 
 
 def _update(op: str, kind: str) -> Callable[..., tuple[Row, int]]:
@@ -139,7 +139,9 @@ def _update(op: str, kind: str) -> Callable[..., tuple[Row, int]]:
             lanes = order[start[has] + turn]
             old = current[has]
             before[lanes] = old
-            current[has] = _apply(op, kind, old, values.view(dtype)[lanes], None if compare is None else compare.view(dtype)[lanes])
+            current[has] = _apply(
+                op, kind, old, values.view(dtype)[lanes], None if compare is None else compare.view(dtype)[lanes]
+            )
         bits = current.view(UNSIGNED[width])
         changed = int((bits != raw).any())
         if cells is not None:

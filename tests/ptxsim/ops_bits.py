@@ -82,9 +82,7 @@ def _bind_lop3(ins: Instruction, m: Machine) -> Step:
         out = np.zeros(np.broadcast_shapes(x.shape, y.shape, z.shape), np.uint32)
         for row in range(8):
             if bits >> row & 1:
-                out = out | (
-                    (x if row & 4 else ~x) & (y if row & 2 else ~y) & (z if row & 1 else ~z)
-                )
+                out = out | ((x if row & 4 else ~x) & (y if row & 2 else ~y) & (z if row & 1 else ~z))
         return out
 
     return function_step(evaluate, target, a, b, c)

@@ -52,7 +52,7 @@ def _bind_cvt(ins: Instruction, m: Machine) -> Step:
     target = m.regs.widened_target(ins.operands[0], to)
     source = m.regs.source(ins.operands[1], kind)
     step = function_step(_conversion(to, kind, rounding, ins), target, source)
-    keeps = "f32" in (to, kind) and is_float(to) and is_float(kind) and not ins.has("ftz")
+    keeps = "f32" in (to, kind) and is_float(kind) and not ins.has("ftz")
     return preserving_subnormals(step) if keeps else step
 
 
@@ -156,26 +156,24 @@ def _packed(ins: Instruction, m: Machine, to: str, kind: str) -> Step:
         raise UnsupportedPtx(f"cvt.{to}.{kind}")
     high, low = (m.regs.source(op, "f32") for op in ins.operands[1:])
     mode = "rz" if ins.has("rz") else "rn"
-    if to == "f16x2":
-        one: Callable[[Row], Row] = lambda a: to_f16(_relu(a, relu), mode)
-    elif to == "bf16x2":
-        one = lambda a: f32_to_bf16(_relu(a, relu), mode)
-    elif to in ("e4m3x2", "e5m2x2") and ins.has("satfinite"):
+    encode_one: dict[str, Callable[[Row, str], Row]] = {"f16x2": to_f16, "bf16x2": f32_to_bf16}
+    if to in ("e4m3x2", "e5m2x2") and ins.has("satfinite"):
         return preserving_subnormals(
             function_step(
                 lambda a, b: _join_bytes(f32_to_fp8(_relu(b, relu), to[:4]), f32_to_fp8(_relu(a, relu), to[:4])),
                 target, high, low,
             )
         )  # fmt: skip
-    else:
+    if to not in encode_one or ins.has("satfinite"):
         raise UnsupportedPtx(f"cvt.{to}.{kind}")
-    if ins.has("satfinite"):
-        raise UnsupportedPtx("modifier .satfinite")
-    return preserving_subnormals(function_step(lambda a, b: join_halves(one(b), one(a)), target, high, low))
+    one = encode_one[to]
+    return preserving_subnormals(
+        function_step(lambda a, b: join_halves(one(_relu(b, relu), mode), one(_relu(a, relu), mode)), target, high, low)
+    )
 
 
 def _relu(values: Row, relu: bool) -> Row:
-    return np.where(values < 0, values.dtype.type(0), values) if relu else values
+    return np.where(values <= 0, values.dtype.type(0), values) if relu else values
 
 
 def _join_bytes(low: Row, high: Row) -> Row:

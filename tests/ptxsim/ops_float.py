@@ -38,10 +38,10 @@ def bind_float(ins: Instruction, m: Machine) -> Step:
     sources = [m.regs.source(op, kind) for op in ins.operands[1:]]
     rounding = next((mod for mod in ins.mods if mod in _ROUNDINGS), "rn")
     if name in ("neg", "abs"):
-        return _sign_step(name, target, sources[0])
-    if name in ("min", "max"):
-        return _extreme(ins, target, sources)
-    if rounding != "rn" or ins.has("sat"):
+        step = _sign_step(ins, target, sources[0])
+    elif name in ("min", "max"):
+        step = _extreme(ins, target, sources)
+    elif rounding != "rn" or ins.has("sat"):
         step = _rounded(ins, target, sources, rounding)
     elif name in ("fma", "mad"):
         step = function_step(fma_f32 if kind == "f32" else _fma_f64, target, *sources)
@@ -51,9 +51,12 @@ def bind_float(ins: Instruction, m: Machine) -> Step:
     return step if kind == "f64" or ins.has("ftz") else preserving_subnormals(step)
 
 
-def _sign_step(name: str, target: Row, source: Row) -> Step:
+def _sign_step(ins: Instruction, target: Row, source: Row) -> Step:
     """neg and abs act on the sign bit, of NaN too; NumPy's do."""
-    return ufunc_step(np.negative if name == "neg" else np.abs, target, source)
+    ufunc = np.negative if ins.opcode == "neg" else np.abs
+    if ins.has("ftz"):  # a product flushes, a change of sign does not
+        return function_step(lambda a: ufunc(a) * np.float32(1), target, source)
+    return ufunc_step(ufunc, target, source)
 
 
 def _extreme(ins: Instruction, target: Row, sources: list[Row]) -> Step:
@@ -63,7 +66,10 @@ def _extreme(ins: Instruction, target: Row, sources: list[Row]) -> Step:
     else:
         ufunc = np.fmin if ins.opcode == "min" else np.fmax
     if len(sources) == 3:
-        return function_step(lambda a, b, c: ufunc(ufunc(a, b), c), target, *sources)
+        return function_step(lambda a, b, c: ufunc(ufunc(a, b), c) * a.dtype.type(1), target, *sources)
+    if ins.has("ftz"):  # a choice does not flush, a product does
+        one = np.float32(1)
+        return function_step(lambda a, b: ufunc(a, b) * one, target, *sources)
     return ufunc_step(ufunc, target, *sources)
 
 
@@ -153,5 +159,3 @@ def _bind_testp(ins: Instruction, m: Machine) -> Step:
     }  # fmt: skip
     step = function_step(tests[ins.mods[0]], target, source)
     return preserving_subnormals(step)
-
-

@@ -88,7 +88,12 @@ def bind_half(ins: Instruction, m: Machine) -> Step:
             if kind == "bf16":  # the odd rounding must survive the step through float32
                 out = _odd_to_f32(out)
         elif name in ("min", "max"):
-            pick = {("min", False): np.fmin, ("max", False): np.fmax, ("min", True): np.minimum, ("max", True): np.maximum}
+            pick = {
+                ("min", False): np.fmin,
+                ("max", False): np.fmax,
+                ("min", True): np.minimum,
+                ("max", True): np.maximum,
+            }
             out = pick[name, ins.has("NaN")](*values)
         else:
             out = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name](*values)

@@ -27,7 +27,8 @@ _HINTS = (
 )  # fmt: skip
 _STRONG = ("volatile", "relaxed", "acquire", "release", "mmio")
 _SPACES = {
-    "global": "global", "const": "global", "shared": "shared", "shared::cta": "shared", "local": "local",
+    "global": "global", "const": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared",
+    "local": "local",
     "param": "param", "param::entry": "param", "param::func": "param",
 }  # fmt: skip
 
@@ -89,7 +90,9 @@ def _is_call_parameter(m: Machine, ins: Instruction, operand: Operand) -> bool:
     )
 
 
-def order_access(m: Machine, ins: Instruction, space: str, reads: bool, writes: bool) -> Callable[[Active, Row], None] | None:
+def order_access(
+    m: Machine, ins: Instruction, space: str, reads: bool, writes: bool
+) -> Callable[[Active, Row], None] | None:
     """What a strong access does to the clocks between CTAs; None if it does nothing."""
     cross = m.clocks.cross
     if cross is None or space not in ("global", "generic") or ins.has("cta"):
@@ -127,7 +130,9 @@ def _bind_load(ins: Instruction, m: Machine) -> Step:
         raise UnsupportedPtx("128-bit registers")
     dtype = dtype_of(kind)
     targets = [
-        (i, m.regs.widened_target(item, kind)) for i, item in enumerate(items) if not (isinstance(item, Reg) and item.name == "_")
+        (i, m.regs.widened_target(item, kind))
+        for i, item in enumerate(items)
+        if not (isinstance(item, Reg) and item.name == "_")
     ]
     width = part * many
     if width > 16:

@@ -122,7 +122,9 @@ def _bind_cvta(ins: Instruction, m: Machine) -> Step:
 def _bind_isspacep(ins: Instruction, m: Machine) -> Step:
     """Which space a generic address lies in."""
     require(ins, "global", "shared", "shared::cta", "local", "const", "param", "param::entry")
-    window = {"global": 0, "const": -1, "shared": 1, "shared::cta": 1, "local": 2, "param": 3, "param::entry": 3}[ins.type]
+    window = {"global": 0, "const": -1, "shared": 1, "shared::cta": 1, "local": 2, "param": 3, "param::entry": 3}[
+        ins.type
+    ]
     target, row = m.regs.target(ins.operands[0], "pred"), m.regs.source(ins.operands[1], "u64")
     return function_step(lambda a: (a >> np.uint64(WINDOW)) == np.uint64(window & 0xFFFF), target, row)
 

@@ -239,7 +239,7 @@ def _bind_warp_barrier(ins: Instruction, m: Machine) -> Step:
 
     def step(active: Active) -> None:
         members(m, active, mask, "bar.warp.sync")
-        m.clocks.warp_barrier(active)
+        m.clocks.warp_barrier(active, m.live)
 
     return step
 
@@ -253,5 +253,3 @@ def _bind_setmaxnreg(ins: Instruction, m: Machine) -> Step:
         m.whole_warps(active, ins.text)
 
     return step
-
-

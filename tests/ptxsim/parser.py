@@ -7,9 +7,25 @@ import struct
 from bisect import bisect_right
 
 from tests.ptxsim.errors import UnsupportedPtx
-from tests.ptxsim.syntax import Addr, Function, Imm, Instruction, Module, Operand, Pair, Reg, Special, Sym, Variable, Vec
+from tests.ptxsim.syntax import (
+    Addr,
+    Function,
+    Imm,
+    Instruction,
+    Module,
+    Operand,
+    Pair,
+    Reg,
+    Special,
+    Sym,
+    Variable,
+    Vec,
+)
 
 _COMMENT = re.compile(r'"[^"]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_SPACE = re.compile(r"\s*")
+_BRACE = re.compile(r"[{}]")
+_BRACKET = re.compile(r"[\[({]")
 _LABEL = re.compile(r"([%$A-Za-z_][\w$]*)\s*:(?!:)")
 _NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fFdD][0-9a-fA-F]+|\d+\.\d*(?:[eE][-+]?\d+)?|\d+)U?$")
 _REG_DECL = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
@@ -64,6 +80,16 @@ def split_top(text: str, separator: str = ",") -> list[str]:
     return [*parts, tail] if tail or parts else []
 
 
+def closing_brace(text: str, start: int) -> int:
+    """Where the braces that open at ``start`` close."""
+    depth = 0
+    for found in _BRACE.finditer(text, start):
+        depth += 1 if found[0] == "{" else -1
+        if depth == 0:
+            return found.start()
+    raise UnsupportedPtx("braces that do not close")
+
+
 class _Scope:
     """Names of registers declared in one pair of braces."""
 
@@ -78,7 +104,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         blank = _COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
         self.text = blank
-        self.newlines = [i for i, char in enumerate(blank) if char == "\n"]
+        self.newlines = [found.start() for found in re.finditer("\n", blank)]
         self.module = Module()
         for found in re.finditer(r'\.file\s+(\d+)\s+"([^"]*)"', blank):
             self.module.files[int(found[1])] = found[2].rsplit("/", 1)[-1]
@@ -86,30 +112,27 @@ class _Parser:
         self._top_level()
 
     def _skip_space(self) -> None:
-        text, end = self.text, len(self.text)
-        while self.position < end and text[self.position].isspace():
-            self.position += 1
+        found = _SPACE.match(self.text, self.position)
+        assert found is not None
+        self.position = found.end()
 
     def _until(self, char: str) -> str:
         """Text up to a character outside quotes, which is consumed."""
-        end = self.position
-        quoted = False
-        while quoted or self.text[end] != char:
-            quoted ^= self.text[end] == '"'
-            end += 1
+        end = self.text.index(char, self.position)
+        quote = self.text.find('"', self.position, end)
+        while quote != -1:
+            after = self.text.index('"', quote + 1) + 1
+            end = self.text.index(char, after)
+            quote = self.text.find('"', after, end)
         taken = self.text[self.position : end]
         self.position = end + 1
         return taken
 
     def _braced(self) -> str:
         """The text of a braced block that starts here, without its braces."""
-        depth, start = 0, self.position
-        while True:
-            char = self.text[self.position]
-            depth += (char == "{") - (char == "}")
-            self.position += 1
-            if depth == 0:
-                return self.text[start + 1 : self.position - 1]
+        start = self.position
+        self.position = closing_brace(self.text, start) + 1
+        return self.text[start + 1 : self.position - 1]
 
     def _top_level(self) -> None:
         while True:
@@ -167,6 +190,7 @@ class _Body:
         self.scope_count = 0
         self.source = ""
         self.pending_label: str | None = None
+        self.known: dict[str, Operand] = {}  # operands already read in the outermost scope
 
     def read(self) -> None:
         """From the opening brace to its closing one."""
@@ -199,14 +223,8 @@ class _Body:
         """Labels are looked up before they are defined, so a scope's own ones are collected first."""
         scope = _Scope(self.scope_count)
         if self.scope_count:
-            start = self.parser.position - 1
-            depth, end = 0, start
-            text = self.parser.text
-            while True:
-                depth += (text[end] == "{") - (text[end] == "}")
-                end += 1
-                if depth == 0:
-                    break
+            start, text = self.parser.position - 1, self.parser.text
+            end = closing_brace(text, start)
             for statement in re.finditer(r"(?:^|[;{}\n])\s*([%$A-Za-z_][\w$]*)\s*:(?!:)", text[start:end]):
                 scope.labels[statement[1]] = f"{statement[1]}@{scope.number}"
         self.scope_count += 1
@@ -282,12 +300,17 @@ class _Body:
             guard = Reg(unique, negated)
         opcode, _, tail = rest.partition(" ")
         name, *mods = opcode.split(".")
-        operands = tuple(self._operand(part) for part in split_top(tail))
-        merged: list[str] = []
-        for mod in mods:
-            if mod:
-                merged.append(mod)
-        self.function.code.append(Instruction(name, tuple(merged), operands, guard, text, line, self.source))
+        parts = split_top(tail) if _BRACKET.search(tail) else tail.split(",") if tail else []
+        operands = tuple(self._cached_operand(part.strip()) for part in parts)
+        merged = tuple(mod for mod in mods if mod)
+        self.function.code.append(Instruction(name, merged, operands, guard, text, line, self.source))
+
+    def _cached_operand(self, text: str) -> Operand:
+        if len(self.scopes) > 1:
+            return self._operand(text)
+        if text not in self.known:
+            self.known[text] = self._operand(text)
+        return self.known[text]
 
     def _operand(self, text: str) -> Operand:
         if text[0] in "{(":

@@ -7,7 +7,20 @@ from dataclasses import dataclass, field, replace
 from tests.ptxsim.errors import UnsupportedPtx
 from tests.ptxsim.memory import PARAM_WINDOW, SHARED_START, SHARED_WINDOW
 from tests.ptxsim.parser import size_of
-from tests.ptxsim.syntax import Addr, Function, Imm, Instruction, Module, Operand, Pair, Reg, Special, Sym, Variable, Vec
+from tests.ptxsim.syntax import (
+    Addr,
+    Function,
+    Imm,
+    Instruction,
+    Module,
+    Operand,
+    Pair,
+    Reg,
+    Special,
+    Sym,
+    Variable,
+    Vec,
+)
 
 # An instruction after which lanes may stand elsewhere, or wait.
 TERMINATORS = {"bra", "brx", "ret", "exit", "bar", "barrier", "trap", "brkpt"}
@@ -102,13 +115,17 @@ def build(module: Module, name: str) -> Program:
     granule_global, granule_shared = _granules(flat)
     opcodes = {ins.opcode for ins in flat.code}
     partial = any(
-        (ins.opcode in ("bar", "barrier") and "warp" not in ins.mods and (len(ins.operands) > 1 or "arrive" in ins.mods))
+        (
+            ins.opcode in ("bar", "barrier")
+            and "warp" not in ins.mods
+            and (len(ins.operands) > 1 or "arrive" in ins.mods)
+        )
         for ins in flat.code
     )
     return Program(
         name, flat, blocks, labels, symbols, static - SHARED_START, local_size,
         [v for v in module.variables.values() if v.space in ("global", "const")], offsets, end,
-        granule_global, granule_shared, partial or "mbarrier" in opcodes,
+        granule_global, granule_shared, partial or bool(opcodes & {"mbarrier", "wgmma"}) or any(ins.has("bulk") for ins in flat.code),
         bool(opcodes & {"membar", "fence"}) or any(m in ins.mods for ins in flat.code for m in ("release", "acquire", "acq_rel")),
     )  # fmt: skip
 
@@ -118,7 +135,9 @@ def _granules(function: Function) -> tuple[int, int]:
     smallest = {"global": 16, "shared": 16}
     for ins in function.code:
         width = 16
-        spaces = [space for space in ("global", "shared") if any(m == space or m.startswith(space + "::") for m in ins.mods)]
+        spaces = [
+            space for space in ("global", "shared") if any(m == space or m.startswith(space + "::") for m in ins.mods)
+        ]
         if ins.opcode in ("ld", "st", "ldu", "atom", "red"):
             if "param" in ins.mods or "local" in ins.mods or "const" in ins.mods:
                 continue
@@ -220,7 +239,9 @@ class _Inliner:
         inner_rename = {}
         for formal, actual in zip((*callee.results, *callee.params), (*results.items, *arguments.items), strict=True):
             assert isinstance(actual, Sym)
-            inner_rename[formal.name] = rename.get(actual.name, actual.name + (suffix if actual.name in caller.locals else ""))
+            inner_rename[formal.name] = rename.get(
+                actual.name, actual.name + (suffix if actual.name in caller.locals else "")
+            )
         for name, kind in callee.registers.items():
             self.out.registers[name + inner] = kind
         for name, variable in callee.locals.items():

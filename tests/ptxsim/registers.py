@@ -29,9 +29,7 @@ class Registers:
     symbols : addresses of variables.
     """
 
-    def __init__(
-        self, kinds: dict[str, str], lanes: int, specials: dict[str, Row], symbols: dict[str, int]
-    ) -> None:
+    def __init__(self, kinds: dict[str, str], lanes: int, specials: dict[str, Row], symbols: dict[str, int]) -> None:
         self.kinds, self.lanes, self.specials, self.symbols = kinds, lanes, specials, symbols
         self._rows: dict[str, Row] = {}
         self.carry = np.zeros(lanes, bool)

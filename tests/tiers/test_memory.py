@@ -153,6 +153,7 @@ class FakeArray:
 def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """As much of CuPy as the tiers call; copies run at once and are counted."""
     fake = types.SimpleNamespace(copies=0, synchronised=0, devices=[], locked={}, waits=[], limit=1 << 30)
+    fake.capturing = fake.zeros_waits = fake.event_waits = 0
 
     class Stream:
         ptr = 77
@@ -166,6 +167,15 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         def wait_event(self, event: Event) -> None:
             fake.waits.append(event.recorded)
 
+    class Current:
+        ptr = 5
+
+        def synchronize(self) -> None:
+            fake.zeros_waits += 1
+
+        def wait_event(self, event: Event) -> None:
+            fake.waits.append((5, event.recorded))
+
     class Event:
         def __init__(self, *, disable_timing: bool) -> None:
             assert disable_timing
@@ -173,11 +183,17 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         def record(self, stream: types.SimpleNamespace) -> None:
             self.recorded = stream.ptr
 
+        def synchronize(self) -> None:
+            fake.event_waits += 1
+
     class Error(Exception):
         pass
 
     def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
         assert (kind, stream) == (4, 77)
+        for start, locked in fake.locked.items():  # the driver refuses a range that leaves a locked piece
+            for at in (dst, src):
+                assert at + size <= start or start + locked <= at or start <= at <= at + size <= start + locked
         ctypes.memmove(dst, src, size)
         fake.copies += 1
 
@@ -198,10 +214,11 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     fake.zeros = zeros
     fake.cuda = types.SimpleNamespace(
         Device=device, Stream=Stream, Event=Event,
-        ExternalStream=lambda ptr: types.SimpleNamespace(ptr=ptr), get_current_stream=lambda: types.SimpleNamespace(ptr=5),
+        ExternalStream=lambda ptr: types.SimpleNamespace(ptr=ptr), get_current_stream=Current,
         memory=types.SimpleNamespace(OutOfMemoryError=Error),
         runtime=types.SimpleNamespace(
-            memcpyAsync=memcpy_async, CUDARuntimeError=Error, hostRegister=register, hostUnregister=fake.locked.pop
+            streamIsCapturing=lambda stream: stream == fake.capturing, CUDARuntimeError=Error,
+            memcpyAsync=memcpy_async, hostRegister=register, hostUnregister=fake.locked.pop,
         ),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", fake)
@@ -245,7 +262,7 @@ def test_a_gpu_that_has_too_little_memory_is_an_error_that_names_the_size(fake_c
 
 
 def test_page_locked_memory_is_locked_in_chunks_and_unlocked_with_its_last_view(fake_cupy, monkeypatch):
-    monkeypatch.setattr("pagedkv.tiers.host.LOCK_CHUNK", 4096)
+    monkeypatch.setattr("pagedkv.tiers.memory.LOCK_CHUNK", 4096)
     tier = HostTier(5, 2048, gpu=0)
     assert sorted(fake_cupy.locked.values()) == [2048, 4096, 4096]
     assert not tier.arena.any()
@@ -260,7 +277,7 @@ def test_page_locked_memory_is_locked_in_chunks_and_unlocked_with_its_last_view(
 
 
 def test_a_limit_on_locked_memory_is_named_and_what_was_locked_is_given_back(fake_cupy, monkeypatch):
-    monkeypatch.setattr("pagedkv.tiers.host.LOCK_CHUNK", 4096)
+    monkeypatch.setattr("pagedkv.tiers.memory.LOCK_CHUNK", 4096)
     fake_cupy.limit = 5000
     with pytest.raises(TierError, match=r"only the first 4096.*ulimit -l"):
         HostTier(5, 2048, gpu=0)
@@ -276,3 +293,56 @@ def test_copies_wait_for_the_kernels_that_were_launched_on_the_arena(fake_cupy):
     blocks = np.arange(2, dtype=np.int32)
     transfer.copy(device, blocks, host, blocks)
     assert fake_cupy.waits == [5, 6]
+
+
+def test_no_copy_reaches_from_one_page_locked_piece_into_the_next(fake_cupy, monkeypatch):
+    monkeypatch.setattr("pagedkv.tiers.memory.LOCK_CHUNK", 10_000)
+    for block_bytes, pieces in ((1536, 3), (3072, 5)):  # neither divides the chunk
+        device, host = DeviceTier(20, block_bytes, gpu=0), HostTier(20, block_bytes, gpu=0)
+        assert all(size % block_bytes == 0 for size in fake_cupy.locked.values())
+        assert all(address % 4096 == 0 for address in fake_cupy.locked)
+        assert len(fake_cupy.locked) == pieces, block_bytes
+        blocks = np.arange(20, dtype=np.int32)
+        host.arena[:] = np.random.default_rng(0).integers(0, 256, host.arena.shape, np.uint8)
+        copies = fake_cupy.copies
+        transfer.copy(host, blocks, device, blocks)
+        assert fake_cupy.copies - copies == pieces
+        np.testing.assert_array_equal(device.arena.bytes, host.arena)
+        del host
+        gc.collect()
+
+
+def test_a_gpu_arena_is_zero_before_another_stream_can_write_it(fake_cupy):
+    DeviceTier(4, 64, gpu=0)
+    assert fake_cupy.zeros_waits == 1
+
+
+def test_work_on_another_stream_waits_for_the_work_before_it_and_for_nothing_else(fake_cupy):
+    device = DeviceTier(4, 64, gpu=2)
+    device.before_use()  # the first
+    device.used_by(6)
+    device.before_use(6)
+    assert not fake_cupy.waits
+    device.before_use()
+    assert fake_cupy.waits == [(5, 6)]
+    assert set(fake_cupy.devices) == {2}
+
+
+def test_a_closed_gpu_arena_is_let_go_after_the_kernels_that_use_it(fake_cupy):
+    device = DeviceTier(4, 64, gpu=0)
+    device.used_by(6)
+    device.used_by()
+    device.close()
+    device.close()
+    assert fake_cupy.event_waits == 2
+
+
+def test_work_that_is_captured_into_a_graph_leaves_no_event_behind(fake_cupy):
+    device, host = DeviceTier(4, 64, gpu=4), HostTier(4, 64, gpu=4)
+    device.used_by()
+    fake_cupy.capturing = 6
+    device.before_use(6)
+    device.used_by(6)
+    blocks = np.arange(2, dtype=np.int32)
+    transfer.copy(device, blocks, host, blocks)
+    assert fake_cupy.waits == [5]

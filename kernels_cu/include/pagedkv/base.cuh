@@ -25,6 +25,8 @@ template <class T> __device__ __host__ constexpr T max_of(T a, T b) { return a >
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % kWarpSize; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / kWarpSize; }
+// The same in a way that tells the compiler that all lanes have it: branches on it do not split the warp. Whole warps call it.
+__device__ __forceinline__ int uniform_warp_id() { return __shfl_sync(kFullMask, warp_id(), 0); }
 
 // Dynamic shared memory of the CTA, 1024-byte aligned: what the 128-byte swizzle of TMA and wgmma needs.
 extern __shared__ __align__(1024) u8 dynamic_shared[];

@@ -38,7 +38,7 @@ template <int kWarps> class CtaRing {
 
   // Starts the first tiles. What the thread has copied before without a commit belongs to the group of the first.
   __device__ __forceinline__ void start() {
-    locate(first_tile());
+    locate(first_tile(), lane_id(), warp_id());
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
       if (holds(first_tile() + i)) copy(first_tile() + i);
@@ -72,61 +72,61 @@ template <int kWarps> class CtaRing {
   u8* shared;
   const KvParams& p;
   const Segment& s;
-  int block, offset;  // where the warp's keys of the next tile lie: its first key, or key lane_id() of them
+  int block;  // of the warp's keys of the next tile, or of key lane_id() among them
 
   __device__ __forceinline__ SequenceKv kv() const { return {p, s.seq}; }
   __device__ __forceinline__ u8* raw(int i) const { return shared + i % STAGES * kStageBytes; }
   __device__ __forceinline__ float* scales(int i) const { return reinterpret_cast<float*>(raw(i) + kRawK + kRawV); }
-  __device__ __forceinline__ int warp_key(int i) const { return i * TILE_TOKENS + warp_id() * kWarpKeys; }
+  __device__ __forceinline__ static int warp_key(int i, int warp) { return i * TILE_TOKENS + warp * kWarpKeys; }
 
-  __device__ __forceinline__ void locate(int i) {
+  __device__ __forceinline__ void locate(int i, int lane, int warp) {
     if (!PAGED || !holds(i)) return;
-    const int key = warp_key(i) + (kOneBlock ? 0 : lane_id() % kWarpKeys);
-    const TokenPlace at = kv().place(min(max(key, s.begin), s.end - 1));
-    block = static_cast<int>(at.block);
-    offset = static_cast<int>(at.offset);
+    const int key = warp_key(i, warp) + (kOneBlock ? 0 : lane % kWarpKeys);
+    block = static_cast<int>(kv().place(min(max(key, s.begin), s.end - 1)).block);
   }
 
-  // Place of the warp's key `key` of tile i. Whole warps ask, each lane for its own key.
-  __device__ __forceinline__ TokenPlace place(int i, int key) const {
-    if (!PAGED) return {0, kv().first + warp_key(i) + key};
-    if (kOneBlock) return {block, static_cast<u32>(warp_key(i)) % BLOCK_SIZE + key};
-    return {__shfl_sync(kFullMask, block, key), __shfl_sync(kFullMask, offset, key)};
+  // Place of key number `key` of the warp's keys of tile i. Whole warps ask, each lane for a key of its own.
+  __device__ __forceinline__ TokenPlace place(int i, int warp, int key) const {
+    if (!PAGED) return {0, kv().first + warp_key(i, warp) + key};
+    const u32 size = BLOCK_SIZE ? BLOCK_SIZE : p.block_size;
+    if (kOneBlock) return {block, static_cast<u32>(warp_key(i, warp)) % size + key};
+    return {__shfl_sync(kFullMask, block, key), static_cast<u32>(warp_key(i, warp) + key) % size};
   }
   __device__ __forceinline__ bool inside(int key) const { return static_cast<u32>(key - s.begin) < static_cast<u32>(s.end - s.begin); }
 
   __device__ __forceinline__ void copy(int i) {
-    copy_rows<KTile, HEAD_DIM>(i, raw(i), p.k_token_stride, [&](TokenPlace at) { return kv().k<KV_TYPE>(at, s.kv_head); });
-    copy_rows<VTile, HEAD_DIM_V>(i, raw(i) + kRawK, p.v_token_stride, [&](TokenPlace at) { return kv().v<KV_TYPE>(at, s.kv_head); });
+    const int thread = fresh_thread_id(), lane = thread % kWarpSize, warp = thread / kWarpSize;
+    copy_rows<KTile, HEAD_DIM>(i, lane, warp, raw(i), p.k_token_stride, [&](TokenPlace at) { return kv().k<KV_TYPE>(at, s.kv_head); });
+    copy_rows<VTile, HEAD_DIM_V>(i, lane, warp, raw(i) + kRawK, p.v_token_stride, [&](TokenPlace at) { return kv().v<KV_TYPE>(at, s.kv_head); });
     if (kScaleTokens) {
-      const int key = lane_id() % kWarpKeys;
-      const TokenPlace at = place(i, key);
+      const int key = lane % kWarpKeys;
+      const TokenPlace at = place(i, warp, key);
       const i64 from = at.block * p.scale_block_stride + at.offset * p.scale_token_stride + s.kv_head * p.scale_head_stride;
-      const bool valid = inside(warp_key(i) + key);
-      float* to = scales(i) + warp_id() * kWarpKeys + key;
-      if (lane_id() < kWarpKeys) {
+      const bool valid = inside(warp_key(i, warp) + key);
+      float* to = scales(i) + warp * kWarpKeys + key;
+      if (lane < kWarpKeys) {
         cp_async4(to, p.k_scale + from, valid);
         cp_async4(to + TILE_TOKENS, p.v_scale + from, valid);
       }
     }
-    locate(i + 1);
+    locate(i + 1, lane, warp);
   }
 
   // The warp's rows of K or of V of tile i; `row_of` says where a token's elements begin. The lanes take as many 16-byte pieces of
   // a row at once as the largest power of two that divides their number, so that pieces differ in constants only.
   template <class Tile, int kDim, class RowOf>
-  __device__ __forceinline__ void copy_rows(int i, u8* to, i64 token_stride, const RowOf& row_of) {
+  __device__ __forceinline__ void copy_rows(int i, int lane, int warp, u8* to, i64 token_stride, const RowOf& row_of) {
     constexpr int kVecs = kDim / kVecElements, kLanes = min_of(kVecs & -kVecs, kWarpSize), kRows = kWarpSize / kLanes;
     static_assert(kDim % kVecElements == 0, "");
     const KV_TYPE* from = nullptr;
 #pragma unroll
     for (int j = 0; j < ceil_div(kWarpKeys, kRows); ++j) {
-      const int key = j * kRows + lane_id() / kLanes, row = warp_id() * kWarpKeys + key;
-      if (j == 0 || !kOneBlock) from = row_of(place(i, key % kWarpKeys)) + lane_id() % kLanes * kVecElements;
+      const int key = j * kRows + lane / kLanes, row = warp * kWarpKeys + key;
+      if (j == 0 || !kOneBlock) from = row_of(place(i, warp, key % kWarpKeys)) + lane % kLanes * kVecElements;
       else from += kRows * token_stride;
 #pragma unroll
       for (int n = 0; n < kVecs; n += kLanes) {
-        const int vec = n + lane_id() % kLanes;
+        const int vec = n + lane % kLanes;
         u8* at = kConverted ? to + (row * kVecs + vec) * 16 : Tile{to}.chunk(row, vec);
         if (kWarpKeys % kRows == 0 || key < kWarpKeys) cp_async16(at, from + n * kVecElements, inside(i * TILE_TOKENS + row));
       }

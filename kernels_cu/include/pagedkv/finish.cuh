@@ -63,15 +63,15 @@ __device__ __forceinline__ void finish_segment(const AttentionParams& p, const S
   for (int i = threadIdx.x; i < s.num_rows * 2; i += compute_threads()) p.schedule.partial_ml[at * 2 + i] = ml[i];
   if (SCHEDULE == kEven) {
     __shared__ bool last_to_arrive;
-    __threadfence();  // the part is visible before the arrival is
     sync_computing();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {  // for all of the CTA, which the barriers bind to it
       const u32 others = s.last_cta - s.first_cta;
+      __threadfence();  // the part is visible before the arrival is
       last_to_arrive = atomicInc(p.schedule.arrivals + s.first_cta, others) == others;  // back to zero with the last
+      __threadfence();  // the arrivals are seen before the parts are read
     }
     sync_computing();
     if (last_to_arrive) {
-      __threadfence();  // the arrivals are seen before the parts are read
       merge_parts(p, s, s.last_cta - s.first_cta + 1,
                   [&](int part) { return even_slot(s.first_cta + part, s.first_cta); });
     }

@@ -15,6 +15,13 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
+// threadIdx.x, read anew: nothing that follows from it has to stay in registers from one reading to the next.
+__device__ __forceinline__ int fresh_thread_id() {
+  int id;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
+  return id;
+}
+
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }

@@ -38,12 +38,13 @@ template <int kFrags> struct QueryRows {
   const Segment& segment;
   int first_row;  // of the warp in the row tile
   float k_scale, fold;
-  float m[kFrags][2], l[kFrags][2];
+  float m[kFrags][2];
+  float (&l)[kFrags][2];
   float o[kFrags][kDimFrags][4];
 
   // `k_scale`: of all keys alike; 1 where K has none or has been multiplied by it.
-  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_)
-      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_) {
+  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_, float (&sums)[kFrags][2])
+      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_), l(sums) {
     fold = kShaped || !(to_log2() > 0.f) ? 1.f : to_log2();  // else shape() scales
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) {
@@ -127,8 +128,9 @@ template <int kFrags> struct QueryRows {
     for (int i = 0; i < 4; ++i) a[i] = pack2<Q_TYPE>(s[2 * step + i / 2][i % 2 * 2], s[2 * step + i / 2][i % 2 * 2 + 1]);
   }
 
-  // Writes the warp's rows of the output and of lse. `tile`: shared memory that nobody else uses now. `v_scale` as k_scale.
+  // Writes the warp's rows of the output and of lse. `tile`: shared memory for its rows alone. `v_scale` as k_scale.
   template <class Tile> __device__ __forceinline__ void finish(const Tile& tile, float v_scale) {
+    const int lane = fresh_thread_id() % kWarpSize;
     __syncwarp();  // all lanes have read what lay in the tile
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
@@ -136,25 +138,25 @@ template <int kFrags> struct QueryRows {
       for (int h = 0; h < 2; ++h) {
         float sum = l[f][h] + __shfl_xor_sync(kFullMask, l[f][h], 1), largest = m[f][h] * fold, factor = 1.f;
         sum += __shfl_xor_sync(kFullMask, sum, 2);
-        const int r = row(f, h);
+        const int own = f * 16 + h * 8 + lane / 4, r = first_row + own;
         const bool used = r < segment.num_rows;
         const int head = segment.qo_head(r);
         if (SINKS && used) add_sink(largest, sum, factor, p.sinks[head] * kLog2e);
         factor *= normaliser(sum) * v_scale;
-        if (p.lse && used && lane_id() % 4 == 0)
+        if (p.lse && used && lane % 4 == 0)
           p.lse[static_cast<i64>(segment.q_first + segment.query(r)) * (p.num_kv_heads * GROUP_SIZE) + head] = natural_lse(largest, sum);
 #pragma unroll
         for (int n = 0; n < kDimFrags; ++n)
-          *reinterpret_cast<u32*>(tile.chunk(r, n) + lane_id() % 4 * 4) = pack2<Q_TYPE>(o[f][n][2 * h] * factor, o[f][n][2 * h + 1] * factor);
+          *reinterpret_cast<u32*>(tile.chunk(own, n) + lane % 4 * 4) = pack2<Q_TYPE>(o[f][n][2 * h] * factor, o[f][n][2 * h + 1] * factor);
       }
     __syncwarp();
     constexpr int kChunks = HEAD_DIM_V / 8;
 #pragma unroll
     for (int j = 0; j < kFrags * 16 * kChunks / kWarpSize; ++j) {
-      const int index = j * kWarpSize + lane_id(), r = first_row + index / kChunks, chunk = index % kChunks;
+      const int index = j * kWarpSize + lane, own = index / kChunks, chunk = index % kChunks, r = first_row + own;
       if (r >= segment.num_rows) break;
       Q_TYPE* to = static_cast<Q_TYPE*>(p.o) + (segment.q_first + segment.query(r)) * p.o_token_stride + segment.qo_head(r) * p.o_head_stride;
-      *reinterpret_cast<Vec<u32, 4>*>(to + chunk * 8) = *reinterpret_cast<const Vec<u32, 4>*>(tile.chunk(r, chunk));
+      *reinterpret_cast<Vec<u32, 4>*>(to + chunk * 8) = *reinterpret_cast<const Vec<u32, 4>*>(tile.chunk(own, chunk));
     }
   }
 

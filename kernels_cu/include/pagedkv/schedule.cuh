@@ -57,28 +57,16 @@ __device__ __forceinline__ int even_slot(int cta, int first_cta) { return 2 * ct
 class Schedule {
  public:
   __device__ __forceinline__ explicit Schedule(const AttentionParams& params) : p(params) {
-    if (SCHEDULE == kEven) {
-      total = static_cast<i64>(p.schedule.unit_indptr[p.num_seqs]) * p.num_kv_heads;
-      ctas = min_of<i64>(gridDim.x, total);  // no slice is empty: every CTA between the first and the last of a row tile arrives
-      if (blockIdx.x < ctas) {
-        unit = total * blockIdx.x / ctas;
-        unit_end = total * (blockIdx.x + 1) / ctas;
-      } else {
-        unit = unit_end = total;
-      }
-      seq = 0;
-      if (unit < unit_end) {  // the last sequence that begins at or before `unit`
-        int low = 0, high = p.num_seqs;
-        while (high - low > 1) {
-          const int middle = (low + high) / 2;
-          if (static_cast<i64>(p.schedule.unit_indptr[middle]) * p.num_kv_heads <= unit) low = middle;
-          else high = middle;
-        }
-        seq = low;
-      }
+    if constexpr (SCHEDULE == kEven) {
+      const u32 total = units_before(p.num_seqs);
+      const u32 ctas = min_of<u32>(gridDim.x, total);  // no slice is empty: whoever lies between two that share a row tile has a part
+      slice = ctas ? total / ctas : 0;
+      longer = ctas ? total % ctas : 0;
+      unit = blockIdx.x < ctas ? slice_begin(blockIdx.x) : total;
+      unit_end = blockIdx.x < ctas ? slice_begin(blockIdx.x + 1) : total;
+      seq = unit < unit_end ? sequence_of(unit) : 0;
     } else {
       unit = 0;
-      unit_end = 1;
     }
   }
 
@@ -95,7 +83,8 @@ class Schedule {
 
  private:
   const AttentionParams& p;
-  i64 total, ctas, unit, unit_end;
+  u32 unit, unit_end;  // EVEN: what is left of this CTA's slice
+  u32 slice, longer;   // units of a slice; the first `longer` slices have one more
   int seq;
 
   __device__ __forceinline__ void open(Segment& s, int seq_, int kv_head, int row_tile) {
@@ -142,26 +131,47 @@ class Schedule {
     return s.begin < s.end;
   }
 
+  // ---- EVEN: units are numbered through all sequences, the KV heads of each, and the row tiles of each head
+
+  __device__ __forceinline__ u32 units_before(int seq_) const {
+    return static_cast<u32>(p.schedule.unit_indptr[seq_]) * p.num_kv_heads;
+  }
+  __device__ __forceinline__ u32 slice_begin(u32 cta) const { return cta * slice + min(cta, longer); }
+  __device__ __forceinline__ int cta_of(u32 at) const {
+    const u32 in_longer = longer * (slice + 1);
+    return at < in_longer ? at / (slice + 1) : longer + (at - in_longer) / slice;
+  }
+
+  // The last sequence that begins at or before a unit. A warp looks at 32 places at a time: two reads for a thousand sequences.
+  __device__ __forceinline__ int sequence_of(u32 at) const {
+    int low = 0, count = p.num_seqs;
+    while (count > 1) {
+      const int step = ceil_div(count, kWarpSize), ahead = lane_id() * step;
+      const bool begun = ahead < count && units_before(low + ahead) <= at;
+      const int skipped = (__popc(__ballot_sync(kFullMask, begun)) - 1) * step;
+      low += skipped;
+      count = min(step, count - skipped);
+    }
+    return low;
+  }
+
   __device__ __forceinline__ bool even(Segment& s) {
-    const int* indptr = p.schedule.unit_indptr;
-    while (static_cast<i64>(indptr[seq + 1]) * p.num_kv_heads <= unit) ++seq;
-    const i64 base = static_cast<i64>(indptr[seq]) * p.num_kv_heads;
-    const int units = indptr[seq + 1] - indptr[seq];
+    while (units_before(seq + 1) <= unit) ++seq;
+    const u32 base = units_before(seq);
+    const int units = p.schedule.unit_indptr[seq + 1] - p.schedule.unit_indptr[seq];
     open(s, seq, 0, 0);
-    const int row_tiles = ceil_div(s.q_len * GROUP_SIZE, ROW_TILE);
-    const int per_item = units / row_tiles;  // tiles and overhead of one row tile
-    const int item = static_cast<int>((unit - base) / per_item);
-    const i64 item_begin = base + static_cast<i64>(item) * per_item, item_end = item_begin + per_item;
+    const u32 row_tiles = ceil_div(s.q_len * GROUP_SIZE, ROW_TILE);
+    const u32 per_item = units / row_tiles;  // tiles and overhead of one row tile
+    const u32 item = (unit - base) / per_item;
+    const u32 item_begin = base + item * per_item, item_end = item_begin + per_item;
     open(s, seq, item / row_tiles, item % row_tiles);
 
-    const i64 taken = unit;
-    unit = min_of(unit_end, item_end);
-    const int num_tiles = per_item - kOverheadUnits;
-    const int tile_begin = max_of<i64>(taken - item_begin - kOverheadUnits, 0);
-    const int tile_end = max_of<i64>(unit - item_begin - kOverheadUnits, 0);
-    if (num_tiles == 0 ? taken != item_begin : tile_begin == tile_end) return false;  // only overhead
-    if (num_tiles > 0) {
-      s.first_cta = cta_of(item_begin + kOverheadUnits);
+    const u32 taken = unit, tiles_begin = item_begin + kOverheadUnits;
+    unit = min(unit_end, item_end);
+    const int tile_begin = max(taken, tiles_begin) - tiles_begin, tile_end = max(unit, tiles_begin) - tiles_begin;
+    if (tiles_begin == item_end ? taken != item_begin : tile_begin == tile_end) return false;  // only overhead
+    if (tiles_begin < item_end) {
+      s.first_cta = cta_of(tiles_begin);
       s.last_cta = cta_of(item_end - 1);
       if (s.first_cta != s.last_cta) s.slot = even_slot(blockIdx.x, s.first_cta);
     }
@@ -169,9 +179,6 @@ class Schedule {
     clamp(s, (first_tile + tile_begin) * TILE_TOKENS, (first_tile + tile_end) * TILE_TOKENS);
     return true;
   }
-
-  // The CTA whose slice holds a unit: the largest c with floor(c * total / ctas) <= unit.
-  __device__ __forceinline__ int cta_of(i64 at) const { return static_cast<int>(((at + 1) * ctas - 1) / total); }
 };
 #endif  // SCHEDULE
 

@@ -47,7 +47,7 @@ __device__ __forceinline__ void add_sink(float& m, float& l, float& o_factor, fl
 }
 
 // What o is multiplied with at the end; 0 where no key was seen.
-__device__ __forceinline__ float normaliser(float l) { return l > 0.f ? 1.f / l : 0.f; }
+__device__ __forceinline__ float normaliser(float l) { return l > 0.f ? __fdividef(1.f, l) : 0.f; }
 
 // Natural log-sum-exp of the scores; -inf where no key was seen.
 __device__ __forceinline__ float natural_lse(float m, float l) { return l > 0.f ? (m + log2_approx(l)) * kLn2 : neg_inf(); }

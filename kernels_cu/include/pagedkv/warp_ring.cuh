@@ -28,11 +28,11 @@ class WarpRing {
  public:
   int num_tiles;
 
-  __device__ __forceinline__ WarpRing(const SequenceKv& sequence, const Segment& segment, u8* shared)
-      : kv(sequence), s(segment), buffers(shared + warp_id() * STAGES * kStageBytes) {
+  __device__ __forceinline__ WarpRing(const SequenceKv& sequence, const Segment& segment, u8* shared, int warp)
+      : kv(sequence), s(segment), buffers(shared + warp * STAGES * kStageBytes) {
     const int first_tile = s.begin / TILE_TOKENS;
     num_tiles = s.begin < s.end ? ceil_div(s.end, TILE_TOKENS) - first_tile : 0;
-    base_key = first_tile * TILE_TOKENS + warp_id() * kGroupKeys;
+    base_key = first_tile * TILE_TOKENS + warp * kGroupKeys;
     if (EVICT_FIRST) policy = evict_first_policy();
   }
 
@@ -117,8 +117,9 @@ class WarpRing {
   __device__ __forceinline__ void copy(u8* to, const KV_TYPE* from, i64 block_stride, i64 token_stride, int i) const {
     const int key = first_key(i);
     if (kOneBlock) from += block_of(i, 0) * block_stride + offset_of(key) * token_stride;
-#pragma unroll
-    for (int j = 0; j < ceil_div(kGroupKeys * kChunks, kWarpSize); ++j) {
+    constexpr int kCopies = ceil_div(kGroupKeys * kChunks, kWarpSize);
+#pragma unroll(kOneBlock ? kCopies : 2)  // more addresses at once would not fit into the registers
+    for (int j = 0; j < kCopies; ++j) {
       const int n = j * kWarpSize + lane_id(), row = n / kChunks % kGroupKeys, chunk = n % kChunks;
       i64 at = row * token_stride;
       if (!kOneBlock) at = block_of(i, row) * block_stride + offset_of(key + row) * token_stride;
