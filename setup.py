@@ -94,6 +94,7 @@ class BuildPy(build_py):
         super().run()
         if not self.editable_mode:
             shipped = Path(self.build_lib, "pagedkv", "kernels_cu")
+            shutil.rmtree(shipped, ignore_errors=True)  # of an earlier build
             shutil.copytree(ROOT / "kernels_cu", shipped, dirs_exist_ok=True)
 
 

@@ -1,8 +1,9 @@
 """``python -m bench.report``: draw the committed results into the tables of ``docs/benchmarks.md``.
 
 The page is written by hand; a table stands between ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where
-FILE is in ``bench/results/``. Views: ``environment`` (one line), ``rows`` (every row as it is), and for the
-core bench ``bars`` and the letters of its workloads.
+FILE is in ``bench/results/``. Views: ``environment`` (one line), ``rows`` (every row as it is), for the core
+bench ``bars`` and the letters of its workloads, for the attention bench ``all`` (a heading and a table for each
+part) or the name of a part. Attention needs a GPU: where its file does not exist yet, the page says so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.attention.views import page as attention_page
+from bench.attention.views import view as attention_view
 from bench.core.bars import compare
 from bench.core.workloads import WORKLOADS
 from bench.results import ROOT, read_results
@@ -21,6 +24,8 @@ from bench.table import format_value, render_table
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "bench" / "results"
+ATTENTION = "attention.json"
+NO_RUN = "No run on a GPU has been made yet: there is no `bench/results/attention.json`, so there are no figures."
 BLOCK = re.compile(r"(<!-- table: (?P<file>\S+) (?P<view>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -33,6 +38,8 @@ def render_view(document: Mapping[str, Any], view: str) -> str:
         If the file has no such view.
     """
     rows: list[dict[str, Any]] = document["rows"]
+    if document["bench"] == "attention" and document["device"]["kind"] != "cuda":
+        raise ValueError("a run of the attention bench with no device has no figures: it is not for the page")
     if view == "environment":
         return render_environment(document)
     if view == "rows":
@@ -41,6 +48,10 @@ def render_view(document: Mapping[str, Any], view: str) -> str:
         return render_table(compare(rows), markdown=True)
     if document["bench"] == "core" and view in tuple(WORKLOADS):
         return render_table(by_system([row for row in rows if row["workload"] == view]), markdown=True)
+    if document["bench"] == "attention" and view == "all":
+        return attention_page(document)
+    if document["bench"] == "attention":
+        return render_table(attention_view(document, view), markdown=True)
     raise ValueError(f"no view {view!r} of a result of bench {document['bench']!r}")
 
 
@@ -50,8 +61,11 @@ def render_environment(document: Mapping[str, Any]) -> str:
     commit = str(env["commit"])[:12] + (" with local changes" if env["dirty"] else "")
     peers = "".join(f", {name} {version}" for name, version in document.get("peers", {}).items())
     load = env["loadavg"][0]
+    device = document.get("device", {})
+    names = {"device": "", "driver": "driver for CUDA ", "nvrtc": "NVRTC ", "cupy": "CuPy "}
+    machine = "".join(f"{what}{device[key]}, " for key, what in names.items() if key in device)
     return (
-        f"`{env['command']}`, {env['date'][:10]}, commit {commit}; {env['cpu']}, {env['cores']} cores, "
+        f"`{env['command']}`, {env['date'][:10]}, commit {commit}; {machine}{env['cpu']}, {env['cores']} cores, "
         f"{env['memory_gib']} GiB, Python {env['python']}, NumPy {env['numpy']}{peers}; load {load}."
     )
 
@@ -77,12 +91,14 @@ def fill(page: str, results: Path = RESULTS) -> str:
     Raises
     ------
     FileNotFoundError
-        If a table names a file that is not there.
+        If a table names a file that is not there; attention's may be missing, and the page then says so.
     ValueError
         If a file is not a result, or has no such view.
     """
 
     def draw(found: re.Match[str]) -> str:
+        if found["file"] == ATTENTION and not (results / ATTENTION).exists():
+            return f"{found[1]}\n{NO_RUN}\n\n{found[4]}" if found["view"] == "environment" else f"{found[1]}{found[4]}"
         document = read_results(results / found["file"])
         return f"{found[1]}\n{render_view(document, found['view'])}\n\n{found[4]}"
 
@@ -91,9 +107,7 @@ def fill(page: str, results: Path = RESULTS) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit 1 if the page is out of date"
-    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the page is out of date")
     options = parser.parse_args()
     before = PAGE.read_text()
     try:

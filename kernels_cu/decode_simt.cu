@@ -32,7 +32,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
   for (int row = 0; row < ROW_TILE; ++row) {
     state[row].clear();
     const int used = min(row, s.num_rows - 1);  // rows past the end repeat the last one and are not written
-    const Q_TYPE* from = static_cast<const Q_TYPE*>(p.q) + (s.q_first + s.query(used)) * p.q_token_stride + s.qo_head(used) * p.q_head_stride;
+    const Q_TYPE* from = query_row(p, s, used);
 #pragma unroll
     for (int j = 0; j < kVecsK; ++j)
 #pragma unroll

@@ -8,10 +8,12 @@
 
 using namespace pagedkv;
 
-static_assert(COMPUTE_THREADS == kWarps * kWarpSize, "");
-static_assert(SHARED_BYTES >= TmaRing::kBytes + sizeof(WarpParts<kWarps>), "");
+using Parts = WarpParts<kWarps>;
 
-__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s, TmaRing& ring, WarpParts<kWarps>& parts, int warp) {
+static_assert(COMPUTE_THREADS == kWarps * kWarpSize, "");
+static_assert(SHARED_BYTES >= TmaRing::kBytes + sizeof(Parts), "");
+
+__device__ __forceinline__ void attend(const AttentionParams& p, const Segment& s, TmaRing& ring, Parts& parts, int warp) {
   const SequenceKv kv(p.kv, s.seq);
   constexpr bool kFolded = SCALE_MODE == kScaleTensor || SCALE_MODE == kScaleHead;  // one scale for all keys
   WarpRows rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
@@ -32,9 +34,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
   merge_warps<kWarps>(p, s, parts, kFolded ? kv.v_scale({0, 0}, s.kv_head) : 1.f);
 }
 
-extern "C" __global__ __launch_bounds__((kWarps + 1) * kWarpSize, MIN_CTAS) void decode_tma(const __grid_constant__ TmaAttentionParams p) {
+extern "C" __global__ __launch_bounds__((kWarps + 1) * kWarpSize, MIN_CTAS) void decode_tma(
+    const __grid_constant__ TmaAttentionParams p) {
   TmaRing ring(dynamic_shared);
-  auto& parts = *reinterpret_cast<WarpParts<kWarps>*>(dynamic_shared + TmaRing::kBytes);
+  Parts& parts = *reinterpret_cast<Parts*>(dynamic_shared + TmaRing::kBytes);
   const int warp = uniform_warp_id();
   Schedule schedule(p.attention);
   Segment segment;

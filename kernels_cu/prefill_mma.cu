@@ -52,7 +52,7 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
   Segment& s = parked.segment;
   if (threadIdx.x == 0) {
     parked.found = Schedule(p).next(s);
-    if (s.begin >= s.end) s.begin = s.end = 0;  // no key: no tile holds one
+    if (parked.found && s.begin >= s.end) s.begin = s.end = 0;  // no key: no tile holds one
   }
   __syncthreads();
   if (!parked.found) return;
@@ -72,12 +72,12 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
   __syncwarp();
   QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f, parked.sums[threadIdx.x]);
   u32 q[Q_REGISTERS ? kFrags : 1][Q_REGISTERS ? kSteps : 1][4];
-  const auto load_q = [&](int f, int step, u32(&a)[4]) {
+  const auto load_q = [&](u32 lane, int f, int step, u32(&a)[4]) {
     if constexpr (Q_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = q[f][step][i];
     } else {
-      queries.load_a(a, f * 16, step);
+      queries.load_a(a, lane, f * 16, step);
     }
   };
   for (int i = ring.first_tile(); ring.holds(i); ++i) {
@@ -86,7 +86,7 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
 #pragma unroll
       for (int f = 0; f < (Q_REGISTERS ? kFrags : 0); ++f)
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) queries.load_a(q[f][step], f * 16, step);
+        for (int step = 0; step < kSteps; ++step) queries.load_a(q[f][step], lane_id(), f * 16, step);
     }
     const int key = i * TILE_TOKENS;
     if (sees.nothing(key, TILE_TOKENS)) continue;

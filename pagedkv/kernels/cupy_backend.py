@@ -44,6 +44,10 @@ class _RawStream:
 
     ptr: int
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, and the pointer."""
+        return 0, self.ptr
+
 
 class CupyBackend:
     """One CUDA device.
@@ -225,8 +229,11 @@ class CupyBackend:
         """CuPy's allocations are for this stream; None: for the current one, as they are."""
         if stream is None:
             return contextlib.nullcontext()
-        external: contextlib.AbstractContextManager[Any] = self._cupy.cuda.ExternalStream(stream.ptr)
-        return external
+        if not hasattr(stream, "__enter__"):  # not CuPy's own
+            make = getattr(getattr(self._cupy.cuda, "Stream", None), "from_external", None)  # since CuPy 14
+            stream = make(_RawStream(stream.ptr)) if make else self._cupy.cuda.ExternalStream(stream.ptr)
+        current: contextlib.AbstractContextManager[Any] = stream
+        return current
 
     def _typed(self, array: Any, dtype: DTypeLike) -> Any:
         """The same memory as elements of a dtype of the same size, which CuPy need not know."""

@@ -41,8 +41,11 @@ def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
     warps = 4 if 4 * 2 * group_bytes <= CTA_BYTES else 2
     stages = max(2, min(CTA_BYTES // (warps * group_bytes), 6))
     shared = max(warps * stages * group_bytes, merge_bytes(warps, rows, config.head_dim_v))
-    # Where three CTAs of four warps share a multiprocessor, a thread has 168 registers; with two warps, all there are.
-    fits = rows * (config.head_dim + 2 * config.head_dim_v) <= 8 * 3 * 128
-    ctas = 3 if fits or warps == 2 else 2
+    ctas = 3 if warps == 2 or few_registers(config, rows) else 2
     macros = (("STAGES", stages), ("MIN_CTAS", ctas), ("SHARED_BYTES", shared), ("EVICT_FIRST", 1))
     return Tiling("decode_mma", rows, warps * GROUP_KEYS, 32 * warps, shared, ctas, macros)
+
+
+def few_registers(config: AttentionConfig, rows: int) -> bool:
+    """Whether queries, scores and outputs of so many rows leave a thread at 168 registers, so that 12 warps fit."""
+    return rows * (config.head_dim + 2 * config.head_dim_v) <= 8 * 3 * 128

@@ -12,8 +12,9 @@ from pagedkv.kernels.warps import merge_bytes
 
 TILE_TOKENS = 64
 SM_BYTES = 228 << 10  # shared memory of a multiprocessor of sm_90
-RESERVED_BYTES = 1 << 10  # of it, for every CTA
-CTA_BYTES = SM_BYTES // 2 - 2 * RESERVED_BYTES
+RESERVED_BYTES = 1 << 10  # of it, for every CTA; as much again aligns the buffers
+BARRIER_BYTES = 16  # of a buffer
+MAX_STAGES = 12
 
 
 def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | None:
@@ -44,14 +45,14 @@ def box_tokens(config: AttentionConfig) -> int:
 
 
 def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
-    """As many buffers of 64 keys of K or V as leave room for a second CTA."""
+    """Two CTAs per multiprocessor where registers allow it, and as many buffers of 64 keys of K or V as then fit."""
     rows = 8 if config.group_size * max_q_len <= 8 else 16
     warps = TILE_TOKENS // decode_mma.GROUP_KEYS
-    buffer_bytes = TILE_TOKENS * max(config.head_dim, config.head_dim_v) * ITEMSIZES[config.kv_dtype]
+    buffer_bytes = TILE_TOKENS * max(config.head_dim, config.head_dim_v) * ITEMSIZES[config.kv_dtype] + BARRIER_BYTES
     merge = merge_bytes(warps, rows, config.head_dim_v)
-    stages = max(3, min((CTA_BYTES - merge) // (buffer_bytes + 16), 12))
-    shared = stages * (buffer_bytes + 16) + merge
-    ctas = 2 if 2 * (shared + RESERVED_BYTES) <= SM_BYTES else 1
+    ctas = 2 if decode_mma.few_registers(config, rows) else 1
+    stages = min((SM_BYTES // ctas - 2 * RESERVED_BYTES - merge) // buffer_bytes, MAX_STAGES)
+    shared = stages * buffer_bytes + merge
     macros = (
         ("STAGES", stages),
         ("BOX_TOKENS", box_tokens(config)),

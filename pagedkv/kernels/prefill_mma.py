@@ -39,10 +39,13 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     is what limits mma.sync. Head dims above 128 leave no registers for that. Two CTAs per multiprocessor hide each
     other's softmax; shared memory stays below the 99 KiB that every device since 8.0 offers a CTA.
     """
-    wide = max(config.head_dim, config.head_dim_v) > 128
+    widest = max(config.head_dim, config.head_dim_v)
+    wide = widest > 128
     row_tile = row_tile or (64 if wide or max_q_len * config.group_size <= 64 else 128)
     warp_rows = 32 if row_tile == 128 and not wide else 16
-    tile_tokens = 32 if wide or row_tile == 16 or (warp_rows == 32 and _crowded(config)) else 64
+    tile_tokens = 32 if wide or row_tile == 16 else 64
+    if warp_rows == 32 and widest > 96:  # the scores of 64 keys would not stay in registers beside the output
+        tile_tokens = 32 if config.soft_cap or config.alibi or config.mask else 48
     q_registers = int(config.head_dim <= 64 or (warp_rows == 16 and config.head_dim <= 128))
     stages = 2
     warps = row_tile // warp_rows
@@ -57,16 +60,11 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     return Tiling("prefill_mma", row_tile, tile_tokens, 32 * warps, shared, 2, macros)
 
 
-def _crowded(config: AttentionConfig) -> bool:
-    """Whether what is done to scores or to K and V leaves too few registers for the scores of 64 keys and 32 rows."""
-    shaped = config.soft_cap or config.alibi or config.mask
-    return max(config.head_dim, config.head_dim_v) > 64 and (shaped or config.kv_dtype != config.q_dtype)
-
-
 def shared_bytes(config: AttentionConfig, row_tile: int, tile_tokens: int, stages: int) -> int:
-    """Shared memory of a CTA: its queries (later its output), the ring, and the tile that is being converted."""
+    """Shared memory of a CTA: its queries (later its output), the rings of tiles and of block ids, a converted tile."""
     rows = row_tile * 2 * max(config.head_dim, config.head_dim_v)
     elements = tile_tokens * (config.head_dim + config.head_dim_v)
     scales = 8 * tile_tokens if config.scale_mode == "token_head" else 0
     converted = 2 * elements if config.kv_dtype != config.q_dtype else 0
-    return rows + stages * (elements * ITEMSIZES[config.kv_dtype] + scales) + converted
+    ids = 4 * tile_tokens if config.block_size else 0  # one per key at most
+    return rows + stages * (elements * ITEMSIZES[config.kv_dtype] + scales + ids) + converted

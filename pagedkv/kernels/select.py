@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedkv.errors import InvalidArgument, UnsupportedVariant
-from pagedkv.kernels import decode_mma, decode_simt, decode_tma
+from pagedkv.kernels import decode_mma, decode_simt, decode_tma, prefill_mma, prefill_wgmma
 from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCHEDULES, AttentionConfig, Schedule, Tiling
@@ -38,10 +38,13 @@ class Kernel:
     schedules: tuple[Schedule, ...] = ("even", "whole", "partitioned")
 
 
-# In the order of preference; "auto" takes the first that can.
+# In the order of preference; "auto" takes the first that can. What nobody has timed yet is chosen by name alone: it stands
+# behind a kernel that takes whatever it takes.
 KERNELS: list[Kernel] = [
     Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling, max_rows=16),
-    Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=16),  # by name: nobody has timed it yet
+    Kernel("prefill_mma", prefill_mma.unsupported, prefill_mma.tiling, schedules=("listed", "whole")),
+    Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=16),
+    Kernel("prefill_wgmma", prefill_wgmma.unsupported, prefill_wgmma.tiling, schedules=("listed", "whole")),
     Kernel("decode_simt", decode_simt.unsupported, lambda config, max_q_len: decode_simt.tiling(config)),
 ]
 

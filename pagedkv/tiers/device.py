@@ -201,7 +201,19 @@ def _as_stream(cupy: Any, stream: Any) -> Any:
     if hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
         _, stream = protocol() if callable(protocol) else protocol
-    return cupy.cuda.ExternalStream(int(getattr(stream, "ptr", stream)))
+    pointer = int(getattr(stream, "ptr", stream))
+    make = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14, where ExternalStream warns
+    return make(_Foreign(pointer)) if make else cupy.cuda.ExternalStream(pointer)
+
+
+class _Foreign:
+    """A stream somebody else made, in CUDA's stream protocol."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer
 
 
 def _stream(cupy: Any, gpu: int) -> Any:

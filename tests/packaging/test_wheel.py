@@ -76,10 +76,12 @@ def test_every_module_declaration_and_stub_ships(built: Distribution) -> None:
     assert wanted <= built.wheel_names, f"missing: {sorted(wanted - built.wheel_names)}"
 
 
-def test_the_wheel_carries_the_cuda_sources(built: Distribution) -> None:
-    for path in (ROOT / "kernels_cu").rglob("*"):
-        if path.is_file():
-            assert f"pagedkv/{path.relative_to(ROOT).as_posix()}" in built.wheel_names
+def test_wheel_and_sdist_carry_the_cuda_sources_and_no_others(built: Distribution) -> None:
+    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kernels_cu").rglob("*") if path.is_file()}
+    assert {"kernels_cu/plan.cu", "kernels_cu/include/pagedkv/base.cuh"} <= wanted
+    assert {name for name in built.sdist_names if name.startswith("kernels_cu/")} == wanted
+    shipped = {name for name in built.wheel_names if name.startswith("pagedkv/kernels_cu/")}
+    assert shipped == {f"pagedkv/{name}" for name in wanted}
 
 
 def test_the_wheel_carries_no_generated_c_and_nothing_from_beside_the_package(built: Distribution) -> None:
@@ -115,12 +117,16 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 before = set(sys.modules)
 import pagedkv, pagedkv.core, pagedkv.cli
+from pagedkv.kernels.source import kernel_names, source_hash, sources_dir
+hashes = {name: source_hash(name) for name in kernel_names()}
 tops = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
-print(json.dumps({"file": pagedkv.__file__, "tops": sorted(tops)}))
+print(json.dumps({"file": pagedkv.__file__, "tops": sorted(tops), "cuda": str(sources_dir()), "hashes": hashes}))
 """
 
 
-def test_the_installed_wheel_imports_and_pulls_in_no_extra(built: Distribution, tmp_path: Path) -> None:
+def test_the_installed_wheel_imports_finds_its_cuda_sources_and_pulls_in_no_extra(
+    built: Distribution, tmp_path: Path
+) -> None:
     target = tmp_path / "site"
     with zipfile.ZipFile(built.wheel) as archive:
         archive.extractall(target)
@@ -129,5 +135,8 @@ def test_the_installed_wheel_imports_and_pulls_in_no_extra(built: Distribution, 
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert Path(report["file"]).is_relative_to(target), "the copy under test was not the one imported"
+    assert Path(report["cuda"]) == target / "pagedkv" / "kernels_cu"
+    kernels = {PurePosixPath(name).stem for name in built.wheel_names if name.endswith(".cu")}
+    assert kernels == report["hashes"].keys()
     compiled = {name for name in report["tops"] if name == "cython_runtime" or name.startswith("_cython_")}
     assert set(report["tops"]) - compiled <= {"pagedkv", "numpy"}  # what Cython registers of itself is no package

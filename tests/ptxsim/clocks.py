@@ -38,22 +38,25 @@ class Clocks:
         # tensor cores' reading of shared memory (wgmma), lanes + ctas + cta.
         self.fine = np.zeros((ctas, threads, threads + 2), np.int64) if fine else None
         self.cross = CrossClocks(self) if cross else None
+        everyone = np.arange(self.lanes + 2 * ctas)  # threads, then the copy engines, then the tensor cores
+        engine = everyone >= self.lanes
+        self._cta = np.where(engine, (everyone - self.lanes) % ctas, everyone // threads)
+        self._thread = np.where(engine, threads + (everyone - self.lanes) // ctas, everyone % threads)
+        self._warp = np.where(engine, (threads >> 5) + (everyone - self.lanes) // ctas, everyone % threads >> 5)
         self._version = 0  # counts what changes the answer of warp_knowledge
         self._knowledge: tuple[int, Lanes, NDArray[np.int64]] | None = None
 
     def cta_of(self, lanes: Lanes) -> Lanes:
         """CTA of each lane; also of an engine's lane number."""
-        return np.where(lanes >= self.lanes, (lanes - self.lanes) % self.ctas, lanes // self.threads)
+        return self._cta.take(lanes)
 
     def thread_of(self, lanes: Lanes) -> Lanes:
         """Column of a thread in its CTA's clocks; the engines' come last."""
-        engine = self.threads + (lanes - self.lanes) // self.ctas
-        return np.where(lanes >= self.lanes, engine, lanes % self.threads)
+        return self._thread.take(lanes)
 
     def warp_column(self, lanes: Lanes) -> Lanes:
-        """Warp within its CTA; the engines share the last column."""
-        warp = lanes % self.threads >> 5
-        return warp if self.fine is None else np.where(lanes >= self.lanes, self.threads >> 5, warp)
+        """Warp within its CTA; the engines' columns come last."""
+        return self._warp.take(lanes)
 
     def changed(self) -> None:
         """Somebody wrote into ``fine``."""
@@ -62,20 +65,20 @@ class Clocks:
     def warp_knowledge(self, lanes: Lanes) -> NDArray[np.int64]:
         """For each lane and each warp of its CTA, up to when all the warp's events are ordered before the lane.
 
-        The last column is for the engines. One's own events count as those of one's warp: this errs on the safe side.
+        The last two columns are for the engines. One's own events count as those of one's warp: this errs on the safe side.
         """
         if self._knowledge is not None and self._knowledge[0] == self._version and self._knowledge[1] is lanes:
             return self._knowledge[2]
-        cta, warps = lanes // self.threads, self.threads // 32
-        out = np.empty((len(lanes), warps + 1), np.int64)
+        cta, warps = self.cta_of(lanes), self.threads // 32
+        out = np.empty((len(lanes), warps + 2), np.int64)
         if self.fine is None:
             out[...] = self.cta_time[cta][:, None]
         else:
-            known = self.fine[cta, lanes % self.threads]
+            known = self.fine[cta, self.thread_of(lanes)]
+            out[:, warps:] = known[:, self.threads :]
             out[:, :warps] = known[:, : self.threads].reshape(-1, warps, 32).min(axis=2)
-            out[:, warps] = known[:, self.threads :].min(axis=1)
-            np.maximum(out, self.cta_time[cta][:, None], out=out)
-        place = np.arange(len(lanes)), lanes % self.threads >> 5
+            np.maximum(out[:, :warps], self.cta_time[cta][:, None], out=out[:, :warps])
+        place = np.arange(len(lanes)), self.warp_column(lanes)
         out[place] = np.maximum(out[place], self.warp_time[lanes >> 5])
         self._knowledge = (self._version, lanes, out)
         return out
@@ -86,6 +89,9 @@ class Clocks:
         self.now += 1
         self.cta_time[ctas] = self.now
         self.settled = int(self.cta_time.min() if live_ctas is None else self.cta_time[live_ctas].min(initial=self.now))
+        if self.fine is not None:  # what somebody knows of the engines, now all know
+            known = self.fine[ctas, :, self.threads :]
+            self.fine[ctas, :, self.threads :] = known.max(axis=1, keepdims=True)
         if self.cross is not None:
             self.cross.cta_barrier(ctas)
 
@@ -148,13 +154,13 @@ class Clocks:
 
     def ordered(self, who: Lanes, time: NDArray[Any], me: Lanes) -> Mask:
         """Whether an event of ``who`` at ``time`` is ordered before what ``me`` does now; elementwise."""
-        mine, theirs = me // self.threads, self.cta_of(who)
+        mine, theirs = self.cta_of(me), self.cta_of(who)
         same = mine == theirs
         result = who == me
-        result |= same & (time <= self.cta_time[mine])
+        result |= same & (time <= self.cta_time[mine]) & (who < self.lanes)
         result |= (who >> 5 == me >> 5) & (time <= self.warp_time[me >> 5]) & (who < self.lanes)
         if self.fine is not None:
-            result |= same & (time <= self.fine[mine, me % self.threads, self.thread_of(who)])
+            result |= same & (time <= self.fine[mine, self.thread_of(me), self.thread_of(who)])
         if self.cross is not None:
             result |= ~same & self.cross.ordered(who, time, me)
         return result

@@ -46,7 +46,7 @@ def function_step(function: Callable[..., Any], target: Row, *sources: Row) -> S
         if active.where is None:
             target[...] = values
         else:
-            np.putmask(target, active.where, values)
+            np.putmask(target, active.where, np.asarray(values).astype(target.dtype, copy=False))
 
     return step
 

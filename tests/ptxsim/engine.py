@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.ptxsim.machine import Machine
 
 Row = NDArray[Any]
+POISON = np.uint32(0x7FFF7FFF)  # NaN as f32 and as two f16
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +71,22 @@ class Waiter:
 
 
 @dataclass(slots=True, eq=False)
+class Sums:
+    """A register that products add to: until their group is waited for, it holds POISON and ``real`` what it will hold.
+
+    Attributes
+    ----------
+    row : the register's bits.
+    real : the same when all products issued so far are done.
+    group : number of the last group that writes it, -1 if none is under way.
+    """
+
+    row: NDArray[np.uint32]
+    real: NDArray[np.uint32]
+    group: NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
 class Deferred:
     """Work of the asynchronous engine, to be done at the last moment."""
 
@@ -91,6 +108,7 @@ class AsyncEngine:
         self.proxy_time = np.zeros(m.lanes, np.int64)
         self.store_groups: dict[int, list[int]] = {}  # per lane, the issue times of its groups
         self.product_groups: dict[int, list[int]] = {}  # the same per warpgroup
+        self.sums: dict[str, Sums] = {}  # by the register's name
 
     # cp.async
 
@@ -198,14 +216,37 @@ class AsyncEngine:
         for lane in leaders.tolist():
             self.product_groups.setdefault(lane, [0])[-1] = self.m.clocks.now
 
+    def sums_in(self, name: str, row: NDArray[np.uint32]) -> Sums:
+        """What is known of a register that products add to."""
+        if name not in self.sums:
+            self.sums[name] = Sums(row, np.zeros_like(row), np.full(len(row), -1, np.int64))
+        return self.sums[name]
+
+    def open_groups(self, leaders: Lanes) -> NDArray[np.int64]:
+        """Numbers of the warpgroups' open groups."""
+        return np.array([len(self.product_groups.get(lane, [0])) - 1 for lane in leaders.tolist()], np.int64)
+
+    def untouched(self, sums: Sums, name: str, lanes: Lanes) -> None:
+        """Raise if somebody wrote a register of these lanes while a product that writes it was under way."""
+        bad = sums.row[lanes] != POISON
+        if bad.any():
+            raise AsyncCopyError(f"{self.m.describe(int(lanes[bad][0]))} wrote {name} while a wgmma that writes it was in flight")
+
     def commit_products(self, active: Active) -> None:
         """Close the open groups."""
         for lane in active.index[::128].tolist():
             self.product_groups.setdefault(lane, [0]).append(0)
 
     def wait_products(self, active: Active, allowed: int) -> None:
-        """The warpgroups know that all their groups but the newest ``allowed`` have read shared memory."""
+        """All the warpgroups' groups but the newest ``allowed`` have read shared memory and written their sums."""
         fine = self.m.clocks.fine
+        due = np.repeat(np.maximum(self.open_groups(active.index[::128]) - allowed, 0), 128)
+        for name, sums in self.sums.items():
+            group = sums.group[active.index]
+            landing = active.index[(group >= 0) & (group < due)]
+            self.untouched(sums, name, landing)
+            sums.row[landing] = sums.real[landing]
+            sums.group[landing] = -1
         for lane in active.index[::128].tolist():
             groups = self.product_groups.get(lane, [0])
             done = groups[: max(0, len(groups) - 1 - allowed)]
@@ -220,7 +261,7 @@ class AsyncEngine:
         shadow = self.m.shared.shadow
         assert shadow is not None
         granules = rows[:, None] * many + np.arange(many)
-        who, time = shadow.who.take(granules), shadow.time.take(granules)
+        who, time = shadow.writers(granules)
         ordinary = who < self.m.lanes
         bad = ordinary & (time > self.proxy_time[np.where(ordinary, who, 0)])
         if bad.any():

@@ -82,7 +82,7 @@ class Machine:
         self.live_ctas = np.ones(self.ctas, bool)
         self.cta_of_lane = np.arange(self.lanes) // self.threads
         symbols = program.symbols | addresses | program.param_offsets
-        self.regs = Registers(program.function.registers, self.lanes, self._specials(shared_bytes, num_sms), symbols)
+        self.regs = Registers(program.function.registers, self.lanes, self._specials(shared_bytes, num_sms), symbols, program.constants)
         self.groups: dict[int, Active] = {}
         self.barriers = Barriers(self)
         self._turn = 0

@@ -62,8 +62,9 @@ def fma_f32(a: F32, b: F32, c: F32) -> F32:
     total = product + c
     tie = (np.asarray(total).view(np.uint64) & _LOW29) == _HALF29
     if tie.any():
-        exact, error = two_sum(product, np.asarray(c, np.float64))
-        total = round_to_odd(exact, error)
+        some = np.flatnonzero(tie)
+        addend = np.broadcast_to(np.asarray(c, np.float64), total.shape)[some]
+        total[some] = round_to_odd(*two_sum(np.broadcast_to(product, total.shape)[some], addend))
     return total.astype(np.float32)
 
 

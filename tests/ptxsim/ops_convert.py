@@ -45,15 +45,27 @@ def _bind_cvt(ins: Instruction, m: Machine) -> Step:
     if to == "tf32":
         target, source = m.regs.target(ins.operands[0], "b32"), m.regs.source(ins.operands[1], "f32")
         mode = "rna" if ins.has("rna") else "rn"
-        if not (ins.has("rna") or ins.has("rn")):
-            raise UnsupportedPtx("rounding of cvt to tf32")
+        if kind != "f32" or ins.has("satfinite") or not (ins.has("rna") or ins.has("rn")):
+            raise UnsupportedPtx("this cvt to tf32")
         return function_step(lambda a: to_tf32(a, mode).view(np.uint32), target, source)
     rounding = next((mod for mod in ins.mods if mod in _INTEGRAL or mod in _FLOAT_ROUNDING), "rn")
     target = m.regs.widened_target(ins.operands[0], to)
     source = m.regs.source(ins.operands[1], kind)
-    step = function_step(_conversion(to, kind, rounding, ins), target, source)
+    if target.dtype == dtype_of(to) and _is_assignment(to, kind, rounding, ins):
+        step = function_step(lambda a: a, target, source)
+    else:
+        step = function_step(_conversion(to, kind, rounding, ins), target, source)
     keeps = "f32" in (to, kind) and is_float(kind) and not ins.has("ftz")
     return preserving_subnormals(step) if keeps else step
+
+
+def _is_assignment(to: str, kind: str, rounding: str, ins: Instruction) -> bool:
+    """Whether NumPy's conversion on assignment does it: it wraps integers and rounds to nearest."""
+    if "bf16" in (to, kind) or ins.has("sat") or ins.has("relu"):
+        return False
+    if is_float(kind):
+        return is_float(to) and rounding == "rn"
+    return not is_float(to) or (rounding == "rn" and to != "f16")
 
 
 def _conversion(to: str, kind: str, rounding: str, ins: Instruction) -> Callable[[Row], Row]:

@@ -16,6 +16,7 @@ from tests.ptxsim.active import Active
 from tests.ptxsim.errors import UnsupportedPtx
 from tests.ptxsim.numerics import bf16_to_f32, fp8_to_f32
 from tests.ptxsim.ops_memory import address_of, memory_of, space_of
+from tests.ptxsim.ops_warp import table_of
 from tests.ptxsim.registry import Step, opcode, require
 from tests.ptxsim.syntax import Instruction, Operand, Vec
 
@@ -46,13 +47,19 @@ def items_of(operand: Operand) -> tuple[Operand, ...]:
     return operand.items if isinstance(operand, Vec) else (operand,)
 
 
-def words_of(rows: list[Row], warps: Any, lanes: int) -> Row:
+def words_of(tables: list[Row], warps: Any) -> Row:
     """Fragments of the active warps: (warps, registers, 32) 32-bit words."""
-    count = rows[0].reshape(-1, 32)[warps].shape[0] if rows[0].ndim else lanes // 32
-    out = np.empty((count, len(rows), 32), np.uint32)
-    for i, row in enumerate(rows):
-        out[:, i] = np.broadcast_to(row, (lanes,)).reshape(-1, 32)[warps]
+    first = tables[0][warps]
+    out = np.empty((len(first), len(tables), 32), np.uint32)
+    out[:, 0] = first
+    for i, table in enumerate(tables[1:], start=1):
+        out[:, i] = table[warps]
     return out
+
+
+def _tables(m: Machine, operand: Operand, kind: str) -> list[Row]:
+    """The registers of a fragment, each as (warps, 32)."""
+    return [table_of(m, m.regs.source(op, kind)) for op in items_of(operand)]
 
 
 @opcode("mma")
@@ -69,19 +76,18 @@ def _bind_mma(ins: Instruction, m: Machine) -> Step:
     per_word = 32 // _BITS[a_kind]
     tile = 4 * per_word  # columns of A that one register covers in a quad
     tiles = depth // tile
-    a, b = ([m.regs.source(op, "b32") for op in items_of(operand)] for operand in ins.operands[1:3])
+    a, b = (_tables(m, operand, "b32") for operand in ins.operands[1:3])
     if len(a) != 2 * tiles or len(b) != tiles:
         raise UnsupportedPtx("mma with this many registers")
     packed = d_kind == "f16"
     accumulator = "b32" if packed else d_kind
-    c = [m.regs.source(op, accumulator) for op in items_of(ins.operands[3])]
-    d = [m.regs.target(op, accumulator) for op in items_of(ins.operands[0])]
+    c = _tables(m, ins.operands[3], accumulator)
+    d = [m.regs.target(op, accumulator).reshape(-1, 32) for op in items_of(ins.operands[0])]
     wide: Any = np.int64 if d_kind == "s32" else np.float64
-    lanes = m.lanes
 
     def step(active: Active) -> None:
         warps = m.whole_warps(active, "mma")
-        words_a, words_b = words_of(a, warps, lanes), words_of(b, warps, lanes)
+        words_a, words_b = words_of(a, warps), words_of(b, warps)
         count = len(words_a)
         # A word of lane 4*g+t in register 2*i+h holds row g+8*h, columns tile*i + per_word*t...
         left = decode_a(words_a).reshape(count, tiles, 2, 8, tile).transpose(0, 2, 3, 1, 4).reshape(count, 16, depth)
@@ -90,14 +96,13 @@ def _bind_mma(ins: Instruction, m: Machine) -> Step:
         quads = product.reshape(count, 2, 32, 2)  # (half, lane, column of the pair)
         for half in range(2):
             if packed:
-                old = np.ascontiguousarray(np.broadcast_to(c[half], (lanes,)).reshape(-1, 32)[warps])
+                old = np.ascontiguousarray(c[half][warps])
                 total = quads[:, half] + old.view(np.float16).reshape(count, 32, 2)
-                d[half].reshape(-1, 32)[warps] = total.astype(np.float16).view(np.uint32)[..., 0]
+                d[half][warps] = total.astype(np.float16).view(np.uint32)[..., 0]
                 continue
             for column in range(2):
                 i = 2 * half + column
-                total = quads[:, half, :, column] + np.broadcast_to(c[i], (lanes,)).reshape(-1, 32)[warps]
-                d[i].reshape(-1, 32)[warps] = total
+                d[i][warps] = quads[:, half, :, column] + c[i][warps]
 
     return step
 
@@ -145,7 +150,7 @@ def _bind_stmatrix(ins: Instruction, m: Machine) -> Step:
     """The inverse of ldmatrix."""
     require(ins, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta", "b16")
     number, transpose = _count(ins), ins.has("trans")
-    sources = [m.regs.source(op, "b32") for op in items_of(ins.operands[1])]
+    sources = _tables(m, ins.operands[1], "b32")
     address, memory = address_of(m, ins.operands[0]), memory_of(m, space_of(ins))
     if len(sources) != number:
         raise UnsupportedPtx("stmatrix with another number of registers")
@@ -155,7 +160,7 @@ def _bind_stmatrix(ins: Instruction, m: Machine) -> Step:
         m.clocks.now += 1
         warps = m.whole_warps(active, "stmatrix")
         some = m.active((active.mask.reshape(-1, 32) & first_lanes).reshape(-1))
-        cells = words_of(sources, warps, m.lanes).view(np.uint16).reshape(-1, number, 8, 8)
+        cells = words_of(sources, warps).view(np.uint16).reshape(-1, number, 8, 8)
         if transpose:
             cells = cells.transpose(0, 1, 3, 2)
         values = np.ascontiguousarray(cells).reshape(-1, 8).view(np.complex128)[:, 0]
@@ -172,7 +177,7 @@ def _bind_movmatrix(ins: Instruction, m: Machine) -> Step:
 
     def step(active: Active) -> None:
         warps = m.whole_warps(active, "movmatrix")
-        cells = words_of([source], warps, m.lanes).view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)
+        cells = words_of([table_of(m, source)], warps).view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)
         target.reshape(-1, 32)[warps] = np.ascontiguousarray(cells).view(np.uint32).reshape(-1, 32)
 
     return step

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Row = NDArray[Any]
 _LANES = np.arange(32, dtype=np.int64)
+_ALL = np.ones((1, 32), bool)
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 
@@ -32,8 +33,8 @@ def members(m: Machine, active: Active, mask: Row, name: str) -> tuple[Any, NDAr
     warps = active.warps
     if warps is not None:
         if mask.ndim == 0 and int(mask) == 0xFFFFFFFF:
-            return warps, np.ones((1, 32), bool)
-        rows = np.ones((1, 32), bool)
+            return warps, _ALL
+        rows = _ALL
     else:
         warps = np.flatnonzero(active.mask.reshape(-1, 32).any(axis=1))
         rows = active.mask.reshape(-1, 32)[warps]
@@ -50,6 +51,11 @@ def members(m: Machine, active: Active, mask: Row, name: str) -> tuple[Any, NDAr
             f"but only {int(here[warp, 0]):#010x} are here"
         )
     return warps, rows
+
+
+def table_of(m: Machine, row: Row) -> Row:
+    """A register row, or a constant, as (warps, 32)."""
+    return row.reshape(-1, 32) if row.ndim else np.broadcast_to(row, (m.lanes // 32, 32))
 
 
 def _scatter(active: Active, row: Row, warps: Any, values: Row, rows: NDArray[np.bool_]) -> None:
@@ -70,19 +76,18 @@ def _bind_shuffle(ins: Instruction, m: Machine) -> Step:
     target = m.regs.target(first, "b32")
     flag = None if second is None else m.regs.target(second, "pred")
     value, b, c, mask = (m.regs.source(op, "b32") for op in ins.operands[1:5])
+    values_of, lanes_b, lanes_c = (table_of(m, row) for row in (value, b, c))
     fixed = None
     if b.ndim == 0 and c.ndim == 0:
         fixed = _shuffle_sources(mode, b.astype(np.int64), c.astype(np.int64))
 
     def step(active: Active) -> None:
         warps, rows = members(m, active, mask, "shfl")
-        table = np.broadcast_to(value, (m.lanes,)).reshape(-1, 32)[warps]
+        table = values_of[warps]
         if fixed is not None:
             source, inside = fixed
         else:
-            lanes_b = np.broadcast_to(b, (m.lanes,)).reshape(-1, 32)[warps].astype(np.int64)
-            lanes_c = np.broadcast_to(c, (m.lanes,)).reshape(-1, 32)[warps].astype(np.int64)
-            source, inside = _shuffle_sources(mode, lanes_b, lanes_c)
+            source, inside = _shuffle_sources(mode, lanes_b[warps].astype(np.int64), lanes_c[warps].astype(np.int64))
         if active.warps is None:
             _check_sources(m, warps, rows, source)
         if source.ndim == 1:
@@ -131,7 +136,7 @@ def _bind_vote(ins: Instruction, m: Machine) -> Step:
 
     def step(active: Active) -> None:
         warps, rows = members(m, active, mask, "vote")
-        held = np.broadcast_to(condition(), (m.lanes,)).reshape(-1, 32)[warps]
+        held = table_of(m, condition())[warps]
         votes = held & rows
         if mode == "ballot":
             result = votes @ _BITS if votes.dtype != bool else (votes * _BITS).sum(axis=1, dtype=np.uint32)
@@ -187,10 +192,11 @@ def _bind_match(ins: Instruction, m: Machine) -> Step:
     flag = None if second is None or (isinstance(second, Reg) and second.name == "_") else m.regs.target(second, "pred")
     value, mask = m.regs.source(ins.operands[1], ins.type), m.regs.source(ins.operands[2], "b32")
     everyone = ins.has("all")
+    values_of = table_of(m, value)
 
     def step(active: Active) -> None:
         warps, rows = members(m, active, mask, "match")
-        table = np.broadcast_to(value, (m.lanes,)).reshape(-1, 32)[warps]
+        table = values_of[warps]
         rows = np.broadcast_to(rows, table.shape)
         same = (table[:, :, None] == table[:, None, :]) & rows[:, None, :]
         words = (same * _BITS).sum(axis=2, dtype=np.uint32)
@@ -217,10 +223,11 @@ def _bind_redux(ins: Instruction, m: Machine) -> Step:
     ufunc = ufuncs[ins.mods[1]]
     target = m.regs.target(ins.operands[0], ins.type)
     value, mask = m.regs.source(ins.operands[1], ins.type), m.regs.source(ins.operands[2], "b32")
+    values_of = table_of(m, value)
 
     def step(active: Active) -> None:
         warps, rows = members(m, active, mask, "redux")
-        table = np.broadcast_to(value, (m.lanes,)).reshape(-1, 32)[warps]
+        table = values_of[warps]
         rows = np.broadcast_to(rows, table.shape)
         first = np.take_along_axis(table, np.argmax(rows, axis=1)[:, None], 1)
         neutral = {"add": 0, "or": 0, "xor": 0}.get(ins.mods[1])

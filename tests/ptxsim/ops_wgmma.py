@@ -1,7 +1,8 @@
 """wgmma: matrix products of warpgroups with operands in shared memory (sm_90a).
 
-Accumulators are written when the instruction is issued: a read of them before ``wait_group`` is not caught. Shared memory is read
-when it is issued too, but counts as being read until ``wait_group`` has returned: writing it earlier is a race.
+Accumulators are NaN from the instruction until ``wait_group`` has returned, and writing them in between is an error. Shared memory is
+read when the instruction is issued, but counts as being read until then too: writing it earlier is a race. So are the registers of
+A, but writing those earlier is not caught.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.ptxsim.active import Active, Lanes
+from tests.ptxsim.engine import POISON
 from tests.ptxsim.errors import DivergentWarp, UnsupportedPtx
 from tests.ptxsim.numerics import bf16_to_f32, fp8_to_f32
 from tests.ptxsim.ops_matrix import items_of, words_of
+from tests.ptxsim.ops_warp import table_of
 from tests.ptxsim.registry import Step, opcode, require
-from tests.ptxsim.syntax import Imm, Instruction, Vec
+from tests.ptxsim.syntax import Imm, Instruction, Reg, Vec
 from tests.ptxsim.tensor_map import swizzled
 
 if TYPE_CHECKING:
@@ -84,12 +87,14 @@ class _Product:
             raise UnsupportedPtx(f"wgmma of shape {shape}")
         self.packed = d_kind == "f16"
         kind = "b32" if self.packed else "f32"
-        self.targets = [m.regs.target(op, kind) for op in items_of(ins.operands[0])]
+        items = items_of(ins.operands[0])
+        self.names = [op.name if isinstance(op, Reg) else "" for op in items]
+        self.targets = [m.regs.target(op, kind) for op in items]
         if len(self.targets) != self.columns // (4 if self.packed else 2):
             raise UnsupportedPtx("wgmma with another number of accumulators")
         self.from_registers = isinstance(ins.operands[1], Vec)
         if self.from_registers:
-            self.a_rows = [m.regs.source(op, "b32") for op in items_of(ins.operands[1])]
+            self.a_tables = [table_of(m, m.regs.source(op, "b32")) for op in items_of(ins.operands[1])]
         else:
             self.a_descriptor = m.regs.source(ins.operands[1], "b64")
         self.b_descriptor = m.regs.source(ins.operands[2], "b64")
@@ -119,20 +124,26 @@ class _Product:
         # Lane 4*g+t of warp w holds, of each 8 columns, the pair 2t of rows 16w+g and 16w+g+8.
         quads = product.reshape(len(leaders), 4, 2, 8, self.columns // 8, 4, 2)
         keep = np.broadcast_to(self.keeps, (m.lanes,)).astype(bool)[lanes].reshape(-1, 32)
-        for i, target in enumerate(self.targets):
-            table = target.reshape(-1, 32)
+        group = np.repeat(m.engine.open_groups(leaders), 128).reshape(-1, 32)
+        for i, (name, target) in enumerate(zip(self.names, self.targets, strict=True)):
+            sums = m.engine.sums_in(name, target.view(np.uint32))
+            pending = sums.group[lanes] >= 0
+            m.engine.untouched(sums, name, lanes[pending])
+            old_bits = np.where(pending, sums.real[lanes], sums.row[lanes]).reshape(-1, 32)
             if self.packed:
                 values = quads[:, :, i % 2, :, i // 2].reshape(-1, 32, 2)
-                old = np.ascontiguousarray(table[warps]).view(np.float16).reshape(-1, 32, 2)
-                total = values + np.where(keep[:, :, None], old, 0)
-                table[warps] = total.astype(np.float16).view(np.uint32)[..., 0]
+                old = old_bits.view(np.float16).reshape(-1, 32, 2)
+                new = (values + np.where(keep[:, :, None], old, 0)).astype(np.float16).view(np.uint32)[..., 0]
             else:
                 values = quads[:, :, i // 2 % 2, :, i // 4, :, i % 2].reshape(-1, 32)
-                table[warps] = values + np.where(keep, table[warps], 0)
+                new = (values + np.where(keep, old_bits.view(np.float32), 0)).astype(np.float32).view(np.uint32)
+            sums.real.reshape(-1, 32)[warps] = new
+            sums.row.reshape(-1, 32)[warps] = POISON
+            sums.group.reshape(-1, 32)[warps] = group
 
     def _fragments(self, warps: Any) -> Row:
         """A from registers: (warpgroups, 64, depth)."""
-        words = words_of(self.a_rows, warps, self.m.lanes)
+        words = words_of(self.a_tables, warps)
         tile = 16 // self.size
         octets = np.ascontiguousarray(words).view(np.uint8)
         values = self.decode_a(octets.reshape(-1)).reshape(len(words), 2, 2, 8, tile)  # (k half, row half, row, k)

@@ -233,7 +233,7 @@ class _Body:
     def _directive(self) -> None:
         p = self.parser
         rest = p.text[p.position : p.position + 20]
-        if rest.startswith(".loc"):
+        if rest[:4] == ".loc" and rest[4].isspace():
             found = _LOC.match(p._until("\n"))
             if found and found[2] != "0":
                 files = p.module.files

@@ -48,6 +48,8 @@ class Program:
     global_variables : module variables in global or constant memory, to be placed by the machine.
     params, param_size : the kernel's parameters and their offsets.
     granule_global, granule_shared : smallest access, in bytes.
+    uses_fine_clocks, uses_fences : which clocks its races need (see clocks).
+    constants : literals of the registers that nothing but one ``mov`` of a literal writes.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Program:
     granule_shared: int
     uses_fine_clocks: bool
     uses_fences: bool
+    constants: dict[str, str]
 
 
 def is_terminator(ins: Instruction) -> bool:
@@ -113,21 +116,60 @@ def build(module: Module, name: str) -> Program:
         offsets[param.name] = end
         end += param.size or 0
     granule_global, granule_shared = _granules(flat)
-    opcodes = {ins.opcode for ins in flat.code}
-    partial = any(
-        (
-            ins.opcode in ("bar", "barrier")
-            and "warp" not in ins.mods
-            and (len(ins.operands) > 1 or "arrive" in ins.mods)
-        )
-        for ins in flat.code
-    )
     return Program(
-        name, flat, blocks, labels, symbols, static - SHARED_START, local_size,
-        [v for v in module.variables.values() if v.space in ("global", "const")], offsets, end,
-        granule_global, granule_shared, partial or bool(opcodes & {"mbarrier", "wgmma"}) or any(ins.has("bulk") for ins in flat.code),
-        bool(opcodes & {"membar", "fence"}) or any(m in ins.mods for ins in flat.code for m in ("release", "acquire", "acq_rel")),
-    )  # fmt: skip
+        name=name,
+        function=flat,
+        blocks=blocks,
+        labels=labels,
+        symbols=symbols,
+        static_shared=static - SHARED_START,
+        local_size=local_size,
+        global_variables=[v for v in module.variables.values() if v.space in ("global", "const")],
+        param_offsets=offsets,
+        param_size=end,
+        granule_global=granule_global,
+        granule_shared=granule_shared,
+        uses_fine_clocks=any(_orders_some_threads(ins) for ins in flat.code),
+        uses_fences=any(_fences(ins) for ins in flat.code),
+        constants=_constants(flat),
+    )
+
+
+def _orders_some_threads(ins: Instruction) -> bool:
+    """Whether an instruction orders some threads of a CTA but not all: named barriers, mbarriers, asynchronous engines."""
+    if ins.opcode in ("bar", "barrier") and "warp" not in ins.mods:
+        return len(ins.operands) > 1 or "arrive" in ins.mods
+    return ins.opcode in ("mbarrier", "wgmma") or ins.has("bulk")
+
+
+def _fences(ins: Instruction) -> bool:
+    """Whether an instruction can order CTAs."""
+    return ins.opcode in ("membar", "fence") or bool({"release", "acquire", "acq_rel"} & set(ins.mods))
+
+
+def _constants(function: Function) -> dict[str, str]:
+    """Registers that hold one literal wherever they are read."""
+    writes: dict[str, int] = {}
+    literals: dict[str, str] = {}
+    for ins in function.code:
+        for name in _registers(ins.operands[0]) if ins.operands else ():
+            writes[name] = writes.get(name, 0) + 1
+        if ins.opcode == "mov" and ins.guard is None and isinstance(ins.operands[0], Reg):
+            source = ins.operands[1]
+            if isinstance(source, Imm):
+                literals[ins.operands[0].name] = source.text
+    return {name: text for name, text in literals.items() if writes[name] == 1}
+
+
+def _registers(operand: Operand) -> list[str]:
+    """Registers that an instruction writes, if this is its first operand."""
+    if isinstance(operand, Reg):
+        return [operand.name]
+    if isinstance(operand, Vec):
+        return [name for item in operand.items for name in _registers(item)]
+    if isinstance(operand, Pair):
+        return _registers(operand.first) + _registers(operand.second)
+    return []
 
 
 def _granules(function: Function) -> tuple[int, int]:

@@ -70,14 +70,14 @@ class ReadLog:
         """Every read is ordered before everybody."""
         self.entries.clear()
 
-    def prune(self, write_time: NDArray[np.int32], settled: int) -> None:
+    def prune(self, state: NDArray[np.int64], settled: int) -> None:
         """If the log is long, forget what is settled or wholly overwritten since."""
         if len(self.entries) < self._limit:
             return
         self.entries = [
             entry
             for entry in self.entries
-            if entry.time > settled and (write_time.take(entry.expanded()) <= entry.time).any()
+            if entry.time > settled and (state.take(entry.expanded()) >> 32 <= entry.time).any()
         ]
         self._limit = max(_LONG, 2 * len(self.entries))
 

@@ -27,10 +27,19 @@ class Registers:
     lanes : threads of the grid, padded to whole warps.
     specials : rows or 0-d arrays of special registers.
     symbols : addresses of variables.
+    constants : literals of registers that never hold anything else.
     """
 
-    def __init__(self, kinds: dict[str, str], lanes: int, specials: dict[str, Row], symbols: dict[str, int]) -> None:
+    def __init__(
+        self,
+        kinds: dict[str, str],
+        lanes: int,
+        specials: dict[str, Row],
+        symbols: dict[str, int],
+        constants: dict[str, str],
+    ) -> None:
         self.kinds, self.lanes, self.specials, self.symbols = kinds, lanes, specials, symbols
+        self.constants = constants
         self._rows: dict[str, Row] = {}
         self.carry = np.zeros(lanes, bool)
 
@@ -50,6 +59,8 @@ class Registers:
         if isinstance(operand, Reg):
             if operand.negated:
                 raise UnsupportedPtx(f"negated operand !{operand.name}")
+            if operand.name in self.constants:
+                return immediate(self.constants[operand.name], kind)
             return _view(self.row(operand.name), dtype, operand.name)
         if isinstance(operand, Special):
             if operand.name not in self.specials:

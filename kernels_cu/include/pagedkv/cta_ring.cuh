@@ -5,7 +5,10 @@
 // that tile's place; then all warps may read k(i) and v(i) until they call acquire(i + 1).
 //
 // Keys outside the segment are stored as zeros: what nobody owns may be NaN, and 0 * NaN would not be 0. Their places are never
-// looked up, as the table has -1 where a window has left a block behind. A table entry is read one tile ahead of its use.
+// looked up, as the table has -1 where a window has left a block behind.
+//
+// Block ids travel through the ring as well: the copies of tile i bring those that the copies of tile i + STAGES - 1 will need, so
+// that nobody waits for the table. A warp copies and reads the ids of its own keys alone.
 //
 // Where KV_TYPE is not Q_TYPE, the ring holds the bits as they are, and acquire() converts the tile into one more buffer behind the
 // ring, with scales of token_head multiplied in; scales of tensor and head are for the caller to fold.
@@ -24,10 +27,18 @@ using KTile = SharedTile<TILE_TOKENS, HEAD_DIM>;
 using VTile = SharedTile<TILE_TOKENS, HEAD_DIM_V>;
 
 template <int kWarps> class CtaRing {
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kWarpKeys = TILE_TOKENS / kWarps;
+  static_assert(STAGES >= 2 && TILE_TOKENS % kWarps == 0 && kWarpKeys <= kWarpSize, "");
+  // A warp's keys begin at a multiple of their number: in one block, one after the other, if that holds a multiple of it.
+  static constexpr bool kOneBlock = !PAGED || (BLOCK_SIZE > 0 && BLOCK_SIZE % kWarpKeys == 0);
+  static constexpr int kWarpIds = !PAGED ? 0 : kOneBlock ? 1 : kWarpKeys, kIds = kWarps * kWarpIds;
+
  public:
   static constexpr int kRawK = TILE_TOKENS * HEAD_DIM * sizeof(KV_TYPE), kRawV = TILE_TOKENS * HEAD_DIM_V * sizeof(KV_TYPE);
   static constexpr int kStageBytes = kRawK + kRawV + 2 * kScaleTokens * sizeof(float);
-  static constexpr int kBytes = STAGES * kStageBytes + (kConverted ? KTile::kBytes + VTile::kBytes : 0);
+  static constexpr int kConvertedBytes = kConverted ? KTile::kBytes + VTile::kBytes : 0;
+  static constexpr int kBytes = STAGES * kStageBytes + kConvertedBytes + STAGES * kIds * sizeof(int);
 
   __device__ __forceinline__ CtaRing(u8* shared_, const AttentionParams& params, const Segment& segment)
       : shared(shared_), p(params.kv), s(segment) {}
@@ -36,9 +47,14 @@ template <int kWarps> class CtaRing {
   __device__ __forceinline__ int first_tile() const { return s.begin / TILE_TOKENS; }
   __device__ __forceinline__ bool holds(int i) const { return i * TILE_TOKENS < s.end; }
 
-  // Starts the first tiles. What the thread has copied before without a commit belongs to the group of the first.
+  // Starts the first tiles. What the thread has copied before without a commit is waited for with them.
   __device__ __forceinline__ void start() {
-    locate(first_tile(), lane_id(), warp_id());
+    if (PAGED) {
+#pragma unroll
+      for (int i = 0; i < STAGES - 1; ++i) copy_ids(first_tile() + i, lane_id(), warp_id());
+      cp_async_commit();
+      cp_async_wait<0>();
+    }
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
       if (holds(first_tile() + i)) copy(first_tile() + i);
@@ -63,39 +79,36 @@ template <int kWarps> class CtaRing {
   }
 
  private:
-  static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kWarpKeys = TILE_TOKENS / kWarps;
-  static_assert(STAGES >= 2 && TILE_TOKENS % kWarps == 0 && kWarpKeys <= kWarpSize, "");
-  // A warp's keys begin at a multiple of their number: in one block, one after the other, if that holds a multiple of it.
-  static constexpr bool kOneBlock = !PAGED || (BLOCK_SIZE > 0 && BLOCK_SIZE % kWarpKeys == 0);
-
   u8* shared;
   const KvParams& p;
   const Segment& s;
-  int block;  // of the warp's keys of the next tile, or of key lane_id() among them
 
   __device__ __forceinline__ SequenceKv kv() const { return {p, s.seq}; }
   __device__ __forceinline__ u8* raw(int i) const { return shared + i % STAGES * kStageBytes; }
   __device__ __forceinline__ float* scales(int i) const { return reinterpret_cast<float*>(raw(i) + kRawK + kRawV); }
   __device__ __forceinline__ static int warp_key(int i, int warp) { return i * TILE_TOKENS + warp * kWarpKeys; }
 
-  __device__ __forceinline__ void locate(int i, int lane, int warp) {
-    if (!PAGED || !holds(i)) return;
-    const int key = warp_key(i, warp) + (kOneBlock ? 0 : lane % kWarpKeys);
-    block = static_cast<int>(kv().place(min(max(key, s.begin), s.end - 1)).block);
+  __device__ __forceinline__ int* ids(int i, int warp) const {
+    return reinterpret_cast<int*>(shared + STAGES * kStageBytes + kConvertedBytes) + i % STAGES * kIds + warp * kWarpIds;
   }
 
-  // Place of key number `key` of the warp's keys of tile i. Whole warps ask, each lane for a key of its own.
+  // Copies the ids of the blocks of the warp's keys of tile i. Of keys outside the segment: of its first or last key.
+  __device__ __forceinline__ void copy_ids(int i, int lane, int warp) const {
+    if (lane >= kWarpIds || !holds(i)) return;
+    cp_async4(ids(i, warp) + lane, kv().entry(min(max(warp_key(i, warp) + lane, s.begin), s.end - 1)), true);
+  }
+
+  // Place of key number `key` of the warp's keys of tile i.
   __device__ __forceinline__ TokenPlace place(int i, int warp, int key) const {
     if (!PAGED) return {0, kv().first + warp_key(i, warp) + key};
-    const u32 size = BLOCK_SIZE ? BLOCK_SIZE : p.block_size;
-    if (kOneBlock) return {block, static_cast<u32>(warp_key(i, warp)) % size + key};
-    return {__shfl_sync(kFullMask, block, key), static_cast<u32>(warp_key(i, warp) + key) % size};
+    return kv().place(ids(i, warp)[kOneBlock ? 0 : key], warp_key(i, warp) + key);
   }
   __device__ __forceinline__ bool inside(int key) const { return static_cast<u32>(key - s.begin) < static_cast<u32>(s.end - s.begin); }
 
   __device__ __forceinline__ void copy(int i) {
-    const int thread = fresh_thread_id(), lane = thread % kWarpSize, warp = thread / kWarpSize;
+    const u32 thread = fresh_thread_id(), lane = thread % kWarpSize, warp = thread / kWarpSize;
+    __syncwarp();  // ids of tile i are there; those of tile i - 1 are read
+    copy_ids(i + STAGES - 1, lane, warp);
     copy_rows<KTile, HEAD_DIM>(i, lane, warp, raw(i), p.k_token_stride, [&](TokenPlace at) { return kv().k<KV_TYPE>(at, s.kv_head); });
     copy_rows<VTile, HEAD_DIM_V>(i, lane, warp, raw(i) + kRawK, p.v_token_stride, [&](TokenPlace at) { return kv().v<KV_TYPE>(at, s.kv_head); });
     if (kScaleTokens) {
@@ -109,7 +122,6 @@ template <int kWarps> class CtaRing {
         cp_async4(to + TILE_TOKENS, p.v_scale + from, valid);
       }
     }
-    locate(i + 1, lane, warp);
   }
 
   // The warp's rows of K or of V of tile i; `row_of` says where a token's elements begin. The lanes take as many 16-byte pieces of

@@ -25,14 +25,15 @@ struct SequenceKv {
   }
 
   __device__ __forceinline__ TokenPlace place(int token) const {
-    if (!PAGED) return {0, first + token};
-    const u32 size = BLOCK_SIZE ? BLOCK_SIZE : p.block_size;
-    const u32 index = static_cast<u32>(token) / size;
-    const int block = table[index];
+    return PAGED ? place(*entry(token), token) : TokenPlace{0, first + token};
+  }
+  // The same in two steps, for kernels that read the table early: the table's entry for a token, and its place in that block.
+  __device__ __forceinline__ const int* entry(int token) const { return table + static_cast<u32>(token) / block_size(); }
+  __device__ __forceinline__ TokenPlace place(int block, int token) const {
 #if DEBUG
     if (block < 0 || block >= p.num_blocks) __trap();
 #endif
-    return {block, static_cast<u32>(token) - index * size};
+    return {block, static_cast<u32>(token) % block_size()};
   }
 
   template <class T> __device__ __forceinline__ const T* k(TokenPlace at, int kv_head) const {
@@ -46,6 +47,7 @@ struct SequenceKv {
   __device__ __forceinline__ float v_scale(TokenPlace at, int kv_head) const { return scale(p.v_scale, at, kv_head); }
 
  private:
+  __device__ __forceinline__ u32 block_size() const { return BLOCK_SIZE ? BLOCK_SIZE : p.block_size; }
   __device__ __forceinline__ float scale(const float* scales, TokenPlace at, int kv_head) const {
     if (SCALE_MODE == kScaleTensor) return scales[0];
     if (SCALE_MODE == kScaleHead) return scales[kv_head * p.scale_head_stride];

@@ -16,8 +16,8 @@ __device__ __forceinline__ float log2_approx(float x) {
 }
 
 // threadIdx.x, read anew: nothing that follows from it has to stay in registers from one reading to the next.
-__device__ __forceinline__ int fresh_thread_id() {
-  int id;
+__device__ __forceinline__ u32 fresh_thread_id() {
+  u32 id;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
   return id;
 }

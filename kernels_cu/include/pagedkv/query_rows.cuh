@@ -57,23 +57,21 @@ template <int kFrags> struct QueryRows {
     }
   }
 
-  // Row of the row tile that this lane has in half h of fragment f.
-  __device__ __forceinline__ int row(int f, int h) const { return first_row + f * 16 + h * 8 + lane_id() / 4; }
-
   // Dot products with the keys from `key` become scores, -inf where `masked` and a key is not seen.
   __device__ __forceinline__ void shape(float (&s)[kFrags][kKeyFrags][4], int key, bool masked) const {
     if (!kShaped && !masked && to_log2() > 0.f) return;
+    const u32 lane = fresh_thread_id() % kWarpSize;
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int used = min(row(f, h), segment.num_rows - 1);  // rows past the end are not written
+        const int used = min(static_cast<int>(first_row + f * 16 + h * 8 + lane / 4), segment.num_rows - 1);  // rows past the end are not written
         const Scorer scorer(p, segment.seq, segment.seq_len, segment.q_len, segment.query(used), segment.qo_head(used));
 #pragma unroll
         for (int n = 0; n < kKeyFrags; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int at = key + n * 8 + lane_id() % 4 * 2 + e;
+            const int at = key + n * 8 + lane % 4 * 2 + e;
             float& x = s[f][n][2 * h + e];
             if (kShaped) x = scorer.score(x * k_scale, at);
             else if (!(to_log2() > 0.f)) x *= to_log2();
@@ -130,7 +128,7 @@ template <int kFrags> struct QueryRows {
 
   // Writes the warp's rows of the output and of lse. `tile`: shared memory for its rows alone. `v_scale` as k_scale.
   template <class Tile> __device__ __forceinline__ void finish(const Tile& tile, float v_scale) {
-    const int lane = fresh_thread_id() % kWarpSize;
+    const u32 lane = fresh_thread_id() % kWarpSize;
     __syncwarp();  // all lanes have read what lay in the tile
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
@@ -138,7 +136,7 @@ template <int kFrags> struct QueryRows {
       for (int h = 0; h < 2; ++h) {
         float sum = l[f][h] + __shfl_xor_sync(kFullMask, l[f][h], 1), largest = m[f][h] * fold, factor = 1.f;
         sum += __shfl_xor_sync(kFullMask, sum, 2);
-        const int own = f * 16 + h * 8 + lane / 4, r = first_row + own;
+        const int own = static_cast<int>(f * 16 + h * 8 + lane / 4), r = first_row + own;
         const bool used = r < segment.num_rows;
         const int head = segment.qo_head(r);
         if (SINKS && used) add_sink(largest, sum, factor, p.sinks[head] * kLog2e);
@@ -153,7 +151,7 @@ template <int kFrags> struct QueryRows {
     constexpr int kChunks = HEAD_DIM_V / 8;
 #pragma unroll
     for (int j = 0; j < kFrags * 16 * kChunks / kWarpSize; ++j) {
-      const int index = j * kWarpSize + lane, own = index / kChunks, chunk = index % kChunks, r = first_row + own;
+      const int index = static_cast<int>(j * kWarpSize + lane), own = index / kChunks, chunk = index % kChunks, r = first_row + own;
       if (r >= segment.num_rows) break;
       Q_TYPE* to = static_cast<Q_TYPE*>(p.o) + (segment.q_first + segment.query(r)) * p.o_token_stride + segment.qo_head(r) * p.o_head_stride;
       *reinterpret_cast<Vec<u32, 4>*>(to + chunk * 8) = *reinterpret_cast<const Vec<u32, 4>*>(tile.chunk(own, chunk));

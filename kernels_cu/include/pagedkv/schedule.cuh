@@ -51,6 +51,11 @@ struct Segment {
   __device__ __forceinline__ int qo_head(int row) const { return kv_head * GROUP_SIZE + (row_begin + row) % GROUP_SIZE; }
 };
 
+// The query of a segment's row.
+__device__ __forceinline__ const Q_TYPE* query_row(const AttentionParams& p, const Segment& s, int row) {
+  return static_cast<const Q_TYPE*>(p.q) + (s.q_first + s.query(row)) * p.q_token_stride + s.qo_head(row) * p.q_head_stride;
+}
+
 // Slot of a CTA's part of a row tile: the first CTA's part is the last of its slice, everybody else's the first of theirs.
 __device__ __forceinline__ int even_slot(int cta, int first_cta) { return 2 * cta + (cta == first_cta); }
 
@@ -59,7 +64,8 @@ class Schedule {
   __device__ __forceinline__ explicit Schedule(const AttentionParams& params) : p(params) {
     if constexpr (SCHEDULE == kEven) {
       const u32 total = units_before(p.num_seqs);
-      const u32 ctas = min_of<u32>(gridDim.x, total);  // no slice is empty: whoever lies between two that share a row tile has a part
+      // No slice is empty: whoever lies between two that have a part of a row tile has one too, and arrives.
+      const u32 ctas = min_of<u32>(gridDim.x, total);
       slice = ctas ? total / ctas : 0;
       longer = ctas ? total % ctas : 0;
       unit = blockIdx.x < ctas ? slice_begin(blockIdx.x) : total;

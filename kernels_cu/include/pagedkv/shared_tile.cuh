@@ -19,23 +19,24 @@ template <int kRows, int kCols> struct SharedTile {
   __device__ __forceinline__ u8* chunk(int row, int column) const { return base + row * (kChunks * 16) + (column ^ swizzle(row)) * 16; }
 
   // 16 rows from `row` and columns 16 step..16 step + 15 as operand a of mma, or as two operands b of which each row is a column.
-  __device__ __forceinline__ void load_a(u32 (&a)[4], int row, int step) const {
-    ldmatrix_x4(a, lane_chunk(row, lane_id() % 16, lane_id() / 16, step));
+  __device__ __forceinline__ void load_a(u32 (&a)[4], u32 lane, int row, int step) const {
+    ldmatrix_x4(a, lane_chunk(row, lane % 16, lane / 16, step));
   }
-  __device__ __forceinline__ void load_b(u32 (&b)[4], int row, int step) const {
-    ldmatrix_x4(b, lane_chunk(row, lane_id() / 16 * 8 + lane_id() % 8, lane_id() / 8 % 2, step));
+  __device__ __forceinline__ void load_b(u32 (&b)[4], u32 lane, int row, int step) const {
+    ldmatrix_x4(b, lane_chunk(row, lane / 16 * 8 + lane % 8, lane / 8 % 2, step));
   }
   // 16 rows as the inner dimension: two operands b, of columns 16 step..16 step + 7 and the next 8.
-  __device__ __forceinline__ void load_b_trans(u32 (&b)[4], int row, int step) const {
-    ldmatrix_x4_trans(b, lane_chunk(row, lane_id() % 16, lane_id() / 16, step));
+  __device__ __forceinline__ void load_b_trans(u32 (&b)[4], u32 lane, int row, int step) const {
+    ldmatrix_x4_trans(b, lane_chunk(row, lane % 16, lane / 16, step));
   }
 
  private:
-  // chunk(row + lane_row, 2 * step + lane_column) for a row that is a multiple of 8 and columns 0 and 1, so written that what depends
-  // on the lane is the same for all rows and steps.
+  // chunk(row + lane_row, 2 * step + lane_column) for a row that is a multiple of 8 and columns 0 and 1, so written that kCycle / 2
+  // addresses per lane serve all rows and steps, with constants added.
   __device__ __forceinline__ u8* lane_chunk(int row, int lane_row, int lane_column, int step) const {
-    const int lane_at = lane_column ^ swizzle(lane_row);
-    return base + lane_row * (kChunks * 16) + (lane_at ^ (2 * step)) * 16 + row * (kChunks * 16);
+    const int within = 2 * step % kCycle;
+    const u8* lane_base = base + lane_row * (kChunks * 16) + ((lane_column ^ swizzle(lane_row)) ^ within) * 16;
+    return const_cast<u8*>(lane_base) + row * (kChunks * 16) + (2 * step - within) * 16;
   }
 };
 

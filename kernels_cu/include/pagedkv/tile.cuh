@@ -45,7 +45,8 @@ template <class T> __device__ __forceinline__ u32 convert_pair(u32 word, int fir
       const __half2 pair = __hsub2(*reinterpret_cast<const __half2*>(&biased), __half2half2(__ushort_as_half(0x6480)));
       return *reinterpret_cast<const u32*>(&pair);
     } else {
-      const float low = __uint_as_float(__byte_perm(word, 0x4b000000u, first | 0x7540)), high = __uint_as_float(__byte_perm(word, 0x4b000000u, second | 0x7540));
+      const float low = __uint_as_float(__byte_perm(word, 0x4b000000u, first | 0x7540));
+      const float high = __uint_as_float(__byte_perm(word, 0x4b000000u, second | 0x7540));
       return pack2<T>(low - 8388736.f, high - 8388736.f);
     }
   } else {
@@ -54,7 +55,8 @@ template <class T> __device__ __forceinline__ u32 convert_pair(u32 word, int fir
       const u32 bits = __byte_perm(word, 0, 0x0404 | first << 4 | second << 12);
       pair = *reinterpret_cast<const __half2*>(&bits);
     } else {
-      pair = __half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(__byte_perm(word, 0, first | second << 4)), __NV_E4M3));
+      const u32 bits = __byte_perm(word, 0, first | second << 4);
+      pair = __half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bits), __NV_E4M3));
     }
     if constexpr (kSame<T, f16>) return *reinterpret_cast<const u32*>(&pair);
     const float2 both = __half22float2(pair);

@@ -8,18 +8,19 @@
 
 namespace pagedkv {
 
-// s += Q K^T. `load_q(f, step, a)` gives dims 16 step.. of fragment f of the rows.
+// s += Q K^T. `load_q(lane, f, step, a)` gives dims 16 step.. of fragment f of the rows.
 template <int kFrags, class LoadQ, class K>
 __device__ __forceinline__ void multiply_keys(float (&s)[kFrags][TILE_TOKENS / 8][4], const LoadQ& load_q, const K& k) {
+  const u32 lane = fresh_thread_id() % kWarpSize;
 #pragma unroll
   for (int step = 0; step < HEAD_DIM / 16; ++step) {
     u32 a[kFrags][4];
 #pragma unroll
-    for (int f = 0; f < kFrags; ++f) load_q(f, step, a[f]);
+    for (int f = 0; f < kFrags; ++f) load_q(lane, f, step, a[f]);
 #pragma unroll
     for (int n = 0; n < TILE_TOKENS / 8; n += 2) {
       u32 b[4];
-      k.load_b(b, n * 8, step);
+      k.load_b(b, lane, n * 8, step);
 #pragma unroll
       for (int f = 0; f < kFrags; ++f) {
         mma_16816<Q_TYPE>(s[f][n], a[f], b[0], b[1]);
@@ -32,6 +33,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[kFrags][TILE_TOKENS / 8
 // o += P V, the shares P in s.
 template <int kFrags, class V>
 __device__ __forceinline__ void add_values(float (&o)[kFrags][HEAD_DIM_V / 8][4], const float (&s)[kFrags][TILE_TOKENS / 8][4], const V& v) {
+  const u32 lane = fresh_thread_id() % kWarpSize;
 #pragma unroll
   for (int step = 0; step < TILE_TOKENS / 16; ++step) {
     u32 a[kFrags][4];
@@ -40,7 +42,7 @@ __device__ __forceinline__ void add_values(float (&o)[kFrags][HEAD_DIM_V / 8][4]
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_V / 8; n += 2) {
       u32 b[4];
-      v.load_b_trans(b, step * 16, n / 2);
+      v.load_b_trans(b, lane, step * 16, n / 2);
 #pragma unroll
       for (int f = 0; f < kFrags; ++f) {
         mma_16816<Q_TYPE>(o[f][n], a[f], b[0], b[1]);

@@ -20,7 +20,7 @@ class WarpRows {
 #pragma unroll
     for (int group = 0; group < kRowGroups; ++group) {
       const int row = min(group * 8 + lane_id() / 4, last_row);
-      load_queries(q[group], static_cast<const Q_TYPE*>(p.q) + (s.q_first + s.query(row)) * p.q_token_stride + s.qo_head(row) * p.q_head_stride);
+      load_queries(q[group], query_row(p, s, row));
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
         const int own = min(own_row(group, column), last_row);
@@ -98,7 +98,8 @@ class WarpRows {
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        shares[group][half] = movmatrix_trans(pack2<Q_TYPE>(s[group][2 * half] * v_scale[half], s[group][2 * half + 1] * v_scale[half]));
+        shares[group][half] =
+            movmatrix_trans(pack2<Q_TYPE>(s[group][2 * half] * v_scale[half], s[group][2 * half + 1] * v_scale[half]));
     }
   }
 

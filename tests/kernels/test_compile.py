@@ -1,0 +1,188 @@
+"""Every shipped variant, compiled for every architecture by NVRTC 12 and 13: warnings, entries, spills, instructions.
+
+Nothing is run. The ordinary run takes a sample of every kernel's variants, in which each pair of architecture and
+compiler has its turn; ``-m full`` takes them all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pagedkv.kernels.jit import available_cpus
+from pagedkv.kernels.shipped import shipped
+from pagedkv.kernels.source import kernel_names, translation_unit
+from pagedkv.kernels.toolkits import installed_nvrtcs
+from pagedkv.kernels.variant import Variant
+
+ARCHITECTURES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_90a": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
+PAIRS = tuple(itertools.product(ARCHITECTURES, (12, 13)))
+SAMPLE = {"decode_mma": 10, "decode_tma": 8, "prefill_mma": 10, "prefill_wgmma": 4}
+SAMPLE_OF_OTHERS = 4
+
+# Bytes of stack and spills that the attention kernels may have, for these head dims: the hot ones none.
+SPILL_BUDGETS = {"decode_mma": 0, "prefill_mma": 0, "prefill_wgmma": 0, "decode_tma": 16, "decode_simt": 16}
+BUDGETED_DIMS = {"64", "128"}
+# SASS that must be there, as regular expressions over whole opcodes, in variants whose rows are 16 bytes aligned.
+WIDE_LOADS, WIDE_STORES = r"LDG\.E\.(64|128)\b.*", r"STG\.E\.(64|128)\b.*"
+EXPECTED = {
+    "decode_simt": (r"LDG\.E\.128.*",),
+    "decode_mma": (r"LDGSTS\.E\.BYPASS\..*128", r"LDSM\..*", r"HMMA\.16816\.F32.*"),
+    "decode_tma": (r"UTMALDG.*", r"LDSM\..*", r"HMMA\.16816\.F32.*", r"SYNCS\..*"),
+    "prefill_mma": (r"LDGSTS\.E\.BYPASS\..*128", r"LDSM\..*", r"HMMA\.16816\.F32.*"),
+    "prefill_wgmma": (r"HGMMA\..*",),
+    "write_kv": (WIDE_LOADS, WIDE_STORES),
+    "gather_kv": (WIDE_LOADS, WIDE_STORES),
+    "scatter_kv": (WIDE_LOADS, WIDE_STORES),
+    "merge_state": (WIDE_LOADS, WIDE_STORES),
+    "merge_states": (WIDE_LOADS, WIDE_STORES),
+    "bench_read": (WIDE_LOADS,),
+}
+# All that ptxas -v says of a kernel without warnings.
+KNOWN_LOG = re.compile(
+    r"ptxas info\s+: (\d+ bytes gmem|Compiling entry function|Function properties for|Used \d+ registers|Compile time)"
+    r"|ptxas\s+\.\s+\d+ bytes stack frame"
+)
+OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant, one architecture, one major version of NVRTC."""
+
+    variant: Variant
+    arch: str
+    major: int
+
+    def __str__(self) -> str:
+        return f"{self.variant}-{self.arch}-nvrtc{self.major}"
+
+
+def variants_of(kernel: str, arch: str) -> list[Variant]:
+    """A kernel's shipped variants for an architecture; ``sm_90a`` gets all that run on an H100."""
+    every = (one for one in shipped(ARCHITECTURES[arch]) if one.kernel == kernel)
+    return [one for one in every if arch.endswith("a") or not one.arch_features]
+
+
+def pairs_of(kernel: str) -> list[tuple[str, int]]:
+    """The architectures a kernel is compiled for, with each compiler."""
+    return [pair for pair in PAIRS if variants_of(kernel, pair[0])]
+
+
+def sample() -> Iterator[Case]:
+    """A few cases of every kernel, spread over its variants; the pairs take turns."""
+    for shift, kernel in enumerate(kernel_names()):
+        pairs = pairs_of(kernel)
+        count = SAMPLE.get(kernel, SAMPLE_OF_OTHERS) if pairs else 0
+        for number in range(count):
+            arch, major = pairs[(3 * number + shift) % len(pairs)]
+            mine = variants_of(kernel, arch)
+            yield Case(mine[number * len(mine) // count], arch, major)
+
+
+class Farm:
+    """Compiles and disassembles cases on all CPUs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nvrtcs = {nvrtc.version[0]: nvrtc for nvrtc in installed_nvrtcs()}
+        self.disassembler = disassembler()
+        self.pool = ThreadPoolExecutor(available_cpus())
+
+    def problems(self, cases: list[Case]) -> Iterator[tuple[Case, str]]:
+        """What is wrong with each case; nothing for what is as it should be."""
+        missing = {case.major for case in cases} - self.nvrtcs.keys()
+        if missing:
+            pytest.skip(f"no NVRTC {missing.pop()} here")
+        for case, found in zip(cases, self.pool.map(self._problems, cases), strict=True):
+            yield case, "; ".join(found)
+
+    def _problems(self, case: Case) -> list[str]:
+        kernel, macros = case.variant.kernel, dict(case.variant.macros)
+        options = (*case.variant.options(case.arch), "--ptxas-options=-v")
+        compiled = self.nvrtcs[case.major].compile(translation_unit(kernel), f"{kernel}.cu", options)
+        lines = [line for line in compiled.log.splitlines() if line.strip()]
+        found = [f"the compiler says {line!r}" for line in lines if not KNOWN_LOG.match(line)]
+        entries = re.findall(r"Compiling entry function '(\w+)'", compiled.log)
+        if entries != [kernel]:
+            found.append(f"the entries are {entries}")
+        budgeted = macros.get("HEAD_DIM") in BUDGETED_DIMS and macros.get("DEBUG") != "1"
+        budget = SPILL_BUDGETS.get(kernel) if budgeted else None
+        if budget is not None:
+            spills = re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", compiled.log)
+            found += [f"{number} bytes {what}" for number, what in spills if int(number) > budget]
+        if self.disassembler is not None and kernel in EXPECTED:
+            opcodes = self._opcodes(compiled.code)
+            if budget == 0:
+                found += [f"{opcode} goes to local memory" for opcode in opcodes if re.match(r"(LDL|STL)\b", opcode)]
+            if int(macros.get("VEC", "8")) > 1:
+                found += [
+                    f"no {name}" for name in EXPECTED[kernel] if not any(re.fullmatch(name, op) for op in opcodes)
+                ]
+        return found
+
+    def _opcodes(self, cubin: bytes) -> set[str]:
+        assert self.disassembler is not None
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            made = subprocess.run([self.disassembler, "-c", file.name], capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        return set(OPCODE.findall(made.stdout))
+
+
+def disassembler() -> str | None:
+    """NVIDIA's nvdisasm, from pip or from PATH."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = list(spec.submodule_search_locations or ()) if spec is not None else []
+    found = [str(path) for root in roots for path in Path(root).glob("*/bin/nvdisasm")]
+    return max(found, default=None) or shutil.which("nvdisasm")
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    made = Farm(tmp_path_factory.mktemp("cubins"))
+    yield made
+    made.pool.shutdown(cancel_futures=True)
+
+
+def test_every_kernel_ships_variants_for_the_h100() -> None:
+    shipping = {one.kernel for one in shipped((9, 0))}
+    assert set(kernel_names()) == shipping
+
+
+def test_the_sample_meets_every_architecture_with_both_compilers() -> None:
+    chosen = list(sample())
+    assert {(case.arch, case.major) for case in chosen} == set(PAIRS)
+    assert {case.variant.kernel for case in chosen} == set(kernel_names())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_a_sample_of_a_kernels_variants_compiles_to_what_it_promises(farm: Farm, kernel: str) -> None:
+    report(farm, [case for case in sample() if case.variant.kernel == kernel])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("arch", "major"), PAIRS)
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_all_of_a_kernels_variants_compile_to_what_they_promise(farm: Farm, kernel: str, arch: str, major: int) -> None:
+    found = variants_of(kernel, arch)
+    if not found:
+        pytest.skip(f"{kernel} is not for {arch}")
+    report(farm, [Case(one, arch, major) for one in found])
+
+
+def report(farm: Farm, cases: list[Case]) -> None:
+    bad = [f"{case}: {problem}" for case, problem in farm.problems(cases) if problem]
+    assert not bad, "\n".join(bad)

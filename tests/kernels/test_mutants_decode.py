@@ -1,0 +1,303 @@
+"""Would the tests of the decode kernels notice? Mistakes in the kernels, each with the test that must fail on it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pagedkv.kernels.backend import Backend
+from tests.kernels import test_decode_mma as mma
+from tests.kernels import test_decode_simt as simt
+from tests.kernels import test_decode_tma as tma
+from tests.kernels.cases import Case
+from tests.kernels.mutants import Mutant, assert_killed
+
+
+def few_ctas(backend: Backend) -> None:
+    """Row tiles that begin and end within CTAs: every CTA has the end of one and the beginning of another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "num_sms", 1)
+        mma.check(backend, Case((64, 384, 704), num_kv_heads=1))
+
+
+ragged = partial(mma.check, case=Case((15, 170), num_kv_heads=1))
+chunk = partial(mma.check, case=Case((17, 70), (3, 5), num_kv_heads=1), max_q_len=5)
+window = partial(mma.check, case=Case((170,), window=20, num_kv_heads=1))
+many_tiles = partial(mma.check, case=Case((300,), block_size=8, num_kv_heads=1), schedule="whole")
+token_scales = partial(
+    mma.check, case=Case((17, 70), kv_dtype="int8", scale_mode="token_head", num_kv_heads=1, q_dtype="bfloat16")
+)
+head_scales = partial(mma.check, case=Case((17, 70), kv_dtype="float8_e4m3", scale_mode="head"))
+far_blocks = partial(mma.test_blocks_past_2_to_the_31_elements_are_reached, block_size=16)
+tma_ragged = partial(tma.check, case=Case((15, 170), num_kv_heads=1))
+tma_long = partial(tma.check, case=Case((700,), num_kv_heads=1, head_dim=128), schedule="whole")
+simt_ragged = partial(simt.check, case=Case((15, 70), num_kv_heads=1, block_size=1))
+simt_partitioned = partial(simt.check, case=Case((600, 530), window=70, num_kv_heads=1), schedule="partitioned")
+
+
+def mutant(name: str, kernel: str, old: str, new: str, check: Any) -> Mutant:
+    return Mutant(name, kernel, ((old, new),), check)
+
+
+MUTANTS = (
+    # Waiting
+    mutant(
+        "warps store their states over rings that others still read",
+        "decode_mma",
+        "  __syncthreads();  // the rings are read; all their copies are done\n",
+        "",
+        ragged,
+    ),
+    mutant(
+        "the states of the warps are read before all are there",
+        "decode_mma",
+        "WarpParts<kWarps>& parts, float o_factor) {\n  sync_computing();\n",
+        "WarpParts<kWarps>& parts, float o_factor) {\n",
+        ragged,
+    ),
+    mutant(
+        "K is read one group of copies too early",
+        "decode_mma",
+        "cp_async_wait<2 * STAGES - 3>();",
+        "cp_async_wait<2 * STAGES - 2>();",
+        ragged,
+    ),
+    mutant(
+        "V is read one group of copies too early",
+        "decode_mma",
+        "cp_async_wait<2 * STAGES - 2>();",
+        "cp_async_wait<2 * STAGES - 1>();",
+        ragged,
+    ),
+    mutant(
+        "lanes read what other lanes have copied without meeting them",
+        "decode_mma",
+        "cp_async_wait<2 * STAGES - 2>();\n    __syncwarp();",
+        "cp_async_wait<2 * STAGES - 2>();",
+        ragged,
+    ),
+    mutant(
+        "a part is announced before it is visible",
+        "decode_mma",
+        "__threadfence();  // the part is visible before the arrival is",
+        "",
+        ragged,
+    ),
+    mutant(
+        "parts are read before their announcement is acquired",
+        "decode_mma",
+        "__threadfence();  // the arrivals are seen before the parts are read",
+        "",
+        ragged,
+    ),
+    mutant(
+        "arrivals are not back at zero for the next launch",
+        "decode_mma",
+        "atomicInc(p.schedule.arrivals + s.first_cta, others)",
+        "atomicAdd(p.schedule.arrivals + s.first_cta, 1)",
+        mma.test_a_plan_takes_other_lengths_after_update_and_smaller_batches,
+    ),
+    mutant(
+        "two parts share a slot",
+        "decode_mma",
+        "return 2 * cta + (cta == first_cta);",
+        "return 2 * cta;",
+        few_ctas,
+    ),
+    mutant(
+        "one CTA too few is waited for",
+        "decode_mma",
+        "const u32 others = s.last_cta - s.first_cta;",
+        "const u32 others = s.last_cta - s.first_cta - 1;",
+        few_ctas,
+    ),
+    mutant(
+        "parts are added without their weights",
+        "decode_mma",
+        "const float share = weight(part_ml(p, slot_of(part), row).x, m);",
+        "const float share = 1.f;",
+        few_ctas,
+    ),
+    mutant(
+        "every second part is missing in the sum",
+        "decode_mma",
+        "for (int step = kWarpSize / 2; step > 0; step /= 2) {",
+        "for (int step = kWarpSize / 2; step > 1; step /= 2) {",
+        few_ctas,
+    ),
+    # Where KV lies
+    mutant(
+        "the place of a block is computed in 32 bits",
+        "decode_mma",
+        "from += block_of(i, 0) * block_stride",
+        "from += static_cast<int>(block_of(i, 0) * block_stride)",
+        far_blocks,
+    ),
+    mutant(
+        "keys outside the segment are copied too",
+        "decode_mma",
+        "cp_async16(to + Layout::at(row, chunk), source, inside(key + row), policy);",
+        "cp_async16(to + Layout::at(row, chunk), source, true, policy);",
+        ragged,
+    ),
+    mutant("block ids are used twice", "decode_mma", "        ids = next_ids;\n", "", many_tiles),
+    mutant(
+        "table entries are looked up outside the segment",
+        "decode_mma",
+        "kv.place(min(max(key, s.begin), s.end - 1))",
+        "kv.place(key)",
+        window,
+    ),
+    # What is computed
+    mutant("a query sees the key behind it", "decode_mma", "key < seen.end;", "key <= seen.end;", chunk),
+    mutant(
+        "the window holds a key more",
+        "decode_mma",
+        "begin = min(max(position + 1 - window, 0), end);",
+        "begin = min(max(position - window, 0), end);",
+        window,
+    ),
+    mutant(
+        "tiles that only some rows see wholly are not masked",
+        "decode_mma",
+        "visible_keys(first_position + s.query(0), s.seq_len, p.window).end};",
+        "visible_keys(first_position + s.query(last_row), s.seq_len, p.window).end};",
+        partial(mma.check, case=Case((80,), (4,), num_kv_heads=1), max_q_len=4),
+    ),
+    mutant(
+        "the sum is not rescaled when the maximum rises",
+        "decode_mma",
+        "    l[group][column] *= factor;\n",
+        "",
+        many_tiles,
+    ),
+    mutant(
+        "half the output is not rescaled when the maximum rises",
+        "decode_mma",
+        "      o[group][step][2 + column] *= factor;\n",
+        "",
+        many_tiles,
+    ),
+    mutant(
+        "the scales of K and V of a token are swapped",
+        "decode_mma",
+        "(lane_id() < kGroupKeys ? kv.p.k_scale : kv.p.v_scale)",
+        "(lane_id() < kGroupKeys ? kv.p.v_scale : kv.p.k_scale)",
+        token_scales,
+    ),
+    mutant(
+        "the output takes the scale of K",
+        "decode_mma",
+        "parts, kFolded ? kv.v_scale({0, 0}, s.kv_head) : 1.f)",
+        "parts, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f)",
+        head_scales,
+    ),
+    mutant(
+        "values of one-byte types stand in the order of two-byte types",
+        "decode_mma",
+        "(kStepsPerLoad == 1 ? row : row % 8 * 2 + row / 8)",
+        "row",
+        head_scales,
+    ),
+    mutant(
+        "the sink's weight is not measured from the larger maximum",
+        "decode_mma",
+        "  l = l * o_factor + weight(sink_log2, largest);",
+        "  l = l * o_factor + weight(sink_log2, m);",
+        partial(mma.check, case=Case((0, 70), sinks=True)),
+    ),
+    # decode_tma
+    mutant(
+        "a buffer is filled while warps still read it",
+        "decode_tma",
+        "    mbarrier_wait(empty + passed % STAGES, passed / STAGES % 2 ^ 1);\n",
+        "",
+        tma_long,
+    ),
+    mutant(
+        "one warp frees a buffer for all",
+        "decode_tma",
+        "mbarrier_init(empty + i, kWarps);",
+        "mbarrier_init(empty + i, 1);",
+        tma_long,
+    ),
+    mutant(
+        "a buffer is read before it is full",
+        "decode_tma",
+        "    mbarrier_wait(full + passed % STAGES, passed / STAGES % 2);\n",
+        "",
+        tma_ragged,
+    ),
+    mutant(
+        "more bytes are expected than come",
+        "decode_tma",
+        "mbarrier_arrive_expect(barrier, Layout::kBytes);",
+        "mbarrier_arrive_expect(barrier, Layout::kBytes + 16);",
+        tma_ragged,
+    ),
+    mutant(
+        "values of keys outside the segment are multiplied by zero",
+        "decode_tma",
+        "rows.add_values<VLayout, true>(v, first_row, key);",
+        "rows.add_values<VLayout>(v, first_row, key);",
+        tma_ragged,
+    ),
+    mutant(
+        "the fetching warp runs into barriers of the computing ones",
+        "decode_tma",
+        "void sync_computing() { named_barrier(1, COMPUTE_THREADS); }",
+        "void sync_computing() { __syncthreads(); }",
+        tma_ragged,
+    ),
+    # decode_simt and decode_reduce
+    mutant(
+        "a lane looks up the block of a token past the end",
+        "decode_simt",
+        "kv.place(inside ? token : s.begin)",
+        "kv.place(token)",
+        simt_ragged,
+    ),
+    mutant(
+        "groups of lanes in a warp are not all merged",
+        "decode_simt",
+        "for (int step = kTokenLanes; step < kWarpSize; step *= 2) {",
+        "for (int step = kTokenLanes; step < kWarpSize / 2; step *= 2) {",
+        simt_ragged,
+    ),
+    mutant(
+        "the first partition that the window reaches is left out",
+        "decode_reduce",
+        "const int first = s.begin / tokens,",
+        "const int first = ceil_div(s.begin, tokens),",
+        simt_partitioned,
+    ),
+)
+
+
+def fresh() -> Backend:
+    """The interpreter: a mutant may read and write where it must not."""
+    from tests.ptxsim.backend import PtxsimBackend
+
+    return PtxsimBackend()
+
+
+CHECKS = {id(one.check): one for one in MUTANTS}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_interpreter(backend: Backend) -> None:
+    """Skips where nothing can be compiled, and on a GPU, where a mutant could do harm."""
+    if backend.name != "ptxsim":
+        pytest.skip("mutants run on the interpreter only")
+
+
+@pytest.mark.parametrize("mutant", CHECKS.values(), ids=str)
+def test_the_same_test_passes_without_the_mistake(mutant: Mutant, backend: Backend) -> None:
+    mutant.check(backend)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_the_tests_notice_that(mutant: Mutant) -> None:
+    assert_killed(mutant, fresh)

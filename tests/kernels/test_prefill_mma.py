@@ -1,0 +1,208 @@
+"""prefill_mma against float64: shapes, types, variants, layouts of prefill, chunks and mixed batches; its work list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pagedkv.errors import InvalidArgument
+from pagedkv.kernels import prefill_mma
+from pagedkv.kernels.attention import AttentionPlan, Batch
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.config import AttentionConfig
+from tests.kernels.cases import Case, Problem, Strided, assert_close, problem, run
+
+# Nothing, one key, one query at the end of a block, a chunk after a cached prefix, a whole prompt, a chunk of many tiles.
+MIXED = Case((0, 1, 16, 70, 37, 129), (0, 1, 1, 21, 37, 66))
+SMALL = Case((70, 5, 33), (21, 1, 33), group_size=2, num_kv_heads=1)
+
+
+def prefill(backend: Backend, given: Problem, row_tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    return run(backend, given, prefill_mma.tiling(given.case.config, row_tile=row_tile), "listed")
+
+
+def check(backend: Backend, case: Case, row_tile: int | None = None) -> None:
+    given = problem(case)
+    assert_close(given, *prefill(backend, given, row_tile))
+
+
+@pytest.mark.parametrize("row_tile", [16, 32, 64, 128])
+def test_a_mixed_batch_is_right_with_every_row_tile(backend: Backend, row_tile: int) -> None:
+    check(backend, MIXED, row_tile)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_bfloat16(backend: Backend, head_dim: int) -> None:
+    check(backend, replace(SMALL, q_dtype="bfloat16", kv_dtype="bfloat16", head_dim=head_dim))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group_size", "block_size"),
+    [(64, 1, 1), (64, 8, 64), (80, 2, 16), (96, 3, 8), (128, 4, 16), (128, 7, 1), (256, 1, 64), (256, 8, 8)],
+)
+def test_head_dims_groups_and_block_sizes(backend: Backend, head_dim: int, group_size: int, block_size: int) -> None:
+    case = Case((90, 7), (40, 7), head_dim, group_size=group_size, block_size=block_size, num_kv_heads=1)
+    check(backend, case)
+
+
+@pytest.mark.parametrize("block_size", [3, 24, 256])
+def test_block_sizes_that_are_no_powers_of_two_and_the_largest(backend: Backend, block_size: int) -> None:
+    check(backend, Case((70, 33), (20, 33), block_size=block_size, num_kv_heads=1))
+
+
+def test_v_may_have_another_head_dim_than_k(backend: Backend) -> None:
+    check(backend, Case((70,), (20,), 64, head_dim_v=128, num_kv_heads=1))
+    check(backend, Case((70,), (20,), 96, head_dim_v=48, num_kv_heads=1))
+
+
+def test_lengths_around_the_edges_of_tiles(backend: Backend) -> None:
+    lens = (63, 64, 65, 127, 128, 129)
+    check(backend, Case(lens, lens, group_size=1, num_kv_heads=1))
+    check(backend, Case(lens, (1, 31, 32, 33, 63, 64), group_size=2, num_kv_heads=1))
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"causal": False},
+        {"window": 20},
+        {"window": 100},
+        {"causal": False, "window": 20},
+        {"soft_cap": 2.0},
+        {"alibi": True},
+        {"sinks": True},
+        {"mask": True},
+        {"window": 50, "soft_cap": 3.0, "alibi": True, "sinks": True, "mask": True},
+    ],
+    ids=str,
+)
+def test_every_variant(backend: Backend, variant: dict[str, object]) -> None:
+    check(backend, replace(SMALL, **variant))
+
+
+def test_blocks_that_a_window_left_behind_are_not_looked_up(backend: Backend) -> None:
+    given = problem(Case((150, 90), (20, 9), window=30, block_size=8))
+    given.batch.block_tables[0, : (150 - 20 + 1 - 30) // 8] = -1
+    given.batch.block_tables[1, : (90 - 9 + 1 - 30) // 8] = -1
+    assert_close(given, *prefill(backend, given))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("block_size", [0, 16])
+def test_layouts_and_contiguous_kv(backend: Backend, layout: str, block_size: int) -> None:
+    check(backend, replace(MIXED, layout=layout, block_size=block_size))
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "scale_mode", "q_dtype"),
+    [
+        ("float8_e4m3", "tensor", "bfloat16"),
+        ("float8_e5m2", "head", "float16"),
+        ("int8", "token_head", "bfloat16"),
+        ("float8_e4m3", "token_head", "float16"),
+        ("bfloat16", "none", "float16"),
+    ],
+)
+def test_kv_of_another_type_than_q(backend: Backend, kv_dtype: str, scale_mode: str, q_dtype: str) -> None:
+    check(backend, replace(SMALL, kv_dtype=kv_dtype, q_dtype=q_dtype, scale_mode=scale_mode))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.2])
+def test_a_softmax_scale_that_is_not_positive(backend: Backend, scale: float) -> None:
+    check(backend, replace(SMALL, softmax_scale=scale))
+
+
+def test_queries_before_the_first_key_see_nothing(backend: Backend) -> None:
+    check(backend, Case((3, 0), (9, 4)))
+
+
+def test_chunks_give_what_one_call_gives(backend: Backend) -> None:
+    length, ends = 100, (30, 64, 100)
+    whole = problem(Case((length,), (length,), num_kv_heads=1))
+    o, lse = prefill(backend, whole)
+    for begin, end in pairwise((0, *ends)):
+        chunk = replace(whole, case=replace(whole.case, seq_lens=(end,), q_lens=(end - begin,)), q=whole.q[begin:end])
+        chunk.batch = replace(
+            whole.batch, seq_lens=np.array([end], np.int32), q_indptr=np.array([0, end - begin], np.int32)
+        )
+        part, part_lse = prefill(backend, chunk)
+        assert np.abs(part - o[begin:end]).max() <= 1e-3
+        assert np.abs(part_lse - lse[begin:end]).max() <= 1e-3
+
+
+def test_the_same_plan_takes_other_lengths(backend: Backend) -> None:
+    first, second = (
+        problem(Case(lens, q_lens, num_kv_heads=1)) for lens, q_lens in (((90, 40), (50, 3)), ((20, 75), (4, 49)))
+    )
+    config = first.case.config
+    plan = AttentionPlan(
+        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_seqs=2, max_tokens=53
+    )
+    for given in (first, second, first):
+        assert_close(given, *run(backend, given, plan=plan))
+
+
+def test_the_same_inputs_give_the_same_bits(backend: Backend) -> None:
+    given = problem(MIXED)
+    for first, second in zip(prefill(backend, given), prefill(backend, given)):
+        assert np.array_equal(first, second)
+
+
+def test_paged_equals_contiguous(backend: Backend) -> None:
+    paged = problem(replace(MIXED, q_dtype="bfloat16", kv_dtype="bfloat16"))
+    contiguous = gathered(paged)
+    for one, other in zip(prefill(backend, paged), prefill(backend, contiguous)):
+        finite = np.isfinite(one)
+        assert np.array_equal(finite, np.isfinite(other))
+        assert np.abs(one[finite] - other[finite]).max() <= 1e-3
+
+
+def gathered(given: Problem) -> Problem:
+    """The same problem with contiguous KV."""
+    size, lens = given.case.block_size, given.batch.seq_lens
+    slots = [
+        given.batch.block_tables[seq, np.arange(n) // size] * size + np.arange(n) % size for seq, n in enumerate(lens)
+    ]
+
+    def tokens(kv: Strided) -> Strided:
+        pool = kv.view(kv.whole)
+        return Strided(pool.reshape(-1, *pool.shape[2:])[np.concatenate(slots)], lambda whole: whole)
+
+    indptr = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+    batch = replace(given.batch, block_tables=None, kv_indptr=indptr)
+    case = replace(given.case, block_size=0)
+    return replace(given, case=case, k=tokens(given.k), v=tokens(given.v), batch=batch)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 7, 1500])
+def test_the_work_list_has_every_row_tile_once_longest_first(backend: Backend, num_seqs: int) -> None:
+    rng = np.random.default_rng(num_seqs)
+    lens = rng.integers(0, 900, num_seqs).astype(np.int32)
+    q_lens = np.minimum(rng.integers(0, 40, num_seqs), lens)
+    indptr = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
+    config = AttentionConfig(64, 64, 4)
+    tiling = prefill_mma.tiling(config, row_tile=32)
+    tokens = int(indptr[-1])
+    plan = AttentionPlan(backend, config, tiling, "listed", num_kv_heads=1, max_seqs=num_seqs, max_tokens=tokens + 3)
+    plan.update(Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr)))
+    found = backend.to_host(plan.division.fields()["work_list"])
+    order = np.lexsort((np.arange(num_seqs), -lens))
+    tiles = -(-q_lens * 4 // 32)
+    expected = [(seq, tile) for seq in order for tile in range(tiles[seq] - 1, -1, -1)]
+    assert len(found) >= len(expected)
+    assert len(found) == (tokens + 3) * 4 // 32 + num_seqs
+    assert found[: len(expected)].tolist() == [list(map(int, item)) for item in expected]
+    assert (found[len(expected) :, 0] == -1).all()
+
+
+def test_a_batch_larger_than_the_plan_is_refused(backend: Backend) -> None:
+    given = problem(Case((20, 20), (20, 20), num_kv_heads=1))
+    config = given.case.config
+    plan = AttentionPlan(
+        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_seqs=2, max_tokens=39
+    )
+    with pytest.raises(InvalidArgument, match="40 queries, but the plan was made for 2 with 39"):
+        run(backend, given, plan=plan)

@@ -1,0 +1,208 @@
+"""prefill_wgmma against float64, and against prefill_mma, whose rows and work list it shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedkv.errors import UnsupportedVariant
+from pagedkv.kernels import prefill_mma, prefill_wgmma
+from pagedkv.kernels.attention import AttentionPlan
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.config import AttentionConfig, Schedule
+from pagedkv.kernels.select import choose
+from tests.kernels.cases import Case, Problem, assert_close, problem, run
+from tests.kernels.mutants import Mutant, assert_killed
+
+# Nothing, one key, one query at the end of a block, a chunk after a cached prefix, a whole prompt, and a prompt across tiles.
+MIXED = Case((0, 1, 16, 70, 37, 150), (0, 1, 1, 21, 37, 66), num_kv_heads=1)
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper(backend: Backend) -> None:
+    if backend.capability != (9, 0):
+        pytest.skip("prefill_wgmma needs compute capability 9.0")
+
+
+def prefill(backend: Backend, given: Problem, schedule: Schedule = "listed") -> tuple[np.ndarray, np.ndarray]:
+    return run(backend, given, prefill_wgmma.tiling(given.case.config), schedule)
+
+
+def check(backend: Backend, case: Case, schedule: Schedule = "listed") -> None:
+    given = problem(case)
+    assert_close(given, *prefill(backend, given, schedule))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_mixed_batch_is_right(backend: Backend, head_dim: int, dtype: str) -> None:
+    check(backend, replace(MIXED, head_dim=head_dim, q_dtype=dtype, kv_dtype=dtype))
+
+
+@pytest.mark.parametrize(("group_size", "block_size"), [(1, 8), (7, 24), (1, 64), (8, 256)])
+def test_groups_and_block_sizes(backend: Backend, group_size: int, block_size: int) -> None:
+    check(backend, Case((150, 7), (75, 7), group_size=group_size, block_size=block_size, num_kv_heads=1))
+
+
+def test_a_long_sequence_passes_the_ring_many_times(backend: Backend) -> None:
+    check(backend, Case((700,), (50,), head_dim=128, num_kv_heads=1))
+
+
+def test_lengths_around_the_edges_of_tiles(backend: Backend) -> None:
+    check(backend, Case((63, 64, 65, 127, 128, 129), (1, 64, 33, 63, 128, 129), group_size=1, num_kv_heads=1))
+
+
+def test_tiles_that_only_one_of_the_warpgroups_sees(backend: Backend) -> None:
+    check(backend, Case((300, 266), (128, 128), group_size=1, num_kv_heads=1))
+
+
+def test_heads_before_tokens(backend: Backend) -> None:
+    check(backend, Case((70, 30), (20, 30), layout="HND"))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.2])
+def test_a_softmax_scale_that_is_not_positive(backend: Backend, scale: float) -> None:
+    check(backend, Case((150,), (20,), num_kv_heads=1, softmax_scale=scale))
+
+
+def test_queries_before_the_first_key_see_nothing(backend: Backend) -> None:
+    check(backend, Case((3, 0), (9, 4), num_kv_heads=1))
+
+
+def test_one_row_tile_per_cta_without_a_list(backend: Backend) -> None:
+    check(backend, Case((150, 7), (75, 7), num_kv_heads=1), "whole")
+
+
+def test_chunks_give_what_one_call_gives(backend: Backend) -> None:
+    length, ends = 200, (30, 128, 200)
+    whole = problem(Case((length,), (length,), num_kv_heads=1))
+    o, lse = prefill(backend, whole)
+    for begin, end in pairwise((0, *ends)):
+        chunk = replace(whole, case=replace(whole.case, seq_lens=(end,), q_lens=(end - begin,)), q=whole.q[begin:end])
+        chunk.batch = replace(
+            whole.batch, seq_lens=np.array([end], np.int32), q_indptr=np.array([0, end - begin], np.int32)
+        )
+        part, part_lse = prefill(backend, chunk)
+        assert np.abs(part - o[begin:end]).max() <= 1e-3
+        assert np.abs(part_lse - lse[begin:end]).max() <= 1e-3
+
+
+def test_the_same_plan_takes_other_lengths(backend: Backend) -> None:
+    first, second = (
+        problem(Case(lens, q_lens, num_kv_heads=1)) for lens, q_lens in (((150, 40), (50, 3)), ((20, 75), (4, 49)))
+    )
+    config = first.case.config
+    plan = AttentionPlan(
+        backend, config, prefill_wgmma.tiling(config), "listed", num_kv_heads=1, max_seqs=2, max_tokens=53
+    )
+    for given in (first, second, first):
+        assert_close(given, *run(backend, given, plan=plan))
+
+
+def test_the_same_inputs_give_the_same_bits(backend: Backend) -> None:
+    given = problem(MIXED)
+    for first, second in zip(prefill(backend, given), prefill(backend, given), strict=True):
+        assert np.array_equal(first, second)
+
+
+def test_it_agrees_with_prefill_mma(backend: Backend) -> None:
+    given = problem(Case((150, 90), (66, 20), num_kv_heads=1))
+    others = run(backend, given, prefill_mma.tiling(given.case.config), "listed")
+    for first, second in zip(prefill(backend, given), others, strict=True):
+        assert np.abs(first - second).max() <= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "capability", "named"),
+    [
+        ({}, (8, 9), r"8\.9"),
+        ({}, (10, 0), r"10\.0"),
+        ({"q_dtype": "float32", "kv_dtype": "float32"}, (9, 0), "q_dtype float32"),
+        ({"kv_dtype": "bfloat16"}, (9, 0), "kv_dtype bfloat16"),
+        ({"kv_dtype": "int8", "scale_mode": "head"}, (9, 0), "kv_dtype int8"),
+        ({"scale_mode": "tensor"}, (9, 0), "scale_mode 'tensor'"),
+        ({"head_dim": 96}, (9, 0), "head_dim 96"),
+        ({"head_dim_v": 128}, (9, 0), "head_dim_v 128"),
+        ({"causal": False}, (9, 0), "causal"),
+        ({"window": True}, (9, 0), "window"),
+        ({"soft_cap": True}, (9, 0), "soft_cap"),
+        ({"alibi": True}, (9, 0), "alibi"),
+        ({"sinks": True}, (9, 0), "sinks"),
+        ({"mask": True}, (9, 0), "mask"),
+        ({"block_size": 0}, (9, 0), "block_size 0"),
+        ({"block_size": 20}, (9, 0), "block_size 20"),
+        ({"kv_alignment": 8}, (9, 0), "kv_alignment 8"),
+    ],
+)
+def test_what_it_cannot_take_is_named(change: dict[str, Any], capability: tuple[int, int], named: str) -> None:
+    config = replace(AttentionConfig(64, 64, 4), **change)
+    with pytest.raises(UnsupportedVariant, match=f"prefill_wgmma: .*{named}"):
+        choose(config, capability, "prefill_wgmma")
+
+
+def test_it_is_chosen_for_many_rows_where_it_can_and_only_there() -> None:
+    config = AttentionConfig(128, 128, 4, "bfloat16", "bfloat16")
+    assert choose(config, (9, 0), max_q_len=512).name == "prefill_wgmma"
+    assert choose(config, (9, 0), max_q_len=4).name != "prefill_wgmma"
+    assert choose(config, (10, 0), max_q_len=512).name != "prefill_wgmma"
+    assert choose(replace(config, window=True), (9, 0), max_q_len=512).name != "prefill_wgmma"
+
+
+ragged = partial(check, case=Case((131,), (40,), num_kv_heads=1))
+long = partial(check, case=Case((520,), (30,), num_kv_heads=1))
+MUTANTS = (
+    Mutant(
+        "what lies behind the last key keeps its place in V",
+        "prefill_wgmma",
+        (("if (i == tiles - 1 && s.end % BOX_TOKENS) zero_behind(v, s.end - i * TILE_TOKENS);", ""),),
+        ragged,
+    ),
+    Mutant(
+        "wgmma reads V before it is told of the zeros",
+        "prefill_wgmma",
+        (("uint4{};\n  async_proxy_fence();", "uint4{};"),),
+        ragged,
+    ),
+    Mutant(
+        "wgmma reads the queries of other threads without waiting for them",
+        "prefill_wgmma",
+        (("  async_proxy_fence();\n  named_barrier(2 + group, kWarpgroup);", "  async_proxy_fence();"),),
+        ragged,
+    ),
+    Mutant(
+        "a buffer of V is free while its product is under way",
+        "prefill_wgmma",
+        (("end_values();\n      ring.free(2 * i - 1);", "ring.free(2 * i - 1);\n      end_values();"),),
+        long,
+    ),
+    Mutant(
+        "scores are read while their product is under way",
+        "prefill_wgmma",
+        (("wgmma_wait<1>();", "wgmma_wait<2>();"),),
+        long,
+    ),
+    Mutant(
+        "what was summed is not rescaled to a larger maximum",
+        "prefill_wgmma",
+        (("if (raised) rows.rescale(factor);", ""),),
+        long,
+    ),
+    Mutant(
+        "a warpgroup that does not see a tile does not free it",
+        "prefill_wgmma",
+        (("    ring.wait(2 * i);\n    ring.free(2 * i);\n", ""),),
+        partial(check, case=Case((520,), (30,), group_size=1, num_kv_heads=1)),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_mistake_is_noticed(mutant: Mutant) -> None:
+    from tests.ptxsim.backend import PtxsimBackend
+
+    assert_killed(mutant, PtxsimBackend)
