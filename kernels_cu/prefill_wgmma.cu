@@ -95,7 +95,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
     const u8* k = own > 1 ? ring.wait(2) : nullptr;
     for (int i = 1; i < own; ++i) {
       start_keys(scores[0], queries, k);
-      start_values(rows.o[0], shares, values_of(i - 1));
+      start_values(rows.o[0], shares, ring.wait(2 * i - 1));  // not of the last tile
       wgmma_wait<1>();
       hold_sums(scores[0]);
       ring.free(2 * i);

@@ -81,14 +81,14 @@ MUTANTS = (
     mutant(
         "a part is announced before it is visible",
         "decode_mma",
-        "__threadfence();  // the part is visible before the arrival is",
+        "fence_gpu();  // the part is visible before the arrival is",
         "",
         ragged,
     ),
     mutant(
         "parts are read before their announcement is acquired",
         "decode_mma",
-        "__threadfence();  // the arrivals are seen before the parts are read",
+        "fence_gpu();  // the arrivals are seen before the parts are read",
         "",
         ragged,
     ),

@@ -2,9 +2,9 @@
 
 Time is the count of memory and synchronising instructions run so far. An event of thread ``u`` at time ``t`` is ordered
 before thread ``v`` if both are one thread, or if a barrier that both took part in came after ``t``: the CTA's last
-``__syncthreads`` (``cta_time``), the warp's last ``__syncwarp`` (``warp_time``), or a chain of mbarriers and named barriers
-(``fine``, exact per pair of threads, kept only for kernels that use them), or a release and an acquire between CTAs
-(``known``, kept only for kernels that fence).
+``__syncthreads`` (``cta_time``), the warp's last ``__syncwarp`` (``warp_time``), or a chain of mbarriers and named
+barriers (``fine``, exact per pair of threads, kept only for kernels that use them), or a release and an acquire between
+CTAs (``known``, kept only for kernels that fence).
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Clocks:
     def warp_knowledge(self, lanes: Lanes) -> NDArray[np.int64]:
         """For each lane and each warp of its CTA, up to when all the warp's events are ordered before the lane.
 
-        The last two columns are for the engines. One's own events count as those of one's warp: this errs on the safe side.
+        The last two columns are for the engines. One's own events count as those of one's warp: this errs on the safe
+        side.
         """
         if self._knowledge is not None and self._knowledge[0] == self._version and self._knowledge[1] is lanes:
             return self._knowledge[2]

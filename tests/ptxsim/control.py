@@ -54,7 +54,7 @@ def _bind_branch(ins: Instruction, number: int, m: Machine) -> Step:
     require(ins, "uni")
     target = ins.operands[0]
     if not isinstance(target, Sym) or target.name not in m.program.labels:
-        raise UnsupportedPtx(f"branch target of {ins.text}")
+        raise UnsupportedPtx(f"branch target of {ins}")
     block = m.program.labels[target.name]
 
     def branch(active: Active) -> None:
@@ -67,7 +67,7 @@ def _bind_indexed_branch(ins: Instruction, number: int, m: Machine) -> Step:
     require(ins, "idx", "uni")
     index, table = ins.operands
     if not isinstance(table, Sym) or table.name not in m.program.function.branch_targets:
-        raise UnsupportedPtx(f"branch targets of {ins.text}")
+        raise UnsupportedPtx(f"branch targets of {ins}")
     blocks = [m.program.labels[name] for name in m.program.function.branch_targets[table.name]]
     row = m.regs.source(index, "u32")
 
@@ -280,3 +280,4 @@ _BINDERS: dict[str, Callable[[Instruction, int, Machine], Step]] = {
     "bra": _bind_branch, "brx": _bind_indexed_branch, "ret": _bind_exit, "exit": _bind_exit, "bar": _bind_barrier,
     "barrier": _bind_barrier, "trap": _bind_trap, "brkpt": _bind_trap, "mbarrier": bind_try_wait,
 }  # fmt: skip
+TERMINATORS = frozenset(_BINDERS)

@@ -1,9 +1,10 @@
 """Release and acquire between CTAs, through atomics, volatile and qualified accesses on one address.
 
-A thread's fence makes releasable what is ordered before it: its own writes, those that its CTA's barriers put before it, and
-those that other threads fenced themselves before they met it at a barrier. Its next strong store or atomic publishes them at
-that address. A thread that later reads the address and then fences is ordered after them; so are the threads that meet it at a
-barrier, once somebody of them has fenced. What is learnt at an mbarrier about other CTAs is not passed on.
+A thread's fence makes releasable what is ordered before it: its own writes, those that its CTA's barriers put before
+it, and those that other threads fenced themselves before they met it at a barrier. Its next strong store or atomic
+publishes them at that address. A thread that later reads the address and then fences is ordered after them; so are the
+threads that meet it at a barrier, once somebody of them has fenced. What is learnt at an mbarrier about other CTAs is
+not passed on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Asynchronous work: cp.async groups, mbarriers, and what waits for them.
 
-Everything lands at the latest permitted moment: cp.async data at the wait that completes its group, bulk copies when no thread
-can go on without them. Until then the destination is marked in flight, and touching it is an error.
+Everything lands at the latest permitted moment: cp.async data at the wait that completes its group, bulk copies when no
+thread can go on without them. Until then the destination is marked in flight, and touching it is an error.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ class AsyncEngine:
         """Raise if somebody wrote a register of these lanes while a product that writes it was under way."""
         bad = sums.row[lanes] != POISON
         if bad.any():
-            raise AsyncCopyError(f"{self.m.describe(int(lanes[bad][0]))} wrote {name} while a wgmma that writes it was in flight")
+            who = self.m.describe(int(lanes[bad][0]))
+            raise AsyncCopyError(f"{who} wrote {name} while a wgmma that writes it was in flight")
 
     def commit_products(self, active: Active) -> None:
         """Close the open groups."""
@@ -368,5 +369,5 @@ class AsyncEngine:
             copy = self.copies[0]
             raise AsyncCopyError(
                 f"cp.async of {self.m.describe(int(copy.lanes[0]))} is still in flight when the kernel ends"
-                f"\n  at {copy.ins.source}: {copy.ins.text} (PTX line {copy.ins.line})"
+                f"\n  at {copy.ins.source}: {copy.ins} (PTX line {copy.ins.line})"
             )

@@ -1,7 +1,7 @@
 """Flushing of subnormal floats to zero, done by the host's floating point unit as the GPU's ``.ftz`` does it.
 
-Kernels are compiled with ``-ftz=true``, so nearly every float32 instruction flushes; steps of instructions without ``.ftz`` run
-inside :func:`preserving`.
+Kernels are compiled with ``-ftz=true``, so nearly every float32 instruction flushes; steps of instructions without
+``.ftz`` run inside :func:`preserving`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scheduler: runs a program's blocks over groups of lanes, lowest block first, until all lanes have ended.
 
-Lanes at one block run together (lanes that parted meet again at the lowest block, as structured code does). Lanes that wait
-at a barrier or an mbarrier are set aside. A group that polls memory steps back when others can run.
+Lanes at one block run together (lanes that parted meet again at the lowest block, as structured code does). Lanes that
+wait at a barrier or an mbarrier are set aside. A group that polls memory steps back when others can run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.ptxsim.control import Barriers
 from tests.ptxsim.engine import AsyncEngine
 from tests.ptxsim.errors import BarrierError, Deadlock, DivergentWarp, PtxsimError
 from tests.ptxsim.memory import GenericMemory, GlobalMemory, LocalMemory, ParamMemory, SharedMemory, bytes_at
-from tests.ptxsim.opcodes import bind, bind_terminator
+from tests.ptxsim.opcodes import bind, bind_terminator, require_known
 from tests.ptxsim.program import Program
 from tests.ptxsim.registers import Registers
 from tests.ptxsim.registry import Step
@@ -82,16 +82,15 @@ class Machine:
         self.live_ctas = np.ones(self.ctas, bool)
         self.cta_of_lane = np.arange(self.lanes) // self.threads
         symbols = program.symbols | addresses | program.param_offsets
-        self.regs = Registers(program.function.registers, self.lanes, self._specials(shared_bytes, num_sms), symbols, program.constants)
+        self.regs = Registers(
+            program.function.registers, self.lanes, self._specials(shared_bytes, num_sms), symbols, program.constants
+        )
         self.groups: dict[int, Active] = {}
         self.barriers = Barriers(self)
         self._turn = 0
-        self._steps: list[list[Step]] = []
-        self._ends: list[Step] = []
-        with np.errstate(all="ignore"):
-            for number, code in enumerate(program.blocks):
-                self._steps.append([bind(ins, self) for ins in code.body])
-                self._ends.append(bind_terminator(code.end, number, self))
+        self._steps: list[tuple[list[Step], Step] | None] = [None] * len(program.blocks)
+        for ins in program.function.code:
+            require_known(ins)
 
     def _place_globals(self) -> tuple[list[Extent], dict[str, int]]:
         """Memory for module-level variables."""
@@ -194,22 +193,26 @@ class Machine:
             What the kernel did wrong.
         """
         self.send(0, self.active(self.live.copy()))
-        with np.errstate(all="ignore"), ftz.flushing():
-            last, turns, idle, progress = -1, 0, 0, 0
-            while True:
-                if not self.groups and not self._wake():
-                    break
-                block = min(self.groups)
-                if block <= last:  # a loop: does it poll?
-                    turns = turns + 1 if self.polled else 0
-                    self.polled = False
-                    if turns > POLL_PATIENCE:
-                        idle = idle + 1 if self.progress == progress else 0
-                        progress, turns = self.progress, 0
-                        block = self._rotate(idle)
-                last = block
-                self._run_block(block)
-        self.engine.finish()
+        try:
+            with np.errstate(all="ignore"), ftz.flushing():
+                self._schedule()
+            self.engine.finish()
+        finally:
+            self.regs.release()
+
+    def _schedule(self) -> None:
+        last, turns, idle, progress = -1, 0, 0, 0
+        while self.groups or self._wake():
+            block = min(self.groups)
+            if block <= last:  # a loop: does it poll?
+                turns = turns + 1 if self.polled else 0
+                self.polled = False
+                if turns > POLL_PATIENCE:
+                    idle = idle + 1 if self.progress == progress else 0
+                    progress, turns = self.progress, 0
+                    block = self._rotate(idle)
+            last = block
+            self._run_block(block)
 
     def _rotate(self, idle: int) -> int:
         """A polling group steps back for the others, in turn."""
@@ -221,29 +224,37 @@ class Machine:
         self._turn += 1
         return blocks[self._turn % len(blocks)]
 
+    def _bound(self, block: int) -> tuple[list[Step], Step]:
+        """The steps of a block and of its end, made when it first runs: much of a kernel never does."""
+        code = self.program.blocks[block]
+        bound = [bind(ins, self) for ins in code.body], bind_terminator(code.end, block, self)
+        self._steps[block] = bound
+        return bound
+
     def _run_block(self, block: int) -> None:
         active = self.groups.pop(block)
-        self.steps += len(self._steps[block]) + 1
-        steps = iter(self._steps[block])
+        body, end = self._steps[block] or self._bound(block)
+        self.steps += len(body) + 1
+        steps = iter(body)
         try:
             for step in steps:
                 step(active)
         except PtxsimError as error:
-            done = len(self._steps[block]) - steps.__length_hint__() - 1  # type: ignore[attr-defined]
+            done = len(body) - steps.__length_hint__() - 1  # type: ignore[attr-defined]
             self._locate(error, self.program.blocks[block].body[done])
             raise
         try:
-            self._ends[block](active)
+            end(active)
         except PtxsimError as error:
-            end = self.program.blocks[block].end
-            if end is not None:
-                self._locate(error, end)
+            last = self.program.blocks[block].end
+            if last is not None:
+                self._locate(error, last)
             raise
 
     def _locate(self, error: PtxsimError, ins: Instruction) -> None:
         if not error.where:
             error.where = (
-                f"\n  at {ins.source or 'unknown source'}: {ins.text} (PTX line {ins.line}, kernel {self.program.name})"
+                f"\n  at {ins.source or 'unknown source'}: {ins} (PTX line {ins.line}, kernel {self.program.name})"
             )
 
     def _wake(self) -> bool:
@@ -292,7 +303,7 @@ class Machine:
 
     @staticmethod
     def _text(ins: Instruction | None) -> str:
-        return "?" if ins is None else f"{ins.text} ({ins.source})"
+        return "?" if ins is None else f"{ins} ({ins.source})"
 
     def _group(self, mask: Mask) -> str:
         cta = int(np.argmax(mask.reshape(self.ctas, -1).any(axis=1)))

@@ -18,7 +18,18 @@ from tests.ptxsim import (  # noqa: F401  (imported for their registrations)
     ops_warp,
     ops_wgmma,
 )
-from tests.ptxsim.control import bind_terminator
+from tests.ptxsim.control import TERMINATORS, bind_terminator
+from tests.ptxsim.errors import UnsupportedPtx
 from tests.ptxsim.registry import bind, opcodes
+from tests.ptxsim.syntax import Instruction
 
-__all__ = ["bind", "bind_terminator", "opcodes"]
+_KNOWN = frozenset(opcodes()) | TERMINATORS
+
+
+def require_known(ins: Instruction) -> None:
+    """Raise if nothing here executes the instruction's opcode. Its modifiers are looked at when it first runs."""
+    if ins.opcode not in _KNOWN:
+        raise UnsupportedPtx(f"opcode {ins.opcode!r}: {ins} (PTX line {ins.line}, {ins.source})")
+
+
+__all__ = ["bind", "bind_terminator", "opcodes", "require_known"]

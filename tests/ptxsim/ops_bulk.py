@@ -1,7 +1,7 @@
 """cp.async.bulk: lines and tensor tiles between global and shared memory, by the asynchronous engine.
 
-Loads read their source when they are issued and land when no thread can go on without them; stores read shared memory when they are
-issued and reach global memory at once, but count as under way until their group is waited for.
+Loads read their source when they are issued and land when no thread can go on without them; stores read shared memory
+when they are issued and reach global memory at once, but count as under way until their group is waited for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """mma.sync, ldmatrix, stmatrix, movmatrix.
 
-Products are exact and summed in float64, then rounded once to the accumulator's type: hardware sums in another order and
-with fewer bits.
+Products are exact and summed in float64, then rounded once to the accumulator's type: hardware sums in another order
+and with fewer bits.
 """
 
 from __future__ import annotations

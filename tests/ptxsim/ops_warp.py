@@ -257,6 +257,6 @@ def _bind_setmaxnreg(ins: Instruction, m: Machine) -> Step:
     require(ins, "inc", "dec", "sync", "aligned", "u32")
 
     def step(active: Active) -> None:
-        m.whole_warps(active, ins.text)
+        m.whole_warps(active, str(ins))
 
     return step

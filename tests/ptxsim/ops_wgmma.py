@@ -1,8 +1,8 @@
 """wgmma: matrix products of warpgroups with operands in shared memory (sm_90a).
 
-Accumulators are NaN from the instruction until ``wait_group`` has returned, and writing them in between is an error. Shared memory is
-read when the instruction is issued, but counts as being read until then too: writing it earlier is a race. So are the registers of
-A, but writing those earlier is not caught.
+Accumulators are NaN from the instruction until ``wait_group`` has returned, and writing them in between is an error.
+Shared memory is read when the instruction is issued, but counts as being read until then too: writing it earlier is a
+race. The registers of A are likewise read at once, but writing them too early is not caught.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _FORMATS: dict[str, tuple[int, Callable[[Row], Row]]] = {
 @opcode("wgmma")
 def _bind_wgmma(ins: Instruction, m: Machine) -> Step:
     if ins.has("fence"):
-        return lambda active: _warpgroups(m, active, ins.text)
+        return lambda active: _warpgroups(m, active, str(ins))
     if ins.has("commit_group"):
-        return lambda active: m.engine.commit_products(_warpgroups(m, active, ins.text) and active)
+        return lambda active: m.engine.commit_products(_warpgroups(m, active, str(ins)) and active)
     if ins.has("wait_group"):
         allowed = ins.operands[0]
         assert isinstance(allowed, Imm)
         number = int(allowed.text, 0)
 
         def wait(active: Active) -> None:
-            _warpgroups(m, active, ins.text)
+            _warpgroups(m, active, str(ins))
             m.clocks.now += 1
             m.engine.wait_products(active, number)
 
@@ -109,7 +109,7 @@ class _Product:
     def step(self, active: Active) -> None:
         """Multiply, for all active warpgroups at once."""
         m = self.m
-        _warpgroups(m, active, self.ins.text)
+        _warpgroups(m, active, str(self.ins))
         m.clocks.now += 1
         warps = active.warps
         lanes = active.index
@@ -156,7 +156,7 @@ class _Product:
         m = self.m
         words = np.broadcast_to(descriptor, (m.lanes,))[active.index].reshape(-1, 128)
         if (words != words[:, :1]).any():
-            raise DivergentWarp(f"{self.ins.text}: threads of a warpgroup give different descriptors")
+            raise DivergentWarp(f"{self.ins}: threads of a warpgroup give different descriptors")
         given = words[:, 0].astype(np.int64)
         start, lead, stride = ((given >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
         kinds = np.unique(words[:, 0] >> np.uint64(62))
@@ -187,9 +187,10 @@ class _Product:
 def _offsets(rows: int, depth: int, size: int, swizzle: int, transposed: bool) -> tuple[Row, Row, Row]:
     """Of each 16-byte piece of an operand: constant bytes, leading strides and strides from the descriptor's start.
 
-    Not transposed (K contiguous): 8 rows of ``swizzle`` bytes form an atom, atoms follow by the stride; without a swizzle,
-    8 rows of 16 bytes do, and pieces along K follow by the leading stride. Transposed: a row of an atom is one K index, with
-    ``swizzle`` bytes of the other dimension; further ones follow by the leading stride, 8 K indices by the stride.
+    Not transposed (K contiguous): 8 rows of ``swizzle`` bytes form an atom, atoms follow by the stride; without a
+    swizzle, 8 rows of 16 bytes do, and pieces along K follow by the leading stride. Transposed: a row of an atom is one
+    K index, with ``swizzle`` bytes of the other dimension; further ones follow by the leading stride, 8 K indices by
+    the stride.
     """
     if not transposed:
         row, piece = (

@@ -26,7 +26,10 @@ _COMMENT = re.compile(r'"[^"]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _BRACE = re.compile(r"[{}]")
 _BRACKET = re.compile(r"[\[({]")
-_LABEL = re.compile(r"([%$A-Za-z_][\w$]*)\s*:(?!:)")
+_STATEMENT = re.compile(
+    r"\s*(?:(?P<directive>\.)|(?P<label>[%$A-Za-z_][\w$]*)\s*:(?!:)|(?P<instruction>[@a-z][^;]*);"
+    r"|(?P<open>\{)|(?P<close>\})|(?P<empty>;))"
+)
 _NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fFdD][0-9a-fA-F]+|\d+\.\d*(?:[eE][-+]?\d+)?|\d+)U?$")
 _REG_DECL = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
 _VARIABLE = re.compile(
@@ -42,6 +45,9 @@ _SPECIALS = re.compile(
     r"envreg\d+|pm\d+)(?:\.[xyz])?$"
 )
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+
+
+_opcodes: dict[str, tuple[str, tuple[str, ...]]] = {}  # opcode texts taken apart
 
 
 def parse(text: str) -> Module:
@@ -195,29 +201,32 @@ class _Body:
     def read(self) -> None:
         """From the opening brace to its closing one."""
         p = self.parser
+        match = _STATEMENT.match
         while True:
-            p._skip_space()
-            char = p.text[p.position]
-            if char == "{":
-                p.position += 1
-                self._open_scope()
-            elif char == "}":
-                p.position += 1
-                self.scopes.pop()
-                if not self.scopes:
-                    return
-            elif char == ";":
-                p.position += 1
-            elif char == ".":
+            found = match(p.text, p.position)
+            if found is None:
+                raise UnsupportedPtx(f"statement {p.text[p.position : p.position + 60]!r}")
+            kind = found.lastgroup
+            if kind == "instruction":
+                p.position = found.end()
+                self._instruction(found["instruction"], bisect_right(p.newlines, found.start("instruction")) + 1)
+            elif kind == "directive":
+                p.position = found.start("directive")
                 self._directive()
-            elif label := _LABEL.match(p.text, p.position):
-                p.position = label.end()
-                name = self.scopes[-1].labels.get(label[1], label[1])
+            elif kind == "label":
+                p.position = found.end()
+                label = found["label"]
+                name = self.scopes[-1].labels.get(label, label)
                 self.function.labels[name] = len(self.function.code)
                 self.pending_label = name
             else:
-                line = bisect_right(p.newlines, p.position) + 1
-                self._instruction(" ".join(p._until(";").split()), line)
+                p.position = found.end()
+                if kind == "open":
+                    self._open_scope()
+                elif kind == "close":
+                    self.scopes.pop()
+                    if not self.scopes:
+                        return
 
     def _open_scope(self) -> None:
         """Labels are looked up before they are defined, so a scope's own ones are collected first."""
@@ -298,19 +307,22 @@ class _Body:
             if unique is None:
                 raise UnsupportedPtx(f"guard of {text!r}")
             guard = Reg(unique, negated)
-        opcode, _, tail = rest.partition(" ")
-        name, *mods = opcode.split(".")
-        parts = split_top(tail) if _BRACKET.search(tail) else tail.split(",") if tail else []
-        operands = tuple(self._cached_operand(part.strip()) for part in parts)
-        merged = tuple(mod for mod in mods if mod)
-        self.function.code.append(Instruction(name, merged, operands, guard, text, line, self.source))
-
-    def _cached_operand(self, text: str) -> Operand:
-        if len(self.scopes) > 1:
-            return self._operand(text)
-        if text not in self.known:
-            self.known[text] = self._operand(text)
-        return self.known[text]
+        opcode, *tails = rest.split(None, 1)
+        split = _opcodes.get(opcode)
+        if split is None:
+            name, *mods = opcode.split(".")
+            split = _opcodes[opcode] = (name, tuple(mod for mod in mods if mod))
+        operands: list[Operand] = []
+        if tails:
+            tail = tails[0]
+            known = self.known if len(self.scopes) == 1 else {}
+            for part in split_top(tail) if _BRACKET.search(tail) else tail.split(","):
+                name = part.strip()
+                operand = known.get(name)
+                if operand is None:
+                    operand = known[name] = self._operand(name)
+                operands.append(operand)
+        self.function.code.append(Instruction(split[0], split[1], tuple(operands), guard, text, line, self.source))
 
     def _operand(self, text: str) -> Operand:
         if text[0] in "{(":

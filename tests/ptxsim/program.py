@@ -265,7 +265,7 @@ class _Inliner:
         target = operands.pop(0)
         arguments = operands.pop(0) if operands else Vec(())
         if not isinstance(target, Sym) or target.name not in self.module.functions or not isinstance(arguments, Vec):
-            raise UnsupportedPtx(f"an indirect call at {ins.source}: {ins.text}")
+            raise UnsupportedPtx(f"an indirect call at {ins.source}: {ins}")
         callee = self.module.functions[target.name]
         if target.name in _NO_RETURN:
             self.out.code.append(self._renamed(replace(ins, opcode="trap", operands=()), suffix, rename, set()))

@@ -1,4 +1,6 @@
-"""Reads since the last writes of what they read, instruction by instruction: exact, and looked at only in cases of doubt."""
+"""Reads since the last writes of what they read, instruction by instruction: exact, and looked at only in cases of
+doubt.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,9 @@ from tests.ptxsim.syntax import Imm, Operand, Reg, Special, Sym
 from tests.ptxsim.types import UNSIGNED, dtype_of, immediate
 
 Row = NDArray[Any]
+_CHUNK, _MOST_CHUNKS = 1 << 20, 64
+_free_chunks: list[NDArray[np.uint8]] = []
+_CONTAINERS: dict[str, np.dtype[Any]] = {}  # of each kind of register
 
 
 class Registers:
@@ -41,15 +44,42 @@ class Registers:
         self.kinds, self.lanes, self.specials, self.symbols = kinds, lanes, specials, symbols
         self.constants = constants
         self._rows: dict[str, Row] = {}
+        self._chunks: list[NDArray[np.uint8]] = []
+        self._left = 0  # bytes of the last chunk
         self.carry = np.zeros(lanes, bool)
 
     def row(self, name: str) -> Row:
         """A register's bits."""
-        if name not in self._rows:
+        row = self._rows.get(name)
+        if row is None:
             kind = self.kinds[name]
-            dtype = np.dtype(np.bool_ if kind == "pred" else UNSIGNED[size_of(kind)])
-            self._rows[name] = np.zeros(self.lanes, dtype)
-        return self._rows[name]
+            dtype = _CONTAINERS.get(kind)
+            if dtype is None:
+                dtype = _CONTAINERS[kind] = np.dtype(np.bool_ if kind == "pred" else UNSIGNED[size_of(kind)])
+            row = self._rows[name] = self._allocate(dtype)
+        return row
+
+    def _allocate(self, dtype: np.dtype[Any]) -> Row:
+        """A row of zeros from a chunk. Chunks pass from launch to launch: fresh memory costs a page fault per 4 KiB."""
+        size = -(-self.lanes * dtype.itemsize // 64) * 64
+        if self._left < size:
+            chunk = _free_chunks.pop() if _free_chunks else None
+            if chunk is None or len(chunk) < size:
+                chunk = np.empty(max(_CHUNK, size), np.uint8)
+            self._chunks.append(chunk)
+            self._left = len(chunk)
+        chunk = self._chunks[-1]
+        start = len(chunk) - self._left
+        self._left -= size
+        row = chunk[start : start + self.lanes * dtype.itemsize].view(dtype)
+        row[...] = 0
+        return row
+
+    def release(self) -> None:
+        """No row is used any more."""
+        _free_chunks.extend(self._chunks[: max(0, _MOST_CHUNKS - len(_free_chunks))])
+        self._chunks.clear()
+        self._left = 0
 
     def source(self, operand: Operand, kind: str) -> Row:
         """A view of an operand as a type: a row, or a 0-d array if it is a constant."""

@@ -47,12 +47,10 @@ def bind(ins: Instruction, m: Machine) -> Step:
     UnsupportedPtx
         The simulator does not model it.
     """
-    if ins.opcode not in _BINDERS:
-        raise UnsupportedPtx(f"opcode {ins.opcode!r}: {ins.text} (PTX line {ins.line}, {ins.source})")
     try:
         step = _BINDERS[ins.opcode](ins, m)
     except UnsupportedPtx as error:
-        raise UnsupportedPtx(f"{error}: {ins.text} (PTX line {ins.line}, {ins.source})") from None
+        raise UnsupportedPtx(f"{error}: {ins} (PTX line {ins.line}, {ins.source})") from None
     if ins.guard is None:
         return step
     row, negated = m.regs.row(ins.guard.name), ins.guard.negated

@@ -1,7 +1,7 @@
 """The race checker: for every granule of a memory, who wrote it last and when, and what has been read since.
 
-An access of ``many`` granules is naturally aligned, so lane i's granules are row ``rows[i]`` of the tables seen as rows of
-that length: whole rows are taken and stored, which costs little more than single elements.
+An access of ``many`` granules is naturally aligned, so lane i's granules are row ``rows[i]`` of the tables seen as rows
+of that length: whole rows are taken and stored, which costs little more than single elements.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class Shadow:
                 f"{self.place(int(spots[first]))} after an unsynchronised write by {self.thread(int(who[first]))}"
             )
 
-    def _raise_in_flight(self, spots: Rows, lanes: Lanes, time: NDArray[np.int64], who: Lanes, first: int, verb: str) -> None:
+    def _raise_in_flight(
+        self, spots: Rows, lanes: Lanes, time: NDArray[np.int64], who: Lanes, first: int, verb: str
+    ) -> None:
         place, me = self.place(int(spots[first])), self.thread(int(lanes[first]))
         if time[first] == UNWRITTEN:
             raise UninitialisedRead(f"uninitialised read: {me} reads {place}, which nothing has written")

@@ -62,7 +62,7 @@ class Pair:
 Operand = Reg | Special | Imm | Sym | Addr | Vec | Pair
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Instruction:
     """One instruction.
 
@@ -71,7 +71,7 @@ class Instruction:
     opcode, mods : ``add`` and ``("rn", "f32")`` of ``add.rn.f32``; ``::`` qualifiers stay whole.
     operands : in PTX order, destination first.
     guard : predicate register, or None.
-    text : the statement, for messages.
+    text : the statement as written.
     line : line of the PTX text.
     source : ``file:line`` of the CUDA source, with the place it was inlined at.
     """
@@ -88,6 +88,10 @@ class Instruction:
     def type(self) -> str:
         """The last type among the modifiers: ``f32`` of ``add.rn.f32``."""
         return self.mods[-1]
+
+    def __str__(self) -> str:
+        """On one line."""
+        return " ".join(self.text.split())
 
     def has(self, mod: str) -> bool:
         """Whether the modifier is there."""

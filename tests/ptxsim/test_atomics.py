@@ -61,7 +61,8 @@ def test_atomics_run_in_lane_order(name: str, shared: bool) -> None:
 def test_compare_and_swap_loop() -> None:
     source = """extern "C" __global__ void k(float* cell, unsigned long long* wide) {
       unsigned* word = (unsigned*)cell; unsigned old = *(volatile unsigned*)word, seen;
-      do { seen = old; old = atomicCAS(word, seen, __float_as_uint(fmaxf(__uint_as_float(seen), float(threadIdx.x)))); } while (old != seen);
+      do { seen = old; old = atomicCAS(word,
+        seen, __float_as_uint(fmaxf(__uint_as_float(seen), float(threadIdx.x)))); } while (old != seen);
       atomicAdd(wide, 1ull << 33); atomicMax(wide + 1, (unsigned long long)threadIdx.x << 40); }"""
     cell, wide = np.zeros(1, np.float32), np.zeros(2, np.uint64)
     run(source, 2, 64, cell, wide)

@@ -54,9 +54,14 @@ def test_reads_of_what_nobody_wrote() -> None:
     from tests.ptxsim.launch import launch, pack_arguments
     from tests.ptxsim.loader import compile_ptx, program
 
-    code = program(compile_ptx(
-        'extern "C" __global__ void k(int* a, int* b, int n) { if (threadIdx.x < n) a[threadIdx.x] = 1; else b[threadIdx.x] = a[threadIdx.x]; }',
-        "test.cu", ("-arch=compute_90", *OPTIONS)), "k")  # fmt: skip
+    code = program(
+        compile_ptx(
+            'extern "C" __global__ void k(int* a, int* b, int n) { if (threadIdx.x < n) a[threadIdx.x] = 1; else b[threadIdx.x] = a[threadIdx.x]; }',
+            "test.cu",
+            ("-arch=compute_90", *OPTIONS),
+        ),
+        "k",
+    )
 
     def go(n: int) -> None:
         params, arrays = pack_arguments(code, (a, b, np.int32(n)))
@@ -89,7 +94,8 @@ def test_too_much_shared_memory(backend: PtxsimBackend) -> None:
 
 
 def test_sectors_and_bank_conflicts() -> None:
-    source = """extern "C" __global__ void k(const float* a, float4* b) { __shared__ float s[32 * 33]; const int t = threadIdx.x;
+    source = """extern "C" __global__ void k(const float* a, float4* b) { __shared__ float s[32 * 33];
+      const int t = threadIdx.x;
       s[t * STRIDE] = a[t * STEP]; __syncwarp(); b[t] = make_float4(s[t * STRIDE], 0, 0, 0); }"""
     for stride, step, cost, sectors in ((1, 1, 1, 4), (32, 8, 32, 32), (33, 2, 1, 8)):
         stats = Stats()

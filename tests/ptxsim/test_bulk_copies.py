@@ -12,7 +12,9 @@ from tests.ptxsim.errors import AsyncCopyError, DataRace, Deadlock, Misaligned, 
 from tests.ptxsim.tensor_map import encode
 from tests.ptxsim.test_mbarrier import HEAD
 
-LOAD = HEAD + """struct alignas(64) Map { u64 words[16]; };
+LOAD = (
+    HEAD
+    + """struct alignas(64) Map { u64 words[16]; };
 extern "C" __global__ void k(const __grid_constant__ Map map, int x, int y, int z, int4* out, int pieces) {
   extern __shared__ __align__(1024) char s[]; __shared__ u64 b; const int t = threadIdx.x;
   if (t == 0) { init(&b, 1); }
@@ -24,6 +26,7 @@ extern "C" __global__ void k(const __grid_constant__ Map map, int x, int y, int 
   }
   WAIT
   for (int i = t; i < pieces; i += 32) out[i] = ((const int4*)s)[i]; }"""
+)
 
 
 def tensor(swizzle: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int]]:
@@ -65,7 +68,11 @@ def test_tiles_with_zeros_outside(swizzle: int, corner: tuple[int, int, int]) ->
     array, _, box = tensor(swizzle)
     padded = np.zeros((5 + 16, 6 + 16, 64 + 256), np.uint16)
     padded[8:13, 8:14, 128:192] = array
-    expected = np.ascontiguousarray(padded[8 + z :, 8 + y :, 128 + x :][: box[2], : box[1], : box[0]]).view(np.uint8).reshape(-1)
+    expected = (
+        np.ascontiguousarray(padded[8 + z :, 8 + y :, 128 + x :][: box[2], : box[1], : box[0]])
+        .view(np.uint8)
+        .reshape(-1)
+    )
     place = np.arange(0, len(expected), 16)
     if swizzle:
         place = place ^ ((place >> 7 & swizzle // 16 - 1) << 4)
@@ -79,7 +86,7 @@ def test_tiles_with_zeros_outside(swizzle: int, corner: tuple[int, int, int]) ->
         ({"wait": ""}, UninitialisedRead, "in flight|which nothing"),
         ({"extra": 16}, Deadlock, "threads 0-31 of CTA 0 at an mbarrier"),
     ],
-)  # fmt: skip
+)
 def test_tiles_must_be_waited_for(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         load(128, 0, 0, 0, **change)
@@ -99,7 +106,9 @@ def test_maps_are_checked() -> None:
         run_with(source.replace("at(s))", "at(s) + 16)"), array, [tensor_map.tobytes(), *rest], size)
 
 
-LINE = HEAD + """extern "C" __global__ void k(const int4* a, int4* out, int n) {
+LINE = (
+    HEAD
+    + """extern "C" __global__ void k(const int4* a, int4* out, int n) {
   __shared__ __align__(128) int4 s[64]; __shared__ u64 b; const int t = threadIdx.x;
   if (t == 0) init(&b, 1); __syncthreads();
   if (t == 0) { expect(&b, n);
@@ -109,9 +118,11 @@ LINE = HEAD + """extern "C" __global__ void k(const int4* a, int4* out, int n) {
   int4 v = s[t]; v.x += 1; REUSE
   s[t] = v; FENCE __syncthreads();
   if (t == 0) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(out), "r"(at(s)), "r"(n) : "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(out),
+      "r"(at(s)), "r"(n) : "memory");
     asm volatile("cp.async.bulk.commit_group;"); WAIT }
   AFTER }"""
+)
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
 WAIT_STORE = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
 
@@ -126,7 +137,11 @@ def line(reuse: str = "", fence: str = FENCE, wait: str = WAIT_STORE, after: str
 
 def test_a_line_there_and_back() -> None:
     line()
-    line(after="__syncthreads(); s[t] = int4(); out[60].x = s[t].x;".replace("out[60].x = s[t].x;", "if (s[t].x) out[60].x = 1;"))
+    line(
+        after="__syncthreads(); s[t] = int4(); out[60].x = s[t].x;".replace(
+            "out[60].x = s[t].x;", "if (s[t].x) out[60].x = 1;"
+        )
+    )
 
 
 def test_what_lines_can_get_wrong() -> None:

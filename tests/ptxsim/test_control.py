@@ -19,7 +19,7 @@ def test_loops_of_different_lengths_meet_again() -> None:
 
 
 def test_switch() -> None:
-    cases = "".join(f"case {i}: x = {i * i + 3} * threadIdx.x; asm volatile(\"\"); break;" for i in range(12))
+    cases = "".join(f'case {i}: x = {i * i + 3} * threadIdx.x; asm volatile(""); break;' for i in range(12))
     source = f'extern "C" __global__ void k(int* a) {{ int x = -1; switch (a[threadIdx.x]) {{ {cases} }} a[threadIdx.x] = x; }}'
     a = (np.arange(32, dtype=np.int32) * 5) % 14
     expected = [int(v * v + 3) * t if v < 12 else -1 for t, v in enumerate(a)]
@@ -40,7 +40,8 @@ def test_calls_are_inlined() -> None:
     source = """struct Pair { int a, b; };
     __device__ __noinline__ int twice(int x) { return x > 20 ? 2 * x : -x; }
     __device__ __noinline__ Pair both(Pair p, int n) { for (int i = 0; i < n; ++i) p.a += twice(p.b + i); return p; }
-    extern "C" __global__ void k(int* out) { const int t = threadIdx.x; out[t] = twice(t) + both(Pair{t, 3 * t}, t % 4).a; }"""
+    extern "C" __global__ void k(int* out) { const int t = threadIdx.x;
+      out[t] = twice(t) + both(Pair{t, 3 * t}, t % 4).a; }"""
     out = np.zeros(32, np.int32)
 
     def twice(x: int) -> int:
@@ -89,21 +90,42 @@ def test_a_named_barrier_that_is_missing_is_a_race() -> None:
     with pytest.raises(DataRace, match="unsynchronised"):
         run(NAMED.replace("FIRST", "").replace("SECOND", ""), 1, 128, np.zeros((3, 64), np.int32))
     with pytest.raises(DataRace, match="unsynchronised read"):
-        source = NAMED.replace("FIRST", "arrive(1, 128);").replace("SECOND", "sync(1, 128);").replace("if (round) sync(2, 128);", "")
-        run(source.replace("arrive(2, 128);", "").replace("if (t < 64) sync(2, 128);", ""), 1, 128, np.zeros((3, 64), np.int32))
+        source = (
+            NAMED.replace("FIRST", "arrive(1, 128);")
+            .replace("SECOND", "sync(1, 128);")
+            .replace("if (round) sync(2, 128);", "")
+        )
+        run(
+            source.replace("arrive(2, 128);", "").replace("if (t < 64) sync(2, 128);", ""),
+            1,
+            128,
+            np.zeros((3, 64), np.int32),
+        )
 
 
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        ("if (t >= 32) return; __syncthreads();", BarrierError, "exited before a barrier.*threads 0-31 of CTA 0.*ended"),
-        ("if (t >= 32) __syncthreads(); else { s[t] = 1; __syncthreads(); s[t] = 2; }", BarrierError, "different barriers"),
-        ('if (t < 32) asm volatile("bar.sync 1, 64;"); else asm volatile("bar.sync 2, 64;");', Deadlock, "no thread can go on.*threads 0-31.*barrier 1.*threads 32-63.*barrier 2"),
+        (
+            "if (t >= 32) return; __syncthreads();",
+            BarrierError,
+            "exited before a barrier.*threads 0-31 of CTA 0.*ended",
+        ),
+        (
+            "if (t >= 32) __syncthreads(); else { s[t] = 1; __syncthreads(); s[t] = 2; }",
+            BarrierError,
+            "different barriers",
+        ),
+        (
+            'if (t < 32) asm volatile("bar.sync 1, 64;"); else asm volatile("bar.sync 2, 64;");',
+            Deadlock,
+            "no thread can go on.*threads 0-31.*barrier 1.*threads 32-63.*barrier 2",
+        ),
         ('asm volatile("bar.sync 1, 32;");', BarrierError, "64 threads of CTA 0 arrive at barrier 1, which counts 32"),
         ('asm volatile("bar.sync 1, 40;");', BarrierError, "count of 40"),
         ("while (((volatile int*)a)[0] == 0) {}", Deadlock, "poll memory that nobody changes.*threads 0-63 of CTA 0"),
     ],
-)  # fmt: skip
+)
 def test_threads_that_cannot_go_on(body: str, error: type[Exception], message: str) -> None:
     source = f'extern "C" __global__ void k(int* a) {{ __shared__ volatile int s[64]; const int t = threadIdx.x; {body} a[t] = 1; }}'
     with pytest.raises(error, match=f"(?s){message}"):
@@ -130,19 +152,36 @@ HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param 
 
 @pytest.mark.parametrize(
     "text",
-    ["frobnicate.b32 %r1, %r1;", "add.frob.u32 %r1, %r1, %r1;", "add.u128 %r1, %r1, %r1;", "mov.u32 %r1, %nosuch;", "cvt.rn.satfinite.tf32.f16 %r1, %r1;", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%r1}, {%r1}, {%r1}, {%r1};"],
-)  # fmt: skip
-def test_unknown_instructions_are_errors_even_if_never_reached(text: str) -> None:
-    ptx = HEAD + f".reg .b32 %r<3>;\nret;\n{text}\n}}"
+    [
+        "frobnicate.b32 %r1, %r1;",
+        "add.frob.u32 %r1, %r1, %r1;",
+        "add.u128 %r1, %r1, %r1;",
+        "mov.u32 %r1, %nosuch;",
+        "cvt.rn.satfinite.tf32.f16 %r1, %r1;",
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%r1}, {%r1}, {%r1}, {%r1};",
+    ],
+)
+def test_unknown_instructions_are_errors(text: str) -> None:
+    ptx = HEAD + f".reg .b32 %r<3>;\n{text}\nret;\n}}"
     with pytest.raises(UnsupportedPtx):
         run_ptx(ptx, 1, 32, np.zeros(4, np.int32))
 
 
+def test_an_unknown_opcode_is_an_error_even_if_never_reached() -> None:
+    with pytest.raises(UnsupportedPtx, match="opcode 'frobnicate'"):
+        run_ptx(HEAD + ".reg .b32 %r<3>;\nret;\nfrobnicate.b32 %r1, %r1;\n}", 1, 32, np.zeros(4, np.int32))
+
+
 def test_scopes_of_registers_and_labels() -> None:
-    ptx = HEAD + """.reg .b64 %rd<3>; .reg .b32 %r<3>; ld.param.u64 %rd1, [a]; mov.u32 %r1, 0;
-    { .reg .b32 x; mov.u32 x, 5; L: add.u32 x, x, 1; { .reg .pred p; setp.lt.u32 p, x, 9; @p bra L; } add.u32 %r1, %r1, x; }
-    { .reg .b32 x; mov.u32 x, 50; L: add.u32 x, x, 1; { .reg .pred p; setp.lt.u32 p, x, 53; @p bra L; } add.u32 %r1, %r1, x; }
+    ptx = (
+        HEAD
+        + """.reg .b64 %rd<3>; .reg .b32 %r<3>; ld.param.u64 %rd1, [a]; mov.u32 %r1, 0;
+    { .reg .b32 x; mov.u32 x, 5; L: add.u32 x, x, 1; { .reg .pred p; setp.lt.u32 p, x, 9; @p bra L;
+      } add.u32 %r1, %r1, x; }
+    { .reg .b32 x; mov.u32 x, 50; L: add.u32 x, x, 1; { .reg .pred p; setp.lt.u32 p, x, 53; @p bra L;
+      } add.u32 %r1, %r1, x; }
     st.global.u32 [%rd1], %r1; ret; }"""
+    )
     a = np.zeros(1, np.uint32)
     run_ptx(ptx, 1, 1, a)
     assert a[0] == 9 + 53

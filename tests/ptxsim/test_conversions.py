@@ -37,19 +37,46 @@ def to_integer(to: str, mode: str) -> Any:
     return convert
 
 
-CASES = [cvt("", to, source, lambda a, to=to: a.astype(dtype(to))) for to in INTEGERS for source in INTEGERS if to != source]
+CASES = [
+    cvt("", to, source, lambda a, to=to: a.astype(dtype(to))) for to in INTEGERS for source in INTEGERS if to != source
+]
 CASES += [
-    cvt("sat.", to, source, lambda a, to=to: np.array([min(max(int(v), np.iinfo(dtype(to)).min), np.iinfo(dtype(to)).max) for v in a], dtype(to)))
+    cvt(
+        "sat.",
+        to,
+        source,
+        lambda a, to=to: np.array(
+            [min(max(int(v), np.iinfo(dtype(to)).min), np.iinfo(dtype(to)).max) for v in a], dtype(to)
+        ),
+    )
     for to, source in (("u16", "s32"), ("s16", "s32"), ("u32", "s32"), ("s32", "u32"), ("u32", "s64"), ("s32", "s64"))
-]  # fmt: skip
-CASES += [cvt(f"{mode}.", to, source, to_integer(to, mode)) for to in ("s32", "u32", "s64", "u16") for source in ("f32", "f64", "f16") for mode in ROUND]
-CASES += [cvt("rn.", to, source, lambda a, to=to: a.astype(np.float64).astype(dtype(to)) if to == "f16" else a.astype(dtype(to))) for to in ("f32", "f64", "f16") for source in ("s32", "u32", "s16", "u64")]
+]
 CASES += [
-    cvt("", "f32", "f16", lambda a: a.astype(np.float32)), cvt("rn.", "f16", "f32", lambda a: a.astype(np.float16)),
-    cvt("", "f64", "f32", lambda a: a.astype(np.float64)), cvt("rn.", "f32", "f64", lambda a: a.astype(np.float32)),
-    cvt("rni.", "f32", "f32", np.rint), cvt("rzi.", "f32", "f32", np.trunc), cvt("rmi.", "f32", "f32", np.floor),
+    cvt(f"{mode}.", to, source, to_integer(to, mode))
+    for to in ("s32", "u32", "s64", "u16")
+    for source in ("f32", "f64", "f16")
+    for mode in ROUND
+]
+CASES += [
+    cvt(
+        "rn.",
+        to,
+        source,
+        lambda a, to=to: a.astype(np.float64).astype(dtype(to)) if to == "f16" else a.astype(dtype(to)),
+    )
+    for to in ("f32", "f64", "f16")
+    for source in ("s32", "u32", "s16", "u64")
+]
+CASES += [
+    cvt("", "f32", "f16", lambda a: a.astype(np.float32)),
+    cvt("rn.", "f16", "f32", lambda a: a.astype(np.float16)),
+    cvt("", "f64", "f32", lambda a: a.astype(np.float64)),
+    cvt("rn.", "f32", "f64", lambda a: a.astype(np.float32)),
+    cvt("rni.", "f32", "f32", np.rint),
+    cvt("rzi.", "f32", "f32", np.trunc),
+    cvt("rmi.", "f32", "f32", np.floor),
     cvt("sat.", "f32", "f32", lambda a: np.where(np.isnan(a), 0, np.clip(a, 0, 1))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
@@ -63,7 +90,9 @@ def towards_zero(a: Row, kind: str) -> Row:
     with np.errstate(over="ignore"):
         if kind == "f16":
             near = a.astype(np.float16)
-            return np.where(np.abs(near.astype(np.float64)) > np.abs(a), np.nextafter(near, np.float16(0)), near).view(np.uint16)
+            return np.where(np.abs(near.astype(np.float64)) > np.abs(a), np.nextafter(near, np.float16(0)), near).view(
+                np.uint16
+            )
     return (a.view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -72,8 +101,14 @@ PACKED = [
     Asm("f16x2.rz", "cvt.rz.f16x2.f32 %0, %1, %2;", "u32", ("f32", "f32"), lambda a: towards_zero(a, "f16")),
     Asm("bf16x2", "cvt.rn.bf16x2.f32 %0, %1, %2;", "u32", ("f32", "f32"), f32_to_bf16),
     Asm("bf16x2.rz", "cvt.rz.bf16x2.f32 %0, %1, %2;", "u32", ("f32", "f32"), lambda a: towards_zero(a, "bf16")),
-    Asm("relu", "cvt.rn.relu.f16x2.f32 %0, %1, %2;", "u32", ("f32", "f32"), lambda a: np.where(a > 0, a, 0).astype(np.float16).view(np.uint16)),
-]  # fmt: skip
+    Asm(
+        "relu",
+        "cvt.rn.relu.f16x2.f32 %0, %1, %2;",
+        "u32",
+        ("f32", "f32"),
+        lambda a: np.where(a > 0, a, 0).astype(np.float16).view(np.uint16),
+    ),
+]
 
 
 @pytest.mark.parametrize("one", PACKED, ids=lambda one: one.name)
@@ -88,12 +123,28 @@ def test_packed(one: Asm) -> None:
 SIXTEEN = [
     Asm("bf16 to f32", "cvt.f32.bf16 %0, %1;", "f32", ("u16",), bf16_to_f32),
     Asm("f32 to bf16", "cvt.rn.bf16.f32 %0, %1;", "u16", ("f32",), f32_to_bf16),
-    Asm("f32 to tf32", "cvt.rna.tf32.f32 %0, %1;", "u32", ("f32",), lambda a: (a.view(np.uint32) + 0x1000) & 0xFFFFE000),
-    Asm("bf16 to s32", "cvt.rzi.s32.bf16 %0, %1;", "s32", ("u16",), lambda a: np.trunc(bf16_to_f32(a)).astype(np.int32)),
-    Asm("s8 of s32", "{.reg .s8 b; cvt.s8.s32 b, %1; cvt.s32.s8 %0, b;}", "s32", ("s32",), lambda a: a.astype(np.int8).astype(np.int32)),
-    Asm("u8 of s32", "{.reg .u8 b; cvt.u8.s32 b, %1; cvt.u32.u8 %0, b;}", "u32", ("s32",), lambda a: a.astype(np.uint8).astype(np.uint32)),
+    Asm(
+        "f32 to tf32", "cvt.rna.tf32.f32 %0, %1;", "u32", ("f32",), lambda a: (a.view(np.uint32) + 0x1000) & 0xFFFFE000
+    ),
+    Asm(
+        "bf16 to s32", "cvt.rzi.s32.bf16 %0, %1;", "s32", ("u16",), lambda a: np.trunc(bf16_to_f32(a)).astype(np.int32)
+    ),
+    Asm(
+        "s8 of s32",
+        "{.reg .s8 b; cvt.s8.s32 b, %1; cvt.s32.s8 %0, b;}",
+        "s32",
+        ("s32",),
+        lambda a: a.astype(np.int8).astype(np.int32),
+    ),
+    Asm(
+        "u8 of s32",
+        "{.reg .u8 b; cvt.u8.s32 b, %1; cvt.u32.u8 %0, b;}",
+        "u32",
+        ("s32",),
+        lambda a: a.astype(np.uint8).astype(np.uint32),
+    ),
     Asm("pack s8", "cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;", "u32", ("s32", "s32"), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("one", SIXTEEN[:-1], ids=lambda one: one.name)
@@ -118,11 +169,15 @@ FP8 = [
     Asm(f"{kind} {way}", text, *types, None)
     for kind in ("e4m3", "e5m2")
     for way, text, types in (
-        ("from f32", f"{{.reg .b16 h; cvt.rn.satfinite.{kind}x2.f32 h, %1, %2; cvt.u32.u16 %0, h;}}", ("u32", ("f32", "f32"))),
+        (
+            "from f32",
+            f"{{.reg .b16 h; cvt.rn.satfinite.{kind}x2.f32 h, %1, %2; cvt.u32.u16 %0, h;}}",
+            ("u32", ("f32", "f32")),
+        ),
         ("from f16", f"{{.reg .b16 h; cvt.rn.satfinite.{kind}x2.f16x2 h, %1; cvt.u32.u16 %0, h;}}", ("u32", ("u32",))),
         ("to f16", f"cvt.rn.f16x2.{kind}x2 %0, %1;", ("u32", ("u16",))),
     )
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
@@ -137,7 +192,9 @@ def test_fp8_as_ml_dtypes(kind: str) -> None:
 
     rng = np.random.default_rng(0)
     largest = 448.0 if kind == "e4m3" else 57344.0
-    values = np.concatenate([rng.standard_normal(800) * np.exp2(rng.integers(-10, 10, 800)), expected[np.isfinite(expected)] * 1.0])
+    values = np.concatenate(
+        [rng.standard_normal(800) * np.exp2(rng.integers(-10, 10, 800)), expected[np.isfinite(expected)] * 1.0]
+    )
     values = np.concatenate([values, (values[:-1] + values[1:]) / 2])
     values = np.clip(np.resize(values, 2048), -largest, largest).astype(np.float32)
     for name, given in (("fromf32", values), ("fromf16", values.astype(np.float16).astype(np.float32))):

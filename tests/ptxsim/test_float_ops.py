@@ -83,20 +83,31 @@ SINGLE = [
     f32("add.sat.f32", 2, lambda a, b: np.where(np.isnan(a + b), 0, np.clip(a + b, 0, 1))),
     f32("copysign.f32", 2, lambda a, b: np.copysign(b, a)),
     f32("sqrt.rn.f32", 1, np.sqrt),
-]  # fmt: skip
+]
 APPROXIMATE = [
-    f32("ex2.approx.ftz.f32", 1, np.exp2), f32("lg2.approx.ftz.f32", 1, np.log2), f32("rcp.approx.ftz.f32", 1, lambda a: 1 / a),
-    f32("rsqrt.approx.ftz.f32", 1, lambda a: 1 / np.sqrt(a)), f32("sin.approx.ftz.f32", 1, np.sin), f32("cos.approx.ftz.f32", 1, np.cos),
-    f32("tanh.approx.f32", 1, np.tanh), f32("sqrt.approx.ftz.f32", 1, np.sqrt), f32("div.approx.ftz.f32", 2, lambda a, b: a / b),
-    f32("div.full.ftz.f32", 2, lambda a, b: a / b), f32("rcp.rn.f32", 1, lambda a: 1 / a),
-]  # fmt: skip
+    f32("ex2.approx.ftz.f32", 1, np.exp2),
+    f32("lg2.approx.ftz.f32", 1, np.log2),
+    f32("rcp.approx.ftz.f32", 1, lambda a: 1 / a),
+    f32("rsqrt.approx.ftz.f32", 1, lambda a: 1 / np.sqrt(a)),
+    f32("sin.approx.ftz.f32", 1, np.sin),
+    f32("cos.approx.ftz.f32", 1, np.cos),
+    f32("tanh.approx.f32", 1, np.tanh),
+    f32("sqrt.approx.ftz.f32", 1, np.sqrt),
+    f32("div.approx.ftz.f32", 2, lambda a, b: a / b),
+    f32("div.full.ftz.f32", 2, lambda a, b: a / b),
+    f32("rcp.rn.f32", 1, lambda a: 1 / a),
+]
 DOUBLE = [
     Asm(t, f"{t} %0, {', '.join(f'%{i + 1}' for i in range(n))};", "f64", ("f64",) * n, f)
     for t, n, f in (
-        ("add.f64", 2, np.add), ("mul.rn.f64", 2, np.multiply), ("div.rn.f64", 2, np.divide), ("min.f64", 2, np.fmin),
-        ("neg.f64", 1, np.negative), ("sqrt.rn.f64", 1, np.sqrt),
+        ("add.f64", 2, np.add),
+        ("mul.rn.f64", 2, np.multiply),
+        ("div.rn.f64", 2, np.divide),
+        ("min.f64", 2, np.fmin),
+        ("neg.f64", 1, np.negative),
+        ("sqrt.rn.f64", 1, np.sqrt),
     )
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("one", SINGLE, ids=lambda one: one.name)
@@ -167,11 +178,15 @@ HALVES = []
 for k in ("f16", "bf16"):
     for suffix in ("", "x2"):
         HALVES += [
-            half(k, f"add.rn.{k}{suffix}", 2, lambda a, b: a + b), half(k, f"sub.rn.{k}{suffix}", 2, lambda a, b: a - b),
-            half(k, f"mul.rn.{k}{suffix}", 2, lambda a, b: a * b), half(k, f"fma.rn.{k}{suffix}", 3, lambda a, b, c: a * b + c),
-            half(k, f"min.{k}{suffix}", 2, np.fmin), half(k, f"max.{k}{suffix}", 2, np.fmax),
-            half(k, f"neg.{k}{suffix}", 1, np.negative), half(k, f"abs.{k}{suffix}", 1, np.abs),
-        ]  # fmt: skip
+            half(k, f"add.rn.{k}{suffix}", 2, lambda a, b: a + b),
+            half(k, f"sub.rn.{k}{suffix}", 2, lambda a, b: a - b),
+            half(k, f"mul.rn.{k}{suffix}", 2, lambda a, b: a * b),
+            half(k, f"fma.rn.{k}{suffix}", 3, lambda a, b, c: a * b + c),
+            half(k, f"min.{k}{suffix}", 2, np.fmin),
+            half(k, f"max.{k}{suffix}", 2, np.fmax),
+            half(k, f"neg.{k}{suffix}", 1, np.negative),
+            half(k, f"abs.{k}{suffix}", 1, np.abs),
+        ]
 
 
 @pytest.mark.parametrize("one", HALVES, ids=lambda one: one.name)
@@ -203,4 +218,6 @@ def test_exponential_of_halves() -> None:
         bits = bits16(kind, np.linspace(-9, 5, 64 if one.result == "u32" else 32))
         got = run_asm(cases, one, bits.view(one.result.replace("u32", "uint32").replace("u16", "uint16")))
         expected = one.expect(value16(kind, bits))
-        np.testing.assert_allclose(value16(kind, got.view(np.uint16)), expected, rtol=2**-8 if kind == "bf16" else 2**-11, atol=2e-8)
+        np.testing.assert_allclose(
+            value16(kind, got.view(np.uint16)), expected, rtol=2**-8 if kind == "bf16" else 2**-11, atol=2e-8
+        )

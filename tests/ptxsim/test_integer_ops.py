@@ -181,7 +181,8 @@ def test_as_python(one: Asm) -> None:
 def test_shifts_by_whole_words_through_c() -> None:
     out = np.zeros(32, np.uint32)
     source = """extern "C" __global__ void k(unsigned* out, unsigned n) {
-      unsigned r; asm("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(0xffffffffu), "r"(n + threadIdx.x)); out[threadIdx.x] = r; }"""
+      unsigned r; asm("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(0xffffffffu), "r"(n + threadIdx.x));
+        out[threadIdx.x] = r; }"""
     run(source, 1, 32, out, np.uint32(16))
     assert out.tolist() == [(0xFFFFFFFF << n) & 0xFFFFFFFF if n < 32 else 0 for n in range(16, 48)]
 
@@ -191,9 +192,12 @@ def test_division_by_constants_and_64_bit_division() -> None:
     b = np.where(sample("s64", 64, 2) == 0, 3, sample("s64", 64, 2))
     out = np.zeros((3, 64), np.int64)
     source = """extern "C" __global__ void k(const long long* a, const long long* b, long long* out) {
-      const int t = threadIdx.x; out[t] = a[t] / b[t]; out[64 + t] = a[t] % b[t]; out[128 + t] = a[t] / 7 + (int)a[t] % 13; }"""
+      const int t = threadIdx.x; out[t] = a[t] / b[t]; out[64 + t] = a[t] % b[t];
+        out[128 + t] = a[t] / 7 + (int)a[t] % 13; }"""
     run(source, 1, 64, a, b, out)
     small = [int(np.int64(x).astype(np.int32)) for x in a]
-    assert out[0].tolist() == [int(np.int64(quotient(int(x), int(y)) & (2**64 - 1) if 0 else quotient(int(x), int(y)))) for x, y in zip(a, b)]
+    assert out[0].tolist() == [
+        int(np.int64(quotient(int(x), int(y)) & (2**64 - 1) if 0 else quotient(int(x), int(y)))) for x, y in zip(a, b)
+    ]
     assert out[1].tolist() == [remainder(int(x), int(y)) for x, y in zip(a, b)]
     assert out[2].tolist() == [quotient(int(x), 7) + remainder(y, 13) for x, y in zip(a, small)]

@@ -36,7 +36,7 @@ SHAPES = [
     Shape(16, "f16", "f32"), Shape(16, "bf16", "f32"), Shape(16, "f16", "f16"), Shape(8, "f16", "f32"), Shape(8, "bf16", "f32"),
     Shape(8, "tf32", "f32"), Shape(4, "tf32", "f32"), Shape(32, "s8", "s32"), Shape(32, "u8", "s32"), Shape(16, "s8", "s32"),
     Shape(32, "e4m3", "f32"), Shape(32, "e5m2", "f32"),
-]  # fmt: skip
+]
 
 
 def elements(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Row, Row]:
@@ -52,7 +52,9 @@ def elements(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> tup
         single = (values.view(np.uint32) & 0xFFFFE000).view(np.float32)
         return single, single.astype(np.float64)
     if kind in ("s8", "u8"):
-        whole = rng.integers(0 if kind == "u8" else -128, 256 if kind == "u8" else 128, shape).astype(np.int8 if kind == "s8" else np.uint8)
+        whole = rng.integers(0 if kind == "u8" else -128, 256 if kind == "u8" else 128, shape).astype(
+            np.int8 if kind == "s8" else np.uint8
+        )
         return whole, whole.astype(np.float64)
     codes = f32_to_fp8(values, kind)
     return codes, fp8_to_f32(codes, kind).astype(np.float64)
@@ -86,7 +88,9 @@ def test_mma(shape: Shape) -> None:
     def regs(first: int, count: int) -> str:
         return "{" + ", ".join(f"%{first + i}" for i in range(count)) + "}"
 
-    inputs = ", ".join(f'"r"({name}[{i} * n + t])' for name, count in (("a", na), ("b", nb), ("c", nc)) for i in range(count))
+    inputs = ", ".join(
+        f'"r"({name}[{i} * n + t])' for name, count in (("a", na), ("b", nb), ("c", nc)) for i in range(count)
+    )
     outputs = ", ".join(f'"=r"(d[{i}])' for i in range(nc))
     types = f"{shape.accumulator}.{shape.kind}.{shape.kind}.{shape.accumulator}"
     text = (
@@ -107,7 +111,9 @@ def test_mma(shape: Shape) -> None:
     else:
         got = out.view(kind).reshape(2, 2, WARPS, 8, 4).transpose(2, 0, 3, 4, 1).reshape(WARPS, 16, 8)
     expected = np.einsum("wik,wjk->wij", a, b) + c.astype(np.float64)
-    np.testing.assert_allclose(got.astype(np.float64), expected, rtol=2e-3 if per_acc == 2 else 1e-6, atol=1e-3 if per_acc == 2 else 1e-5)
+    np.testing.assert_allclose(
+        got.astype(np.float64), expected, rtol=2e-3 if per_acc == 2 else 1e-6, atol=1e-3 if per_acc == 2 else 1e-5
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
@@ -118,11 +124,13 @@ def test_ldmatrix_and_stmatrix(number: int, trans: bool) -> None:
     source = f"""extern "C" __global__ void k(const uint4* a, unsigned* words, uint4* back) {{
       __shared__ uint4 s[64], r[64]; const int t = threadIdx.x, w = t / 32, l = t % 32; unsigned d[{number}];
       s[t] = a[t]; r[t] = uint4(); __syncthreads();
-      const unsigned from = (unsigned)__cvta_generic_to_shared(s + w * 32 + l), to = (unsigned)__cvta_generic_to_shared(r + w * 32 + l);
+      const unsigned from = (unsigned)__cvta_generic_to_shared(s + w * 32 + l),
+        to = (unsigned)__cvta_generic_to_shared(r + w * 32 + l);
       asm volatile("ldmatrix.sync.aligned.m8n8.x{number}{how}.shared.b16 {{{names}}}, [%{number}];"
                    : {", ".join(f'"=r"(d[{i}])' for i in range(number))} : "r"(from) : "memory");
       for (int i = 0; i < {number}; ++i) words[i * 64 + t] = d[i];
-      asm volatile("stmatrix.sync.aligned.m8n8.x{number}{how}.shared.b16 [%0], {{{", ".join(f"%{i + 1}" for i in range(number))}}};"
+      asm volatile("stmatrix.sync.aligned.m8n8.x{number}{how}.shared.b16 [%0], {{{",
+        ".join(f"%{i + 1}" for i in range(number))}}};"
                    :: "r"(to), {", ".join(f'"r"(d[{i}])' for i in range(number))} : "memory");
       __syncthreads(); back[t] = r[t]; }}"""
     a = np.arange(2 * 4 * 64, dtype=np.uint16).reshape(2, 4, 8, 8)

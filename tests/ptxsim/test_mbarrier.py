@@ -10,7 +10,8 @@ from tests.ptxsim.errors import DataRace, Deadlock, MbarrierError, OutOfBounds, 
 
 HEAD = """typedef unsigned long long u64;
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ void init(u64* b, int n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory"); }
+__device__ void init(u64* b, int n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)),
+      "r"(n) : "memory"); }
 __device__ void arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at(b)) : "memory"); }
 __device__ void expect(u64* b, int n) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at(b)), "r"(n) : "memory"); }
@@ -22,7 +23,9 @@ __device__ void wait(u64* b, int parity) { unsigned ok;
                   : "=r"(ok) : "r"(at(b)), "r"(parity) : "memory"); while (!ok); }
 """
 # A warp fills a ring of two buffers for another warp.
-RING = HEAD + """extern "C" __global__ void k(int* out, int rounds) {
+RING = (
+    HEAD
+    + """extern "C" __global__ void k(int* out, int rounds) {
   __shared__ u64 full[2], empty[2]; __shared__ int s[2][32]; const int t = threadIdx.x % 32;
   if (threadIdx.x == 0) for (int i = 0; i < 2; ++i) { init(full + i, FULL); init(empty + i, 1); }
   BARRIER
@@ -36,6 +39,7 @@ RING = HEAD + """extern "C" __global__ void k(int* out, int rounds) {
       if (t == 0) arrive(empty + i % 2);
     }
   } }"""
+)
 GOOD = {
     "FULL": "32", "BARRIER": "__syncthreads();", "EMPTY": "wait(empty + i % 2, i / 2 % 2 ^ 1);", "ARRIVE": "arrive(full + i % 2);",
     "WAIT": "wait(full + i % 2, i / 2 % 2);",
@@ -67,23 +71,37 @@ def test_a_ring_between_two_warps(changes: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"WAIT": "wait(full + i % 2, i / 2 % 2 ^ 1);"}, (UninitialisedRead, DataRace, Deadlock), "reads shared byte|no thread"),
+        (
+            {"WAIT": "wait(full + i % 2, i / 2 % 2 ^ 1);"},
+            (UninitialisedRead, DataRace, Deadlock),
+            "reads shared byte|no thread",
+        ),
         ({"EMPTY": ""}, (DataRace, Deadlock), "unsynchronised read|no thread"),
-        ({"EMPTY": "wait(empty + i % 2, i / 2 % 2);"}, Deadlock, "no thread can go on.*threads 0-31 of CTA 0 at an mbarrier.*threads 32-63"),
+        (
+            {"EMPTY": "wait(empty + i % 2, i / 2 % 2);"},
+            Deadlock,
+            "no thread can go on.*threads 0-31 of CTA 0 at an mbarrier.*threads 32-63",
+        ),
         ({"FULL": "33"}, Deadlock, "threads 32-63 of CTA 0 at an mbarrier"),
-        ({"FULL": "1", "ARRIVE": "if (t == 0) arrive(full + i % 2);"}, DataRace, "reads shared byte .* unsynchronised write by thread"),
+        (
+            {"FULL": "1", "ARRIVE": "if (t == 0) arrive(full + i % 2);"},
+            DataRace,
+            "reads shared byte .* unsynchronised write by thread",
+        ),
         ({"BARRIER": "__syncwarp();"}, MbarrierError, "init by thread 0 of CTA 0 is not ordered|not initialised"),
         ({"FULL": "0"}, MbarrierError, "the count 0"),
         ({"FULL": "16"}, MbarrierError, "32 arrivals at an mbarrier that expects 16"),
     ],
-)  # fmt: skip
+)
 def test_what_a_ring_can_get_wrong(changes: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         ring(**changes)
 
 
 def test_states_counts_and_transactions() -> None:
-    source = HEAD + """extern "C" __global__ void k(int* out) {
+    source = (
+        HEAD
+        + """extern "C" __global__ void k(int* out) {
       __shared__ u64 b; const unsigned a = at(&b); u64 state; unsigned ok;
       init(&b, 3);
       out[0] = test(&b, 0); out[1] = test(&b, 1);
@@ -96,19 +114,23 @@ def test_states_counts_and_transactions() -> None:
       asm volatile("mbarrier.arrive_drop.shared::cta.b64 _, [%0];" :: "r"(a) : "memory");
       arrive(&b); arrive(&b); out[6] = test(&b, 1); arrive(&b); arrive(&b); out[7] = test(&b, 0);
       asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(a) : "memory"); }"""
+    )
     out = np.full(8, -1, np.int32)
     run(source, 1, 1, out)
     assert out.tolist() == [0, 1, 0, 1, 1, 0, 1, 1]
 
 
 def test_copies_arrive_at_an_mbarrier() -> None:
-    source = HEAD + """extern "C" __global__ void k(const int* a, int* out) {
+    source = (
+        HEAD
+        + """extern "C" __global__ void k(const int* a, int* out) {
       __shared__ u64 b; __shared__ int s[32]; const int t = threadIdx.x;
       if (t == 0) init(&b, 32); __syncthreads();
       if (t < 32) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at(s + t)), "l"(a + t) : "memory");
         asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at(&b)) : "memory");
       } else { WAIT out[t - 32] = s[63 - t]; } }"""
+    )
     a, out = np.arange(32, dtype=np.int32), np.zeros(32, np.int32)
     run(source.replace("WAIT", "wait(&b, 0);"), 1, 64, a, out)
     np.testing.assert_array_equal(out, a[::-1])

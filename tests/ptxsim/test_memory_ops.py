@@ -11,13 +11,24 @@ from tests.ptxsim.cuda import run
 from tests.ptxsim.errors import Misaligned, OutOfBounds, ReadOnlyWrite, UninitialisedRead, UnsupportedPtx
 
 COPY = """template <class T> __device__ void copy(const void* a, void* b, int n) {
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) ((T*)b)[i] = ((const T*)a)[i]; }
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n;
+      i += blockDim.x * gridDim.x) ((T*)b)[i] = ((const T*)a)[i]; }
 extern "C" __global__ void k(const void* a, void* b, int n) { copy<TYPE>(a, b, n); }"""
 
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [("char", 1), ("short", 2), ("int", 4), ("double", 8), ("int2", 8), ("int4", 16), ("short4", 8), ("uchar4", 4), ("double2", 16)],
+    [
+        ("char", 1),
+        ("short", 2),
+        ("int", 4),
+        ("double", 8),
+        ("int2", 8),
+        ("int4", 16),
+        ("short4", 8),
+        ("uchar4", 4),
+        ("double2", 16),
+    ],
 )
 def test_every_width(kind: str, size: int) -> None:
     a = np.random.default_rng(0).integers(0, 256, 100 * size, np.uint8)
@@ -30,7 +41,11 @@ def test_every_width(kind: str, size: int) -> None:
 def test_signs_extend() -> None:
     source = """extern "C" __global__ void k(const signed char* a, const short* b, long long* out) {
       out[threadIdx.x] = a[threadIdx.x]; out[32 + threadIdx.x] = b[threadIdx.x]; }"""
-    a, b, out = np.arange(-16, 16, dtype=np.int8), np.arange(-16, 16, dtype=np.int16) * 1000, np.zeros((2, 32), np.int64)
+    a, b, out = (
+        np.arange(-16, 16, dtype=np.int8),
+        np.arange(-16, 16, dtype=np.int16) * 1000,
+        np.zeros((2, 32), np.int64),
+    )
     run(source, 1, 32, a, b, out)
     np.testing.assert_array_equal(out, [a, b])
 
@@ -73,7 +88,11 @@ ONE = 'extern "C" __global__ void k(int* a, int n) {{ __shared__ int s[8]; s[thr
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        ("a[n + threadIdx.x] = 1;", OutOfBounds, "thread 28 of CTA 0 accesses 4 bytes at global .* 0 bytes past the end"),
+        (
+            "a[n + threadIdx.x] = 1;",
+            OutOfBounds,
+            "thread 28 of CTA 0 accesses 4 bytes at global .* 0 bytes past the end",
+        ),
         ("a[-1] = 1;", OutOfBounds, "4 bytes before the start"),
         ("*(int*)((char*)a + 2) = 1;", Misaligned, "misaligned 4-byte access to global memory"),
         ("*(int4*)(a + 1) = int4();", Misaligned, "misaligned 16-byte"),
@@ -81,10 +100,14 @@ ONE = 'extern "C" __global__ void k(int* a, int n) {{ __shared__ int s[8]; s[thr
         ("((volatile int*)s)[n + 4] = 1;", OutOfBounds, "shared offset 32 of 32"),
         ("((volatile int*)s)[-n] = 1;", OutOfBounds, "shared offset -16"),
         ("*(volatile int*)nullptr = 1;", OutOfBounds, "out of bounds"),
-        ("int x[4]; for (int i = 0; i < 4; ++i) x[i] = i; a[0] = ((volatile int*)x)[n];", OutOfBounds, "local offset 16 of"),
+        (
+            "int x[4]; for (int i = 0; i < 4; ++i) x[i] = i; a[0] = ((volatile int*)x)[n];",
+            OutOfBounds,
+            "local offset 16 of",
+        ),
         ("*(int4*)(a + 30) = int4();", Misaligned, "misaligned"),
     ],
-)  # fmt: skip
+)
 def test_bad_addresses(body: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as raised:
         run(ONE.format(body), 1, 32, np.zeros(32, np.int32), np.int32(4), races=False)
@@ -123,9 +146,11 @@ def test_memory_qualifiers_and_hints() -> None:
       asm volatile("ld.volatile.global.b32 %0, [%1];" : "=r"(y) : "l"(a + t));
       asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(z) : "l"(a + t));
       asm volatile("ld.global.L1::no_allocate.L2::cache_hint.b32 %0, [%1], %2;" : "=r"(w) : "l"(a + t), "l"(policy));
-      asm volatile("ld.global.nc.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(a + 4 * (t % 8)));
+      asm volatile("ld.global.nc.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x),
+        "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(a + 4 * (t % 8)));
       asm volatile("prefetch.global.L2 [%0];" :: "l"(a + t));
-      asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(b + t), "r"(x + y + z + w + v.x + v.w) : "memory"); }"""
+      asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(b + t), "r"(x + y + z + w + v.x + v.w) : "memory");
+        }"""
     a, b = np.arange(32, dtype=np.int32), np.zeros(32, np.int32)
     run(source, 1, 32, a, b)
     t = np.arange(32)
@@ -134,21 +159,34 @@ def test_memory_qualifiers_and_hints() -> None:
 
 def test_special_registers() -> None:
     source = """extern "C" __global__ void k(unsigned* out) { extern __shared__ char s[]; unsigned v[6];
-      asm("mov.u32 %0, %laneid;" : "=r"(v[0])); asm("mov.u32 %0, %warpid;" : "=r"(v[1])); asm("mov.u32 %0, %nwarpid;" : "=r"(v[2]));
-      asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(v[3])); asm("mov.u32 %0, %smid;" : "=r"(v[4])); asm("mov.u32 %0, %nsmid;" : "=r"(v[5]));
-      const long long before = clock64(); const int t = (blockIdx.y * gridDim.x + blockIdx.x) * 64 + threadIdx.y * blockDim.x + threadIdx.x;
+      asm("mov.u32 %0, %laneid;" : "=r"(v[0])); asm("mov.u32 %0, %warpid;" : "=r"(v[1]));
+        asm("mov.u32 %0, %nwarpid;" : "=r"(v[2]));
+      asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(v[3])); asm("mov.u32 %0, %smid;" : "=r"(v[4]));
+        asm("mov.u32 %0, %nsmid;" : "=r"(v[5]));
+      const long long before = clock64();
+        const int t = (blockIdx.y * gridDim.x + blockIdx.x) * 64 + threadIdx.y * blockDim.x + threadIdx.x;
       for (int i = 0; i < 6; ++i) out[t * 7 + i] = v[i];
       out[t * 7 + 6] = clock64() > before; }"""
     out = np.zeros((6, 64, 7), np.uint32)
     run(source, (3, 2), (16, 4), out, shared_bytes=48)
     t = np.arange(64)
-    np.testing.assert_array_equal(out[5], np.stack([t % 32, t // 32, t * 0 + 2, t * 0 + 48, t * 0 + 1, t * 0 + 4, t * 0 + 1], 1))
+    np.testing.assert_array_equal(
+        out[5], np.stack([t % 32, t // 32, t * 0 + 2, t * 0 + 48, t * 0 + 1, t * 0 + 4, t * 0 + 1], 1)
+    )
 
 
 def test_what_is_not_modelled_is_an_error() -> None:
     with pytest.raises(UnsupportedPtx, match="mapa"):
-        run('extern "C" __global__ void k(int* a) { unsigned x; asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(x) : "r"(0)); a[0] = x; }', 1, 1, np.zeros(1, np.int32))
+        run(
+            'extern "C" __global__ void k(int* a) { unsigned x; asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(x) : "r"(0)); a[0] = x; }',
+            1,
+            1,
+            np.zeros(1, np.int32),
+        )
     with pytest.raises(UnsupportedPtx, match="griddepcontrol"):
-        run('extern "C" __global__ void k(int* a) { asm volatile("griddepcontrol.wait;"); }', 1, 1, np.zeros(1, np.int32))
-
-
+        run(
+            'extern "C" __global__ void k(int* a) { asm volatile("griddepcontrol.wait;"); }',
+            1,
+            1,
+            np.zeros(1, np.int32),
+        )

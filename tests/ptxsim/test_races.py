@@ -45,14 +45,17 @@ def test_ordered_in_shared_memory(body: str) -> None:
         ("s[t] = t; __ballot_sync(~0u, 1); out[t] = s[t ^ 1];", "reads shared byte"),
         ("s[t] = t; s[t ^ 1] = 3; out[t] = t;", "writes shared byte .* unsynchronised write|reads"),
         ("s[t / 2] = t; __syncthreads(); out[t] = s[t / 2];", "in one instruction"),
-        ("s[t] = t; __syncthreads(); out[t] = s[63 - t]; s[t] = 0;", "writes shared byte .* after an unsynchronised read"),
+        (
+            "s[t] = t; __syncthreads(); out[t] = s[63 - t]; s[t] = 0;",
+            "writes shared byte .* after an unsynchronised read",
+        ),
         ("s[t] = t; __syncwarp(); out[t] = s[t ^ 1]; s[t] = 0;", "writes shared byte .* after an unsynchronised read"),
         ("s[t] = t; __syncthreads(); if (t == 0) s[5] = 1; out[t] = s[5];", "shared byte 20 after"),
         ("if (t < 32) s[t] = 0; __syncthreads(); atomicAdd(s + t % 32, 1); out[t] = s[t % 32];", "reads shared byte"),
         ("((char*)s)[t] = t; out[t] = s[t / 4];", "reads shared byte"),
         ("s[t] = t; if (t < 32) { __syncwarp(); s[t] += s[t ^ 1]; } else out[t] = s[t - 32];", "shared byte"),
     ],
-)  # fmt: skip
+)
 def test_races_in_shared_memory(body: str, message: str) -> None:
     source = body.replace("s[t ^ 1] = 3;", "((volatile int*)s)[t ^ 1] = 3;") if "= 3" in body else body
     with pytest.raises(DataRace, match=message):
@@ -82,13 +85,16 @@ def test_ordered_in_global_memory(body: str) -> None:
     [
         ("a[t] = t;", "CTA 0 and thread . of CTA 1 write byte"),
         ("if (c == 0) a[t] = t; else b[t] = a[t];", "byte .* after an unsynchronised .* by thread . of CTA"),
-        ("if (c == 0) b[t] = a[t]; else { __threadfence(); a[t] = 1; }", "byte .* after an unsynchronised .* by thread . of CTA"),
+        (
+            "if (c == 0) b[t] = a[t]; else { __threadfence(); a[t] = 1; }",
+            "byte .* after an unsynchronised .* by thread . of CTA",
+        ),
         ("a[c * 64 + t] = t; b[c * 64 + t] = a[c * 64 + (t ^ 1)];", "unsynchronised write"),
         ("atomicAdd(a + t, 1); b[c * 64 + t] = a[t];", "unsynchronised write"),
         ("if (c == 0) atomicAdd(a + t, 1); else a[t] = 3;", "unsynchronised write"),
         ("if (t < 33) a[0] = 5;", "in one instruction"),
     ],
-)  # fmt: skip
+)
 def test_races_in_global_memory(body: str, message: str) -> None:
     with pytest.raises(DataRace, match=message):
         run(GLOBAL.format(body), 2, 64, np.zeros(128, np.int32), np.zeros(128, np.int32))
@@ -100,7 +106,8 @@ LAST = """extern "C" __global__ void k(int* parts, unsigned* counter, int* out) 
   WRITE
   if (t == 0) { INNER last = ARRIVE; AFTER }
   __syncthreads();
-  if (last) { BEFORE_READ int sum = 0; for (int c = 0; c < gridDim.x; ++c) sum += parts[c * 64 + 63 - t]; out[t] = sum; } }"""
+  if (last) { BEFORE_READ int sum = 0; for (int c = 0; c < gridDim.x; ++c) sum += parts[c * 64 + 63 - t];
+      out[t] = sum; } }"""
 GOOD = {
     "WRITE": "parts[blockIdx.x * 64 + t] = t + blockIdx.x; __threadfence(); __syncthreads();", "INNER": "",
     "ARRIVE": "atomicAdd(counter, 1) == gridDim.x - 1;", "AFTER": "", "BEFORE_READ": "__threadfence();",
@@ -127,11 +134,12 @@ NO_FENCE = "parts[blockIdx.x * 64 + t] = t + blockIdx.x; __syncthreads();"
         {"AFTER": "__threadfence();", "BEFORE_READ": ""},
         {"ARRIVE": "atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;"},
         {
-            "WRITE": NO_FENCE, "BEFORE_READ": "",
+            "WRITE": NO_FENCE,
+            "BEFORE_READ": "",
             "ARRIVE": 'false; unsigned old; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(counter) : "memory"); last = old == gridDim.x - 1;',
         },
     ],
-)  # fmt: skip
+)
 def test_the_last_arriver_pattern_is_accepted(changes: dict[str, str]) -> None:
     last_arriver(**changes)
 
@@ -144,11 +152,19 @@ def test_the_last_arriver_pattern_is_accepted(changes: dict[str, str]) -> None:
         {"WRITE": "parts[blockIdx.x * 64 + t] = t + blockIdx.x; __threadfence();"},
         {"WRITE": "__threadfence(); " + NO_FENCE},
     ],
-    ids=["no fence by the writers", "no fence by the reader", "no barrier before the arrival", "a fence before the writes"],
+    ids=[
+        "no fence by the writers",
+        "no fence by the reader",
+        "no barrier before the arrival",
+        "a fence before the writes",
+    ],
 )
 def test_a_last_arriver_without_its_fences_is_a_race(changes: dict[str, str]) -> None:
     if changes.get("WRITE", "").endswith("__threadfence();") and "sync" not in changes["WRITE"]:
-        changes = changes | {"WRITE": changes["WRITE"].replace("parts", "if (t < 32) parts", 1) + " if (t >= 32) { __nanosleep(1); parts[blockIdx.x * 64 + t] = t + blockIdx.x; __threadfence(); }"}
+        changes = changes | {
+            "WRITE": changes["WRITE"].replace("parts", "if (t < 32) parts", 1)
+            + " if (t >= 32) { __nanosleep(1); parts[blockIdx.x * 64 + t] = t + blockIdx.x; __threadfence(); }"
+        }
     with pytest.raises(DataRace, match="data race in global memory.*reads byte .* of a 1536-byte array"):
         last_arriver(**changes)
 
@@ -157,7 +173,8 @@ def test_one_thread_publishes_its_own_writes() -> None:
     source = """extern "C" __global__ void k(int* data, unsigned* counter, int* out) {
       if (threadIdx.x) return;
       data[blockIdx.x] = 10 + blockIdx.x; __threadfence();
-      if (atomicAdd(counter, 1) == gridDim.x - 1) { __threadfence(); int sum = 0; for (int i = 0; i < gridDim.x; ++i) sum += data[i]; *out = sum; } }"""
+      if (atomicAdd(counter, 1) == gridDim.x - 1) { __threadfence(); int sum = 0; for (int i = 0; i < gridDim.x;
+        ++i) sum += data[i]; *out = sum; } }"""
     data, counter, out = np.zeros(5, np.int32), np.zeros(1, np.uint32), np.zeros(1, np.int32)
     run(source, 5, 64, data, counter, out)
     assert out[0] == 60
@@ -168,7 +185,8 @@ def test_knowledge_passes_through_a_chain_of_ctas() -> None:
     source = """extern "C" __global__ void k(int* data, int* flags, int* out) {
       const int c = blockIdx.x, t = threadIdx.x;
       if (c == 0) data[t] = t + 7;
-      else { if (t == 0) { while (atomicAdd(flags + c - 1, 0) == 0) {} } __syncthreads(); __threadfence(); out[c * 32 + t] = data[t]; }
+      else { if (t == 0) { while (atomicAdd(flags + c - 1, 0) == 0) {} } __syncthreads(); __threadfence();
+        out[c * 32 + t] = data[t]; }
       __threadfence(); __syncthreads();
       if (t == 0) atomicExch(flags + c, 1); }"""
     data, flags, out = np.zeros(32, np.int32), np.zeros(4, np.int32), np.zeros((4, 32), np.int32)

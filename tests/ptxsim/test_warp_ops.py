@@ -52,7 +52,8 @@ def test_votes_and_masks() -> None:
       o[0] = __ballot_sync(0xffffffffu, p); o[64] = __any_sync(0xffffffffu, p); o[128] = __all_sync(0xffffffffu, p);
       if (t % 32 < 20) { o[192] = __activemask(); o[256] = __ballot_sync(0xfffffu, p); }
       unsigned m; asm("mov.u32 %0, %lanemask_lt;" : "=r"(m)); o[320] = m;
-      o[384] = __popc(__match_any_sync(0xffffffffu, a[t] % 4)); int agree; o[448] = __match_all_sync(0xffffffffu, t / 32, &agree);
+      o[384] = __popc(__match_any_sync(0xffffffffu, a[t] % 4)); int agree;
+        o[448] = __match_all_sync(0xffffffffu, t / 32, &agree);
       o[512] = agree; }"""
     a, out = np.random.default_rng(2).integers(0, 1000, 64).astype(np.int32), np.zeros((9, 64), np.uint32)
     a[32:] = 700
@@ -72,20 +73,40 @@ def test_votes_and_masks() -> None:
 
 
 REDUX = [
-    Asm(f"{op}.{kind}", f"redux.sync.{op}.{kind} %0, %1, 0xffffffff;", kind if kind != "b32" else "u32", (kind if kind != "b32" else "u32",), f)
-    for op, kind, f in (
-        ("add", "s32", np.sum), ("add", "u32", np.sum), ("min", "s32", np.min), ("max", "u32", np.max),
-        ("and", "b32", np.bitwise_and.reduce), ("or", "b32", np.bitwise_or.reduce), ("xor", "b32", np.bitwise_xor.reduce),
+    Asm(
+        f"{op}.{kind}",
+        f"redux.sync.{op}.{kind} %0, %1, 0xffffffff;",
+        kind if kind != "b32" else "u32",
+        (kind if kind != "b32" else "u32",),
+        f,
     )
-]  # fmt: skip
+    for op, kind, f in (
+        ("add", "s32", np.sum),
+        ("add", "u32", np.sum),
+        ("min", "s32", np.min),
+        ("max", "u32", np.max),
+        ("and", "b32", np.bitwise_and.reduce),
+        ("or", "b32", np.bitwise_or.reduce),
+        ("xor", "b32", np.bitwise_xor.reduce),
+    )
+]
 
 
 @pytest.mark.parametrize("one", REDUX, ids=lambda one: one.name)
 def test_redux(one: Asm) -> None:
     dtype = np.int32 if one.result == "s32" else np.uint32
-    a = np.random.default_rng(3).integers(-(2**31), 2**31, 64).astype(dtype) if dtype == np.int32 else np.random.default_rng(3).integers(0, 2**32, 64, np.uint32)
+    a = (
+        np.random.default_rng(3).integers(-(2**31), 2**31, 64).astype(dtype)
+        if dtype == np.int32
+        else np.random.default_rng(3).integers(0, 2**32, 64, np.uint32)
+    )
     with np.errstate(over="ignore"):
-        expected = np.concatenate([np.full(32, one.expect(half) if "add" not in one.name else half.sum(dtype=dtype)) for half in a.reshape(2, 32)])
+        expected = np.concatenate(
+            [
+                np.full(32, one.expect(half) if "add" not in one.name else half.sum(dtype=dtype))
+                for half in a.reshape(2, 32)
+            ]
+        )
     np.testing.assert_array_equal(run_asm(REDUX, one, a), expected)
 
 
@@ -93,7 +114,8 @@ def test_elect_names_the_lowest_lane() -> None:
     source = """extern "C" __global__ void k(unsigned* out) {
       unsigned leader = 99, chosen = 0;
       if (threadIdx.x % 32 >= 5)
-        asm volatile("{.reg .pred p; elect.sync %0|p, 0xffffffe0; selp.u32 %1, 1, 0, p;}" : "=r"(leader), "=r"(chosen));
+        asm volatile("{.reg .pred p; elect.sync %0|p, 0xffffffe0; selp.u32 %1, 1, 0, p;}" : "=r"(leader),
+        "=r"(chosen));
       out[threadIdx.x] = leader; out[64 + threadIdx.x] = chosen; }"""
     out = np.zeros((2, 64), np.uint32)
     run(source, 1, 64, out)

@@ -46,14 +46,27 @@ SOURCE = SOURCE.replace("OUTPUTS", ", ".join(f'"+f"(d[{i}])' for i in range(16))
 WAIT = 'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");'
 
 
-def multiply(kind: str, transposed: bool, registers: bool, *, proxy: str = FENCE, wait: str = WAIT, after: str = "") -> None:
+def multiply(
+    kind: str, transposed: bool, registers: bool, *, proxy: str = FENCE, wait: str = WAIT, after: str = ""
+) -> None:
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((64, 64)).astype(np.float32), rng.standard_normal((64, 64) if transposed else (32, 64)).astype(np.float32)
+    a, b = (
+        rng.standard_normal((64, 64)).astype(np.float32),
+        rng.standard_normal((64, 64) if transposed else (32, 64)).astype(np.float32),
+    )
     bits = [x.astype(np.float16).view(np.uint16) if kind == "f16" else f32_to_bf16(x) for x in (a, b)]
-    va, vb = (x.view(np.float16).astype(np.float64) if kind == "f16" else bf16_to_f32(x).astype(np.float64) for x in bits)
+    va, vb = (
+        x.view(np.float16).astype(np.float64) if kind == "f16" else bf16_to_f32(x).astype(np.float64) for x in bits
+    )
     out = np.zeros((64, 32), np.float32)
     source = SOURCE
-    for name, text in (("PROXY", proxy), ("WAIT", wait), ("AFTER", after), ("KIND", kind), ("TB", str(int(transposed)))):
+    for name, text in (
+        ("PROXY", proxy),
+        ("WAIT", wait),
+        ("AFTER", after),
+        ("KIND", kind),
+        ("TB", str(int(transposed))),
+    ):
         source = source.replace(name, text)
     macros = [f"B_TRANSPOSED={int(transposed)}", f"A_REGISTERS={int(registers)}", "N=32", f"B_ELEMENTS={b.size}"]
     run(source, 1, 128, bits[0], bits[1], out, arch="compute_90a", macros=macros, shared_bytes=16384)
@@ -76,4 +89,10 @@ def test_what_it_can_get_wrong() -> None:
     with pytest.raises(DataRace, match="unsynchronised read by the tensor core"):
         multiply("f16", False, False, wait="", after=store + WAIT)
     with pytest.raises(DivergentWarp):
-        run('extern "C" __global__ void k(int* a) { if (threadIdx.x < 64) asm volatile("wgmma.fence.sync.aligned;"); a[threadIdx.x] = 1; }', 1, 128, np.zeros(128, np.int32), arch="compute_90a")
+        run(
+            'extern "C" __global__ void k(int* a) { if (threadIdx.x < 64) asm volatile("wgmma.fence.sync.aligned;"); a[threadIdx.x] = 1; }',
+            1,
+            128,
+            np.zeros(128, np.int32),
+            arch="compute_90a",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,15 @@ DTYPES: dict[str, Any] = {
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
+_NUMPY: dict[str, np.dtype[Any]] = {kind: np.dtype(given) for kind, given in DTYPES.items()}
+
+
 def dtype_of(kind: str) -> np.dtype[Any]:
     """NumPy type of a PTX type; ``bf16`` and packed types are their bits."""
-    if kind not in DTYPES:
+    found = _NUMPY.get(kind)
+    if found is None:
         raise UnsupportedPtx(f"type .{kind}")
-    return np.dtype(DTYPES[kind])
+    return found
 
 
 def is_float(kind: str) -> bool:
@@ -33,8 +38,9 @@ def is_float(kind: str) -> bool:
     return kind[0] == "f" or kind[:2] == "bf"
 
 
+@functools.cache
 def immediate(text: str, kind: str) -> NDArray[Any]:
-    """A literal as a 0-d array of the type."""
+    """A literal as a 0-d array of the type, which is not to be written."""
     dtype = dtype_of(kind)
     prefix = text[:2].lower()
     if prefix == "0f":

@@ -108,9 +108,9 @@ __device__ __forceinline__ void finish_segment(const AttentionParams& p, const S
     sync_computing();
     if (threadIdx.x == 0) {  // for all of the CTA, which the barriers bind to it
       const u32 others = s.last_cta - s.first_cta;
-      __threadfence();  // the part is visible before the arrival is
+      fence_gpu();  // the part is visible before the arrival is
       last_to_arrive = atomicInc(p.schedule.arrivals + s.first_cta, others) == others;  // back to zero with the last
-      __threadfence();  // the arrivals are seen before the parts are read
+      fence_gpu();  // the arrivals are seen before the parts are read
     }
     sync_computing();
     if (last_to_arrive) {

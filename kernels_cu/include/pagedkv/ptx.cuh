@@ -36,6 +36,10 @@ __device__ __forceinline__ void store_global(void* to, uint2 words) {
   asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x), "r"(words.y) : "memory");
 }
 
+// Orders this thread's accesses, and what barriers have put before it, for all of the GPU: releases before a write or an atomic that
+// announces something, acquires after a read that has seen it announced. Lighter than __threadfence, which orders sequentially.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 // ---- asynchronous copies into shared memory (sm_80+)
 
 // 16 bytes; where `valid` is false nothing is read and zeros are stored.

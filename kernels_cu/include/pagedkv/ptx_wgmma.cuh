@@ -17,7 +17,9 @@ __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most kPending of the warpgroup's latest groups are under way.
-template <int kPending> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory"); }
+template <int kPending> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
 // Keeps the compiler from moving what it does to these sums across this point.
 template <int kCols> __device__ __forceinline__ void hold_sums(float (&d)[kCols][4]) {
 #pragma unroll
@@ -25,8 +27,12 @@ template <int kCols> __device__ __forceinline__ void hold_sums(float (&d)[kCols]
 }
 
 // Registers of each thread of the warpgroup from here on: those that one gives back, another takes.
-template <int kCount> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount)); }
-template <int kCount> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount)); }
+template <int kCount> __device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount> __device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
 
 // The policy of data that many read: last to leave L2.
 __device__ __forceinline__ u64 evict_last_policy() {
@@ -37,9 +43,10 @@ __device__ __forceinline__ u64 evict_last_policy() {
 
 // An operand in shared memory whose rows of 128 bytes are swizzled as TMA does it, in panels that begin at multiples of 1024 bytes;
 // eight rows are 1024 bytes. Inner dimension along the rows: `panel_bytes` is not read, 16 elements further are 32 bytes further.
-// Inner dimension across the rows (kAcross): 64 columns further are `panel_bytes` further.
+// Inner dimension across the rows: 64 columns further are `panel_bytes` further.
 __device__ __forceinline__ u64 wgmma_operand(const void* begin, int panel_bytes) {
-  return static_cast<u64>(shared_address(begin) >> 4) | static_cast<u64>(panel_bytes >> 4) << 16 | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62;
+  const u64 place = shared_address(begin) >> 4 | static_cast<u32>(panel_bytes >> 4) << 16;
+  return place | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62;
 }
 // The same operand so many bytes further.
 __device__ __forceinline__ u64 wgmma_advance(u64 operand, int bytes) { return operand + (bytes >> 4); }
