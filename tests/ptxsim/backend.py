@@ -13,10 +13,10 @@ from pagedkv.kernels.params import Params
 from pagedkv.kernels.source import translation_unit
 from pagedkv.kernels.tensor_map import Swizzle, check_tensor_map
 from pagedkv.kernels.variant import Variant
+from tests.ptxsim.global_memory import extent_of
 from tests.ptxsim.launch import launch
 from tests.ptxsim.loader import compile_ptx, program
 from tests.ptxsim.machine import Dim3
-from tests.ptxsim.memory import extent_of
 from tests.ptxsim.stats import Stats
 from tests.ptxsim.tensor_map import encode
 
@@ -78,7 +78,8 @@ class PtxsimBackend:
             raise ValueError(f"{variant}: {shared_bytes} bytes of shared memory, over the limit of {self.shared_limit}")
         self.steps += launch(
             self._program(variant), grid, block, params.record.tobytes(), params.arrays,
-            shared_bytes=shared_bytes, races=self.races, stats=self.stats, num_sms=self.num_sms, written=self._shadows(),
+            shared_bytes=shared_bytes, races=self.races, stats=self.stats, num_sms=self.num_sms,
+            written=self._shadows(),
         )  # fmt: skip
 
     def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:

@@ -272,7 +272,8 @@ class Barriers:
         if (seen > 1).any():
             texts = [m.barrier_text(key[2]) for key in places]
             raise BarrierError(
-                f"divergent barrier: threads of CTA {int(np.argmax(seen > 1))} wait at different barriers: {'; '.join(texts)}"
+                f"divergent barrier: threads of CTA {int(np.argmax(seen > 1))} wait at different barriers: "
+                + "; ".join(texts)
             )
 
 

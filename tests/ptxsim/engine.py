@@ -1,4 +1,4 @@
-"""Asynchronous work: cp.async groups, mbarriers, and what waits for them.
+"""Asynchronous work: mbarriers, bulk copies and matrix products, and what waits for them.
 
 Everything lands at the latest permitted moment: cp.async data at the wait that completes its group, bulk copies when no
 thread can go on without them. Until then the destination is marked in flight, and touching it is an error.
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.ptxsim.active import Active, Lanes, Mask
+from tests.ptxsim.copy_groups import CopyGroups
 from tests.ptxsim.errors import AsyncCopyError, MbarrierError
 from tests.ptxsim.syntax import Instruction
 
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
 
 Row = NDArray[Any]
 POISON = np.uint32(0x7FFF7FFF)  # NaN as f32 and as two f16
-
-
-@dataclass(slots=True, eq=False)
-class PendingCopy:
-    """One cp.async instruction: lanes, their group numbers, destinations (flat shared bytes) and data."""
-
-    lanes: Lanes
-    group: NDArray[np.int64]
-    flat: NDArray[np.int64]
-    width: int
-    data: Row
-    ins: Instruction
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +89,7 @@ class AsyncEngine:
 
     def __init__(self, m: Machine) -> None:
         self.m = m
-        self.committed = np.zeros(0, np.int64)
-        self.copies: list[PendingCopy] = []
+        self.copies = CopyGroups(m)
         self.mbarriers: dict[int, Mbarrier] = {}
         self.waiting: list[Waiter] = []
         self.deferred: list[Deferred] = []
@@ -110,71 +98,15 @@ class AsyncEngine:
         self.product_groups: dict[int, list[int]] = {}  # the same per warpgroup
         self.sums: dict[str, Sums] = {}  # by the register's name
 
-    # cp.async
-
-    def issue(self, active: Active, flat: NDArray[np.int64], width: int, data: Row, ins: Instruction) -> None:
-        """Copies join the open group of their lanes."""
-        if not len(self.committed):
-            self.committed = np.zeros(self.m.lanes, np.int64)
-        shared = self.m.shared
-        if shared.shadow is not None:
-            rows, many = shared.rows(flat, width)
-            shared.shadow.check_write(rows, many, active.index)
-            shared.shadow.mark_in_flight(rows, many, active.index)
-        self.copies.append(PendingCopy(active.index, self.committed[active.index], flat, width, data, ins))
-
-    def commit(self, active: Active) -> None:
-        """Close the open group."""
-        if not len(self.committed):
-            self.committed = np.zeros(self.m.lanes, np.int64)
-        self.committed[active.index] += 1
-
-    def wait(self, active: Active, allowed: int | None) -> None:
-        """Complete all groups of the lanes but the newest ``allowed``; None completes uncommitted copies too."""
-        keep = []
-        for copy in self.copies:
-            due = active.mask[copy.lanes]
-            if allowed is not None:
-                due = due & (copy.group < self.committed[copy.lanes] - allowed)
-            if due.all():
-                self._land(copy.lanes, copy.flat, copy.width, copy.data)
-                continue
-            if due.any():
-                self._land(copy.lanes[due], copy.flat[due], copy.width, copy.data[due])
-                rest = ~due
-                copy = PendingCopy(
-                    copy.lanes[rest], copy.group[rest], copy.flat[rest], copy.width, copy.data[rest], copy.ins
-                )
-            keep.append(copy)
-        self.copies = keep
-
-    def _land(self, lanes: Lanes, flat: NDArray[np.int64], width: int, data: Row) -> None:
-        shared = self.m.shared
-        shared.views[width][flat // width] = data
-        if shared.shadow is not None:
-            shared.shadow.record(*shared.rows(flat, width), lanes)
-
     def arrive_after_copies(self, active: Active, flat: NDArray[np.int64], ins: Instruction) -> None:
         """Later, all copies issued so far by the lanes land, and each lane arrives at its mbarrier."""
-        issued = [copy for copy in self.copies if active.mask[copy.lanes].any()]
+        issued = self.copies.of(active)
         lanes = active.index
 
         def land() -> None:
             m = self.m
             m.clocks.now += 1
-            for copy in issued:
-                if not any(copy is other for other in self.copies):
-                    continue
-                due = active.mask[copy.lanes]
-                self._land(copy.lanes[due], copy.flat[due], copy.width, copy.data[due])
-                self.copies = [other for other in self.copies if other is not copy]
-                if not due.all():
-                    rest = ~due
-                    self.copies.append(
-                        PendingCopy(
-                            copy.lanes[rest], copy.group[rest], copy.flat[rest], copy.width, copy.data[rest], copy.ins
-                        )
-                    )
+            self.copies.land_some(issued, active)
             # The arrival makes the copies visible to who waits, though the lane itself has not waited for them.
             clock = m.clocks.release(lanes) if m.clocks.fine is not None else None
             for place in np.unique(flat).tolist():
@@ -291,8 +223,8 @@ class AsyncEngine:
             and not self.m.clocks.ordered(np.array([barrier.init_lane]), np.array([barrier.init_time]), me).all()
         ):
             raise MbarrierError(
-                f"{self.m.describe(lane)} uses an mbarrier whose init by {self.m.describe(barrier.init_lane)} is not ordered "
-                "before it (a barrier is missing after the init)"
+                f"{self.m.describe(lane)} uses an mbarrier whose init by {self.m.describe(barrier.init_lane)} is not "
+                "ordered before it (a barrier is missing after the init)"
             )
         return barrier
 
@@ -365,9 +297,4 @@ class AsyncEngine:
         """
         while self.deferred:
             self.deferred.pop(0).run()
-        if self.copies:
-            copy = self.copies[0]
-            raise AsyncCopyError(
-                f"cp.async of {self.m.describe(int(copy.lanes[0]))} is still in flight when the kernel ends"
-                f"\n  at {copy.ins.source}: {copy.ins} (PTX line {copy.ins.line})"
-            )
+        self.copies.require_none()

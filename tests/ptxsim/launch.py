@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.ptxsim.global_memory import extent_of
 from tests.ptxsim.machine import Dim3, Machine
-from tests.ptxsim.memory import extent_of
 from tests.ptxsim.program import Program
 from tests.ptxsim.stats import Stats
 

@@ -17,11 +17,13 @@ from tests.ptxsim.clocks import Clocks
 from tests.ptxsim.control import Barriers
 from tests.ptxsim.engine import AsyncEngine
 from tests.ptxsim.errors import BarrierError, Deadlock, DivergentWarp, PtxsimError
-from tests.ptxsim.memory import GenericMemory, GlobalMemory, LocalMemory, ParamMemory, SharedMemory, bytes_at
+from tests.ptxsim.global_memory import GlobalMemory
+from tests.ptxsim.memory import GenericMemory, LocalMemory, ParamMemory
 from tests.ptxsim.opcodes import bind, bind_terminator, require_known
 from tests.ptxsim.program import Program
 from tests.ptxsim.registers import Registers
 from tests.ptxsim.registry import Step
+from tests.ptxsim.shared_memory import SharedMemory
 from tests.ptxsim.stats import Stats
 from tests.ptxsim.syntax import Instruction
 
@@ -162,8 +164,9 @@ class Machine:
             rows = active.mask.reshape(-1, 32)
             count = rows.sum(axis=1)
             warp = int(np.argmax((count > 0) & (count < 32)))
+            here = _ranges(np.flatnonzero(rows[warp]))
             raise DivergentWarp(
-                f"divergent warp: {name} needs all 32 lanes of a warp, but only lanes {_ranges(np.flatnonzero(rows[warp]))} "
+                f"divergent warp: {name} needs all 32 lanes of a warp, but only lanes {here} "
                 f"of the warp of {self.describe(warp * 32)} are here"
             )
         return warps
@@ -319,6 +322,3 @@ def _ranges(numbers: NDArray[np.int64]) -> str:
     breaks = np.flatnonzero(np.diff(numbers) != 1)
     starts, ends = np.r_[numbers[:1], numbers[breaks + 1]], np.r_[numbers[breaks], numbers[-1:]]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts.tolist(), ends.tolist(), strict=True))
-
-
-__all__ = ["Machine", "bytes_at"]

@@ -1,4 +1,4 @@
-"""Number formats that NumPy lacks (bf16, fp8, tf32) and roundings that it lacks (towards zero, one rounding of a*b+c)."""
+"""Number formats that NumPy lacks (bf16, fp8, tf32), and roundings (towards zero, one rounding of a*b+c)."""
 
 from __future__ import annotations
 

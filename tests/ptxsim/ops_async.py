@@ -26,7 +26,7 @@ _HINTS = ("L2::64B", "L2::128B", "L2::256B", "L2::cache_hint")
 @opcode("cp")
 def _bind_cp(ins: Instruction, m: Machine) -> Step:
     if ins.has("commit_group") and not ins.has("bulk"):
-        return m.engine.commit
+        return m.engine.copies.commit
     if ins.has("wait_group") and not ins.has("bulk"):
         allowed = ins.operands[0]
         if not isinstance(allowed, Imm):
@@ -44,7 +44,7 @@ def _bind_cp(ins: Instruction, m: Machine) -> Step:
 def _wait(m: Machine, allowed: int | None) -> Step:
     def wait(active: Active) -> None:
         m.clocks.now += 1
-        m.engine.wait(active, allowed)
+        m.engine.copies.wait(active, allowed)
 
     return wait
 
@@ -90,7 +90,7 @@ def _copy(ins: Instruction, m: Machine) -> Step:
             data = _partial(m, active, addresses, width, np.broadcast_to(active.take(given), (active.count,)))
         if m.stats is not None:
             m.stats.shared_access(m, destination(active), width, active.index)
-        m.engine.issue(active, flat, width, data, ins)
+        m.engine.copies.issue(active, flat, width, data, ins)
 
     return copy
 

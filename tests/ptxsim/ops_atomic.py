@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.ptxsim.active import Active
+from tests.ptxsim.declarations import size_of
 from tests.ptxsim.errors import UnsupportedPtx
 from tests.ptxsim.memory import WINDOW, check_alignment
 from tests.ptxsim.numerics import bf16_to_f32, f32_to_bf16
 from tests.ptxsim.ops_memory import address_of, order_access, space_of
-from tests.ptxsim.parser import size_of
 from tests.ptxsim.registry import Step, opcode
 from tests.ptxsim.syntax import Instruction, Operand, Reg, Vec
 from tests.ptxsim.types import UNSIGNED, dtype_of
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 Row = NDArray[Any]
 _OPS = ("add", "min", "max", "inc", "dec", "exch", "cas", "and", "or", "xor")
 _KNOWN = (
-    *_OPS, "global", "shared", "shared::cta", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster",
-    "noftz", "v2", "v4", "L2::cache_hint",
+    *_OPS, "global", "shared", "shared::cta", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys",
+    "cluster", "noftz", "v2", "v4", "L2::cache_hint",
 )  # fmt: skip
 # Operations whose result does not depend on the order of lanes, as unbuffered ufuncs.
 _UFUNCS: dict[str, Any] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }  # fmt: skip
 
 

@@ -174,7 +174,8 @@ def _bind_store(ins: Instruction, m: Machine) -> Step:
                 data = _read_shared(m, lanes[some], origin[some], pieces.shape[1], tensor_map.swizzle)
                 _write_global(m, pieces, data, lanes[some], valid)
             return
-        assert line is not None and size_row is not None
+        assert line is not None
+        assert size_row is not None
         sizes = np.broadcast_to(active.take(size_row), origin.shape)
         for size in np.unique(sizes).tolist():
             some = np.flatnonzero(sizes == size)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.ptxsim.active import Active
+from tests.ptxsim.declarations import size_of
 from tests.ptxsim.errors import UnsupportedPtx
-from tests.ptxsim.parser import size_of
 from tests.ptxsim.registry import Step, opcode
 from tests.ptxsim.syntax import Addr, Imm, Instruction, Operand, Reg, Sym, Vec
 from tests.ptxsim.types import UNSIGNED, dtype_of

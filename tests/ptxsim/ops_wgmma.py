@@ -152,7 +152,7 @@ class _Product:
     def _load(
         self, descriptor: Row, active: Active, leaders: Lanes, rows: int, transposed: bool, decode: Callable[[Row], Row]
     ) -> Row:
-        """An operand from shared memory: (warpgroups, rows, depth). ``transposed``: rows are the contiguous dimension."""
+        """An operand from shared memory: (warpgroups, rows, depth). Transposed: rows are the contiguous dimension."""
         m = self.m
         words = np.broadcast_to(descriptor, (m.lanes,))[active.index].reshape(-1, 128)
         if (words != words[:, :1]).any():

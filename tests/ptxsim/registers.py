@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.ptxsim.declarations import size_of
 from tests.ptxsim.errors import UnsupportedPtx
-from tests.ptxsim.parser import size_of
 from tests.ptxsim.syntax import Imm, Operand, Reg, Special, Sym
 from tests.ptxsim.types import UNSIGNED, dtype_of, immediate
 

@@ -49,7 +49,7 @@ class Shadow:
         self.engine_log = ReadLog(granules)  # reads of the asynchronous engines, which no barrier settles
         self.engine_writes = False
         self.warps = clocks.threads // 32
-        # Last read of each block by each warp of its CTA (and by each of its engines): a quick test that settles most writes.
+        # Last read of each block by each warp and engine of its CTA: a quick test that settles most writes.
         columns = self.warps + 2
         self.block_reads = np.zeros((granules // self.per_block, columns), np.int32) if shared else None
         self.block_reads_flat = None if self.block_reads is None else self.block_reads.reshape(-1)
@@ -107,11 +107,10 @@ class Shadow:
         first = self.state.take(rows * many if many > 1 else rows)
         clash = first != state
         if clash.any():
-            place = int(np.argmax(clash))
-            raise DataRace(
-                f"data race in {self.space} memory: {self.thread(int(lanes[place]))} and "
-                f"{self.thread(int(first[place]) & _WHO)} write {self.place(int(rows[place]) * many)} in one instruction"
-            )
+            at = int(np.argmax(clash))
+            one, other = self.thread(int(lanes[at])), self.thread(int(first[at]) & _WHO)
+            place = self.place(int(rows[at]) * many)
+            raise DataRace(f"data race in {self.space} memory: {one} and {other} write {place} in one instruction")
 
     def mark_in_flight(self, rows: Rows, many: int, lanes: Lanes) -> None:
         """An asynchronous copy will write here: nobody may touch it until the copy is waited for."""

@@ -1,4 +1,4 @@
-"""Performance lint: sectors per global request, wavefronts per shared request. A model of the banks, not a measurement."""
+"""Performance lint: sectors per global request, wavefronts per shared request. A model, not a measurement."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ class Stats:
         """One line per space and width."""
         names = {"global": "sectors", "shared": "wavefronts"}
         return "\n".join(
-            f"{space} {width}-byte: {row.requests} requests, {row.cost} {names[space]}, ideal {row.ideal} (x{row.ratio:.2f})"
+            f"{space} {width}-byte: {row.requests} requests, {row.cost} {names[space]}, "
+            f"ideal {row.ideal} (x{row.ratio:.2f})"
             for (space, width), row in sorted(self.traffic.items())
         )

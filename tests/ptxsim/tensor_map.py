@@ -77,7 +77,8 @@ def decode(octets: bytes) -> TensorMap:
     element = int(record["element"])
     return TensorMap(
         int(record["address"]), element, tuple(record["dims"][:rank].tolist()),
-        (element, *record["strides"][: rank - 1].tolist()), tuple(record["box"][:rank].tolist()), int(record["swizzle"]),
+        (element, *record["strides"][: rank - 1].tolist()), tuple(record["box"][:rank].tolist()),
+        int(record["swizzle"]),
     )  # fmt: skip
 
 

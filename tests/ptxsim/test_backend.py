@@ -56,7 +56,8 @@ def test_reads_of_what_nobody_wrote() -> None:
 
     code = program(
         compile_ptx(
-            'extern "C" __global__ void k(int* a, int* b, int n) { if (threadIdx.x < n) a[threadIdx.x] = 1; else b[threadIdx.x] = a[threadIdx.x]; }',
+            'extern "C" __global__ void k(int* a, int* b, int n) { const int t = threadIdx.x; '
+            "if (t < n) a[t] = 1; else b[t] = a[t]; }",
             "test.cu",
             ("-arch=compute_90", *OPTIONS),
         ),

@@ -21,7 +21,8 @@ extern "C" __global__ void k(const __grid_constant__ Map map, int x, int y, int 
   __syncthreads();
   if (t == 0) {
     expect(&b, BYTES);
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4}], [%5];"
                  :: "r"(at(s)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(at(&b)) : "memory");
   }
   WAIT

@@ -58,7 +58,8 @@ CASES += [
     ),
     Asm(
         "logic",
-        "{.reg .pred p, q, r; setp.lt.s32 p, %1, %2; setp.gt.s32 q, %1, 0; xor.pred r, p, q; not.pred r, r; selp.u32 %0, 1, 0, r;}",
+        "{.reg .pred p, q, r; setp.lt.s32 p, %1, %2; setp.gt.s32 q, %1, 0; xor.pred r, p, q; not.pred r, r; "
+        "selp.u32 %0, 1, 0, r;}",
         "u32",
         ("s32", "s32"),
         lambda a, b: ~((a < b) ^ (a > 0)),
@@ -94,7 +95,8 @@ def test_packed_halves() -> None:
     cases = [
         Asm(
             "setp",
-            "{.reg .pred p, q; .reg .u32 x; setp.lt.f16x2 p|q, %1, %2; selp.u32 x, 2, 0, q; selp.u32 %0, 1, 0, p; or.b32 %0, %0, x;}",
+            "{.reg .pred p, q; .reg .u32 x; setp.lt.f16x2 p|q, %1, %2; selp.u32 x, 2, 0, q; "
+            "selp.u32 %0, 1, 0, p; or.b32 %0, %0, x;}",
             "u32",
             ("u32", "u32"),
             None,

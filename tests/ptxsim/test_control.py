@@ -20,7 +20,8 @@ def test_loops_of_different_lengths_meet_again() -> None:
 
 def test_switch() -> None:
     cases = "".join(f'case {i}: x = {i * i + 3} * threadIdx.x; asm volatile(""); break;' for i in range(12))
-    source = f'extern "C" __global__ void k(int* a) {{ int x = -1; switch (a[threadIdx.x]) {{ {cases} }} a[threadIdx.x] = x; }}'
+    source = f"""extern "C" __global__ void k(int* a) {{ int x = -1;
+      switch (a[threadIdx.x]) {{ {cases} }} a[threadIdx.x] = x; }}"""
     a = (np.arange(32, dtype=np.int32) * 5) % 14
     expected = [int(v * v + 3) * t if v < 12 else -1 for t, v in enumerate(a)]
     run(source, 1, 32, a)
@@ -29,8 +30,10 @@ def test_switch() -> None:
 
 def test_indexed_branch() -> None:
     source = """extern "C" __global__ void k(int* a) { int x;
-      asm volatile("{ts: .branchtargets A, B, C;\\nbrx.idx %1, ts;\\nA: mov.u32 %0, 10;\\nbra E;\\nB: mov.u32 %0, 20;\\nbra E;\\n"
-                   "C: mov.u32 %0, 30;\\nE:\\n}" : "=r"(x) : "r"(a[threadIdx.x])); a[threadIdx.x] = x; }"""
+      asm volatile("{ts: .branchtargets A, B, C;\\nbrx.idx %1, ts;\\nA: mov.u32 %0, 10;\\nbra E;\\n"
+                   "B: mov.u32 %0, 20;\\nbra E;\\nC: mov.u32 %0, 30;\\nE:\\n}"
+                   : "=r"(x) : "r"(a[threadIdx.x]));
+      a[threadIdx.x] = x; }"""
     a = np.arange(32, dtype=np.int32) % 3
     run(source, 1, 32, a)
     assert a.tolist() == [(t % 3 + 1) * 10 for t in range(32)]
@@ -58,7 +61,8 @@ def test_traps_and_asserts() -> None:
 
 def test_barrier_reductions() -> None:
     source = """extern "C" __global__ void k(int* out) { const int t = threadIdx.x, b = blockIdx.x;
-      out[b * 64 + t] = __syncthreads_count(t % 3 == b) * 100 + __syncthreads_and(t < 64 - b) * 10 + __syncthreads_or(t == 63 + b); }"""
+      const int count = __syncthreads_count(t % 3 == b), all = __syncthreads_and(t < 64 - b);
+      out[b * 64 + t] = count * 100 + all * 10 + __syncthreads_or(t == 63 + b); }"""
     out = np.zeros((2, 64), np.int32)
     run(source, 2, 64, out)
     assert out[:, 0].tolist() == [22 * 100 + 11, 21 * 100]
@@ -89,14 +93,11 @@ def test_producers_and_consumers_at_named_barriers() -> None:
 def test_a_named_barrier_that_is_missing_is_a_race() -> None:
     with pytest.raises(DataRace, match="unsynchronised"):
         run(NAMED.replace("FIRST", "").replace("SECOND", ""), 1, 128, np.zeros((3, 64), np.int32))
+    source = NAMED.replace("FIRST", "arrive(1, 128);").replace("SECOND", "sync(1, 128);")
+    source = source.replace("if (round) sync(2, 128);", "").replace("arrive(2, 128);", "")
     with pytest.raises(DataRace, match="unsynchronised read"):
-        source = (
-            NAMED.replace("FIRST", "arrive(1, 128);")
-            .replace("SECOND", "sync(1, 128);")
-            .replace("if (round) sync(2, 128);", "")
-        )
         run(
-            source.replace("arrive(2, 128);", "").replace("if (t < 64) sync(2, 128);", ""),
+            source.replace("if (t < 64) sync(2, 128);", ""),
             1,
             128,
             np.zeros((3, 64), np.int32),
@@ -127,7 +128,8 @@ def test_a_named_barrier_that_is_missing_is_a_race() -> None:
     ],
 )
 def test_threads_that_cannot_go_on(body: str, error: type[Exception], message: str) -> None:
-    source = f'extern "C" __global__ void k(int* a) {{ __shared__ volatile int s[64]; const int t = threadIdx.x; {body} a[t] = 1; }}'
+    source = f"""extern "C" __global__ void k(int* a) {{ __shared__ volatile int s[64]; const int t = threadIdx.x;
+      {body} a[t] = 1; }}"""
     with pytest.raises(error, match=f"(?s){message}"):
         run(source, 1, 64, np.zeros(64, np.int32))
 

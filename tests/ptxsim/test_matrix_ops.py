@@ -33,9 +33,13 @@ class Shape:
 
 
 SHAPES = [
-    Shape(16, "f16", "f32"), Shape(16, "bf16", "f32"), Shape(16, "f16", "f16"), Shape(8, "f16", "f32"), Shape(8, "bf16", "f32"),
-    Shape(8, "tf32", "f32"), Shape(4, "tf32", "f32"), Shape(32, "s8", "s32"), Shape(32, "u8", "s32"), Shape(16, "s8", "s32"),
-    Shape(32, "e4m3", "f32"), Shape(32, "e5m2", "f32"),
+    *(Shape(depth, "f16", "f32") for depth in (16, 8)),
+    *(Shape(depth, "bf16", "f32") for depth in (16, 8)),
+    Shape(16, "f16", "f16"),
+    *(Shape(depth, "tf32", "f32") for depth in (8, 4)),
+    Shape(32, "u8", "s32"),
+    *(Shape(depth, "s8", "s32") for depth in (32, 16)),
+    *(Shape(32, kind, "f32") for kind in ("e4m3", "e5m2")),
 ]
 
 
@@ -120,7 +124,7 @@ def test_mma(shape: Shape) -> None:
 @pytest.mark.parametrize("trans", [False, True])
 def test_ldmatrix_and_stmatrix(number: int, trans: bool) -> None:
     how = ".trans" if trans else ""
-    names = ", ".join(f"%{i}" for i in range(number))
+    names, later = (", ".join(f"%{i + first}" for i in range(number)) for first in (0, 1))
     source = f"""extern "C" __global__ void k(const uint4* a, unsigned* words, uint4* back) {{
       __shared__ uint4 s[64], r[64]; const int t = threadIdx.x, w = t / 32, l = t % 32; unsigned d[{number}];
       s[t] = a[t]; r[t] = uint4(); __syncthreads();
@@ -129,8 +133,7 @@ def test_ldmatrix_and_stmatrix(number: int, trans: bool) -> None:
       asm volatile("ldmatrix.sync.aligned.m8n8.x{number}{how}.shared.b16 {{{names}}}, [%{number}];"
                    : {", ".join(f'"=r"(d[{i}])' for i in range(number))} : "r"(from) : "memory");
       for (int i = 0; i < {number}; ++i) words[i * 64 + t] = d[i];
-      asm volatile("stmatrix.sync.aligned.m8n8.x{number}{how}.shared.b16 [%0], {{{",
-        ".join(f"%{i + 1}" for i in range(number))}}};"
+      asm volatile("stmatrix.sync.aligned.m8n8.x{number}{how}.shared.b16 [%0], {{{later}}};"
                    :: "r"(to), {", ".join(f'"r"(d[{i}])' for i in range(number))} : "memory");
       __syncthreads(); back[t] = r[t]; }}"""
     a = np.arange(2 * 4 * 64, dtype=np.uint16).reshape(2, 4, 8, 8)

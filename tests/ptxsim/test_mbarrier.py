@@ -41,7 +41,8 @@ RING = (
   } }"""
 )
 GOOD = {
-    "FULL": "32", "BARRIER": "__syncthreads();", "EMPTY": "wait(empty + i % 2, i / 2 % 2 ^ 1);", "ARRIVE": "arrive(full + i % 2);",
+    "FULL": "32", "BARRIER": "__syncthreads();", "EMPTY": "wait(empty + i % 2, i / 2 % 2 ^ 1);",
+    "ARRIVE": "arrive(full + i % 2);",
     "WAIT": "wait(full + i % 2, i / 2 % 2);",
 }  # fmt: skip
 
@@ -109,7 +110,8 @@ def test_states_counts_and_transactions() -> None:
       expect(&b, 64); out[2] = test(&b, 0);
       asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], 64;" :: "r"(a) : "memory");
       out[3] = test(&b, 0);
-      asm volatile("{.reg .pred p; mbarrier.test_wait.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(ok) : "r"(a), "l"(state) : "memory");
+      asm volatile("{.reg .pred p; mbarrier.test_wait.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                   : "=r"(ok) : "r"(a), "l"(state) : "memory");
       out[4] = ok; out[5] = test(&b, 1);
       asm volatile("mbarrier.arrive_drop.shared::cta.b64 _, [%0];" :: "r"(a) : "memory");
       arrive(&b); arrive(&b); out[6] = test(&b, 1); arrive(&b); arrive(&b); out[7] = test(&b, 0);

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -178,7 +176,8 @@ def test_special_registers() -> None:
 def test_what_is_not_modelled_is_an_error() -> None:
     with pytest.raises(UnsupportedPtx, match="mapa"):
         run(
-            'extern "C" __global__ void k(int* a) { unsigned x; asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(x) : "r"(0)); a[0] = x; }',
+            'extern "C" __global__ void k(unsigned* a) { '
+            'asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(*a) : "r"(0)); }',
             1,
             1,
             np.zeros(1, np.int32),

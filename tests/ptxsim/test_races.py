@@ -136,7 +136,8 @@ NO_FENCE = "parts[blockIdx.x * 64 + t] = t + blockIdx.x; __syncthreads();"
         {
             "WRITE": NO_FENCE,
             "BEFORE_READ": "",
-            "ARRIVE": 'false; unsigned old; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(counter) : "memory"); last = old == gridDim.x - 1;',
+            "ARRIVE": 'false; unsigned old; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" '
+            ': "=r"(old) : "l"(counter) : "memory"); last = old == gridDim.x - 1;',
         },
     ],
 )
@@ -165,7 +166,7 @@ def test_a_last_arriver_without_its_fences_is_a_race(changes: dict[str, str]) ->
             "WRITE": changes["WRITE"].replace("parts", "if (t < 32) parts", 1)
             + " if (t >= 32) { __nanosleep(1); parts[blockIdx.x * 64 + t] = t + blockIdx.x; __threadfence(); }"
         }
-    with pytest.raises(DataRace, match="data race in global memory.*reads byte .* of a 1536-byte array"):
+    with pytest.raises(DataRace, match=r"data race in global memory.*reads byte .* of a 1536-byte array"):
         last_arriver(**changes)
 
 

@@ -149,5 +149,5 @@ def test_a_block_that_is_no_multiple_of_a_warp() -> None:
 )
 def test_missing_lanes_are_an_error(call: str) -> None:
     source = f'extern "C" __global__ void k(int* out) {{ int x = threadIdx.x; {call} out[threadIdx.x] = x; }}'
-    with pytest.raises(DivergentWarp, match="(?s)divergent warp.*test.cu:1"):
+    with pytest.raises(DivergentWarp, match=r"(?s)divergent warp.*test\.cu:1"):
         run(source, 1, 32, np.zeros(32, np.int32))

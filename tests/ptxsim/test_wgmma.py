@@ -12,7 +12,8 @@ from tests.ptxsim.numerics import bf16_to_f32, f32_to_bf16
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
 SOURCE = """typedef unsigned long long u64; typedef unsigned u32;
 __device__ u64 descriptor(const void* p, int lead, int stride) {
-  return (u64)((__cvta_generic_to_shared(p) & 0x3ffff) >> 4) | (u64)(lead >> 4) << 16 | (u64)(stride >> 4) << 32 | 1ull << 62; }
+  const u64 start = (__cvta_generic_to_shared(p) & 0x3ffff) >> 4;
+  return start | (u64)(lead >> 4) << 16 | (u64)(stride >> 4) << 32 | 1ull << 62; }
 __device__ u32 swizzle(u32 byte) { return byte ^ (byte >> 7 & 7) << 4; }
 extern "C" __global__ void k(const unsigned short* a, const unsigned short* b, float* out) {
   extern __shared__ __align__(1024) char s[];       // A [64][64] and B: N=32 rows of 64, or 64 rows (K) of 64 columns
@@ -90,7 +91,8 @@ def test_what_it_can_get_wrong() -> None:
         multiply("f16", False, False, wait="", after=store + WAIT)
     with pytest.raises(DivergentWarp):
         run(
-            'extern "C" __global__ void k(int* a) { if (threadIdx.x < 64) asm volatile("wgmma.fence.sync.aligned;"); a[threadIdx.x] = 1; }',
+            'extern "C" __global__ void k(int* a) { if (threadIdx.x < 64) asm volatile("wgmma.fence.sync.aligned;"); '
+            "a[threadIdx.x] = 1; }",
             1,
             128,
             np.zeros(128, np.int32),

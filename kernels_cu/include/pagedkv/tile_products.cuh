@@ -11,10 +11,10 @@ namespace pagedkv {
 // s += Q K^T. `load_q(lane, f, step, a)` gives dims 16 step.. of fragment f of the rows.
 template <int kFrags, class LoadQ, class K>
 __device__ __forceinline__ void multiply_keys(float (&s)[kFrags][TILE_TOKENS / 8][4], const LoadQ& load_q, const K& k) {
-  // What is done to the scores would be mixed into the last steps; it leaves no registers for operands read far ahead.
-  constexpr int kUnrolled = QueryRows<kFrags>::kShaped && kFrags > 1 ? 2 : HEAD_DIM / 16;
+  // Steps that the compiler may mix: with more of them it reads operands so far ahead that others have to leave the registers.
+  constexpr int kMixed = Q_REGISTERS ? HEAD_DIM / 16 : QueryRows<kFrags>::kShaped || MASK ? 2 : 4;
   const u32 lane = fresh_thread_id() % kWarpSize;
-#pragma unroll kUnrolled
+#pragma unroll kMixed
   for (int step = 0; step < HEAD_DIM / 16; ++step) {
     u32 a[kFrags][4];
 #pragma unroll
