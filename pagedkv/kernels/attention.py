@@ -92,7 +92,7 @@ class AttentionPlan:
         Raises
         ------
         InvalidArgument
-            The batch is larger than the plan was made for.
+            The batch is larger than the plan was made for, or than its schedule can number.
         """
         num_seqs = len(batch.seq_lens)
         if not num_seqs or not len(q):
@@ -102,6 +102,8 @@ class AttentionPlan:
                 f"{num_seqs} sequences with {len(q)} queries, but the plan was made for {self.limits.max_seqs} with "
                 f"{self.limits.max_tokens}"
             )
+        keys = batch.block_tables.shape[1] * self.config.block_size if self.config.block_size else len(k)
+        self.division.check(num_seqs, len(q), keys)
         params = fill(
             "AttentionParams",
             kv=self._kv(k, v, batch, k_scale, v_scale),

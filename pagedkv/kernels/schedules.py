@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.errors import InvalidArgument
 from pagedkv.kernels.backend import Backend, Dim3
 from pagedkv.kernels.batch import Batch
 from pagedkv.kernels.config import AttentionConfig, Schedule, Tiling
@@ -19,6 +20,7 @@ from pagedkv.kernels.variant import Variant, variant
 
 PLAN, PREFILL_PLAN = variant("plan"), variant("prefill_plan")
 RESERVED_BYTES = 1 << 10  # shared memory that a CTA takes beside its own; as much again for static variables
+OVERHEAD_UNITS = 2  # kOverheadUnits of schedule.cuh
 PARTITION_TOKENS = 512  # of the "partitioned" schedule, as in vLLM's V2
 
 
@@ -55,6 +57,10 @@ class Whole:
         """ScheduleParams of a launch."""
         names = ("unit_indptr", "partial_o", "partial_ml", "arrivals", "work_list")
         return {**dict.fromkeys(names), "partition_tokens": 0, "num_partitions": 0, **self.arrays}
+
+    def check(self, num_seqs: int, num_tokens: int, num_keys: int) -> None:
+        """Raise InvalidArgument where sequences of up to `num_keys` keys may be more work than the schedule can
+        number."""
 
     def update(self, batch: Batch, window: int, stream: Any) -> None:
         """Divide the work by the lengths that are on the device."""
@@ -108,6 +114,16 @@ class Even(Whole):
 
     def helpers(self) -> list[Variant]:
         return [PLAN]
+
+    def check(self, num_seqs: int, num_tokens: int, num_keys: int) -> None:
+        row_tiles = num_tokens * self.config.group_size // self.tiling.row_tile + num_seqs
+        tiles = -(-num_keys // self.tiling.tile_tokens) + 1 + OVERHEAD_UNITS
+        units = row_tiles * tiles * self.limits.num_kv_heads
+        if units >= 2**32:
+            raise InvalidArgument(
+                f"{num_tokens} queries over up to {num_keys} keys may be {units} units of work, and the schedule 'even' "
+                f"numbers them with 32 bits: split the batch, or take a prefill kernel or the schedule 'whole'"
+            )
 
     def update(self, batch: Batch, window: int, stream: Any) -> None:
         params = fill(

@@ -156,3 +156,18 @@ def _records(backend: Backend, plan: AttentionPlan, batch: Batch, window: int) -
                 place = (slot, first, last) if slot >= 0 else (-1,)
                 found.append((cta, seq, head, row, count, (begin, end) if begin < end else None, place))
     return found
+
+
+def test_more_units_than_32_bits_number_are_refused_before_anything_is_launched() -> None:
+    from pagedkv.errors import InvalidArgument
+    from pagedkv.kernels.recorder import Recorder
+    from pagedkv.kernels.select import make_plan
+    from tests.kernels.cases import Case
+
+    recorder, config = Recorder((9, 0)), Case(head_dim=64, group_size=4).config
+    sizes = {"num_kv_heads": 32, "max_seqs": 8, "max_q_len": 1 << 17, "max_tokens": 1 << 20}
+    plan = make_plan(recorder, config, kernel="decode_simt", **sizes)
+    plan.division.check(8, 1 << 17, 1 << 12)
+    with pytest.raises(InvalidArgument, match="32 bits"):
+        plan.division.check(8, 1 << 20, 1 << 17)
+    make_plan(recorder, config, kernel="decode_simt", schedule="whole", **sizes).division.check(8, 1 << 20, 1 << 17)
