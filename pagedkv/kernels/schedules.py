@@ -121,8 +121,8 @@ class Even(Whole):
         units = row_tiles * tiles * self.limits.num_kv_heads
         if units >= 2**32:
             raise InvalidArgument(
-                f"{num_tokens} queries over up to {num_keys} keys may be {units} units of work, and the schedule 'even' "
-                f"numbers them with 32 bits: split the batch, or take a prefill kernel or the schedule 'whole'"
+                f"{num_tokens} queries over up to {num_keys} keys may be {units} units of work, and the schedule "
+                f"'even' numbers them with 32 bits: split the batch, or take a prefill kernel or the schedule 'whole'"
             )
 
     def update(self, batch: Batch, window: int, stream: Any) -> None:
