@@ -114,5 +114,5 @@ class PlacementMachine(RuleBasedStateMachine):
 
 def test_fifty_thousand_steps_of_the_machine_agree_with_the_oracle() -> None:
     PlacementMachine.steps = 0
-    run_histories(PlacementMachine, 700, 100)
+    run_histories(PlacementMachine, 1000, 100)
     assert PlacementMachine.steps >= 50_000

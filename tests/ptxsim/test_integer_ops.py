@@ -195,9 +195,7 @@ def test_division_by_constants_and_64_bit_division() -> None:
       const int t = threadIdx.x; out[t] = a[t] / b[t]; out[64 + t] = a[t] % b[t];
         out[128 + t] = a[t] / 7 + (int)a[t] % 13; }"""
     run(source, 1, 64, a, b, out)
-    small = [int(np.int64(x).astype(np.int32)) for x in a]
-    assert out[0].tolist() == [
-        int(np.int64(quotient(int(x), int(y)) & (2**64 - 1) if 0 else quotient(int(x), int(y)))) for x, y in zip(a, b)
-    ]
-    assert out[1].tolist() == [remainder(int(x), int(y)) for x, y in zip(a, b)]
-    assert out[2].tolist() == [quotient(int(x), 7) + remainder(y, 13) for x, y in zip(a, small)]
+    pairs = [(int(x), int(y)) for x, y in zip(a, b, strict=True)]
+    assert out[0].tolist() == [quotient(x, y) for x, y in pairs]
+    assert out[1].tolist() == [remainder(x, y) for x, y in pairs]
+    assert out[2].tolist() == [quotient(int(x), 7) + remainder(int(x.astype(np.int32)), 13) for x in a]
