@@ -27,7 +27,6 @@ constexpr int kWarpBytes = max_of(QTile::kBytes, OTile::kBytes);
 
 // What is better kept in shared memory than in registers, of which the loop has none to spare.
 struct Parked {
-  float sums[kThreads][kFrags][2];  // l of QueryRows
   WarpSees sees[kWarps];
   Segment segment;
   bool found;  // whether there is a segment
@@ -70,7 +69,7 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
   WarpSees& sees = parked.sees[warp_id()];
   if (lane_id() == 0) sees = WarpSees(p, s, first_row, WARP_ROWS);
   __syncwarp();
-  QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f, parked.sums[threadIdx.x]);
+  QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
   u32 q[Q_REGISTERS ? kFrags : 1][Q_REGISTERS ? kSteps : 1][4];
   const auto load_q = [&](u32 lane, int f, int step, u32(&a)[4]) {
     if constexpr (Q_REGISTERS) {

@@ -65,9 +65,9 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
   const int first_row = warp * 16, tiles = s.begin < s.end ? ceil_div(s.end, TILE_TOKENS) : 0;
   const WarpSees group_sees(p, s, group * kGroupRows, kGroupRows), sees(p, s, first_row, 16);
   const int own = min(ceil_div(group_sees.any.end, TILE_TOKENS), tiles);  // the last ones may be beyond all rows of the warpgroup
-  float sums[1][2], scores[1][TILE_TOKENS / 8][4], factor[1][2];
+  float scores[1][TILE_TOKENS / 8][4], factor[1][2];
   u32 shares[TILE_TOKENS / 16][4];
-  QueryRows<1> rows(p, s, first_row, 1.f, sums);
+  QueryRows<1> rows(p, s, first_row, 1.f);
   const auto values_of = [&](int i) {
     u8* v = ring.wait(2 * i + 1);
     if (i == tiles - 1 && s.end % BOX_TOKENS) zero_behind(v, s.end - i * TILE_TOKENS);

@@ -44,12 +44,13 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     row_tile = row_tile or (64 if wide or max_q_len * config.group_size <= 64 else 128)
     warp_rows = 32 if row_tile == 128 and not wide else 16
     tile_tokens = 32 if wide or row_tile == 16 else 64
-    if warp_rows == 32 and widest > 96 and config.mask:  # else the scores would not stay in registers beside the output
+    shaped = config.soft_cap or config.alibi or config.mask
+    if warp_rows == 32 and widest > 96 and shaped:  # else the scores would not stay in registers beside the output
         tile_tokens = 48
     q_registers = int(config.head_dim <= 64 or (warp_rows == 16 and config.head_dim <= 128))
     stages = 2
     warps = row_tile // warp_rows
-    shared = shared_bytes(config, row_tile, tile_tokens, stages) + warps * (16 * warp_rows + 16) + 64
+    shared = shared_bytes(config, row_tile, tile_tokens, stages) + 16 * warps + 64  # what is parked
     macros = (
         ("WARP_ROWS", warp_rows),
         ("STAGES", stages),

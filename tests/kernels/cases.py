@@ -16,6 +16,7 @@ from pagedkv.kernels.attention import AttentionPlan, Batch, Options
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig, ScaleMode, Schedule, Tiling
 from pagedkv.reference import pack_mask, paged_attention
+from tests.kernels.pools import huge
 
 DTYPES: dict[str, Any] = {
     "float32": np.dtype(np.float32),
@@ -89,13 +90,23 @@ class Strided:
 
 
 @dataclass
+class OnDevice:
+    """KV that is on the device already; takes the place of Strided."""
+
+    array: Any
+
+    def on(self, backend: Backend) -> Any:
+        return self.array
+
+
+@dataclass
 class Problem:
     """The arrays of a case on the host, and the expected results in float64."""
 
     case: Case
     q: NDArray[Any]
-    k: Strided
-    v: Strided
+    k: Strided | OnDevice
+    v: Strided | OnDevice
     k_scale: NDArray[np.float32] | None
     v_scale: NDArray[np.float32] | None
     batch: Batch
@@ -224,6 +235,24 @@ def _gathered(array: Any, tables: NDArray[np.int32], lens: NDArray[np.int32]) ->
     size = array.shape[1]
     tokens = [(seq, np.arange(length)) for seq, length in enumerate(lens)]
     return np.concatenate([array[tables[seq, at // size], at % size] for seq, at in tokens] or [array[0, :0]])
+
+
+def far_away(backend: Backend, given: Problem) -> Problem:
+    """The same problem with its blocks at the end of a pool past 2^31 elements.
+
+    For int8, NHD, one KV head, and V's head dim that of K.
+    """
+    block = 2**20  # elements from one block to the next; most of them lie between blocks
+    near, elements = given.k.whole.shape[0], given.case.block_size * given.case.head_dim
+    num_blocks = 2**31 // block + near
+    pool = huge(backend, (num_blocks, block), np.int8)
+    views = []
+    for begin, kv in ((0, given.k), (elements, given.v)):
+        pool[-near:, begin : begin + elements] = backend.asarray(kv.view(kv.whole).reshape(near, elements))
+        views.append(OnDevice(pool[:, begin : begin + elements].reshape(num_blocks, -1, 1, given.case.head_dim)))
+    tables = given.batch.block_tables
+    tables = np.where(tables < 0, -1, tables + num_blocks - near).astype(np.int32)
+    return replace(given, batch=replace(given.batch, block_tables=tables), k=views[0], v=views[1])
 
 
 def run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,7 @@ from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig, Schedule
 from pagedkv.kernels.select import select
-from tests.kernels.cases import Case, Problem, assert_close, contiguous, problem, run
-from tests.kernels.pools import huge
+from tests.kernels.cases import Case, Problem, assert_close, contiguous, far_away, problem, run
 
 RAGGED = (0, 1, 15, 16, 17, 70, 255)
 VARIANTS = [
@@ -168,28 +167,7 @@ def test_paged_equals_contiguous(backend: Backend, block_size: int) -> None:
 @pytest.mark.parametrize("block_size", [8, 16])
 def test_blocks_past_2_to_the_31_elements_are_reached(backend: Backend, block_size: int) -> None:
     given = problem(Case((40,), block_size=block_size, num_kv_heads=1, kv_dtype="int8", scale_mode="tensor"))
-    block = 2**20  # K and V of a block, with much between this and the next; int8 elements
-    near, elements = given.k.whole.shape[0], block_size * 64
-    num_blocks = 2**31 // block + near
-    pool = huge(backend, (num_blocks, block), np.int8)
-    for begin, kv in ((0, given.k), (elements, given.v)):
-        pool[-near:, begin : begin + elements] = backend.asarray(kv.view(kv.whole).reshape(near, elements))
-    k, v = (
-        OnDevice(pool[:, begin : begin + elements].reshape(num_blocks, block_size, 1, 64)) for begin in (0, elements)
-    )
-    tables = given.batch.block_tables
-    far = replace(given.batch, block_tables=np.where(tables < 0, -1, tables + num_blocks - near).astype(np.int32))
-    assert_close(given, *attend(backend, replace(given, batch=far, k=k, v=v)))
-
-
-@dataclass
-class OnDevice:
-    """KV that is on the device already; takes the place of Strided."""
-
-    array: Any
-
-    def on(self, backend: Backend) -> Any:
-        return self.array
+    assert_close(given, *attend(backend, far_away(backend, given)))
 
 
 def test_negative_and_zero_softmax_scales(backend: Backend) -> None:

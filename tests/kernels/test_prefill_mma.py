@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pagedkv.errors import InvalidArgument
+from pagedkv.errors import InvalidArgument, UnsupportedVariant
 from pagedkv.kernels import prefill_mma
 from pagedkv.kernels.attention import AttentionPlan, Batch
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig
-from tests.kernels.cases import Case, Problem, Strided, assert_close, problem, run
+from pagedkv.kernels.select import choose
+from tests.kernels.cases import Case, Problem, assert_close, contiguous, far_away, problem, run
+from tests.ptxsim.errors import PtxsimError
 
-# Nothing, one key, one query at the end of a block, a chunk after a cached prefix, a whole prompt, a chunk of many tiles.
+# Nothing, one key, one query at the end of a block, a chunk after a cached prefix, a whole prompt, many tiles.
 MIXED = Case((0, 1, 16, 70, 37, 129), (0, 1, 1, 21, 37, 66))
 SMALL = Case((70, 5, 33), (21, 1, 33), group_size=2, num_kv_heads=1)
 
@@ -153,28 +156,29 @@ def test_the_same_inputs_give_the_same_bits(backend: Backend) -> None:
 
 def test_paged_equals_contiguous(backend: Backend) -> None:
     paged = problem(replace(MIXED, q_dtype="bfloat16", kv_dtype="bfloat16"))
-    contiguous = gathered(paged)
-    for one, other in zip(prefill(backend, paged), prefill(backend, contiguous)):
+    for one, other in zip(prefill(backend, paged), prefill(backend, contiguous(paged))):
         finite = np.isfinite(one)
         assert np.array_equal(finite, np.isfinite(other))
         assert np.abs(one[finite] - other[finite]).max() <= 1e-3
 
 
-def gathered(given: Problem) -> Problem:
-    """The same problem with contiguous KV."""
-    size, lens = given.case.block_size, given.batch.seq_lens
-    slots = [
-        given.batch.block_tables[seq, np.arange(n) // size] * size + np.arange(n) % size for seq, n in enumerate(lens)
-    ]
+def test_blocks_past_2_to_the_31_elements_are_reached(backend: Backend) -> None:
+    given = problem(Case((40,), (9,), num_kv_heads=1, block_size=8, kv_dtype="int8", scale_mode="tensor"))
+    assert_close(given, *prefill(backend, far_away(backend, given)))
 
-    def tokens(kv: Strided) -> Strided:
-        pool = kv.view(kv.whole)
-        return Strided(pool.reshape(-1, *pool.shape[2:])[np.concatenate(slots)], lambda whole: whole)
 
-    indptr = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
-    batch = replace(given.batch, block_tables=None, kv_indptr=indptr)
-    case = replace(given.case, block_size=0)
-    return replace(given, case=case, k=tokens(given.k), v=tokens(given.v), batch=batch)
+def test_a_block_id_outside_the_pool_traps_where_ids_are_checked(backend: Backend) -> None:
+    if backend.name != "ptxsim":
+        pytest.skip("a trap ends the GPU's context")
+    given = problem(SMALL)
+    config = replace(given.case.config, debug=True)
+    plan = AttentionPlan(
+        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_seqs=3, max_tokens=55
+    )
+    assert_close(given, *run(backend, given, plan=plan))
+    given.batch.block_tables[0, 2] = len(given.k.whole)
+    with pytest.raises(PtxsimError, match="trap"):
+        run(backend, given, plan=plan)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 7, 1500])
@@ -206,3 +210,20 @@ def test_a_batch_larger_than_the_plan_is_refused(backend: Backend) -> None:
     )
     with pytest.raises(InvalidArgument, match="40 queries, but the plan was made for 2 with 39"):
         run(backend, given, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "capability", "named"),
+    [
+        ({}, (7, 5), r"the device has 7\.5"),
+        ({"q_dtype": "float32", "kv_dtype": "float32"}, (9, 0), "q_dtype float32"),
+        ({"kv_dtype": "float32"}, (9, 0), "kv_dtype float32"),
+        ({"head_dim": 72}, (9, 0), "head_dim 72"),
+        ({"head_dim_v": 512}, (9, 0), "head_dim_v 512"),
+        ({"kv_alignment": 8}, (9, 0), "kv_alignment 8"),
+    ],
+)
+def test_what_it_cannot_take_is_named(change: dict[str, Any], capability: tuple[int, int], named: str) -> None:
+    config = replace(AttentionConfig(64, 64, 4), **change)
+    with pytest.raises(UnsupportedVariant, match=f"prefill_mma: .*{named}"):
+        choose(config, capability, "prefill_mma")

@@ -83,7 +83,6 @@ template <int kWarps> class CtaRing {
   const KvParams& p;
   const Segment& s;
 
-  __device__ __forceinline__ SequenceKv kv() const { return {p, s.seq}; }
   __device__ __forceinline__ u8* raw(int i) const { return shared + i % STAGES * kStageBytes; }
   __device__ __forceinline__ float* scales(int i) const { return reinterpret_cast<float*>(raw(i) + kRawK + kRawV); }
   __device__ __forceinline__ static int warp_key(int i, int warp) { return i * TILE_TOKENS + warp * kWarpKeys; }
@@ -95,52 +94,65 @@ template <int kWarps> class CtaRing {
   // Copies the ids of the blocks of the warp's keys of tile i. Of keys outside the segment: of its first or last key.
   __device__ __forceinline__ void copy_ids(int i, int lane, int warp) const {
     if (lane >= kWarpIds || !holds(i)) return;
-    cp_async4(ids(i, warp) + lane, kv().entry(min(max(warp_key(i, warp) + lane, s.begin), s.end - 1)), true);
+    cp_async4(ids(i, warp) + lane, SequenceKv(p, s.seq).entry(min(max(warp_key(i, warp) + lane, s.begin), s.end - 1)), true);
   }
 
-  // Place of key number `key` of the warp's keys of tile i.
-  __device__ __forceinline__ TokenPlace place(int i, int warp, int key) const {
-    if (!PAGED) return {0, kv().first + warp_key(i, warp) + key};
-    return kv().place(ids(i, warp)[kOneBlock ? 0 : key], warp_key(i, warp) + key);
-  }
-  __device__ __forceinline__ bool inside(int key) const { return static_cast<u32>(key - s.begin) < static_cast<u32>(s.end - s.begin); }
+  // What one thread's copies of one tile have in common: read once, as every copy makes the compiler forget what it has read.
+  struct Copy {
+    u32 lane, warp;
+    int first_key;  // of the warp in the tile
+    const int* ids;
+    KeyRange keys;     // of the segment
+    const SequenceKv& kv;
+
+    // Place of key number `key` of the warp's keys.
+    __device__ __forceinline__ TokenPlace place(int key) const {
+      return PAGED ? kv.place(ids[kOneBlock ? 0 : key], first_key + key) : kv.place(first_key + key);
+    }
+    __device__ __forceinline__ bool inside(int key) const {
+      return static_cast<u32>(first_key + key - keys.begin) < static_cast<u32>(keys.end - keys.begin);
+    }
+  };
 
   __device__ __forceinline__ void copy(int i) {
     const u32 thread = fresh_thread_id(), lane = thread % kWarpSize, warp = thread / kWarpSize;
     __syncwarp();  // ids of tile i are there; those of tile i - 1 are read
     copy_ids(i + STAGES - 1, lane, warp);
-    copy_rows<KTile, HEAD_DIM>(i, lane, warp, raw(i), p.k_token_stride, [&](TokenPlace at) { return kv().k<KV_TYPE>(at, s.kv_head); });
-    copy_rows<VTile, HEAD_DIM_V>(i, lane, warp, raw(i) + kRawK, p.v_token_stride, [&](TokenPlace at) { return kv().v<KV_TYPE>(at, s.kv_head); });
-    if (kScaleTokens) {
-      const int key = lane % kWarpKeys;
-      const TokenPlace at = place(i, warp, key);
-      const i64 from = at.block * p.scale_block_stride + at.offset * p.scale_token_stride + s.kv_head * p.scale_head_stride;
-      const bool valid = inside(warp_key(i, warp) + key);
-      float* to = scales(i) + warp * kWarpKeys + key;
-      if (lane < kWarpKeys) {
-        cp_async4(to, p.k_scale + from, valid);
-        cp_async4(to + TILE_TOKENS, p.v_scale + from, valid);
-      }
+    const SequenceKv kv(p, s.seq);
+    const Copy c{lane, warp, warp_key(i, warp), ids(i, warp), {s.begin, s.end}, kv};
+    const int kv_head = s.kv_head;
+    copy_rows<KTile, HEAD_DIM>(c, raw(i), kv.k<KV_TYPE>({0, 0}, kv_head), p.k_block_stride, p.k_token_stride);
+    copy_rows<VTile, HEAD_DIM_V>(c, raw(i) + kRawK, kv.v<KV_TYPE>({0, 0}, kv_head), p.v_block_stride, p.v_token_stride);
+    if (kScaleTokens && lane < kWarpKeys) {
+      const TokenPlace at = c.place(lane);
+      const i64 from = at.block * p.scale_block_stride + at.offset * p.scale_token_stride + kv_head * p.scale_head_stride;
+      float* to = scales(i) + warp * kWarpKeys + lane;
+      cp_async4(to, p.k_scale + from, c.inside(lane));
+      cp_async4(to + TILE_TOKENS, p.v_scale + from, c.inside(lane));
     }
   }
 
-  // The warp's rows of K or of V of tile i; `row_of` says where a token's elements begin. The lanes take as many 16-byte pieces of
-  // a row at once as the largest power of two that divides their number, so that pieces differ in constants only.
-  template <class Tile, int kDim, class RowOf>
-  __device__ __forceinline__ void copy_rows(int i, int lane, int warp, u8* to, i64 token_stride, const RowOf& row_of) {
+  // The warp's rows of K or of V; `base` is where block 0 has the KV head's first token. The lanes take as many 16-byte pieces of a
+  // row at once as the largest power of two that divides their number, so that pieces differ in constants only.
+  template <class Tile, int kDim>
+  __device__ __forceinline__ void copy_rows(const Copy& c, u8* to, const KV_TYPE* base, i64 block_stride, i64 token_stride) {
     constexpr int kVecs = kDim / kVecElements, kLanes = min_of(kVecs & -kVecs, kWarpSize), kRows = kWarpSize / kLanes;
     static_assert(kDim % kVecElements == 0, "");
     const KV_TYPE* from = nullptr;
 #pragma unroll
     for (int j = 0; j < ceil_div(kWarpKeys, kRows); ++j) {
-      const int key = j * kRows + lane / kLanes, row = warp * kWarpKeys + key;
-      if (j == 0 || !kOneBlock) from = row_of(place(i, warp, key % kWarpKeys)) + lane % kLanes * kVecElements;
-      else from += kRows * token_stride;
+      const int key = j * kRows + c.lane / kLanes, row = c.warp * kWarpKeys + key;
+      if (j == 0 || !kOneBlock) {
+        const TokenPlace at = c.place(key % kWarpKeys);
+        from = base + at.block * block_stride + at.offset * token_stride + c.lane % kLanes * kVecElements;
+      } else {
+        from += kRows * token_stride;
+      }
 #pragma unroll
       for (int n = 0; n < kVecs; n += kLanes) {
-        const int vec = n + lane % kLanes;
+        const int vec = n + c.lane % kLanes;
         u8* at = kConverted ? to + (row * kVecs + vec) * 16 : Tile{to}.chunk(row, vec);
-        if (kWarpKeys % kRows == 0 || key < kWarpKeys) cp_async16(at, from + n * kVecElements, inside(i * TILE_TOKENS + row));
+        if (kWarpKeys % kRows == 0 || key < kWarpKeys) cp_async16(at, from + n * kVecElements, c.inside(key));
       }
     }
   }

@@ -38,13 +38,12 @@ template <int kFrags> struct QueryRows {
   const Segment& segment;
   int first_row;  // of the warp in the row tile
   float k_scale, fold;
-  float m[kFrags][2];
-  float (&l)[kFrags][2];
+  float m[kFrags][2], l[kFrags][2];
   float o[kFrags][kDimFrags][4];
 
   // `k_scale`: of all keys alike; 1 where K has none or has been multiplied by it.
-  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_, float (&sums)[kFrags][2])
-      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_), l(sums) {
+  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_)
+      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_) {
     fold = kShaped || !(to_log2() > 0.f) ? 1.f : to_log2();  // else shape() scales
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) {
