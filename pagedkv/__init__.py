@@ -12,6 +12,7 @@ from pagedkv.errors import OutOfBlocks as OutOfBlocks
 from pagedkv.errors import PagedKVError as PagedKVError
 from pagedkv.errors import PinBudgetExceeded as PinBudgetExceeded
 from pagedkv.errors import StaleHandle as StaleHandle
+from pagedkv.errors import StoreDamaged as StoreDamaged
 from pagedkv.errors import TierError as TierError
 from pagedkv.errors import TraceFormatError as TraceFormatError
 from pagedkv.errors import WrongType as WrongType

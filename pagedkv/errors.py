@@ -91,6 +91,10 @@ class TierError(PagedKVError):
     """A tier cannot be opened or has failed for good; other tiers go on."""
 
 
+class StoreDamaged(TierError):
+    """A disk tier's own files are missing, cut or unreadable; ``on_mismatch="reset"`` starts an empty store instead."""
+
+
 class ClosedError(PagedKVError):
     """The object was closed (or released) and can no longer be used."""
 

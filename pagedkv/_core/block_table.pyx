@@ -1058,7 +1058,8 @@ cdef class BlockTable:
             if n > self.num_changes:
                 n = self.num_changes
                 out = out[:n]
-            memcpy(i32(out), self.changes, n * sizeof(Change))
+            if n:
+                memcpy(i32(out), self.changes, n * sizeof(Change))
             self.num_changes -= n
             for i in range(self.num_changes):
                 self.changes[i] = self.changes[n + i]

@@ -619,7 +619,8 @@ cdef class Placement:
             out = np.empty(n, MOVE_DTYPE)
             self.lock.acquire()
             if n == self.place.num_moves:           # or a transfer might be cut in two
-                memcpy(cnp.PyArray_DATA(out), self.place.moves, n * sizeof(Move))
+                if n:
+                    memcpy(cnp.PyArray_DATA(out), self.place.moves, n * sizeof(Move))
                 self.place.num_moves = 0
                 self.lock.release()
                 return out

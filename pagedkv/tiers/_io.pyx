@@ -24,7 +24,22 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef extern from *:
     """
+    #include <errno.h>
+    #include <fcntl.h>
     #include <string.h>
+
+    /* Hints about cached pages of a file; their failure changes nothing but the amount of memory in use. */
+    static void drop_pages(int fd, off_t offset, off_t count)
+    {
+        (void) posix_fadvise(fd, offset, count, POSIX_FADV_DONTNEED);
+    }
+
+    static void start_writing(int fd, off_t offset, off_t count)
+    {
+    #ifdef SYNC_FILE_RANGE_WRITE
+        (void) sync_file_range(fd, offset, count, SYNC_FILE_RANGE_WRITE);
+    #endif
+    }
     #if defined(__SSE2__)
     #include <emmintrin.h>
 
@@ -66,6 +81,8 @@ cdef extern from *:
     """
     void stream_copy(void *dst, const void *src, size_t count) nogil
     void *memcpy(void *dst, const void *src, size_t count) nogil
+    void drop_pages(int fd, off_t offset, off_t count) nogil
+    void start_writing(int fd, off_t offset, off_t count) nogil
 
 cdef extern from "_sums.h" nogil:
     int sum_level()
@@ -76,7 +93,8 @@ cdef struct Shards:
     size_t width  # bytes that each covers; all of a block if count is 0
     size_t group  # shards moved by one system call
 
-MIN_SUMMED = 240  # the sums here are of more bytes than this; fewer are padded by disk_format.sum_of
+cdef int64_t MIN_SUMMED_C = 240
+MIN_SUMMED = MIN_SUMMED_C  # the sums here are of more bytes than this; fewer are padded by disk_format.sum_of
 SUM_LEVEL = sum_level()
 cdef int SUM_LEVEL_C = SUM_LEVEL
 cdef int MAPPED = -1  # instead of a descriptor: the place is an address
@@ -155,6 +173,40 @@ def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t
         for i in range(count):
             outcomes[i] = write_row(fds[i], offsets[i], &rows[indices[i], 0], shards, seeds[i],
                                     sums_at(sums, i))
+
+
+def headers_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1] headers,
+                 int64_t[::1] outcomes, const uint64_t[::1] seeds, uint64_t[::1] sums) -> None:
+    """Read n headers alone into `headers` [n, header_bytes]; ``sums[i]`` is of all bytes but the last eight."""
+    cdef Py_ssize_t count = fds.shape[0], i
+    cdef int64_t wanted = headers.shape[1]
+    check_batch(count, offsets.shape[0], seeds.shape[0], outcomes.shape[0])
+    check_headers(headers, count)
+    if sums.shape[0] != count or wanted <= MIN_SUMMED_C + 8:
+        raise InvalidArgument(f"{count} headers of {wanted} bytes and {sums.shape[0]} sums")
+    with nogil:
+        for i in range(count):
+            outcomes[i] = read_until(fds[i], offsets[i], &headers[i, 0], wanted, NULL, 0, wanted)
+            if outcomes[i] == wanted:
+                sums[i] = sum_long(&headers[i, 0], wanted - 8, seeds[i], SUM_LEVEL_C)
+
+
+def drop_cached(const int32_t[::1] fds, const int64_t[::1] offsets, int64_t num_bytes) -> None:
+    """Let the page cache forget `num_bytes` at each place; pages that are not written yet stay."""
+    cdef Py_ssize_t count = fds.shape[0], i
+    check_batch(count, offsets.shape[0], count, count)
+    with nogil:
+        for i in range(count):
+            drop_pages(fds[i], offsets[i], num_bytes)
+
+
+def start_writeback(const int32_t[::1] fds, const int64_t[::1] offsets, int64_t num_bytes) -> None:
+    """Let the kernel begin to write what is dirty at each place; does not wait for it."""
+    cdef Py_ssize_t count = fds.shape[0], i
+    check_batch(count, offsets.shape[0], count, count)
+    with nogil:
+        for i in range(count):
+            start_writing(fds[i], offsets[i], num_bytes)
 
 
 def sum_bytes(const uint8_t[::1] data, seed: int, level: int) -> int:

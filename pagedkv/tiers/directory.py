@@ -1,6 +1,6 @@
 """The directory of a disk tier: private, locked by one process, opened without following links.
 
-    LOCK       flock'ed while a tier has the directory open; holds the owner's pid, for humans
+    LOCK       flock'ed while a tier has the directory open; holds the owner's pid and boot, for humans
     KEY        32 random bytes: the secret of the chain keys of this store
     SUPER      two 4 KiB copies of the superblock
     data.NNNN  segment files, never sparse
@@ -20,27 +20,56 @@ import resource
 import stat
 from pathlib import Path
 
-from pagedkv.errors import TierError
+from pagedkv.errors import StoreDamaged, TierError
+from pagedkv.tiers.file_system import file_system_of, is_network
 
 LOCK, KEY, SUPER, SUPER_NEW = "LOCK", "KEY", "SUPER", "SUPER.new"
 SECRET_BYTES = 32
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = re.compile(r"LOCK|KEY|SUPER|SUPER\.new|data\.\d{4,}")
+_OF_THE_SYSTEM = {"lost+found"}  # lies in the root of a file system of its own
+
+RESTART = "put it back, or start an empty cache (on_mismatch='reset', or delete the directory)"
+
+
+def file_size_limit() -> float:
+    """Bytes that a file of this process may have; a write beyond them ends a process that does not ignore SIGXFSZ."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return float("inf") if limit == resource.RLIM_INFINITY else limit
+
+
+def _boot_id() -> bytes:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read(36)
+    except OSError:
+        return b"unknown"
 
 
 class Directory:
     """An open and locked store directory. Making the object makes the directory (not its parents) if need be.
 
+    Parameters
+    ----------
+    path : the directory.
+    network_fs : whether it may lie on a file system of another machine, whose locks and syncs may not hold.
+
+    Attributes
+    ----------
+    read_only : why nothing in it can be written, as on a read-only mount; empty if it can.
+
     Raises
     ------
     TierError
-        The path is a link or no directory, belongs to somebody else, is open to others, is locked, or cannot
-        be made or opened.
+        The path is a link or no directory, belongs to somebody else, is open to others, is locked, lies on a network
+        file system, or cannot be made or opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, network_fs: bool = False) -> None:
         self.path = Path(os.fspath(path)).absolute()
         self.made = False
+        self.read_only = ""
+        self._network_fs = network_fs
         self.fd = self.lock_fd = -1
         try:
             self._open()
@@ -59,18 +88,48 @@ class Directory:
         if stat.S_ISLNK(info.st_mode) or not stat.S_ISDIR(info.st_mode):
             raise TierError(f"disk tier {self.path} is not a directory (links are not followed); name a directory")
         self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
-        self._check_private(os.fstat(self.fd), str(self.path), "chmod 700")
-        self.lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self.fd)
+        try:
+            self._check_private(os.fstat(self.fd), str(self.path), "chmod 700")
+            self._check_local()
+        except TierError:
+            if self.made:
+                os.rmdir(self.path)
+            raise
+        self.lock_fd = self._open_lock()
         self._check_private(os.fstat(self.lock_fd), LOCK, "chmod 600")
         try:
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(self.lock_fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+            owner = os.pread(self.lock_fd, 80, 0).decode("ascii", "replace").strip() or "unknown"
             raise TierError(
                 f"disk tier {self.path} is in use by {owner}; close that one or use another directory"
             ) from None
-        os.ftruncate(self.lock_fd, 0)
-        os.pwrite(self.lock_fd, b"pid %d\n" % os.getpid(), 0)
+        if not self.read_only:
+            self._sign()
+
+    def _check_local(self) -> None:
+        kind = file_system_of(self.fd)
+        if is_network(kind) and not self._network_fs:
+            raise TierError(
+                f"disk tier {self.path} lies on a network file system ({kind}), where locks and syncs may not hold; "
+                f"use a local disk, or pass network_fs=True if no other machine uses the directory"
+            )
+
+    def _open_lock(self) -> int:
+        flags = os.O_NONBLOCK | _FLAGS
+        try:
+            return os.open(LOCK, os.O_RDWR | os.O_CREAT | flags, 0o600, dir_fd=self.fd)
+        except OSError as problem:
+            if problem.errno != errno.EROFS:
+                raise
+            self.read_only = "its file system is mounted read-only"
+            return os.open(LOCK, os.O_RDONLY | flags, dir_fd=self.fd)
+
+    def _sign(self) -> None:
+        """Say in LOCK whose it is. Only people read that, so a full disk is no reason to stop."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.lock_fd, 0)
+            os.pwrite(self.lock_fd, b"pid %d, boot %s\n" % (os.getpid(), _boot_id()), 0)
 
     def _check_private(self, info: os.stat_result, what: str, remedy: str) -> None:
         if info.st_uid != os.geteuid():
@@ -90,20 +149,29 @@ class Directory:
 
     def foreign_names(self) -> list[str]:
         """What lies in the directory and is not of a disk tier."""
-        return [name for name in self.names() if not _OURS.fullmatch(name)]
+        return [name for name in self.names() if not _OURS.fullmatch(name) and name not in _OF_THE_SYSTEM]
 
     def open_file(self, name: str) -> int:
-        """A descriptor for reading and writing.
+        """A descriptor for reading, and for writing unless the directory is read-only.
 
         Raises
         ------
+        StoreDamaged
+            There is no such file.
         TierError
-            Missing, no plain file, or open to others.
+            It cannot be opened, is no plain file, belongs to somebody else or is open to others.
         """
+        access = os.O_RDONLY if self.read_only else os.O_RDWR
         try:
-            fd = os.open(name, os.O_RDWR | _FLAGS | os.O_NONBLOCK, dir_fd=self.fd)
+            fd = os.open(name, access | _FLAGS | os.O_NONBLOCK, dir_fd=self.fd)
+        except FileNotFoundError:
+            raise StoreDamaged(f"disk tier {self.path} has no {name}: {RESTART}") from None
         except OSError as problem:
-            hint = "it is a link" if problem.errno == errno.ELOOP else problem.strerror
+            hints = {
+                errno.ELOOP: "it is a link",
+                errno.EMFILE: "too many open files; raise the limit (ulimit -n) or use larger segments",
+            }
+            hint = hints.get(problem.errno or 0, problem.strerror)
             raise TierError(f"cannot open {name} of disk tier {self.path}: {hint}") from problem
         try:
             info = os.fstat(fd)
@@ -123,11 +191,12 @@ class Directory:
         TierError
             No space, or over the file size limit; says the sizes. The file is gone again then.
         """
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if limit != resource.RLIM_INFINITY and num_bytes > limit:  # SIGXFSZ would end a process that does not ignore it
+        if self.read_only:
+            raise TierError(f"cannot make {name} of disk tier {self.path}: {self.read_only}")
+        if num_bytes > file_size_limit():
             raise TierError(
                 f"disk tier {self.path} needs a file of {num_bytes} bytes, over this process's limit of "
-                f"{limit}; raise the limit (ulimit -f) or use smaller segments"
+                f"{file_size_limit()}; raise the limit (ulimit -f) or use smaller segments"
             )
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self.fd)
         try:
@@ -160,7 +229,9 @@ class Directory:
         finally:
             os.close(fd)
         if len(secret) != SECRET_BYTES:
-            raise TierError(f"KEY of disk tier {self.path} has {len(secret)} bytes instead of {SECRET_BYTES}")
+            raise StoreDamaged(
+                f"KEY of disk tier {self.path} has {len(secret)} bytes instead of {SECRET_BYTES}: {RESTART}"
+            )
         return secret
 
     def make_secret(self) -> bytes:
@@ -168,7 +239,8 @@ class Directory:
         secret = os.urandom(SECRET_BYTES)
         fd = self.make_file(KEY, SECRET_BYTES)
         try:
-            os.pwrite(fd, secret, 0)
+            if os.pwrite(fd, secret, 0) != SECRET_BYTES:
+                raise OSError(errno.EIO, "a write was cut short")
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -11,24 +11,29 @@ crash.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk_format import SlotFormat
-from pagedkv.tiers.disk_store import Store
-from pagedkv.tiers.segments import ReadPath
+from pagedkv.tiers.disk_store import OnMismatch, Store
+from pagedkv.tiers.entrance import Entrance
+from pagedkv.tiers.health import Health, State
+from pagedkv.tiers.scan import Scan
+from pagedkv.tiers.segments import PageCache, ReadPath
 from pagedkv.tiers.slots import DiskStats, Slots
+from pagedkv.tiers.superblock import MAX_PURGES
 
 log = logging.getLogger("pagedkv.tiers.disk")
 
@@ -62,11 +67,25 @@ class DiskTier:
         Largest size of one file, rounded down to whole slots (one at least).
     read_path : ``"pread"`` or ``"mapping"``
         How bytes are read; both survive truncated files. Which is faster: ``python -m bench.tiers``.
+    page_cache : ``"drop"`` or ``"keep"``
+        Whether the kernel shall forget what was written or read, or keep it in memory that is free.
+    on_mismatch : ``"refuse"`` or ``"reset"``
+        What becomes of a store there that is damaged or of another layout: an error, or an empty store in its place.
+        Old bytes are never read as something they are not. A directory that belongs to somebody else, is open to
+        others or in use is refused in any case.
+    network_fs : bool
+        Allow a directory on a network file system, where locks may not keep a second machine out.
+    on_progress : callable, optional
+        ``on_progress(done, total)``, in slots, while a store that exists is scanned.
+    clock : callable
+        Monotonic seconds, for the rests of a tier that fails.
 
     Raises
     ------
     TierError
         The directory or a file in it cannot be used; says which and what to do.
+    StoreDamaged
+        A `TierError`: a file of the store is missing, cut or unreadable.
     LayoutMismatch
         The store there has another format version, fingerprint or size.
     WrongType, InvalidArgument
@@ -86,10 +105,17 @@ class DiskTier:
         shards: int = 1,
         segment_bytes: int = 1 << 30,
         read_path: ReadPath = "pread",
+        page_cache: PageCache = "drop",
+        on_mismatch: OnMismatch = "refuse",
+        network_fs: bool = False,
+        on_progress: Callable[[int, int], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._closed = True
         check_size(num_blocks, block_bytes)
-        _check_arguments(fingerprint, read_path, block_tokens=block_tokens, shards=shards, segment_bytes=segment_bytes)
+        _check_arguments(fingerprint, block_tokens=block_tokens, shards=shards, segment_bytes=segment_bytes)
+        _check_choice("read_path", read_path, "pread", "mapping")
+        _check_choice("page_cache", page_cache, "drop", "keep")
+        _check_choice("on_mismatch", on_mismatch, "refuse", "reset")
         self.num_blocks, self.block_bytes = int(num_blocks), int(block_bytes)
         self._block_tokens = block_tokens
         self._store = Store(
@@ -101,22 +127,31 @@ class DiskTier:
             shards=shards,
             segment_bytes=segment_bytes,
             read_path=read_path,
+            page_cache=page_cache,
+            on_mismatch=on_mismatch,
+            network_fs=bool(network_fs),
         )
         self._abandon = weakref.finalize(self, self._store.close)  # a tier dropped without close unlocks at least
         state = self._store.superblock
         form = SlotFormat(self._store.geometry, state.uuid, fingerprint, state.epoch)
-        self._slots = Slots(self._store.segments, form, state.next_generation, self.path)
-        if not self._store.made:
-            try:
-                self._slots.scan()
-            except BaseException:
-                self._store.close()
-                raise
-        self._pid = os.getpid()
-        self._idle = threading.Condition()
-        self._inside = 0
-        self._closed = False
+        self._health = Health(self.path, self._store.never_writes, clock)
+        self._slots = Slots(
+            self._store.segments, form, self._store.first_generation, dict(state.purges), self._health, self.path
+        )
+        self._entrance = Entrance(f"disk tier {self.path}")
+        self._purging = threading.Lock()
+        try:
+            if not self._store.made:
+                self._take_over(on_progress)
+        except BaseException:
+            self._store.close()
+            raise
         _open_tiers.add(self)
+
+    def _take_over(self, on_progress: Callable[[int, int], object] | None) -> None:
+        self._slots.adopt(Scan(self._store.segments, self._slots.form).everything(on_progress))
+        if self._store.superblock.purges and not self._store.never_writes:
+            self._try_to_forget_purges()
 
     @property
     def path(self) -> str:
@@ -132,6 +167,11 @@ class DiskTier:
     def was_clean(self) -> bool:
         """Whether the store is new or was closed properly. Only a statistic: reads check everything."""
         return self._store.was_clean
+
+    @property
+    def state(self) -> State:
+        """``"ok"``, ``"read_only"`` (writes fail at once) or ``"off"`` (reads are misses, too)."""
+        return self._health.state
 
     def write(
         self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], src_blocks: Any
@@ -161,7 +201,7 @@ class DiskTier:
         slots, rows = self._check(blocks, records, arena, src_blocks, "src_blocks")
         if np.unique(slots).size != slots.size:
             raise InvalidArgument("blocks must differ from each other in one write")
-        with self._inside_call():
+        with self._entrance.inside():
             return self._slots.write(slots, records, arena, rows)
 
     def read(
@@ -192,7 +232,7 @@ class DiskTier:
         check_arena(arena, self.block_bytes, writeable=True)
         if np.unique(rows).size != rows.size:
             raise InvalidArgument("dst_blocks must differ from each other in one read")
-        with self._inside_call():
+        with self._entrance.inside():
             return self._slots.read(slots, expected, arena, rows)
 
     def invalidate(self, blocks: Any) -> None:
@@ -203,7 +243,7 @@ class DiskTier:
         WrongType, InvalidArgument, ClosedError, TierError
         """
         slots = block_ids(blocks, self.num_blocks, "blocks")
-        with self._inside_call():
+        with self._entrance.inside():
             self._slots.bury(slots)
 
     def records(self) -> Iterator[StoredBlock]:
@@ -215,11 +255,53 @@ class DiskTier:
         ------
         ClosedError, TierError
         """
-        for block in range(self.num_blocks):
-            with self._inside_call():
-                found = self._slots.name(block)
-            if found is not None:
-                yield StoredBlock(block, found[1], found[0])
+        with self._entrance.inside():
+            scan, slots = Scan(self._store.segments, self._slots.form), self._slots.live()
+        for part in scan.parts(slots):
+            with self._entrance.inside():
+                found = [entry for entry in scan.records(part) if self._slots.holds(*entry)]
+            for slot, generation, record in found:
+                yield StoredBlock(slot, record, generation)
+
+    def purge(self, namespace: bytes) -> None:
+        """Let nothing that was stored for a namespace ever be read again, crash or not, nor what is being written now.
+
+        What is written afterwards counts again. The bytes stay on the device until their slots are used again.
+
+        Parameters
+        ----------
+        namespace : 32 bytes
+            The namespace's digest, as in `Record.namespace`.
+
+        Raises
+        ------
+        TierError
+            It could not be written to the device. In this process the namespace is purged all the same; after a
+            restart it may come back.
+        WrongType, InvalidArgument, ClosedError
+        """
+        _check_digest("namespace", namespace)
+        with self._entrance.inside(), self._purging:  # one at a time: each writes the list of all
+            barriers = self._slots.void(namespace)
+            if len(barriers) <= MAX_PURGES:
+                if not self._saved(purges=tuple(barriers.items())):
+                    self._not_durable()
+                return
+        with self._entrance.alone():
+            if not self._try_to_forget_purges():
+                self._forget_all()
+
+    def clear(self) -> None:
+        """Let nothing that was stored ever be read again, crash or not.
+
+        Raises
+        ------
+        TierError
+            It could not be written to the device; as `purge`.
+        ClosedError
+        """
+        with self._entrance.alone():
+            self._forget_all()
 
     def stats(self) -> DiskStats:
         """Counters since opening; also of a closed tier."""
@@ -232,27 +314,22 @@ class DiskTier:
         ------
         ClosedError, TierError
         """
-        with self._inside_call():
+        with self._entrance.inside():
             return self._sync()
 
     def close(self) -> None:
         """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine."""
-        if self._closed or self._pid != os.getpid():
+        if not self._entrance.is_ours or not self._entrance.shut():
             return
-        with self._idle:
-            if self._closed:
-                return
-            self._closed = True
-            self._idle.wait_for(lambda: self._inside == 0)
         _open_tiers.discard(self)
         try:
             if self._sync():
-                state = self._store.superblock
-                self._store.update(replace(state, clean=True, next_generation=self._slots.next_generation))
-        except OSError as problem:
-            log.warning("disk tier %s: the superblock could not be written: %s", self.path, problem)
+                self._saved(clean=True, next_generation=self._slots.next_generation)
         finally:
             self._abandon()
+
+    def __reduce__(self) -> NoReturn:
+        raise TierError(f"disk tier {self.path} belongs to one process; another one must open a directory of its own")
 
     def __enter__(self) -> DiskTier:
         return self
@@ -278,48 +355,74 @@ class DiskTier:
                 )
         return slots, indices
 
-    @contextmanager
-    def _inside_call(self) -> Iterator[None]:
-        """Keep `close` from taking descriptors away; refuse closed tiers and forked children."""
-        if self._pid != os.getpid():  # before the lock: a thread that the fork left behind may hold it
-            raise TierError(
-                f"disk tier {self.path} belongs to process {self._pid}; a forked child must open a directory of its own"
-            )
-        with self._idle:
-            if self._closed:
-                raise ClosedError(f"disk tier {self.path} is closed")
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._idle:
-                self._inside -= 1
-                self._idle.notify_all()
-
     def _sync(self) -> bool:
+        if self._store.never_writes:
+            return False
         try:
             self._store.segments.sync()
         except OSError as problem:
             log.warning("disk tier %s: sync failed: %s", self.path, problem)
+            self._health.wrote(0, [problem.errno or errno.EIO])
             return False
         return True
+
+    def _saved(self, **changes: Any) -> bool:
+        """Whether changes of the superblock are on the device."""
+        if self._store.never_writes:
+            return False
+        try:
+            self._store.update(**changes)
+        except OSError as problem:
+            log.warning("disk tier %s: the superblock could not be written: %s", self.path, problem)
+            self._health.wrote(0, [problem.errno or errno.EIO])
+            return False
+        return True
+
+    def _try_to_forget_purges(self) -> bool:
+        """Bury all that was purged, so that the superblock need not name it; whether that is on the device."""
+        try:
+            if not self._slots.bury_void():
+                return False
+        except OSError as problem:
+            log.warning("disk tier %s: purged blocks could not be buried: %s", self.path, problem)
+            return False
+        return self._saved(purges=())
+
+    def _forget_all(self) -> None:
+        epoch = self._store.superblock.epoch + 1
+        self._slots.forget_all(epoch)
+        if not self._saved(epoch=epoch, purges=()):
+            self._not_durable()
+
+    def _not_durable(self) -> NoReturn:
+        raise TierError(
+            f"disk tier {self.path}: the purge holds in this process, but could not be written to the device; what was "
+            f"purged may come back after a restart: delete the directory before that"
+        )
 
     def _after_fork(self) -> None:
         self._abandon()
 
 
-def _check_arguments(fingerprint: bytes, read_path: str, **counts: int) -> None:
+def _check_arguments(fingerprint: bytes, **counts: int) -> None:
     for what, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise WrongType(f"{what} must be an int, not {type(value).__name__}")
         if value < 1:
             raise InvalidArgument(f"{what} must be at least 1, not {value}")
-    if not isinstance(fingerprint, bytes):
-        raise WrongType(f"fingerprint must be bytes, not {type(fingerprint).__name__}")
-    if len(fingerprint) != DIGEST_BYTES:
-        raise InvalidArgument(f"fingerprint must have {DIGEST_BYTES} bytes, not {len(fingerprint)}")
-    if read_path not in ("pread", "mapping"):
-        raise InvalidArgument(f"read_path must be 'pread' or 'mapping', not {read_path!r}")
+    _check_digest("fingerprint", fingerprint)
+
+
+def _check_digest(what: str, value: bytes) -> None:
+    if not isinstance(value, bytes):
+        raise WrongType(f"{what} must be bytes, not {type(value).__name__}")
+    if len(value) != DIGEST_BYTES:
+        raise InvalidArgument(f"{what} must have {DIGEST_BYTES} bytes, not {len(value)}")
+
+
+def _check_choice(what: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        raise InvalidArgument(f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 _open_tiers: weakref.WeakSet[DiskTier] = weakref.WeakSet()

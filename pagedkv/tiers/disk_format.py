@@ -1,4 +1,4 @@
-"""The bytes of a disk tier, version 1: superblock and slot header. Packs and checks; opens nothing.
+"""The bytes of a slot, format version 1: a header that names the content, and its payload. Opens nothing.
 
 All integers are little-endian. A slot is a header, rounded up to 4 KiB, and a payload, padded to 4 KiB. Both
 the superblock and the header end in an xxh3-64 sum over every byte before it, padding included. xxh3 finds
@@ -13,7 +13,6 @@ are intact but lie in the wrong slot, in the wrong shard, or are left over from 
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from dataclasses import dataclass, fields
 
@@ -27,13 +26,9 @@ from pagedkv.tiers.base import Record
 SHORTEST_SUM = 256  # bytes
 
 PAGE = 4096
-MAJOR, MINOR = 1, 0
-ENDIAN = 0x01020304
-SUPER_MAGIC = b"PGKVSB\r\n"
 SLOT_MAGIC = b"PKVR"
 RECORD_VERSION = 1
 LIVE, TOMBSTONE = 1, 2
-HASH_BLAKE2B, SUM_XXH3_64 = 1, 1
 
 IDENTITY_FIELDS = (
     "magic", "version", "state", "slot", "generation", "epoch", "uuid", "fingerprint", "key", "parent",
@@ -46,12 +41,14 @@ _REASONS = {  # why a header that is intact is not the expected one; the first t
     "identity": {"key", "parent", "namespace", "extra"},
 }
 IDENTITY = struct.Struct("<4sHBxQQQ16s32s32s32s32s32sIIQ")
+IDENTITY_DTYPE = np.dtype({
+    "names": IDENTITY_FIELDS,
+    "formats": ["V4", "<u2", "u1", "<u8", "<u8", "<u8", "V16", *["V32"] * 5, "<u4", "<u4", "<u8"],
+    "offsets": [0, 4, 6, 8, 16, 24, 32, *range(48, 208, 32), 208, 212, 216],
+    "itemsize": IDENTITY.size,
+})  # fmt: skip
 WRITTEN_AT = struct.Struct("<Q32x")
 SUM = struct.Struct("<Q")
-# magic, major, minor, length, endian, features a reader must know, features it may ignore, uuid, seqno,
-# epoch, fingerprint, num_blocks, block_bytes, header_bytes, slot_bytes, segment_slots, block_tokens, shards,
-# token width, key hash, sum kind, clean, next generation, created at, key check
-SUPER = struct.Struct("<8sHHIIQQ16sQQ32sQQQQQIIBBBBQQ16s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,83 +109,9 @@ class Geometry:
         return slots * self.slot_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Superblock:
-    """What a store says about itself. `seqno` decides between the two copies: the higher valid one counts."""
-
-    geometry: Geometry
-    fingerprint: bytes
-    uuid: bytes
-    seqno: int
-    epoch: int
-    clean: bool
-    next_generation: int
-    created_at: int
-    key_check: bytes
-    major: int = MAJOR
-    incompat: int = 0
-
-
 def pages(num_bytes: int) -> int:
     """`num_bytes` rounded up to whole 4 KiB pages."""
     return -(-num_bytes // PAGE) * PAGE
-
-
-def key_check(uuid: bytes, secret: bytes) -> bytes:
-    """16 bytes that tell whether a KEY file belongs to a store, without telling the key."""
-    return hashlib.blake2b(uuid, key=secret, digest_size=16, person=b"pagedkv-check-v1").digest()
-
-
-def pack_super(state: Superblock) -> bytes:
-    """4 KiB for either copy."""
-    g = state.geometry
-    body = SUPER.pack(
-        SUPER_MAGIC, state.major, MINOR, SUPER.size, ENDIAN, state.incompat, 0, state.uuid, state.seqno,
-        state.epoch, state.fingerprint, g.num_blocks, g.block_bytes, g.header_bytes, g.slot_bytes,
-        g.segment_slots, g.block_tokens, g.shards, 4, HASH_BLAKE2B, SUM_XXH3_64, state.clean,
-        state.next_generation, state.created_at, state.key_check,
-    )  # fmt: skip
-    return seal(body.ljust(PAGE - SUM.size, b"\0"), 0)
-
-
-def parse_super(page: bytes) -> Superblock | None:
-    """The superblock in a 4 KiB copy, or None if it is damaged. Versions are for the caller to judge.
-
-    Raises
-    ------
-    InvalidArgument
-        The copy is intact, but sizes in it contradict each other or this version's rules.
-    """
-    if len(page) != PAGE or not sealed(page, 0):
-        return None
-    (
-        magic, major, _, _, endian, incompat, _, uuid, seqno, epoch, fingerprint, num_blocks, block_bytes,
-        header_bytes, slot_bytes, segment_slots, block_tokens, shards, token_bytes, key_hash, sum_kind, clean,
-        next_generation, created_at, check,
-    ) = SUPER.unpack_from(page)  # fmt: skip
-    if magic != SUPER_MAGIC:
-        return None
-    if major == MAJOR:
-        geometry = Geometry(num_blocks, block_bytes, block_tokens, shards, segment_slots)
-        kinds = (endian, token_bytes, key_hash, sum_kind)
-        derived = (geometry.header_bytes, geometry.slot_bytes)
-        if (header_bytes, slot_bytes) != derived or kinds != (ENDIAN, 4, HASH_BLAKE2B, SUM_XXH3_64):
-            raise InvalidArgument("the superblock's sizes or kinds are not those of format version 1")
-    else:
-        geometry = Geometry(1, 1, 1, 1, 1)  # another version's sizes mean nothing here; the caller refuses it
-    return Superblock(
-        geometry,
-        fingerprint,
-        uuid,
-        seqno,
-        epoch,
-        bool(clean),
-        next_generation,
-        created_at,
-        check,
-        major,
-        incompat,
-    )
 
 
 def sum_of(data: bytes | memoryview | NDArray[np.uint8], seed: int) -> int:
@@ -283,19 +206,49 @@ class SlotFormat:
                 return reason
         return "tokens"
 
-    def parse(self, slot: int, header: bytes | memoryview) -> tuple[int, Record] | None:
-        """``(generation, record)`` of a live header of this slot, store, fingerprint and epoch, or None."""
+    def live(self, slots: NDArray[np.int64], headers: NDArray[np.uint8], sums: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of n headers are intact and live records of their slots, this store, fingerprint and epoch.
+
+        Parameters
+        ----------
+        slots : int64 [n]
+        headers : uint8 [n, header_bytes]
+        sums : uint64 [n], of each header's bytes without its last eight, seeded with its slot.
+        """
         g = self.geometry
-        if len(header) != g.header_bytes or header[:4] != SLOT_MAGIC or not sealed(header, slot):
+        found = fields_of(headers)
+        ok: NDArray[np.bool_] = headers[:, -SUM.size :].copy().view("<u8")[:, 0] == sums
+        wanted = {
+            "magic": np.void(SLOT_MAGIC), "version": RECORD_VERSION, "state": LIVE, "slot": slots.astype("<u8"),
+            "epoch": self.epoch, "uuid": np.void(self.uuid), "fingerprint": np.void(self.fingerprint),
+            "n_tokens": g.block_tokens, "shards": g.shards, "payload_bytes": g.block_bytes,
+        }  # fmt: skip
+        for name, value in wanted.items():
+            ok &= found[name] == value
+        return ok
+
+    def record(self, header: NDArray[np.uint8]) -> Record:
+        """What a live header names."""
+        _, _, _, _, _, _, _, _, key, parent, namespace, extra, *_ = IDENTITY.unpack_from(header.data)
+        tokens = header[IDENTITY.size : self.geometry.tokens_end].view("<i4").astype(np.int32)
+        return Record(key, parent, namespace, tokens, extra)
+
+    def parse(self, slot: int, header: bytes) -> tuple[int, Record] | None:
+        """``(generation, record)`` of a live header, or None; see `live`."""
+        if len(header) != self.geometry.header_bytes:
             return None
-        (
-            _, version, state, own_slot, generation, epoch, uuid, fingerprint, key, parent, namespace, extra,
-            n_tokens, shards, payload_bytes,
-        ) = IDENTITY.unpack_from(header)  # fmt: skip
-        ours = (RECORD_VERSION, LIVE, slot, self.epoch, self.uuid, self.fingerprint)
-        if (version, state, own_slot, epoch, uuid, fingerprint) != ours:
+        row = np.frombuffer(header, np.uint8)[None]
+        sums = np.array([sum_of(header[: -SUM.size], slot)], np.uint64)
+        if not self.live(np.array([slot], np.int64), row, sums)[0]:
             return None
-        if (n_tokens, shards, payload_bytes) != (g.block_tokens, g.shards, g.block_bytes):
-            return None
-        tokens = np.frombuffer(header, "<i4", g.block_tokens, IDENTITY.size).astype(np.int32)
-        return generation, Record(key, parent, namespace, tokens, extra)
+        return int(fields_of(row)["generation"][0]), self.record(row[0])
+
+
+def fields_of(headers: NDArray[np.uint8]) -> NDArray[np.void]:
+    """The identities of uint8 [n, header_bytes] as a structured array [n] with the fields `IDENTITY_FIELDS`."""
+    return headers[:, : IDENTITY.size].copy().view(IDENTITY_DTYPE)[:, 0]
+
+
+def written_at(headers: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint64]:
+    """When each record was written, Unix seconds [n]."""
+    return headers[:, geometry.tokens_end : geometry.tokens_end + 8].copy().view("<u8")[:, 0]

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
+from typing import Any, Literal
 
-from pagedkv.errors import InvalidArgument, LayoutMismatch, TierError
-from pagedkv.tiers.directory import KEY, SUPER, SUPER_NEW, Directory
-from pagedkv.tiers.disk_format import MAJOR, PAGE, Geometry, Superblock, key_check, pack_super, parse_super
-from pagedkv.tiers.segments import ReadPath, Segments
+from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
+from pagedkv.tiers.directory import KEY, RESTART, SUPER, SUPER_NEW, Directory, file_size_limit
+from pagedkv.tiers.disk_format import PAGE, Geometry
+from pagedkv.tiers.segments import PageCache, ReadPath, Segments
+from pagedkv.tiers.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
+
+log = logging.getLogger("pagedkv.tiers.disk")
+
+OnMismatch = Literal["refuse", "reset"]
 
 
 class Store:
-    """An open store. `made` tells whether it is new; `was_clean` whether it is new or was closed properly.
+    """An open store.
+
+    Parameters
+    ----------
+    path, network_fs : see `Directory`.
+    num_blocks, block_bytes, block_tokens, shards, segment_bytes, fingerprint : what it must be, or is made as.
+    read_path, page_cache : see `Segments`.
+    on_mismatch : ``"refuse"``, or ``"reset"`` to replace a store that is damaged or another one by a new, empty one.
+
+    Attributes
+    ----------
+    made : whether the store is new.
+    was_clean : whether it is new or was closed properly.
+    first_generation : the next write's; none before had it or a higher one.
+    never_writes : why the store can only be read; empty if it can be written.
 
     Raises
     ------
@@ -33,20 +54,26 @@ class Store:
         shards: int,
         segment_bytes: int,
         read_path: ReadPath,
+        page_cache: PageCache,
+        on_mismatch: OnMismatch,
+        network_fs: bool,
     ) -> None:
         one = Geometry(num_blocks, block_bytes, block_tokens, shards, 1)
         self.geometry = replace(one, segment_slots=max(1, segment_bytes // one.slot_bytes))
-        self.directory = Directory(path)
+        self._fingerprint, self._read_path, self._page_cache = fingerprint, read_path, page_cache
+        self.directory = Directory(path, network_fs=network_fs)
         self._super_fd = -1
         self._segments: Segments | None = None
+        self.superblock: Superblock
         try:
-            self.made = SUPER not in self.directory.names()
+            self.made = SUPER not in self.directory.names() or not self._opened(on_mismatch)
             if self.made:
-                self._make(fingerprint, read_path)
-            else:
-                self._open(fingerprint, read_path)
+                self._make()
+            self.never_writes = self.directory.read_only or self._over_limit()
             self.was_clean = self.made or self.superblock.clean
-            self.update(replace(self.superblock, clean=False))
+            self.first_generation = self.superblock.next_generation
+            if not self.never_writes:
+                self.update(clean=False, next_generation=self.first_generation + RESERVED_GENERATIONS)
         except OSError as problem:
             self.close()
             raise TierError(f"cannot open disk tier {self.directory.path}: {problem}") from problem
@@ -60,89 +87,126 @@ class Store:
         assert self._segments is not None
         return self._segments
 
-    def update(self, state: Superblock) -> None:
-        """Write the superblock over the older of its two copies, and wait for the device.
+    def update(self, **changes: Any) -> None:
+        """Change the superblock, both copies one after the other, each on the device before the next is touched.
 
         Raises
         ------
         OSError
+            It may or may not be changed after a crash; in memory it is not.
         """
-        state = replace(state, seqno=state.seqno + 1)
-        os.pwrite(self._super_fd, pack_super(state), state.seqno % 2 * PAGE)
-        os.fdatasync(self._super_fd)
+        state = replace(self.superblock, **changes)
+        for _ in range(2):
+            state = replace(state, seqno=state.seqno + 1)
+            self._write_super(state)
         self.superblock = state
 
     def close(self) -> None:
         """Close every descriptor; the directory is free for others."""
+        self._close_files()
+        self.directory.close()
+
+    def _close_files(self) -> None:
         if self._segments is not None:
             self._segments.close()
+            self._segments = None
         if self._super_fd >= 0:
             os.close(self._super_fd)
             self._super_fd = -1
-        self.directory.close()
 
-    def _make(self, fingerprint: bytes, read_path: ReadPath) -> None:
+    def _write_super(self, state: Superblock) -> None:
+        if self.directory.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if file_size_limit() < 2 * PAGE:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        if os.pwrite(self._super_fd, pack_super(state), state.seqno % 2 * PAGE) != PAGE:
+            raise OSError(errno.EIO, "a write was cut short")
+        os.fdatasync(self._super_fd)
+
+    def _over_limit(self) -> str:
+        largest = max(2 * PAGE, self.geometry.segment_bytes(0))
+        if largest <= file_size_limit():
+            return ""
+        return f"its files of {largest} bytes are over this process's limit (ulimit -f)"
+
+    def _opened(self, on_mismatch: OnMismatch) -> bool:
+        """Open what is there; False if it cannot be used and shall be replaced."""
+        try:
+            self._open()
+        except (LayoutMismatch, StoreDamaged) as problem:
+            self._close_files()
+            if on_mismatch != "reset" or self.directory.read_only:
+                raise
+            log.warning("%s; it is replaced by an empty one, as on_mismatch='reset' asks for", problem)
+            return False
+        return True
+
+    def _make(self) -> None:
         foreign = self.directory.foreign_names()
         if foreign:
             raise TierError(
                 f"{self.directory.path} is not empty and not a disk tier (it holds {foreign[0]!r}); "
                 f"name an empty or a new directory"
             )
-        self.directory.remove_store()  # no superblock, so never used: an interrupted start
         try:
+            self.directory.remove_store()  # an interrupted start, or what on_mismatch='reset' replaces
             self.secret = self.directory.make_secret()
-            self._segments = Segments(self.directory, self.geometry, make=True, read_path=read_path)
+            self._segments = self._open_segments(make=True)
             uuid = os.urandom(16)
             self.superblock = Superblock(
-                self.geometry, fingerprint, uuid, seqno=1, epoch=1, clean=True, next_generation=1,
+                self.geometry, self._fingerprint, uuid, seqno=1, epoch=1, clean=True, next_generation=1,
                 created_at=int(time.time()), key_check=key_check(uuid, self.secret),
             )  # fmt: skip
             self._super_fd = self.directory.make_file(SUPER_NEW, 2 * PAGE)
-            self.update(self.superblock)
+            self.update()
             os.rename(SUPER_NEW, SUPER, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
             os.fsync(self.directory.fd)
         except BaseException:
+            self._close_files()
             self.directory.remove_store()
             self.directory.remove_if_made()
             raise
 
-    def _open(self, fingerprint: bytes, read_path: ReadPath) -> None:
+    def _open(self) -> None:
         self._super_fd = self.directory.open_file(SUPER)
-        self.superblock = self._read_super(self.directory.path)
-        self._check_layout(fingerprint)
+        self.superblock = self._read_super()
+        self._check_layout()
         self.secret = self.directory.read_secret()
         if key_check(self.superblock.uuid, self.secret) != self.superblock.key_check:
-            raise TierError(
-                f"{KEY} of disk tier {self.directory.path} is not the key this store was made with; "
-                f"put the right file back, or delete the directory to start an empty cache"
+            raise StoreDamaged(
+                f"{KEY} of disk tier {self.directory.path} is not the key this store was made with: {RESTART}"
             )
-        self._segments = Segments(self.directory, self.geometry, make=False, read_path=read_path)
+        self._segments = self._open_segments(make=False)
 
-    def _read_super(self, path: Path) -> Superblock:
+    def _open_segments(self, *, make: bool) -> Segments:
+        return Segments(
+            self.directory, self.geometry, make=make, read_path=self._read_path, page_cache=self._page_cache
+        )
+
+    def _read_super(self) -> Superblock:
+        path = self.directory.path
         data = os.pread(self._super_fd, 2 * PAGE + 1, 0)
         try:
             copies = [parse_super(data[:PAGE]), parse_super(data[PAGE:])]
         except InvalidArgument as problem:
-            raise LayoutMismatch(f"disk tier {path}: {problem}; delete the directory to start an empty cache") from None
+            raise LayoutMismatch(f"disk tier {path}: {problem}: {RESTART}") from None
         intact = [copy for copy in copies if copy is not None]
         if not intact:
-            raise TierError(
-                f"disk tier {path}: both superblocks are damaged; delete the directory to start an empty cache"
-            )
+            raise StoreDamaged(f"disk tier {path}: both copies of {SUPER} are damaged: {RESTART}")
         return max(intact, key=lambda copy: copy.seqno)
 
-    def _check_layout(self, fingerprint: bytes) -> None:
-        found, path = self.superblock, self.directory.path
-        remedy = "use another directory, or delete this one to start an empty cache"
+    def _check_layout(self) -> None:
+        found, path, ours = self.superblock, self.directory.path, self._fingerprint
+        remedy = "use another directory, or start an empty cache in this one (on_mismatch='reset')"
         if found.major != MAJOR or found.incompat:
             raise LayoutMismatch(
                 f"disk tier {path} has format {found.major} (feature bits {found.incompat:#x}), this pagedkv "
                 f"knows format {MAJOR} and no feature bits; {remedy}"
             )
-        if found.fingerprint != fingerprint:
+        if found.fingerprint != ours:
             raise LayoutMismatch(
                 f"disk tier {path} holds blocks of another model or layout (fingerprint "
-                f"{found.fingerprint.hex()[:16]}, not {fingerprint.hex()[:16]}); {remedy}"
+                f"{found.fingerprint.hex()[:16]}, not {ours.hex()[:16]}); {remedy}"
             )
         for name in ("num_blocks", "block_bytes", "block_tokens", "shards", "segment_slots"):
             there, asked = getattr(found.geometry, name), getattr(self.geometry, name)

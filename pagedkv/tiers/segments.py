@@ -4,24 +4,32 @@ Writes go through ``pwrite``: a store into a mapping of a full disk is SIGBUS, a
 code. Reads go through ``preadv`` or through a mapping that the kernel reads for us (``process_vm_readv`` on
 ourselves); both turn a truncated file or a media error into an outcome. An outcome is bytes transferred, or
 ``-errno``.
+
+A block that was written to disk, or read from it, is seldom read from there again soon: with ``page_cache="drop"`` the
+kernel is told to write it now and to forget it, so that a disk tier does not eat the memory of everything else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import threading
+from collections import deque
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.errors import TierError
+from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.tiers import _io
-from pagedkv.tiers.directory import Directory
-from pagedkv.tiers.disk_format import Geometry, sum_of
+from pagedkv.tiers.directory import RESTART, Directory, file_size_limit
+from pagedkv.tiers.disk_format import SUM, Geometry, sum_of
 
 ReadPath = Literal["pread", "mapping"]
+PageCache = Literal["drop", "keep"]
+BEING_WRITTEN = 32 << 20  # bytes the kernel may still be writing; what is older is forgotten
 
 
 class Segments:
@@ -33,31 +41,40 @@ class Segments:
     geometry : sizes; each file must have exactly the size they say.
     make : True to make the files, every byte allocated; False to open what is there.
     read_path : ``"pread"`` or ``"mapping"``.
+    page_cache : ``"drop"`` or ``"keep"`` what was written or read.
 
     Raises
     ------
+    StoreDamaged
+        A file is missing, too short, too long, or one too many.
     TierError
-        No space, or a file is missing, too short, too long, or not ours. Files made so far are closed, not
-        deleted.
+        No space, or a file is not ours. Files made so far are closed, not deleted.
     """
 
-    def __init__(self, directory: Directory, geometry: Geometry, *, make: bool, read_path: ReadPath) -> None:
+    def __init__(
+        self, directory: Directory, geometry: Geometry, *, make: bool, read_path: ReadPath, page_cache: PageCache
+    ) -> None:
         self.geometry = geometry
+        self._page_cache = page_cache
+        self._being_written: deque[NDArray[np.int32]] = deque()
+        self._lock = threading.Lock()
         self._fds: list[int] = []
         self._maps: list[mmap.mmap] = []
         self.read_path = read_path
         try:
             if make:
                 self._check_space(directory)
+            else:
+                self._check_names(directory)
             for segment in range(geometry.num_segments):
                 name, size = f"data.{segment:04d}", geometry.segment_bytes(segment)
                 fd = directory.make_file(name, size) if make else directory.open_file(name)
                 self._fds.append(fd)
                 found = os.fstat(fd).st_size
                 if found != size:
-                    raise TierError(
-                        f"{name} of disk tier {directory.path} has {found} bytes instead of {size}: it was "
-                        f"cut or replaced; delete the directory to start an empty cache"
+                    raise StoreDamaged(
+                        f"{name} of disk tier {directory.path} has {found} bytes instead of {size}, so it was cut or "
+                        f"replaced: {RESTART}"
                     )
             self._fd_of = np.array(self._fds, np.int32)
             self._base = np.zeros(len(self._fds), np.int64)
@@ -76,6 +93,12 @@ class Segments:
                 f"{self.geometry.slot_bytes} with headers), {free} are free; give it a smaller size or "
                 f"another disk"
             )
+
+    def _check_names(self, directory: Directory) -> None:
+        ours = {f"data.{segment:04d}" for segment in range(self.geometry.num_segments)}
+        others = [name for name in directory.names() if name.startswith("data.") and name not in ours]
+        if others:
+            raise StoreDamaged(f"{others[0]} of disk tier {directory.path} does not belong to its store: {RESTART}")
 
     def _map(self) -> None:
         for segment, fd in enumerate(self._fds):
@@ -119,6 +142,8 @@ class Segments:
                     self._fd_of[segment[one]], offsets[one], headers[one], rows, indices[one], outcomes[one],
                     seeds[one], sums[one],
                 )  # fmt: skip
+        if self._page_cache == "drop":
+            _io.drop_cached(self._fd_of[segment], offsets, self.geometry.slot_bytes)
         return outcomes, self._complete(sums, rows, indices, seeds)
 
     def _room_for_sums(self, count: int) -> NDArray[np.uint64]:
@@ -144,18 +169,22 @@ class Segments:
                 found[i, shard] = sum_of(part, seed ^ shard)
         return found
 
-    def read_header(self, slot: int) -> bytes:
-        """A slot's header; shorter, or empty, if it cannot be read."""
-        segment, index = divmod(slot, self.geometry.segment_slots)
-        try:
-            return os.pread(self._fds[segment], self.geometry.header_bytes, index * self.geometry.slot_bytes)
-        except OSError:
-            return b""
+    def read_headers(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
+        """Headers of n slots: their bytes [n, header_bytes], sums for `SlotFormat.live` [n], and outcomes [n]."""
+        segment, index = np.divmod(slots, self.geometry.segment_slots)
+        headers = np.zeros((slots.size, self.geometry.header_bytes), np.uint8)
+        outcomes, sums = np.zeros(slots.size, np.int64), np.zeros(slots.size, np.uint64)
+        offsets, seeds = index * self.geometry.slot_bytes, slots.astype(np.uint64)
+        _io.headers_read(self._fd_of[segment], offsets, headers, outcomes, seeds, sums)
+        sums[outcomes != headers.shape[1]] = ~_sealed_with(headers[outcomes != headers.shape[1]])  # can never match
+        return headers, sums, outcomes
 
     def write_headers(self, slots: NDArray[np.int32], headers: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Row i of `headers` [n, header_bytes] in front of slot i; outcomes [n]."""
         segment, offsets = self._places(slots)
         outcomes = np.zeros(slots.size, np.int64)
+        if self._over_limit():
+            return outcomes - errno.EFBIG
         every = np.arange(slots.size, dtype=np.int32)
         seeds, none = np.zeros(slots.size, np.uint64), np.zeros((slots.size, 0), np.uint64)
         _io.file_write(self._fd_of[segment], offsets, headers, every, outcomes, seeds, none)
@@ -172,9 +201,24 @@ class Segments:
         segment, offsets = self._places(slots)
         outcomes = np.zeros(slots.size, np.int64)
         sums = self._room_for_sums(slots.size)
+        if self._over_limit():
+            return outcomes - errno.EFBIG, sums
         offsets += self.geometry.header_bytes
         _io.file_write(self._fd_of[segment], offsets, rows, indices, outcomes, seeds, sums)
         return outcomes, self._complete(sums, rows, indices, seeds)
+
+    def settle(self, slots: NDArray[np.int32]) -> None:
+        """Slots are written, header and all: let the kernel write them out, and forget those it has written."""
+        if self._page_cache == "keep" or not slots.size:
+            return
+        segment, offsets = self._places(slots)
+        _io.start_writeback(self._fd_of[segment], offsets, self.geometry.slot_bytes)
+        batches = max(1, BEING_WRITTEN // (slots.size * self.geometry.slot_bytes))
+        with self._lock:
+            self._being_written.append(slots)
+            surplus = len(self._being_written) - batches
+            written = [self._being_written.popleft() for _ in range(surplus)]
+        self._forget(written)
 
     def sync(self) -> None:
         """Wait until the device has what was written.
@@ -186,6 +230,10 @@ class Segments:
         """
         for fd in self._fds:
             os.fdatasync(fd)
+        with self._lock:
+            written = list(self._being_written)
+            self._being_written.clear()
+        self._forget(written)
 
     def close(self) -> None:
         """Close the files. Nobody may be inside another call."""
@@ -195,3 +243,16 @@ class Segments:
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)
+
+    def _forget(self, written: list[NDArray[np.int32]]) -> None:
+        for slots in written:
+            segment, offsets = self._places(slots)
+            _io.drop_cached(self._fd_of[segment], offsets, self.geometry.slot_bytes)
+
+    def _over_limit(self) -> bool:
+        """Whether a write would meet this process's limit of file sizes, and perhaps a signal."""
+        return self.geometry.segment_bytes(0) > file_size_limit()
+
+
+def _sealed_with(headers: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    return headers[:, -SUM.size :].copy().view("<u8")[:, 0].astype(np.uint64)

@@ -2,6 +2,7 @@
 
     write: tombstone over a live slot, payload, header with a new generation
     read:  header and payload into place, then compare everything
+    void:  from now on nothing of a namespace with an earlier generation counts, whatever lies in the slots
 
 The caller owns the slots of a call; different slots may be written and read by several threads at once.
 """
@@ -15,19 +16,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.tiers.base import Record
 from pagedkv.tiers.disk_format import SlotFormat
+from pagedkv.tiers.health import Health, State
+from pagedkv.tiers.scan import Found
 from pagedkv.tiers.segments import Segments
 
 log = logging.getLogger("pagedkv.tiers.disk")
 
 BATCH_BYTES = 16 << 20  # moved by one call without the GIL
-MISS_REASONS = ("empty", "io_error", "short", "header", "misplaced", "stale", "identity", "tokens", "payload")
+MISS_REASONS = ("empty", "off", "io_error", "short", "header", "misplaced", "stale", "purged", "identity", "tokens",
+                "payload")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,19 @@ class DiskStats:
 
     Attributes
     ----------
+    state : ``"ok"``, ``"read_only"`` or ``"off"``, see :mod:`pagedkv.tiers.health`.
     blocks_read, blocks_written : served and stored.
     misses : by reason, one of `MISS_REASONS` each.
     write_errors : by the name of the errno.
+    writes_refused : not tried, because the tier does not write in its state.
     """
 
+    state: State
     blocks_read: int
     blocks_written: int
     misses: dict[str, int]
     write_errors: dict[str, int]
+    writes_refused: int
 
 
 class Slots:
@@ -54,38 +62,66 @@ class Slots:
     ----------
     segments : the open files.
     form : the store's header format.
-    next_generation : lower bound for the generation of the next write.
+    next_generation : generation of the next write, higher than any before.
+    barriers : by namespace digest; records with a lower generation count no more.
+    health : asked before every transfer and told of its outcome.
     where : the directory's name, for the log.
     """
 
-    def __init__(self, segments: Segments, form: SlotFormat, next_generation: int, where: str) -> None:
-        self._segments = segments
-        self._form = form
-        self._where = where
+    def __init__(
+        self,
+        segments: Segments,
+        form: SlotFormat,
+        next_generation: int,
+        barriers: dict[bytes, int],
+        health: Health,
+        where: str,
+    ) -> None:
+        self._segments, self._form, self._health, self._where = segments, form, health, where
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._logged: set[str] = set()
-        self._generations: NDArray[np.uint64] = np.zeros(form.geometry.num_blocks, np.uint64)
+        count = form.geometry.num_blocks
+        self._generations: NDArray[np.uint64] = np.zeros(count, np.uint64)
+        self._namespaces: NDArray[np.int32] = np.full(count, -1, np.int32)  # index into _digests, of live slots
+        self._digests: dict[bytes, int] = {}
+        self._barriers = dict(barriers)
+        self._doubtful: set[int] = set()  # slots that hold nothing, but whose header on disk may say otherwise
         self.next_generation = next_generation
 
-    def scan(self) -> None:
-        """Find the live slots of a store that existed. Of slots with one key the latest counts, the rest are buried."""
-        keys: dict[int, bytes] = {}
-        for slot in range(self._form.geometry.num_blocks):
-            found = self._form.parse(slot, self._segments.read_header(slot))
-            if found is not None:
-                self._generations[slot], keys[slot] = found[0], found[1].key
-                self.next_generation = max(self.next_generation, found[0] + 1)
-        latest = {keys[slot]: slot for slot in sorted(keys, key=self._generations.__getitem__)}
-        self.bury(np.array(sorted(keys.keys() - latest.values()), np.int32))
+    # ---- what a reopened store holds
 
-    def name(self, slot: int) -> tuple[int, Record] | None:
-        """Generation and record of a slot, read from its header; None if it holds nothing."""
-        generation = int(self._generations[slot])
-        if not generation:
-            return None
-        found = self._form.parse(slot, self._segments.read_header(slot))
-        return found if found is not None and found[0] == generation else None
+    def adopt(self, found: Found) -> None:
+        """Live records found on disk. Of those with one key the latest counts; what is older or void is buried."""
+        slots = found.slots
+        self._generations[slots] = found.generations
+        rows, which = np.unique(found.namespaces, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        digests = [row.astype("<u8").tobytes() for row in rows]
+        self._namespaces[slots] = np.array([self._number_of(digest) for digest in digests], np.int32)[which]
+        barriers = np.array([self._barriers.get(digest, 0) for digest in digests], np.uint64)[which]
+        surplus = found.generations < barriers
+        order = np.lexsort((found.generations, *found.keys.T))
+        keys = found.keys[order]
+        surplus[order[:-1][(keys[1:] == keys[:-1]).all(axis=1)]] = True
+        self.next_generation = max(self.next_generation, int(found.generations.max(initial=0)) + 1)
+        self._doubtful.update(found.unreadable.tolist())  # they hold nothing, but may say otherwise another day
+        self.bury(slots[surplus].astype(np.int32))
+
+    @property
+    def form(self) -> SlotFormat:
+        """The header format now; another one after `forget_all`."""
+        return self._form
+
+    def live(self) -> NDArray[np.int64]:
+        """Slots that hold something, ascending."""
+        return np.flatnonzero(self._generations).astype(np.int64)
+
+    def holds(self, slot: int, generation: int, record: Record) -> bool:
+        """Whether this is what a slot holds, and not void."""
+        return int(self._generations[slot]) == generation and not self._is_void(record, generation)
+
+    # ---- transfers
 
     def write(
         self,
@@ -115,28 +151,60 @@ class Slots:
 
     def bury(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Write tombstones over live slots; bool [n] says which slots hold nothing now, on disk too."""
-        ok = np.ones(slots.size, np.bool_)
-        live = self._generations[slots] != 0
-        if live.any():
-            buried = slots[live]
-            stones = [self._form.tombstone(int(slot), int(self._generations[slot])) for slot in buried]
-            self._generations[buried] = 0
-            headers = np.frombuffer(b"".join(stones), np.uint8).reshape(buried.size, -1)
-            outcomes = self._segments.write_headers(buried, headers)
-            ok[live] = outcomes >= 0
-            self._count_failures(outcomes)
-        return ok
+        return self._bury(slots, self._health.may_write())
+
+    # ---- purges
+
+    def void(self, namespace: bytes) -> dict[bytes, int]:
+        """Let nothing of a namespace count that was written before, or is being written now. Returns all barriers."""
+        with self._lock:
+            self._barriers[namespace] = self.next_generation
+            return dict(self._barriers)
+
+    def bury_void(self) -> bool:
+        """Write tombstones over all that is void, and wait for them: whether the barriers are needed no more.
+
+        Nobody may be inside another call.
+
+        Raises
+        ------
+        OSError
+            The device refused.
+        """
+        numbers = [self._digests[digest] for digest in self._barriers if digest in self._digests]
+        void: NDArray[np.intp] = np.flatnonzero(np.isin(self._namespaces, numbers) & (self._generations != 0))
+        names = {number: digest for digest, number in self._digests.items()}
+        barriers = np.array([self._barriers[names[number]] for number in self._namespaces[void].tolist()], np.uint64)
+        doubtful = np.array(sorted(self._doubtful), np.int64)
+        surplus = np.union1d(void[self._generations[void] < barriers], doubtful).astype(np.int32)
+        done = bool(self.bury(surplus).all())
+        self._segments.sync()
+        if done:
+            self._barriers.clear()
+        return done
+
+    def forget_all(self, epoch: int) -> None:
+        """Every slot holds nothing in a new epoch. Nobody may be inside another call."""
+        self._form = replace(self._form, epoch=epoch)
+        self._generations[:] = 0
+        self._namespaces[:] = -1
+        self._doubtful.clear()
+        self._barriers.clear()
 
     def stats(self) -> DiskStats:
         """Counters so far."""
         with self._lock:
             counts = dict(self._counts)
         return DiskStats(
+            state=self._health.state,
             blocks_read=counts.get("read", 0),
             blocks_written=counts.get("written", 0),
             misses={reason: counts.get(f"miss {reason}", 0) for reason in MISS_REASONS},
             write_errors={what.removeprefix("write "): n for what, n in counts.items() if what.startswith("write ")},
+            writes_refused=counts.get("refused", 0),
         )
+
+    # ---- inside
 
     def _batches(self, count: int) -> Iterator[slice]:
         size = max(1, BATCH_BYTES // self._form.geometry.block_bytes)
@@ -149,28 +217,36 @@ class Slots:
         arena: NDArray[np.uint8],
         rows: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
+        if not self._health.may_write():
+            self._hold_nothing(slots[self._generations[slots] != 0])
+            with self._lock:
+                self._counts["refused"] += slots.size
+            return np.zeros(slots.size, np.bool_)
         with self._lock:
             first = self.next_generation
             self.next_generation += slots.size
-        ok = self.bury(slots)
-        slots, rows, chosen = slots[ok], rows[ok], np.flatnonzero(ok)
-        named = [(first + i, records[i]) for i in chosen.tolist()]
-        seeds = np.array([self._form.seed(*name) for name in named], np.uint64)
-        outcomes, sums = self._segments.write_payloads(slots, arena, rows, seeds)
+        ok, form = self._bury(slots, True), self._form
+        chosen = np.flatnonzero(ok)
+        slots, named = slots[ok], [(first + i, records[i]) for i in chosen.tolist()]
+        seeds = np.array([form.seed(*name) for name in named], np.uint64)
+        outcomes, sums = self._segments.write_payloads(slots, arena, rows[ok], seeds)
         now = int(time.time())
-        headers = [
-            self._form.header(slot, generation, record, sums[i], now)
-            for i, (slot, (generation, record)) in enumerate(zip(slots.tolist(), named))
-        ]
-        packed = np.frombuffer(b"".join(headers), np.uint8).reshape(slots.size, self._form.geometry.header_bytes)
+        headers = [form.header(slot, *name, sums[i], now) for i, (slot, name) in enumerate(zip(slots.tolist(), named))]
+        packed = np.frombuffer(b"".join(headers), np.uint8).reshape(slots.size, form.geometry.header_bytes)
         written = outcomes >= 0
+        with self._lock:  # from its first byte on, a header on disk may say something
+            self._doubtful.update(slots[written].tolist())
         outcomes[written] = self._segments.write_headers(slots[written], packed[written])
-        written = outcomes >= 0
-        self._count_failures(outcomes)
-        self._generations[slots[written]] = first + chosen[written].astype(np.uint64)
-        ok[chosen[~written]] = False
+        self._learn_of_writes(outcomes)
+        ok[chosen[outcomes < 0]] = False
         with self._lock:
+            for i in np.flatnonzero(outcomes >= 0).tolist():
+                slot, (generation, record) = int(slots[i]), named[i]
+                self._generations[slot], self._namespaces[slot] = generation, self._number_of(record.namespace)
+                self._doubtful.discard(slot)
+                ok[chosen[i]] = not self._is_void(record, generation)
             self._counts["written"] += int(ok.sum())
+        self._segments.settle(slots)
         return ok
 
     def _read_batch(
@@ -182,8 +258,12 @@ class Slots:
     ) -> NDArray[np.bool_]:
         g = self._form.geometry
         hit = np.zeros(slots.size, np.bool_)
+        if not self._health.may_read():
+            with self._lock:
+                self._counts["miss off"] += slots.size
+            return hit
         generations = self._generations[slots]
-        headers = np.empty((slots.size, g.header_bytes), np.uint8)
+        headers = np.zeros((slots.size, g.header_bytes), np.uint8)
         pairs = zip(generations.tolist(), expected)
         seeds = np.array([self._form.seed(generation, record) for generation, record in pairs], np.uint64)
         outcomes, sums = self._segments.read(slots, headers, arena, rows, seeds)
@@ -198,21 +278,58 @@ class Slots:
                 reason = "short"
             elif self._generations[slot] != generation:
                 reason = "stale"
+            elif self._is_void(record, generation):
+                reason = "purged"
             else:
                 reason = self._form.mismatch(slot, generation, record, memoryview(headers[i]), sums[i])
             if reason is None:
                 hit[i] = True
             else:
-                self._count(f"miss {reason}", f"block {slot} is a miss: {reason}", quiet=reason == "empty")
+                self._count(f"miss {reason}", f"block {slot} is a miss: {reason}", quiet=reason in ("empty", "purged"))
+        arrived = outcomes == g.header_bytes + g.block_bytes
+        failures = [-int(outcome) if outcome < 0 else errno.EIO for outcome in outcomes[~arrived]]
+        self._health.read(int(arrived.sum()), failures)
         with self._lock:
             self._counts["read"] += int(hit.sum())
         return hit
 
-    def _count_failures(self, outcomes: NDArray[np.int64]) -> None:
-        for outcome in outcomes[outcomes < 0]:
-            number = -int(outcome)
+    def _bury(self, slots: NDArray[np.int32], writes: bool) -> NDArray[np.bool_]:
+        with self._lock:
+            doubtful = np.array([slot in self._doubtful for slot in slots.tolist()], np.bool_)
+        said = (self._generations[slots] != 0) | doubtful
+        buried = slots[said]
+        ok: NDArray[np.bool_] = ~said
+        stones = [self._form.tombstone(int(slot), int(self._generations[slot])) for slot in buried]
+        self._hold_nothing(buried)
+        if writes and buried.size:
+            headers = np.frombuffer(b"".join(stones), np.uint8).reshape(buried.size, -1)
+            outcomes = self._segments.write_headers(buried, headers)
+            ok[said] = outcomes >= 0
+            self._learn_of_writes(outcomes)
+            with self._lock:
+                self._doubtful.difference_update(buried[outcomes >= 0].tolist())
+        return ok
+
+    def _hold_nothing(self, slots: NDArray[np.int32]) -> None:
+        """Slots whose headers on disk say something that counts no more."""
+        with self._lock:
+            self._generations[slots] = 0
+            self._namespaces[slots] = -1
+            self._doubtful.update(slots.tolist())
+
+    def _is_void(self, record: Record, generation: int) -> bool:
+        """Whether a record's namespace was purged after it was written."""
+        return generation < self._barriers.get(record.namespace, 0)
+
+    def _number_of(self, namespace: bytes) -> int:
+        return self._digests.setdefault(namespace, len(self._digests))
+
+    def _learn_of_writes(self, outcomes: NDArray[np.int64]) -> None:
+        failures = [-int(outcome) for outcome in outcomes[outcomes < 0]]
+        for number in failures:
             name = errno.errorcode.get(number, str(number))
             self._count(f"write {name}", f"a write failed: {os.strerror(number)}")
+        self._health.wrote(int(outcomes.size) - len(failures), failures)
 
     def _count(self, what: str, message: str, *, quiet: bool = False) -> None:
         """Count, and log the first of each kind: a dying disk must not fill the log."""

@@ -168,7 +168,7 @@ def test_one_damaged_superblock_is_survived_and_two_are_refused(open_tier, kv):
         tier.close()
     for data in (bytes(8192), b"", good[:100], bytes(b ^ 1 for b in good)):
         (kv / "SUPER").write_bytes(data)
-        with pytest.raises(TierError, match="both superblocks are damaged"):
+        with pytest.raises(TierError, match="both copies of SUPER are damaged"):
             open_tier()
 
 
@@ -176,7 +176,8 @@ def test_one_damaged_superblock_is_survived_and_two_are_refused(open_tier, kv):
 def test_an_unknown_version_or_feature_is_refused(open_tier, kv, major, incompat):
     from dataclasses import replace
 
-    from pagedkv.tiers.disk_format import PAGE, pack_super, parse_super
+    from pagedkv.tiers.disk_format import PAGE
+    from pagedkv.tiers.superblock import pack_super, parse_super
 
     data = (kv / "SUPER").read_bytes()
     copies = [parse_super(data[:PAGE]), parse_super(data[PAGE:])]

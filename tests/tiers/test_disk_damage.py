@@ -162,8 +162,9 @@ def test_a_file_cut_under_the_tier_gives_misses_and_no_signal(tmp_path, path_kin
     script = f"""
         import os, numpy as np
         from pagedkv.tiers import DiskTier, Record
-        where = {str(tmp_path / "kv")!r}
-        tier = DiskTier(where, 8, 65536, fingerprint=bytes(32), block_tokens=1, read_path={path_kind!r})
+        where, now = {str(tmp_path / "kv")!r}, [0.0]
+        tier = DiskTier(where, 8, 65536, fingerprint=bytes(32), block_tokens=1, read_path={path_kind!r},
+                        clock=lambda: now[0])
         names = [Record(bytes([i]) * 32, bytes(32), bytes(32), np.zeros(1, np.int32)) for i in range(8)]
         data = np.arange(8 * 65536, dtype=np.uint64).astype(np.uint8).reshape(8, 65536)
         every = np.arange(8)
@@ -178,7 +179,9 @@ def test_a_file_cut_under_the_tier_gives_misses_and_no_signal(tmp_path, path_kin
             assert (out[ok] == data[ok]).all()
         os.unlink(where + "/data.0000")
         assert not tier.read(every, names, out, every).any()
-        assert sum(tier.stats().misses.values()) > 0
+        assert sum(tier.stats().misses.values()) > 0 and tier.state == "off"
+        assert not tier.write([7], [names[7]], data, [7]).any()
+        now[0] += 3600  # rested
         assert tier.write([7], [names[7]], data, [7]).all()  # grows the file again: sparse, and still checked
         assert tier.read([7, 6], [names[7], names[6]], out, [7, 6]).tolist() == [True, False]
         print("alive")

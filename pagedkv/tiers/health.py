@@ -1,0 +1,119 @@
+"""How well the files of a disk tier do: a tier that fails stops writing, then stops reading, and looks again later.
+
+    ok          reads and writes
+    read_only   writes are refused at once, reads are served
+    off         everything is refused at once: every read is a miss
+
+A failure of the device or of the file system takes the tier one state down, at once where waiting does not help (no
+space, quota, read-only, file-size limit) and otherwise after `PATIENCE` failures without a success between them. After
+`FIRST_REST_S` seconds, doubled by every failure up to `LONGEST_REST_S`, one call is let through; if it succeeds, the
+tier is one state up again. Each change of state is one line in the log.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+log = logging.getLogger("pagedkv.tiers.disk")
+
+State = Literal["ok", "read_only", "off"]
+
+PATIENCE = 8  # blocks
+FIRST_REST_S, LONGEST_REST_S = 15.0, 900.0
+HOPELESS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.ENODEV, errno.ENXIO, errno.ESTALE})
+
+
+class Health:
+    """The state of one open tier. Calls may come from any thread.
+
+    Parameters
+    ----------
+    where : the directory's name, for the log.
+    never_writes : why the tier cannot write as long as it is open; empty if it can.
+    clock : monotonic seconds.
+    """
+
+    def __init__(self, where: str, never_writes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._where, self._never_writes, self._clock = where, never_writes, clock
+        self._lock = threading.Lock()
+        self._writes, self._reads = _Gate(), _Gate()
+        self._said: State = "ok"
+        if never_writes:
+            self._said = "read_only"
+            log.warning("disk tier %s is read-only: %s", where, never_writes)
+
+    @property
+    def state(self) -> State:
+        """The state now."""
+        if self._reads.shut:
+            return "off"
+        return "read_only" if self._writes.shut or self._never_writes else "ok"
+
+    def may_write(self) -> bool:
+        """Whether a write is worth trying now. A True has to be answered by `wrote`."""
+        with self._lock:
+            gate = self._reads if self._reads.shut else self._writes
+            return not self._never_writes and gate.lets_through(self._clock())
+
+    def may_read(self) -> bool:
+        """Whether a read is worth trying now. A True has to be answered by `read`."""
+        with self._lock:
+            return self._reads.lets_through(self._clock())
+
+    def wrote(self, successes: int, failures: list[int]) -> None:
+        """What came of writes or syncs: how many went well, and the errno of each that did not."""
+        if self._reads.shut:  # what can be written can perhaps be read again
+            self._learn(self._reads, successes, [])
+        self._learn(self._writes, successes, failures)
+
+    def read(self, successes: int, failures: list[int]) -> None:
+        """What came of reads. Bytes that arrive are a success; what they are worth is checked elsewhere."""
+        self._learn(self._reads, successes, failures)
+
+    def _learn(self, gate: _Gate, successes: int, failures: list[int]) -> None:
+        with self._lock:
+            gate.learn(self._clock(), successes, failures)
+            state = self.state
+            if state == self._said:
+                return
+            self._said = state
+        if state == "ok":
+            log.warning("disk tier %s works again", self._where)
+        else:
+            why = os.strerror(failures[-1]) if failures else "writes still fail"
+            log.warning("disk tier %s is %s now: %s", self._where, state.replace("_", "-"), why)
+
+
+class _Gate:
+    """One direction: open, or shut with a time at which one call may try again."""
+
+    def __init__(self) -> None:
+        self.shut = False
+        self._failed = 0  # since the last success
+        self._rest_s = FIRST_REST_S
+        self._try_at = 0.0
+
+    def lets_through(self, now: float) -> bool:
+        if not self.shut:
+            return True
+        if now < self._try_at:
+            return False
+        self._try_at = now + self._rest_s  # the others wait for what this one finds
+        return True
+
+    def learn(self, now: float, successes: int, failures: list[int]) -> None:
+        if successes:
+            self._failed, self._rest_s, self.shut = 0, FIRST_REST_S, False
+        if successes or not failures:
+            return
+        self._failed += len(failures)
+        if self.shut:
+            self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
+        self.shut = self.shut or self._failed >= PATIENCE or not HOPELESS.isdisjoint(failures)
+        self._try_at = now + self._rest_s

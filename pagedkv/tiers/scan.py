@@ -1,0 +1,91 @@
+"""Finding out what a store holds: the headers of many slots, read by several threads and checked as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.tiers.base import Record
+from pagedkv.tiers.disk_format import SlotFormat, fields_of
+from pagedkv.tiers.segments import Segments
+
+PART_BYTES = 4 << 20  # of headers read by one call without the GIL
+THREADS = 8  # a cold header is one small random read: devices want several at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Live records of some slots, ascending.
+
+    Attributes
+    ----------
+    slots : int64 [n]
+    generations : uint64 [n]
+    keys, namespaces : uint64 [n, 4], each row the 32 bytes of a digest.
+    unreadable : int64 [m], slots whose headers could not be read.
+    """
+
+    slots: NDArray[np.int64]
+    generations: NDArray[np.uint64]
+    keys: NDArray[np.uint64]
+    namespaces: NDArray[np.uint64]
+    unreadable: NDArray[np.int64]
+
+
+class Scan:
+    """Reads headers of a store's slots; payloads are not looked at.
+
+    Parameters
+    ----------
+    segments : the open files.
+    form : what counts as a live record.
+    """
+
+    def __init__(self, segments: Segments, form: SlotFormat) -> None:
+        self._segments, self._form = segments, form
+
+    def everything(self, on_progress: Callable[[int, int], object] | None = None) -> Found:
+        """All live records; ``on_progress(done, total)`` counts slots."""
+        total = self._form.geometry.num_blocks
+        done, parts = 0, []
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="pagedkv-scan") as pool:
+            every = list(self.parts(np.arange(total, dtype=np.int64)))
+            for part, found in zip(every, pool.map(self._find, every)):
+                parts.append(found)
+                done += part.size
+                if on_progress is not None:
+                    on_progress(done, total)
+        return Found(
+            **{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Found)}
+        )
+
+    def parts(self, slots: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """`slots` in pieces of a size for one call."""
+        size = max(1, PART_BYTES // self._form.geometry.header_bytes)
+        return (slots[start : start + size] for start in range(0, slots.size, size))
+
+    def records(self, slots: NDArray[np.int64]) -> list[tuple[int, int, Record]]:
+        """``(slot, generation, record)`` of those of `slots` that are live."""
+        live, headers, _ = self._read(slots)
+        generations = fields_of(headers)["generation"].tolist()
+        return [
+            (slot, generation, self._form.record(header))
+            for slot, generation, header in zip(slots[live].tolist(), generations, headers)
+        ]
+
+    def _find(self, slots: NDArray[np.int64]) -> Found:
+        live, headers, unreadable = self._read(slots)
+        found = fields_of(headers)
+        keys, namespaces = (found[name].copy().view("<u8").reshape(-1, 4) for name in ("key", "namespace"))
+        return Found(slots[live], found["generation"].astype(np.uint64), keys, namespaces, slots[unreadable])
+
+    def _read(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.bool_]]:
+        """Which slots are live, the headers of those, and which could not be read."""
+        headers, sums, outcomes = self._segments.read_headers(slots)
+        whole = outcomes == headers.shape[1]
+        live = whole & self._form.live(slots, headers, sums)
+        return live, headers[live], ~whole
