@@ -217,7 +217,7 @@ class SlotFormat:
         """
         g = self.geometry
         found = fields_of(headers)
-        ok: NDArray[np.bool_] = headers[:, -SUM.size :].copy().view("<u8")[:, 0] == sums
+        ok = intact(headers, sums)
         wanted = {
             "magic": np.void(SLOT_MAGIC), "version": RECORD_VERSION, "state": LIVE, "slot": slots.astype("<u8"),
             "epoch": self.epoch, "uuid": np.void(self.uuid), "fingerprint": np.void(self.fingerprint),
@@ -242,6 +242,12 @@ class SlotFormat:
         if not self.live(np.array([slot], np.int64), row, sums)[0]:
             return None
         return int(fields_of(row)["generation"][0]), self.record(row[0])
+
+
+def intact(headers: NDArray[np.uint8], sums: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which of n headers end in these sums, bool [n]."""
+    found: NDArray[np.bool_] = headers[:, -SUM.size :].copy().view("<u8")[:, 0] == sums
+    return found
 
 
 def fields_of(headers: NDArray[np.uint8]) -> NDArray[np.void]:

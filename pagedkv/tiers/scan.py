@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.tiers.base import Record
-from pagedkv.tiers.disk_format import SlotFormat, fields_of
+from pagedkv.tiers.disk_format import SlotFormat, fields_of, intact
 from pagedkv.tiers.segments import Segments
 
 PART_BYTES = 4 << 20  # of headers read by one call without the GIL
@@ -26,14 +26,14 @@ class Found:
     slots : int64 [n]
     generations : uint64 [n]
     keys, namespaces : uint64 [n, 4], each row the 32 bytes of a digest.
-    unreadable : int64 [m], slots whose headers could not be read.
+    doubtful : int64 [m], slots whose headers could not be read, or are damaged, and may be read well another day.
     """
 
     slots: NDArray[np.int64]
     generations: NDArray[np.uint64]
     keys: NDArray[np.uint64]
     namespaces: NDArray[np.uint64]
-    unreadable: NDArray[np.int64]
+    doubtful: NDArray[np.int64]
 
 
 class Scan:
@@ -78,14 +78,17 @@ class Scan:
         ]
 
     def _find(self, slots: NDArray[np.int64]) -> Found:
-        live, headers, unreadable = self._read(slots)
+        live, headers, doubtful = self._read(slots)
         found = fields_of(headers)
         keys, namespaces = (found[name].copy().view("<u8").reshape(-1, 4) for name in ("key", "namespace"))
-        return Found(slots[live], found["generation"].astype(np.uint64), keys, namespaces, slots[unreadable])
+        return Found(slots[live], found["generation"].astype(np.uint64), keys, namespaces, slots[doubtful])
 
     def _read(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.bool_]]:
-        """Which slots are live, the headers of those, and which could not be read."""
+        """Which slots are live, the headers of those, and which are doubtful."""
         headers, sums, outcomes = self._segments.read_headers(slots)
         whole = outcomes == headers.shape[1]
         live = whole & self._form.live(slots, headers, sums)
-        return live, headers[live], ~whole
+        doubtful = ~whole
+        damaged = np.flatnonzero(whole & ~intact(headers, sums))
+        doubtful[damaged[headers[damaged].any(axis=1)]] = True  # all zeros: never written
+        return live, headers[live], doubtful

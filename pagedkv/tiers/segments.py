@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.tiers import _io
 from pagedkv.tiers.directory import RESTART, Directory, file_size_limit
-from pagedkv.tiers.disk_format import SUM, Geometry, sum_of
+from pagedkv.tiers.disk_format import Geometry, sum_of
 
 ReadPath = Literal["pread", "mapping"]
 PageCache = Literal["drop", "keep"]
@@ -176,7 +176,6 @@ class Segments:
         outcomes, sums = np.zeros(slots.size, np.int64), np.zeros(slots.size, np.uint64)
         offsets, seeds = index * self.geometry.slot_bytes, slots.astype(np.uint64)
         _io.headers_read(self._fd_of[segment], offsets, headers, outcomes, seeds, sums)
-        sums[outcomes != headers.shape[1]] = ~_sealed_with(headers[outcomes != headers.shape[1]])  # can never match
         return headers, sums, outcomes
 
     def write_headers(self, slots: NDArray[np.int32], headers: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -252,7 +251,3 @@ class Segments:
     def _over_limit(self) -> bool:
         """Whether a write would meet this process's limit of file sizes, and perhaps a signal."""
         return self.geometry.segment_bytes(0) > file_size_limit()
-
-
-def _sealed_with(headers: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    return headers[:, -SUM.size :].copy().view("<u8")[:, 0].astype(np.uint64)

@@ -105,7 +105,7 @@ class Slots:
         keys = found.keys[order]
         surplus[order[:-1][(keys[1:] == keys[:-1]).all(axis=1)]] = True
         self.next_generation = max(self.next_generation, int(found.generations.max(initial=0)) + 1)
-        self._doubtful.update(found.unreadable.tolist())  # they hold nothing, but may say otherwise another day
+        self._doubtful.update(found.doubtful.tolist())  # they hold nothing, but may say otherwise another day
         self.bury(slots[surplus].astype(np.int32))
 
     @property
