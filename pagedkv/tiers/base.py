@@ -139,7 +139,10 @@ def block_ids(blocks: Any, num_blocks: int, what: str) -> NDArray[np.int32]:
     InvalidArgument
         An id is out of range.
     """
-    ids = np.asarray(blocks)
+    try:
+        ids = np.asarray(blocks)
+    except ValueError:
+        raise WrongType(f"{what} must be a one-dimensional array of integers") from None
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise WrongType(f"{what} must be a one-dimensional array of integers")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_blocks):

@@ -20,7 +20,7 @@ import resource
 import stat
 from pathlib import Path
 
-from pagedkv.errors import StoreDamaged, TierError
+from pagedkv.errors import InvalidArgument, StoreDamaged, TierError, WrongType
 from pagedkv.tiers.file_system import file_system_of, is_network
 
 LOCK, KEY, SUPER, SUPER_NEW = "LOCK", "KEY", "SUPER", "SUPER.new"
@@ -30,6 +30,13 @@ _OURS = re.compile(r"LOCK|KEY|SUPER|SUPER\.new|data\.\d{4,}")
 _OF_THE_SYSTEM = {"lost+found"}  # lies in the root of a file system of its own
 
 RESTART = "put it back, or start an empty cache (on_mismatch='reset', or delete the directory)"
+REPLACE = "put the store's own file back, or delete the directory to start an empty cache"
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor. Whatever close(2) says, the descriptor is gone; what it could not write was synced before."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def file_size_limit() -> float:
@@ -66,7 +73,15 @@ class Directory:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, network_fs: bool = False) -> None:
-        self.path = Path(os.fspath(path)).absolute()
+        try:
+            where = os.fspath(path)
+        except TypeError:
+            raise WrongType(f"a disk tier's path must be a path, not {type(path).__name__}") from None
+        if not isinstance(where, str):
+            raise WrongType("a disk tier's path must be text, not bytes")
+        if not where or "\0" in where:
+            raise InvalidArgument("a disk tier's path must not be empty or hold a NUL")
+        self.path = Path(where).absolute()
         self.made = False
         self.read_only = ""
         self._network_fs = network_fs
@@ -96,7 +111,7 @@ class Directory:
                 os.rmdir(self.path)
             raise
         self.lock_fd = self._open_lock()
-        self._check_private(os.fstat(self.lock_fd), LOCK, "chmod 600")
+        self._check_plain(os.fstat(self.lock_fd), LOCK)
         try:
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -121,7 +136,7 @@ class Directory:
             return os.open(LOCK, os.O_RDWR | os.O_CREAT | flags, 0o600, dir_fd=self.fd)
         except OSError as problem:
             if problem.errno != errno.EROFS:
-                raise
+                raise self._cannot_open(LOCK, problem) from problem
             self.read_only = "its file system is mounted read-only"
             return os.open(LOCK, os.O_RDONLY | flags, dir_fd=self.fd)
 
@@ -142,6 +157,22 @@ class Directory:
                 f"{what} of disk tier {self.path} is open to other users (mode {info.st_mode & 0o777:o}); "
                 f"cached prompts lie there in plain text: {remedy}"
             )
+
+    def _check_plain(self, info: os.stat_result, name: str) -> None:
+        if not stat.S_ISREG(info.st_mode):
+            raise TierError(f"{name} of disk tier {self.path} is not a plain file; {REPLACE}")
+        self._check_private(info, name, "chmod 600")
+
+    def _cannot_open(self, name: str, problem: OSError) -> TierError:
+        hints = {
+            errno.ELOOP: f"it is a link; {REPLACE}",
+            errno.EISDIR: f"it is a directory; {REPLACE}",
+            errno.ENXIO: f"it is not a plain file; {REPLACE}",
+            errno.EACCES: f"permission denied; chmod 600 {name}, or use a directory of your own",
+            errno.EMFILE: "too many open files; raise the limit (ulimit -n) or use larger segments",
+        }
+        why = hints.get(problem.errno or 0, problem.strerror)
+        return TierError(f"cannot open {name} of disk tier {self.path}: {why}")
 
     def names(self) -> list[str]:
         """What lies in the directory, sorted."""
@@ -167,19 +198,11 @@ class Directory:
         except FileNotFoundError:
             raise StoreDamaged(f"disk tier {self.path} has no {name}: {RESTART}") from None
         except OSError as problem:
-            hints = {
-                errno.ELOOP: "it is a link",
-                errno.EMFILE: "too many open files; raise the limit (ulimit -n) or use larger segments",
-            }
-            hint = hints.get(problem.errno or 0, problem.strerror)
-            raise TierError(f"cannot open {name} of disk tier {self.path}: {hint}") from problem
+            raise self._cannot_open(name, problem) from problem
         try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise TierError(f"{name} of disk tier {self.path} is not a plain file")
-            self._check_private(info, name, "chmod 600")
+            self._check_plain(os.fstat(fd), name)
         except BaseException:
-            os.close(fd)
+            close_quietly(fd)
             raise
         return fd
 
@@ -203,7 +226,7 @@ class Directory:
             if num_bytes:
                 os.posix_fallocate(fd, 0, num_bytes)
         except OSError as problem:
-            os.close(fd)
+            close_quietly(fd)
             os.unlink(name, dir_fd=self.fd)
             raise TierError(
                 f"cannot allocate {num_bytes} bytes for {name} of disk tier {self.path}: {problem.strerror} "
@@ -227,7 +250,7 @@ class Directory:
         try:
             secret = os.pread(fd, SECRET_BYTES + 1, 0)
         finally:
-            os.close(fd)
+            close_quietly(fd)
         if len(secret) != SECRET_BYTES:
             raise StoreDamaged(
                 f"KEY of disk tier {self.path} has {len(secret)} bytes instead of {SECRET_BYTES}: {RESTART}"
@@ -243,7 +266,7 @@ class Directory:
                 raise OSError(errno.EIO, "a write was cut short")
             os.fsync(fd)
         finally:
-            os.close(fd)
+            close_quietly(fd)
         return secret
 
     def remove_store(self) -> None:
@@ -262,5 +285,5 @@ class Directory:
         """Unlock and close. Never LOCK_UN: in a forked child that would unlock the parent's directory."""
         for fd in (self.lock_fd, self.fd):
             if fd >= 0:
-                os.close(fd)
+                close_quietly(fd)
         self.lock_fd = self.fd = -1

@@ -343,6 +343,8 @@ class DiskTier:
         slots = block_ids(blocks, self.num_blocks, "blocks")
         check_arena(arena, self.block_bytes)
         indices = block_ids(rows, arena.shape[0], what)
+        if not isinstance(records, Sequence):
+            raise WrongType(f"records must be a sequence of Record objects, not {type(records).__name__}")
         if not slots.size == indices.size == len(records):
             sizes = f"{slots.size}, {len(records)}, {indices.size}"
             raise InvalidArgument(f"blocks, records and {what} differ in length: {sizes}")
@@ -421,7 +423,7 @@ def _check_digest(what: str, value: bytes) -> None:
 
 
 def _check_choice(what: str, value: str, *choices: str) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise InvalidArgument(f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 

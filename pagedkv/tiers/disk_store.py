@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
-from pagedkv.tiers.directory import KEY, RESTART, SUPER, SUPER_NEW, Directory, file_size_limit
+from pagedkv.tiers.directory import KEY, RESTART, SUPER, SUPER_NEW, Directory, close_quietly, file_size_limit
 from pagedkv.tiers.disk_format import PAGE, Geometry
 from pagedkv.tiers.segments import PageCache, ReadPath, Segments
 from pagedkv.tiers.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
@@ -111,7 +111,7 @@ class Store:
             self._segments.close()
             self._segments = None
         if self._super_fd >= 0:
-            os.close(self._super_fd)
+            close_quietly(self._super_fd)
             self._super_fd = -1
 
     def _write_super(self, state: Superblock) -> None:

@@ -199,6 +199,11 @@ class Mover:
             return {pair: replace(counts) for pair, counts in self._shared.stats.items()}
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, the same in every tier."""
+        return next(iter(self._shared.tiers.values())).block_bytes
+
+    @property
     def queued_blocks(self) -> int:
         """Blocks that wait for a thread."""
         return self._shared.queued_blocks
@@ -280,6 +285,7 @@ def _run(shared: _Shared, part: _Part) -> NDArray[np.bool_] | None:
     """Carry out a part and count; None if it was not started or a tier raised."""
     late = part.ticket.deadline is not None and shared.clock() >= part.ticket.deadline
     if part.ticket.cancelled or late:
+        part.ticket.not_tried(part.moves)
         with shared.changed:
             counts = _direction(shared, part)
             if part.ticket.cancelled:

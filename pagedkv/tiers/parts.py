@@ -31,9 +31,9 @@ def check_moves(moves: Any, tiers: Mapping[int, Tier]) -> NDArray[np.void]:
     """
     if not isinstance(moves, np.ndarray) or moves.ndim != 1 or moves.dtype.names is None:
         raise WrongType("moves must be a one-dimensional structured array, as take_moves() returns")
-    missing = [name for name in FIELDS if name not in moves.dtype.names]
+    missing = [name for name in FIELDS if name not in moves.dtype.names or moves.dtype[name].kind not in "iu"]
     if missing:
-        raise WrongType(f"moves lack the field {missing[0]!r}")
+        raise WrongType(f"moves lack the field {missing[0]!r} of integers")
     for src, dst in directions(moves):
         for number in (src, dst):
             if number not in tiers:

@@ -52,9 +52,9 @@ class Scan:
         """All live records; ``on_progress(done, total)`` counts slots."""
         total = self._form.geometry.num_blocks
         done, parts = 0, []
+        every = list(self.parts(np.arange(total, dtype=np.int64)))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="pagedkv-scan") as pool:
-            every = list(self.parts(np.arange(total, dtype=np.int64)))
-            for part, found in zip(every, pool.map(self._find, every)):
+            for part, found in zip(every, map(self._find, every) if len(every) == 1 else pool.map(self._find, every)):
                 parts.append(found)
                 done += part.size
                 if on_progress is not None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.tiers import _io
-from pagedkv.tiers.directory import RESTART, Directory, file_size_limit
+from pagedkv.tiers.directory import RESTART, Directory, close_quietly, file_size_limit
 from pagedkv.tiers.disk_format import Geometry, sum_of
 
 ReadPath = Literal["pread", "mapping"]
@@ -241,7 +241,7 @@ class Segments:
             mapping.close()
         fds, self._fds = self._fds, []
         for fd in fds:
-            os.close(fd)
+            close_quietly(fd)
 
     def _forget(self, written: list[NDArray[np.int32]]) -> None:
         for slots in written:

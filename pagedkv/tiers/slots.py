@@ -92,7 +92,8 @@ class Slots:
     # ---- what a reopened store holds
 
     def adopt(self, found: Found) -> None:
-        """Live records found on disk. Of those with one key the latest counts; what is older or void is buried."""
+        """Live records found on disk. Of those with one key the latest counts; what is older, void, or of a generation
+        that no write has had, is buried."""
         slots = found.slots
         self._generations[slots] = found.generations
         rows, which = np.unique(found.namespaces, axis=0, return_inverse=True)
@@ -100,11 +101,10 @@ class Slots:
         digests = [row.astype("<u8").tobytes() for row in rows]
         self._namespaces[slots] = np.array([self._number_of(digest) for digest in digests], np.int32)[which]
         barriers = np.array([self._barriers.get(digest, 0) for digest in digests], np.uint64)[which]
-        surplus = found.generations < barriers
+        surplus = (found.generations < barriers) | (found.generations >= self.next_generation)
         order = np.lexsort((found.generations, *found.keys.T))
         keys = found.keys[order]
         surplus[order[:-1][(keys[1:] == keys[:-1]).all(axis=1)]] = True
-        self.next_generation = max(self.next_generation, int(found.generations.max(initial=0)) + 1)
         self._doubtful.update(found.doubtful.tolist())  # they hold nothing, but may say otherwise another day
         self.bury(slots[surplus].astype(np.int32))
 

@@ -25,6 +25,7 @@ MAJOR, MINOR = 1, 0
 ENDIAN = 0x01020304
 SUPER_MAGIC = b"PGKVSB\r\n"
 HASH_BLAKE2B, SUM_XXH3_64 = 1, 1
+LARGEST_COUNT = 1 << 62
 RESERVED_GENERATIONS = 1 << 40  # per opening: a write each microsecond uses them up in twelve days
 
 # magic, major, minor, length, endian, features a reader must know, features it may ignore, uuid, seqno,
@@ -103,6 +104,8 @@ def parse_super(page: bytes) -> Superblock | None:
     if magic != SUPER_MAGIC:
         return None
     purges: tuple[tuple[bytes, int], ...] = ()
+    if max(seqno, epoch, next_generation) >= LARGEST_COUNT:
+        raise InvalidArgument("the superblock's counters are beyond what any store can have reached")
     if major != MAJOR or incompat:  # another format's sizes mean nothing here; the caller refuses it
         geometry = Geometry(1, 1, 1, 1, 1)
     else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -47,6 +48,8 @@ class Ticket:
         self.deadline = deadline
         self._transfers = transfers
         self._ok = np.zeros(transfers.size, np.bool_)
+        self._tried = np.ones(transfers.size, np.bool_)
+        self._begun = self._ended = time.perf_counter()
         self._pending = num_parts
         self._on_done = on_done
         self._lock = threading.Lock()
@@ -77,6 +80,25 @@ class Ticket:
         failed = np.bincount(index.reshape(-1)[~self._ok], minlength=ids.size)
         return ids, failed == 0
 
+    def tried(self) -> NDArray[np.bool_]:
+        """Wait until the ticket is settled; bool [k] in the order of `results`.
+
+        False for a transfer that failed only because parts of it never started, cancelled or late: nothing speaks
+        against what it was to be read from.
+        """
+        self._settled.wait()
+        ids, index = np.unique(self._transfers, return_inverse=True)
+        index = index.reshape(-1)
+        failed = np.bincount(index[~self._ok], minlength=ids.size)
+        refuted = np.bincount(index[~self._ok & self._tried], minlength=ids.size)
+        tried: NDArray[np.bool_] = (failed == 0) | (refuted > 0)
+        return tried
+
+    @property
+    def seconds(self) -> float:
+        """From its making until it was settled."""
+        return self._ended - self._begun
+
     def cancel(self) -> None:
         """Drop what has not started and finish what runs; `results` still says what became of it all."""
         self._cancelled = True
@@ -96,8 +118,13 @@ class Ticket:
         if last:
             self.settle()
 
+    def not_tried(self, moves: NDArray[np.intp]) -> None:
+        """For the mover: these moves were given up before anything of them was read or written."""
+        self._tried[moves] = False
+
     def settle(self) -> None:
         """For the mover: no part is left."""
+        self._ended = time.perf_counter()
         self._settled.set()
         try:
             if self._on_done is not None:
