@@ -92,7 +92,7 @@ cdef cnp.ndarray _integers(object obj, str name, int typenum, object low, object
         array = np.asarray(obj)
     except (ValueError, TypeError, OverflowError) as error:
         raise WrongType(f"{name} cannot be read as an array of integers: {error}") from None
-    if array.size == 0 and array.ndim == 1:
+    if array.size == 0 and array.ndim == 1 and array.dtype.kind in "biufO":
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise WrongType(f"{name} has dtype {array.dtype} and {array.ndim} dimensions: one dimension of integers is needed")
