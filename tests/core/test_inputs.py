@@ -299,7 +299,7 @@ def use_everything(placement: Placement) -> None:
 
 @pytest.mark.parametrize("dtype", [[("a", np.int64)], "V4", "U3", "M8[s]"])
 def test_an_empty_array_of_no_numbers_is_of_the_wrong_type(dtype: Any) -> None:
-    """Of an empty list NumPy makes floats, so that emptiness alone says nothing; a dtype that can hold no token does."""
+    """Of an empty list NumPy makes floats, so emptiness alone says nothing; a dtype that can hold no token does."""
     tree = RadixTree(4, 1)
     assert tree.tokens([]).size == 0
     with pytest.raises(WrongType, match="dimension of integers"):
