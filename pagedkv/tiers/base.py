@@ -143,7 +143,7 @@ def block_ids(blocks: Any, num_blocks: int, what: str) -> NDArray[np.int32]:
         ids = np.asarray(blocks)
     except ValueError:
         raise WrongType(f"{what} must be a one-dimensional array of integers") from None
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+    if ids.ndim != 1 or ids.dtype.kind not in ("iu" if ids.size else "iubfO"):  # NumPy makes floats of an empty list
         raise WrongType(f"{what} must be a one-dimensional array of integers")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_blocks):
         wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
