@@ -3,6 +3,7 @@
     LOCK       flock'ed while a tier has the directory open; holds the owner's pid and boot, for humans
     KEY        32 random bytes: the secret of the chain keys of this store
     SUPER      two 4 KiB copies of the superblock
+    SUPER.new  in its place while the store is being made
     data.NNNN  segment files, never sparse
 
 Everything is reached through one directory descriptor, so renaming the path under a running tier changes
@@ -182,6 +183,11 @@ class Directory:
         """What lies in the directory and is not of a disk tier."""
         return [name for name in self.names() if not _OURS.fullmatch(name) and name not in _OF_THE_SYSTEM]
 
+    def holds_store(self) -> bool:
+        """Whether a store was made here, whatever is left of it. An interrupted start is none."""
+        names = self.names()
+        return SUPER in names or (SUPER_NEW not in names and any(_OURS.fullmatch(n) and n != LOCK for n in names))
+
     def open_file(self, name: str) -> int:
         """A descriptor for reading, and for writing unless the directory is read-only.
 
@@ -270,8 +276,8 @@ class Directory:
         return secret
 
     def remove_store(self) -> None:
-        """Delete every file of a store except LOCK."""
-        for name in self.names():
+        """Delete every file of a store except LOCK; the superblocks last, so that what is left says what it is."""
+        for name in sorted(self.names(), key=lambda name: (name in (SUPER, SUPER_NEW), name)):
             if _OURS.fullmatch(name) and name != LOCK:
                 os.unlink(name, dir_fd=self.fd)
 

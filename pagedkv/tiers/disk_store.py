@@ -66,7 +66,7 @@ class Store:
         self._segments: Segments | None = None
         self.superblock: Superblock
         try:
-            self.made = SUPER not in self.directory.names() or not self._opened(on_mismatch)
+            self.made = not self.directory.holds_store() or not self._opened(on_mismatch)
             if self.made:
                 self._make()
             self.never_writes = self.directory.read_only or self._over_limit()
@@ -150,6 +150,7 @@ class Store:
             )
         try:
             self.directory.remove_store()  # an interrupted start, or what on_mismatch='reset' replaces
+            self._super_fd = self.directory.make_file(SUPER_NEW, 2 * PAGE)
             self.secret = self.directory.make_secret()
             self._segments = self._open_segments(make=True)
             uuid = os.urandom(16)
@@ -157,7 +158,6 @@ class Store:
                 self.geometry, self._fingerprint, uuid, seqno=1, epoch=1, clean=True, next_generation=1,
                 created_at=int(time.time()), key_check=key_check(uuid, self.secret),
             )  # fmt: skip
-            self._super_fd = self.directory.make_file(SUPER_NEW, 2 * PAGE)
             self.update()
             os.rename(SUPER_NEW, SUPER, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
             os.fsync(self.directory.fd)
