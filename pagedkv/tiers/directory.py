@@ -143,9 +143,11 @@ class Directory:
 
     def _sign(self) -> None:
         """Say in LOCK whose it is. Only people read that, so a full disk is no reason to stop."""
+        text = b"pid %d, boot %s\n" % (os.getpid(), _boot_id())
         with contextlib.suppress(OSError):
             os.ftruncate(self.lock_fd, 0)
-            os.pwrite(self.lock_fd, b"pid %d, boot %s\n" % (os.getpid(), _boot_id()), 0)
+            if len(text) <= file_size_limit():
+                os.pwrite(self.lock_fd, text, 0)
 
     def _check_private(self, info: os.stat_result, what: str, remedy: str) -> None:
         if info.st_uid != os.geteuid():

@@ -116,6 +116,11 @@ class DiskTier:
         _check_choice("read_path", read_path, "pread", "mapping")
         _check_choice("page_cache", page_cache, "drop", "keep")
         _check_choice("on_mismatch", on_mismatch, "refuse", "reset")
+        if not isinstance(network_fs, bool):
+            raise WrongType(f"network_fs must be a bool, not {type(network_fs).__name__}")
+        for what, function in (("on_progress", on_progress), ("clock", clock)):
+            if not callable(function) and not (what == "on_progress" and function is None):
+                raise WrongType(f"{what} must be callable, not {type(function).__name__}")
         self.num_blocks, self.block_bytes = int(num_blocks), int(block_bytes)
         self._block_tokens = block_tokens
         self._store = Store(
@@ -129,7 +134,7 @@ class DiskTier:
             read_path=read_path,
             page_cache=page_cache,
             on_mismatch=on_mismatch,
-            network_fs=bool(network_fs),
+            network_fs=network_fs,
         )
         self._abandon = weakref.finalize(self, self._store.close)  # a tier dropped without close unlocks at least
         state = self._store.superblock
@@ -282,9 +287,9 @@ class DiskTier:
         """
         _check_digest("namespace", namespace)
         with self._entrance.inside(), self._purging:  # one at a time: each writes the list of all
-            barriers = self._slots.void(namespace)
-            if len(barriers) <= MAX_PURGES:
-                if not self._saved(purges=tuple(barriers.items())):
+            self._slots.void(namespace)
+            if len(self._slots.barriers()) <= MAX_PURGES:
+                if not self._saved():
                     self._not_durable()
                 return
         with self._entrance.alone():
@@ -369,11 +374,12 @@ class DiskTier:
         return True
 
     def _saved(self, **changes: Any) -> bool:
-        """Whether changes of the superblock are on the device."""
-        if self._store.never_writes:
+        """Whether changes of the superblock are on the device, with every purge and clear not saved before."""
+        barriers = tuple(self._slots.barriers().items())
+        if self._store.never_writes or len(barriers) > MAX_PURGES:
             return False
         try:
-            self._store.update(**changes)
+            self._store.update(epoch=self._slots.form.epoch, purges=barriers, **changes)
         except OSError as problem:
             log.warning("disk tier %s: the superblock could not be written: %s", self.path, problem)
             self._health.wrote(0, [problem.errno or errno.EIO])
@@ -388,12 +394,11 @@ class DiskTier:
         except OSError as problem:
             log.warning("disk tier %s: purged blocks could not be buried: %s", self.path, problem)
             return False
-        return self._saved(purges=())
+        return self._saved()
 
     def _forget_all(self) -> None:
-        epoch = self._store.superblock.epoch + 1
-        self._slots.forget_all(epoch)
-        if not self._saved(epoch=epoch, purges=()):
+        self._slots.forget_all()
+        if not self._saved():
             self._not_durable()
 
     def _not_durable(self) -> NoReturn:

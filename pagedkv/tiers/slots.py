@@ -155,10 +155,14 @@ class Slots:
 
     # ---- purges
 
-    def void(self, namespace: bytes) -> dict[bytes, int]:
-        """Let nothing of a namespace count that was written before, or is being written now. Returns all barriers."""
+    def void(self, namespace: bytes) -> None:
+        """Let nothing of a namespace count that was written before, or is being written now."""
         with self._lock:
             self._barriers[namespace] = self.next_generation
+
+    def barriers(self) -> dict[bytes, int]:
+        """What the superblock has to say about purges."""
+        with self._lock:
             return dict(self._barriers)
 
     def bury_void(self) -> bool:
@@ -183,9 +187,9 @@ class Slots:
             self._barriers.clear()
         return done
 
-    def forget_all(self, epoch: int) -> None:
-        """Every slot holds nothing in a new epoch. Nobody may be inside another call."""
-        self._form = replace(self._form, epoch=epoch)
+    def forget_all(self) -> None:
+        """Every slot holds nothing, and a new epoch begins. Nobody may be inside another call."""
+        self._form = replace(self._form, epoch=self._form.epoch + 1)
         self._generations[:] = 0
         self._namespaces[:] = -1
         self._doubtful.clear()

@@ -224,3 +224,30 @@ def test_a_damaged_header_is_buried_before_the_purge_that_covers_it_is_forgotten
     rotten = path.read_bytes()
     assert rotten[8192 : 8192 + 4096] != good[8192 : 8192 + 4096]
     assert listed(open_tier()) == []
+
+
+@pytest.mark.parametrize("end", ["close", "clear", "purge"])
+def test_a_clear_that_could_not_be_written_is_written_with_the_next_thing_that_is(open_tier, arena, monkeypatch, end):
+    """Its epoch must not be used for something else meanwhile."""
+    tier = open_tier()
+    tier.write([0], [of(RED, 0)], arena, [0])
+
+    def refuse(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", refuse)
+        with pytest.raises(TierError):
+            tier.clear()
+        with pytest.raises(TierError):
+            tier.purge(BLUE)
+    tier.write([1, 2], [of(RED, 1), of(BLUE, 2)], arena, [1, 2])
+    if end == "clear":
+        tier.clear()
+        abandon(tier)
+    elif end == "purge":
+        tier.purge(RED)
+        abandon(tier)
+    else:
+        tier.close()
+    assert listed(open_tier()) == {"close": [1, 2], "clear": [], "purge": [2]}[end]
