@@ -30,6 +30,8 @@ from pagedkv.tiers.transfer import transfer
 
 log = logging.getLogger("pagedkv.tiers.mover")
 
+MOST_THREADS = 64
+
 
 @dataclass(slots=True)
 class DirectionStats:
@@ -81,7 +83,7 @@ class Mover:
     tiers : mapping of tier number to tier
         All must have the same `block_bytes`.
     threads : int
-        Worker threads.
+        Worker threads, `MOST_THREADS` at most.
     describe : callable, optional
         ``describe(moves) -> list of Record``, one per move, called by `submit` in the caller's thread with
         the moves to or from a `StoreTier`.
@@ -111,6 +113,8 @@ class Mover:
         on_done: Callable[[Ticket], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not isinstance(tiers, Mapping) or not all(hasattr(tier, "block_bytes") for tier in tiers.values()):
+            raise WrongType("the tiers of a mover must be a mapping of numbers to tiers")
         sizes = {tier.block_bytes for tier in tiers.values()}
         if len(sizes) != 1:
             raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(sizes)}")
@@ -119,6 +123,8 @@ class Mover:
                 raise WrongType(f"{what} must be an int, not {type(value).__name__}")
             if value < 1:
                 raise InvalidArgument(f"{what} must be at least 1, not {value}")
+        if threads > MOST_THREADS:
+            raise InvalidArgument(f"a mover may have {MOST_THREADS} threads at most, not {threads}")
         _check_deadline(deadline_s)
         self._describe, self._deadline_s, self._on_done = describe, deadline_s, on_done
         self._max_queued_blocks = max_queued_blocks

@@ -104,8 +104,6 @@ def parse_super(page: bytes) -> Superblock | None:
     if magic != SUPER_MAGIC:
         return None
     purges: tuple[tuple[bytes, int], ...] = ()
-    if max(seqno, epoch, next_generation) >= LARGEST_COUNT:
-        raise InvalidArgument("the superblock's counters are beyond what any store can have reached")
     if major != MAJOR or incompat:  # another format's sizes mean nothing here; the caller refuses it
         geometry = Geometry(1, 1, 1, 1, 1)
     else:
@@ -114,6 +112,8 @@ def parse_super(page: bytes) -> Superblock | None:
         derived = (geometry.header_bytes, geometry.slot_bytes)
         if (header_bytes, slot_bytes) != derived or kinds != (ENDIAN, 4, HASH_BLAKE2B, SUM_XXH3_64):
             raise InvalidArgument("the superblock's sizes or kinds are not those of format version 1")
+        if max(seqno, epoch, next_generation) >= LARGEST_COUNT:
+            raise InvalidArgument("the superblock's counters are beyond what any store can have reached")
         purges = _purges(page, num_purges, next_generation)
     return Superblock(
         geometry,

@@ -477,7 +477,8 @@ def test_describe_is_asked_once_in_the_callers_thread_for_the_stored_moves_alone
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"threads": 0}, InvalidArgument), ({"threads": 1.5}, WrongType), ({"threads": True}, WrongType),
+        ({"threads": 0}, InvalidArgument), ({"threads": 65}, InvalidArgument), ({"threads": 1.5}, WrongType),
+        ({"threads": True}, WrongType),
         ({"max_queued_blocks": 0}, InvalidArgument), ({"deadline_s": -1}, InvalidArgument),
         ({"deadline_s": float("nan")}, InvalidArgument),
     ],
@@ -487,6 +488,12 @@ def test_arguments_that_make_no_mover_are_refused(tiers, changes, error):
     with pytest.raises(error):
         Mover(tiers, **changes)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("tiers", [3, [1], {0: object()}])
+def test_what_is_no_mapping_of_tiers_makes_no_mover(tiers):
+    with pytest.raises(WrongType, match="mapping of numbers to tiers"):
+        Mover(tiers)
 
 
 def test_tiers_of_different_block_sizes_are_refused():
