@@ -1,8 +1,9 @@
 """Builds the Cython core. Every ``.pyx`` under ``pagedkv/`` becomes one extension module.
 
 ``PAGEDKV_DEBUG=1`` compiles with bounds checks and assertions; otherwise both are off, and only the checks
-that guard the caller's data (reference counts, handles) stay. ``build_ext --only a.b,c.d`` limits a build to
-some modules.
+that guard the caller's data (reference counts, handles) stay. ``PAGEDKV_SANITIZE=address,undefined`` (or
+``thread``) compiles for the compiler's sanitizers, whose runtime must be preloaded into Python then.
+``build_ext --only a.b,c.d`` limits a build to some modules.
 
 Generated C goes to ``build/``, never beside the sources, so neither the sdist nor the wheel can pick it up.
 """
@@ -19,7 +20,8 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import OptionError
 
 DEBUG = os.environ.get("PAGEDKV_DEBUG", "") not in ("", "0")
-MODE = "debug" if DEBUG else "release"
+SANITIZE = os.environ.get("PAGEDKV_SANITIZE", "")
+MODE = "-".join(["debug" if DEBUG else "release", *(name for name in SANITIZE.split(",") if name)])
 ROOT = Path(__file__).parent
 STAMP = Path("build", "mode")
 
@@ -27,6 +29,9 @@ MACROS = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
 if not DEBUG:
     MACROS.append(("CYTHON_WITHOUT_ASSERTIONS", "1"))
 FLAGS = ["-O1", "-g"] if DEBUG else ["-O3", "-fno-math-errno"]
+INSTRUMENT = [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+if SANITIZE:
+    FLAGS = ["-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", *INSTRUMENT]
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,
@@ -49,6 +54,7 @@ def extensions():
             include_dirs=[numpy.get_include()],
             define_macros=MACROS,
             extra_compile_args=FLAGS,
+            extra_link_args=INSTRUMENT,
         )
 
 

@@ -181,7 +181,7 @@ def record_of(block: int) -> Record:
 
 @contextmanager
 def tier_and_mover(
-    directory: Path, host: HostTier, threads: int, shards: int, read_path: Any
+    directory: Path, host: HostTier, threads: int, shards: int, read_path: Any, page_cache: Any
 ) -> Iterator[tuple[DiskTier, Mover]]:
     """A disk tier of the host's size with a mover between them."""
     records = [record_of(block) for block in range(host.num_blocks)]
@@ -193,7 +193,8 @@ def tier_and_mover(
     path = directory / f"tier-{shards}-{read_path}"
     with (
         DiskTier(
-            path, host.num_blocks, host.block_bytes, fingerprint=bytes(32), shards=shards, read_path=read_path
+            path, host.num_blocks, host.block_bytes, fingerprint=bytes(32), shards=shards, read_path=read_path,
+            page_cache=page_cache,
         ) as disk,
         Mover({HOST: host, DISK: disk}, threads=threads, describe=describe) as mover,
     ):
@@ -208,8 +209,12 @@ def disk_rows(
     rounds: int,
     shards: int,
     read_path: str,
+    page_cache: str,
 ) -> list[dict[str, Any]]:
-    """Host to disk and back, warm and cold, against raw files in the same directory."""
+    """Host to disk and back, warm and cold, against raw files in the same directory.
+
+    With ``page_cache="drop"`` the tier leaves nothing warm behind, so it has no warm reads.
+    """
     count = total_bytes // block_bytes
     host = HostTier(count, block_bytes)
     host.arena[:] = np.random.default_rng(1).integers(0, 255, block_bytes, dtype=np.uint8)
@@ -218,7 +223,7 @@ def disk_rows(
     raw_fd = raw.open()
     direct_fd = _open_direct(RawFile(directory / "direct", block_bytes, count, threads, direct=True))
     raw_write, raw_read = raw.works(raw_fd, host.arena, order)
-    with tier_and_mover(directory, host, threads, shards, read_path) as (disk, mover):
+    with tier_and_mover(directory, host, threads, shards, read_path, page_cache) as (disk, mover):
         out = moved(mover, moves(HOST, DISK, order, order))
         back = moved(mover, moves(DISK, HOST, order, order))
         plans: dict[str, dict[str, Case]] = {
@@ -236,6 +241,8 @@ def disk_rows(
                 "tier": Case(back, lambda: cool_tier(disk)),
             },
         }
+        if page_cache == "drop":
+            del plans["warm read"]
         if direct_fd is not None:
             direct = RawFile(directory / "direct", block_bytes, count, threads, direct=True)
             direct_write, direct_read = direct.works(direct_fd, host.arena, order)
@@ -246,6 +253,7 @@ def disk_rows(
             samples = alternate(cases, rounds)
             tier = samples.pop("tier")
             name = f"{what}, {shards} sums, {read_path}" if "read" in what else f"{what}, {shards} sums"
+            name += f", {page_cache}"
             rows += [row(name, block_bytes, host.arena.nbytes, tier, kind, found) for kind, found in samples.items()]
     for fd in (raw_fd, direct_fd):
         if fd is not None:
@@ -289,21 +297,28 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="MiB moved per round (default 256)")
     parser.add_argument("--threads", type=int, default=2, help="threads of the mover and of the ceilings")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds per figure")
+    parser.add_argument("--quick", action="store_true", help="only blocks of 2 MiB with a checksum per layer")
     arguments = parser.parse_args()
     env = environment()
     total = arguments.mib << 20
     rows: list[dict[str, Any]] = []
-    for block_bytes in (2 << 20, 64 << 10):
+    for block_bytes in (2 << 20,) if arguments.quick else (2 << 20, 64 << 10):
         rows += memory_rows(block_bytes, total, arguments.threads, arguments.rounds * 3)
-    for block_bytes, shards, read_path in (
-        (2 << 20, 32, "pread"),
-        (2 << 20, 32, "mapping"),
-        (2 << 20, 1, "pread"),
-        (64 << 10, 1, "pread"),
-        (64 << 10, 1, "mapping"),
+    for block_bytes, shards, read_path, page_cache in (
+        (2 << 20, 32, "pread", "drop"),
+        (2 << 20, 32, "pread", "keep"),
+        (2 << 20, 32, "mapping", "keep"),
+        (2 << 20, 1, "pread", "drop"),
+        (64 << 10, 1, "pread", "drop"),
+        (64 << 10, 1, "pread", "keep"),
+        (64 << 10, 1, "mapping", "keep"),
     ):
+        if arguments.quick and (block_bytes, shards) != (2 << 20, 32):
+            continue
         with tempfile.TemporaryDirectory(prefix="bench-tiers-", dir=arguments.dir) as name:
-            rows += disk_rows(Path(name), block_bytes, total, arguments.threads, arguments.rounds, shards, read_path)
+            rows += disk_rows(
+                Path(name), block_bytes, total, arguments.threads, arguments.rounds, shards, read_path, page_cache
+            )
     print_table(rows, COLUMNS, title=f"Moves between tiers, {arguments.threads} threads")
     if arguments.json:
         write_results(arguments.json, "tiers", rows, env=env, threads=arguments.threads)

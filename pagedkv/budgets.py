@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.sizes import format_size, parse_size, whole_number
@@ -13,6 +14,11 @@ from pagedkv.spec import KVSpec
 Budget: TypeAlias = str | int
 
 MAX_BLOCKS = 2**31 - 1
+_CHOICES = {
+    "admission": ("all", "cost", "second_hit"),
+    "on_mismatch": ("refuse", "reset"),
+    "page_cache": ("drop", "keep"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +28,39 @@ class Disk:
     Parameters
     ----------
     path : directory; made when the tier opens. There is no default, least of all a shared temporary one.
-    size : string of bytes (``"200GiB"``) or integer number of blocks.
+    size : string of bytes (``"200GiB"``) for everything in the directory, or integer number of blocks.
     segment_size : bytes of one file, as a string or an integer.
-    shards : equal parts of a block with a checksum each, 1..64; their number must divide a block's bytes.
+    shards : equal parts of a block with a checksum each, 1..1024, dividing its bytes. Default: one per layer.
+    admission : ``"cost"``, ``"second_hit"`` or ``"all"``
+        What is written: blocks that load faster than they are computed again (all of them until both rates are known);
+        blocks asked for again since they were computed; everything. What is not written is dropped, and counted.
+    write_budget : bytes per day, as a string or an integer; None for no limit. At most an hour's share comes at once.
+    on_mismatch : ``"refuse"`` or ``"reset"``
+        What becomes of a store there that cannot be used: an error, or a new store. Old bytes are never reinterpreted.
+    network_fs : allow a network file system, whose locks and syncs cannot be trusted.
+    page_cache : ``"drop"`` or ``"keep"`` what was read and written in the system's memory.
+    required : False leaves out a disk tier that cannot be opened (no space, no permission, read-only, in use), with one
+        line in the log. A store of another model or layout is an error all the same.
+    on_progress : called with ``(done, total)`` slots while an existing store is scanned.
 
     Raises
     ------
     WrongType, InvalidArgument
-        The path is empty or no path, or a number cannot be used.
+        The path is empty or no path, or another value cannot be used.
     """
 
     path: str
     size: Budget
     _: KW_ONLY
     segment_size: str | int = "1GiB"
-    shards: int = 1
+    shards: int | None = None
+    admission: Literal["all", "cost", "second_hit"] = "cost"
+    write_budget: str | int | None = None
+    on_mismatch: Literal["refuse", "reset"] = "refuse"
+    network_fs: bool = False
+    page_cache: Literal["drop", "keep"] = "drop"
+    required: bool = True
+    on_progress: Callable[[int, int], object] | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -49,15 +73,29 @@ class Disk:
             raise InvalidArgument("path must not be empty or hold a NUL")
         object.__setattr__(self, "path", path)
         _check_budget(self.size)
-        segment_bytes = parse_size(self.segment_size)
-        if segment_bytes < 1:
+        if parse_size(self.segment_size) < 1:
             raise InvalidArgument("segment_size must be at least one byte")
-        object.__setattr__(self, "shards", whole_number(self.shards, "shards", 1, 64))
+        if self.shards is not None:
+            object.__setattr__(self, "shards", whole_number(self.shards, "shards", 1, 1024))
+        if self.write_budget is not None and parse_size(self.write_budget) < 1:
+            raise InvalidArgument("write_budget must be at least one byte per day")
+        for name, words in _CHOICES.items():
+            check_choice(name, getattr(self, name), words)
+        for name in ("network_fs", "required"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise WrongType(f"{name} must be a bool, not {type(value).__name__}")
+        if self.on_progress is not None and not callable(self.on_progress):
+            raise WrongType(f"on_progress must be callable, not {type(self.on_progress).__name__}")
 
     @property
     def segment_bytes(self) -> int:
         """Bytes of one segment file."""
         return parse_size(self.segment_size)
+
+    @property
+    def write_bytes_per_day(self) -> int | None:
+        """Bytes that may be written per day; None for no limit."""
+        return None if self.write_budget is None else parse_size(self.write_budget)
 
 
 def blocks_for(budget: Budget, spec: KVSpec) -> int:
@@ -83,6 +121,19 @@ def blocks_for(budget: Budget, spec: KVSpec) -> int:
     if num_blocks > MAX_BLOCKS:
         raise InvalidArgument(f"a budget of {budget!r} is {num_blocks} blocks; at most {MAX_BLOCKS}")
     return num_blocks
+
+
+def check_choice(name: str, value: Any, words: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of these words.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    if not isinstance(value, str):
+        raise WrongType(f"{name} must be one of {words}, not {type(value).__name__}")
+    if value not in words:
+        raise InvalidArgument(f"{name} must be one of {words}, not {value!r}")
 
 
 def _check_budget(budget: Budget) -> int:

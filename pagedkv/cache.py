@@ -7,40 +7,40 @@ build arrays, write and attend, commit full blocks into the tree; release.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
-import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.block_table import BlockTable
 from pagedkv._core.events import TIER_NAMES, KVEvent
-from pagedkv._core.placement import Placement
-from pagedkv._core.radix_tree import RadixTree
-from pagedkv.budgets import Budget, Disk, blocks_for
+from pagedkv.admission import Admission, WriteBudget
+from pagedkv.budgets import Budget, Disk, blocks_for, check_choice
+from pagedkv.cost_model import CostModel
 from pagedkv.device_kv import DeviceKV
-from pagedkv.durable import Describer, whole_chains
+from pagedkv.durable import Describer, restore
 from pagedkv.engine import KV, Engine
-from pagedkv.errors import DoubleRelease, InvalidArgument, NamespaceRequired, OutOfBlocks, WrongType
+from pagedkv.errors import DoubleRelease, InvalidArgument, NamespaceRequired, TierError, WrongType
 from pagedkv.explain import Explanation, explain_match
 from pagedkv.kernels.backend import Backend
+from pagedkv.matching import Matcher
 from pagedkv.moving import Conductor
 from pagedkv.namespace import Namespace
-from pagedkv.prefetch import Prefetch
+from pagedkv.opening import DEVICE, DISK, blocks_of, check_options, open_placement, open_tiers
+from pagedkv.prefetch import Prefetch, Prefetcher
+from pagedkv.scrub import MODES, Scrub
+from pagedkv.scrub import Mode as ScrubMode
 from pagedkv.sequence import Sequence
 from pagedkv.sizes import whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.stats import CacheStats
 from pagedkv.step import Step
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Tier
-
-DEVICE, HOST, DISK = 0, 1, 2
+from pagedkv.tiers import DeviceTier, DiskTier, Mover
 
 
 class KVCache:
@@ -77,7 +77,12 @@ class KVCache:
     event_words : int
         Size of the event ring in int32 words; 0 turns events off.
     cost_tokens : float
-        For ``policy="cost"``: tokens of context at which attention costs as much to recompute as everything else.
+        Tokens of context at which attention costs as much to recompute as everything else: for ``policy="cost"``, and
+        to weigh loads from disk.
+    prefill_tokens_per_s : float, optional
+        The rate at which prompts are computed, where it is known beforehand; see :meth:`observe_prefill`.
+    scrub : ``"across_namespaces"``, ``"always"`` or ``"never"``
+        When a device block is zeroed before a sequence fills it: if it held another namespace's KV; in any case; never.
 
     Raises
     ------
@@ -104,63 +109,55 @@ class KVCache:
         partial_hits: bool = True,
         event_words: int = 0,
         cost_tokens: float = 30000.0,
+        prefill_tokens_per_s: float | None = None,
+        scrub: ScrubMode = "across_namespaces",
     ) -> None:
-        if not isinstance(spec, KVSpec):
-            raise WrongType(f"spec must be a KVSpec, not {type(spec).__name__}")
-        if disk is not None and not isinstance(disk, Disk):
-            raise WrongType(f"disk must be a pagedkv.Disk, not {type(disk).__name__}")
-        _check_options(deadline_s, max_sequences, threads, inclusive)
-        self.spec = spec
-        for name, flag in (("require_namespace", require_namespace), ("partial_hits", partial_hits)):
-            if not isinstance(flag, bool):
-                raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
-        self._require_namespace, self._partial_hits = require_namespace, partial_hits
-        self._deadline_s = deadline_s
-        budgets = [device, host, disk.size if disk is not None else None]
-        sizes = [0 if budget is None else blocks_for(budget, spec) for budget in budgets]
-        if not sizes[DEVICE]:
-            raise InvalidArgument("the device tier needs a budget")
-        pools = [BlockPool(size) if size else None for size in sizes]
-        while pools[-1] is None:
-            pools.pop()
-        has_ghosts = isinstance(policy, str) and policy in ("arc", "s3fifo")
-        tree = RadixTree(spec.block_size, len(pools), keep_chain=has_ghosts)
-        self.placement = Placement(
-            tree, pools, policy=policy, demotion=demotion, pin_budget=pin_budget, event_words=event_words,
-            cost_tokens=cost_tokens,
-            inclusive=None if inclusive is None else tuple(inclusive)[: len(pools)],
+        sizes = blocks_of(device, host, disk, spec)
+        check_options(
+            deadline_s, max_sequences, threads, inclusive,
+            require_namespace=require_namespace, partial_hits=partial_hits,
         )  # fmt: skip
-        self.table = BlockTable(self.placement, max_sequences)
+        check_choice("scrub", scrub, MODES)
+        self.spec = spec
+        self._require_namespace, self._partial_hits = require_namespace, partial_hits
+        core: dict[str, Any] = {
+            "policy": policy, "inclusive": inclusive, "demotion": demotion, "pin_budget": pin_budget,
+            "event_words": event_words, "cost_tokens": cost_tokens,
+        }  # fmt: skip
+        self.placement = open_placement(sizes, spec.block_size, **core)
+        self._costs = CostModel(spec.block_size, spec.block_bytes, cost_tokens, prefill_tokens_per_s)
+        self._scrub = Scrub(scrub, sizes[DEVICE], spec.block_size)
         self._digests: dict[int, bytes] = {}
         self._roots: dict[Namespace | None, int] = {}
-        self._counts = threading.Lock()
+        self._counts, self._naming = threading.Lock(), threading.RLock()
         self._pins: set[int] = set()
-        self._purged: set[bytes] = set()  # digests
         self._prompt_tokens = self._missed_promotions = 0
-        self._hit_tokens = dict.fromkeys([*(TIER_NAMES[t] for t, p in enumerate(pools) if p is not None), "partial"], 0)
-        self._tiers: dict[int, Tier] = {}
+        self._store: DiskTier | None = None
+        self._left_out = False
         with contextlib.ExitStack() as undo:
-            self._tiers[DEVICE] = DeviceTier(sizes[DEVICE], spec.block_bytes, gpu=gpu)
-            undo.callback(self._tiers[DEVICE].close)
-            if sizes[HOST]:
-                self._tiers[HOST] = HostTier(sizes[HOST], spec.block_bytes, gpu=gpu)
-                undo.callback(self._tiers[HOST].close)
-            describe = None
-            if disk is not None:
-                store = DiskTier(
-                    disk.path, sizes[DISK], spec.block_bytes, fingerprint=spec.fingerprint(),
-                    block_tokens=spec.block_size, segment_bytes=disk.segment_bytes, shards=disk.shards,
-                )  # fmt: skip
-                undo.callback(store.close)
-                self._tiers[DISK] = store
-                self._restore(store)
-                describe = Describer(self.placement, store.secret, self._digest_of)
+            self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
+            store, describe = self._tiers.get(DISK), None
+            if isinstance(store, DiskTier):
+                restore(self.placement, store, DISK, self._root_of_digest)
+                describe = Describer(self.placement, store.secret, self._digests.__getitem__)
+                self._store = store
+            elif disk is not None:
+                self.placement = open_placement([*sizes[:DISK], 0], spec.block_size, **core)
+                self._left_out = True
             kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
             self._mover = Mover(self._tiers, threads=threads, describe=describe)
             undo.pop_all()
-        self._conductor = Conductor(self.placement, self._mover)
-        self._engine = Engine(spec, self.placement, self.table, self._conductor, kv)
-        self._background: ThreadPoolExecutor | None = None
+        names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None)
+        self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
+        self.table = BlockTable(self.placement, max_sequences)
+        per_day = disk.write_bytes_per_day if disk is not None else None
+        budget = None if per_day is None else WriteBudget(per_day, spec.block_bytes)
+        self._admission = Admission(disk.admission if disk else "all", self._costs, spec.block_bytes, budget)
+        self._conductor = Conductor(self.placement, self._mover, self._admission, self._costs, self._scrub)
+        self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s)
+        self._prefetcher = Prefetcher(self._matcher)
+        measured = self._costs if gpu is None and backend is None else None
+        self._engine = Engine(spec, self.placement, self.table, self._conductor, kv, self._scrub, measured)
 
     # ---- requests
 
@@ -182,10 +179,10 @@ class KVCache:
         """
         root = self._root(namespace)
         prompt = np.ascontiguousarray(self._tokens(tokens))
-        owner, hits = self._acquire(prompt, root)
+        owner, hits = self._matcher.acquire(prompt, root)
         other = -1
         try:
-            kept = self._conductor.promote(owner, self._deadline_s)
+            kept = self._matcher.promote(owner)
             counts = dict.fromkeys(self._hit_tokens, 0)
             for tier, blocks in zip(*np.unique(hits[:kept], return_counts=True), strict=True):
                 counts[TIER_NAMES[tier]] = int(blocks) * self.spec.block_size
@@ -244,10 +241,20 @@ class KVCache:
         """Bring the cached prefix of `tokens` to the device in the background, so that its sequence opens at once."""
         root = self._root(namespace)
         prompt = np.ascontiguousarray(self._tokens(tokens)).copy()
-        with self._counts:
-            if self._background is None:
-                self._background = ThreadPoolExecutor(1, thread_name_prefix="pagedkv-prefetch")
-        return Prefetch(self._background.submit(self._prefetch, prompt, root))
+        return self._prefetcher.start(prompt, root)
+
+    def observe_prefill(self, num_tokens: int, seconds: float, context: int = 0) -> None:
+        """Say how long computing a prompt took, so that loads from disk that would take longer are not made.
+
+        Steps on the CPU that attend every layer tell this themselves. While nobody has, everything is loaded.
+
+        Parameters
+        ----------
+        num_tokens : computed in one go.
+        seconds : that it took.
+        context : tokens before them.
+        """
+        self._costs.observe_prefill(num_tokens, seconds, whole_number(context, "context", 0, 2**40))
 
     def pin(self, tokens: ArrayLike, namespace: Namespace | None = None) -> int:
         """Keep the cached prefix of `tokens` where it is until :meth:`unpin`. Returns a handle.
@@ -293,20 +300,50 @@ class KVCache:
         self._conductor.drain()
 
     def purge(self, namespace: Namespace | None) -> int:
-        """Forget a namespace: it never matches again. Blocks in use go when released. Returns blocks dropped now."""
+        """Forget a namespace: nothing computed before ever matches again, not after a restart or a crash either.
+
+        Blocks in use, pinned or on their way go when they are let go of. When this returns, the disk tier has it in
+        writing. Returns blocks dropped now.
+
+        Raises
+        ------
+        TierError
+            The disk would not take it. In memory the namespace is forgotten; after a restart it may be found again.
+        """
         root = self._root(namespace)
-        for known, value in list(self._roots.items()):
-            if value == root:
-                self._roots.pop(known, None)
-        store, pool = self._tiers.get(DISK), self.placement.pools[-1]
-        if not isinstance(store, DiskTier) or pool is None:
-            return self.placement.drop_namespace(root)
-        blocks = self.placement.blocks_in(root, DISK)
-        with self._counts:
-            self._purged.add(self._digests[root])
-        dropped = self.placement.drop_namespace(root)
-        store.invalidate(blocks[pool.refs(blocks) == 0])  # or a reopened store would bring them back
+        with self._naming:
+            for known in [known for known, value in self._roots.items() if value == root]:
+                del self._roots[known]
+            dropped = self.placement.drop_namespace(root)
+        self._conductor.drain_namespace(root)  # what is on its way to the disk is there when the disk is told
+        try:
+            if self._store is not None:
+                self._store.purge(self._digests[root])
+        except TierError as problem:
+            raise TierError(
+                f"the namespace is forgotten in memory ({dropped} blocks), but the disk could not take note of it and "
+                f"may serve it again after a restart: {problem}; purge it again, or delete the cache directory"
+            ) from problem
         return dropped
+
+    def flush(self) -> int:
+        """Write all that is cached and not held to the disk, as far as it fits, for a planned restart.
+
+        As under pressure, in the policy's order: it leaves the faster tiers, and what admission or the write budget
+        refuses is dropped. A disk that fails meanwhile stops it, and the rest stays where it is.
+
+        Returns
+        -------
+        int
+            Blocks that the disk tier holds for a restart; 0 without a disk tier, or if the disk does not confirm them.
+        """
+        self._engine.check_open()
+        store, pool = self._store, self.placement.pools[-1]
+        if store is None or pool is None:
+            return 0
+        self._conductor.write_back(lambda: store.state == "ok")
+        counts = pool.counts()
+        return counts["cached"] + counts["live"] if store.flush() else 0
 
     # ---- what is there
 
@@ -330,6 +367,7 @@ class KVCache:
                 placement=self.placement.stats(),
                 moved_bytes={f"{TIER_NAMES[a]}_to_{TIER_NAMES[b]}": s.bytes for (a, b), s in moved.items()},
                 failed_moves=sum(s.failed + s.late + s.cancelled for s in moved.values()),
+                disk=self._disk_stats(),
             )
 
     def events(self) -> list[KVEvent]:
@@ -375,14 +413,15 @@ class KVCache:
     # ---- life
 
     def close(self) -> None:
-        """End the background work, the threads and the tiers. Sequences can then only be released. Twice is fine."""
+        """End the background work, the threads and the tiers. Sequences can then only be released. Twice is fine.
+
+        What is only in memory is lost, so that closing is quick: :meth:`flush` first to keep it on the disk.
+        """
         if self._engine.closed:
             return
         self._engine.closed = True
-        if self._background is not None:
-            self._background.shutdown(wait=True, cancel_futures=True)
+        self._prefetcher.close()
         self._mover.close()
-        self._bury_purged()
         for tier in self._tiers.values():
             tier.close()
 
@@ -409,58 +448,11 @@ class KVCache:
 
         return GpuKV(self.spec, tier.arena, backend or cuda_backend(gpu or 0), tier.used_by, tier.before_use)
 
-    def _bury_purged(self) -> None:
-        """What was held or moving when its namespace was purged is on the disk still; what came after it may stay."""
-        store = self._tiers.get(DISK)
-        if not self._purged or not isinstance(store, DiskTier):
-            return
-        purged = self._purged.copy()
-        anew = [self.placement.blocks_in(self._root_of_digest(digest), DISK) for digest in purged]
-        there = [found.block for found in store.records() if found.record.namespace in purged]
-        store.invalidate(np.setdiff1d(np.array(there, np.int32), np.concatenate(anew)))
-
-    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
-        """Own the cached prefix and say where it was; waits (within the deadline) for runs promoted for others."""
-        limit = max(len(prompt) - 1, 0) // self.spec.block_size
-        until = None if self._deadline_s is None else time.monotonic() + self._deadline_s
-        while True:
-            owner, _ = self.placement.acquire(prompt, root, limit)
-            try:
-                if self.placement.blocked_by(owner) < 0 or (until is not None and time.monotonic() >= until):
-                    return owner, self.placement.tiers_of(owner)
-            except BaseException:
-                self.placement.release(owner)
-                raise
-            self.placement.release(owner)
-            self._conductor.run_moves(self._deadline_s)
-
-    def _prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
-        owner, _ = self._acquire(prompt, root)
-        try:
-            return self._conductor.promote(owner, self._deadline_s) * self.spec.block_size
-        except OutOfBlocks:
-            return 0
-        finally:
-            self.placement.release(owner)
-
-    def _restore(self, store: DiskTier) -> None:
-        """A reopened store's blocks join the tree; all others are free again."""
-        pool = self.placement.pools[DISK]
-        assert pool is not None
-        stored = list(store.records())
-        if not stored:
-            return
-        chains, orphans = whole_chains(stored, store.secret)
-        pool.alloc(pool.capacity)  # a new pool hands out 0, 1, 2, ...: every id is ours for the moment
-        for digest, tokens, blocks in chains:
-            self.placement.restore(tokens, blocks, self._root_of_digest(digest), DISK)
-        if orphans:
-            store.invalidate(np.array(orphans, np.int32))
-        ids = np.arange(pool.capacity, dtype=np.int32)
-        in_tree = np.zeros(pool.capacity, np.bool_)
-        for node in self.placement.dump().values():
-            in_tree[node["ids"].get(DISK, [])] = True
-        pool.free(ids[~in_tree][::-1])
+    def _disk_stats(self) -> dict[str, Any] | None:
+        if self._store is None and not self._left_out:
+            return None
+        store = {"state": "left_out"} if self._store is None else dataclasses.asdict(self._store.stats())
+        return {**store, "disk_hits_declined": self._matcher.declined_tokens, **self._admission.refused()}
 
     def _root(self, namespace: Namespace | None) -> int:
         self._engine.check_open()
@@ -470,31 +462,16 @@ class KVCache:
             raise WrongType(f"namespace must be a pagedkv.Namespace, not {type(namespace).__name__}")
         root = self._roots.get(namespace)
         if root is None:
-            root = self._root_of_digest((namespace or Namespace()).digest())
-            self._roots[namespace] = root
+            with self._naming:
+                root = self._root_of_digest((namespace or Namespace()).digest())
+                self._roots[namespace] = root
         return root
 
     def _root_of_digest(self, digest: bytes) -> int:
         root = self.placement.tree.namespace(digest)
         self._digests[root] = digest
+        self._scrub.saw(root)
         return root
-
-    def _digest_of(self, root: int) -> bytes:
-        return self._digests[root]
 
     def _tokens(self, tokens: ArrayLike) -> NDArray[np.int32]:
         return self.placement.tree.tokens(tokens)
-
-
-def _check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: Any) -> None:
-    if deadline_s is not None:
-        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
-            raise WrongType(f"deadline_s must be a number of seconds, not {type(deadline_s).__name__}")
-        if not 0 <= deadline_s < 1e9:
-            raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {deadline_s}")
-    whole_number(max_sequences, "max_sequences", 1, 1 << 20)
-    whole_number(threads, "threads", 1, 64)
-    if inclusive is not None and not (
-        isinstance(inclusive, tuple | list) and all(isinstance(keep, bool) for keep in inclusive)
-    ):
-        raise WrongType(f"inclusive must be a tuple of bools by tier, not {type(inclusive).__name__}")

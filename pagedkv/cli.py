@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from pagedkv import doctor
 from pagedkv._version import __version__
+from pagedkv.disk_tools import command as disk_command
 from pagedkv.errors import PagedKVError
 from pagedkv.replay import command as replay_command
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
     replay_command.add_parser(commands)
+    disk_command.add_parsers(commands)
     doctor.add_parser(commands)
     try:
         arguments = parser.parse_args(argv)

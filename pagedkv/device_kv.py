@@ -68,6 +68,10 @@ class DeviceKV:
         for src, dst in pairs.tolist():
             self._arena[dst] = self._arena[src]
 
+    def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Fill whole blocks with zeros, int32 [n]."""
+        self._arena[blocks] = 0
+
     def gather(
         self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[NDArray[Any], NDArray[Any]] | None
     ) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,19 +1,20 @@
 """``pagedkv doctor``: what the CUDA kernels need, what of it is here, and whether it computes correctly.
 
 Exit code 1 if something fails that this machine should be able to do, 0 otherwise. Without a GPU the kernels must still
-compile; CuPy and the numeric self-test are skipped then.
+compile; CuPy and the numeric self-test are skipped then. ``--disk DIR`` tries a directory for the disk tier instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 
 from pagedkv._version import __version__
 from pagedkv.attention import PagedAttention
-from pagedkv.errors import PagedKVError
+from pagedkv.disk_tools import trial
+from pagedkv.errors import InvalidArgument, PagedKVError
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.cupy_backend import CupyBackend, device_count, import_cupy
 from pagedkv.kernels.driver import driver_version
@@ -36,9 +38,11 @@ from pagedkv.kernels.source import kernel_names, sources_dir
 from pagedkv.kernels.toolkits import installed_nvrtcs, nvrtc_for
 from pagedkv.kernels.variant import Variant
 from pagedkv.reference import paged_attention
+from pagedkv.sizes import parse_size
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 WITHOUT_GPU = (9, 0)  # what is compiled for then
+DISK_SIZE = "1GiB"
 LARGEST_ERROR = 1e-3  # of float16 against float64, relative to the largest output
 SEQ_LENS, Q_LENS = (1, 17, 300), (1, 3, 2)
 
@@ -63,32 +67,53 @@ class Check:
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the ``doctor`` command."""
-    about = "Look at device, driver, compiler and CuPy; compile every kernel; compare decode with float64."
-    parser = commands.add_parser("doctor", help="check what the CUDA kernels need", description=about)
+    about = """Look at device, driver, compiler and CuPy; compile every kernel; compare decode with float64.
+    With --disk: make a store in a temporary directory inside DIR, try and measure it, delete it, and say what a disk
+    hit is worth."""
+    parser = commands.add_parser("doctor", help="check what the CUDA kernels or a disk tier need", description=about)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--disk", metavar="DIR", help="try this directory for a disk tier, and not the kernels")
+    parser.add_argument("--size", metavar="SIZE", help=f"of the store for --disk (default: {DISK_SIZE})")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     """Print the report; 1 if a check failed, else 0."""
     found = []
+    numbers: dict[str, Any] = {}
+    if arguments.disk is None:
+        if arguments.size is not None:
+            raise InvalidArgument("--size is for --disk")
+        examination = examine()
+    else:
+        size = arguments.size or DISK_SIZE
+        trial.check_arguments(arguments.disk, parse_size(size))
+        examination = examine_disk(arguments.disk, size, numbers)
     if not arguments.json:
         print(f"pagedkv {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for check in examine():
-        found.append(check)
-        if not arguments.json:
-            took = "" if check.seconds is None else f"  ({check.seconds:.2f} s)"
-            print(f"{check.status:8} {check.name:24} {check.detail}{took}", flush=True)
+    with contextlib.closing(examination) as checks:
+        for check in checks:
+            found.append(check)
+            if not arguments.json:
+                took = "" if check.seconds is None else f"  ({check.seconds:.2f} s)"
+                print(f"{check.status:8} {check.name:24} {check.detail}{took}", flush=True)
     failed = [check.name for check in found if check.status == "failed"]
     if arguments.json:
         about = {"pagedkv": __version__, "python": platform.python_version(), "platform": platform.platform()}
-        print(json.dumps({**about, "ok": not failed, "checks": [asdict(check) for check in found]}, indent=2))
+        report = {**about, "ok": not failed, "checks": [asdict(check) for check in found]}
+        print(json.dumps(report | ({"disk": numbers} if numbers else {}), indent=2))
     else:
         print(f"failed: {', '.join(failed)}" if failed else "nothing failed")
     return 1 if failed else 0
 
 
-def examine() -> Iterator[Check]:
+def examine_disk(directory: str, size: str, numbers: dict[str, Any]) -> Generator[Check, None, None]:
+    """The checks of ``--disk``; `numbers` is filled with what was measured."""
+    with contextlib.closing(trial.examine(directory, parse_size(size), numbers)) as findings:
+        yield from (Check(*finding) for finding in findings)
+
+
+def examine() -> Generator[Check, None, None]:
     """All checks, one after the other."""
     try:
         yield Check("sources", "ok", f"{len(kernel_names())} kernels in {sources_dir()}")

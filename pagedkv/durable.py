@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv._core.chain_key import ROOT_PARENT, chain_key, chain_keys
 from pagedkv._core.placement import Placement
-from pagedkv.tiers import Record, StoredBlock
+from pagedkv.tiers import DiskTier, Record, StoredBlock
 
 
 class Describer:
@@ -50,15 +51,39 @@ class Describer:
         ]
 
 
-def whole_chains(
-    stored: Iterable[StoredBlock], secret: bytes
-) -> tuple[list[tuple[bytes, NDArray[np.int32], NDArray[np.int32]]], list[int]]:
-    """Sort a reopened store's blocks into whole prefixes.
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Stored blocks that continue each other and nothing else in between.
+
+    Attributes
+    ----------
+    namespace : digest of 32 bytes.
+    parent : index of the run it continues, an earlier one; -1 where it begins a prefix.
+    found : its blocks, one at least.
+    """
+
+    namespace: bytes
+    parent: int
+    found: list[StoredBlock]
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [n * block_size]."""
+        return np.concatenate([block.record.tokens for block in self.found])
+
+    @property
+    def blocks(self) -> NDArray[np.int32]:
+        """Ids in the store, int32 [n]."""
+        return np.array([block.block for block in self.found], np.int32)
+
+
+def whole_prefixes(stored: Iterable[StoredBlock], secret: bytes) -> tuple[list[Run], list[int]]:
+    """Sort a reopened store's blocks into whole prefixes; linear in their number.
 
     Returns
     -------
-    chains : list of (namespace digest, tokens int32 [n * block_size], blocks int32 [n])
-        One per leaf, each from the start of its prefix. Chains may share their beginnings.
+    runs : list of Run
+        Each after the run it continues; of several ways to go on, the one written last comes first.
     orphans : list of int
         Blocks whose key is not that of their content, which are doubled, or whose parent is not there: never
         to be used.
@@ -71,25 +96,56 @@ def whole_chains(
             orphans.append(found.block)
         else:
             records[record.key] = found
-    children: dict[bytes, list[bytes]] = {}
-    for key, found in records.items():
-        children.setdefault(found.record.parent, []).append(key)
-    chains = []
-    reached: set[bytes] = set()
-    for start in children.get(ROOT_PARENT, []):
-        path: list[bytes] = []
-        todo = [(start, 0)]
-        while todo:
-            key, depth = todo.pop()
-            del path[depth:]
-            path.append(key)
-            reached.add(key)
-            below = children.get(key, [])
-            todo += [(child, depth + 1) for child in below]
-            if not below:
-                blocks = [records[k] for k in path]
-                tokens = np.concatenate([b.record.tokens for b in blocks])
-                ids = np.array([b.block for b in blocks], np.int32)
-                chains.append((blocks[0].record.namespace, tokens, ids))
+    below: dict[tuple[bytes, bytes], list[StoredBlock]] = {}
+    for found in records.values():
+        below.setdefault((found.record.namespace, found.record.parent), []).append(found)
+    for siblings in below.values():
+        siblings.sort(key=lambda found: found.generation)
+    starts = [(first, -1) for (_, parent), firsts in below.items() if parent == ROOT_PARENT for first in firsts]
+    todo = sorted(starts, key=lambda start: start[0].generation)
+    runs: list[Run] = []
+    while todo:
+        found, parent = todo.pop()
+        run = Run(found.record.namespace, parent, [found])
+        while len(after := below.get((run.namespace, run.found[-1].record.key), [])) == 1:
+            run.found.extend(after)
+        todo += [(following, len(runs)) for following in after]
+        runs.append(run)
+    reached = {found.record.key for run in runs for found in run.found}
     orphans += [found.block for key, found in records.items() if key not in reached]
-    return chains, orphans
+    return runs, orphans
+
+
+def restore(placement: Placement, store: DiskTier, tier: int, root_of: Callable[[bytes], int]) -> None:
+    """A reopened store's blocks join the empty tree; all others are free again.
+
+    Parameters
+    ----------
+    placement : Placement
+    store : what `tier` numbers.
+    root_of : digest of a namespace -> its root.
+    """
+    pool = placement.pools[tier]
+    assert pool is not None
+    runs, orphans = whole_prefixes(store.records(), store.secret)
+    if orphans:
+        store.invalidate(np.array(orphans, np.int32))
+    if not runs:
+        return
+    pool.alloc(pool.capacity)  # a new pool hands out 0, 1, 2, ...: every id is ours for the moment
+    blocks = [run.blocks for run in runs]
+    lengths = np.array([len(ids) for ids in blocks], np.int64)
+    first = np.concatenate(([0], np.cumsum(lengths)))
+    roots = {digest: root_of(digest) for digest in {run.namespace for run in runs}}
+    done = placement.restore_forest(
+        np.concatenate([run.tokens for run in runs]),
+        np.concatenate(blocks),
+        first,
+        np.array([run.parent for run in runs], np.int32),
+        np.array([roots[run.namespace] for run in runs], np.int32),
+        tier,
+    )
+    free = np.ones(pool.capacity, np.bool_)
+    place = np.arange(first[-1]) - np.repeat(first[:-1], lengths)
+    free[np.concatenate(blocks)[place < np.repeat(done, lengths)]] = False
+    pool.free(np.flatnonzero(free).astype(np.int32)[::-1])

@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import BlockTable, StepArrays
 from pagedkv._core.placement import Placement
+from pagedkv.cost_model import CostModel
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks
 from pagedkv.moving import Conductor
+from pagedkv.scrub import Scrub
 from pagedkv.spec import KVSpec
 
 
@@ -47,6 +49,9 @@ class KV(Protocol):
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2]."""
 
+    def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Fill whole blocks with zeros, int32 [n]."""
+
     def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None) -> tuple[Any, Any]:
         """K and V of the first `num_tokens` tokens in `blocks`, each [num_layers, num_tokens, num_kv_heads,
         head_dim]."""
@@ -62,11 +67,24 @@ class Engine:
     conductor : Conductor
         Makes room when a step finds none.
     kv : KV
+    scrub : Scrub
+        Which of the blocks that a step is given have to be zeroed.
+    costs : CostModel, optional
+        Told how long steps take. None where a step's end does not mean that its work is done (a GPU).
     """
 
-    def __init__(self, spec: KVSpec, placement: Placement, table: BlockTable, conductor: Conductor, kv: KV) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        placement: Placement,
+        table: BlockTable,
+        conductor: Conductor,
+        kv: KV,
+        scrub: Scrub,
+        costs: CostModel | None = None,
+    ) -> None:
         self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
-        self._kv = kv
+        self._kv, self._scrub, self.costs = kv, scrub, costs
         self._counting = threading.Lock()
         self.computed_tokens = 0
         self.uses_quota = False  # whether a commit may decide moves
@@ -105,6 +123,8 @@ class Engine:
                 break
             except OutOfBlocks:  # another thread may take the room that is made here: then once more
                 self.conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
+        if self._scrub.active:
+            self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
         if len(arrays.copies):
             kv.copy_blocks(arrays.copies)
             self.table.copies_done(np.ascontiguousarray(arrays.copies[:, 0]))
@@ -147,6 +167,7 @@ class Engine:
         target = self.table.seed(row, common)
         if target < 0:
             return 0
+        self._scrub.holds(target, int(self.table.roots([row])[0]))
         self.kv.copy_blocks(np.array([[block, target]], np.int32))
         return common
 

@@ -17,7 +17,7 @@ from pagedkv._core.block_table import StepArrays
 from pagedkv.attention import PagedAttention
 from pagedkv.errors import LayoutMismatch
 from pagedkv.kernels.backend import Backend
-from pagedkv.kernels.block_ops import copy_blocks
+from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.write_kv import write_kv
@@ -75,6 +75,12 @@ class GpuKV:
         """Copy whole blocks, (source, destination) int32 [n, 2]; no block is both."""
         self.before_work(stream)
         copy_blocks(self.backend, self._arena, self.device_copy("pairs", pairs, stream), stream=stream)
+        self.on_work(stream)
+
+    def zero_blocks(self, blocks: NDArray[np.int32], stream: Any = None) -> None:
+        """Fill whole blocks with zeros, int32 [n]."""
+        self.before_work(stream)
+        fill_blocks(self.backend, self._arena, self.device_copy("zeroed", blocks, stream), stream=stream)
         self.on_work(stream)
 
     def gather(

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv._core.placement import Placement
+from pagedkv.admission import Admission
+from pagedkv.cost_model import CostModel
 from pagedkv.errors import PagedKVError
-from pagedkv.tiers import Mover
+from pagedkv.scrub import Scrub
+from pagedkv.tiers import Mover, Ticket
+
+DEVICE, HOST, DISK = 0, 1, 2
+FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
 
 
 class Conductor:
     """Takes Moves from a Placement, runs them, and reports them back; any thread may call it.
 
     A thread takes whatever moves are decided, its own or another's; who finds none waits for those in flight.
+
+    Parameters
+    ----------
+    placement : Placement
+    mover : Mover
+    admission : asked about each demotion to the disk.
+    costs : told how long loads take.
+    scrub : told what promotions leave on the device.
     """
 
-    def __init__(self, placement: Placement, mover: Mover) -> None:
+    def __init__(
+        self, placement: Placement, mover: Mover, admission: Admission, costs: CostModel, scrub: Scrub
+    ) -> None:
         self.placement, self._mover = placement, mover
+        self._admission, self._costs, self._scrub = admission, costs, scrub
         self._finished = threading.Condition()
         self.uses_ttl = False  # whether somebody gave a time to live
         self._rounds = 0  # completions so far: a waiter compares, so no wake-up is lost
@@ -31,17 +50,16 @@ class Conductor:
         Parameters
         ----------
         deadline_s : float, optional
-            Seconds from now; promotions that have not started by then count as failed. Demotions have no
-            deadline: a late one would lose its block for nothing.
+            Seconds from now; promotions that have not started by then are given up, and keep their colder copies.
+            Demotions have no deadline: a late one would lose its block for nothing.
         """
         with self._finished:
             rounds = self._rounds
         moves = self.placement.take_moves()
         if len(moves):
             upward = moves["dst_tier"] < moves["src_tier"]
-            for part, limit in ((moves[~upward], None), (moves[upward], deadline_s)):
-                if len(part):
-                    self._run(part, limit)
+            self._demote(moves[~upward])
+            self._promote(moves[upward], deadline_s)
             return True
         if self.placement.num_in_flight == 0:
             with self._finished:
@@ -55,7 +73,12 @@ class Conductor:
         while self.run_moves():
             pass
 
-    def make_room(self, num_blocks: int, tier: int = 0) -> None:
+    def drain_namespace(self, root: int) -> None:
+        """Return once nothing of a namespace is under way."""
+        while self.placement.moving_in(root):
+            self.run_moves()
+
+    def make_room(self, num_blocks: int, tier: int = DEVICE) -> None:
         """Return once `tier` has `num_blocks` free blocks, demoting and dropping as the policy says.
 
         Raises
@@ -64,16 +87,51 @@ class Conductor:
             Everything else is held.
         """
         self.expire()
-        while self.placement.reserve(num_blocks, tier):
-            if not self.run_moves():
-                if not self.placement.reserve(num_blocks, tier):
-                    return
-                raise self.placement.out_of_blocks(num_blocks, tier)
+        pool = self.placement.pools[tier]
+        assert pool is not None
+        while True:
+            goal = min(num_blocks, pool.num_available + self._room_below(tier))
+            while self.placement.reserve(goal, tier):
+                if not self.run_moves():
+                    if not self.placement.reserve(goal, tier):
+                        break
+                    raise self.placement.out_of_blocks(num_blocks, tier)
+            if goal == num_blocks:
+                return
+
+    def _room_below(self, tier: int) -> int:
+        """Blocks that the tier below can take at once, at least 1: what is demoted beyond that would be dropped."""
+        for pool in self.placement.pools[tier + 1 :]:
+            if pool is not None:
+                counts = pool.counts()
+                return max(1, counts["available"] + counts["cached"])
+        return 2**31
 
     def expire(self) -> None:
         """Let times to live end that are over."""
         if self.uses_ttl:
             self.placement.expire(time.monotonic_ns())
+
+    def write_back(self, is_healthy: Callable[[], bool]) -> None:
+        """Demote what nobody holds, tier by tier, until all of it is on the disk, as pressure would.
+
+        Parameters
+        ----------
+        is_healthy : asked before every few blocks; once it is False the rest stays where it is, or it would be lost.
+        """
+        self.expire()
+        while is_healthy() and any(self._push_down(tier) for tier in (HOST, DEVICE)):
+            pass
+
+    def _push_down(self, tier: int) -> bool:
+        """Demote a few blocks of a tier, the coldest; whether it holds fewer now."""
+        pool = self.placement.pools[tier]
+        if pool is None or not (cached := pool.counts()["cached"]):
+            return False
+        wanted = pool.num_available + min(cached, FLUSH_BLOCKS, self._room_below(tier))
+        while self.placement.reserve(wanted, tier) and self.run_moves():
+            pass
+        return pool.counts()["cached"] < cached
 
     def promote(self, owner: int, deadline_s: float | None = None) -> int:
         """Bring an owned path to the device; whole blocks of it that are there in the end, from the front.
@@ -102,17 +160,72 @@ class Conductor:
             self.run_moves(left)
         return placement.settle(owner)
 
-    def _run(self, moves: NDArray[np.void], deadline_s: float | None) -> None:
+    def _demote(self, moves: NDArray[np.void]) -> None:
+        admitted = [part for part in _transfers(moves) if self._is_admitted(part)]
+        if not admitted:
+            return
+        moves = np.concatenate(admitted)
         try:
-            ticket = self._mover.submit(moves, deadline_s=deadline_s)
+            ticket = self._mover.submit(moves)
         except BaseException:
-            transfers = np.unique(moves["transfer"])
-            self._complete(transfers, np.zeros(len(transfers), np.bool_))
+            self._give_up(moves)
             raise
-        self._complete(*ticket.results())
+        self._complete(moves, ticket)
 
-    def _complete(self, transfers: NDArray[np.int64], ok: NDArray[np.bool_]) -> None:
-        self.placement.complete(transfers, ok)
+    def _is_admitted(self, transfer: NDArray[np.void]) -> bool:
+        """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
+        if transfer["dst_tier"][0] != DISK:
+            return True
+        depth, continued, matched = self.placement.prospects(int(transfer["node"][0]))
+        if self._admission.admits(DISK, len(transfer), depth, continued, matched):
+            return True
+        self._give_up(transfer)
+        return False
+
+    def _promote(self, moves: NDArray[np.void], deadline_s: float | None) -> None:
+        """A ticket for each tier, all under way at once, so that each tier's time is its own."""
+        parts = {tier: moves[moves["src_tier"] == tier] for tier in np.unique(moves["src_tier"]).tolist()}
+        tickets: dict[int, Ticket] = {}
+        try:
+            for tier, part in parts.items():
+                tickets[tier] = self._mover.submit(part, deadline_s=deadline_s)
+        except BaseException:
+            self._give_up(moves[~np.isin(moves["src_tier"], list(tickets))])
+            raise
+        finally:
+            for tier, ticket in tickets.items():
+                self._complete(parts[tier], ticket)
+                if ticket.results()[1].all():
+                    self._costs.observe_load(tier, len(parts[tier]) * self._mover.block_bytes, ticket.seconds)
+
+    def _complete(self, moves: NDArray[np.void], ticket: Ticket) -> None:
+        transfers, ok = ticket.results()
+        if not ok.all() or self._scrub.active:  # before anybody else may be given the blocks
+            arrived = ok[np.searchsorted(transfers, moves["transfer"])]
+            upward = moves["dst_tier"] == DEVICE
+            self._scrub.spoilt(moves["dst_block"][upward & ~arrived])
+            for part in _transfers(moves[upward & arrived]):
+                self._scrub.holds(part["dst_block"], self.placement.root_of(int(part["node"][0])))
+        _, decided = np.unique(moves["transfer"], return_index=True)
+        order = np.argsort(decided)  # what was colder is colder in the next tier too
+        self._report(transfers[order], ok[order], ticket.tried()[order])
+
+    def _give_up(self, moves: NDArray[np.void]) -> None:
+        """Moves of which nothing was read or written are over."""
+        transfers = np.unique(moves["transfer"])
+        never = np.zeros(len(transfers), np.bool_)
+        self._report(transfers, never, never)
+
+    def _report(self, transfers: NDArray[np.int64], ok: NDArray[np.bool_], tried: NDArray[np.bool_]) -> None:
+        self.placement.complete(transfers, ok, tried)
         with self._finished:
             self._rounds += 1
             self._finished.notify_all()
+
+
+def _transfers(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Moves transfer by transfer, in their order; the moves of one stand together."""
+    edges = np.flatnonzero(np.diff(moves["transfer"])) + 1
+    if len(moves):
+        for a, b in itertools.pairwise([0, *edges.tolist(), len(moves)]):
+            yield moves[a:b]

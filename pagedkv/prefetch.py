@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError, Future
+import threading
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.matching import Matcher
 
 
 class Prefetch:
@@ -34,3 +40,24 @@ class Prefetch:
             return 0
         except NotYet:  # another class than the builtin one before Python 3.11
             raise TimeoutError(f"the prefetch takes longer than {timeout_s} s") from None
+
+
+class Prefetcher:
+    """Runs prefetches in a thread of its own, which starts with the first."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._starting = threading.Lock()
+        self._background: ThreadPoolExecutor | None = None
+
+    def start(self, prompt: NDArray[np.int32], root: int) -> Prefetch:
+        """Bring the cached prefix of a prompt, which is the prefetch's own from now on, to the device."""
+        with self._starting:
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, thread_name_prefix="pagedkv-prefetch")
+        return Prefetch(self._background.submit(self._matcher.prefetch, prompt, root))
+
+    def close(self) -> None:
+        """Finish what runs, drop what waits."""
+        if self._background is not None:
+            self._background.shutdown(wait=True, cancel_futures=True)

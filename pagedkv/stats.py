@@ -32,6 +32,11 @@ class CacheStats:
         Bytes moved between tiers.
     failed_moves : int
         Blocks whose move failed, came late or was cancelled.
+    disk : mapping or None
+        None without a disk tier. ``state``: ``"ok"``, ``"read_only"``, ``"off"``, or ``"left_out"`` where it could not
+        be opened; counters of the store (``DiskStats``), such as ``misses`` and ``write_errors`` by reason; and what
+        was not worth it: ``disk_hits_declined`` (tokens that were computed instead of loaded),
+        ``refused_by_admission`` and ``refused_by_write_budget`` (blocks dropped instead of written).
     """
 
     sequences: int
@@ -43,6 +48,7 @@ class CacheStats:
     placement: Mapping[str, Any]
     moved_bytes: Mapping[str, int]
     failed_moves: int
+    disk: Mapping[str, Any] | None = None
 
     @property
     def token_hit_rate(self) -> float:
@@ -61,5 +67,26 @@ class CacheStats:
         )
         return (
             f"{self.sequences} sequences; hit tokens: {hits} of {self.prompt_tokens} ({self.token_hit_rate:.1%}); "
-            f"blocks: {held}; failed moves: {self.failed_moves}"
+            f"blocks: {held}; failed moves: {self.failed_moves}{self._disk_in_words()}"
         )
+
+    def _disk_in_words(self) -> str:
+        """What is out of the ordinary about the disk tier."""
+        if self.disk is None:
+            return ""
+        flat = {**self.disk, "misses": _total(self.disk, "misses"), "write_errors": _total(self.disk, "write_errors")}
+        told = [f"{flat[name]} {words}" for name, words in _DISK_WORDS.items() if flat.get(name)]
+        return f"; disk {', '.join([str(self.disk['state']), *told])}"
+
+
+_DISK_WORDS = {
+    "misses": "misses",
+    "write_errors": "write errors",
+    "disk_hits_declined": "tokens declined",
+    "refused_by_admission": "blocks refused by admission",
+    "refused_by_write_budget": "blocks refused by the write budget",
+}
+
+
+def _total(disk: Mapping[str, Any], name: str) -> int:
+    return sum(disk.get(name, {}).values())

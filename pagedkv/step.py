@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -10,9 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
 from pagedkv.engine import BoundStep, Engine
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
 from pagedkv.sequence import Sequence
 from pagedkv.sizes import whole_number
+
+MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of long prompts
 
 
 class Step:
@@ -37,12 +40,15 @@ class Step:
         self._arrays: StepArrays | None = None
         self._bound: BoundStep | None = None
         self._written: set[int] = set()
+        self._attended: set[int] = set()
+        self._began = 0.0
         self._epochs: NDArray[np.int64] = np.empty(0, np.int64)
 
     def __enter__(self) -> Step:
         if self._arrays is not None:
             raise InvalidArgument("this step is under way already")
-        self._written = set()
+        self._written, self._attended = set(), set()
+        self._began = time.perf_counter()
         self._arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
         self._epochs = self._engine.table.epochs(self._rows)
         self._bound = self._engine.kv.bind(self._arrays)
@@ -62,6 +68,7 @@ class Step:
             except BaseException:
                 self._engine.table.cancel(self._rows)
                 raise
+            self._measure(arrays)
             return
         if kind is None:
             raise InvalidArgument(
@@ -144,6 +151,15 @@ class Step:
         """Say that a kernel of the caller's own has written this layer's slots."""
         self._written.add(whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1))
 
+    def _measure(self, arrays: StepArrays) -> None:
+        """A long step that attended every layer was a forward pass: its time says how fast the caller computes."""
+        costs = self._engine.costs
+        if costs is None or len(arrays.tokens) < MEASURED_TOKENS:
+            return
+        if len(self._attended) == self._engine.spec.num_layers:
+            q_lens = np.diff(arrays.q_indptr)
+            costs.observe_prefill(q_lens, time.perf_counter() - self._began, arrays.seq_lens - q_lens)
+
     def _check_rows(self) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
         if not np.array_equal(self._engine.table.epochs(self._rows), self._epochs):
@@ -185,11 +201,14 @@ class Step:
         """
         arrays, spec = self.arrays, self._engine.spec
         shape = getattr(q, "shape", None)
-        if shape is None or len(shape) != 3 or tuple(shape) != (len(arrays.tokens), shape[1], spec.head_dim):
-            shown = type(q).__name__ if shape is None else shape
+        if not isinstance(shape, tuple) or len(shape) != 3 or shape != (len(arrays.tokens), shape[1], spec.head_dim):
+            shown = shape if isinstance(shape, tuple) else type(q).__name__
             raise LayoutMismatch(f"q must be [{len(arrays.tokens)}, num_qo_heads, {spec.head_dim}], got {shown}")
         if shape[1] % spec.num_kv_heads:
             raise LayoutMismatch(f"{shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
+        for name, flag in (("causal", causal), ("return_lse", return_lse)):
+            if not isinstance(flag, bool | np.bool_):
+                raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
         self._check_rows()
@@ -199,6 +218,7 @@ class Step:
             return_lse=return_lse, out=out, stream=stream,
         )  # fmt: skip
         self._check_rows()  # whoever released a sequence meanwhile may have let others write what was read
+        self._attended.add(int(layer))
         return result
 
     @property

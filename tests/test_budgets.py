@@ -50,9 +50,26 @@ def test_a_disk_keeps_its_path_as_text_and_touches_nothing(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_says_how_much_may_be_written() -> None:
+    assert Disk("kv", 8).write_bytes_per_day is None
+    assert Disk("kv", 8, write_budget="2TB").write_bytes_per_day == 2 * 10**12
+    assert Disk("kv", 8, write_budget=4096).write_bytes_per_day == 4096
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
+        ({"admission": "some"}, InvalidArgument),
+        ({"admission": None}, WrongType),
+        ({"on_mismatch": "ignore"}, InvalidArgument),
+        ({"page_cache": True}, WrongType),
+        ({"page_cache": np.array(["drop"])}, WrongType),
+        ({"write_budget": 0}, InvalidArgument),
+        ({"write_budget": "lots"}, InvalidArgument),
+        ({"write_budget": 1.5}, WrongType),
+        ({"network_fs": 1}, WrongType),
+        ({"required": None}, WrongType),
+        ({"on_progress": "yes"}, WrongType),
         ({"path": ""}, InvalidArgument),
         ({"path": "a\0b"}, InvalidArgument),
         ({"path": None}, WrongType),
@@ -64,7 +81,7 @@ def test_a_disk_keeps_its_path_as_text_and_touches_nothing(tmp_path: Path) -> No
         ({"segment_size": 0}, InvalidArgument),
         ({"segment_size": "1Gb"}, InvalidArgument),
         ({"shards": 0}, InvalidArgument),
-        ({"shards": 65}, InvalidArgument),
+        ({"shards": 1025}, InvalidArgument),
         ({"shards": True}, WrongType),
     ],
 )

@@ -846,6 +846,30 @@ cdef class BlockTable:
             self.raise_(E_STALE, handles, bad)
         return out
 
+    def roots(self, rows):
+        """The namespace (root) of each row, int32 [n].
+
+        Raises
+        ------
+        StaleHandle
+            A row was released.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray out = new_int32(cnp.PyArray_SIZE(handles))
+        cdef int64_t i, bad = -1
+        cdef int32_t r
+        self.lock.acquire()
+        for i in range(cnp.PyArray_SIZE(handles)):
+            r = self.row_of(i64(handles)[i])
+            if r < 0:
+                bad = i
+                break
+            i32(out)[i] = self.rows[r].root
+        self.lock.release()
+        if bad >= 0:
+            self.raise_(E_STALE, handles, bad)
+        return out
+
     def truncate(self, row, num_tokens):
         """Keep the first `num_tokens` tokens of a row (rejected drafts, a retried turn); give back blocks beyond them."""
         cdef int64_t handle = handle_input(row, "row")
@@ -1058,7 +1082,7 @@ cdef class BlockTable:
             if n > self.num_changes:
                 n = self.num_changes
                 out = out[:n]
-            if n:
+            if n:                                       # the list is made with the first change
                 memcpy(i32(out), self.changes, n * sizeof(Change))
             self.num_changes -= n
             for i in range(self.num_changes):

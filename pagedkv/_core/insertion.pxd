@@ -1,5 +1,5 @@
 # The caller holds the cache's mutex.
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.place cimport Place
 
@@ -10,3 +10,9 @@ cdef int32_t place_insert(Place* p, int32_t owner, const int32_t* tokens, int32_
 # is not the caller's alone (nothing has changed then).
 cdef int32_t place_restore(Place* p, int32_t root, const int32_t* tokens, const int32_t* ids, int32_t num_blocks,
                            int32_t tier) noexcept nogil
+# The same for a whole forest: run s is blocks [first[s], first[s + 1]), hangs on run parents[s] (an earlier one, or -1: on
+# roots[s]) and is the hotter the earlier it stands. done[s]: its leading blocks that are in the tree now; tails[s]: its last
+# node, where done[s] > 0. A run whose parent is not there as a whole, or whose place is taken, is left out.
+cdef int64_t place_restore_forest(
+    Place* p, const int32_t* roots, const int32_t* parents, const int64_t* first, int32_t num_runs,
+    const int32_t* tokens, const int32_t* ids, int32_t tier, int32_t* tails, int32_t* done) noexcept nogil

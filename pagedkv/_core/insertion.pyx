@@ -22,6 +22,7 @@ from pagedkv._core.types cimport NIL, OK
 cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
     cdef int32_t i, owners, top = node_top(p.tree, n), length = p.tree.nodes[n].length
     cdef bint failed = p.fates[n].failed
+    p.fates[n].matched = 1                          # somebody else has computed it too
     if top == 0:
         run_own(p, n)
         for i in range(length):
@@ -53,7 +54,7 @@ cdef bint may_extend(Place* p, int32_t n, int32_t owner) noexcept nogil:
     # The run's last block is ours alone to continue, and new blocks will share its fate.
     cdef Fate* f = &p.fates[n]
     if (p.tree.nodes[n].length == 0 or p.tree.nodes[n].first_child != NIL or p.tree.nodes[n].tiers != 1 or f.transfer >= 0
-            or f.failed or p.tree.nodes[n].length >= p.tree.max_run or f.klass != p.owners[owner].klass
+            or f.failed or f.matched or p.tree.nodes[n].length >= p.tree.max_run or f.klass != p.owners[owner].klass
             or f.expires != p.owners[owner].expires or p.pools[0].refs[node_ids(p.tree, n, 0)[0]] != (TREE | 2)):
         return False
     return p.policy == LRU or f.born == p.owners[owner].serial
@@ -240,3 +241,54 @@ cdef int32_t place_restore(
             break
         n = t.nodes[n].parent
     return done
+
+
+# Whether the runs above run s of a forest are in the tree as a whole.
+cdef bint has_parent(const int32_t* parents, const int64_t* first, const int32_t* done, int32_t s) noexcept nogil:
+    cdef int32_t above = parents[s]
+    return above < 0 or done[above] == first[above + 1] - first[above]
+
+
+cdef int64_t place_restore_forest(
+    Place* p, const int32_t* roots, const int32_t* parents, const int64_t* first, int32_t num_runs,
+    const int32_t* tokens, const int32_t* ids, int32_t tier, int32_t* tails, int32_t* done
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef Pool* pool = p.pools[tier]
+    cdef int64_t i, at, total = first[num_runs], bad = -1
+    cdef int32_t s, n, k, child
+    for i in range(total):
+        if <uint32_t>ids[i] >= <uint32_t>pool.fresh or pool.refs[ids[i]] != 1:
+            bad = i
+            break
+        pool.refs[ids[i]] |= TREE                       # the same id twice shows
+    for i in range(total if bad < 0 else bad):
+        pool.refs[ids[i]] &= COUNT
+    if bad >= 0:
+        return -bad - 1
+    for s in range(num_runs):
+        done[s] = 0
+        n = roots[s] if parents[s] < 0 else tails[parents[s]]
+        at = first[s]
+        if not has_parent(parents, first, done, s) or place_ensure(p, 1) != OK or p.fates[t.nodes[n].root].failed:
+            continue
+        if tree_child(t, n, tokens + at * t.block_size) != NIL:
+            continue
+        while at < first[s + 1] and place_ensure(p, 1) == OK:
+            k = <int32_t>min(first[s + 1] - at, <int64_t>t.max_run)
+            child = tree_new(t, n, tokens + at * t.block_size, k)
+            if child == NIL:
+                break
+            fate_new(p, child, tier, DEFAULT_CLASS, 0)
+            p.fates[child].matched = 1                  # it was worth its writing once
+            copy_add(p, child, tier, ids + at)
+            n = child
+            at += k
+        done[s] = <int32_t>(at - first[s])
+        tails[s] = n
+    for s in range(num_runs - 1, -1, -1):               # children before their parents, the newest last
+        n = tails[s]
+        for _ in range((done[s] + t.max_run - 1) // t.max_run):
+            recency_link(p, tier, n)
+            n = t.nodes[n].parent
+    return OK

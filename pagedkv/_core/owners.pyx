@@ -122,6 +122,7 @@ cdef int32_t place_acquire(
         if p.fates[child].klass == EXPIRED:
             set_class(p, child, DEFAULT_CLASS)
         on_hit(p, child)
+        p.fates[child].matched = 1
         run_own(p, child)
         p.counters.hit_blocks[node_top(t, child)] += k
         done += k

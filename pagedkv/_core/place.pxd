@@ -40,6 +40,7 @@ cdef struct Fate:
     uint8_t frequency
     uint8_t failed          # a copy could not be read: matched never again, replaced or dropped
     uint8_t queue[MAX_TIERS]
+    uint8_t matched         # some request has found it since it was committed
 
 cdef struct Owner:
     int32_t node            # deepest node of the owned path; a root when the path is empty
@@ -97,6 +98,8 @@ cdef struct Counters:
     int64_t trimmed[MAX_TIERS]      # redundant copies given up
     int64_t failed_promotions       # blocks
     int64_t failed_demotions
+    int64_t late_promotions         # given up before they began: the colder copy stays
+    int64_t refused_demotions       # never begun: not worth their writing
     int64_t blocked_matches
     int64_t refused_by_quota
     int64_t expired

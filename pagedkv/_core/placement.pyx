@@ -21,7 +21,7 @@ from pagedkv._core.arrays cimport (
 )
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, pool_available
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
-from pagedkv._core.insertion cimport place_insert, place_restore
+from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_forest
 from pagedkv._core.owners cimport (
     place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
@@ -30,7 +30,7 @@ from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_
 from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.transfers cimport (
-    drop_children, finish, make_room, promote_run, quota_of, split, usage_of,
+    drop_children, finish_as, make_room, promote_run, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport (
     E_BLOCKS, E_MEMORY, MAX_TIERS, NIL, OK, Move, make_handle,
@@ -579,6 +579,31 @@ cdef class Placement:
             raise self._stale(handle)
         return moving
 
+    def shorten(self, owner, num_blocks):
+        """Let go of all but the first `num_blocks` of the owned path, as far as no run in flight would have to be cut.
+
+        Returns
+        -------
+        int
+            Blocks of the path now.
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t keep = count_input(num_blocks, "num_blocks", 0, 2**31 - 1), slot, left = 0
+        cdef int code = OK
+        self.lock.acquire()
+        slot = place_owner(&self.place, handle)
+        if slot >= 0:
+            if keep < self.place.owners[slot].num_blocks:
+                with nogil:
+                    code = place_shorten(&self.place, slot, keep)
+            left = self.place.owners[slot].num_blocks
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        if code == E_MEMORY:
+            raise MemoryError("no memory to cut a run")
+        return left
+
     def settle(self, owner):
         """Keep of the owned path what is on the device from the front; let go of the rest.
 
@@ -619,15 +644,24 @@ cdef class Placement:
             out = np.empty(n, MOVE_DTYPE)
             self.lock.acquire()
             if n == self.place.num_moves:           # or a transfer might be cut in two
-                if n:
+                if n:                               # the array is made with the first move
                     memcpy(cnp.PyArray_DATA(out), self.place.moves, n * sizeof(Move))
                 self.place.num_moves = 0
                 self.lock.release()
                 return out
             self.lock.release()
 
-    def complete(self, transfers, ok):
-        """Say how transfers ended: `transfers` int64 [n], `ok` bool [n].
+    def complete(self, transfers, ok, tried=None):
+        """Say how transfers ended.
+
+        Parameters
+        ----------
+        transfers : int64 [n]
+        ok : bool [n]
+        tried : bool [n], optional
+            False: a failed transfer was given up before anything of it was read or written. A promotion then keeps its
+            colder copy, which can be hit again; one that was tried and failed is never matched again. A demotion loses its
+            blocks either way, and is counted as refused. Default: all were tried.
 
         Raises
         ------
@@ -636,15 +670,17 @@ cdef class Placement:
         """
         cdef cnp.ndarray ids = int64_input(transfers, "transfers")
         cdef cnp.ndarray flags = bool_input(ok, "ok")
+        cdef cnp.ndarray begun = np.ones(len(ids), np.bool_) if tried is None else bool_input(tried, "tried")
         cdef int64_t i, n = cnp.PyArray_SIZE(ids), bad = -1
-        if cnp.PyArray_SIZE(flags) != n:
-            raise InvalidArgument(f"{n} transfers but {len(flags)} outcomes")
+        if cnp.PyArray_SIZE(flags) != n or cnp.PyArray_SIZE(begun) != n:
+            raise InvalidArgument(f"{n} transfers but {len(flags)} outcomes and {len(begun)} of tried")
         cdef const int64_t* data = i64(ids)
         cdef const uint8_t* good = <const uint8_t*>cnp.PyArray_DATA(flags)
+        cdef const uint8_t* begin = <const uint8_t*>cnp.PyArray_DATA(begun)
         self.lock.acquire()
         with nogil:
             for i in range(n):
-                if finish(&self.place, data[i], good[i] != 0) != OK:
+                if finish_as(&self.place, data[i], good[i] != 0, begin[i] != 0) != OK:
                     bad = i
                     break
         self.lock.release()
@@ -753,6 +789,33 @@ cdef class Placement:
         before -= p.tree.num_blocks
         self.lock.release()
         return before
+
+    def moving_in(self, namespace):
+        """Transfers in flight of a namespace."""
+        cdef int32_t root = self.tree._root(namespace), i, found = 0
+        cdef Place* p = &self.place
+        self.lock.acquire()
+        for i in range(p.transfers_capacity):
+            if p.transfers[i].node != NIL and p.tree.nodes[p.transfers[i].node].root == root:
+                found += 1
+        self.lock.release()
+        return found
+
+    def prospects(self, node):
+        """What speaks for keeping the run of a node in flight.
+
+        Returns
+        -------
+        (depth, continued, matched) : (int, bool, bool)
+            Blocks of the prefix before it; whether other runs continue it; whether a request has found it, or computed it
+            again, since it was committed.
+        """
+        cdef int32_t n = self._node(node)
+        self.lock.acquire()
+        cdef int32_t depth = self.tree.tree.nodes[n].depth
+        cdef bint continued = self.tree.tree.nodes[n].first_child != NIL, matched = self.place.fates[n].matched
+        self.lock.release()
+        return depth, continued, matched
 
     def blocks_in(self, namespace, tier=0):
         """Ids int32 [n] of the blocks that a namespace has in `tier`."""
@@ -875,6 +938,64 @@ cdef class Placement:
                                   f"nothing was changed")
         return done
 
+    def restore_forest(self, tokens, blocks, first, parents, namespaces, tier=2):
+        """Take the runs of a reopened store into the tree, in time linear in their blocks.
+
+        Parameters
+        ----------
+        tokens : int32 [num_blocks * block_size]
+        blocks : int32 [num_blocks]
+            Ids in `tier`'s pool, each once, with one reference each, which passes to the tree for the blocks it takes.
+        first : int64 [num_runs + 1]
+            Run s is blocks ``[first[s], first[s + 1])``, one at least.
+        parents : int32 [num_runs]
+            The run that run s continues, an earlier one; -1 for a run that begins a prefix.
+        namespaces : int32 [num_runs]
+            Of the runs that begin a prefix; the others' are not read.
+
+        Returns
+        -------
+        ndarray of int32 [num_runs]
+            Leading blocks of each run that are in the tree now: all of them, but for a run whose place in the tree is taken
+            or whose parent is not there. The rest stay the caller's. An earlier run is hotter than a later one.
+        """
+        cdef cnp.ndarray words = tokens_input(tokens)
+        cdef cnp.ndarray ids = int32_input(blocks, "blocks")
+        cdef cnp.ndarray edges = int64_input(first, "first")
+        cdef cnp.ndarray above = int32_input(parents, "parents")
+        cdef cnp.ndarray roots = int32_input(namespaces, "namespaces")
+        cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), n = <int32_t>cnp.PyArray_SIZE(above)
+        cdef int64_t bad
+        if self.place.pools[where] == NULL:
+            raise InvalidArgument(f"there is no tier {where}")
+        if cnp.PyArray_SIZE(words) != cnp.PyArray_SIZE(ids) * <int64_t>self.tree.tree.block_size:
+            raise InvalidArgument(f"{len(ids)} blocks hold {len(ids) * self.tree.tree.block_size} tokens, not {len(words)}")
+        if cnp.PyArray_SIZE(edges) != n + 1 or cnp.PyArray_SIZE(roots) != n:
+            raise InvalidArgument(f"{n} runs have {n + 1} edges and {n} namespaces, not {len(edges)} and {len(roots)}")
+        if edges[0] != 0 or edges[n] != len(ids) or (n and np.diff(edges).min() < 1):
+            raise InvalidArgument("first must rise from 0 to the number of blocks, by one at least for each run")
+        if n and (above.min() < -1 or (above >= np.arange(n)).any()):
+            raise InvalidArgument("a run continues an earlier one, or -1")
+        for root in np.unique(roots[above < 0]).tolist():
+            self.tree._root(root)
+        cdef cnp.ndarray tails = new_int32(n)
+        cdef cnp.ndarray done = new_int32(n)
+        cdef const int32_t* data = i32(words)
+        cdef const int32_t* given = i32(ids)
+        cdef const int32_t* up = i32(above)
+        cdef const int32_t* of = i32(roots)
+        cdef const int64_t* at = i64(edges)
+        cdef int32_t* last = i32(tails)
+        cdef int32_t* kept = i32(done)
+        self.lock.acquire()
+        with nogil:
+            bad = place_restore_forest(&self.place, of, up, at, n, data, given, where, last, kept)
+        self.lock.release()
+        if bad < 0:
+            raise InvalidArgument(f"a block (entry {-bad - 1}) must be the caller's alone and stand there once: "
+                                  f"nothing was changed")
+        return done
+
     def root_of(self, node):
         """Namespace (root) of a node in flight."""
         return self._field(node, True)
@@ -916,6 +1037,7 @@ cdef class Placement:
             "acquired": c.acquired, "hit_blocks": by_tier(c.hit_blocks), "inserted": c.inserted, "adopted": c.adopted,
             "promoted": by_tier(c.promoted), "demoted": by_tier(c.demoted), "dropped": by_tier(c.dropped),
             "trimmed": by_tier(c.trimmed), "failed_promotions": c.failed_promotions, "failed_demotions": c.failed_demotions,
+            "late_promotions": c.late_promotions, "refused_demotions": c.refused_demotions,
             "blocked_matches": c.blocked_matches, "refused_by_quota": c.refused_by_quota, "expired": c.expired,
             "owners": p.live_owners, "in_flight": p.in_flight, "pinned_blocks": p.pinned_blocks,
             "events_lost": p.events.num_lost, "cached_blocks": self.tree.num_blocks,

@@ -281,12 +281,13 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
                                        or not is_linked(&p.links[tier], child) or p.links[tier].next[child] != n):
             return
     if tree_merge(p.tree, child):
+        b.matched |= a.matched
         for tier in range(p.num_tiers):
             recency_unlink(p, tier, n)
         memset(&p.fates[n], 0, sizeof(Fate))
 
 
-cdef int finish_one(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
+cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil:
     cdef int32_t slot = handle_slot(transfer)
     cdef int32_t n, src, dst, i, num_blocks, owners, parent
     cdef Transfer* t
@@ -307,13 +308,19 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
         for i in range(num_blocks):
             pool_drop_one(p.pools[dst], t.dst_ids[i])
         transfer_end(p, slot)
-        if promotes:
+        if promotes and not tried:
+            p.counters.late_promotions += num_blocks
+            relink(p, n, False)
+        elif promotes:
             p.counters.failed_promotions += num_blocks
             f.failed = 1
             f.klass = EXPIRED                       # first to go once its owners have let go
             relink(p, n, False)
         else:
-            p.counters.failed_demotions += num_blocks
+            if tried:
+                p.counters.failed_demotions += num_blocks
+            else:
+                p.counters.refused_demotions += num_blocks
             set_top(p, n, src)
             relink(p, n, False)
             if owners == 0:
@@ -355,11 +362,15 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
 
 
 cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
+    return finish_as(p, transfer, succeeded, True)
+
+
+cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil:
     cdef int32_t slot = handle_slot(transfer), root = NIL
     cdef int code
     if 0 <= slot < p.transfers_capacity and p.transfers[slot].node != NIL:
         root = p.tree.nodes[p.transfers[slot].node].root
-    code = finish_one(p, transfer, succeeded)
+    code = finish_one(p, transfer, succeeded, tried)
     if code == OK and p.fates[root].failed:
         drop_children(p, root)
     return code

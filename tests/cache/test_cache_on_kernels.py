@@ -165,3 +165,22 @@ def test_a_stream_where_there_is_no_gpu_is_refused() -> None:
             step.write(0, kv, kv, stream=object())
         for layer in range(2):
             step.write(layer, kv, kv)
+
+
+def test_a_block_that_changes_its_namespace_is_zeroed_on_the_device(backend: Any) -> None:
+    tenants = [pk.Namespace(tenant=name) for name in "ab"]
+    with pk.KVCache(SPEC, 4, backend=backend) as cache:
+        first = cache.sequence(list(range(14)), tenants[0])
+        with cache.step([first]) as step:
+            cache.device_arena[first.blocks] = 0xFF
+            for layer in range(SPEC.num_layers):
+                step.mark_written(layer)
+        first.release()
+        second = cache.sequence([1, 2, 3, 4, 5], tenants[1])
+        forward(cache, [second])
+        block = second.blocks[-1]
+        for layer in range(SPEC.num_layers):
+            for view in cache.layer(layer):
+                assert view[block, 0].any()
+                assert not view[block, 1:].any()
+        second.release()

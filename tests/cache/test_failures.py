@@ -9,9 +9,12 @@ import pytest
 
 import pagedkv as pk
 import pagedkv.cache
+from pagedkv.sizes import parse_size
 from pagedkv.tiers import DiskTier
 
 from .conftest import BLOCK, Toy, all_free, prompt, where
+
+SPEC = pk.KVSpec(2, 2, 4, "float32", 4)
 
 TIMEOUT_S = 60
 
@@ -273,7 +276,7 @@ def test_opening_fails_whole_and_leaves_the_directory_to_others(tmp_path, open_c
     disk = pk.Disk(str(tmp_path / "kv"), 10)
     for options in ({"threads": 0}, {"threads": "two"}):
         with pytest.raises((pk.InvalidArgument, pk.WrongType)):
-            pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4), 4, disk=disk, **options)
+            pk.KVCache(SPEC, 4, disk=disk, **options)
     toy = Toy(open_cache(4, disk=10))
     toy.use(prompt(1))
 
@@ -287,7 +290,7 @@ def test_a_disk_without_a_usable_path_is_refused(path):
 def test_a_disk_whose_path_is_a_file_is_refused(tmp_path):
     (tmp_path / "kv").write_text("mine")
     with pytest.raises(pk.TierError):
-        pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4), 4, disk=pk.Disk(str(tmp_path / "kv"), 10))
+        pk.KVCache(SPEC, 4, disk=pk.Disk(str(tmp_path / "kv"), 10))
     assert (tmp_path / "kv").read_text() == "mine"
 
 
@@ -297,3 +300,24 @@ def test_every_option_of_a_disk_reaches_the_tier(tmp_path, open_cache):
     geometry = cache._tiers[2]._store.geometry
     assert geometry.shards == 4
     assert geometry.num_segments > 1
+
+
+@pytest.mark.parametrize("size", ["100KiB", "1MiB", "3MB"])
+def test_a_disk_size_in_bytes_is_for_the_whole_directory(tmp_path, size):
+    path = tmp_path / "kv"
+    with pk.KVCache(SPEC, device=4, disk=pk.Disk(str(path), size)):
+        used = sum(file.stat().st_blocks * 512 for file in [path, *path.iterdir()])
+    slot = 4096 + -(-SPEC.block_bytes // 4096) * 4096
+    assert used <= parse_size(size) < used + 2 * slot + 5 * 4096
+
+
+def test_a_disk_too_small_for_a_block_and_its_header_is_refused(tmp_path):
+    with pytest.raises(pk.InvalidArgument, match="one block with its header"):
+        pk.KVCache(SPEC, device=4, disk=pk.Disk(str(tmp_path / "kv"), "5KiB"))
+    assert not (tmp_path / "kv").exists()
+
+
+def test_each_layer_has_a_checksum_of_its_own_unless_the_caller_says_otherwise(tmp_path):
+    spec = pk.KVSpec(num_layers=3, num_kv_heads=2, head_dim=32, dtype="float32", block_size=16)
+    with pk.KVCache(spec, device=4, disk=pk.Disk(str(tmp_path / "kv"), 4)) as cache:
+        assert cache._tiers[2]._store.geometry.shards == 3

@@ -28,14 +28,14 @@ def toy(open_cache):
 def gate(toy, monkeypatch):
     """Holds the background thread until it is set."""
     gate, started = threading.Event(), threading.Event()
-    work = toy.cache._prefetch
+    work = toy.cache._matcher.prefetch
 
     def held(*arguments):
         started.set()
         assert gate.wait(TIMEOUT_S)
         return work(*arguments)
 
-    monkeypatch.setattr(toy.cache, "_prefetch", held)
+    monkeypatch.setattr(toy.cache._matcher, "prefetch", held)
     gate.started = started
     yield gate
     gate.set()

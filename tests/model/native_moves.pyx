@@ -11,7 +11,7 @@ from native_world cimport (
 import numpy as np
 
 from pagedkv._core.block_pool cimport pool_available
-from pagedkv._core.transfers cimport finish
+from pagedkv._core.transfers cimport finish_as
 from pagedkv._core.types cimport E_STALE, OK, Move
 
 cnp.import_array()
@@ -101,10 +101,11 @@ cdef class Moves(World):
         return 0
 
     # Ends the transfer that a move belongs to. One that fails leaves half of its bytes, and what could not be
-    # promoted may not be readable at all.
+    # promoted may not be readable at all, unless the transfer was given up before it began.
     cdef int complete(self, int32_t which, bint ok) except -1:
         cdef int64_t transfer = self.flights[which].move.transfer
-        cdef bint unreadable = self.chance(50)
+        cdef bint tried = ok or self.chance(60)
+        cdef bint unreadable = tried and self.chance(50)
         cdef int32_t i = 0
         cdef int code
         cdef Move* move
@@ -122,16 +123,16 @@ cdef class Moves(World):
             self.num_flights -= 1
             self.flights[i] = self.flights[self.num_flights]
         if self.chance(50):
-            self.placement.complete([transfer], [ok])
+            self.placement.complete([transfer], [ok], [tried])
         else:
             self.placement.lock.acquire()
-            code = finish(self.place, transfer, ok)
+            code = finish_as(self.place, transfer, ok, tried)
             self.placement.lock.release()
             if code != OK:
                 raise self.wrong(f"a transfer ended with {code}")
         if self.chance(2):
             self.placement.lock.acquire()
-            code = finish(self.place, transfer, ok)
+            code = finish_as(self.place, transfer, ok, tried)
             self.placement.lock.release()
             if code != E_STALE:
                 raise self.wrong(f"a transfer that was over ended again with {code}")

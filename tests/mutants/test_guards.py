@@ -13,7 +13,7 @@ import pagedkv as pk
 from pagedkv._core.chain_key import ROOT_PARENT, chain_keys
 from pagedkv.core import RadixTree
 from pagedkv.device_kv import DeviceKV
-from pagedkv.durable import whole_chains
+from pagedkv.durable import whole_prefixes
 from pagedkv.tiers import Record, StoredBlock
 from tests.cache.conftest import BLOCK, SPEC, Toy, prompt, where
 
@@ -83,14 +83,16 @@ def test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used() -> 
         StoredBlock(10 + i, Record(key, parent, DIGEST, tokens[i * BLOCK : (i + 1) * BLOCK]), i + 1)
         for i, (key, parent) in enumerate(zip(keys, [ROOT_PARENT, *keys], strict=False))
     ]
-    ((digest, found, blocks),), orphans = whole_chains(stored, SECRET)
-    assert (digest, found.tolist(), blocks.tolist(), orphans) == (DIGEST, tokens.tolist(), [10, 11, 12], [])
+    (run,), orphans = whole_prefixes(stored, SECRET)
+    assert (run.namespace, run.tokens.tolist(), run.blocks.tolist(), orphans) == (
+        DIGEST, tokens.tolist(), [10, 11, 12], []
+    )  # fmt: skip
     for forged in range(3):
         record = stored[forged].record
         other = Record(record.key, record.parent, DIGEST, record.tokens + np.int32(1))
         changed = [*stored[:forged], StoredBlock(10 + forged, other, 9), *stored[forged + 1 :]]
-        chains, orphans = whole_chains(changed, SECRET)
-        assert [ids.tolist() for _, _, ids in chains] == ([[10, 11, 12][:forged]] if forged else [])
+        runs, orphans = whole_prefixes(changed, SECRET)
+        assert [run.blocks.tolist() for run in runs] == ([[10, 11, 12][:forged]] if forged else [])
         assert sorted(orphans) == [10, 11, 12][forged:]
 
 

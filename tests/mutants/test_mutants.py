@@ -10,12 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.mutants.catalogue import MUTANTS, Mutant
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.mutant import Mutant
 from tests.mutants.workshop import ROOT, Outcome, ids_of, misfits, trial
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout]
 
 AT_A_TIME = 2
+FEW_CASES = 200  # of each proof among the killers, where nothing is wrong
 ALL_KILLERS = tuple(sorted({test for mutant in MUTANTS for test in mutant.killers}))
 ALL_MODULES = tuple(sorted({mutant.module for mutant in MUTANTS if mutant.module}))
 NONE = Mutant("nothing is wrong", "", (), ALL_KILLERS)
@@ -30,8 +32,8 @@ def sentence(mutant: Mutant) -> str:
 def judge(mutant: Mutant, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("mutant") / "copy"
     if mutant is NONE:
-        return trial(folder, [], ALL_MODULES, ALL_KILLERS)
-    return trial(folder, [mutant], [mutant.module] if mutant.module else [], mutant.killers)
+        return trial(folder, [], ALL_MODULES, ALL_KILLERS, FEW_CASES)
+    return trial(folder, [mutant], [mutant.module] if mutant.module else [], mutant.killers, mutant.proof_count)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.catalogue import Mutant
+from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -62,7 +62,9 @@ def ids_of(root: Path, tests: Iterable[str]) -> list[str]:
     return ids
 
 
-def trial(folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests: Iterable[str]) -> Outcome:
+def trial(
+    folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests: Iterable[str], proof_count: int = 0
+) -> Outcome:
     """Copy the sources into `folder`, apply the mutants, build the modules, run the tests until one fails; tidy up.
 
     Parameters
@@ -70,6 +72,7 @@ def trial(folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests
     folder : a directory that does not exist yet.
     modules : extension modules to build again; of the others the compiled files are copied.
     tests : names of tests.
+    proof_count : cases of each proof among them; 0: as many as in an ordinary run.
     """
     modules = sorted(modules)
     try:
@@ -79,7 +82,7 @@ def trial(folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests
             path.write_text(mutated(path.read_text(), mutant))
         if modules:
             _build(folder, modules)
-        return _run_tests(folder, sorted(ids_of(folder, tests)))
+        return _run_tests(folder, sorted(ids_of(folder, tests)), proof_count)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -103,8 +106,9 @@ def _build(folder: Path, modules: list[str]) -> None:
     assert done.exit_code == 0, f"the mutant does not compile:\n{done.output}"
 
 
-def _run_tests(folder: Path, tests: list[str]) -> Outcome:
-    return _run(folder, [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests])
+def _run_tests(folder: Path, tests: list[str], proof_count: int) -> Outcome:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    return _run(folder, command, **({"PAGEDKV_PROOF_COUNT": str(proof_count)} if proof_count else {}))
 
 
 def _run(folder: Path, command: list[str], **changes: str) -> Outcome:

@@ -1,0 +1,92 @@
+"""Matching: a prompt's cached prefix is owned, weighed and brought to the device."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv._core.placement import Placement
+from pagedkv.cost_model import CostModel
+from pagedkv.errors import OutOfBlocks
+from pagedkv.moving import DISK, Conductor
+
+
+class Matcher:
+    """What a new sequence and a prefetch have in common. Any thread may call it.
+
+    Parameters
+    ----------
+    placement : Placement
+    conductor : Conductor
+    costs : says which disk hits are worth their loading.
+    block_size : tokens of a block.
+    deadline_s : what is not on its way up by then is given up; None to wait.
+    """
+
+    def __init__(
+        self, placement: Placement, conductor: Conductor, costs: CostModel, block_size: int, deadline_s: float | None
+    ) -> None:
+        self._placement, self._conductor, self._costs = placement, conductor, costs
+        self._block_size, self.deadline_s = block_size, deadline_s
+        self._counting = threading.Lock()
+        self.declined_tokens = 0
+
+    def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
+        """Own the part of the cached prefix that is worth having, at least one token short of the prompt.
+
+        Waits (within the deadline) for runs that are promoted for others. What is not worth its loading stays where it
+        is, and is counted in `declined_tokens`.
+
+        Returns
+        -------
+        owner : int
+            To be released.
+        tiers : uint8 [n]
+            Where each of its blocks was found.
+        """
+        placement = self._placement
+        limit = max(len(prompt) - 1, 0) // self._block_size
+        until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
+        while True:
+            owner, _ = placement.acquire(prompt, root, limit)
+            try:
+                if placement.blocked_by(owner) < 0 or (until is not None and time.monotonic() >= until):
+                    return owner, self._worth_having(owner)
+            except BaseException:
+                placement.release(owner)
+                raise
+            placement.release(owner)
+            self._conductor.run_moves(self.deadline_s)
+
+    def promote(self, owner: int) -> int:
+        """Bring what `acquire` owned to the device; its whole blocks there in the end, from the front.
+
+        Raises
+        ------
+        OutOfBlocks
+            The device has no room for them. The owner keeps its path as it is.
+        """
+        return self._conductor.promote(owner, self.deadline_s)
+
+    def prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
+        """Bring the cached prefix to the device and let go of it; its tokens there, 0 where there is no room."""
+        owner, _ = self.acquire(prompt, root)
+        try:
+            return self.promote(owner) * self._block_size
+        except OutOfBlocks:
+            return 0
+        finally:
+            self._placement.release(owner)
+
+    def _worth_having(self, owner: int) -> NDArray[np.uint8]:
+        tiers = self._placement.tiers_of(owner)
+        worth = self._costs.worth_loading(tiers, DISK)
+        if worth < len(tiers):
+            kept = self._placement.shorten(owner, worth)
+            with self._counting:
+                self.declined_tokens += (len(tiers) - kept) * self._block_size
+            tiers = tiers[:kept]
+        return tiers

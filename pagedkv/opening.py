@@ -1,0 +1,146 @@
+"""What a cache is made of, opened from its budgets: the core's pools and tree, and the tiers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+from pagedkv._core.block_pool import BlockPool
+from pagedkv._core.placement import Placement
+from pagedkv._core.radix_tree import RadixTree
+from pagedkv.budgets import Budget, Disk, blocks_for
+from pagedkv.errors import InvalidArgument, TierError, WrongType
+from pagedkv.sizes import format_size, parse_size, whole_number
+from pagedkv.spec import KVSpec
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Tier
+from pagedkv.tiers.disk_format import PAGE, SHORTEST_SUM, Geometry
+
+log = logging.getLogger("pagedkv.cache")
+
+DEVICE, HOST, DISK = 0, 1, 2
+SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
+
+
+def blocks_of(device: Budget, host: Budget | None, disk: Disk | None, spec: KVSpec) -> list[int]:
+    """Blocks of device, host and disk; 0 for a tier that is not wanted.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    if not isinstance(spec, KVSpec):
+        raise WrongType(f"spec must be a KVSpec, not {type(spec).__name__}")
+    if disk is not None and not isinstance(disk, Disk):
+        raise WrongType(f"disk must be a pagedkv.Disk, not {type(disk).__name__}")
+    if device is None:
+        raise InvalidArgument("the device tier needs a budget")
+    sizes = [0 if budget is None else blocks_for(budget, spec) for budget in (device, host)]
+    return [*sizes, 0 if disk is None else _disk_blocks(disk, spec)]
+
+
+def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
+    """Blocks of a disk tier: a size in bytes is for headers, padding and the small files, too."""
+    if not isinstance(disk.size, str):
+        return blocks_for(disk.size, spec)
+    slot_bytes = Geometry(1, spec.block_bytes, spec.block_size, _shards(disk, spec), 1).slot_bytes
+    num_blocks = (parse_size(disk.size) - SMALL_FILES_BYTES) // slot_bytes
+    if num_blocks < 1:
+        needed = format_size(slot_bytes + SMALL_FILES_BYTES)
+        raise InvalidArgument(f"a disk tier of {disk.size!r} does not hold one block with its header: {needed}")
+    return blocks_for(num_blocks, spec)
+
+
+def _shards(disk: Disk, spec: KVSpec) -> int:
+    """As asked, or one per layer unless a layer is so short that its sum would cost more than its bytes."""
+    if disk.shards is not None:
+        return disk.shards
+    return spec.num_layers if spec.block_bytes // spec.num_layers >= SHORTEST_SUM else 1
+
+
+def open_placement(sizes: list[int], block_size: int, policy: str, inclusive: Any, **options: Any) -> Placement:
+    """The core over pools of these sizes; `options` as Placement's.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    pools = [BlockPool(size) if size else None for size in sizes]
+    while pools[-1] is None:
+        pools.pop()
+    has_ghosts = isinstance(policy, str) and policy in ("arc", "s3fifo")
+    tree = RadixTree(block_size, len(pools), keep_chain=has_ghosts)
+    kept = None if inclusive is None else tuple(inclusive)[: len(pools)]
+    return Placement(tree, pools, policy=policy, inclusive=kept, **options)
+
+
+def open_tiers(
+    spec: KVSpec,
+    sizes: list[int],
+    disk: Disk | None,
+    gpu: int | None,
+    undo: contextlib.ExitStack,
+    store: type[DiskTier] = DiskTier,
+) -> dict[int, Tier]:
+    """The tiers by number, the disk a `store`; `undo` closes them.
+
+    A disk tier that is not required and cannot be opened is left out, with a line in the log.
+
+    Raises
+    ------
+    TierError, LayoutMismatch, ImportError
+    """
+    tiers: dict[int, Tier] = {}
+    for number, kind in ((DEVICE, DeviceTier), (HOST, HostTier)):
+        if sizes[number]:
+            tiers[number] = kind(sizes[number], spec.block_bytes, gpu=gpu)
+            undo.callback(tiers[number].close)
+    if disk is not None:
+        try:
+            tiers[DISK] = _open_disk(store, spec, sizes[DISK], disk)
+        except (TierError, OSError) as problem:
+            if disk.required:
+                raise
+            log.warning("the disk tier %s is left out: %s", disk.path, problem)
+        else:
+            undo.callback(tiers[DISK].close)
+    return tiers
+
+
+def _open_disk(store: type[DiskTier], spec: KVSpec, num_blocks: int, disk: Disk) -> DiskTier:
+    return store(
+        disk.path,
+        num_blocks,
+        spec.block_bytes,
+        fingerprint=spec.fingerprint(),
+        block_tokens=spec.block_size,
+        segment_bytes=disk.segment_bytes,
+        shards=_shards(disk, spec),
+        on_mismatch=disk.on_mismatch,
+        network_fs=disk.network_fs,
+        page_cache=disk.page_cache,
+        on_progress=disk.on_progress,
+    )
+
+
+def check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: Any, **flags: Any) -> None:
+    """Raise unless a cache can be opened with these; `flags` are booleans by name.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
+    if deadline_s is not None:
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
+            raise WrongType(f"deadline_s must be a number of seconds, not {type(deadline_s).__name__}")
+        if not 0 <= deadline_s < 1e9:
+            raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {deadline_s}")
+    whole_number(max_sequences, "max_sequences", 1, 1 << 20)
+    whole_number(threads, "threads", 1, 64)
+    if inclusive is not None and not (
+        isinstance(inclusive, tuple | list) and all(isinstance(keep, bool) for keep in inclusive)
+    ):
+        raise WrongType(f"inclusive must be a tuple of bools by tier, not {type(inclusive).__name__}")

@@ -1,0 +1,117 @@
+"""Scrub: a device block shows nothing of the namespace whose KV it held before. Decides which blocks are zeroed.
+
+A block is written token by token by the sequence it was given to; what it held before stands in the rest of it. Blocks
+that are copied whole (promotions, copy on write, a partial hit) show only what was copied, so they are only remembered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv._core.block_table import StepArrays
+
+Mode: TypeAlias = Literal["across_namespaces", "always", "never"]
+MODES: tuple[Mode, ...] = ("across_namespaces", "always", "never")
+
+FOREIGN = -2  # what the block holds is nobody's: rubbish of a failed read
+
+
+class Scrub:
+    """Remembers whose KV each device block held last. Costs nothing while all of it is one namespace's.
+
+    Parameters
+    ----------
+    mode : ``"across_namespaces"``, ``"always"`` (every block is zeroed before a sequence fills it) or ``"never"``.
+    num_blocks : of the device.
+    block_size : tokens of a block.
+    """
+
+    def __init__(self, mode: Mode, num_blocks: int, block_size: int) -> None:
+        self._mode, self._num_blocks, self._block_size = mode, num_blocks, block_size
+        self._only: int | None = None  # the first namespace (root): until there is another, all blocks are its
+        self._last: NDArray[np.int32] | None = None  # whose each block's KV is; None while there is one namespace
+        self._starting = threading.Lock()
+
+    @property
+    def active(self) -> bool:
+        """Whether steps must call `clear`."""
+        return self._last is not None or self._mode == "always"
+
+    def saw(self, root: int) -> None:
+        """A namespace is about to be used."""
+        if self._mode == "across_namespaces" and self._last is None:
+            with self._starting:
+                if self._only is None:
+                    self._only = root
+            if root != self._only:
+                self._remember()
+
+    def clear(
+        self,
+        arrays: StepArrays,
+        lookahead: int,
+        roots: Callable[[], NDArray[np.int32]],
+        zero: Callable[[NDArray[np.int32]], None],
+    ) -> None:
+        """Zero what a step's sequences were given, before anything is written or copied there.
+
+        Parameters
+        ----------
+        arrays, lookahead : of the step.
+        roots : gives int32 [num_seqs], the namespace of each sequence.
+        zero : fills blocks with zeros.
+        """
+        starts = np.flatnonzero(arrays.slot_mapping % self._block_size == 0)  # a block's first token is computed now
+        if len(starts) or lookahead:
+            self._clear_given(*self._given(arrays, starts, lookahead, roots()), zero)
+        if self._last is not None and len(arrays.copies):  # copy on write stays within a namespace
+            self._last[arrays.copies[:, 1]] = self._last[arrays.copies[:, 0]]
+
+    def _clear_given(
+        self, blocks: NDArray[np.int32], owners: NDArray[np.int32], zero: Callable[[NDArray[np.int32]], None]
+    ) -> None:
+        if self._mode == "across_namespaces":
+            assert self._last is not None
+            foreign = self._last[blocks] != owners
+            blocks, owners = blocks[foreign], owners[foreign]
+        if len(blocks):
+            zero(blocks)
+            self._note(blocks, owners)
+
+    def holds(self, blocks: NDArray[np.int32] | int, root: int) -> None:
+        """Blocks that nobody else may be given now are overwritten as a whole with KV of this namespace."""
+        self._note(blocks, root)
+
+    def spoilt(self, blocks: NDArray[np.int32]) -> None:
+        """A promotion has failed: whatever was read stands in these blocks."""
+        if self._mode == "across_namespaces" and len(blocks):
+            self._remember()
+            self._note(blocks, FOREIGN)
+
+    def _remember(self) -> None:
+        with self._starting:
+            if self._last is None:
+                self._last = np.full(self._num_blocks, FOREIGN if self._only is None else self._only, np.int32)
+
+    def _note(self, blocks: NDArray[np.int32] | int, roots: NDArray[np.int32] | int) -> None:
+        if self._last is not None:
+            self._last[blocks] = roots
+
+    def _given(
+        self, arrays: StepArrays, starts: NDArray[np.intp], lookahead: int, roots: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The step's blocks that hold no computed token yet, and the namespace of each."""
+        blocks = (arrays.slot_mapping[starts] // self._block_size).astype(np.int32)
+        owners = roots[np.searchsorted(arrays.q_indptr, starts, side="right") - 1]
+        if lookahead:
+            tables = arrays.block_tables
+            columns = np.arange(tables.shape[1], dtype=np.int32)
+            ahead = (columns >= -(-arrays.seq_lens[:, None] // self._block_size)) & (tables >= 0)
+            rows, _ = np.nonzero(ahead)
+            blocks, owners = np.concatenate((blocks, tables[ahead])), np.concatenate((owners, roots[rows]))
+        return blocks, owners

@@ -1,0 +1,95 @@
+"""Mistakes in the cache and the mover: names, moves, steps."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "room for a promotion is made before its prefix is owned",
+        "pagedkv/cache.py",
+        (("        owner, hits = self._matcher.acquire(prompt, root)\n",
+          "        cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
+          "        self._conductor.make_room(cold)\n"
+          "        owner, hits = self._matcher.acquire(prompt, root)\n"),),
+        ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
+    ),
+    Mutant(
+        "all namespaces share one root",
+        "pagedkv/cache.py",
+        (("root = self.placement.tree.namespace(digest)", 'root = self.placement.tree.namespace(b"")'),),
+        ("test_no_block_crosses_namespaces_on_any_tier",),
+    ),
+    Mutant(
+        "the same value in another field makes the same namespace",
+        "pagedkv/namespace.py",
+        (("_HEADER.pack(tag, kind, len(data))", "_HEADER.pack(0, kind, len(data))"),),
+        ("test_the_same_value_in_another_field_is_another_namespace",),
+    ),
+    Mutant(
+        "a chain key does not say where its tokens end",
+        "pagedkv/_core/chain_key.py",
+        (
+            ("_FIELD.pack(_TOKENS, len(token_bytes)) + token_bytes", "token_bytes"),
+            ("_FIELD.pack(_EXTRA, len(extra)) + extra", "extra"),
+        ),
+        ("test_no_field_can_lend_bytes_to_its_neighbour",),
+    ),
+    Mutant(
+        "moves that came too late count as done",
+        "pagedkv/tiers/mover.py",
+        (("                counts.late += part.moves.size\n        return None",
+          "                counts.late += part.moves.size\n        return np.ones(part.moves.shape, np.bool_)"),),
+        ("test_what_has_not_started_by_its_deadline_is_late",),
+    ),
+    Mutant(
+        "a transfer of which one block arrived counts as done",
+        "pagedkv/tiers/ticket.py",
+        (("return ids, failed == 0", "return ids, failed < np.bincount(index.reshape(-1))"),),
+        ("test_one_bad_block_fails_its_transfer_and_no_other",),
+    ),
+    Mutant(
+        "two moves may have the same destination",
+        "pagedkv/tiers/parts.py",
+        (("if np.unique(targets).size != targets.size:", "if False:"),),
+        ("test_moves_that_cannot_be_carried_out_are_refused_as_a_whole",),
+    ),
+    Mutant(
+        "the core is told that every move arrived",
+        "pagedkv/moving.py",
+        (("        transfers, ok = ticket.results()\n",
+          "        transfers, ok = ticket.results()[0], np.ones_like(ticket.results()[1])\n"),),
+        ("test_a_disk_that_lost_its_content_is_a_miss_and_never_wrong",),
+    ),
+    Mutant(
+        "a stored block is believed although its key is not that of its content",
+        "pagedkv/durable.py",
+        ((" or record.key != chain_key(secret, record.namespace, record.parent, record.tokens)", ""),),
+        ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
+    ),
+    Mutant(
+        "blocks whose beginning is gone stay on the disk",
+        "pagedkv/durable.py",
+        (("    orphans += [found.block for key, found in records.items() if key not in reached]\n", ""),),
+        ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
+    ),
+    Mutant(
+        "a token without a slot is written into the last block",
+        "pagedkv/device_kv.py",
+        (("if len(slots) and slots.min() < 0:", "if False:"),),
+        ("test_a_token_with_slot_minus_one_is_written_nowhere",),
+    ),
+    Mutant(
+        "the source of a copy is let go of before it is copied",
+        "pagedkv/engine.py",
+        (("            kv.copy_blocks(arrays.copies)\n",
+          "            self.table.copies_done()\n            kv.copy_blocks(arrays.copies)\n"),),
+        ("test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied",),
+    ),
+    Mutant(
+        "a step commits although its body raised",
+        "pagedkv/step.py",
+        (("if kind is not None or (missing and len(arrays.tokens)):", "if missing and len(arrays.tokens):"),),
+        ("test_an_exception_inside_commits_nothing",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""Mistakes in the core: references, the tree, transfers, the block table."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "a reference that nobody holds can be given back",
+        "pagedkv/_core/block_pool.pyx",
+        (("if refs == 0 or refs & TREE:", "if refs & TREE:"),),
+        ("test_double_release_raises_and_changes_nothing",),
+    ),
+    Mutant(
+        "ids of one call are checked before any is counted so the same id twice passes",
+        "pagedkv/_core/block_pool.pyx",
+        (
+            ("        p.refs[block] = refs - 1\n", ""),
+            (
+                "    if code == OK:\n        for j in range(p.num_stack, top):",
+                "    if code == OK:\n        for j in range(n):\n            p.refs[ids[j]] -= 1\n"
+                "        for j in range(p.num_stack, top):",
+            ),
+            ("        p.refs[ids[j]] += 1\n    return code", "        pass\n    return code"),
+        ),
+        ("test_the_same_id_twice_in_one_free_counts_twice",),
+    ),
+    Mutant(
+        "blocks under the watermark are handed out",
+        "pagedkv/_core/block_pool.pyx",
+        (("if n > pool_available(p):", "if n > pool_available(p) + p.watermark:"),),
+        ("test_the_last_blocks_under_the_watermark_are_never_handed_out",),
+    ),
+    Mutant(
+        "the tree takes the same block twice in one insertion",
+        "pagedkv/_core/placement.pyx",
+        (("pool.refs[given[i]] |= TREE", "pass"),),
+        ("test_blocks_that_cannot_be_inserted_change_nothing",),
+    ),
+    Mutant(
+        "an owner of a run forgets to count its last block",
+        "pagedkv/_core/transfers.pyx",
+        (
+            (
+                "    for i in range(length):\n        pool.refs[ids[i]] += 1",
+                "    for i in range(length - 1):\n        pool.refs[ids[i]] += 1",
+            ),
+        ),
+        ("test_an_owner_holds_its_path_and_shares_it_with_other_owners",),
+    ),
+    Mutant(
+        "a demotion takes the blocks away although somebody came back for them",
+        "pagedkv/_core/transfers.pyx",
+        (("    if owners > 0:", "    if False:"),),
+        ("test_a_block_wanted_again_while_it_is_demoted_stays_where_it_was",),
+    ),
+    Mutant(
+        "a promotion is visible as soon as it starts",
+        "pagedkv/_core/transfers.pyx",
+        (
+            (
+                "    p.fates[n].transfer = t.id\n",
+                "    p.fates[n].transfer = t.id\n    if promotes:\n"
+                "        memcpy(node_ids(p.tree, n, dst), t.dst_ids, node.length * sizeof(int32_t))\n"
+                "        node.tiers |= <uint32_t>1 << dst\n",
+            ),
+        ),
+        ("test_a_promotion_is_visible_only_when_it_is_complete",),
+    ),
+    Mutant(
+        "a promotion that failed counts as a success",
+        "pagedkv/_core/transfers.pyx",
+        (("    if not succeeded:", "    if not succeeded and not promotes:"),),
+        ("test_a_promotion_that_fails_is_a_miss_for_everybody",),
+    ),
+    Mutant(
+        "an exclusive tier keeps what was promoted out of it",
+        "pagedkv/_core/transfers.pyx",
+        (("        if not p.inclusive[src]:", "        if False:"),),
+        ("test_an_inclusive_tier_keeps_its_copy_and_an_exclusive_one_does_not",),
+    ),
+    Mutant(
+        "what was released last goes first",
+        "pagedkv/_core/recency.pyx",
+        (
+            (
+                "    link_hottest(&p.links[tier], list_no, n)",
+                "    link_between(&p.links[tier], n, ~list_no, coldest(&p.links[tier], list_no))",
+            ),
+        ),
+        ("test_the_coldest_leaf_goes_first_and_deepest_blocks_before_their_parents",),
+    ),
+    Mutant(
+        "an evicted block is remembered for one eviction too many",
+        "pagedkv/_core/recency.pyx",
+        (
+            (
+                "g.count[e.queue] - e.stamp < p.pools[tier].max_capacity",
+                "g.count[e.queue] - e.stamp <= p.pools[tier].max_capacity",
+            ),
+        ),
+        ("test_a_policy_over_runs_is_the_policy_over_single_blocks",),
+    ),
+    Mutant(
+        "a block with the same hash passes for the same block",
+        "pagedkv/_core/radix_tree.pyx",
+        (
+            (
+                "parent\n                and memcmp(node.tokens, block, t.block_size * sizeof(int32_t)) == 0):",
+                "parent):",
+            ),
+            (
+                "    if memcmp(run, tokens, length * width) == 0:\n        return length\n    for k in range(length):",
+                "    for k in range(1, length):",
+            ),
+        ),
+        ("test_blocks_whose_hashes_collide_are_told_apart_by_their_tokens",),
+    ),
+    Mutant(
+        "a split loses the last block",
+        "pagedkv/_core/radix_tree.pyx",
+        (("    rest = low.length - k\n", "    rest = low.length - k - (1 if low.length - k > 1 else 0)\n"),),
+        ("test_a_branch_in_the_middle_of_a_run_splits_it_and_both_are_found",),
+    ),
+    Mutant(
+        "a block that gives way to the tree's is never given back",
+        "pagedkv/_core/insertion.pyx",
+        (("            pool_drop_one(p.pools[0], blocks[i])", "            pass"),),
+        ("test_two_who_compute_the_same_prefix_end_with_one_copy",),
+    ),
+    Mutant(
+        "a namespace takes more than its quota",
+        "pagedkv/_core/insertion.pyx",
+        (("    if quota < 0:", "    if True:"),),
+        ("test_what_the_quota_does_not_admit_stays_the_callers",),
+    ),
+    Mutant(
+        "a released owner's handle still works once its slot is used again",
+        "pagedkv/_core/owners.pyx",
+        (("(p.owners[slot].generation + 1) & 0x7FFFFFFF", "p.owners[slot].generation"),),
+        ("test_a_released_owner_is_stale_even_when_its_slot_is_used_again",),
+    ),
+    Mutant(
+        "a fork writes into the block it shares",
+        "pagedkv/_core/block_table.pyx",
+        (
+            ("        if row.forked and q > 0:", "        if False:"),
+            ("            if row.forked and row.scheduled > 0:", "            if False:"),
+        ),
+        ("test_siblings_never_see_each_others_writes",),
+    ),
+    Mutant(
+        "a cut sequence counts tokens of a block it gave back as computed",
+        "pagedkv/_core/block_table.pyx",
+        (("keep_computed = whole * self.block_size", "keep_computed = keep"),),
+        ("test_truncated_and_grown_differently_it_holds_the_new_content",),
+    ),
+)

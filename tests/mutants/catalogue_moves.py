@@ -1,0 +1,85 @@
+"""Mistakes in what moves blocks between tiers: the conductor, admission, scrub, the mover and its tickets."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MOVING, MOVER, TICKET = "pagedkv/moving.py", "pagedkv/tiers/mover.py", "pagedkv/tiers/ticket.py"
+SCRUB, ADMISSION, CACHE = "pagedkv/scrub.py", "pagedkv/admission.py", "pagedkv/cache.py"
+
+CONDUCTOR = (
+    Mutant(
+        "a promotion is served before it is over", "pagedkv/_core/transfers.pyx",
+        (("    p.fates[n].transfer = t.id\n",
+          "    p.fates[n].transfer = t.id\n    if promotes:\n"
+          "        memcpy(node_ids(p.tree, n, dst), t.dst_ids, node.length * sizeof(int32_t))\n"
+          "        node.tiers |= <uint32_t>1 << dst\n"),),
+        ("test_the_proof_holds[schedules]",), 300,
+    ),
+    Mutant(
+        "a failed promotion is served", MOVING,
+        (("        transfers, ok = ticket.results()\n",
+          "        transfers, ok = ticket.results()\n        ok = ok | (moves['dst_tier'][0] == DEVICE)\n"),),
+        ("test_the_proof_holds[schedules]",), 300,
+    ),
+    Mutant(
+        "what a damaged or failing disk gave is served", MOVING,
+        (("        transfers, ok = ticket.results()\n",
+          "        transfers, ok = ticket.results()[0], np.ones_like(ticket.results()[1])\n"),),
+        ("test_the_proof_holds[machine]",), 8000,
+    ),
+    Mutant(
+        "a demotion that admission refused is told to have arrived", MOVING,
+        (("        never = np.zeros(len(transfers), np.bool_)\n",
+          "        never = np.ones(len(transfers), np.bool_)\n"),),
+        ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",
+         "test_second_hit_writes_only_what_was_asked_for_again",
+         "test_what_is_refused_leaves_no_block_whose_prefix_is_gone"),
+    ),
+    Mutant(
+        "what loads slower than it computes is loaded", "pagedkv/matching.py",
+        (("        if worth < len(tiers):", "        if False:"),),
+        ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",),
+    ),
+    Mutant(
+        "the write budget is never used up", ADMISSION,
+        (("if num_bytes > self._left and not overdraw:", "if False:"),),
+        ("test_a_budget_allows_an_hours_share_at_once_and_its_rate_after_that",),
+    ),
+    Mutant(
+        "a purge is not told to the disk", CACHE,
+        (("            if self._store is not None:\n                self._store.purge(",
+          "            if False:\n                self._store.purge("),),
+        ("test_the_proof_holds[machine]",), 20_000,
+    ),
+    Mutant(
+        "a purge does not wait for what is on its way to the disk", CACHE,
+        (("        self._conductor.drain_namespace(root)  # what is on its way", "        # what is on its way"),),
+        ("test_the_proof_holds[schedules]",), 2000,
+    ),
+    Mutant(
+        "a block that another namespace filled is not zeroed", SCRUB,
+        (("            zero(blocks)\n", ""),),
+        ("test_the_unwritten_tail_of_a_block_shows_nothing_of_another_namespace",),
+    ),
+    Mutant(
+        "what a failed promotion read stays in its blocks", MOVING,
+        (('            self._scrub.spoilt(moves["dst_block"][upward & ~arrived])\n', ""),),
+        ("test_what_a_failed_promotion_read_shows_in_nobodys_block",),
+    ),
+    Mutant(
+        "a promoted block is not known to be its namespace's", MOVING,
+        (("                self._scrub.holds(part[", "                len(part["),),
+        ("test_a_promoted_block_is_known_to_be_its_namespaces",),
+    ),
+)  # fmt: skip
+
+MOVERS = (
+    Mutant(
+        "a ticket is settled when its first part is over", TICKET,
+        (("            last = self._pending == 0\n", "            last = True\n"),),
+        ("test_a_ticket_is_not_done_before_its_last_part",),
+    ),
+)  # fmt: skip
+
+MUTANTS = CONDUCTOR + MOVERS

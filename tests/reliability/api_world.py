@@ -1,0 +1,231 @@
+"""A cache, a disk tier and a mover to try hostile calls on, each with a bystander that must never notice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pagedkv as pk
+from pagedkv.tiers import DiskTier, HostTier, Mover, Record
+from tests.cache.conftest import BLOCK, SPEC, Toy, prompt
+from tests.cache.oddities import NAME, kv
+from tests.reliability import small_store as small
+
+SLOTS, KEPT = 16, 4  # the last slots are the bystander's: no odd number is that large and that small
+MOVE = np.dtype([("transfer", "i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "i4"), ("dst_block", "i4")])
+
+
+@dataclass
+class Call:
+    """A public call with arguments that are fine.
+
+    Attributes
+    ----------
+    name : for a report.
+    function : what is called.
+    arguments, options : fine ones; each place may be given something odd instead.
+    after : gives back what the call returned.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] | None = None
+    after: Callable[[Any], object] = lambda made: None
+
+
+class ApiWorld:
+    """Everything public that a hostile caller can reach."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = pk.KVCache(SPEC, 24, 16, pk.Disk(str(folder / "kv"), 24, admission="all"), pin_budget=4, threads=1)
+        self.toy = Toy(self.cache)
+        for start in (1, 2, 3, 4):
+            self.toy.use(prompt(start, 6 * BLOCK))
+        self.bystander = self.cache.sequence(prompt(5, 11))
+        self.toy.run(self.bystander)
+        self.victim = self.cache.sequence(prompt(1, 9))
+        self.toy.run(self.victim)
+        self.victim.append(7)
+        self.tier = small.open_store(folder / "tier", num_blocks=SLOTS)
+        self.records = [small.record_of(number) for number in range(SLOTS)]
+        self.arena = small.payloads(self.records)
+        every = np.arange(SLOTS)
+        assert self.tier.write(every, self.records, self.arena, every).all()
+        self.frozen = self.arena[:1].copy()
+        self.frozen.flags.writeable = False
+        self.hosts = {0: HostTier(SLOTS, small.BLOCK_BYTES), 1: HostTier(SLOTS, small.BLOCK_BYTES)}
+        self.hosts[1].arena[-KEPT:] = self.arena[-KEPT:]
+        self.mover = Mover(
+            {**self.hosts, 2: self.tier}, threads=1, describe=lambda moves: [self.records[0]] * len(moves)
+        )
+
+    def near_misses(self) -> list[Any]:
+        """Arguments that are almost right."""
+        short = Record(bytes(32), bytes(32), bytes(32), np.zeros(3, np.int32))
+        far = [(1, 0, 1, -1, 0), (1, 0, 1, 0, SLOTS), (1, 0, 1, 2**31 - 1, 0), (1, 9, 1, 0, 0), (1, 2, 2, 0, 1)]
+        doubled = [(1, 0, 1, 0, 5), (2, 0, 1, 1, 5)]
+        return [
+            self.frozen, self.arena[:, ::-1], self.arena[::2], self.arena[:1, :-1], self.arena[:1].astype(np.int8),
+            [short], [self.records[0], short], [0, 0], [SLOTS], [-1], [2**31], np.array(doubled, MOVE),
+            *(np.array([move], MOVE) for move in far),
+        ]  # fmt: skip
+
+    def calls(self) -> list[Call]:
+        """All of them. Sequences and steps are made anew for each call, and let go after it."""
+        fork = self._fork
+        row, rows = [1], self.arena[:1].copy()
+        moves = np.array([(1, 0, 1, 2, 3)], MOVE)
+        fields = ("model", "adapter", "tenant", "salt", "modality", "extra")
+        return [
+            Call("sequence", self.cache.sequence, (prompt(1), NAME), after=self._finish),
+            Call("prefetch", self.cache.prefetch, (prompt(1), NAME), after=lambda made: made.wait(60)),
+            Call("pin", self.cache.pin, (prompt(1), NAME), after=self.cache.unpin),
+            Call("unpin", self.cache.unpin, (2**40,)),
+            Call("explain", self.cache.explain, (prompt(1), NAME)),
+            Call("set_quota", self.cache.set_quota, (NAME, 4, "device")),
+            Call("purge", self.cache.purge, (NAME,)),
+            Call("layer", self.cache.layer, (0,)),
+            Call("used_on", self.cache.used_on, (None,)),
+            Call("step", self.cache.step, ([],), {"q_lens": None, "lookahead": 0}, after=self._enter),
+            Call("step of one", lambda *a, **o: self._enter(self.cache.step([fork()], *a, **o)), (),
+                 {"q_lens": None, "lookahead": 0}),
+            Call("append", lambda *a: fork().append(*a), (1,)),
+            Call("truncate", lambda *a: fork().truncate(*a), (1,)),
+            Call("fork", lambda *a: fork().fork(*a), (1,), after=lambda made: [one.release() for one in made]),
+            Call("gather", lambda *a: fork().gather(*a), (None,)),
+            Call("scatter", lambda *a: fork().scatter(*a), (kv(2, 1, 2, 4), kv(2, 1, 2, 4))),
+            Call("retain", lambda **o: fork().retain(**o), (), {"priority": 50, "ttl_s": None}),
+            Call("step.write", self._in_step("write"), (0, kv(1, 2, 4), kv(1, 2, 4)), {"stream": None}),
+            Call("step.mark_written", self._in_step("mark_written"), (0,)),
+            Call("step.attend", self._in_step("attend"), (0, kv(1, 2, 4)),
+                 {"softmax_scale": None, "causal": True, "window": None, "soft_cap": None, "return_lse": False}),
+            Call("forged sequence", self._forged, ([1],)),
+            Call("tier.write", self.tier.write, (row, self.records[:1], rows, [0])),
+            Call("tier.read", self.tier.read, (row, self.records[:1], rows, [0])),
+            Call("tier.invalidate", self.tier.invalidate, (row,)),
+            Call("tier.purge", self.tier.purge, (bytes(32),)),
+            Call("Record", Record, (bytes(32), bytes(32), bytes(32), np.zeros(4, np.int32)), {"extra": bytes(32)}),
+            Call("mover.submit", self.mover.submit, (moves,), {"deadline_s": None}, after=lambda made: made.results()),
+            Call("Mover", Mover, ({0: self.hosts[0]},), {"deadline_s": None, "max_queued_blocks": 9},
+                 after=lambda made: made.close()),
+            Call("Namespace", pk.Namespace, (), dict.fromkeys(fields), after=lambda made: made.digest()),
+            Call("Disk", pk.Disk, ("kv", 4),
+                 {"segment_size": "1MiB", "shards": 1, "admission": "all", "write_budget": None, "required": True,
+                  "on_mismatch": "refuse", "network_fs": False, "page_cache": "drop", "on_progress": None}),
+            Call("KVSpec", pk.KVSpec, (2, 2, 4, "float16", 16), {"layout": "NHD", "model": ""}),
+            Call("DiskTier", DiskTier, (self.folder / "another", 2, 512),
+                 {"fingerprint": bytes(32), "block_tokens": 4, "shards": 1, "segment_bytes": 1 << 20,
+                  "read_path": "pread",
+                  "page_cache": "drop", "on_mismatch": "refuse", "network_fs": False, "on_progress": None},
+                 after=lambda made: made.close()),
+            Call("KVCache", pk.KVCache, (SPEC, 8, 4),
+                 {"policy": "lru", "demotion": "leaf_first", "max_sequences": 8, "pin_budget": 0, "threads": 1,
+                  "deadline_s": None, "require_namespace": False, "partial_hits": True, "event_words": 0,
+                  "inclusive": None, "cost_tokens": 100.0},
+                 after=lambda made: made.close()),
+        ]  # fmt: skip
+
+    def _fork(self) -> pk.Sequence:
+        (made,) = self.victim.fork(1)
+        return made
+
+    def _finish(self, seq: pk.Sequence) -> None:
+        with seq:
+            self.toy.run(seq)
+
+    @staticmethod
+    def _enter(step: pk.Step) -> None:
+        with step:
+            pass
+
+    def _in_step(self, name: str) -> Callable[..., object]:
+        def call(*arguments: Any, **options: Any) -> object:
+            seq = self._fork()
+            with self.cache.step([seq]) as step:
+                self.toy.write(step, seq)
+                return getattr(step, name)(*arguments, **options)
+
+        return call
+
+    def _forged(self, tokens: Any) -> None:
+        """A sequence around a row that was let go, or never was."""
+        seq = self._fork()
+        row = seq.row
+        seq.release()
+        for handle in (row, row ^ 1 << 40, 2**62, -(2**62)):
+            forged = pk.Sequence(self.cache._engine, handle, {})
+            try:
+                for use in (lambda f=forged: f.append(tokens), lambda f=forged: f.gather(), lambda f=forged: f.fork(1)):
+                    try:
+                        use()
+                    except pk.PagedKVError:
+                        continue
+                    raise AssertionError(f"row {handle:#x}, which is nobody's, was served")
+            finally:
+                forged._row = -1
+
+    def check(self) -> list[str]:
+        """What is not as it must be."""
+        wrong = []
+        try:
+            self.cache.check_integrity()
+            self.toy.check(self.bystander)
+            self.toy.use(prompt(5, 11))
+            self.toy.use(prompt(2, 6 * BLOCK))
+            self.cache.check_integrity()
+        except (AssertionError, pk.PagedKVError) as problem:
+            wrong.append(f"the cache: {problem!r}")
+        found, last = np.zeros((KEPT, small.BLOCK_BYTES), np.uint8), np.arange(SLOTS - KEPT, SLOTS)
+        if not self.tier.read(last, self.records[-KEPT:], found, range(KEPT)).all():
+            wrong.append("the disk tier lost blocks that nobody named")
+        elif (found != self.arena[-KEPT:]).any():
+            wrong.append("the disk tier serves wrong bytes")
+        if (self.frozen != self.arena[:1]).any():
+            wrong.append("an arena that cannot be written was written")
+        if (self.hosts[1].arena[-KEPT:] != self.arena[-KEPT:]).any():
+            wrong.append("the mover wrote where nobody asked it to")
+        return wrong
+
+    def close(self) -> None:
+        """Everything, twice."""
+        for thing in (self.mover, self.tier, self.cache) * 2:
+            thing.close()
+
+
+def reenter(world: ApiWorld, choose: random.Random) -> Any:
+    """An object that uses the cache while a call reads it as a number, an array or a collection."""
+
+    def act() -> None:
+        choose.choice(actions)()
+
+    actions: list[Callable[[], object]] = [
+        lambda: world.toy.use(prompt(3, 9)), lambda: world.victim.append(3), lambda: world.cache.purge(NAME),
+        world.cache.check_integrity, lambda: world.cache.explain([1, 2]), lambda: world.tier.invalidate([2]),
+        lambda: world.cache.stats(), lambda: world._fork().release(),
+    ]  # fmt: skip
+
+    class Calling:
+        def __index__(self) -> int:
+            act()
+            return 3
+
+        def __len__(self) -> int:
+            act()
+            return 1
+
+        def __iter__(self) -> Iterator[int]:
+            act()
+            return iter((1,))
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            act()
+            return np.array([1], dtype)
+
+    return Calling()

@@ -1,0 +1,71 @@
+"""What a proof is: one claim of docs/reliability.md, run with few cases in every test run and with many on demand.
+
+A proof lives in one module of ``tests/reliability/proofs`` and is its ``PROOF``. Its cases follow from the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+
+@dataclass
+class Tally:
+    """What a proof found.
+
+    Attributes
+    ----------
+    count : cases run, in the proof's unit.
+    wrong : cases in which something was wrong: a wrong byte served, a signal, a leak, a refusal that should not be.
+        Has to be 0.
+    hits : reads that were served and compared byte by byte.
+    found : further counts worth a line (misses by reason, refusals, faults injected), so that nobody has to believe
+        that the faults happened.
+    first_wrong : how to see the first wrong case again.
+    skipped : why cases could not run here (no root, no FUSE); an honest "not done".
+    """
+
+    count: int = 0
+    wrong: int = 0
+    hits: int = 0
+    found: dict[str, int] = field(default_factory=dict)
+    first_wrong: str = ""
+    skipped: tuple[str, ...] = ()
+
+    def fail(self, how: str) -> None:
+        """One more wrong case."""
+        self.wrong += 1
+        self.first_wrong = self.first_wrong or how
+
+    def add(self, what: str, count: int = 1) -> None:
+        """Count something worth a line."""
+        self.found[what] = self.found.get(what, 0) + count
+
+
+Tick: TypeAlias = Callable[[int], object]
+
+
+class Run(Protocol):
+    """Runs `count` cases (all of them where the proof is exhaustive); `tick(n)` says that n more are done."""
+
+    def __call__(self, count: int, seed: int, tick: Tick) -> Tally: ...
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One row of the table.
+
+    Attributes
+    ----------
+    claim : what is proved, as the table says it.
+    unit : what is counted.
+    quick, full : cases per ordinary run, and per full run.
+    run : see `Run`.
+    """
+
+    claim: str
+    unit: str
+    quick: int
+    full: int
+    run: Run

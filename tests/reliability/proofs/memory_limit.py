@@ -1,0 +1,30 @@
+"""Budgets are kept: memory and disk of caches that are filled to the brim."""
+
+from __future__ import annotations
+
+import random
+
+from tests.reliability import child
+from tests.reliability.memory_use import INTERPRETER_BYTES, SLACK
+from tests.reliability.proof import Proof, Tally, Tick
+
+
+def run(count: int, seed: int, tick: Tick) -> Tally:
+    """So many caches of different budgets, each in a process of its own."""
+    tally, choose = Tally(), random.Random(seed)
+    for number in range(count):
+        device, host, disk = choose.randint(128, 1024), choose.randint(128, 1024), choose.randint(128, 768)
+        found = child.run("tests.reliability.memory_use", device, host, disk, seed + number).tally_or_wrong()
+        child.add(tally, found)
+        tick(1)
+    return tally
+
+
+PROOF = Proof(
+    f"a cache filled to the brim in every tier: memory peaks at most {SLACK - 1:.0%} and {INTERPRETER_BYTES >> 20} MiB "
+    "above its budgets, the arenas are the budgets to the byte, and the directory never takes more than its own",
+    "caches",
+    quick=4,
+    full=50,
+    run=run,
+)

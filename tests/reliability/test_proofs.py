@@ -1,0 +1,27 @@
+"""Every proof with few cases; ``python -m tests.reliability --full`` runs them with many."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.reliability.running import load, names, problem
+
+SEED = 1
+COUNT = os.environ.get("PAGEDKV_PROOF_COUNT")  # instead of each proof's own quick figure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_the_proof_holds(name: str) -> None:
+    proof = load(name)
+    count = proof.quick if COUNT is None else int(COUNT)
+    if not count:
+        pytest.skip("only worth its full run: python -m tests.reliability --full")
+    tally = proof.run(count, SEED, lambda n: None)
+    print(f"{proof.claim}: {tally.count:,} {proof.unit}, {tally.hits:,} hits compared, {tally.wrong} wrong")
+    print("found:", tally.found)
+    for reason in tally.skipped:
+        print("not done:", reason)
+    assert not problem(tally, count), f"seed {SEED}: {problem(tally, count)}"
