@@ -203,6 +203,8 @@ class TiersModel:
             else:
                 if not self.free(colder[0]) and not self.pending(colder[0]):
                     self._make_room(colder[0], 1)
+                    if not block.copies:  # it hung on what had to go
+                        continue
                 if not self.free(colder[0]):
                     if self.pending(colder[0]):
                         return  # the caller finishes what is in flight and asks again

@@ -209,23 +209,6 @@ def test_a_namespace_that_is_no_digest_is_refused(open_tier):
         tier.purge(b"red")
 
 
-def test_a_damaged_header_is_buried_before_the_purge_that_covers_it_is_forgotten(open_tier, arena, tmp_path):
-    """A device may return rubbish today and the truth tomorrow."""
-    tier = open_tier()
-    tier.write([1], [of(RED, 1)], arena, [1])
-    tier.purge(RED)
-    abandon(tier)
-    path = tmp_path / "kv" / "data.0000"
-    good = path.read_bytes()
-    path.write_bytes(good[:8300] + b"\xff" + good[8301:])
-    tier = open_tier()
-    assert tier._store.superblock.purges == ()
-    tier.close()
-    rotten = path.read_bytes()
-    assert rotten[8192 : 8192 + 4096] != good[8192 : 8192 + 4096]
-    assert listed(open_tier()) == []
-
-
 @pytest.mark.parametrize("end", ["close", "clear", "purge"])
 def test_a_clear_that_could_not_be_written_is_written_with_the_next_thing_that_is(open_tier, arena, monkeypatch, end):
     """Its epoch must not be used for something else meanwhile."""
