@@ -40,6 +40,19 @@ def close_quietly(fd: int) -> None:
         os.close(fd)
 
 
+def read_start(fd: int, num_bytes: int) -> bytes:
+    """The first `num_bytes` of a file, fewer only if it is shorter: a call may return less than there is.
+
+    Raises
+    ------
+    OSError
+    """
+    data = b""
+    while len(data) < num_bytes and (more := os.pread(fd, num_bytes - len(data), len(data))):
+        data += more
+    return data
+
+
 def file_size_limit() -> float:
     """Bytes that a file of this process may have; a write beyond them ends a process that does not ignore SIGXFSZ."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -256,7 +269,7 @@ class Directory:
         """
         fd = self.open_file(KEY)
         try:
-            secret = os.pread(fd, SECRET_BYTES + 1, 0)
+            secret = read_start(fd, SECRET_BYTES + 1)
         finally:
             close_quietly(fd)
         if len(secret) != SECRET_BYTES:
@@ -278,8 +291,10 @@ class Directory:
         return secret
 
     def remove_store(self) -> None:
-        """Delete every file of a store except LOCK; the superblocks last, so that what is left says what it is."""
-        for name in sorted(self.names(), key=lambda name: (name in (SUPER, SUPER_NEW), name)):
+        """Delete every file of a store except LOCK. Whatever interrupts that leaves an interrupted start."""
+        if SUPER in self.names():
+            os.rename(SUPER, SUPER_NEW, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        for name in sorted(self.names(), key=lambda name: (name == SUPER_NEW, name)):
             if _OURS.fullmatch(name) and name != LOCK:
                 os.unlink(name, dir_fd=self.fd)
 

@@ -10,7 +10,16 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
-from pagedkv.tiers.directory import KEY, RESTART, SUPER, SUPER_NEW, Directory, close_quietly, file_size_limit
+from pagedkv.tiers.directory import (
+    KEY,
+    RESTART,
+    SUPER,
+    SUPER_NEW,
+    Directory,
+    close_quietly,
+    file_size_limit,
+    read_start,
+)
 from pagedkv.tiers.disk_format import PAGE, Geometry
 from pagedkv.tiers.segments import PageCache, ReadPath, Segments
 from pagedkv.tiers.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
@@ -93,13 +102,13 @@ class Store:
         Raises
         ------
         OSError
-            It may or may not be changed after a crash; in memory it is not.
+            It may or may not be changed after a crash.
         """
         state = replace(self.superblock, **changes)
         for _ in range(2):
             state = replace(state, seqno=state.seqno + 1)
             self._write_super(state)
-        self.superblock = state
+            self.superblock = state  # what is on the device is built upon; a copy that failed is the next to be written
 
     def close(self) -> None:
         """Close every descriptor; the directory is free for others."""
@@ -185,7 +194,7 @@ class Store:
 
     def _read_super(self) -> Superblock:
         path = self.directory.path
-        data = os.pread(self._super_fd, 2 * PAGE + 1, 0)
+        data = read_start(self._super_fd, 2 * PAGE)
         try:
             copies = [parse_super(data[:PAGE]), parse_super(data[PAGE:])]
         except InvalidArgument as problem:

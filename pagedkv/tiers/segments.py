@@ -58,6 +58,7 @@ class Segments:
         self._page_cache = page_cache
         self._being_written: deque[NDArray[np.int32]] = deque()
         self._lock = threading.Lock()
+        self._refused: OSError | None = None  # by a sync
         self._fds: list[int] = []
         self._maps: list[mmap.mmap] = []
         self.read_path = read_path
@@ -225,14 +226,23 @@ class Segments:
         Raises
         ------
         OSError
-            The device refused some of it; what was written since the last `sync` is in doubt.
+            The device refused some of it, now or in an earlier call. Linux reports that once and may drop the pages, so
+            a later success says nothing about what was written before: it is in doubt until the store is opened again.
         """
         for fd in self._fds:
-            os.fdatasync(fd)
+            self._sync_one(fd)
+        if self._refused is not None:
+            raise OSError(self._refused.errno, f"{self._refused.strerror} (of this sync or an earlier one)")
         with self._lock:
             written = list(self._being_written)
             self._being_written.clear()
         self._forget(written)
+
+    def _sync_one(self, fd: int) -> None:
+        try:
+            os.fdatasync(fd)
+        except OSError as problem:
+            self._refused = self._refused or problem
 
     def close(self) -> None:
         """Close the files. Nobody may be inside another call."""

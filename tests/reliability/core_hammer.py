@@ -206,7 +206,7 @@ def one_round(operations: int, seed: int, most_threads: int, tally: Tally) -> No
     callers = [Caller(world, seed * 100 + k) for k in range(threads)]
     mover, *others = callers
     jobs: list[Callable[[], object]] = [mover.move]
-    jobs += [partial(caller.work, operations // len(others)) for caller in others]
+    jobs += [partial(caller.work, max(1, operations // len(others))) for caller in others]
     for error in together(jobs):
         tally.fail(f"round {seed}, {threads} threads: {''.join(traceback.format_exception(error)[-4:])}")
     world.sound()

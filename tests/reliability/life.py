@@ -67,7 +67,7 @@ class Life:
         self._faults = faults
         self._tier: DiskTier | None = None
         self._now = 0.0
-        self._settled = False
+        self._settled = self._was_open = False
 
     def run(self, steps: Sequence[Step]) -> None:
         """Do the steps. A tier that cannot be opened leaves out those that need it."""
@@ -102,7 +102,8 @@ class Life:
             self._open()
         except TierError as problem:
             self.refused += 1
-            self.complaints.append(f"cannot be opened again: {problem}")
+            if self._was_open or self._faultless or self.ledger.stored:  # else faults met its making and the clean-up
+                self.complaints.append(f"cannot be opened again: {problem}")
             return
         self._judge(self._answers(thorough=True), self.ledger.stored, "opened again")
         self.do(Step("close"))
@@ -150,6 +151,7 @@ class Life:
             self.path, fingerprint=fingerprint, on_mismatch="reset" if fingerprint else "refuse",
             clock=lambda: self._now, read_path=self.read_path,
         )  # fmt: skip
+        self._was_open = True
         listed = self._listed()
         self.ledger.opened(listed, faultless=self._faultless or self._settled)
 

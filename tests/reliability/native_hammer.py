@@ -23,7 +23,7 @@ from tests.reliability.crowd import restless, together
 from tests.reliability.proof import Tally
 
 NUM_BLOCKS = 256
-OPERATIONS = 20_000  # of a round, all threads together
+OPERATIONS = 240_000  # of a round, all threads together: native calls are over before other threads begin
 
 
 def one_round(operations: int, seed: int, threads: int, locked: bool, tally: Tally) -> None:
@@ -34,11 +34,11 @@ def one_round(operations: int, seed: int, threads: int, locked: bool, tally: Tal
     tree = RadixTree(1, 1)
     root = tree.namespace(b"")
     placement = Placement(tree, [pool])
-    each = operations // threads
+    each = max(1, operations // threads)
     seen: list[int] = []
 
     def insert() -> None:
-        for _ in range(each // 50):
+        for _ in range(min(each // 50, 200)):
             tokens = choose.choices([0, 1], k=choose.randint(1, 12))
             owner, matched = placement.acquire(tokens, root)
             placement.insert(owner, tokens[matched:], placement.allocate(len(tokens) - matched))

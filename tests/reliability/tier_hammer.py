@@ -78,13 +78,17 @@ class Owner:
     hits: int = 0
     refused: int = 0
     given_up: int = 0
+    ended: bool = False
 
     def work(self, operations: int) -> None:
         """Calls, until so many are made."""
         ways = [self.fill, self.move, self.ask, self.ask_for_another, self.forget, self.look]
-        while self.operations < operations:
-            self.choose.choices(ways, weights=[25, 50, 8, 6, 3, 3])[0]()
-            self.operations += 1
+        try:
+            while self.operations < operations:
+                self.choose.choices(ways, weights=[25, 50, 8, 6, 3, 3])[0]()
+                self.operations += 1
+        finally:
+            self.ended = True
 
     def arena(self, tier: int) -> NDArray[np.uint8]:
         arena: NDArray[np.uint8] = (self.world.device if tier == DEVICE else self.world.host).arena
@@ -199,9 +203,9 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, tally: T
     world = World(DeviceTier(*size), HostTier(*size), open_disk(path, threads, read_path), choose.randint(1, 3))
     owners = [Owner(world, random.Random(seed * 100 + k), range(k * STRIPE, (k + 1) * STRIPE)) for k in range(threads)]
     closing = choose.random() < 0.2
-    jobs: list[Callable[[], object]] = [partial(owner.work, operations // threads) for owner in owners]
+    jobs: list[Callable[[], object]] = [partial(owner.work, max(1, operations // threads)) for owner in owners]
     if closing:
-        until = choose.randrange(1, 400)
+        until = choose.randrange(1, 400)  # or when all have ended before
         jobs.append(partial(close_after, world, owners, until, how=choose.choice(["finish", "cancel", "disk first"])))
     for error in together(jobs):
         if not (closing and isinstance(error, ClosedError)):
@@ -225,7 +229,7 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, tally: T
 
 def close_after(world: World, owners: list[Owner], operations: int, *, how: str) -> None:
     """Close the mover and the disk once the threads are in the middle of their work."""
-    while sum(owner.operations for owner in owners) < operations:
+    while sum(owner.operations for owner in owners) < operations and not all(owner.ended for owner in owners):
         world.mover.stats()
     world.closing = True
     if how == "disk first":  # under the mover's calls
