@@ -319,7 +319,11 @@ cdef class BlockPool:
     @property
     def capacity(self):
         """Blocks that exist now."""
-        return self.pool.capacity
+        cdef int64_t count
+        self.lock.acquire()
+        count = self.pool.capacity
+        self.lock.release()
+        return count
 
     @property
     def max_blocks(self):
@@ -329,12 +333,20 @@ cdef class BlockPool:
     @property
     def num_free(self):
         """Blocks free now, growth not counted."""
-        return self.pool.num_stack + self.pool.capacity - self.pool.fresh
+        cdef int64_t count
+        self.lock.acquire()
+        count = self.pool.num_stack + self.pool.capacity - self.pool.fresh
+        self.lock.release()
+        return count
 
     @property
     def num_available(self):
         """Blocks `alloc` could hand out now: free ones and growth, less reservations and watermark."""
-        return pool_available(&self.pool)
+        cdef int64_t count
+        self.lock.acquire()
+        count = pool_available(&self.pool)
+        self.lock.release()
+        return count
 
     def check_integrity(self):
         """Recompute free + live + cached == capacity from the arrays; raise AssertionError where it does not hold."""
@@ -373,7 +385,7 @@ cdef class BlockPool:
         return <size_t>&self.pool
 
     def __len__(self):
-        return self.pool.capacity
+        return self.capacity
 
     def __repr__(self):
         c = self.counts()

@@ -15,6 +15,7 @@ import numpy as np
 from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.insertion cimport place_insert
+from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten
 from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.retention cimport retain
@@ -652,7 +653,7 @@ cdef class BlockTable:
         cdef int64_t* slot_data
         cdef int32_t* copy_data
         cdef cnp.ndarray arrays, slots, copies
-        cdef int64_t w = self.likely_width + 1, t = n, c = 0, size, slot_size, copy_size, seq
+        cdef int64_t w = read_hint(&self.likely_width) + 1, t = n, c = 0, size, slot_size, copy_size, seq
         while True:
             size, slot_size, copy_size = n * w + 2 * n + 1 + 2 * t, t, c
             arrays, slots = new_int32(size), cnp.PyArray_EMPTY(1, <cnp.npy_intp*>&slot_size, cnp.NPY_INT64, 0)
@@ -680,7 +681,7 @@ cdef class BlockTable:
                     elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c)):
                         code = E_MEMORY
                     else:
-                        self.likely_width = max(w, self.likely_width - (self.likely_width >> 4))
+                        write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
                         self.fill(h, n, q, ahead, data, slot_data, totals, copy_data)
             self.lock.release()
             if code == OK:
@@ -1096,7 +1097,11 @@ cdef class BlockTable:
     @property
     def num_rows(self):
         """Live sequences."""
-        return self.num_live
+        cdef int64_t count
+        self.lock.acquire()
+        count = self.num_live
+        self.lock.release()
+        return count
 
     def row_index(self, row):
         """Row index of a handle in the tables that :meth:`take_changes` speaks of."""

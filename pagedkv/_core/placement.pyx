@@ -690,7 +690,11 @@ cdef class Placement:
     @property
     def num_in_flight(self):
         """Transfers started and not yet completed."""
-        return self.place.in_flight
+        cdef int64_t count
+        self.lock.acquire()
+        count = self.place.in_flight
+        self.lock.release()
+        return count
 
     def set_retention(self, owner, priority=DEFAULT_PRIORITY, expires_ns=0):
         """Priority 0..100 (higher stays longer) of the owned path, and when it ends (caller's clock in ns, 0 = never).

@@ -490,12 +490,20 @@ cdef class RadixTree:
     @property
     def num_blocks(self):
         """Blocks in the tree."""
-        return self.tree.num_blocks
+        cdef int64_t count
+        self.lock.acquire()
+        count = self.tree.num_blocks
+        self.lock.release()
+        return count
 
     @property
     def num_nodes(self):
         """Nodes in the tree, roots included."""
-        return self.tree.num_live
+        cdef int64_t count
+        self.lock.acquire()
+        count = self.tree.num_live
+        self.lock.release()
+        return count
 
     def namespace(self, key=b""):
         """The root (an int) of the namespace called `key` (bytes), made at its first use."""
