@@ -10,8 +10,8 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.events cimport EVENT_REMOVED, EVENT_STORED, ring_put
-from pagedkv._core.links cimport is_linked
-from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Place, Transfer
+from pagedkv._core.links cimport coldest, is_linked
+from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, S3FIFO, Fate, Place, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
     fate_split, ghost_queue, is_owned, on_evict, pick_victim, place_ensure, recency_link,
@@ -411,6 +411,21 @@ cdef int32_t any_unowned(Place* p, int32_t tier) noexcept nogil:
     return NIL
 
 
+# A run that could not be read and that nobody owns: what continues it is as lost as the run itself.
+cdef int32_t useless(Place* p, int32_t tier, int32_t domain) noexcept nogil:
+    cdef int32_t d, queue, n
+    for d in range(p.num_domains):
+        if domain >= 0 and d != domain:
+            continue
+        for queue in range(2):
+            n = coldest(&p.links[tier], (d * NUM_CLASSES + EXPIRED) * 2 + queue)
+            while n >= 0:
+                if p.fates[n].failed and p.fates[n].transfer < 0 and not is_owned(p, n, tier):
+                    return n
+                n = p.links[tier].next[n]
+    return NIL
+
+
 # Gives up `k` blocks of run n's copy in `tier` where another copy stays.
 cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept nogil:
     cdef int32_t length = p.tree.nodes[n].length, top
@@ -445,6 +460,8 @@ cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexce
             continue
         if n == NIL:                                # whatever could go still has colder blocks hanging on it: those first
             n = pick_victim(p, tier, domain, False, &limit)
+            if n == NIL:
+                n = useless(p, tier, domain)
             if n == NIL or not drop_children(p, n):
                 return
             continue

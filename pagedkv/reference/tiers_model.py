@@ -179,6 +179,13 @@ class TiersModel:
                     return block
         return None
 
+    def _useless(self, tier: int) -> Block | None:
+        """A block that could not be read and that nobody owns: what continues it is as lost as the block itself."""
+        for block in self.order[tier]:
+            if block.failed and not block.moving and not block.owners:
+                return block
+        return None
+
     def _make_room(self, tier: int, num_blocks: int) -> None:
         colder = [t for t in range(tier + 1, len(self.capacities)) if self.capacities[t]]
         drop = not colder  # out of the last tier: only leaves, and they are lost
@@ -188,7 +195,7 @@ class TiersModel:
                 drop = True  # nothing can be demoted; perhaps something can be dropped
                 continue
             if block is None:  # whatever could go still has colder blocks hanging on it: those first
-                block = self._victim(tier, False)
+                block = self._victim(tier, False) or self._useless(tier)
                 if block is None:
                     return
                 for kid in list(block.kids.values()):

@@ -26,3 +26,8 @@ def test_the_driver_notices_a_single_wrong_slot(native_driver: ModuleType) -> No
             with pytest.raises(AssertionError, match=f"seed {seed}, operation 100 .* holds something else"):
                 driver.check()
     assert spoiled > 5
+
+
+def test_a_run_that_could_not_be_read_keeps_no_room(native_driver: ModuleType) -> None:
+    """What continues it has to go first, wherever that lies: a history in which nothing else could give way."""
+    drive(native_driver, 1002135)

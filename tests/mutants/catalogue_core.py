@@ -155,4 +155,10 @@ MUTANTS = (
         (("keep_computed = whole * self.block_size", "keep_computed = keep"),),
         ("test_truncated_and_grown_differently_it_holds_the_new_content",),
     ),
+    Mutant(
+        "what continues a run that could not be read keeps its tier full",
+        "pagedkv/_core/transfers.pyx",
+        (("                n = useless(p, tier, domain)\n", "                pass\n"),),
+        ("test_a_run_that_could_not_be_read_keeps_no_room",),
+    ),
 )
