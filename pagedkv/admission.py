@@ -14,7 +14,6 @@ from typing import Literal, TypeAlias
 from pagedkv.cost_model import CostModel
 
 Mode: TypeAlias = Literal["all", "cost", "second_hit"]
-MODES: tuple[Mode, ...] = ("all", "cost", "second_hit")
 
 DAY_S = 24 * 60 * 60
 BURST_S = 60 * 60  # so much of the daily allowance may be used at once
@@ -23,10 +22,12 @@ BURST_S = 60 * 60  # so much of the daily allowance may be used at once
 class WriteBudget:
     """Bytes that may be written per day: a token bucket that holds an hour's share, or one block, and starts full.
 
+    What a full bucket cannot hold it gives all the same, and owes until then. Each opening of a cache starts anew.
+
     Parameters
     ----------
     bytes_per_day : int
-    block_bytes : int
+    block_bytes : what writing one block takes, header and all.
     clock : monotonic seconds.
     """
 
@@ -41,7 +42,7 @@ class WriteBudget:
         now = self._clock()
         self._left = min(self._room, self._left + (now - self._seen) * self._rate)
         self._seen = now
-        if num_bytes > self._left and not overdraw:
+        if num_bytes > self._left and not overdraw and self._left < self._room:  # a full bucket gives to any run
             return False
         self._left -= num_bytes
         return True
@@ -59,8 +60,8 @@ class Admission:
     budget : WriteBudget, optional
     """
 
-    def __init__(self, mode: Mode, costs: CostModel, block_bytes: int, budget: WriteBudget | None = None) -> None:
-        self._mode, self._costs, self._block_bytes, self._budget = mode, costs, block_bytes, budget
+    def __init__(self, mode: Mode, costs: CostModel, write_bytes: int, budget: WriteBudget | None = None) -> None:
+        self._mode, self._costs, self._write_bytes, self._budget = mode, costs, write_bytes, budget
         self._lock = threading.Lock()
         self._refused = {"refused_by_admission": 0, "refused_by_write_budget": 0}
 
@@ -78,7 +79,7 @@ class Admission:
             if not deserved:
                 self._refused["refused_by_admission"] += num_blocks
                 return False
-            if self._budget is None or self._budget.take(num_blocks * self._block_bytes, overdraw=continued):
+            if self._budget is None or self._budget.take(num_blocks * self._write_bytes, overdraw=continued):
                 return True
             self._refused["refused_by_write_budget"] += num_blocks
             return False

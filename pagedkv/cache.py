@@ -129,6 +129,7 @@ class KVCache:
         self._scrub = Scrub(scrub, sizes[DEVICE], spec.block_size)
         self._digests: dict[int, bytes] = {}
         self._roots: dict[Namespace | None, int] = {}
+        self._quotas: dict[bytes, dict[int, int | None]] = {}  # by digest and tier
         self._counts, self._naming = threading.Lock(), threading.RLock()
         self._pins: set[int] = set()
         self._prompt_tokens = self._missed_promotions = 0
@@ -151,8 +152,9 @@ class KVCache:
         self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
         self.table = BlockTable(self.placement, max_sequences)
         per_day = disk.write_bytes_per_day if disk is not None else None
-        budget = None if per_day is None else WriteBudget(per_day, spec.block_bytes)
-        self._admission = Admission(disk.admission if disk else "all", self._costs, spec.block_bytes, budget)
+        each = spec.block_bytes if self._store is None else self._store.write_bytes
+        budget = None if per_day is None else WriteBudget(per_day, each)
+        self._admission = Admission(disk.admission if disk else "all", self._costs, each, budget)
         self._conductor = Conductor(self.placement, self._mover, self._admission, self._costs, self._scrub)
         self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s)
         self._prefetcher = Prefetcher(self._matcher)
@@ -295,9 +297,14 @@ class KVCache:
         if not isinstance(tier, str) or tier not in TIER_NAMES[: len(self.placement.pools)]:
             raise InvalidArgument(f"tier {tier!r} is not one of {TIER_NAMES[: len(self.placement.pools)]}")
         blocks = None if budget is None else blocks_for(budget, self.spec)
+        if namespace is None:
+            raise InvalidArgument("a quota is for a Namespace; the default namespace is everybody's: name one")
         self._engine.uses_quota = True
-        self.placement.set_quota(self._root(namespace), blocks, TIER_NAMES.index(tier))
-        self._conductor.drain()
+        root, number = self._root(namespace), TIER_NAMES.index(tier)
+        self.placement.set_quota(root, blocks, number)
+        with self._naming:
+            self._quotas.setdefault(self._digests[root], {})[number] = blocks
+        self._conductor.run_decided()
 
     def purge(self, namespace: Namespace | None) -> int:
         """Forget a namespace: nothing computed before ever matches again, not after a restart or a crash either.
@@ -319,10 +326,12 @@ class KVCache:
         try:
             if self._store is not None:
                 self._store.purge(self._digests[root])
+            elif self._left_out:
+                raise TierError("the disk tier was left out when the cache was opened")
         except TierError as problem:
             raise TierError(
-                f"the namespace is forgotten in memory ({dropped} blocks), but the disk could not take note of it and "
-                f"may serve it again after a restart: {problem}; purge it again, or delete the cache directory"
+                f"the namespace is forgotten in memory ({dropped} blocks), but it may be served from disk again after "
+                f"a restart: {problem}"
             ) from problem
         return dropped
 
@@ -355,6 +364,7 @@ class KVCache:
 
     def stats(self) -> CacheStats:
         """Counters so far and what the tiers hold."""
+        self._engine.check_process()
         moved = self._mover.stats()
         with self._counts:
             return CacheStats(
@@ -417,7 +427,7 @@ class KVCache:
 
         What is only in memory is lost, so that closing is quick: :meth:`flush` first to keep it on the disk.
         """
-        if self._engine.closed:
+        if self._engine.closed or not self._engine.is_ours:
             return
         self._engine.closed = True
         self._prefetcher.close()
@@ -469,6 +479,9 @@ class KVCache:
 
     def _root_of_digest(self, digest: bytes) -> int:
         root = self.placement.tree.namespace(digest)
+        if root not in self._digests:  # a purged namespace begins anew with another root and the same quotas
+            for tier, blocks in self._quotas.get(digest, {}).items():
+                self.placement.set_quota(root, blocks, tier)
         self._digests[root] = digest
         self._scrub.saw(root)
         return root

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,6 +91,9 @@ class Engine:
         self.computed_tokens = 0
         self.uses_quota = False  # whether a commit may decide moves
         self.closed = False
+        self.is_ours = True  # not in a forked child: it has none of the cache's threads, and perhaps a held mutex
+        self._pid = os.getpid()
+        _engines.add(self)
 
     @property
     def kv(self) -> KV:
@@ -103,9 +108,15 @@ class Engine:
         return self._kv
 
     def check_open(self) -> None:
-        """Raise ClosedError once the cache is closed."""
+        """Raise ClosedError once the cache is closed, and in a process that was forked off."""
+        self.check_process()
         if self.closed:
             raise ClosedError("this cache is closed")
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a process that was forked off."""
+        if not self.is_ours:
+            raise ClosedError(f"this cache belongs to process {self._pid}; a forked child must open one of its own")
 
     def begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
         """Allocate and build a step's arrays, making room where needed; copies on write are made before it returns.
@@ -137,7 +148,7 @@ class Engine:
         self.conductor.expire()
         self.table.commit(rows)
         if self.uses_quota:
-            self.conductor.drain()
+            self.conductor.run_decided()
         with self._counting:
             self.computed_tokens += num_tokens
 
@@ -181,3 +192,14 @@ class Engine:
             expires = time.monotonic_ns() + int(ttl_s * 1e9)
             self.conductor.uses_ttl = True
         self.table.retain(row, priority, expires)
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    for engine in _engines:
+        engine.is_ours = False
+
+
+os.register_at_fork(after_in_child=_disown)

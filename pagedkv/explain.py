@@ -64,9 +64,7 @@ def explain_match(
     """Group a match (tiers uint8 [n], blocks int32 [n]) into runs."""
     edges = [0, *(np.flatnonzero(np.diff(tiers)) + 1).tolist(), len(tiers)] if len(tiers) else [0]
     runs = tuple(
-        CachedRun(
-            TIER_NAMES[int(tiers[a])], a * block_size, (b - a) * block_size, tuple(int(i) for i in blocks[a:b])
-        )
+        CachedRun(TIER_NAMES[int(tiers[a])], a * block_size, (b - a) * block_size, tuple(int(i) for i in blocks[a:b]))
         for a, b in itertools.pairwise(edges)
     )
     return Explanation(num_tokens, len(tiers) * block_size, runs, partial)

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from pagedkv._core.placement import Placement
 from pagedkv.admission import Admission
 from pagedkv.cost_model import CostModel
-from pagedkv.errors import PagedKVError
+from pagedkv.errors import OutOfBlocks
 from pagedkv.scrub import Scrub
 from pagedkv.tiers import Mover, Ticket
 
 DEVICE, HOST, DISK = 0, 1, 2
+ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up
 FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
 
 
@@ -55,12 +56,16 @@ class Conductor:
         """
         with self._finished:
             rounds = self._rounds
-        moves = self.placement.take_moves()
-        if len(moves):
-            upward = moves["dst_tier"] < moves["src_tier"]
-            self._demote(moves[~upward])
-            self._promote(moves[upward], deadline_s)
-            return True
+        return self._carry_out(self.placement.take_moves(), deadline_s) or self._wait_for_others(rounds)
+
+    def _carry_out(self, moves: NDArray[np.void], deadline_s: float | None = None) -> bool:
+        upward = moves["dst_tier"] < moves["src_tier"]
+        self._demote(moves[~upward])
+        self._promote(moves[upward], deadline_s)
+        return len(moves) > 0
+
+    def _wait_for_others(self, rounds: int) -> bool:
+        """Wait for the next completion after `rounds`; False if there can be none."""
         if self.placement.num_in_flight == 0:
             with self._finished:
                 return self._rounds != rounds
@@ -68,10 +73,9 @@ class Conductor:
             self._finished.wait_for(lambda: self._rounds != rounds, timeout=1.0)
         return True
 
-    def drain(self) -> None:
-        """Run what is decided until nothing is under way."""
-        while self.run_moves():
-            pass
+    def run_decided(self) -> None:
+        """Run the moves that are decided, and wait for no others."""
+        self._carry_out(self.placement.take_moves())
 
     def drain_namespace(self, root: int) -> None:
         """Return once nothing of a namespace is under way."""
@@ -91,13 +95,23 @@ class Conductor:
         assert pool is not None
         while True:
             goal = min(num_blocks, pool.num_available + self._room_below(tier))
-            while self.placement.reserve(goal, tier):
-                if not self.run_moves():
-                    if not self.placement.reserve(goal, tier):
-                        break
-                    raise self.placement.out_of_blocks(num_blocks, tier)
+            if not self._has_made_room(goal, tier):
+                raise self.placement.out_of_blocks(num_blocks, tier)
             if goal == num_blocks:
                 return
+
+    def _has_made_room(self, num_blocks: int, tier: int) -> bool:
+        """Decide what goes and carry that out, until there is room; False if none can be made."""
+        while True:
+            with self._finished:
+                rounds = self._rounds
+            missing = self.placement.reserve(num_blocks, tier)
+            moves = self.placement.take_moves()  # at once: what others decide is theirs to wait for
+            progressed = self._carry_out(moves)
+            if not missing:
+                return True
+            if not progressed and not self._wait_for_others(rounds):
+                return not self.placement.reserve(num_blocks, tier)
 
     def _room_below(self, tier: int) -> int:
         """Blocks that the tier below can take at once, at least 1: what is demoted beyond that would be dropped."""
@@ -143,21 +157,22 @@ class Conductor:
         """
         placement = self.placement
         until = None if deadline_s is None else time.monotonic() + deadline_s
-        while True:
+        for attempt in itertools.count(1):
             cold = int(np.count_nonzero(placement.tiers_of(owner)))
             if not cold:
                 break
             self.make_room(cold)
             try:
                 placement.promote(owner)
-            except PagedKVError:
-                if placement.reserve(cold) or placement.num_in_flight:  # another thread took the room: make it again
-                    continue
-                raise
+            except OutOfBlocks:  # another thread took the room: make it again
+                if attempt == ATTEMPTS:
+                    raise
+                continue
+            moves = placement.take_moves()
+            self._carry_out(moves, None if until is None else max(0.0, until - time.monotonic()))
             break
         while placement.is_moving(owner):
-            left = None if until is None else max(0.0, until - time.monotonic())
-            self.run_moves(left)
+            self.run_moves()
         return placement.settle(owner)
 
     def _demote(self, moves: NDArray[np.void]) -> None:

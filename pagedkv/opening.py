@@ -96,6 +96,12 @@ def open_tiers(
             tiers[number] = kind(sizes[number], spec.block_bytes, gpu=gpu)
             undo.callback(tiers[number].close)
     if disk is not None:
+        if not spec.model:
+            log.warning(
+                "the KV written to %s does not say whose it is: name the model and the revision of its weights in "
+                "KVSpec(model=...), or KV of other weights of the same shape will be served",
+                disk.path,
+            )
         try:
             tiers[DISK] = _open_disk(store, spec, sizes[DISK], disk)
         except (TierError, OSError) as problem:

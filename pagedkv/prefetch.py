@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as NotYet
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.errors import ClosedError
 from pagedkv.matching import Matcher
 
 
@@ -49,15 +50,20 @@ class Prefetcher:
         self._matcher = matcher
         self._starting = threading.Lock()
         self._background: ThreadPoolExecutor | None = None
+        self._closed = False
 
     def start(self, prompt: NDArray[np.int32], root: int) -> Prefetch:
         """Bring the cached prefix of a prompt, which is the prefetch's own from now on, to the device."""
         with self._starting:
+            if self._closed:
+                raise ClosedError("this cache is closed")
             if self._background is None:
                 self._background = ThreadPoolExecutor(1, thread_name_prefix="pagedkv-prefetch")
-        return Prefetch(self._background.submit(self._matcher.prefetch, prompt, root))
+            return Prefetch(self._background.submit(self._matcher.prefetch, prompt, root))
 
     def close(self) -> None:
         """Finish what runs, drop what waits."""
+        with self._starting:
+            self._closed = True
         if self._background is not None:
             self._background.shutdown(wait=True, cancel_futures=True)

@@ -33,6 +33,7 @@ class Sequence:
         """The row's handle in the core's block table."""
         if self._row < 0:
             raise ClosedError("this sequence was released: open another one")
+        self._engine.check_process()
         return self._row
 
     @property
@@ -79,9 +80,7 @@ class Sequence:
         """How long the cache should keep this prefix after release: priority 0..100 and a time to live in seconds."""
         self._engine.retain(self.row, priority, ttl_s)
 
-    def gather(
-        self, out: tuple[NDArray[Any], NDArray[Any]] | None = None
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def gather(self, out: tuple[NDArray[Any], NDArray[Any]] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of the computed tokens, contiguous, for runtimes that do not page.
 
         Returns
@@ -113,7 +112,7 @@ class Sequence:
     def release(self) -> None:
         """Let go of the blocks; full ones stay cached. Twice is fine."""
         row, self._row = self._row, -1
-        if row >= 0:
+        if row >= 0 and self._engine.is_ours:
             self._engine.table.release(row)
 
     def __enter__(self) -> Sequence:

@@ -41,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "matching": {"errors", "_core", "cost_model", "moving"},
     "engine": {"errors", "spec", "_core", "cost_model", "scrub", "moving"},
     "explain": {"errors", "spec", "_core"},
-    "prefetch": {"matching"},
+    "prefetch": {"errors", "matching"},
     "sequence": {"errors", "spec", "engine"},
     "step": {"errors", "spec", "_core", "engine", "sequence"},
     "cache": {

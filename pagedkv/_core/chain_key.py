@@ -29,9 +29,7 @@ _FIELD = struct.Struct("<BQ")  # tag, length in bytes
 _NAMESPACE, _PARENT, _TOKENS, _EXTRA = 1, 2, 3, 4
 
 
-def chain_key(
-    secret: bytes, namespace_digest: bytes, parent: bytes, tokens: ArrayLike, extra: bytes = b""
-) -> bytes:
+def chain_key(secret: bytes, namespace_digest: bytes, parent: bytes, tokens: ArrayLike, extra: bytes = b"") -> bytes:
     """Durable name of one block.
 
     Parameters

@@ -4,7 +4,7 @@ A transfer owns its source (one reference more) and its destination (the only re
 visible in the destination tier only there, and only on success.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -27,6 +27,12 @@ cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil:
 
 cdef int32_t quota_of(Place* p, int32_t n, int32_t tier) noexcept nogil:
     return p.domains[p.domain_of[p.tree.nodes[n].root]].quota[tier]
+
+
+# Blocks that the namespace of run n may still have in `tier`; negative where its quota was lowered.
+cdef int64_t quota_left(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef int32_t quota = quota_of(p, n, tier)
+    return INT32_MAX if quota < 0 else quota - usage_of(p, n, tier)[0]
 
 
 cdef void event(Place* p, int32_t kind, int32_t n, int32_t tier, int32_t first, int32_t count) noexcept nogil:
@@ -487,9 +493,14 @@ cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexce
             make_room(p, lower, k - pool_available(p.pools[lower]) - p.pending[lower], -1)
             if p.tree.nodes[n].generation != generation:
                 continue                            # oldest-first: n hung below what had to go there
+        if k > quota_left(p, n, lower):             # then its namespace's own coldest blocks go first
+            generation = p.tree.nodes[n].generation
+            make_room(p, lower, k - quota_left(p, n, lower), p.domain_of[p.tree.nodes[n].root])
+            if p.tree.nodes[n].generation != generation:
+                continue
         room = pool_available(p.pools[lower])
-        if quota_of(p, n, lower) >= 0 and room > quota_of(p, n, lower) - usage_of(p, n, lower)[0]:
-            room = <int32_t>(quota_of(p, n, lower) - usage_of(p, n, lower)[0])
+        if room > quota_left(p, n, lower):
+            room = <int32_t>quota_left(p, n, lower)
         if room <= 0:
             if p.pending[lower] > 0:
                 return                              # the caller finishes what is in flight and asks again

@@ -133,6 +133,8 @@ class Directory:
             raise TierError(
                 f"disk tier {self.path} is in use by {owner}; close that one or use another directory"
             ) from None
+        if not self.is_still_ours():
+            raise TierError(f"{LOCK} of disk tier {self.path} was replaced while it was being opened; try again")
         if not self.read_only:
             self._sign()
 
@@ -153,6 +155,15 @@ class Directory:
                 raise self._cannot_open(LOCK, problem) from problem
             self.read_only = "its file system is mounted read-only"
             return os.open(LOCK, os.O_RDONLY | flags, dir_fd=self.fd)
+
+    def is_still_ours(self) -> bool:
+        """Whether the file that this object has locked is the one that others would lock."""
+        try:
+            there = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False)
+        except OSError:
+            return False
+        mine = os.fstat(self.lock_fd)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def _sign(self) -> None:
         """Say in LOCK whose it is. Only people read that, so a full disk is no reason to stop."""

@@ -137,6 +137,7 @@ class DiskTier:
             network_fs=network_fs,
         )
         self._abandon = weakref.finalize(self, self._store.close)  # a tier dropped without close unlocks at least
+        self._abandon.atexit = False  # a mover may still write then, and the descriptors would be somebody else's
         state = self._store.superblock
         form = SlotFormat(self._store.geometry, state.uuid, fingerprint, state.epoch)
         self._health = Health(self.path, self._store.never_writes, clock)
@@ -154,6 +155,8 @@ class DiskTier:
         _open_tiers.add(self)
 
     def _take_over(self, on_progress: Callable[[int, int], object] | None) -> None:
+        if not self._store.was_clean:  # what a refused sync left in memory is not what is on the device
+            self._store.segments.forget_cached()
         self._slots.adopt(Scan(self._store.segments, self._slots.form).everything(on_progress))
         if self._store.superblock.purges and not self._store.never_writes:
             self._try_to_forget_purges()
@@ -167,6 +170,11 @@ class DiskTier:
     def secret(self) -> bytes:
         """32 bytes of this store alone: the key of its chain keys, so that names cannot be guessed."""
         return self._store.secret
+
+    @property
+    def write_bytes(self) -> int:
+        """Bytes that writing one block takes at most: the tombstone over what was there, header and payload."""
+        return self._store.geometry.header_bytes + self._store.geometry.slot_bytes
 
     @property
     def was_clean(self) -> bool:

@@ -75,9 +75,10 @@ class Store:
         self._segments: Segments | None = None
         self.superblock: Superblock
         try:
-            self.made = not self.directory.holds_store() or not self._opened(on_mismatch)
+            empty = not self.directory.holds_store()
+            self.made = empty or not self._opened(on_mismatch)
             if self.made:
-                self._make()
+                self._make(may_hold_others=not empty)
             self.never_writes = self.directory.read_only or self._over_limit()
             self.was_clean = self.made or self.superblock.clean
             self.first_generation = self.superblock.next_generation
@@ -126,6 +127,8 @@ class Store:
     def _write_super(self, state: Superblock) -> None:
         if self.directory.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if not self.directory.is_still_ours():
+            raise OSError(errno.ESTALE, "its LOCK was deleted or replaced")
         if file_size_limit() < 2 * PAGE:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         if os.pwrite(self._super_fd, pack_super(state), state.seqno % 2 * PAGE) != PAGE:
@@ -146,12 +149,12 @@ class Store:
             self._close_files()
             if on_mismatch != "reset" or self.directory.read_only:
                 raise
-            log.warning("%s; it is replaced by an empty one, as on_mismatch='reset' asks for", problem)
+            log.warning("an empty store replaces what cannot be used, as on_mismatch='reset' asks for: %s", problem)
             return False
         return True
 
-    def _make(self) -> None:
-        foreign = self.directory.foreign_names()
+    def _make(self, *, may_hold_others: bool) -> None:
+        foreign = [] if may_hold_others else self.directory.foreign_names()
         if foreign:
             raise TierError(
                 f"{self.directory.path} is not empty and not a disk tier (it holds {foreign[0]!r}); "

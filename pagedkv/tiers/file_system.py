@@ -7,7 +7,8 @@ import re
 
 NETWORK = frozenset({
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "ceph", "lustre", "gfs", "gfs2", "ocfs2"),
-    *("beegfs", "gpfs", "panfs", "orangefs", "pvfs2", "davfs", "fuse.sshfs", "fuse.glusterfs"),
+    *("beegfs", "gpfs", "panfs", "orangefs", "pvfs2", "virtiofs", "vboxsf", "prl_fs", "davfs"),
+    *("fuse.sshfs", "fuse.glusterfs"),
     *("fuse.s3fs", "fuse.rclone", "fuse.ceph", "fuse.ceph-fuse", "fuse.cephfs", "fuse.gcsfuse", "fuse.juicefs"),
     *("fuse.mount-s3", "fuse.goofys", "fuse.moosefs", "fuse.mfs", "fuse.davfs", "fuse.curlftpfs", "fuse.seaweedfs"),
     *("fuse.weed", "fuse.hf3fs", "fuse.alluxio", "fuse.blobfuse", "fuse.blobfuse2", "fuse.smbnetfs"),

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
-from pagedkv.tiers.base import Record, Tier
+from pagedkv.tiers.base import Record, Tier, is_store
 from pagedkv.tiers.parts import check_moves, cut, stored_moves
 from pagedkv.tiers.ticket import Ticket
 from pagedkv.tiers.transfer import transfer
@@ -48,7 +48,7 @@ class DirectionStats:
     cancelled: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     ticket: Ticket
     src: int
@@ -57,6 +57,7 @@ class _Part:
     src_blocks: NDArray[np.int32]
     dst_blocks: NDArray[np.int32]
     records: Sequence[Record]
+    in_memory: bool  # both ends
 
 
 @dataclass(eq=False)
@@ -83,7 +84,8 @@ class Mover:
     tiers : mapping of tier number to tier
         All must have the same `block_bytes`.
     threads : int
-        Worker threads, `MOST_THREADS` at most.
+        Worker threads, `MOST_THREADS` at most. Where a tier is a store there is one more, for moves between memories
+        alone.
     describe : callable, optional
         ``describe(moves) -> list of Record``, one per move, called by `submit` in the caller's thread with
         the moves to or from a `StoreTier`.
@@ -127,12 +129,15 @@ class Mover:
             raise InvalidArgument(f"a mover may have {MOST_THREADS} threads at most, not {threads}")
         _check_deadline(deadline_s)
         self._describe, self._deadline_s, self._on_done = describe, deadline_s, on_done
-        self._max_queued_blocks = max_queued_blocks
+        self._max_queued_blocks, self._num_threads = max_queued_blocks, threads
         self._shared = _Shared(dict(tiers), clock)
         _running.add(self._shared)
         weakref.finalize(self, _tell_to_stop, self._shared, cancel=True).atexit = False
-        for number in range(threads):
-            thread = threading.Thread(target=_work, args=(self._shared,), name=f"pagedkv-mover-{number}", daemon=True)
+        for number in range(threads + any(map(is_store, tiers.values()))):
+            express = number == threads
+            thread = threading.Thread(
+                target=_work, args=(self._shared, express), name=f"pagedkv-mover-{number}", daemon=True
+            )
             self._shared.threads.append(thread)
             thread.start()
 
@@ -165,10 +170,19 @@ class Mover:
         records = self._records(moves)
         src_blocks = moves["src_block"].astype(np.int32)
         dst_blocks = moves["dst_block"].astype(np.int32)
-        cuts = list(cut(moves, shared.tiers, len(shared.threads)))
+        cuts = list(cut(moves, shared.tiers, self._num_threads))
         ticket = Ticket(moves["transfer"].astype(np.int64), len(cuts), deadline, self._on_done)
         parts = [
-            _Part(ticket, src, dst, chosen, src_blocks[chosen], dst_blocks[chosen], _pick(records, chosen))
+            _Part(
+                ticket,
+                src,
+                dst,
+                chosen,
+                src_blocks[chosen],
+                dst_blocks[chosen],
+                _pick(records, chosen),
+                not (is_store(shared.tiers[src]) or is_store(shared.tiers[dst])),
+            )
             for src, dst, chosen in cuts
         ]
         if not parts:
@@ -273,14 +287,22 @@ def _stop_all() -> None:
                 thread.join()
 
 
-def _work(shared: _Shared) -> None:
-    """A worker thread: parts in the order they came, until the mover is closed and the queue is empty."""
+def _work(shared: _Shared, express: bool) -> None:
+    """A worker thread: parts in the order they came, until the mover is closed and the queue is empty.
+
+    An express worker takes only parts between two memories, so that those never wait for a disk.
+    """
+
+    def first() -> _Part | None:
+        return next((part for part in shared.queue if part.in_memory or not express), None)
+
     while True:
         with shared.changed:
-            shared.changed.wait_for(lambda: shared.queue or shared.closed)
-            if not shared.queue:
+            shared.changed.wait_for(lambda: first() is not None or shared.closed)
+            part = first()
+            if part is None:
                 return
-            part = shared.queue.popleft()
+            shared.queue.remove(part)
             shared.queued_blocks -= part.moves.size
             shared.changed.notify_all()
         part.ticket.part_done(part.moves, _run(shared, part))

@@ -26,7 +26,8 @@ class Found:
     slots : int64 [n]
     generations : uint64 [n]
     keys, namespaces : uint64 [n, 4], each row the 32 bytes of a digest.
-    doubtful : int64 [m], slots whose headers could not be read, or are damaged, and may be read well another day.
+    doubtful : int64 [m], slots whose headers count for nothing now, but may another day: unread, damaged, or of an
+        epoch whose beginning did not reach the superblock.
     """
 
     slots: NDArray[np.int64]
@@ -89,6 +90,8 @@ class Scan:
         whole = outcomes == headers.shape[1]
         live = whole & self._form.live(slots, headers, sums)
         doubtful = ~whole
-        damaged = np.flatnonzero(whole & ~intact(headers, sums))
+        sealed = intact(headers, sums)
+        damaged = np.flatnonzero(whole & ~sealed)
         doubtful[damaged[headers[damaged].any(axis=1)]] = True  # all zeros: never written
+        doubtful |= whole & sealed & (fields_of(headers)["epoch"] > self._form.epoch)  # would count in a later epoch
         return live, headers[live], doubtful

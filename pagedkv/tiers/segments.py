@@ -29,6 +29,7 @@ from pagedkv.tiers.disk_format import Geometry, sum_of
 
 ReadPath = Literal["pread", "mapping"]
 PageCache = Literal["drop", "keep"]
+CLOSED = -2  # no descriptor; -1 means an address to _io
 BEING_WRITTEN = 32 << 20  # bytes the kernel may still be writing; what is older is forgotten
 
 
@@ -250,8 +251,15 @@ class Segments:
         for mapping in maps:
             mapping.close()
         fds, self._fds = self._fds, []
+        self._fd_of = np.full(len(fds), CLOSED, np.int32)  # the numbers may soon be other files'
         for fd in fds:
             close_quietly(fd)
+
+    def forget_cached(self) -> None:
+        """Let the page cache forget the files, except what the kernel has yet to write."""
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _forget(self, written: list[NDArray[np.int32]]) -> None:
         for slots in written:

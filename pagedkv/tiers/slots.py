@@ -151,7 +151,9 @@ class Slots:
 
     def bury(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Write tombstones over live slots; bool [n] says which slots hold nothing now, on disk too."""
-        return self._bury(slots, self._health.may_write())
+        with self._lock:
+            says_something = bool(self._generations[slots].any()) or not self._doubtful.isdisjoint(slots.tolist())
+        return self._bury(slots, says_something and self._health.may_write())
 
     # ---- purges
 
@@ -188,8 +190,13 @@ class Slots:
         return done
 
     def forget_all(self) -> None:
-        """Every slot holds nothing, and a new epoch begins. Nobody may be inside another call."""
-        self._form = replace(self._form, epoch=self._form.epoch + 1)
+        """Every slot holds nothing, and a new epoch begins. Nobody may be inside another call.
+
+        An epoch is numbered like a generation, so that no number comes again, not even that of an epoch which did not
+        reach the superblock before a crash.
+        """
+        self._form = replace(self._form, epoch=max(self._form.epoch + 1, self.next_generation))
+        self.next_generation = self._form.epoch + 1
         self._generations[:] = 0
         self._namespaces[:] = -1
         self._doubtful.clear()

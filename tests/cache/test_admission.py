@@ -27,8 +27,11 @@ def test_a_budget_allows_an_hours_share_at_once_and_its_rate_after_that() -> Non
     assert not budget.take(51)
     assert budget.take(50)
     clock.now += 10 * DAY_S
-    assert not budget.take(10 * BURST_S + 1), "what is not used is not saved up"
-    assert budget.take(10 * BURST_S)
+    assert budget.take(30 * BURST_S), "a full bucket gives to any run, or a run longer than it would never be written"
+    clock.now += 2 * BURST_S
+    assert not budget.take(1), "and what is not used is not saved up"
+    clock.now += 1
+    assert budget.take(1)
 
 
 def test_a_budget_of_less_than_a_block_an_hour_still_lets_a_block_through() -> None:
@@ -91,7 +94,9 @@ def test_what_others_continue_is_written_in_any_case_and_overdraws(mode: Any) ->
     asked = admission(mode, WriteBudget(DAY_S, 1000, clock), slow=True)
     assert asked.admits(DISK, 50, 0, True, False)
     clock.now += 10 * BURST_S
-    assert not admission("all", WriteBudget(DAY_S, 1000, clock)).admits(DISK, 50, 0, False, True)
+    begun = WriteBudget(DAY_S, 1000, clock)
+    assert begun.take(1)
+    assert not admission("all", begun).admits(DISK, 50, 0, False, True)
     assert not Admission("all", CostModel(16, 1000, 3e4), 1000, asked._budget).admits(DISK, 1, 0, False, True)
     assert asked.refused() == {"refused_by_admission": 0, "refused_by_write_budget": 0}
 

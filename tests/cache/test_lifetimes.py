@@ -278,7 +278,8 @@ def test_a_process_ends_cleanly_whatever_it_left_open(tmp_path, closing):
         import gc
         import numpy as np
         import pagedkv as pk
-        cache = pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4), 8, host=4, disk=pk.Disk({str(tmp_path / "kv")!r}, 20))
+        spec = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
+        cache = pk.KVCache(spec, 8, host=4, disk=pk.Disk({str(tmp_path / "kv")!r}, 20))
         for start in range(6):
             with cache.sequence(range(100 * start, 100 * start + 13)) as other:
                 kv = np.zeros((2, 13, 2, 4))
@@ -311,3 +312,43 @@ def test_opening_and_closing_many_times_leaks_no_descriptor(tmp_path):
         if before is None:
             before = descriptors()
     assert descriptors() == before
+
+
+def test_a_forked_child_is_refused_everywhere_and_can_still_exit(tmp_path):
+    """It has none of the cache's threads, and perhaps a mutex that nobody will ever give back."""
+    script = f"""
+        import os, signal
+        import numpy as np
+        import pagedkv as pk
+        spec = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
+        cache = pk.KVCache(spec, 8, host=4, disk=pk.Disk({str(tmp_path / "kv")!r}, 20))
+        seq = cache.sequence(range(13))
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            calls = [
+                lambda: cache.sequence(range(9)), lambda: cache.step([seq]), lambda: cache.prefetch(range(9)),
+                lambda: cache.purge(None), lambda: cache.flush(), lambda: cache.pin(range(9)), lambda: cache.stats(),
+                lambda: cache.explain(range(9)), lambda: seq.append(1), lambda: seq.fork(), lambda: seq.gather(),
+            ]
+            for call in calls:
+                try:
+                    call()
+                except pk.ClosedError as problem:
+                    assert "a forked child must open one of its own" in str(problem), problem
+                else:
+                    os._exit(1)
+            seq.release()
+            cache.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        kv = np.zeros((2, 13, 2, 4))
+        seq.scatter(kv, kv)
+        seq.release()
+        cache.check_integrity()
+        cache.close()
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -249,3 +249,12 @@ def test_many_namespaces_come_and_go(open_cache):
         if i % 2:
             toy.cache.purge(name)
     assert all_free(toy.cache)
+
+
+def test_a_purged_namespace_keeps_its_quota(open_cache):
+    toy = Toy(open_cache(20))
+    toy.cache.set_quota(A, 2)
+    toy.use(prompt(1, 6 * BLOCK), A)
+    toy.cache.purge(A)
+    toy.use(prompt(1, 6 * BLOCK), A)
+    assert len(where(toy.cache, prompt(1, 6 * BLOCK), A)) <= 2

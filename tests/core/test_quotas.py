@@ -194,3 +194,19 @@ def test_clear_also_drops_what_arrived_late_in_a_dropped_namespace() -> None:
     assert tree.num_blocks == 0
     assert [pool.counts()["cached"] for pool in pools] == [0, 0]
     sound(placement)
+
+
+def test_a_quota_below_keeps_nobody_else_out_of_that_tier() -> None:
+    """A namespace over its quota there gives up its own coldest blocks; what others have goes down as before."""
+    tree, _, placement = tiered(1, (16, 100))
+    bounded, free = tree.namespace(b"bounded"), tree.namespace(b"free")
+    placement.set_quota(bounded, 8, 1)
+    for namespace in (bounded, free):
+        for first in range(0, 1000, 100):
+            make_room(placement, 6)
+            cache(placement, list(range(first, first + 6)), namespace)
+    make_room(placement, 16)
+    finish(placement)
+    assert len(placement.blocks_in(bounded, 1)) <= 8
+    assert len(placement.blocks_in(free, 1)) == 60
+    sound(placement)

@@ -43,7 +43,7 @@ CONDUCTOR = (
     ),
     Mutant(
         "the write budget is never used up", ADMISSION,
-        (("if num_bytes > self._left and not overdraw:", "if False:"),),
+        (("if num_bytes > self._left and not overdraw and self._left < self._room:", "if False:"),),
         ("test_a_budget_allows_an_hours_share_at_once_and_its_rate_after_that",),
     ),
     Mutant(

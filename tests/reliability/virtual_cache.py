@@ -135,6 +135,7 @@ class DictStore:
     scene: Scene
     name = "disk"
     secret = bytes(32)
+    write_bytes = 1
     state = "ok"
 
     def __init__(self, path: str, num_blocks: int, block_bytes: int, **_: Any) -> None:

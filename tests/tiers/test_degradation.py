@@ -365,3 +365,22 @@ def test_a_header_that_could_not_be_read_at_opening_cannot_come_back_after_a_pur
     assert tier._store.superblock.purges == ()
     tier.close()
     assert list(open_tier().records()) == []
+
+
+def test_burying_nothing_does_not_use_up_the_one_trial_after_a_rest(open_tier, arena, clock, monkeypatch):
+    tier = open_tier(clock=clock)
+    with monkeypatch.context() as full:
+        fail_writes(full, errno.ENOSPC)
+        assert not tier.write([2], [name_of(2)], arena, [2]).any()
+    clock.now += FIRST_REST_S
+    tier.invalidate([5])
+    assert tier.write([3], [name_of(3)], arena, [3]).all()
+
+
+def test_reset_leaves_what_others_have_put_into_the_directory(open_tier, arena, tmp_path):
+    tier = open_tier()
+    tier.write([1], [name_of(1)], arena, [1])
+    tier.close()
+    (tmp_path / "kv" / "notes").write_text("mine")
+    assert list(open_tier(on_mismatch="reset", fingerprint=FINGERPRINT[::-1]).records()) == []
+    assert (tmp_path / "kv" / "notes").read_text() == "mine"

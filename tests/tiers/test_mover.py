@@ -526,3 +526,24 @@ def test_many_threads_submitting_at_once_get_their_own_results(tiers, small_part
         for thread in clients:
             thread.join(TIMEOUT_S)
     assert not wrong
+
+
+def test_moves_between_memories_do_not_wait_for_a_disk(tiers):
+    """A step that needs a block waits for the host's memory, never for somebody else's load."""
+    entered, go_on = threading.Event(), threading.Event()
+    real = tiers[DISK].read
+
+    def slow(*arguments):
+        entered.set()
+        assert go_on.wait(60)
+        return real(*arguments)
+
+    tiers[DISK].read = slow
+    with Mover(tiers, threads=1, describe=lambda moves: [name_of(b) for b in moves["src_block"].tolist()]) as mover:
+        loading = mover.submit(moves_of((1, DISK, HOST, 0, 5)))
+        waiting = mover.submit(moves_of((2, DISK, HOST, 1, 6)))
+        assert entered.wait(60)
+        assert mover.submit(moves_of((3, DEVICE, HOST, 1, 1))).wait(60)
+        assert not loading.done()
+        assert not waiting.done()
+        go_on.set()

@@ -234,3 +234,36 @@ def test_a_clear_that_could_not_be_written_is_written_with_the_next_thing_that_i
     else:
         tier.close()
     assert listed(open_tier()) == {"close": [1, 2], "clear": [], "purge": [2]}[end]
+
+
+def test_an_epoch_that_never_reached_the_superblock_does_not_come_true_later(open_tier, arena, monkeypatch):
+    tier = open_tier()
+
+    def refuse(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", lambda *_: refuse(0))
+        with pytest.raises(TierError):
+            tier.clear()
+    tier.write([1], [of(RED, 1)], arena, [1])  # in an epoch that only this process knows
+    abandon(tier)
+    tier = open_tier()
+    assert listed(tier) == []
+    tier.clear()
+    abandon(tier)
+    assert listed(open_tier()) == []
+
+
+def test_a_superblock_is_not_written_once_the_lock_is_another_file(open_tier, arena, tmp_path):
+    """Who deletes LOCK lets a second writer in; the first then may not overwrite what the second says."""
+    tier = open_tier()
+    tier.write([0], [of(RED, 0)], arena, [0])
+    (tmp_path / "kv" / "LOCK").unlink()
+    second = open_tier()
+    with pytest.raises(TierError, match="could not be written"):
+        tier.purge(RED)
+    second.purge(BLUE)
+    tier.close()
+    second.close()
+    assert [digest for digest, _ in open_tier()._store.superblock.purges] in ([], [BLUE])

@@ -92,7 +92,8 @@ def _play(
         cast(requests)
         scene.schedule.run()
         cache.check_integrity()
-        cache._conductor.drain()
+        while cache._conductor.run_moves():
+            pass
         stats = cache.stats()
         assert not stats.placement["in_flight"], "a move that never ends"
         assert not any(counts["live"] for counts in stats.blocks.values()), "a leak"
