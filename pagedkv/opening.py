@@ -19,6 +19,7 @@ from pagedkv.tiers.disk_format import PAGE, SHORTEST_SUM, Geometry
 log = logging.getLogger("pagedkv.cache")
 
 DEVICE, HOST, DISK = 0, 1, 2
+_nameless: set[str] = set()  # directories that were warned of: once in a process is enough
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
 
 
@@ -96,7 +97,8 @@ def open_tiers(
             tiers[number] = kind(sizes[number], spec.block_bytes, gpu=gpu)
             undo.callback(tiers[number].close)
     if disk is not None:
-        if not spec.model:
+        if not spec.model and disk.path not in _nameless:
+            _nameless.add(disk.path)
             log.warning(
                 "the KV written to %s does not say whose it is: name the model and the revision of its weights in "
                 "KVSpec(model=...), or KV of other weights of the same shape will be served",
