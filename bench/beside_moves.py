@@ -70,9 +70,11 @@ def prefix(number: int) -> np.ndarray:
 
 
 @contextmanager
-def cold_cache(directory: Path, num_seqs: int, threads: int, page_cache: Any) -> Iterator[tuple[pk.KVCache, list[Any]]]:
+def cold_cache(
+    directory: Path, num_seqs: int, steps: int, threads: int, page_cache: Any
+) -> Iterator[tuple[pk.KVCache, list[Any]]]:
     """A cache with PREFIXES prefixes on its disk, room for two of them on the device, and sequences that decode."""
-    room = 2 * PREFIX_BLOCKS + 4 * num_seqs
+    room = 2 * PREFIX_BLOCKS + num_seqs * (2 + 2 * (steps + 5) // SPEC.block_size)
     disk = pk.Disk(directory / "kv", PREFIXES * PREFIX_BLOCKS + 64, page_cache=page_cache, admission="all", shards=8)
     with pk.KVCache(SPEC, room, disk=disk, threads=threads, max_sequences=num_seqs + 2) as cache:
         for number in range(PREFIXES):
@@ -136,7 +138,7 @@ def rows(
     a = np.random.default_rng(0).standard_normal((640, 640)).astype(np.float32)
     out = np.empty_like(a)
     found = []
-    with cold_cache(directory, num_seqs, threads, page_cache) as (cache, seqs):
+    with cold_cache(directory, num_seqs, steps, threads, page_cache) as (cache, seqs):
         for case, model in (("step", None), ("step and model", lambda: np.matmul(a, a, out=out))):
             times = measure(cache, seqs, model, phases, steps)
             for clock in ("CPU", "wall"):
