@@ -11,7 +11,7 @@ import numpy as np
 
 import pagedkv as pk
 
-SPEC = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float16", block_size=4)
+SPEC = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float16", block_size=4, model="toy@1")
 PROMPTS = [np.arange(100 * i, 100 * i + 25) for i in range(6)]  # six whole blocks and a token each
 
 
