@@ -24,4 +24,6 @@ def test_the_proof_holds(name: str) -> None:
     print("found:", tally.found)
     for reason in tally.skipped:
         print("not done:", reason)
+    if tally.skipped and not (tally.count or tally.wrong):
+        pytest.skip("; ".join(tally.skipped))
     assert not problem(tally, count), f"seed {SEED}: {problem(tally, count)}"

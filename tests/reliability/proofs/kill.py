@@ -21,6 +21,8 @@ from tests.reliability.token_kv import SPEC, wrong_tokens
 
 KILLS_PER_STORE = 50  # then a new one: a store that has seen many kills is one case, a young one another
 
+ENOUGH = 20  # kills after which some must have left something to be found
+
 
 def check_cache(path: Path, versions: list[int], how: str, tally: Tally) -> None:
     """Reopen and ask for everything that may be there; each block that the disk names must hold what its name says."""
@@ -87,6 +89,10 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
                 check_tier(store / kind, how, tally)
             tally.count += 1
             tick(1)
+    if count >= ENOUGH and not tally.hits:
+        tally.fail(
+            f"{tally.count} kills, and nothing was ever found again: a cache that forgets everything proves nothing"
+        )
     return tally
 
 

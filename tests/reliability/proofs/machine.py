@@ -41,8 +41,8 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
 
 
 PROOF = Proof(
-    "stateful machine against the oracle, all tiers, faults included: whatever is served is what was computed for it, "
-    "and nothing raises",
+    "stateful machine of a whole cache, all tiers, faults included: whatever is served was computed for exactly "
+    "that namespace and prefix, and nothing raises",
     "steps",
     quick=50_000,
     full=1_000_000,
