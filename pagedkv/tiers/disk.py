@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.budgets import check_choice
 from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk_format import SlotFormat
@@ -113,9 +114,9 @@ class DiskTier:
     ) -> None:
         check_size(num_blocks, block_bytes)
         _check_arguments(fingerprint, block_tokens=block_tokens, shards=shards, segment_bytes=segment_bytes)
-        _check_choice("read_path", read_path, "pread", "mapping")
-        _check_choice("page_cache", page_cache, "drop", "keep")
-        _check_choice("on_mismatch", on_mismatch, "refuse", "reset")
+        check_choice("read_path", read_path, ("pread", "mapping"))
+        check_choice("page_cache", page_cache, ("drop", "keep"))
+        check_choice("on_mismatch", on_mismatch, ("refuse", "reset"))
         if not isinstance(network_fs, bool):
             raise WrongType(f"network_fs must be a bool, not {type(network_fs).__name__}")
         for what, function in (("on_progress", on_progress), ("clock", clock)):
@@ -433,11 +434,6 @@ def _check_digest(what: str, value: bytes) -> None:
         raise WrongType(f"{what} must be bytes, not {type(value).__name__}")
     if len(value) != DIGEST_BYTES:
         raise InvalidArgument(f"{what} must have {DIGEST_BYTES} bytes, not {len(value)}")
-
-
-def _check_choice(what: str, value: str, *choices: str) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise InvalidArgument(f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 _open_tiers: weakref.WeakSet[DiskTier] = weakref.WeakSet()
