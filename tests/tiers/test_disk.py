@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -330,3 +331,17 @@ def test_flush_says_whether_the_device_has_the_bytes(open_tier, arena, monkeypat
     again = open_tier()
     assert not again.was_clean
     assert again.read([1], [NAMES[1]], arena, [1]).all()
+
+
+def test_a_late_write_after_closing_meets_no_file_of_somebody_else(open_tier, tmp_path):
+    """A mover's thread may outlive the tier when the interpreter exits; the descriptors may be others' by then."""
+    tier = open_tier()
+    segments, header_bytes = tier._store.segments, tier._store.geometry.header_bytes
+    assert not tier._abandon.atexit
+    tier.close()
+    others = [os.open(tmp_path / f"mine{number}", os.O_RDWR | os.O_CREAT) for number in range(20)]
+    outcomes = segments.write_headers(np.arange(12, dtype=np.int32), np.ones((12, header_bytes), np.uint8))
+    assert (outcomes == -errno.EBADF).all()
+    for other in others:
+        assert os.fstat(other).st_size == 0
+        os.close(other)
