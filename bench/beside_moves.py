@@ -1,10 +1,12 @@
 """``python -m bench.beside_moves``: does a decode step that waits for no move notice the moves beside it?
 
 A batch of sequences decodes while, in the background, prefixes are promoted from disk with every checksum on: on
-threads without the GIL, but on the same cores and memory. Phases with and without moves alternate; ``ratio`` is the
-median step with moves over the median without. ``step`` is all of a step but the model: its arrays, its slots, its
-commit. ``step and model`` adds a matrix product without the GIL, as long as a step of a small model (set
-``OPENBLAS_NUM_THREADS=1``, or it takes the movers' cores).
+threads without the GIL, but on the same cores and memory. Three kinds of phases alternate: ``alone``; ``reads``, beside
+a thread that does nothing but ``preadv`` as many bytes per second from the same files, which is what the machine itself
+takes for that; and ``moves``. ``ratio`` is the median step beside moves over the median alone, ``to_reads`` over the
+median beside bare reads. ``step`` is all of a step but the model: its arrays, its slots, its commit. ``step and model``
+adds a matrix product without the GIL, as long as a step of a small model (set ``OPENBLAS_NUM_THREADS=1``, or it takes
+the movers' cores).
 
 The two clocks answer two questions: the thread's CPU time, whether the step has more work to do; wall time, whether it
 also waits for a core or for the GIL. With fewer idle cores than mover threads, wall time shows the cores.
@@ -13,6 +15,7 @@ also waits for a core or for the GIL. With fewer idle cores than mover threads, 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import threading
 import time
@@ -27,16 +30,17 @@ import numpy as np
 import pagedkv as pk
 from bench.timing import CPU, WALL, environment, gc_off, print_table, write_results
 
-COLUMNS = ("case", "clock", "alone_us", "beside_us", "ratio", "gb_per_s", "steps")
-SPEC = pk.KVSpec(8, 4, 64, "float16", 16)  # 128 KiB a block
+KINDS = ("alone", "moves", "reads")  # moves first: reads go at their pace
+COLUMNS = ("case", "clock", "alone_us", "reads_us", "moves_us", "ratio", "to_reads", "gb_per_s", "steps")
+SPEC = pk.KVSpec(8, 4, 64, "float16", 16, model="bench")  # 128 KiB a block
 PREFIX_BLOCKS, PREFIXES = 64, 12
 
 
-class Moves:
-    """Promotes cold prefixes one after the other, in a thread of its own, while it may."""
+class Beside:
+    """Does one piece of work after the other, in a thread of its own, while it may."""
 
-    def __init__(self, cache: pk.KVCache) -> None:
-        self._cache, self._stopped = cache, False
+    def __init__(self, work: Callable[[int], object]) -> None:
+        self._do, self._stopped = work, False
         self.may, self.idle = threading.Event(), threading.Event()
         self.idle.set()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -48,12 +52,12 @@ class Moves:
             if not self.may.wait(0.1):
                 continue
             self.idle.clear()
-            self._cache.prefetch(prefix(number % PREFIXES)).wait()
+            self._do(number)
             self.idle.set()
             number += 1
 
     def pause(self) -> None:
-        """No moves any more when it returns."""
+        """No work any more when it returns."""
         self.may.clear()
         self.idle.wait()
 
@@ -62,6 +66,30 @@ class Moves:
         self._stopped = True
         self.pause()
         self._thread.join()
+
+
+class Reads:
+    """Reads a prefix's worth of blocks from the store's file, in random order, and no faster than told."""
+
+    def __init__(self, path: Path, page_cache: str) -> None:
+        self._fd, self._drop = os.open(path, os.O_RDONLY), page_cache == "drop"
+        self._last = os.fstat(self._fd).st_size // SPEC.block_bytes - 1
+        self._rng = np.random.default_rng(1)
+        self._into = np.empty(SPEC.block_bytes, np.uint8)
+        self.bytes_per_s = 1e9
+
+    def __call__(self, number: int) -> None:
+        until = time.perf_counter() + PREFIX_BLOCKS * SPEC.block_bytes / self.bytes_per_s
+        for place in self._rng.integers(0, self._last, PREFIX_BLOCKS).tolist():
+            offset = place * SPEC.block_bytes
+            os.preadv(self._fd, [self._into], offset)
+            if self._drop:
+                os.posix_fadvise(self._fd, offset, SPEC.block_bytes, os.POSIX_FADV_DONTNEED)
+        time.sleep(max(0.0, until - time.perf_counter()))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
 
 
 def prefix(number: int) -> np.ndarray:
@@ -94,19 +122,20 @@ def run(cache: pk.KVCache, seqs: list[Any]) -> None:
 
 
 def measure(
-    cache: pk.KVCache, seqs: list[Any], model: Callable[[], object] | None, phases: int, steps: int
+    cache: pk.KVCache, seqs: list[Any], reads: Reads, model: Callable[[], object] | None, phases: int, steps: int
 ) -> dict[str, Any]:
-    """Median step alone and beside moves, by both clocks, in seconds; and the bytes promoted per second."""
-    moves = Moves(cache)
-    times: dict[tuple[str, bool], list[float]] = {(clock, beside): [] for clock in ("CPU", "wall") for beside in (0, 1)}
-    moved, busy = promoted(cache), 0.0
+    """Median step by clock and kind of phase, in seconds; and the bytes promoted per second."""
+    work: dict[str, Beside] = {
+        "moves": Beside(lambda number: cache.prefetch(prefix(number % PREFIXES)).wait()),
+        "reads": Beside(reads),
+    }
+    times: dict[tuple[str, str], list[float]] = {(clock, kind): [] for clock in ("CPU", "wall") for kind in KINDS}
+    start, busy = promoted(cache), 0.0
     with gc_off():
-        for phase in range(2 * phases):
-            beside = phase % 2 == 1
-            if beside:
-                moves.may.set()
-            else:
-                moves.pause()
+        for phase in range(len(KINDS) * phases):
+            kind = KINDS[phase % len(KINDS)]
+            for name, beside in work.items():
+                (beside.may.set if name == kind else beside.pause)()
             began = time.perf_counter()
             for number in range(steps + 5):
                 for seq in seqs:
@@ -116,14 +145,16 @@ def measure(
                 if model is not None:
                     model()
                 if number >= 5:
-                    times["CPU", beside].append(CPU() - cpu)
-                    times["wall", beside].append(WALL() - wall)
-            busy += (time.perf_counter() - began) * beside
+                    times["CPU", kind].append(CPU() - cpu)
+                    times["wall", kind].append(WALL() - wall)
+            if kind == "moves":
+                busy += time.perf_counter() - began
+                reads.bytes_per_s = (promoted(cache) - start) / busy
             for seq in seqs:
                 seq.truncate(1)
-    moved = promoted(cache) - moved
-    moves.close()
-    return {**{key: median(found) for key, found in times.items()}, "gb_per_s": moved / busy / 1e9}
+    for beside in work.values():
+        beside.close()
+    return {**{key: median(found) for key, found in times.items()}, "gb_per_s": reads.bytes_per_s / 1e9}
 
 
 def promoted(cache: pk.KVCache) -> int:
@@ -139,17 +170,20 @@ def rows(
     out = np.empty_like(a)
     found = []
     with cold_cache(directory, num_seqs, steps, threads, page_cache) as (cache, seqs):
+        reads = Reads(directory / "kv" / "data.0000", page_cache)
         for case, model in (("step", None), ("step and model", lambda: np.matmul(a, a, out=out))):
-            times = measure(cache, seqs, model, phases, steps)
+            times = measure(cache, seqs, reads, model, phases, steps)
             for clock in ("CPU", "wall"):
-                alone, beside = times[clock, False], times[clock, True]
+                by_kind = {kind: times[clock, kind] for kind in KINDS}
                 found.append(
                     {
                         "case": f"{case}, {num_seqs} sequences, page cache {page_cache}", "clock": clock,
-                        "alone_us": alone * 1e6, "beside_us": beside * 1e6, "ratio": beside / alone,
+                        **{f"{kind}_us": seconds * 1e6 for kind, seconds in by_kind.items()},
+                        "ratio": by_kind["moves"] / by_kind["alone"], "to_reads": by_kind["moves"] / by_kind["reads"],
                         "gb_per_s": times["gb_per_s"], "steps": phases * steps,
                     }
                 )  # fmt: skip
+        reads.close()
     return found
 
 
@@ -160,7 +194,7 @@ def main() -> None:
     parser.add_argument("--dir", metavar="DIR", default=".", help="where the files go (a temporary folder in it)")
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1, help="threads of the mover; leave the step a core")
-    parser.add_argument("--phases", type=int, default=12, help="with moves, and as many without")
+    parser.add_argument("--phases", type=int, default=12, help="of each kind")
     parser.add_argument("--steps", type=int, default=100, help="timed steps of a phase")
     arguments = parser.parse_args()
     env = environment()

@@ -305,10 +305,12 @@ def main() -> None:
     for block_bytes in (2 << 20,) if arguments.quick else (2 << 20, 64 << 10):
         rows += memory_rows(block_bytes, total, arguments.threads, arguments.rounds * 3)
     for block_bytes, shards, read_path, page_cache in (
+        (2 << 20, 32, "direct", "drop"),
         (2 << 20, 32, "pread", "drop"),
         (2 << 20, 32, "pread", "keep"),
         (2 << 20, 32, "mapping", "keep"),
         (2 << 20, 1, "pread", "drop"),
+        (64 << 10, 1, "direct", "drop"),
         (64 << 10, 1, "pread", "drop"),
         (64 << 10, 1, "pread", "keep"),
         (64 << 10, 1, "mapping", "keep"),

@@ -7,7 +7,7 @@ import numpy as np
 
 import pagedkv as pk
 
-spec = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float16", block_size=4)
+spec = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float16", block_size=4, model="toy@1")
 
 
 def kv_of(tokens: np.ndarray) -> np.ndarray:

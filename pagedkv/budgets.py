@@ -37,6 +37,8 @@ class Disk:
     write_budget : bytes per day, as a string or an integer; None for no limit. At most an hour's share comes at once.
     on_mismatch : ``"refuse"`` or ``"reset"``
         What becomes of a store there that cannot be used: an error, or a new store. Old bytes are never reinterpreted.
+    unnamed_model : allow a KVSpec that names no model. Then nothing tells KV of other weights of the same shape apart:
+        whoever opens the directory must know.
     network_fs : allow a network file system, whose locks and syncs cannot be trusted.
     page_cache : ``"drop"`` or ``"keep"`` what was read and written in the system's memory.
     required : False leaves out a disk tier that cannot be opened (no space, no permission, read-only, in use), with one
@@ -57,6 +59,7 @@ class Disk:
     admission: Literal["all", "cost", "second_hit"] = "cost"
     write_budget: str | int | None = None
     on_mismatch: Literal["refuse", "reset"] = "refuse"
+    unnamed_model: bool = False
     network_fs: bool = False
     page_cache: Literal["drop", "keep"] = "drop"
     required: bool = True
@@ -81,7 +84,7 @@ class Disk:
             raise InvalidArgument("write_budget must be at least one byte per day")
         for name, words in _CHOICES.items():
             check_choice(name, getattr(self, name), words)
-        for name in ("network_fs", "required"):
+        for name in ("unnamed_model", "network_fs", "required"):
             if not isinstance(value := getattr(self, name), bool):
                 raise WrongType(f"{name} must be a bool, not {type(value).__name__}")
         if self.on_progress is not None and not callable(self.on_progress):

@@ -19,7 +19,6 @@ from pagedkv.tiers.disk_format import PAGE, SHORTEST_SUM, Geometry
 log = logging.getLogger("pagedkv.cache")
 
 DEVICE, HOST, DISK = 0, 1, 2
-_nameless: set[str] = set()  # directories that were warned of: once in a process is enough
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
 
 
@@ -34,6 +33,12 @@ def blocks_of(device: Budget, host: Budget | None, disk: Disk | None, spec: KVSp
         raise WrongType(f"spec must be a KVSpec, not {type(spec).__name__}")
     if disk is not None and not isinstance(disk, Disk):
         raise WrongType(f"disk must be a pagedkv.Disk, not {type(disk).__name__}")
+    if disk is not None and not spec.model and not disk.unnamed_model:
+        raise InvalidArgument(
+            f"the KV in {disk.path!r} would not say whose it is, and KV of other weights of the same shape would be "
+            f"served: name the model and the revision of its weights in KVSpec(model=...), or see to it yourself and "
+            f"say Disk(..., unnamed_model=True)"
+        )
     if device is None:
         raise InvalidArgument("the device tier needs a budget")
     sizes = [0 if budget is None else blocks_for(budget, spec) for budget in (device, host)]
@@ -97,13 +102,6 @@ def open_tiers(
             tiers[number] = kind(sizes[number], spec.block_bytes, gpu=gpu)
             undo.callback(tiers[number].close)
     if disk is not None:
-        if not spec.model and disk.path not in _nameless:
-            _nameless.add(disk.path)
-            log.warning(
-                "the KV written to %s does not say whose it is: name the model and the revision of its weights in "
-                "KVSpec(model=...), or KV of other weights of the same shape will be served",
-                disk.path,
-            )
         try:
             tiers[DISK] = _open_disk(store, spec, sizes[DISK], disk)
         except (TierError, OSError) as problem:

@@ -353,7 +353,7 @@ def hook(event, args):
     elif event.startswith(tuple(WATCHED)) and event not in HARMLESS:
         seen.append([event, str(args[0]) if args else ""])
 
-spec = pk.KVSpec(2, 2, 4, "float32", 4)
+spec = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
 
 def work(store):
     hits = 0

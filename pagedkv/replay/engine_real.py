@@ -108,7 +108,7 @@ def run_real(
     """
     device, host, disk = (min(blocks, trace.num_unique) for blocks in capacity.blocks)
     _require_room(device + 1 + host, disk, block_bytes, capacity.disk_dir)
-    spec = KVSpec(1, block_bytes // (4 * TOKENS * HEAD_DIM), HEAD_DIM, "float16", TOKENS)
+    spec = KVSpec(1, block_bytes // (4 * TOKENS * HEAD_DIM), HEAD_DIM, "float16", TOKENS, model="replay")
     hits = np.zeros(trace.num_requests, np.int32)
     tier_hits = np.zeros(len(TIER_NAMES), np.int64)
     with (

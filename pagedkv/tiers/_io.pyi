@@ -19,6 +19,8 @@ def file_read(
     outcomes: NDArray[np.int64],
     seeds: NDArray[np.uint64],
     sums: NDArray[np.uint64],
+    *,
+    whole: bool = False,
 ) -> None: ...
 def mapping_read(
     addresses: NDArray[np.int64],

@@ -128,18 +128,22 @@ def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
 
 def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1] headers,
               uint8_t[:, ::1] rows, const int32_t[::1] indices, int64_t[::1] outcomes,
-              const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
+              const uint64_t[::1] seeds, uint64_t[:, ::1] sums, *, whole: bool = False) -> None:
     """Read n slots from files: slot i's header into row i of `headers` [>= n, header_bytes], the bytes behind
     it into row `indices[i]` of `rows` [*, payload_bytes]; `outcomes[i]` says how far that went.
 
     Row i of `sums` [n, shards] becomes the sums of the payload's equal shards, each seeded with
     ``seeds[i] ^ shard``; shards may be 0, for none, and a shard must have more than `MIN_SUMMED` bytes.
+    `whole` asks for a slot in one call, rather than in pieces that are summed while they are in the cache: what a
+    descriptor opened with O_DIRECT needs, whose bytes come from the device.
     """
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
     check_headers(headers, count)
     check_rows(indices, rows.shape[0], "destination")
     cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
+    if whole:
+        shards.group = max(<size_t> 1, shards.count)
     with nogil:
         for i in range(count):
             outcomes[i] = read_slot(fds[i], offsets[i], &headers[i, 0], headers.shape[1],

@@ -238,6 +238,17 @@ class Directory:
             raise
         return fd
 
+    def open_again(self, name: str, fd: int, flags: int) -> int:
+        """A second descriptor, for reading, of a file that is open as `fd`; -1 where that cannot be."""
+        try:
+            again = os.open(name, os.O_RDONLY | flags | _FLAGS | os.O_NONBLOCK, dir_fd=self.fd)
+        except OSError:
+            return -1
+        if not os.path.samestat(os.fstat(again), os.fstat(fd)):  # somebody put another file there
+            close_quietly(again)
+            return -1
+        return again
+
     def make_file(self, name: str, num_bytes: int) -> int:
         """A descriptor of a new file whose blocks are all allocated.
 

@@ -66,8 +66,10 @@ class DiskTier:
         Equal parts of a block with a checksum each.
     segment_bytes : int
         Largest size of one file, rounded down to whole slots (one at least).
-    read_path : ``"pread"`` or ``"mapping"``
-        How bytes are read; both survive truncated files. Which is faster: ``python -m bench.tiers``.
+    read_path : ``"auto"``, ``"direct"``, ``"pread"`` or ``"mapping"``
+        How bytes are read; all survive truncated files. ``"direct"`` goes past the page cache (O_DIRECT) where the file
+        system takes that and blocks and arenas are whole pages, else it is ``"pread"``; ``"auto"`` is ``"direct"`` with
+        ``page_cache="drop"``. Which is faster: ``python -m bench.tiers``.
     page_cache : ``"drop"`` or ``"keep"``
         Whether the kernel shall forget what was written or read, or keep it in memory that is free.
     on_mismatch : ``"refuse"`` or ``"reset"``
@@ -105,7 +107,7 @@ class DiskTier:
         block_tokens: int = 16,
         shards: int = 1,
         segment_bytes: int = 1 << 30,
-        read_path: ReadPath = "pread",
+        read_path: ReadPath = "auto",
         page_cache: PageCache = "drop",
         on_mismatch: OnMismatch = "refuse",
         network_fs: bool = False,
@@ -114,7 +116,7 @@ class DiskTier:
     ) -> None:
         check_size(num_blocks, block_bytes)
         _check_arguments(fingerprint, block_tokens=block_tokens, shards=shards, segment_bytes=segment_bytes)
-        check_choice("read_path", read_path, ("pread", "mapping"))
+        check_choice("read_path", read_path, ("auto", "direct", "pread", "mapping"))
         check_choice("page_cache", page_cache, ("drop", "keep"))
         check_choice("on_mismatch", on_mismatch, ("refuse", "reset"))
         if not isinstance(network_fs, bool):

@@ -132,7 +132,8 @@ class Mover:
         self._max_queued_blocks, self._num_threads = max_queued_blocks, threads
         self._shared = _Shared(dict(tiers), clock)
         _running.add(self._shared)
-        weakref.finalize(self, _tell_to_stop, self._shared, cancel=True).atexit = False
+        self._unheld = weakref.finalize(self, _tell_to_stop, self._shared, cancel=True)
+        self._unheld.atexit = False
         for number in range(threads + any(map(is_store, tiers.values()))):
             express = number == threads
             thread = threading.Thread(
@@ -245,6 +246,7 @@ class Mover:
         _tell_to_stop(self._shared, cancel=cancel)
         for thread in self._shared.threads:
             thread.join()
+        self._unheld.detach()  # or it would keep the tiers for as long as somebody holds this mover
 
     def __enter__(self) -> Mover:
         return self

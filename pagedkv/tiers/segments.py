@@ -1,9 +1,9 @@
 """Segment files of a disk tier as one row of slots: where a slot lies, and batched transfers.
 
 Writes go through ``pwrite``: a store into a mapping of a full disk is SIGBUS, a failed write is an error
-code. Reads go through ``preadv`` or through a mapping that the kernel reads for us (``process_vm_readv`` on
-ourselves); both turn a truncated file or a media error into an outcome. An outcome is bytes transferred, or
-``-errno``.
+code. Reads go through ``preadv``, past the page cache (O_DIRECT) where files, arenas and sizes allow that, or through
+a mapping that the kernel reads for us (``process_vm_readv`` on ourselves); all turn a truncated file or a media error
+into an outcome. An outcome is bytes transferred, or ``-errno``.
 
 A block that was written to disk, or read from it, is seldom read from there again soon: with ``page_cache="drop"`` the
 kernel is told to write it now and to forget it, so that a disk tier does not eat the memory of everything else.
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.tiers import _io
 from pagedkv.tiers.directory import RESTART, Directory, close_quietly, file_size_limit
-from pagedkv.tiers.disk_format import Geometry, sum_of
+from pagedkv.tiers.disk_format import PAGE, Geometry, sum_of
 
-ReadPath = Literal["pread", "mapping"]
+ReadPath = Literal["auto", "direct", "pread", "mapping"]
 PageCache = Literal["drop", "keep"]
 CLOSED = -2  # no descriptor; -1 means an address to _io
 BEING_WRITTEN = 32 << 20  # bytes the kernel may still be writing; what is older is forgotten
@@ -41,7 +41,8 @@ class Segments:
     directory : the open and locked directory.
     geometry : sizes; each file must have exactly the size they say.
     make : True to make the files, every byte allocated; False to open what is there.
-    read_path : ``"pread"`` or ``"mapping"``.
+    read_path : ``"pread"``, ``"direct"`` (past the page cache where that can be; else ``"pread"``), ``"mapping"``, or
+        ``"auto"``: direct if the page cache is to drop what is read anyway.
     page_cache : ``"drop"`` or ``"keep"`` what was written or read.
 
     Raises
@@ -62,7 +63,8 @@ class Segments:
         self._refused: OSError | None = None  # by a sync
         self._fds: list[int] = []
         self._maps: list[mmap.mmap] = []
-        self.read_path = read_path
+        self._direct: list[int] = []  # further descriptors of the same files, for reads past the page cache
+        self.read_path = ("direct" if page_cache == "drop" else "pread") if read_path == "auto" else read_path
         try:
             if make:
                 self._check_space(directory)
@@ -80,8 +82,10 @@ class Segments:
                     )
             self._fd_of = np.array(self._fds, np.int32)
             self._base = np.zeros(len(self._fds), np.int64)
-            if read_path == "mapping":
+            if self.read_path == "mapping":
                 self._map()
+            elif self.read_path == "direct":
+                self._open_direct(directory)
         except BaseException:
             self.close()
             raise
@@ -110,6 +114,31 @@ class Segments:
             self._maps.append(mapping)
             self._base[segment] = np.frombuffer(mapping, np.uint8, 1).ctypes.data
 
+    def _open_direct(self, directory: Directory) -> None:
+        """Descriptors for reads past the page cache; none where sizes or the file system do not allow that."""
+        g = self.geometry
+        if g.block_bytes % PAGE or g.header_bytes % PAGE or not hasattr(os, "O_DIRECT"):
+            return
+        for segment, fd in enumerate(self._fds):
+            again = directory.open_again(f"data.{segment:04d}", fd, os.O_DIRECT)
+            if again < 0:
+                break
+            self._direct.append(again)
+        if len(self._direct) < len(self._fds):
+            self._close_direct()
+
+    def _close_direct(self) -> None:
+        fds, self._direct = self._direct, []
+        for fd in fds:
+            close_quietly(fd)
+
+    def new_headers(self, count: int) -> NDArray[np.uint8]:
+        """uint8 [count, header_bytes], zeros, at a page's begin: room for `read`."""
+        width = self.geometry.header_bytes
+        room = np.zeros(count * width + PAGE, np.uint8)
+        start = -room.ctypes.data % PAGE
+        return room[start : start + count * width].reshape(count, width)
+
     def _places(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         segment, index = np.divmod(slots.astype(np.int64), self.geometry.segment_slots)
         return segment, index * self.geometry.slot_bytes
@@ -132,20 +161,24 @@ class Segments:
         segment, offsets = self._places(slots)
         outcomes = np.zeros(slots.size, np.int64)
         sums = self._room_for_sums(slots.size)
-        if self.read_path == "pread":
-            _io.file_read(self._fd_of[segment], offsets, headers, rows, indices, outcomes, seeds, sums)
+        fds = self._fd_of[segment]
+        places = (rows.ctypes.data, rows.strides[0], headers.ctypes.data)
+        if self._direct and not any(place % PAGE for place in places):
+            direct = np.array(self._direct, np.int32)[segment]
+            _io.file_read(direct, offsets, headers, rows, indices, outcomes, seeds, sums, whole=True)
+        elif self.read_path == "mapping":
+            _io.mapping_read(self._base[segment] + offsets, headers, rows, indices, outcomes, seeds, sums)
         else:
-            places = self._base[segment] + offsets
-            _io.mapping_read(places, headers, rows, indices, outcomes, seeds, sums)
+            _io.file_read(fds, offsets, headers, rows, indices, outcomes, seeds, sums)
+        if self._direct or self.read_path == "mapping":
             wanted = headers.shape[1] + rows.shape[1]
-            for i in np.flatnonzero(outcomes != wanted):  # cut, or a sandbox forbids the call: ask the file
+            for i in np.flatnonzero(outcomes != wanted):  # cut, or the way is barred: ask the file
                 one = slice(i, i + 1)
                 _io.file_read(
-                    self._fd_of[segment[one]], offsets[one], headers[one], rows, indices[one], outcomes[one],
-                    seeds[one], sums[one],
-                )  # fmt: skip
-        if self._page_cache == "drop":
-            _io.drop_cached(self._fd_of[segment], offsets, self.geometry.slot_bytes)
+                    fds[one], offsets[one], headers[one], rows, indices[one], outcomes[one], seeds[one], sums[one]
+                )
+        if self._page_cache == "drop" and not self._direct:
+            _io.drop_cached(fds, offsets, self.geometry.slot_bytes)
         return outcomes, self._complete(sums, rows, indices, seeds)
 
     def _room_for_sums(self, count: int) -> NDArray[np.uint64]:
@@ -250,6 +283,7 @@ class Segments:
         maps, self._maps = self._maps, []
         for mapping in maps:
             mapping.close()
+        self._close_direct()
         fds, self._fds = self._fds, []
         self._fd_of = np.full(len(fds), CLOSED, np.int32)  # the numbers may soon be other files'
         for fd in fds:

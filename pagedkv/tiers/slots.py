@@ -274,7 +274,7 @@ class Slots:
                 self._counts["miss off"] += slots.size
             return hit
         generations = self._generations[slots]
-        headers = np.zeros((slots.size, g.header_bytes), np.uint8)
+        headers = self._segments.new_headers(slots.size)
         pairs = zip(generations.tolist(), expected)
         seeds = np.array([self._form.seed(generation, record) for generation, record in pairs], np.uint64)
         outcomes, sums = self._segments.read(slots, headers, arena, rows, seeds)

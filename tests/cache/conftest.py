@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import pagedkv as pk
 
-SPEC = pk.KVSpec(2, 2, 4, "float32", 4)
+SPEC = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
 BLOCK = SPEC.block_size
 EXACT = {"float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7}  # whole numbers below are exact in the dtype
 

@@ -105,7 +105,7 @@ class Model:
 
 
 def spec_of(dtype="float32", block_size=BLOCK, **changes):
-    return pk.KVSpec(LAYERS, HEADS, DIM, dtype, block_size, **changes)
+    return pk.KVSpec(LAYERS, HEADS, DIM, dtype, block_size, model="toy", **changes)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pagedkv.tiers import DiskTier
 
 from .conftest import BLOCK, Toy, all_free, prompt, where
 
-SPEC = pk.KVSpec(2, 2, 4, "float32", 4)
+SPEC = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
 
 TIMEOUT_S = 60
 
@@ -154,8 +154,9 @@ def test_live_sequences_lose_nothing_whatever_the_disk_does(open_cache, monkeypa
 
 
 def test_a_full_filesystem_is_refused_when_the_cache_opens(tmp_path):
+    spec = pk.KVSpec(32, 32, 128, "float32", 256, model="toy")
     with pytest.raises((pk.TierError, pk.InvalidArgument)):
-        pk.KVCache(pk.KVSpec(32, 32, 128, "float32", 256), 1, disk=pk.Disk(str(tmp_path / "kv"), "8000TiB"))
+        pk.KVCache(spec, 1, disk=pk.Disk(str(tmp_path / "kv"), "8000TiB"))
     assert not list(tmp_path.glob("kv/data*"))
 
 
@@ -318,6 +319,16 @@ def test_a_disk_too_small_for_a_block_and_its_header_is_refused(tmp_path):
 
 
 def test_each_layer_has_a_checksum_of_its_own_unless_the_caller_says_otherwise(tmp_path):
-    spec = pk.KVSpec(num_layers=3, num_kv_heads=2, head_dim=32, dtype="float32", block_size=16)
+    spec = pk.KVSpec(num_layers=3, num_kv_heads=2, head_dim=32, dtype="float32", block_size=16, model="toy")
     with pk.KVCache(spec, device=4, disk=pk.Disk(str(tmp_path / "kv"), 4)) as cache:
         assert cache._tiers[2]._store.geometry.shards == 3
+
+
+def test_a_disk_for_a_model_without_a_name_is_refused_unless_that_is_said_aloud(tmp_path):
+    spec = pk.KVSpec(2, 2, 4, "float32", 4)
+    with pytest.raises(pk.InvalidArgument, match="unnamed_model=True"):
+        pk.KVCache(spec, 4, disk=pk.Disk(str(tmp_path / "kv"), 10))
+    assert not (tmp_path / "kv").exists()
+    pk.KVCache(spec, 4, disk=pk.Disk(str(tmp_path / "kv"), 10, unnamed_model=True)).close()
+    with pytest.raises(pk.WrongType, match="unnamed_model"):
+        pk.Disk(str(tmp_path / "kv"), 10, unnamed_model=1)  # type: ignore[arg-type]

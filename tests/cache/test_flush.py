@@ -297,7 +297,7 @@ def test_a_disk_that_is_required_is_an_error(open_cache, unusable):
 
 def test_another_model_is_an_error_although_the_disk_is_not_required(open_cache, tmp_path):
     open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), 20)).close()
-    other = pk.KVSpec(2, 2, 4, "float32", 4, layout="HND")
+    other = pk.KVSpec(2, 2, 4, "float32", 4, layout="HND", model="toy")
     with pytest.raises(pk.LayoutMismatch):
         open_cache(8, other, disk=pk.Disk(str(tmp_path / "kv"), 20, required=False))
 

@@ -28,7 +28,7 @@ def bfloat16(request, monkeypatch):
 
 
 def spec_of(dtype="float32", **changes):
-    return pk.KVSpec(2, 2, 4, dtype, BLOCK, **changes)
+    return pk.KVSpec(2, 2, 4, dtype, BLOCK, model="toy", **changes)
 
 
 def all_kv(toy, tokens):

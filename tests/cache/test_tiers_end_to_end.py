@@ -94,7 +94,7 @@ def test_every_read_is_right_with_every_set_of_tiers(open_cache, budgets, demoti
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_every_read_is_right_with_every_kind_of_block(open_cache, dtype, layout, block_size):
-    spec = pk.KVSpec(3, 1, 2, dtype, block_size, layout=layout)
+    spec = pk.KVSpec(3, 1, 2, dtype, block_size, layout=layout, model="toy")
     blocks = 100 // block_size + 2
     traffic = Traffic(Toy(open_cache(blocks, spec, host=blocks // 2, disk=blocks)), seed=3)
     traffic.play(100)
@@ -225,7 +225,8 @@ def test_orphans_left_by_one_cache_do_not_meet_their_parents_in_a_later_one(open
 
 def test_a_disk_of_another_spec_is_refused(open_cache):
     open_cache(8, disk=20).close()
-    for changed in (pk.KVSpec(2, 2, 4, "float32", 4, layout="HND"), pk.KVSpec(2, 2, 4, "float32", 4, model="other")):
+    for change in ({"layout": "HND", "model": "toy"}, {"model": "other"}):
+        changed = pk.KVSpec(2, 2, 4, "float32", 4, **change)
         with pytest.raises(pk.LayoutMismatch):
             open_cache(8, changed, disk=20)
     with pytest.raises(pk.LayoutMismatch):

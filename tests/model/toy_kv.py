@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import pagedkv as pk
 
-SPEC = pk.KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype="float32", block_size=3)
+SPEC = pk.KVSpec(num_layers=2, num_kv_heads=1, head_dim=2, dtype="float32", block_size=3, model="toy")
 PLACES = np.arange(4, dtype=np.int64).reshape(2, 1, 2) * 2 + 1  # of K and V of one token
 
 

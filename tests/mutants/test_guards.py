@@ -122,7 +122,7 @@ def test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied(
 
 
 def test_a_token_with_slot_minus_one_is_written_nowhere() -> None:
-    spec = pk.KVSpec(1, 1, 2, "float32", 4)
+    spec = pk.KVSpec(1, 1, 2, "float32", 4, model="toy")
     arena = np.zeros((3, spec.block_bytes), np.uint8)
     kv = DeviceKV(spec, arena)
     values = np.arange(1, 7, dtype=np.float32).reshape(3, 1, 2)

@@ -26,7 +26,7 @@ from tests.reliability.proof import Tally
 WARM_UP = 200  # cycles in which caches of the interpreter fill
 SAMPLES = 10
 REQUESTS = 5  # of a cycle
-OTHER_SPEC = pk.KVSpec(3, 2, 4, "float32", 4)
+OTHER_SPEC = pk.KVSpec(3, 2, 4, "float32", 4, model="toy")
 NAMESPACE = pk.Namespace(tenant="a")
 TOKENS = np.arange(40, dtype=np.int32)
 # A leak is what grows in the second half of all cycles by more than both: so much per cycle, and so much in all.

@@ -55,7 +55,7 @@ class Life:
     ledger : what may be served.
     complaints : what was wrong, in words; has to stay empty.
     misses : by reason, of the tiers that were closed.
-    hits, refused : reads served and compared, and openings refused.
+    hits, refused, failed_writes : reads served and compared, openings refused, blocks that could not be written.
     """
 
     def __init__(self, path: Path, faults: Faulty, read_path: str, ledger: Ledger | None = None) -> None:
@@ -63,7 +63,7 @@ class Life:
         self.ledger = ledger or Ledger()
         self.complaints: list[str] = []
         self.misses: Counter[str] = Counter()
-        self.hits = self.refused = 0
+        self.hits = self.refused = self.failed_writes = 0
         self._faults = faults
         self._tier: DiskTier | None = None
         self._now = 0.0
@@ -127,7 +127,9 @@ class Life:
         if step.kind == "write":
             arena = np.stack([bytes_of(number) for number in step.numbers])
             records = [record_of(number) for number in step.numbers]
-            return [bool(ok) for ok in tier.write(step.slots, records, arena, np.arange(len(records)))]
+            written = tier.write(step.slots, records, arena, np.arange(len(records)))
+            self.failed_writes += int((~written).sum())
+            return [bool(ok) for ok in written]
         if step.kind == "flush":
             return [tier.flush()]
         if step.kind == "invalidate":

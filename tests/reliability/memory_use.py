@@ -19,7 +19,7 @@ import pagedkv as pk
 from tests.reliability import child
 from tests.reliability.proof import Tally
 
-SPEC = pk.KVSpec(4, 4, 32, "float32", 16)  # blocks of 64 KiB
+SPEC = pk.KVSpec(4, 4, 32, "float32", 16, model="toy")  # blocks of 64 KiB
 SLACK = 1.02
 INTERPRETER_BYTES = (
     4 << 20

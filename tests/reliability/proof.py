@@ -42,6 +42,11 @@ class Tally:
         """Count something worth a line."""
         self.found[what] = self.found.get(what, 0) + count
 
+    def require(self, *kinds: str) -> None:
+        """Wrong unless each of these was found: a proof whose faults never came has proved nothing."""
+        if never := [kind for kind in kinds if not self.found.get(kind)]:
+            self.fail(f"these never happened: {', '.join(never)}")
+
 
 Tick: TypeAlias = Callable[[int], object]
 

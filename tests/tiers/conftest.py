@@ -27,9 +27,9 @@ def bytes_of(number: int, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint8]:
     return np.random.default_rng(1000 + number).integers(0, 256, block_bytes, np.uint8)
 
 
-@pytest.fixture(params=["pread", "mapping"])
+@pytest.fixture(params=["pread", "direct", "mapping"])
 def read_path(request: pytest.FixtureRequest) -> str:
-    """Both ways of reading."""
+    """Every way of reading."""
     return str(request.param)
 
 

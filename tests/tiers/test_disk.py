@@ -17,6 +17,7 @@ import pytest
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, TierError, WrongType
 from pagedkv.tiers import DiskTier, Record
 from pagedkv.tiers.base import StoreTier
+from pagedkv.tiers.memory import anonymous_arena
 
 from .conftest import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, NUM_BLOCKS, bytes_of, name_of
 
@@ -115,7 +116,7 @@ def test_a_reopened_store_lists_its_records_and_serves_the_same_bytes(open_tier,
     assert again.read(blocks, [held[b] for b in blocks], out, blocks).all()
     for block in blocks:
         np.testing.assert_array_equal(out[block], arena[1 if block == 4 else block])
-    assert again.write([0], [NAMES[0]], arena, [0]).all()
+    assert again.write([0], [NAMES[0]], arena, np.array([0], np.int32)).all()
     newest = {stored.block: stored.generation for stored in again.records()}
     assert newest[0] > max(generations)
 
@@ -134,7 +135,7 @@ def test_a_store_left_open_by_a_dead_process_is_served_again(open_tier, arena, t
     tier = open_tier()
     assert not tier.was_clean
     (stored,) = tier.records()
-    assert tier.read([3], [stored.record], arena, [0]).all()
+    assert tier.read([3], [stored.record], arena, np.array([0], np.int32)).all()
     assert (arena[0] == 7).all()
 
 
@@ -213,7 +214,7 @@ def test_a_store_of_another_layout_is_refused_and_left_as_it_is(open_tier, arena
     tier.close()
     with pytest.raises(LayoutMismatch, match=named):
         open_tier(**changes)
-    assert open_tier().read([1], [NAMES[1]], arena, [0]).all()
+    assert open_tier().read([1], [NAMES[1]], arena, np.array([0], np.int32)).all()
 
 
 def test_a_closed_tier_refuses_everything_but_its_counters(open_tier, arena):
@@ -345,3 +346,51 @@ def test_a_late_write_after_closing_meets_no_file_of_somebody_else(open_tier, tm
     for other in others:
         assert os.fstat(other).st_size == 0
         os.close(other)
+
+
+def test_a_direct_read_goes_past_the_page_cache_where_blocks_and_arena_are_whole_pages(open_tier):
+    tier = open_tier(block_bytes=8192, segment_bytes=1 << 20, num_blocks=3)
+    if not tier._store.segments._direct:
+        pytest.skip("this file system has no O_DIRECT")
+    pages = anonymous_arena(4, 8192, "test")
+    pages[:3] = [bytes_of(number, 8192) for number in range(3)]
+    slots, records = np.arange(3, dtype=np.int32), [name_of(number) for number in range(3)]
+    assert tier.write(slots, records, pages, slots).all()
+    buffered = tier._store.segments._fd_of
+    tier._store.segments._fd_of = np.full_like(buffered, 2**30)  # no other way is left
+    try:
+        back = anonymous_arena(4, 8192, "test")
+        assert tier.read(slots, records, back, slots + np.int32(1)).all()
+        np.testing.assert_array_equal(back[1:], pages[:3])
+    finally:
+        tier._store.segments._fd_of = buffered
+
+
+@pytest.mark.parametrize("off", [0, 512, 1])
+def test_a_read_that_cannot_go_past_the_page_cache_takes_the_other_way(open_tier, off):
+    tier = open_tier(block_bytes=8192, segment_bytes=1 << 20, num_blocks=3)
+    pages = anonymous_arena(4, 8192, "test")
+    pages[:3] = [bytes_of(number, 8192) for number in range(3)]
+    slots, records = np.arange(3, dtype=np.int32), [name_of(number) for number in range(3)]
+    assert tier.write(slots, records, pages, slots).all()
+    direct = tier._store.segments._direct
+    tier._store.segments._direct = [2**30] * len(direct)  # every direct read fails
+    try:
+        room = anonymous_arena(1, 5 * 8192, "test").reshape(-1)
+        back = room[off : off + 3 * 8192].reshape(3, 8192)
+        assert tier.read(slots, records, back, slots).all()
+        np.testing.assert_array_equal(back, pages[:3])
+    finally:
+        tier._store.segments._direct = direct
+
+
+def test_a_block_that_was_just_written_is_read_back_past_the_page_cache(open_tier):
+    tier = open_tier(block_bytes=65536, segment_bytes=1 << 20, num_blocks=8)
+    arena = anonymous_arena(16, 65536, "test")
+    for turn in range(20):
+        number = 100 + turn
+        arena[0] = bytes_of(number, 65536)
+        slot = np.array([turn % 8], np.int32)
+        assert tier.write(slot, [name_of(number)], arena, np.array([0], np.int32)).all()
+        assert tier.read(slot, [name_of(number)], arena, np.array([9], np.int32)).all()
+        np.testing.assert_array_equal(arena[9], arena[0])

@@ -50,6 +50,7 @@ def fail_calls(count: int, seed: int, tick: Tick) -> Tally:
             script = random_script(rng, int(rng.integers(4, 16)), itertools.count())
             cases.run(f"random history {history} of seed {seed}", read_path, script, *random_faults(rng))
             tally.add("random histories")
+    tally.require("faults met", "openings refused")
     return tally
 
 

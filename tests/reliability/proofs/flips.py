@@ -20,6 +20,7 @@ BYTES = NUM_BLOCKS * SLOT_BYTES + 2 * 4096 + 32  # data, SUPER, KEY
 RECORDS = [small.record_of(number) for number in range(NUM_BLOCKS)]
 OTHERS = [small.record_of(100 + number) for number in range(NUM_BLOCKS)]
 SWAPS, SPLICES, FORGERIES, REPLAYS = 135, 2 * 22, 60, 36
+REASONS = ("header", "identity", "misplaced", "payload", "stale", "tokens")
 STRUCTURED = SWAPS + SPLICES + FORGERIES + REPLAYS
 
 
@@ -124,6 +125,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
         paths = cycle(("pread", "mapping"))
         while some := list(islice(todo, 500)):
             bench.run(some, next(paths), tick)
+    tally.require(*(f"missed: {reason}" for reason in REASONS), "refused to open")
     return tally
 
 

@@ -44,6 +44,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
     inside: Inside
     for name, inside in (("tmpfs", on_tmpfs), ("ext4", on_ext4), ("FUSE", on_fuse)):
         merge(tally, name, in_worker(inside, count, seed, tick, {}, private))
+    tally.require("openings refused", "writes failed")
     return tally
 
 
@@ -169,6 +170,7 @@ def case(
     tally.count += 1
     tally.hits += life.hits
     tally.add("openings refused", life.refused)
+    tally.add("writes failed", life.failed_writes)
     tally.add("payloads found damaged", life.misses["payload"])
     shutil.rmtree(disk / "kv", ignore_errors=True)
     tick(1)
