@@ -106,6 +106,16 @@ RECORDS = (
         (("surplus[order[:-1][(keys[1:] == keys[:-1]).all(axis=1)]] = True", "pass"),),
         ("test_of_slots_with_one_key_the_latest_write_counts_after_reopening_and_no_other_ever_comes_back",),
     ),
+    Mutant(
+        "a read past the page cache that fails is not tried again through the file", SEGMENTS,
+        (('if self._direct or self.read_path == "mapping":', 'if self.read_path == "mapping":'),),
+        ("test_a_read_that_cannot_go_past_the_page_cache_takes_the_other_way",),
+    ),
+    Mutant(
+        "a disk tier takes a model without a name", "pagedkv/opening.py",
+        (("if disk is not None and not spec.model and not disk.unnamed_model:", "if False and disk is not None:"),),
+        ("test_a_disk_for_a_model_without_a_name_is_refused_unless_that_is_said_aloud",),
+    ),
 )  # fmt: skip
 
 PURGES = (
