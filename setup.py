@@ -47,10 +47,12 @@ DIRECTIVES = {
 def extensions():
     for source in sorted((ROOT / "pagedkv").rglob("*.pyx")):
         relative = source.relative_to(ROOT)
+        parts = sorted(str(part.relative_to(ROOT)) for part in source.parent.glob("*.c"))  # of this module alone
+        headers = [str(header.relative_to(ROOT)) for header in source.parent.glob("*.h")]
         yield Extension(
             ".".join(relative.with_suffix("").parts),
-            [str(relative)],
-            depends=[str(STAMP)],
+            [str(relative), *parts],
+            depends=[str(STAMP), *headers],
             include_dirs=[numpy.get_include()],
             define_macros=MACROS,
             extra_compile_args=FLAGS,

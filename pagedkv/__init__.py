@@ -1,23 +1,31 @@
 """pagedkv: a paged KV cache that any inference runtime can import."""
 
+import logging
+
 from pagedkv._version import __version__ as __version__
 from pagedkv.budgets import Disk as Disk
 from pagedkv.cache import KVCache as KVCache
 from pagedkv.errors import ClosedError as ClosedError
 from pagedkv.errors import DoubleRelease as DoubleRelease
+from pagedkv.errors import ExchangeRefused as ExchangeRefused
 from pagedkv.errors import InvalidArgument as InvalidArgument
 from pagedkv.errors import LayoutMismatch as LayoutMismatch
 from pagedkv.errors import NamespaceRequired as NamespaceRequired
 from pagedkv.errors import OutOfBlocks as OutOfBlocks
 from pagedkv.errors import PagedKVError as PagedKVError
 from pagedkv.errors import PinBudgetExceeded as PinBudgetExceeded
+from pagedkv.errors import RequestTooLarge as RequestTooLarge
 from pagedkv.errors import StaleHandle as StaleHandle
 from pagedkv.errors import StoreDamaged as StoreDamaged
 from pagedkv.errors import TierError as TierError
 from pagedkv.errors import TraceFormatError as TraceFormatError
 from pagedkv.errors import WrongType as WrongType
 from pagedkv.namespace import Namespace as Namespace
+from pagedkv.scheduler import Scheduler as Scheduler
+from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 from pagedkv.sequence import Sequence as Sequence
 from pagedkv.spec import KVSpec as KVSpec
 from pagedkv.stats import CacheStats as CacheStats
 from pagedkv.step import Step as Step
+
+logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # what is said there is for whoever listens

@@ -27,6 +27,8 @@ from pagedkv.durable import Describer, restore
 from pagedkv.engine import KV, Engine
 from pagedkv.errors import DoubleRelease, InvalidArgument, NamespaceRequired, TierError, WrongType
 from pagedkv.explain import Explanation, explain_match
+from pagedkv.hooks import Hooks
+from pagedkv.interop import Pages, export, pages_of
 from pagedkv.kernels.backend import Backend
 from pagedkv.matching import Matcher
 from pagedkv.moving import Conductor
@@ -35,12 +37,13 @@ from pagedkv.opening import DEVICE, DISK, blocks_of, check_options, open_placeme
 from pagedkv.prefetch import Prefetch, Prefetcher
 from pagedkv.scrub import MODES, Scrub
 from pagedkv.scrub import Mode as ScrubMode
-from pagedkv.sequence import Sequence
+from pagedkv.sequence import Batch, Sequence
 from pagedkv.sizes import whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.stats import CacheStats
 from pagedkv.step import Step
 from pagedkv.tiers import DeviceTier, DiskTier, Mover
+from pagedkv.traced_step import TracedStep
 
 
 class KVCache:
@@ -84,6 +87,12 @@ class KVCache:
     scrub : ``"across_namespaces"``, ``"always"`` or ``"never"``
         When a device block is zeroed before a sequence fills it: if it held another namespace's KV; in any case; never.
 
+    Attributes
+    ----------
+    spec : KVSpec
+    hooks : Hooks
+        Who is told when the cache begins and ends a piece of work: ``cache.hooks.add(hook)`` (:mod:`pagedkv.hooks`).
+
     Raises
     ------
     WrongType, InvalidArgument, TierError, LayoutMismatch
@@ -118,8 +127,9 @@ class KVCache:
             require_namespace=require_namespace, partial_hits=partial_hits,
         )  # fmt: skip
         check_choice("scrub", scrub, MODES)
-        self.spec = spec
+        self.spec, self.hooks = spec, Hooks()
         self._require_namespace, self._partial_hits = require_namespace, partial_hits
+        self._max_sequences = max_sequences
         core: dict[str, Any] = {
             "policy": policy, "inclusive": inclusive, "demotion": demotion, "pin_budget": pin_budget,
             "event_words": event_words, "cost_tokens": cost_tokens,
@@ -135,19 +145,7 @@ class KVCache:
         self._prompt_tokens = self._missed_promotions = 0
         self._store: DiskTier | None = None
         self._left_out = False
-        with contextlib.ExitStack() as undo:
-            self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
-            store, describe = self._tiers.get(DISK), None
-            if isinstance(store, DiskTier):
-                restore(self.placement, store, DISK, self._root_of_digest)
-                describe = Describer(self.placement, store.secret, self._digests.__getitem__)
-                self._store = store
-            elif disk is not None:
-                self.placement = open_placement([*sizes[:DISK], 0], spec.block_size, **core)
-                self._left_out = True
-            kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
-            self._mover = Mover(self._tiers, threads=threads, describe=describe)
-            undo.pop_all()
+        kv, self._mover = self._open_bytes(sizes, disk, core, gpu, backend, threads)
         names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None)
         self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
         self.table = BlockTable(self.placement, max_sequences)
@@ -155,11 +153,12 @@ class KVCache:
         each = spec.block_bytes if self._store is None else self._store.write_bytes
         budget = None if per_day is None else WriteBudget(per_day, each)
         self._admission = Admission(disk.admission if disk else "all", self._costs, each, budget)
-        self._conductor = Conductor(self.placement, self._mover, self._admission, self._costs, self._scrub)
-        self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s)
+        hooks = self.hooks
+        self._conductor = Conductor(self.placement, self._mover, self._admission, self._costs, self._scrub, hooks)
+        self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s, hooks)
         self._prefetcher = Prefetcher(self._matcher)
         measured = self._costs if gpu is None and backend is None else None
-        self._engine = Engine(spec, self.placement, self.table, self._conductor, kv, self._scrub, measured)
+        self._engine = Engine(spec, self.placement, self.table, self._conductor, kv, self._scrub, hooks, measured)
 
     # ---- requests
 
@@ -181,13 +180,22 @@ class KVCache:
         """
         root = self._root(namespace)
         prompt = np.ascontiguousarray(self._tokens(tokens))
+        if not self.hooks.all:
+            return self._open(prompt, root)
+        with self.hooks.span("sequence", tokens=len(prompt)) as span:
+            seq = self._open(prompt, root)
+            span.set(row=seq.row, **{f"hit_tokens_{name}": count for name, count in seq.hit_tokens.items()})
+        return seq
+
+    def _open(self, prompt: NDArray[np.int32], root: int) -> Sequence:
         owner, hits = self._matcher.acquire(prompt, root)
         other = -1
         try:
             kept = self._matcher.promote(owner)
             counts = dict.fromkeys(self._hit_tokens, 0)
-            for tier, blocks in zip(*np.unique(hits[:kept], return_counts=True), strict=True):
-                counts[TIER_NAMES[tier]] = int(blocks) * self.spec.block_size
+            for tier, blocks in enumerate(np.bincount(hits[:kept]).tolist()):
+                if blocks:
+                    counts[TIER_NAMES[tier]] = blocks * self.spec.block_size
             rest = prompt[kept * self.spec.block_size : -1]
             block = common = -1
             if self._partial_hits and len(rest):
@@ -211,12 +219,14 @@ class KVCache:
                 self._hit_tokens[name] += count
         return seq
 
-    def step(self, sequences: Iterable[Sequence], *, q_lens: ArrayLike | None = None, lookahead: int = 0) -> Step:
+    def step(
+        self, sequences: Iterable[Sequence] | Batch, *, q_lens: ArrayLike | None = None, lookahead: int = 0
+    ) -> Step:
         """One forward pass over the tokens of these sequences that are not computed yet.
 
         Parameters
         ----------
-        sequences : each once
+        sequences : each once; a Batch of them saves the asking.
         q_lens : int32 [num_seqs], optional
             Tokens of each to compute now (chunked prefill). Default: all.
         lookahead : int
@@ -228,6 +238,11 @@ class KVCache:
             On entering the step: everything else is held. Nothing was changed.
         """
         self._engine.check_open()
+        kind = TracedStep if self.hooks.all else Step
+        if isinstance(sequences, Batch):
+            if len(sequences) and sequences.sequences[0]._engine is not self._engine:
+                raise InvalidArgument("a batch of another cache's sequences")
+            return kind(self._engine, sequences, q_lens, lookahead)
         try:
             seqs = list(sequences)
         except TypeError:
@@ -237,7 +252,7 @@ class KVCache:
                 raise WrongType(f"a step takes Sequence objects, not {type(seq).__name__}")
             if seq._engine is not self._engine:
                 raise InvalidArgument("a sequence of another cache")
-        return Step(self._engine, seqs, q_lens, lookahead)
+        return kind(self._engine, seqs, q_lens, lookahead)
 
     def prefetch(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Prefetch:
         """Bring the cached prefix of `tokens` to the device in the background, so that its sequence opens at once."""
@@ -318,6 +333,12 @@ class KVCache:
             The disk would not take it. In memory the namespace is forgotten; after a restart it may be found again.
         """
         root = self._root(namespace)
+        with self.hooks.span("purge") as span:
+            dropped = self._purge(root)
+            span.set(dropped_blocks=dropped)
+        return dropped
+
+    def _purge(self, root: int) -> int:
         with self._naming:
             for known in [known for known, value in self._roots.items() if value == root]:
                 del self._roots[known]
@@ -350,11 +371,22 @@ class KVCache:
         store, pool = self._store, self.placement.pools[-1]
         if store is None or pool is None:
             return 0
-        self._conductor.write_back(lambda: store.state == "ok")
+        with self.hooks.span("flush"):
+            self._conductor.write_back(lambda: store.state == "ok")
         counts = pool.counts()
         return counts["cached"] + counts["live"] if store.flush() else 0
 
     # ---- what is there
+
+    @property
+    def costs(self) -> CostModel:
+        """Measured rates: what loading and computing take here."""
+        return self._costs
+
+    @property
+    def max_sequences(self) -> int:
+        """Live sequences at most."""
+        return self._max_sequences
 
     def explain(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Explanation:
         """Which blocks of these tokens are in which tier. Touches nothing."""
@@ -415,6 +447,23 @@ class KVCache:
         """K and V of a layer as views into the device arena, [num_blocks, block_size, num_kv_heads, head_dim]."""
         return self._engine.kv.layer(layer)
 
+    def pages(self, layer: int, *, read_only: bool = True, stream: Any = None) -> Pages:
+        """K and V of a layer as compact paged caches of the whole device arena, for other runtimes' paged attention.
+
+        Nothing is copied, and nothing is held: blocks change as sequences come and go. Which pages are whose is said by
+        ``pages.tables(step.block_tables)``.
+
+        Parameters
+        ----------
+        layer : int
+        read_only : what consumers are told; False for a runtime that writes K and V itself.
+        stream : the CUDA stream that the cache is ready on. Default: CuPy's current one when it is handed over.
+        """
+        k, v = (
+            export(array, dtype=self.spec.dtype, read_only=read_only, stream=stream) for array in self.layer(layer)
+        )
+        return pages_of(k, v, self.spec.block_shape, self.spec.block_size)
+
     @property
     def decode(self) -> Any:
         """Turns stored values into floats where NumPy lacks the dtype (bfloat16 bits); else None."""
@@ -448,6 +497,32 @@ class KVCache:
         return f"<KVCache, blocks: {tiers}; policy {self.placement.policy}{', closed' if self._engine.closed else ''}>"
 
     # ---- inside
+
+    def _open_bytes(
+        self,
+        sizes: list[int],
+        disk: Disk | None,
+        core: dict[str, Any],
+        gpu: int | None,
+        backend: Backend | None,
+        threads: int,
+    ) -> tuple[KV, Mover]:
+        """Open what holds, computes and moves the KV's bytes; a simulated cache has none, and overrides this."""
+        spec = self.spec
+        with contextlib.ExitStack() as undo:
+            self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
+            store, describe = self._tiers.get(DISK), None
+            if isinstance(store, DiskTier):
+                restore(self.placement, store, DISK, self._root_of_digest)
+                describe = Describer(self.placement, store.secret, self._digests.__getitem__)
+                self._store = store
+            elif disk is not None:
+                self.placement = open_placement([*sizes[:DISK], 0], spec.block_size, **core)
+                self._left_out = True
+            kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
+            mover = Mover(self._tiers, threads=threads, describe=describe)
+            undo.pop_all()
+        return kv, mover
 
     def _kv_of(self, tier: DeviceTier, gpu: int | None, backend: Backend | None) -> KV:
         """The device's K and V: computed by kernels if there is something to launch them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from pagedkv._version import __version__
 from pagedkv.disk_tools import command as disk_command
 from pagedkv.errors import PagedKVError
 from pagedkv.replay import command as replay_command
+from pagedkv.show import command as show_command
+from pagedkv.simulate import command as simulate_command
+from pagedkv.sizing import command as plan_command
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -43,8 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
     replay_command.add_parser(commands)
+    simulate_command.add_parser(commands)
     disk_command.add_parsers(commands)
     doctor.add_parser(commands)
+    plan_command.add_parser(commands)
+    show_command.add_parser(commands)
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)
+    logging.getLogger("pagedkv").addHandler(warnings)
     try:
         arguments = parser.parse_args(argv)
         code: int = arguments.run(arguments, argv)
@@ -60,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("pagedkv: interrupted\n")
         return INTERRUPTED
+    finally:
+        logging.getLogger("pagedkv").removeHandler(warnings)
     return code
 
 

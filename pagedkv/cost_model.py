@@ -147,6 +147,22 @@ class CostModel:
         per_token, _, per_block = known
         return per_block * num_blocks <= per_token * float(np.sum(self._block_work(depth + np.arange(num_blocks))))
 
+    def compute_s(self, num_tokens: int, context: int = 0) -> float | None:
+        """Seconds to compute so many tokens after `context` others; None while no prefill was measured."""
+        with self._lock:
+            if not self._work:
+                return None
+            return float(self._work_of(num_tokens, context)) * self._seconds / self._work
+
+    def load_s(self, num_blocks: int, tier: int) -> float | None:
+        """Seconds to bring so many blocks up from `tier`; None while no load was measured, or not of late."""
+        with self._lock:
+            line, seen = self._lines.get(tier, (None, 0.0))
+            if line is None or self._clock() - seen > FRESH_S:
+                return None
+            latency, slope = line.fit() or (0.0, 0.0)
+            return latency + slope * num_blocks * self._block_bytes
+
     def _known(self, tier: int) -> tuple[float, float, float] | None:
         """Seconds per token at the start, latency and seconds per block of a tier; None if one of them is not known."""
         with self._lock:

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import cpu
 from pagedkv._core.block_table import StepArrays
 from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
+from pagedkv.interop import as_array, exchanges
 from pagedkv.reference import paged_attention
 from pagedkv.sizes import whole_number
 from pagedkv.spec import KVSpec, layer_view
 
 _CONVERTIBLE = ("float16", "float32", "float64")
+_FAST = ("float32", "float16", "bfloat16")  # of queries
 
 
 class DeviceKV:
@@ -105,7 +108,7 @@ class DeviceKV:
         shape = (num_tokens, spec.num_kv_heads, spec.head_dim)
         if not isinstance(values, np.ndarray):
             try:
-                values = np.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
+                values = as_array(values) if exchanges(values) else np.asarray(values)
             except (TypeError, ValueError, BufferError, RuntimeError) as error:
                 raise LayoutMismatch(f"{name} cannot be read as an array: {error}") from None
         if values.shape != shape:
@@ -150,7 +153,8 @@ class StepKV:
         self, layer: int, q: Any, *, return_lse: bool = False, out: Any = None, stream: Any = None, **variant: Any
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``. `variant` as in
-        :func:`pagedkv.reference.paged_attention`.
+        :func:`pagedkv.reference.paged_attention`, which computes where `q` is float64 or `out` has another dtype than
+        `q`; the kernels of :mod:`pagedkv.cpu` do otherwise.
 
         Raises
         ------
@@ -161,7 +165,14 @@ class StepKV:
         for name, array in (("q", q), ("out", out)):
             if array is not None and not isinstance(array, np.ndarray):
                 raise LayoutMismatch(f"{name} must be a NumPy array, got {type(array).__name__}")
-        arrays = self._arrays
+        arrays, spec = self._arrays, self._kv.spec
+        if q.dtype.name in _FAST and (out is None or out.dtype == q.dtype):
+            lse = np.empty(q.shape[:2], np.float32) if return_lse else None
+            o = cpu.attend(
+                np.ascontiguousarray(q), *self._kv.layer(layer), arrays.seq_lens, block_tables=arrays.block_tables,
+                q_indptr=arrays.q_indptr, kv_dtype=spec.dtype, out=out, lse=lse, **_as_arrays(variant),
+            )  # fmt: skip
+            return (o, lse) if return_lse else o
         try:
             return paged_attention(
                 q, *self._kv.layer(layer), arrays.block_tables, arrays.seq_lens, arrays.q_indptr,
@@ -171,6 +182,18 @@ class StepKV:
             if isinstance(error, PagedKVError):
                 raise
             raise LayoutMismatch(str(error)) from error
+
+
+def _as_arrays(variant: dict[str, Any]) -> dict[str, Any]:
+    """Slopes, sinks and masks as the kernels take them; other kinds of numbers are left for the kernels to refuse."""
+    found = dict(variant)
+    for name, kinds, dtype in (("alibi_slopes", "f", np.float32), ("sinks", "f", np.float32), ("mask_indptr", "iu", np.int64)):
+        if found.get(name) is not None:
+            array = np.asarray(found[name])
+            found[name] = np.ascontiguousarray(array, dtype) if array.dtype.kind in kinds else array
+    if found.get("mask") is not None:
+        found["mask"] = np.ascontiguousarray(found["mask"])
+    return found
 
 
 def _refuse(stream: Any) -> None:

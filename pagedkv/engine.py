@@ -15,6 +15,7 @@ from pagedkv._core.block_table import BlockTable, StepArrays
 from pagedkv._core.placement import Placement
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks
+from pagedkv.hooks import Hooks
 from pagedkv.moving import Conductor
 from pagedkv.scrub import Scrub
 from pagedkv.spec import KVSpec
@@ -71,6 +72,8 @@ class Engine:
     kv : KV
     scrub : Scrub
         Which of the blocks that a step is given have to be zeroed.
+    hooks : Hooks
+        Told of steps and of what sequences do.
     costs : CostModel, optional
         Told how long steps take. None where a step's end does not mean that its work is done (a GPU).
     """
@@ -83,10 +86,11 @@ class Engine:
         conductor: Conductor,
         kv: KV,
         scrub: Scrub,
+        hooks: Hooks,
         costs: CostModel | None = None,
     ) -> None:
         self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
-        self._kv, self._scrub, self.costs = kv, scrub, costs
+        self._kv, self._scrub, self.hooks, self.costs = kv, scrub, hooks, costs
         self._counting = threading.Lock()
         self.computed_tokens = 0
         self.uses_quota = False  # whether a commit may decide moves
@@ -126,6 +130,15 @@ class Engine:
         OutOfBlocks
             Everything else is held. Nothing was changed.
         """
+        if not self.hooks.all:
+            return self._begin(rows, q_lens, lookahead)
+        with self.hooks.span("allocate", sequences=len(rows), lookahead=lookahead) as span:
+            arrays = self._begin(rows, q_lens, lookahead)
+            span.set(tokens=len(arrays.tokens), copied_blocks=len(arrays.copies))
+            span.about(arrays)
+        return arrays
+
+    def _begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
         kv = self.kv  # before anything is scheduled: a cache that is closed raises here
         self.conductor.expire()
         while True:
@@ -163,15 +176,17 @@ class Engine:
                 wanted = f"[{self.spec.num_layers}, num_tokens, num_kv_heads, head_dim]"
                 raise LayoutMismatch(f"{name} must be {wanted}, got {getattr(values, 'shape', type(values).__name__)}")
         rows = np.array([row], np.int64)
-        arrays = self.begin(rows, None, 0)
-        try:
-            bound = self.kv.bind(arrays)
-            for layer in range(self.spec.num_layers):
-                bound.write(layer, k[layer], v[layer])
-        except BaseException:
-            self.table.cancel(rows)
-            raise
-        self.commit(rows, len(arrays.tokens))
+        with self.hooks.span("step", sequences=1) as span:
+            arrays = self.begin(rows, None, 0)
+            try:
+                bound = self.kv.bind(arrays)
+                for layer in range(self.spec.num_layers):
+                    bound.write(layer, k[layer], v[layer])
+            except BaseException:
+                self.table.cancel(rows)
+                raise
+            self.commit(rows, len(arrays.tokens))
+            span.set(tokens=len(arrays.tokens))
 
     def reuse_part(self, row: int, block: int, common: int) -> int:
         """Copy a block whose first `common` tokens are this row's next ones; tokens reused (0: no block free)."""

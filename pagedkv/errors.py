@@ -41,6 +41,24 @@ class OutOfBlocks(PagedKVError):
         return type(self), (self.asked, self.free, self.evictable, self.held, self.tier)
 
 
+class RequestTooLarge(PagedKVError):
+    """A request could not run even if it had the whole device to itself; it was not queued.
+
+    Attributes
+    ----------
+    asked, capacity : int
+        What it can come to need, and what there is.
+    what : of which.
+    """
+
+    def __init__(self, asked: int, capacity: int, what: str, advice: str) -> None:
+        self.asked, self.capacity, self.what, self.advice = asked, capacity, what, advice
+        super().__init__(f"the request can come to need {asked} {what}, and there are {capacity} in all; {advice}")
+
+    def __reduce__(self) -> tuple[type[RequestTooLarge], tuple[int, int, str, str]]:
+        return type(self), (self.asked, self.capacity, self.what, self.advice)
+
+
 class StaleHandle(PagedKVError):
     """A handle names something that has been released and perhaps reused since."""
 
@@ -55,6 +73,10 @@ class PinBudgetExceeded(PagedKVError):
 
 class LayoutMismatch(PagedKVError, ValueError):
     """An array, file or tier does not have the layout that the KVSpec describes."""
+
+
+class ExchangeRefused(PagedKVError, BufferError):
+    """An array cannot be handed to, or taken from, another framework as asked; BufferError, as DLPack wants it."""
 
 
 class NamespaceRequired(PagedKVError):
@@ -99,8 +121,8 @@ class ClosedError(PagedKVError):
     """The object was closed (or released) and can no longer be used."""
 
 
-class TraceFormatError(PagedKVError, ValueError):
-    """A trace file cannot be read as what it claims to be.
+class FileFormatError(PagedKVError, ValueError):
+    """A file cannot be read as what it claims to be.
 
     Parameters
     ----------
@@ -113,5 +135,13 @@ class TraceFormatError(PagedKVError, ValueError):
         self.path, self.where, self.problem = os.fspath(path), where, problem
         super().__init__(f"{self.path}: {where}: {problem}" if where else f"{self.path}: {problem}")
 
-    def __reduce__(self) -> tuple[type[TraceFormatError], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type[FileFormatError], tuple[str, str, str]]:
         return type(self), (self.path, self.where, self.problem)
+
+
+class TraceFormatError(FileFormatError):
+    """A trace file cannot be read as what it claims to be."""
+
+
+class RecordingFormatError(FileFormatError):
+    """A recording of a run (:mod:`pagedkv.recording`) cannot be read, or contradicts itself."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pagedkv._core.placement import Placement
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import OutOfBlocks
+from pagedkv.hooks import Hooks
 from pagedkv.moving import DISK, Conductor
 
 
@@ -24,12 +25,19 @@ class Matcher:
     costs : says which disk hits are worth their loading.
     block_size : tokens of a block.
     deadline_s : what is not on its way up by then is given up; None to wait.
+    hooks : told of matches, promotions and prefetches.
     """
 
     def __init__(
-        self, placement: Placement, conductor: Conductor, costs: CostModel, block_size: int, deadline_s: float | None
+        self,
+        placement: Placement,
+        conductor: Conductor,
+        costs: CostModel,
+        block_size: int,
+        deadline_s: float | None,
+        hooks: Hooks,
     ) -> None:
-        self._placement, self._conductor, self._costs = placement, conductor, costs
+        self._placement, self._conductor, self._costs, self._hooks = placement, conductor, costs, hooks
         self._block_size, self.deadline_s = block_size, deadline_s
         self._counting = threading.Lock()
         self.declined_tokens = 0
@@ -47,6 +55,20 @@ class Matcher:
         tiers : uint8 [n]
             Where each of its blocks was found.
         """
+        if not self._hooks.all:
+            return self._acquire(prompt, root)
+        owner = -1
+        try:
+            with self._hooks.span("match", tokens=len(prompt)) as span:
+                owner, tiers = self._acquire(prompt, root)
+                span.set(blocks=len(tiers), cold_blocks=int(np.count_nonzero(tiers)))
+        except BaseException:
+            if owner >= 0:
+                self._placement.release(owner)
+            raise
+        return owner, tiers
+
+    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
         placement = self._placement
         limit = max(len(prompt) - 1, 0) // self._block_size
         until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
@@ -69,17 +91,25 @@ class Matcher:
         OutOfBlocks
             The device has no room for them. The owner keeps its path as it is.
         """
-        return self._conductor.promote(owner, self.deadline_s)
+        if not self._hooks.all:
+            return self._conductor.promote(owner, self.deadline_s)
+        with self._hooks.span("promote") as span:
+            kept = self._conductor.promote(owner, self.deadline_s)
+            span.set(blocks=kept)
+        return kept
 
     def prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
         """Bring the cached prefix to the device and let go of it; its tokens there, 0 where there is no room."""
-        owner, _ = self.acquire(prompt, root)
-        try:
-            return self.promote(owner) * self._block_size
-        except OutOfBlocks:
-            return 0
-        finally:
-            self._placement.release(owner)
+        with self._hooks.span("prefetch", tokens=len(prompt)) as span:
+            owner, _ = self.acquire(prompt, root)
+            try:
+                tokens = self.promote(owner) * self._block_size
+            except OutOfBlocks:
+                tokens = 0
+            finally:
+                self._placement.release(owner)
+            span.set(hit_tokens=tokens)
+        return tokens
 
     def _worth_having(self, owner: int) -> NDArray[np.uint8]:
         tiers = self._placement.tiers_of(owner)

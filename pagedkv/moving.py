@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._core.events import TIER_NAMES
 from pagedkv._core.placement import Placement
 from pagedkv.admission import Admission
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import OutOfBlocks
+from pagedkv.hooks import Hooks
 from pagedkv.scrub import Scrub
 from pagedkv.tiers import Mover, Ticket
 
@@ -34,12 +36,13 @@ class Conductor:
     admission : asked about each demotion to the disk.
     costs : told how long loads take.
     scrub : told what promotions leave on the device.
+    hooks : told when room is made and blocks are moved.
     """
 
     def __init__(
-        self, placement: Placement, mover: Mover, admission: Admission, costs: CostModel, scrub: Scrub
+        self, placement: Placement, mover: Mover, admission: Admission, costs: CostModel, scrub: Scrub, hooks: Hooks
     ) -> None:
-        self.placement, self._mover = placement, mover
+        self.placement, self._mover, self._hooks = placement, mover, hooks
         self._admission, self._costs, self._scrub = admission, costs, scrub
         self._finished = threading.Condition()
         self.uses_ttl = False  # whether somebody gave a time to live
@@ -60,9 +63,17 @@ class Conductor:
 
     def _carry_out(self, moves: NDArray[np.void], deadline_s: float | None = None) -> bool:
         upward = moves["dst_tier"] < moves["src_tier"]
-        self._demote(moves[~upward])
-        self._promote(moves[upward], deadline_s)
+        try:
+            self._run("demote", moves[~upward], self._demote)
+        finally:
+            self._run("promote", moves[upward], lambda part: self._promote(part, deadline_s))
         return len(moves) > 0
+
+    def _run(self, direction: str, moves: NDArray[np.void], carry_out: Callable[[NDArray[np.void]], int]) -> None:
+        if len(moves):
+            num_bytes = len(moves) * self._mover.block_bytes
+            with self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=num_bytes) as span:
+                span.set(moved_blocks=carry_out(moves))
 
     def _wait_for_others(self, rounds: int) -> bool:
         """Wait for the next completion after `rounds`; False if there can be none."""
@@ -93,12 +104,13 @@ class Conductor:
         self.expire()
         pool = self.placement.pools[tier]
         assert pool is not None
-        while True:
-            goal = min(num_blocks, pool.num_available + self._room_below(tier))
-            if not self._has_made_room(goal, tier):
-                raise self.placement.out_of_blocks(num_blocks, tier)
-            if goal == num_blocks:
-                return
+        with self._hooks.span("make_room", blocks=num_blocks, tier=TIER_NAMES[tier]):
+            while True:
+                goal = min(num_blocks, pool.num_available + self._room_below(tier))
+                if not self._has_made_room(goal, tier):
+                    raise self.placement.out_of_blocks(num_blocks, tier)
+                if goal == num_blocks:
+                    return
 
     def _has_made_room(self, num_blocks: int, tier: int) -> bool:
         """Decide what goes and carry that out, until there is room; False if none can be made."""
@@ -175,17 +187,18 @@ class Conductor:
             self.run_moves()
         return placement.settle(owner)
 
-    def _demote(self, moves: NDArray[np.void]) -> None:
+    def _demote(self, moves: NDArray[np.void]) -> int:
+        """Copy one tier down, or drop what admission refuses; blocks that arrived."""
         admitted = [part for part in _transfers(moves) if self._is_admitted(part)]
         if not admitted:
-            return
+            return 0
         moves = np.concatenate(admitted)
         try:
             ticket = self._mover.submit(moves)
         except BaseException:
             self._give_up(moves)
             raise
-        self._complete(moves, ticket)
+        return self._complete(moves, ticket)
 
     def _is_admitted(self, transfer: NDArray[np.void]) -> bool:
         """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
@@ -197,10 +210,11 @@ class Conductor:
         self._give_up(transfer)
         return False
 
-    def _promote(self, moves: NDArray[np.void], deadline_s: float | None) -> None:
-        """A ticket for each tier, all under way at once, so that each tier's time is its own."""
+    def _promote(self, moves: NDArray[np.void], deadline_s: float | None) -> int:
+        """A ticket for each tier, all under way at once, so that each tier's time is its own; blocks that arrived."""
         parts = {tier: moves[moves["src_tier"] == tier] for tier in np.unique(moves["src_tier"]).tolist()}
         tickets: dict[int, Ticket] = {}
+        arrived = 0
         try:
             for tier, part in parts.items():
                 tickets[tier] = self._mover.submit(part, deadline_s=deadline_s)
@@ -209,14 +223,16 @@ class Conductor:
             raise
         finally:
             for tier, ticket in tickets.items():
-                self._complete(parts[tier], ticket)
+                arrived += self._complete(parts[tier], ticket)
                 if ticket.results()[1].all():
                     self._costs.observe_load(tier, len(parts[tier]) * self._mover.block_bytes, ticket.seconds)
+        return arrived
 
-    def _complete(self, moves: NDArray[np.void], ticket: Ticket) -> None:
+    def _complete(self, moves: NDArray[np.void], ticket: Ticket) -> int:
+        """Report what a ticket has done; blocks that arrived."""
         transfers, ok = ticket.results()
+        arrived = ok[np.searchsorted(transfers, moves["transfer"])]
         if not ok.all() or self._scrub.active:  # before anybody else may be given the blocks
-            arrived = ok[np.searchsorted(transfers, moves["transfer"])]
             upward = moves["dst_tier"] == DEVICE
             self._scrub.spoilt(moves["dst_block"][upward & ~arrived])
             for part in _transfers(moves[upward & arrived]):
@@ -224,6 +240,7 @@ class Conductor:
         _, decided = np.unique(moves["transfer"], return_index=True)
         order = np.argsort(decided)  # what was colder is colder in the next tier too
         self._report(transfers[order], ok[order], ticket.tried()[order])
+        return int(np.count_nonzero(arrived))
 
     def _give_up(self, moves: NDArray[np.void]) -> None:
         """Moves of which nothing was read or written are over."""

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.engine import Engine
-from pagedkv.errors import ClosedError
+from pagedkv.errors import ClosedError, InvalidArgument
+from pagedkv.interop import View, as_argument, block_views, export
+
+
+class Batch:
+    """Sequences and their rows, looked up once, so that a step over many of them need not ask each. For schedulers.
+
+    Attributes
+    ----------
+    sequences : sequence of Sequence
+    rows : int64 [num_seqs]
+        Their rows in the core's block table, in the same order. A sequence that was released since is found by the
+        core: StaleHandle.
+    """
+
+    __slots__ = ("rows", "sequences")
+
+    def __init__(self, sequences: Seq[Sequence], rows: NDArray[np.int64]) -> None:
+        if len(sequences) != len(rows):
+            raise InvalidArgument(f"{len(sequences)} sequences but {len(rows)} rows")
+        self.sequences, self.rows = sequences, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 class Sequence:
@@ -69,12 +94,21 @@ class Sequence:
 
     def truncate(self, num_tokens: int) -> None:
         """Forget all tokens beyond the first `num_tokens` (rejected drafts)."""
-        self._engine.table.truncate(self.row, num_tokens)
+        if not self._engine.hooks.all:
+            self._engine.table.truncate(self.row, num_tokens)
+            return
+        with self._engine.hooks.span("truncate", row=self.row) as span:
+            self._engine.table.truncate(self.row, num_tokens)
+            span.set(tokens=num_tokens)
 
     def fork(self, n: int = 1) -> list[Sequence]:
         """`n` sequences that go on from here: full blocks are shared, the partly filled one is copied when written."""
-        rows = self._engine.table.fork(self.row, n)
-        return [Sequence(self._engine, int(row), self.hit_tokens) for row in rows]
+        with self._engine.hooks.span("fork", row=self.row) as span:
+            rows = self._engine.table.fork(self.row, n)
+            forks = [Sequence(self._engine, int(row), self.hit_tokens) for row in rows]
+            span.set(forks=len(rows))
+            span.about(rows)
+        return forks
 
     def retain(self, *, priority: int = 50, ttl_s: float | None = None) -> None:
         """How long the cache should keep this prefix after release: priority 0..100 and a time to live in seconds."""
@@ -86,14 +120,45 @@ class Sequence:
         Returns
         -------
         k, v : ``spec.np_dtype`` [num_layers, num_computed, num_kv_heads, head_dim]
-            `out` where it was given.
+            `out` where it was given; any framework's arrays that may be written.
 
         Raises
         ------
         LayoutMismatch
             An array of `out` has another shape or dtype.
         """
-        return self._engine.kv.gather(self.blocks, self.num_computed, out)
+        if not isinstance(out, tuple):
+            return self._engine.kv.gather(self.blocks, self.num_computed, out)
+        arrays: Any = tuple(as_argument("out", array, writable=True) for array in out)
+        self._engine.kv.gather(self.blocks, self.num_computed, arrays)
+        return out
+
+    def export_blocks(self, *, stream: Any = None) -> list[View]:
+        """The committed blocks as read-only arrays for other frameworks. Nothing is copied.
+
+        While one of the views, or an array made of it, lives, all these blocks stay where they are, also after this
+        sequence's release: they count as a live sequence's.
+
+        Parameters
+        ----------
+        stream : the CUDA stream that their KV was written on. Default: CuPy's current one when one is handed over.
+
+        Returns
+        -------
+        list of View
+            ``spec.block_shape`` each, in the order of the tokens. The unfinished block at the end is not among them.
+
+        Raises
+        ------
+        InvalidArgument
+            A step of this sequence is under way; or the cache has `max_sequences` already, and this would be one more.
+        """
+        (holder,) = self.fork()
+        committed = self._engine.table.info(holder.row)[3]
+        holder.truncate(committed * self._engine.spec.block_size)
+        spec = self._engine.spec
+        first = export(self._engine.kv.layer(0)[0], dtype=spec.dtype, stream=stream)
+        return block_views(first, holder.blocks.tolist(), spec.block_shape, holder)
 
     def scatter(self, k: NDArray[Any], v: NDArray[Any]) -> None:
         """Write the KV of all tokens not computed yet, computed elsewhere, and commit it.
@@ -101,16 +166,24 @@ class Sequence:
         Parameters
         ----------
         k, v : [num_layers, num_tokens - num_computed, num_kv_heads, head_dim]
+            Any framework's arrays; read without a copy.
 
         Raises
         ------
         LayoutMismatch, OutOfBlocks
             Nothing is committed then.
         """
-        self._engine.write_all(self.row, k, v)
+        self._engine.write_all(self.row, as_argument("k", k), as_argument("v", v))
 
     def release(self) -> None:
         """Let go of the blocks; full ones stay cached. Twice is fine."""
+        if self._row < 0 or not self._engine.hooks.all or not self._engine.is_ours:
+            self._let_go()
+        else:
+            with self._engine.hooks.span("release", row=self._row):
+                self._let_go()
+
+    def _let_go(self) -> None:
         row, self._row = self._row, -1
         if row >= 0 and self._engine.is_ours:
             self._engine.table.release(row)
@@ -121,9 +194,9 @@ class Sequence:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        if getattr(self, "_row", -1) >= 0:
-            self.release()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_row", -1) >= 0 and not is_finalizing():  # at the end modules are gone, and soon the memory
+            self._let_go()
 
     def __len__(self) -> int:
         return self.num_tokens

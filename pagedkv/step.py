@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv._core.block_table import StepArrays
 from pagedkv.engine import BoundStep, Engine
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
-from pagedkv.sequence import Sequence
+from pagedkv.interop import as_argument
+from pagedkv.sequence import Batch, Sequence
 from pagedkv.sizes import whole_number
 
 MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of long prompts
@@ -33,9 +34,10 @@ class Step:
     slot_mapping : int64 [num_tokens]
     """
 
-    def __init__(self, engine: Engine, seqs: Seq[Sequence], q_lens: ArrayLike | None, lookahead: int) -> None:
-        self._engine, self._seqs = engine, list(seqs)
-        self._rows = np.array([seq.row for seq in self._seqs], np.int64)
+    def __init__(self, engine: Engine, seqs: Seq[Sequence] | Batch, q_lens: ArrayLike | None, lookahead: int) -> None:
+        self._engine = engine
+        self._seqs = seqs.sequences if isinstance(seqs, Batch) else list(seqs)  # held, so that they stay open
+        self._rows = seqs.rows if isinstance(seqs, Batch) else np.array([seq.row for seq in seqs], np.int64)
         self._q_lens, self._lookahead = q_lens, lookahead
         self._arrays: StepArrays | None = None
         self._bound: BoundStep | None = None
@@ -130,8 +132,8 @@ class Step:
         ----------
         layer : int
         k, v : [num_tokens, num_kv_heads, head_dim]
-            In the cache's dtype, or float32/float64/float16, which are converted (bfloat16: to nearest even). On a GPU:
-            CuPy arrays.
+            In the cache's dtype, or float32/float64/float16, which are converted (bfloat16: to nearest even). Arrays of
+            any framework, where the cache's device is; read without a copy.
         stream : CUDA stream
             Where the kernel runs; only on a GPU, and there by default the current stream. The host does not wait.
 
@@ -144,7 +146,7 @@ class Step:
         """
         bound = self._under_way
         self._check_rows()
-        bound.write(layer, k, v, stream)
+        bound.write(layer, as_argument("k", k, stream=stream), as_argument("v", v, stream=stream), stream)
         self._written.add(int(layer))
 
     def mark_written(self, layer: int) -> None:
@@ -188,7 +190,7 @@ class Step:
         ----------
         layer : int
         q : [num_tokens, num_qo_heads, head_dim]
-            num_qo_heads is a multiple of num_kv_heads. On a GPU: a CuPy array in the cache's dtype.
+            num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype.
         softmax_scale, causal, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
             As :func:`pagedkv.reference.paged_attention`, which computes this on the CPU (float64 inside); on a GPU the
             kernels of :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.
@@ -200,6 +202,8 @@ class Step:
         o : [num_tokens, num_qo_heads, head_dim], and ``lse`` float32 [num_tokens, num_qo_heads] if asked for
         """
         arrays, spec = self.arrays, self._engine.spec
+        q = as_argument("q", q, stream=stream)
+        target = as_argument("out", out, writable=True, stream=stream)
         shape = getattr(q, "shape", None)
         if not isinstance(shape, tuple) or len(shape) != 3 or shape != (len(arrays.tokens), shape[1], spec.head_dim):
             shown = shape if isinstance(shape, tuple) else type(q).__name__
@@ -215,11 +219,13 @@ class Step:
         result = self._under_way.attend(
             layer, q, softmax_scale=softmax_scale, causal=causal, window=window, soft_cap=soft_cap,
             alibi_slopes=alibi_slopes, sinks=sinks, mask=mask, mask_indptr=mask_indptr,
-            return_lse=return_lse, out=out, stream=stream,
+            return_lse=return_lse, out=target, stream=stream,
         )  # fmt: skip
         self._check_rows()  # whoever released a sequence meanwhile may have let others write what was read
         self._attended.add(int(layer))
-        return result
+        if target is out:
+            return result
+        return (out, result[1]) if return_lse else out  # the caller's own array, which was written
 
     @property
     def _under_way(self) -> BoundStep:

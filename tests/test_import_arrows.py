@@ -27,33 +27,42 @@ ARROWS: dict[str, set[str]] = {
     "cpu": {"errors"},
     "interop": {"errors"},
     "stats": {"errors"},
+    "hooks": {"errors"},
+    "metrics": {"stats"},
     "tiers": {"errors", "spec"},
     "sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
-    "device_kv": {"errors", "spec", "_core", "reference"},
+    "device_kv": {"errors", "spec", "_core", "interop", "cpu", "reference"},
     "gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
     "durable": {"errors", "spec", "_core", "tiers"},
     "cost_model": {"errors", "spec"},
     "admission": {"cost_model"},
     "scrub": {"_core"},
     "opening": {"errors", "spec", "_core", "tiers"},
-    "moving": {"errors", "_core", "tiers", "cost_model", "admission", "scrub"},
-    "matching": {"errors", "_core", "cost_model", "moving"},
-    "engine": {"errors", "spec", "_core", "cost_model", "scrub", "moving"},
+    "moving": {"errors", "_core", "tiers", "cost_model", "admission", "scrub", "hooks"},
+    "matching": {"errors", "_core", "cost_model", "moving", "hooks"},
+    "engine": {"errors", "spec", "_core", "cost_model", "scrub", "moving", "hooks"},
     "explain": {"errors", "spec", "_core"},
     "prefetch": {"errors", "matching"},
-    "sequence": {"errors", "spec", "engine"},
-    "step": {"errors", "spec", "_core", "engine", "sequence"},
+    "sequence": {"errors", "spec", "interop", "engine"},
+    "step": {"errors", "spec", "_core", "interop", "engine", "sequence"},
     "cache": {
         *("errors", "spec", "_core", "core", "tiers", "stats", "interop", "attention", "kernels", "device_kv"),
         *("gpu_kv", "durable", "moving", "engine", "explain", "prefetch", "sequence", "step"),
-        *("cost_model", "admission", "scrub", "opening", "matching"),
+        *("cost_model", "admission", "scrub", "opening", "matching", "hooks", "traced_step"),
     },
+    "traced_step": {"engine", "hooks", "sequence", "step"},
+    "recording": {"errors", "spec", "_core", "hooks", "cache"},
+    "show": {"errors", "spec", "sequence", "cache", "recording"},
     "scheduler": {"errors", "spec", "sequence", "step", "stats", "cache"},
+    "simulate": {"errors", "spec", "admission", "tiers", "engine", "cache", "scheduler", "replay", "_version"},
     "replay": {"errors", "spec", "_core", "core", "stats", "cache", "_version"},
     "disk_tools": {"errors", "spec", "_core", "tiers"},
     "doctor": {"errors", "spec", "kernels", "attention", "reference", "disk_tools", "_version"},
-    "cli": {"errors", "spec", "core", "stats", "sizing", "cache", "replay", "doctor", "disk_tools", "_version"},
+    "cli": {
+        *("errors", "spec", "core", "stats", "sizing", "cache", "replay", "simulate", "doctor", "disk_tools", "show"),
+        "_version",
+    },
     "__main__": {"cli"},
     "__init__": {
         *("errors", "spec", "core", "stats", "sizing", "explain", "prefetch", "sequence", "step", "cache"),
@@ -195,7 +204,7 @@ def test_core_tiers_and_kernels_do_not_know_each_other() -> None:
 
 def test_only_the_conductors_know_the_cache() -> None:
     knowing = {room for room, known in ARROWS.items() if "cache" in known}
-    assert knowing == {"scheduler", "__init__", "cli", "replay"}
+    assert knowing == {"scheduler", "__init__", "cli", "replay", "simulate", "recording", "show"}
 
 
 def test_the_arrows_have_no_circle() -> None:

@@ -35,7 +35,11 @@ FORBIDDEN_NAMES = {
     *("__builtins__", "__subclasses__", "__globals__", "__reduce_ex__", "pythonapi", "py_object"),
     *("posix_spawn", "posix_spawnp", "startfile", "fork", "forkpty", "vfork", "ProcessPoolExecutor"),
 }
-OUR_FORKS = {"pagedkv.sequence": "fork: a second owner of a sequence's blocks, no process"}
+OUR_FORKS = {
+    "pagedkv.sequence": "fork: a second owner of a sequence's blocks, no process",
+    "pagedkv.show.demo": "forks a sequence",
+    "pagedkv.scheduler.reporting": "forks a sequence",
+}
 USED = {"eval", "exec", "__import__"}  # also without a call
 OF_OS = {f"os.{name}" for name in FORBIDDEN_CALLS}
 # calls of a plain name; attributes of the same name (re.compile, nvrtc.compile) are other things
@@ -47,11 +51,14 @@ FORBIDDEN_C = {
     *("strcpy", "strcat", "sprintf", "gets", "PyRun_String", "PyRun_SimpleString", "PyEval_EvalCode"),
 }
 C_HEADERS = {
-    "Python.h", "stdint.h", "stddef.h", "string.h", "errno.h", "emmintrin.h", "immintrin.h", "_sums.h",
-    "pthread.h",  # the core's mutex
+    "Python.h", "stdint.h", "stddef.h", "string.h", "errno.h", "emmintrin.h", "immintrin.h",
+    "math.h", "stdlib.h",  # stdlib.h declares system(), too, which is not called
+    "pthread.h", "sched.h", "stdatomic.h",  # the core's mutex, the CPU kernels' threads
     "sys/uio.h", "fcntl.h",  # reads, and hints about the page cache; fcntl.h declares open(), which is not called
 }  # fmt: skip
+C_HEADERS |= {path.name for path in PACKAGE.rglob("*.h")}  # our own
 C_MODULES = {"libc.errno", "libc.stdint", "libc.stdlib", "libc.string", "posix.types", "posix.unistd", "cpython.list"}
+C_MODULES |= {"cpython.exc", "cpython.object", "cpython.pycapsule", "cpython.ref"}  # DLPack's capsules
 
 MAKES_FILES = {
     *("mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory"),
@@ -69,17 +76,23 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.kernels.tensor_map": "lays out a descriptor for the CUDA driver",
     },
     "import by name": {
+        "pagedkv.interop.devices": "CuPy, an extra",
+        "pagedkv.interop.on_gpu": "CuPy, an extra",
         "pagedkv.kernels.cupy_backend": "CuPy, an extra",
         "pagedkv.kernels.precompile": "rich, an extra",
         "pagedkv.replay.decompress": "Zstandard, of Python 3.14 or an extra",
         "pagedkv.replay.plot": "matplotlib, an extra",
         "pagedkv.replay.progress": "rich, an extra",
         "pagedkv.replay.table": "rich, an extra",
+        "pagedkv.simulate.table": "rich, an extra",
         "pagedkv.tiers.device": "CuPy, an extra",
         "pagedkv.disk_tools.show": "rich, an extra",
+        "pagedkv.metrics": "prometheus_client, an extra",
+        "pagedkv.show.command": "rich, an extra",
     },
     "environment": {
         "pagedkv.kernels.jit": "where compiled kernels are kept",
+        "pagedkv.cpu.threads": "how many threads, and which instructions",
     },
     "changes files": {
         "pagedkv.cli": "sends what is left to print to /dev/null when the reader of stdout left",
@@ -87,7 +100,11 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.kernels.cupy_backend": "hands a compiled kernel to CuPy in a private temporary folder",
         "pagedkv.replay.report": "--json FILE",
         "pagedkv.replay.plot": "--plot FILE",
+        "pagedkv.simulate.plot": "--plot FILE",
         "pagedkv.replay.engine_real": "a private temporary folder for the disk tier",
+        "pagedkv.recording.file": "Recorder.save(FILE)",
+        "pagedkv.show.command": "--html FILE",
+        "pagedkv.show.demo": "a private temporary folder for the disk tier",
         "pagedkv.disk_tools.benchmark": "a plain file to compare a store with, in the directory that trial makes",
         "pagedkv.disk_tools.trial": "a private temporary directory inside the one to be tried",
         "pagedkv.tiers.directory": "makes the store's directory and files, all private, below one descriptor",
@@ -317,7 +334,7 @@ def test_reading_is_no_change(text: str) -> None:
         "with nogil:\n    socket (AF_INET, SOCK_STREAM, 0)",
         'cdef extern from "<sys/socket.h>":\n    pass',
         'cdef extern from *:\n    """\n    #include <dlfcn.h>\n    """',
-        "#include <stdlib.h>",
+        "#include <dlfcn.h>",
         "from libc.stdio cimport printf",
         "from posix.fcntl cimport open",
         "cimport libc.signal",

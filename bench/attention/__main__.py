@@ -1,6 +1,7 @@
 """``python -m bench.attention``: this library's attention kernels, their peers and the memory's ceilings, in one run.
 
 On a GPU (``--device cuda``) everything is over in under nine minutes; what time does not allow is listed.
+``--device cpu`` measures :mod:`pagedkv.cpu` beside its own peers and ceilings (options: ``--device cpu --help``).
 ``--device ptxsim`` runs the same control flow on tiny problems in the tests' PTX interpreter: it times nothing.
 
 Peers take part where they are installed: FlashInfer (``flashinfer-python``, with kernels that are built already, or
@@ -14,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,15 @@ PATIENT_S = 600.0  # where a peer compiles, or an interpreter runs the kernels
 
 
 def main() -> int:
+    if ("--device", "cpu") in pairwise(sys.argv) or "--device=cpu" in sys.argv:
+        from bench.cpu_attention.run import main as on_cpu
+
+        rest = [word for word in sys.argv[1:] if word not in ("--device", "cpu", "--device=cpu")]
+        return on_cpu(rest)
     parser = argparse.ArgumentParser(
         prog="python -m bench.attention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=("cuda", "ptxsim"), default="cuda", help="default: cuda")
+    parser.add_argument("--device", choices=("cuda", "ptxsim", "cpu"), default="cuda", help="default: cuda")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     parser.add_argument("--plot", metavar="DIR", help="write plots there (needs matplotlib)")
     parser.add_argument("--only", metavar="NAMES", default=",".join(NAMES), help=f"sections, of {','.join(NAMES)}")

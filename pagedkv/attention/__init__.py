@@ -1,7 +1,6 @@
 """Attention on arrays: plan once per step, run per layer; one-shot calls; shared prefixes; writes into slots.
 
-Public functions for runtimes that keep their own KV pools. CUDA kernels compute on CuPy arrays, the float64 reference
-on NumPy.
+Public functions for runtimes that keep their own KV pools. CUDA kernels compute on CuPy arrays, C kernels on NumPy's.
 """
 
 from pagedkv.attention.cascade import CascadeAttention

@@ -1,4 +1,4 @@
-"""The same attention on NumPy arrays: the float64 reference computes, exactly and not fast."""
+"""The same attention on NumPy arrays: the C kernels compute, or exactly and slowly the float64 reference."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import cpu
 from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
-from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
+from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.reference import paged_attention
+
+KERNELS = ("auto", "cpu", "reference")
+
+
+def kernel_on_cpu(kernel: str) -> str:
+    """The name of what computes: ``"cpu_<instruction set>"`` or ``"reference"``.
+
+    Raises
+    ------
+    InvalidArgument
+        The CPU has no kernel of that name.
+    """
+    if kernel not in KERNELS:
+        raise InvalidArgument(f"on the CPU the kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
+    return "reference" if kernel == "reference" else f"cpu_{cpu.isa()}"
 
 
 def attend_on_cpu(
@@ -23,17 +39,47 @@ def attend_on_cpu(
     options: Options,
     config: AttentionConfig,
     *,
+    exact: bool = False,
     lse: NDArray[np.float32] | None = None,
     k_scale: NDArray[np.float32] | None = None,
     v_scale: NDArray[np.float32] | None = None,
 ) -> None:
     """Write the attention of `q` over `k` and `v` into `out` (and `lse`). Shapes as in :class:`PagedAttention`.
 
+    Parameters
+    ----------
+    exact : the float64 reference computes.
+
     Raises
     ------
-    WrongType, LayoutMismatch
+    WrongType, LayoutMismatch, InvalidArgument
         The arrays do not fit together. Nothing was written.
     """
+    if exact:
+        _attend_exactly(q, k, v, out, batch, options, config, lse=lse, k_scale=k_scale, v_scale=v_scale)
+        return
+    cpu.attend(
+        q, k, v, batch.seq_lens, block_tables=batch.block_tables, q_indptr=batch.q_indptr, kv_indptr=batch.kv_indptr,
+        out=out, lse=lse, softmax_scale=options.softmax_scale, causal=config.causal, window=options.window or None,
+        soft_cap=options.soft_cap or None, alibi_slopes=options.alibi_slopes, sinks=options.sinks, mask=batch.mask,
+        mask_indptr=batch.mask_indptr, k_scale=k_scale, v_scale=v_scale, q_dtype=config.q_dtype,
+        kv_dtype=config.kv_dtype,
+    )  # fmt: skip
+
+
+def _attend_exactly(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    out: NDArray[Any],
+    batch: Batch,
+    options: Options,
+    config: AttentionConfig,
+    *,
+    lse: NDArray[np.float32] | None,
+    k_scale: NDArray[np.float32] | None,
+    v_scale: NDArray[np.float32] | None,
+) -> None:
     floats = _floats(q, config.q_dtype)
     tables = batch.block_tables
     k, v = _floats(k, config.kv_dtype), _floats(v, config.kv_dtype)
@@ -70,7 +116,7 @@ def _floats(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     if dtype == "bfloat16" and array.dtype == np.uint16:
         return bfloat16_to_float32(array)
     if dtype.startswith("float8") and array.dtype == np.uint8:
-        raise WrongType(f"{dtype} as uint8 is for the GPU; on the CPU use the dtype of ml_dtypes")
+        raise WrongType(f"{dtype} as uint8 is not for the reference: use the dtype of ml_dtypes, or kernel='cpu'")
     return array.astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Where arrays live, and who computes there: CUDA kernels for CuPy arrays, the float64 reference for NumPy arrays."""
+"""Where arrays live, and who computes there: CUDA kernels for CuPy arrays, C for NumPy arrays."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pagedkv.attention.checks import (
     check_shape,
     check_tables,
 )
-from pagedkv.attention.on_cpu import attend_on_cpu
+from pagedkv.attention.on_cpu import attend_on_cpu, kernel_on_cpu
 from pagedkv.attention.places import Device, backend_of
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.kernels.attention import Batch, Options
@@ -53,11 +53,12 @@ class PagedAttention:
         device.
     custom_mask : whether :meth:`plan` is given a packed mask (speculative trees).
     scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"``: what the scales of quantised KV belong to.
-    kernel : ``"auto"`` or a kernel's name (:mod:`pagedkv.kernels.select`).
+    kernel : ``"auto"`` or a kernel's name (:mod:`pagedkv.kernels.select`); on the CPU ``"cpu"`` (as ``"auto"``: C in
+        float32 arithmetic, :mod:`pagedkv.cpu`) or ``"reference"`` (NumPy in float64).
     schedule : ``"auto"``, ``"even"``, ``"whole"`` (V1) or ``"partitioned"`` (V2).
     kv_alignment : bytes at a multiple of which each token's K and V begin; default the most that head_dim allows, up
         to 16.
-    device : ``"cpu"`` (the float64 reference computes), ``"cuda"``, ``"cuda:<number>"`` or a kernel backend.
+    device : ``"cpu"``, ``"cuda"``, ``"cuda:<number>"`` or a kernel backend.
     debug : block ids are checked on the device; a bad one traps the launch.
 
     Raises
@@ -147,6 +148,7 @@ class PagedAttention:
         self.max_q_len = int(max_q_len)
         self.max_tokens = int(max_tokens if max_tokens is not None else max_seqs * max_q_len)
         self._plan = None
+        self._kernel_on_cpu = kernel_on_cpu(kernel) if self.backend is None else ""
         if self.backend is not None:
             self._plan = make_plan(
                 self.backend, self.config, kernel=kernel, schedule=schedule, num_kv_heads=self.num_kv_heads,
@@ -158,8 +160,8 @@ class PagedAttention:
 
     @property
     def kernel(self) -> str:
-        """Name of the kernel that computes; ``"reference"`` on the CPU."""
-        return "reference" if self._plan is None else self._plan.tiling.kernel
+        """Name of the kernel that computes; on the CPU ``"cpu_<instruction set>"`` or ``"reference"``."""
+        return self._kernel_on_cpu if self._plan is None else self._plan.tiling.kernel
 
     @property
     def workspace_bytes(self) -> int:
@@ -300,8 +302,9 @@ class PagedAttention:
             check_contiguous("lse", lse)
         if self._plan is None:
             attend_on_cpu(
-                q, k_cache, v_cache, out, batch, self._options, config, lse=lse, k_scale=k_scale, v_scale=v_scale
-            )
+                q, k_cache, v_cache, out, batch, self._options, config, exact=self._kernel_on_cpu == "reference",
+                lse=lse, k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
         else:
             self._plan.run(
                 q, k_cache, v_cache, out, batch, self._options, lse=lse, k_scale=k_scale, v_scale=v_scale, stream=stream

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from pagedkv import cpu
 from pagedkv.attention.places import Device, backend_of, home_of
-from pagedkv.errors import InvalidArgument, LayoutMismatch, UnsupportedVariant
+from pagedkv.errors import UnsupportedVariant
 from pagedkv.kernels import write_kv as kernel
 from pagedkv.kernels.config import ScaleMode
 from pagedkv.kernels.layer_kv import LayerKv
@@ -56,18 +55,8 @@ def write_kv(
         )
         kernel.write_kv(cache, slot_mapping, k, v, rope=rope, q=q, q_out=q_out, stream=stream)
         return
-    if rope is not None or scale_mode != "none":
-        raise UnsupportedVariant("on the CPU K and V are written as they are: no rope, no scales")
-    slots = np.asarray(slot_mapping)
-    num_slots = k_cache.shape[0] * k_cache.shape[1]
-    if slots.shape != (len(k),) or k.shape[1:] != k_cache.shape[2:] or v.shape != (len(k), *v_cache.shape[2:]):
-        raise LayoutMismatch(
-            f"k {k.shape}, v {v.shape} and slot_mapping {slots.shape} do not fit caches {k_cache.shape}, "
-            f"{v_cache.shape}"
-        )
-    if slots.size and slots.max() >= num_slots:
-        raise InvalidArgument(f"slot_mapping has {slots.max()}: slots are -1..{num_slots - 1}")
-    kept = slots >= 0
-    blocks, offsets = np.divmod(slots[kept], k_cache.shape[1])
-    k_cache[blocks, offsets] = k[kept]
-    v_cache[blocks, offsets] = v[kept]
+    if rope is not None or q is not None:
+        raise UnsupportedVariant("on the CPU K and V are written as they are: rotate them before (no rope, no q)")
+    cpu.write_kv(
+        k, v, k_cache, v_cache, slot_mapping, kv_dtype=kv_dtype, scale_mode=scale_mode, k_scale=k_scale, v_scale=v_scale
+    )

@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         require_writable("--json", arguments.json)
     if arguments.plot is not None:
         require_writable("--plot", arguments.plot)
-        _require_format(arguments.plot)
+        require_format(arguments.plot)
     trace = load_trace(arguments.trace, block_size=arguments.block_size)
     if arguments.requests is not None:
         trace = trace.head(arguments.requests)
@@ -140,7 +140,7 @@ def _default_policies(engine: str) -> tuple[str, ...]:
     return ("lru", *BOUNDS) if engine == "real" else KNOWN
 
 
-def _require_format(out: str) -> None:
+def require_format(out: str) -> None:
     """matplotlib is there and can write a file with this suffix."""
     known = require_matplotlib().figure().canvas.get_supported_filetypes()
     suffix = out.rpartition(".")[2].lower()

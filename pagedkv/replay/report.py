@@ -69,21 +69,26 @@ class Report:
 
     def write_json(self, out: str) -> None:
         """Write to a file (whole or not at all), or to stdout when ``out`` is ``-``."""
-        text = json.dumps(self.to_json(), indent=1) + "\n"
-        if out == "-":
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            return
-        target = Path(out).resolve()  # a link stays a link
-        if target.exists() and not target.is_file():  # a pipe, a device: there is nothing to replace
-            target.write_text(text, encoding="utf-8")
-            return
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_json(self.to_json(), out)
+
+
+def write_json(document: Json, out: str) -> None:
+    """Write to a file (whole or not at all), or to stdout when ``out`` is ``-``."""
+    text = json.dumps(document, indent=1) + "\n"
+    if out == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    target = Path(out).resolve()  # a link stays a link
+    if target.exists() and not target.is_file():  # a pipe, a device: there is nothing to replace
+        target.write_text(text, encoding="utf-8")
+        return
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def require_writable(option: str, out: str) -> None:

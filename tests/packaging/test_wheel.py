@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv*", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-EXTRAS = {"cuda12", "cuda13", "cpu", "bench", "test", "dev"}
+EXTRAS = {"cuda12", "cuda13", "cpu", "examples", "bench", "metrics", "test", "dev"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout]
 
@@ -73,6 +73,7 @@ def test_every_pyx_ships_compiled_with_its_stub(built: Distribution) -> None:
 
 def test_every_module_declaration_and_stub_ships(built: Distribution) -> None:
     wanted = {*sources("*.py"), *sources("*.pxd"), *sources("*.pyi"), "pagedkv/py.typed"}
+    wanted |= {f"pagedkv/show/page.{kind}" for kind in ("html", "css", "js")}
     assert wanted <= built.wheel_names, f"missing: {sorted(wanted - built.wheel_names)}"
 
 

@@ -1,0 +1,133 @@
+"""The problems of the CPU bench: shapes, contexts and dtypes, and the arrays that everybody computes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.dtypes import float32_to_bfloat16
+from pagedkv.tiers.memory import anonymous_arena
+
+BLOCK_SIZE = 16
+ROTATED_BYTES = 288 << 20  # of K and V over all layers: more than any cache holds, so that they come from memory
+SHAPES = {"8B": (32, 8, 128), "MHA": (32, 32, 128), "Smol": (9, 3, 64)}  # query heads, KV heads, head dim
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One call per layer.
+
+    Parameters
+    ----------
+    shape : a name of SHAPES.
+    dtype : of K and V; queries are float32 beside float32 and of the same 16 bits otherwise.
+    num_seqs, context : sequences, and keys of each, the new ones included.
+    q_len : new tokens of each: 1 is decode.
+    """
+
+    shape: str
+    dtype: str
+    num_seqs: int
+    context: int
+    q_len: int = 1
+
+    @property
+    def name(self) -> str:
+        """As in the tables."""
+        work = "decode" if self.q_len == 1 else f"prefill {self.q_len} of"
+        return f"{work} {self.num_seqs}x{self.context}"
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Query heads, KV heads, head dim."""
+        return SHAPES[self.shape]
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V that one call reads at least once."""
+        _, kv_heads, dim = self.heads
+        return 2 * self.num_seqs * self.context * kv_heads * dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the two products, causal half only."""
+        heads, _, dim = self.heads
+        pairs = sum(self.context - self.q_len + 1 + i for i in range(self.q_len))
+        return 4 * self.num_seqs * pairs * heads * dim
+
+    @property
+    def layers(self) -> int:
+        """Layers that calls rotate over."""
+        return max(1, math.ceil(ROTATED_BYTES / self.kv_bytes)) if self.q_len == 1 else 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For another process."""
+        return asdict(self)
+
+
+def problems(quick: bool) -> list[Problem]:
+    """All of them, or a few."""
+    if quick:
+        return [
+            Problem("8B", "float32", 1, 512),
+            Problem("Smol", "bfloat16", 2, 300),
+            Problem("8B", "float32", 1, 256, 256),
+        ]
+    decode = [
+        Problem(shape, dtype, *batch)
+        for shape, batches in (
+            ("8B", ((1, 4096), (8, 4096), (32, 512), (1, 32768))),
+            ("MHA", ((1, 4096),)),
+            ("Smol", ((8, 4096), (1, 512))),
+        )
+        for batch in batches
+        for dtype in ("float32", "bfloat16", "float16")
+    ]  # fmt: skip
+    prefill = [
+        Problem("8B", dtype, 1, n, q)
+        for dtype in ("float32", "bfloat16")
+        for n, q in ((512, 512), (2048, 2048), (4608, 512))
+    ]
+    return decode + prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A problem's arrays. K and V are paged, by layer: [num_blocks, BLOCK_SIZE, num_kv_heads, head_dim]."""
+
+    q: NDArray[Any]
+    layers: list[tuple[NDArray[Any], NDArray[Any]]]
+    tables: NDArray[np.int32]
+    lens: NDArray[np.int32]
+    indptr: NDArray[np.int32]
+
+    def contiguous(self, layer: int, seq: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """K and V of a sequence, copied out of the blocks: [context, num_kv_heads, head_dim]."""
+        k, v = self.layers[layer]
+        found = [x[self.tables[seq]].reshape(-1, *x.shape[2:])[: self.lens[seq]] for x in (k, v)]
+        return found[0], found[1]
+
+
+def arrays(problem: Problem) -> Arrays:
+    """Shuffled blocks in huge pages; the same values in every process."""
+    heads, kv_heads, dim = problem.heads
+    rng = np.random.default_rng(0)
+    each = -(-problem.context // BLOCK_SIZE)
+    num_blocks = problem.num_seqs * each
+    block = rng.standard_normal((2, BLOCK_SIZE, kv_heads, dim)).astype(np.float32)
+    stored = float32_to_bfloat16(block) if problem.dtype == "bfloat16" else block.astype(problem.dtype)
+    layers = []
+    for _ in range(problem.layers):
+        pool = anonymous_arena(num_blocks, stored.nbytes, "bench").view(stored.dtype).reshape(num_blocks, *stored.shape)
+        pool[:] = stored
+        layers.append((pool[:, 0], pool[:, 1]))
+    q = rng.standard_normal((problem.num_seqs * problem.q_len, heads, dim)).astype(np.float32)
+    queries = float32_to_bfloat16(q) if problem.dtype == "bfloat16" else q.astype(problem.dtype)
+    tables = rng.permutation(num_blocks).astype(np.int32).reshape(problem.num_seqs, each)
+    lens = np.full(problem.num_seqs, problem.context, np.int32)
+    return Arrays(queries, layers, tables, lens, np.arange(problem.num_seqs + 1, dtype=np.int32) * problem.q_len)

@@ -1,0 +1,96 @@
+"""``python -m bench.hooks``: what hooks cost a request and a step, where there are none and where there are some.
+
+``none`` is a cache without hooks, ``idle`` one with a hook that does nothing, ``recorder`` one that is recorded. A step
+is all of it but the model: its arrays, its slots, its commit, on sequences that need no new block. A request opens a
+prompt that is cached to its last block, and lets go of it. The kinds take turns, so that all share the machine's moods.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import pagedkv as pk
+from bench.timing import environment, measure, print_table, write_results
+from pagedkv.hooks import Span
+from pagedkv.recording import Recorder
+
+SPEC = pk.KVSpec(1, 1, 8, "float16", 16)
+PROMPT = list(range(513))
+TURNS, ROUNDS = 5, 200
+KINDS = ("none", "idle", "recorder")
+
+
+class Idle:
+    """A hook that does nothing."""
+
+    def begin(self, span: Span) -> None:
+        """Nothing."""
+
+    def end(self, span: Span, state: Any) -> None:
+        """Nothing."""
+
+
+Work = tuple[Callable[[], object], Callable[[], object] | None]
+
+
+def step_of(cache: pk.KVCache, seqs: list[pk.Sequence]) -> Work:
+    """One step that writes nothing; beside the clock it is cut back, so that the next one is the same."""
+
+    def run() -> None:
+        with cache.step(seqs) as step:
+            step.mark_written(0)
+
+    def cut() -> None:
+        for seq in seqs:
+            seq.truncate(len(PROMPT) - 1)
+            seq.append(7)
+
+    return run, cut
+
+
+def request_of(cache: pk.KVCache) -> Work:
+    """One request for what is cached."""
+    return lambda: cache.sequence(PROMPT).release(), None
+
+
+def rows(num_seqs: int, recorded: bool) -> list[dict[str, Any]]:
+    """Medians of each kind of work with each kind of hook, microseconds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    with pk.KVCache(SPEC, device=40 + 2 * num_seqs) as cache:
+        with cache.sequence(PROMPT) as seq, cache.step([seq]) as step:
+            step.mark_written(0)
+        seqs = [cache.sequence(PROMPT) for _ in range(num_seqs)]
+        work = {"request": request_of(cache), f"step of {num_seqs}": step_of(cache, seqs)}
+        for _ in range(TURNS):
+            for kind in KINDS if recorded else KINDS[:2]:
+                hook = {"none": None, "idle": Idle(), "recorder": Recorder(cache, max_frames=10**6)}[kind]
+                if hook is not None:
+                    cache.hooks.add(hook)
+                for name, (run, cut) in work.items():
+                    found.setdefault((name, kind), []).append(measure(run, rounds=ROUNDS, teardown=cut).us())
+                if hook is not None:
+                    cache.hooks.remove(hook)
+        for seq in seqs:
+            seq.release()
+    return [{"work": name, "hooks": kind, "us": min(times)} for (name, kind), times in found.items()]
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.hooks", description=__doc__)
+    parser.add_argument("--json", metavar="OUT", help="write the results there")
+    parser.add_argument("--sequences", type=int, default=32, help="sequences of a step")
+    parser.add_argument("--recorder", action="store_true", help="with a recorder, too")
+    arguments = parser.parse_args()
+    env = environment()
+    found = rows(arguments.sequences, arguments.recorder)
+    print_table(found, ("work", "hooks", "us"), title="Hooks")
+    if arguments.json:
+        write_results(arguments.json, "hooks", found, env=env)
+        print(f"wrote {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""How many threads compute, and with which instructions: by the machine, the environment, or the caller."""
+
+from __future__ import annotations
+
+import os
+
+from pagedkv.cpu import _attend
+from pagedkv.errors import InvalidArgument, WrongType
+
+MOST_THREADS = 256
+THREADS_VARIABLE, ISA_VARIABLE = "PAGEDKV_NUM_THREADS", "PAGEDKV_CPU_ISA"
+
+
+class _Choice:
+    """What this process computes with; None: not decided yet."""
+
+    threads: int | None = None
+    isa: str | None = None
+
+
+def num_threads() -> int:
+    """Threads that a call may use: as set, else ``PAGEDKV_NUM_THREADS``, else the CPUs this process may run on.
+
+    Raises
+    ------
+    InvalidArgument
+        The environment variable is no number from 1 to 256.
+    """
+    if _Choice.threads is None:
+        text = os.environ.get(THREADS_VARIABLE, "")
+        if text and not (text.isdecimal() and 1 <= int(text) <= MOST_THREADS):
+            raise InvalidArgument(f"{THREADS_VARIABLE} must be a number from 1 to {MOST_THREADS}, it is {text[:40]!r}")
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _Choice.threads = int(text) if text else min(available, MOST_THREADS)
+    return _Choice.threads
+
+
+def set_num_threads(number: int) -> None:
+    """Let calls use `number` threads from now on, the caller's included. The results have the same bits for any number.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        Not a whole number from 1 to 256.
+    """
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise WrongType(f"the number of threads must be an int, not {type(number).__name__}")
+    if not 1 <= number <= MOST_THREADS:
+        raise InvalidArgument(f"the number of threads must be from 1 to {MOST_THREADS}, got {number}")
+    _Choice.threads = number
+
+
+def isa() -> str:
+    """The instruction set in use: as set, else ``PAGEDKV_CPU_ISA``, else the best of this CPU.
+
+    Raises
+    ------
+    InvalidArgument
+        The environment variable names none that is here.
+    """
+    if _Choice.isa is None:
+        name = os.environ.get(ISA_VARIABLE, "")
+        set_isa(name or _attend.isas()[0])
+    assert _Choice.isa is not None
+    return _Choice.isa
+
+
+def set_isa(name: str) -> None:
+    """Compute with ``"avx512"``, ``"avx2"`` or ``"portable"`` from now on: for tests and comparisons.
+
+    Raises
+    ------
+    InvalidArgument
+        There are no such kernels for this CPU.
+    """
+    here = _attend.isas()
+    if name not in here:
+        raise InvalidArgument(f"the CPU kernels here are {', '.join(here)}; {str(name)[:40]!r} is none of them")
+    _Choice.isa = name

@@ -1,0 +1,111 @@
+"""K and V of new tokens into slots of NumPy caches: converted to nearest even, or quantised with scales.
+
+Rules of the CUDA kernel of the same name: int8 and fp8 saturate, NaN stays NaN (in int8 it is 0); where each token's head
+has a scale, its largest absolute value becomes the type's largest number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.cpu.numbers import bits_of, dtype_of
+from pagedkv.errors import InvalidArgument, LayoutMismatch, UnsupportedVariant, WrongType
+
+LARGEST = {"int8": 127.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0}
+SOURCES = ("float32", "float16", "bfloat16", "float64")
+
+
+def write_kv(
+    k: NDArray[Any],
+    v: NDArray[Any],
+    k_cache: NDArray[Any],
+    v_cache: NDArray[Any],
+    slot_mapping: NDArray[np.int64],
+    *,
+    kv_dtype: str = "",
+    scale_mode: str = "none",
+    k_scale: NDArray[np.float32] | None = None,
+    v_scale: NDArray[np.float32] | None = None,
+) -> None:
+    """Put K and V of new tokens into slots, converted to the cache's dtype.
+
+    Parameters
+    ----------
+    k, v : float32, float16, bfloat16 or float64 [num_tokens, num_kv_heads, head_dim (head_dim_v)].
+    k_cache, v_cache : [num_blocks, block_size, num_kv_heads, head_dim (head_dim_v)], any strides.
+    slot_mapping : integers [num_tokens], ``block * block_size + offset``; a negative one skips its token.
+    kv_dtype : where the cache only holds bits: ``"bfloat16"`` in uint16, fp8 in uint8.
+    scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"`` (then the scales are computed and stored).
+    k_scale, v_scale : float32 [1], [num_kv_heads], or [num_blocks, block_size, num_kv_heads].
+
+    Raises
+    ------
+    WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
+        Arrays that do not fit. Nothing was written.
+    """
+    name = dtype_of("k_cache", k_cache, kv_dtype)
+    if k_cache.ndim != 4 or v_cache.shape[:3] != k_cache.shape[:3] or v_cache.dtype != k_cache.dtype:
+        raise LayoutMismatch(
+            f"k_cache and v_cache must be [num_blocks, block_size, num_kv_heads, head_dim] of one dtype, got "
+            f"{k_cache.dtype} {k_cache.shape} and {v_cache.dtype} {v_cache.shape}"
+        )
+    slots = np.asarray(slot_mapping)
+    if slots.dtype.kind not in "iu" or slots.shape != (len(k),):
+        raise LayoutMismatch(f"slot_mapping must be integers [{len(k)}], got {slots.dtype} {slots.shape}")
+    if k.shape[1:] != k_cache.shape[2:] or v.shape != (len(k), *v_cache.shape[2:]):
+        raise LayoutMismatch(f"k {k.shape} and v {v.shape} do not fit caches {k_cache.shape}, {v_cache.shape}")
+    num_slots = k_cache.shape[0] * k_cache.shape[1]
+    if slots.size and slots.max() >= num_slots:
+        raise InvalidArgument(f"slot_mapping has {slots.max()}: slots are -1..{num_slots - 1}")
+    for what, array in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not array.flags.writeable:
+            raise LayoutMismatch(f"{what} is read-only")
+    if (scale_mode == "none") != (name not in LARGEST):
+        raise UnsupportedVariant(f"a cache of {name} is written with scale_mode {'not ' * (name in LARGEST)}'none'")
+    pairs = ((k, k_cache, "k_scale", k_scale), (v, v_cache, "v_scale", v_scale))
+    for _, _, what, scale in pairs:
+        _check_scale(what, scale, scale_mode, k_cache)
+    kept = slots >= 0
+    places = np.divmod(slots[kept], k_cache.shape[1])
+    rows = [(_floats(values)[kept], cache, scale) for values, cache, _, scale in pairs]
+    ready = []
+    for values, cache, scale in rows:
+        by = None
+        if scale_mode == "token_head":
+            with np.errstate(invalid="ignore"):
+                by = (np.abs(values).max(axis=-1, initial=0) / np.float32(LARGEST[name])).astype(np.float32)
+        elif scale is not None:
+            by = np.broadcast_to(scale, values.shape[1:2])
+        ready.append((bits_of(_divided(values, by), name, cache.dtype), cache, by, scale))
+    for bits, cache, by, scale in ready:  # everything is converted: nothing can be refused any more
+        cache[places] = bits
+        if scale_mode == "token_head" and scale is not None:
+            scale[places] = by
+
+
+def _divided(values: NDArray[np.float32], by: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """A scale of 0 stands for zeros; an infinite one, or NaN, makes the row NaN when it is read."""
+    if by is None:
+        return values
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(by[..., None] == 0, np.float32(0), values / by[..., None])
+
+
+def _floats(values: NDArray[Any]) -> NDArray[np.float32]:
+    if values.dtype.name not in SOURCES:
+        raise WrongType(f"K and V come as {', '.join(SOURCES)}, got {values.dtype}")
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32, copy=False)
+
+
+def _check_scale(what: str, scale: NDArray[np.float32] | None, mode: str, cache: NDArray[Any]) -> None:
+    shapes: dict[str, tuple[int, ...]] = {"tensor": (1,), "head": cache.shape[2:3], "token_head": cache.shape[:3]}
+    if mode != "none" and mode not in shapes:
+        raise InvalidArgument(f"scale_mode must be 'none', {', '.join(map(repr, shapes))}, got {mode!r}")
+    if (scale is None) != (mode == "none"):
+        raise InvalidArgument(f"scale_mode = {mode!r}: {what} must {'not ' * (mode == 'none')}be given")
+    if scale is not None and (scale.dtype != np.float32 or scale.shape != shapes[mode]):
+        raise LayoutMismatch(f"{what} must be float32 {list(shapes[mode])}, got {scale.dtype} {list(scale.shape)}")

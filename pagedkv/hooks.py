@@ -1,0 +1,206 @@
+"""Hooks: whoever wants to be told when the cache begins and ends a piece of work. Needs nothing installed.
+
+A hook is any object with two methods, `begin` and `end`. It can do harm to itself alone: what it raises is logged once,
+and the cache goes on. KeyboardInterrupt and its like are let through when the piece of work they came in is over.
+
+    sequence            a prompt becomes a sequence
+      match             its cached prefix is found and owned
+      promote           and brought to the device
+        make_room       blocks are demoted or dropped
+          moves         bytes are copied between two tiers
+    step                a forward pass, or a scatter, from its begin to its commit
+      allocate          blocks, copies on write and the step's arrays
+        make_room ...
+    fork truncate release   of a sequence; release only where it was called, not by the garbage collector
+    prefetch flush purge
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import Any, Protocol
+
+from pagedkv.errors import InvalidArgument, WrongType
+
+log = logging.getLogger("pagedkv.hooks")
+
+
+class Span:
+    """One piece of work, as hooks see it.
+
+    Attributes
+    ----------
+    name : one of those in this module's first lines.
+    attributes : dict of str to str, int, float or bool
+        What was asked; from the end on also what came of it.
+    subject : object or None
+        The library's own object that it is about, to be looked at and not to be changed: the Moves of ``moves``
+        (``pagedkv.core.MOVE_DTYPE`` [n]); at the end, the ``StepArrays`` of ``allocate`` and the new rows of ``fork``
+        (int64 [n]).
+    began_ns, ended_ns : int
+        Nanoseconds since 1970; `ended_ns` is 0 until the end, and then never before `began_ns`.
+    thread_id : of ``threading.get_ident``.
+    error : what it raised; None until the end, and where it raised nothing.
+    """
+
+    __slots__ = ("attributes", "began_ns", "ended_ns", "error", "name", "subject", "thread_id")
+
+    def __init__(self, name: str, subject: Any, attributes: dict[str, Any]) -> None:
+        self.name, self.subject, self.attributes = name, subject, attributes
+        self.began_ns, self.ended_ns = time.time_ns(), 0
+        self.thread_id = threading.get_ident()
+        self.error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        took = f"{(self.ended_ns - self.began_ns) / 1000:.1f} us" if self.ended_ns else "under way"
+        return f"<Span {self.name}, {took}, {self.attributes}>"
+
+
+class Hook(Protocol):
+    """What is told. Calls come from whatever thread does the work, several at a time if several do."""
+
+    def begin(self, span: Span) -> Any:
+        """The work is about to begin. What this returns is handed to `end`."""
+
+    def end(self, span: Span, state: Any) -> object:
+        """The work is over, or has failed. Not called if `begin` raised."""
+
+
+class Running:
+    """A span under way; a context manager that :meth:`Hooks.span` makes."""
+
+    __slots__ = ("_began", "_hooks", "_interrupt", "_start", "_states", "span")
+
+    def __init__(self, hooks: Hooks, span: Span) -> None:
+        self._hooks, self.span = hooks, span
+        self._states: list[tuple[Hook, Any]] = []
+        self._interrupt: BaseException | None = None
+
+    def set(self, **attributes: Any) -> None:
+        """Add to what the hooks are told at the end."""
+        self.span.attributes.update(attributes)
+
+    def about(self, subject: Any) -> None:
+        """Name the object that it turned out to be about."""
+        self.span.subject = subject
+
+    def __enter__(self) -> Running:
+        self._start = time.perf_counter_ns()
+        for hook in self._hooks.all:
+            self._begin(hook)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        span = self.span
+        span.error = error
+        span.ended_ns = span.began_ns + time.perf_counter_ns() - self._start
+        for hook, state in reversed(self._states):
+            self._end(hook, state)
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            try:
+                raise interrupt
+            finally:
+                del interrupt  # or it would hold this frame, and that whatever was opened, in a circle
+
+    def _begin(self, hook: Hook) -> None:
+        try:
+            self._states.append((hook, hook.begin(self.span)))
+        except BaseException as problem:
+            self._note(hook, problem)
+
+    def _end(self, hook: Hook, state: Any) -> None:
+        try:
+            hook.end(self.span, state)
+        except BaseException as problem:
+            self._note(hook, problem)
+
+    def _note(self, hook: Hook, problem: BaseException) -> None:
+        if isinstance(problem, Exception):
+            self._hooks.failed(hook, self.span, problem)
+        else:
+            self._interrupt = problem
+
+
+class Off:
+    """What stands in for a span while there is no hook."""
+
+    __slots__ = ()
+
+    def set(self, **attributes: Any) -> None:
+        """Nobody is told."""
+
+    def about(self, subject: Any) -> None:
+        """Nobody is told."""
+
+    def __enter__(self) -> Off:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+OFF = Off()
+
+
+class Hooks:
+    """The hooks of one cache (``cache.hooks``). False while there are none."""
+
+    def __init__(self) -> None:
+        self.all: tuple[Hook, ...] = ()
+        self._changing = threading.Lock()
+        self._failing: list[Hook] = []  # those whose first exception was logged
+
+    def __bool__(self) -> bool:
+        return bool(self.all)
+
+    def add(self, hook: Hook) -> None:
+        """Tell `hook` of every span that begins from now on, after those that were added before it.
+
+        Raises
+        ------
+        WrongType
+            It has no methods ``begin`` and ``end``.
+        InvalidArgument
+            It was added before.
+        """
+        for name in ("begin", "end"):
+            if not callable(getattr(hook, name, None)):
+                kind = type(hook).__name__
+                raise WrongType(f"a hook has methods begin(span) and end(span, state); {kind} has no {name}")
+        with self._changing:
+            if any(known is hook for known in self.all):
+                raise InvalidArgument(f"this hook ({type(hook).__name__}) was added before")
+            self.all = (*self.all, hook)
+
+    def remove(self, hook: Hook) -> None:
+        """Tell `hook` no more, but of the ends of spans whose begin it was told.
+
+        Raises
+        ------
+        InvalidArgument
+            It is not one of the hooks.
+        """
+        with self._changing:
+            if not any(known is hook for known in self.all):
+                raise InvalidArgument(f"this hook ({type(hook).__name__}) is not one of those added")
+            self.all = tuple(known for known in self.all if known is not hook)
+            self._failing = [known for known in self._failing if known is not hook]
+
+    def span(self, name: str, subject: Any = None, /, **attributes: Any) -> Running | Off:
+        """A context manager around a piece of work."""
+        return Running(self, Span(name, subject, attributes)) if self.all else OFF
+
+    def failed(self, hook: Hook, span: Span, problem: Exception) -> None:
+        """A hook raised; said once for each hook."""
+        with self._changing:
+            if any(known is hook for known in self._failing):
+                return
+            self._failing.append(hook)
+        told = (type(hook).__name__, span.name)
+        log.warning("a hook (%s) raised in span %r, and may again; the cache goes on", *told, exc_info=problem)

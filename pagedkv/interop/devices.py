@@ -1,0 +1,82 @@
+"""Where memory lies, by name: ``"cpu"``, ``"cuda:0"``, ``"pinned"``; and CUDA streams, by pointer."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+
+from pagedkv.errors import ExchangeRefused, WrongType
+
+CPU, CUDA, PINNED = 1, 2, 3  # DLPack: kDLCPU, kDLCUDA, kDLCUDAHost
+LEGACY_STREAM = 1  # as DLPack and the CUDA array interface write CUDA's default stream, which is 0 elsewhere
+
+
+@functools.lru_cache(maxsize=64)
+def device_code(name: str) -> tuple[int, int]:
+    """DLPack's (type, id) of a device's name.
+
+    Raises
+    ------
+    WrongType
+        Not ``"cpu"``, ``"cuda"``, ``"cuda:<number>"`` or ``"pinned"`` (page-locked host memory).
+    """
+    if name == "cpu":
+        return CPU, 0
+    if name == "pinned":
+        return PINNED, 0
+    if isinstance(name, str):
+        kind, _, number = name.partition(":")
+        if kind == "cuda" and (number == "" or number.isdecimal()):
+            return CUDA, int(number or 0)
+    raise WrongType(f"device must be 'cpu', 'cuda', 'cuda:<number>' or 'pinned', got {name!r:.40}")
+
+
+@functools.lru_cache(maxsize=64)
+def device_name(kind: int, number: int) -> str:
+    """Name of DLPack's (type, id).
+
+    Raises
+    ------
+    ExchangeRefused
+        A device that nothing here reaches.
+    """
+    names = {CPU: "cpu", PINNED: "pinned", CUDA: f"cuda:{number}"}
+    if kind not in names:
+        raise ExchangeRefused(f"the array lies on a device of DLPack type {kind}; CPU, CUDA and pinned memory are read")
+    return names[kind]
+
+
+def stream_pointer(stream: Any) -> int:
+    """A stream as DLPack writes it: 1 is the default stream, 2 the per-thread one, more an address.
+
+    Parameters
+    ----------
+    stream : a pointer, what has ``ptr`` or ``__cuda_stream__``; None: CuPy's current stream.
+
+    Raises
+    ------
+    WrongType
+        It is no stream.
+    """
+    if stream is None:
+        stream = importlib.import_module("cupy").cuda.get_current_stream()
+    if hasattr(stream, "__cuda_stream__"):
+        stream = stream.__cuda_stream__()[1]
+    pointer = getattr(stream, "ptr", stream)
+    if isinstance(pointer, bool) or not isinstance(pointer, int | np.integer) or pointer < 0:
+        raise WrongType(f"stream must be a pointer, have ptr or __cuda_stream__, or be None, got {stream!r:.60}")
+    return int(pointer) or LEGACY_STREAM
+
+
+def run_after(later: int, earlier: int, device: int) -> None:
+    """What is launched on `later` from now on waits, on the device, for what was launched on `earlier`."""
+    if later == earlier:
+        return
+    cuda = importlib.import_module("cupy").cuda
+    with cuda.Device(device):
+        event = cuda.Event(disable_timing=True)
+        event.record(cuda.ExternalStream(earlier))
+        cuda.ExternalStream(later).wait_event(event)

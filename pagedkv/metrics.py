@@ -1,0 +1,180 @@
+"""Counters of caches for Prometheus. Counters and never ratios: a rate over any window is the asker's division.
+
+    from prometheus_client import REGISTRY
+    REGISTRY.register(CacheCollector(llama=cache, draft=another_cache))
+
+A scrape is one ``cache.stats()`` per cache; between scrapes nothing is done. Needs the extra ``metrics``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pagedkv.stats import CacheStats
+
+# counters of the core: name there -> name here, what it counts
+BY_TIER = {
+    "hit_blocks": ("matched_blocks", "Whole blocks matched, by the tier they were found in."),
+    "promoted": ("promoted_blocks", "Blocks brought to the device, by the tier they came from."),
+    "demoted": ("demoted_blocks", "Blocks moved one tier down, by the tier they came from."),
+    "dropped": ("dropped_blocks", "Blocks lost, by the tier that held them last."),
+    "trimmed": ("trimmed_blocks", "Redundant copies given up, by tier."),
+}
+TOLD = {
+    "acquired": ("matches", "Prompts that were matched with the prefix tree."),
+    "inserted": ("inserted_blocks", "Blocks that joined the prefix tree."),
+    "adopted": ("adopted_blocks", "Blocks that a sequence gave up because the tree had the same tokens."),
+    "failed_promotions": ("failed_promotion_blocks", "Blocks whose promotion failed."),
+    "failed_demotions": ("failed_demotion_blocks", "Blocks whose demotion failed."),
+    "late_promotions": ("late_promotion_blocks", "Blocks whose promotion came too late."),
+    "refused_demotions": ("refused_demotion_blocks", "Blocks that were dropped instead of demoted."),
+    "blocked_matches": ("blocked_matches", "Matches that ended early at blocks on their way."),
+    "refused_by_quota": ("refused_by_quota_blocks", "Blocks that a quota did not admit."),
+    "expired": ("expired_blocks", "Blocks whose time to live ended."),
+    "events_lost": ("events_lost", "KV events that the ring had no room for."),
+}
+NOW = {  # what there is of it now
+    "owners": ("prefix_owners", "Prefixes that sequences, pins and prefetches own now."),
+    "in_flight": ("transfers_in_flight", "Transfers between tiers that are under way now."),
+    "pinned_blocks": ("pinned_blocks", "Blocks that pins hold now."),
+    "cached_blocks": ("tree_blocks", "Blocks that the prefix tree has now, in whatever tiers."),
+}
+DISK = {
+    "blocks_read": ("disk_read_blocks", "Blocks served from the disk."),
+    "blocks_written": ("disk_written_blocks", "Blocks stored on the disk."),
+    "misses": ("disk_missed_blocks", "Reads from the disk that were no hit, by reason."),
+    "write_errors": ("disk_write_errors", "Writes to the disk that failed, by the name of the errno."),
+    "writes_refused": ("disk_refused_writes", "Blocks not written because of the state that the disk tier was in."),
+    "disk_hits_declined": ("disk_declined_tokens", "Tokens computed because loading them would have taken longer."),
+    "refused_by_admission": ("disk_refused_by_admission_blocks", "Blocks that admission did not let be written."),
+    "refused_by_write_budget": ("disk_refused_by_write_budget_blocks", "Blocks that the write budget had no room for."),
+}
+DISK_STATES = ("ok", "read_only", "off", "left_out")
+
+
+class Source(Protocol):
+    """What is scraped: a KVCache."""
+
+    def stats(self) -> CacheStats:
+        """Counters so far and what the tiers hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number of one cache."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    words: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class CacheCollector:
+    """Gives Prometheus the counters of one or more caches, each under its own label ``cache``.
+
+    Parameters
+    ----------
+    caches : KVCache by name.
+
+    Raises
+    ------
+    ImportError
+        prometheus_client is not installed; names the extra that brings it.
+    """
+
+    def __init__(self, **caches: Source) -> None:
+        try:
+            self._families: Any = importlib.import_module("prometheus_client.metrics_core")
+        except ImportError:
+            raise ImportError("metrics need prometheus_client: pip install 'pagedkv[metrics]'") from None
+        self._changing = threading.Lock()
+        self._caches = dict(caches)
+
+    def add(self, name: str, cache: Source) -> None:
+        """Scrape this cache too; in place of the one that had the name before."""
+        with self._changing:
+            self._caches = {**self._caches, name: cache}
+
+    def remove(self, name: str) -> None:
+        """Scrape it no more, and hold on to it no longer. An unknown name is fine."""
+        with self._changing:
+            self._caches = {known: cache for known, cache in self._caches.items() if known != name}
+
+    def describe(self) -> Iterable[Any]:
+        """Nothing: what there is depends on the caches' tiers, so registering scrapes nothing."""
+        return ()
+
+    def collect(self) -> Iterable[Any]:
+        """One family per name, with the samples of all caches."""
+        kinds = {"counter": self._families.CounterMetricFamily, "gauge": self._families.GaugeMetricFamily}
+        families: dict[str, Any] = {}
+        for name, cache in self._caches.items():
+            for sample in samples(cache.stats()):
+                labels = {"cache": name, **sample.labels}
+                family = families.get(sample.name)
+                if family is None:
+                    family = kinds[sample.kind](f"pagedkv_{sample.name}", sample.words, labels=list(labels))
+                    families[sample.name] = family
+                family.add_metric(list(labels.values()), sample.value)
+        return list(families.values())
+
+
+def samples(stats: CacheStats) -> list[Sample]:
+    """Everything that a snapshot counts, by the names it has here (without ``pagedkv_`` and ``_total``)."""
+    found: list[Sample] = []
+
+    def count(name: str, words: str, value: float, **labels: str) -> None:
+        found.append(Sample(name, "counter", words, labels, value))
+
+    def gauge(name: str, words: str, value: float, **labels: str) -> None:
+        found.append(Sample(name, "gauge", words, labels, value))
+
+    gauge("sequences", "Live sequences.", stats.sequences)
+    count("prompt_tokens", "Tokens of all prompts opened.", stats.prompt_tokens)
+    count("computed_tokens", "Tokens whose KV was written by steps.", stats.computed_tokens)
+    for tier, tokens in stats.hit_tokens.items():
+        count("tier_hit_tokens", "Prompt tokens served from the cache, by the tier they came from.", tokens, tier=tier)
+    count("missed_promotion_blocks", "Blocks matched in a colder tier that could not be brought up.",
+          stats.missed_promotions)  # fmt: skip
+    count("failed_move_blocks", "Blocks whose move failed, came late or was cancelled.", stats.failed_moves)
+    for way, num_bytes in stats.moved_bytes.items():
+        source, _, destination = way.partition("_to_")
+        count("moved_bytes", "Bytes moved between tiers.", num_bytes, source=source, destination=destination)
+    for tier, counts in stats.blocks.items():
+        gauge("tier_max_blocks", "Blocks that a tier may come to have.", counts["max"], tier=tier)
+        gauge("tier_capacity_blocks", "Blocks that a tier has now.", counts["capacity"], tier=tier)
+        gauge("tier_available_blocks", "Free blocks that nobody has reserved.", counts["available"], tier=tier)
+        for state in ("free", "live", "cached", "reserved"):
+            words = "Blocks by state: free; live, held by somebody; cached, owned by the tree alone; reserved."
+            gauge("tier_blocks", words, counts[state], tier=tier, state=state)
+    for key, (name, words) in BY_TIER.items():
+        for tier, num_blocks in stats.placement[key].items():
+            count(f"tier_{name}", words, num_blocks, tier=tier)
+    for key, (name, words) in TOLD.items():
+        count(name, words, stats.placement[key])
+    for key, (name, words) in NOW.items():
+        gauge(name, words, stats.placement[key])
+    if stats.disk is not None:
+        found += _of_disk(stats.disk)
+    return found
+
+
+def _of_disk(disk: Mapping[str, Any]) -> list[Sample]:
+    found = [
+        Sample("disk_state", "gauge", "1 for the state that the disk tier is in.", {"state": state},
+               float(disk["state"] == state))
+        for state in DISK_STATES
+    ]  # fmt: skip
+    for key, (name, words) in DISK.items():
+        if key in disk:  # a tier that was left out counts less
+            by_reason = disk[key]
+            if isinstance(by_reason, Mapping):
+                found += [Sample(name, "counter", words, {"reason": reason}, n) for reason, n in by_reason.items()]
+            else:
+                found.append(Sample(name, "counter", words, {}, by_reason))
+    return found

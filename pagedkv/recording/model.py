@@ -1,0 +1,145 @@
+"""What a recording is made of. Plain data: integers, texts and tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+FORMAT, VERSION = "pagedkv recording", 1
+
+Moving = Literal["", "out", "in"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlock:
+    """A block that somebody owns.
+
+    Attributes
+    ----------
+    block : int
+        Its id in its tier.
+    references : int
+        How many owners it has.
+    in_tree : bool
+        Whether the prefix tree is one of them.
+    sequences : tuple of str
+        Sequences that have it in their block tables, by name.
+    moving : ``"out"`` (source of a move in flight), ``"in"`` (its destination) or ``""``
+    tokens : tuple of int
+        Tokens whose KV is in it, from its first slot on; empty where that is not known.
+    """
+
+    block: int
+    references: int
+    in_tree: bool
+    sequences: tuple[str, ...]
+    moving: Moving
+    tokens: tuple[int, ...]
+
+    @property
+    def others(self) -> int:
+        """Owners beside tree, sequences and move: pins, prefetches, prompts being opened, whoever was there before."""
+        return self.references - self.in_tree - len(self.sequences) - bool(self.moving)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several sequences have it."""
+        return len(self.sequences) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """A sequence: its tokens, and its block table.
+
+    Attributes
+    ----------
+    name : str
+        ``"A"``, ``"B"``, ... in the order in which they were opened.
+    parent : str
+        Name of the sequence that it was forked from, or empty.
+    tokens : tuple of int
+    computed : int
+        Leading tokens whose KV is written.
+    blocks : tuple of int
+        Device block of each of its logical blocks.
+    """
+
+    name: str
+    parent: str
+    tokens: tuple[int, ...]
+    computed: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A block's copy from one tier to another: under way in this frame, or just over."""
+
+    source: str
+    block: int
+    destination: str
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One picture.
+
+    Attributes
+    ----------
+    what : the span that it belongs to (:mod:`pagedkv.hooks`), ``"opened"`` or ``"note"``.
+    caption : what happened, in a sentence.
+    sequences : tuple of SequenceState, in the order in which they were opened
+    tiers : mapping of tier name to tuple of HeldBlock, by id; the other blocks are free.
+    copies : tuple of (source, destination)
+        Device blocks copied because a sequence was about to write into a shared one.
+    moves : tuple of Move
+    """
+
+    what: str
+    caption: str
+    sequences: tuple[SequenceState, ...]
+    tiers: Mapping[str, tuple[HeldBlock, ...]]
+    copies: tuple[tuple[int, int], ...]
+    moves: tuple[Move, ...]
+
+    def held(self, tier: str = "device") -> dict[int, HeldBlock]:
+        """The blocks of a tier that somebody owns, by id."""
+        return {held.block: held for held in self.tiers.get(tier, ())}
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded run.
+
+    Attributes
+    ----------
+    block_size : int
+        Tokens of a block.
+    policy : str
+        The eviction policy.
+    tiers : mapping of tier name to int
+        Blocks of each tier, hottest first.
+    frames : tuple of Frame
+    left_out : int
+        Frames that were not recorded: beyond the recorder's bound, or while another thread changed the books.
+    texts : mapping of int to str
+        How to write a token, for those that have a text.
+    """
+
+    block_size: int
+    policy: str
+    tiers: Mapping[str, int]
+    frames: tuple[Frame, ...]
+    left_out: int
+    texts: Mapping[int, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        whole = asdict(self)
+        return {"format": FORMAT, "version": VERSION, **whole, "texts": {str(t): s for t, s in self.texts.items()}}
+
+    def text(self, token: int) -> str:
+        """A token in words, or its number."""
+        return self.texts.get(token, str(token))

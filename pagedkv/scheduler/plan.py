@@ -1,0 +1,76 @@
+"""What to run in one step: decided by the scheduler, computed by its caller, reported back once or never."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.scheduler.request import Branch, Request
+from pagedkv.sequence import Batch, Sequence
+
+
+class Plan:
+    """One step's work. False where there is nothing to run.
+
+    The first ``len(lanes)`` sequences of the batch want a token; the rest are chunks of prompts that do not end here.
+
+    Attributes
+    ----------
+    batch : Batch
+        For ``cache.step(plan.batch, q_lens=plan.q_lens, lookahead=plan.lookahead)``, or :meth:`Scheduler.step`.
+    q_lens : int32 [num_seqs]
+        Tokens of each sequence to compute.
+    lookahead : int
+    lanes : sequence of Branch
+        Who wants a token, in the order of the batch.
+    num_tokens : int
+    expired : tuple of Request
+        Those whose deadline passed before this step.
+    from_prompt, has_drafts, expected
+        For the report: lanes from here on end their prompt with this step; whether a lane verifies a draft; tokens of
+        the first sequence that are computed once the step is committed.
+    """
+
+    __slots__ = (
+        *("batch", "expected", "expired", "from_prompt", "has_drafts", "lanes"),
+        *("lookahead", "num_tokens", "q_lens"),
+    )
+
+    def __init__(
+        self,
+        batch: Batch,
+        q_lens: NDArray[np.int32],
+        num_tokens: int,
+        lookahead: int,
+        lanes: Seq[Branch],
+        expired: tuple[Request, ...],
+        from_prompt: int,
+        has_drafts: bool,
+        expected: int,
+    ) -> None:
+        self.batch, self.q_lens, self.num_tokens, self.lookahead = batch, q_lens, num_tokens, lookahead
+        self.lanes, self.expired = lanes, expired
+        self.from_prompt, self.has_drafts, self.expected = from_prompt, has_drafts, expected
+
+    @property
+    def sequences(self) -> Seq[Sequence]:
+        """The batch's sequences."""
+        return self.batch.sequences
+
+    @property
+    def last_tokens(self) -> NDArray[np.int64]:
+        """For each lane, which of the step's tokens is its last, whose logits give the next: int64 [num_lanes]."""
+        return np.cumsum(self.q_lens[: len(self.lanes)], dtype=np.int64) - 1
+
+    @property
+    def num_drafts(self) -> NDArray[np.int64]:
+        """For each lane, how many of its tokens are a draft to be verified: int64 [num_lanes]."""
+        return np.array([len(branch.draft) for branch in self.lanes], np.int64)
+
+    def __bool__(self) -> bool:
+        return len(self.batch) > 0
+
+    def __repr__(self) -> str:
+        return f"<Plan, {self.num_tokens} tokens of {len(self.batch)} sequences, {len(self.lanes)} want the next>"

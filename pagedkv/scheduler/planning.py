@@ -1,0 +1,134 @@
+"""What the next step computes: every lane's token, drafts as far as they fit, and chunks of prompts with the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.cache import KVCache
+from pagedkv.scheduler.options import SchedulerOptions
+from pagedkv.scheduler.plan import Plan
+from pagedkv.scheduler.queue import by_rank
+from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
+from pagedkv.scheduler.running import Running
+from pagedkv.sequence import Batch
+
+
+class Planner:
+    """Makes plans over what runs, suspending those of the worst rank where there are too few blocks."""
+
+    def __init__(self, cache: KVCache, running: Running, options: SchedulerOptions) -> None:
+        self._table, self._running, self._options = cache.table, running, options
+        self._ones = np.ones(options.max_running, np.int32)
+        self._ones.flags.writeable = False
+
+    def plan(self, drafts: dict[Branch, Tokens], expired: tuple[Request, ...]) -> Plan:
+        """The next step's work; drafts that found no place are forgotten.
+
+        Raises
+        ------
+        OutOfBlocks
+            One request is left, and it does not fit beside what others than the scheduler hold.
+        """
+        running, lanes, lookahead = self._running, self._running.lanes, self._options.lookahead
+        if not running.computing and not drafts:
+            rows = lanes.rows.copy()
+            if len(rows) and self._table.blocks_needed(rows, None, lookahead) > running.room():
+                return self._tight(drafts, expired)
+            batch = Batch(lanes.sequences[:], rows)
+            return self._made(batch, self._ones[: len(rows)], len(rows), lanes.branches[:], expired, len(rows), False)
+        return self._tight(drafts, expired)
+
+    def _tight(self, drafts: dict[Branch, Tokens], expired: tuple[Request, ...]) -> Plan:
+        """With chunks and drafts, and with somebody suspended until it fits."""
+        running = self._running
+        drafted = bool(drafts) and self._propose(drafts)
+        left_out: set[Branch] = set()
+        while True:
+            lane_lens = self._lane_lens() if drafted else self._ones[: len(running.lanes)]
+            lane_tokens = int(lane_lens.sum()) if drafted else len(lane_lens)
+            chunks = self._chunks(self._options.max_batch_tokens - lane_tokens, left_out)
+            rows = np.array([branch.seq.row for branch, _ in chunks if branch.seq is not None], np.int64)
+            rows = np.concatenate((running.lanes.rows, rows))
+            q_lens = np.concatenate((lane_lens, np.array([take for _, take in chunks], np.int32)))
+            need = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
+            if not len(rows) or need <= running.room():
+                break
+            self._make_way(need, [branch for branch, _ in chunks], left_out)
+        lanes = running.lanes
+        ending = [branch for branch, take in chunks if self._ends(branch, take)]
+        sequences = [*lanes.sequences, *(branch.seq for branch, _ in chunks if branch.seq is not None)]
+        num_tokens = lane_tokens + sum(take for _, take in chunks)
+        wanting = [*lanes.branches, *ending]
+        return self._made(Batch(sequences, rows), q_lens, num_tokens, wanting, expired, len(lanes), drafted)
+
+    def _made(
+        self,
+        batch: Batch,
+        q_lens: NDArray[np.int32],
+        num_tokens: int,
+        wanting: list[Branch],
+        expired: tuple[Request, ...],
+        from_prompt: int,
+        has_drafts: bool,
+    ) -> Plan:
+        expected = self._table.info(batch.rows[0])[1] + int(q_lens[0]) if len(batch) else 0
+        lookahead = self._options.lookahead
+        return Plan(batch, q_lens, num_tokens, lookahead, wanting, expired, from_prompt, has_drafts, expected)
+
+    def _chunks(self, budget: int, left_out: set[Branch]) -> list[tuple[Branch, int]]:
+        """Who computes how much of its prompt: by rank as far as the budget goes, those that end first in the batch."""
+        chunks: list[tuple[Branch, int]] = []
+        for branch in sorted(self._running.computing, key=lambda branch: by_rank(branch.request)):
+            take = min(self._running.wanted(branch), budget)
+            if take > 0 and branch not in left_out:
+                chunks.append((branch, take))
+                budget -= take
+        chunks.sort(key=lambda chunk: not self._ends(*chunk))
+        return chunks
+
+    def _ends(self, branch: Branch, take: int) -> bool:
+        """Whether with this chunk the branch wants its next token."""
+        return branch.request not in self._running.held and take == self._running.pending(branch)
+
+    def _lane_lens(self) -> NDArray[np.int32]:
+        lanes = self._running.lanes
+        return np.array([1 + len(branch.draft) for branch in lanes.branches], np.int32)
+
+    def _propose(self, drafts: dict[Branch, Tokens]) -> bool:
+        """Append what fits of the drafts; whether anything did."""
+        lanes = self._running.lanes
+        budget = most = self._options.max_batch_tokens - len(lanes)
+        for i, branch in enumerate(lanes.branches):
+            if branch in drafts and branch.seq is not None:
+                k = min(len(drafts[branch]), lanes.left(i) - 1, budget)
+                if k > 0:
+                    branch.seq.append(drafts[branch][:k])
+                    branch.draft = drafts[branch][:k]
+                    budget -= k
+        return budget < most
+
+    def _make_way(self, need: int, chunks: list[Branch], left_out: set[Branch]) -> None:
+        """Give up what is least wanted: the drafts, then the worst request's chunk, then that request."""
+        running = self._running
+        proposed = [branch for branch in running.lanes.branches if len(branch.draft)]
+        if proposed:
+            for branch in proposed:
+                self.forget_draft(branch)
+            return
+        worst = running.requests[-1]
+        chunk = next((branch for branch in chunks if branch.request is worst), None)
+        if len(running.requests) == 1:
+            raise running.out_of_blocks(need)
+        if chunk is not None:
+            left_out.add(chunk)
+        else:
+            running.suspend(worst)
+
+    def forget_draft(self, branch: Branch) -> None:
+        """Cut a branch back to before its draft."""
+        if len(branch.draft) and branch.seq is not None:
+            branch.seq.truncate(branch.seq.num_tokens - len(branch.draft))
+            branch.draft = NO_TOKENS
+            if self._running.pending(branch) > 1:
+                self._running.back_to_computing(branch)

@@ -1,0 +1,176 @@
+"""What a step's tokens change: branches grow, fork, end; drafts are kept as far as they were right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from pagedkv.cache import KVCache
+from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.scheduler.plan import Plan
+from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
+from pagedkv.scheduler.running import Running
+
+
+class Reporter:
+    """Applies reports to what runs. All of a report is looked at before any of it counts."""
+
+    def __init__(self, cache: KVCache, running: Running) -> None:
+        self._cache, self._running = cache, running
+        self._as_tokens = cache.placement.tree.tokens
+
+    def apply(self, plan: Plan, tokens: Any) -> list[Request]:
+        """The lanes of a committed plan go on with these; requests none of whose branches runs any more.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+            They are no tokens, too many or too few, or contradict a draft. Nothing was changed.
+        """
+        lanes = plan.lanes
+        simple = not (plan.has_drafts or self._running.lanes.num_beams)
+        if simple and not any(branch.request.width > 1 for branch in lanes[plan.from_prompt :]):
+            values = self._as_tokens(tokens)
+            if len(values) != len(lanes):
+                raise InvalidArgument(f"{len(lanes)} lanes want a token each, got {len(values)}")
+            return self._one_each(plan, values)
+        return self._several(plan, self._entries(plan, tokens))
+
+    # ---- one token each: arrays
+
+    def _one_each(self, plan: Plan, values: Tokens) -> list[Request]:
+        lanes, first = self._running.lanes, plan.from_prompt
+        self._cache.table.append(plan.batch.rows[: len(values)], values)
+        last = lanes.take(values[:first]) if first else []
+        ended = [lanes.branches[i] for i in last]
+        for i in reversed(last):
+            lanes.remove_at(i)
+        for branch in plan.lanes[first:]:
+            self._running.computing.remove(branch)
+            lanes.add_unless_over(branch, ended)
+        return _end(ended)
+
+    # ---- several tokens for some: lane by lane
+
+    def _entries(self, plan: Plan, tokens: Any) -> list[Tokens]:
+        """What each lane was given, as int32 [n], checked."""
+        try:
+            given = list(tokens)
+        except TypeError:
+            raise WrongType(f"a report is one entry per lane, not {type(tokens).__name__}") from None
+        if len(given) != len(plan.lanes):
+            raise InvalidArgument(f"{len(plan.lanes)} lanes want an entry each, got {len(given)}")
+        entries = [self._as_tokens(entry if np.ndim(entry) else [entry]) for entry in given]
+        going_on: dict[Request, int] = {}
+        new_rows = 0
+        for branch, entry in zip(plan.lanes, entries, strict=True):
+            request = branch.request
+            if _branches_out(branch):
+                stops = sum(token in request.stop_tokens for token in entry.tolist())
+                goes = len(entry) - stops
+                going_on[request] = going_on.get(request, 0) + goes
+                new_rows += max(0, goes - 1)
+                if request.beams == 1 and len(entry) != request.n:
+                    raise InvalidArgument(f"request {request.id} wants {request.n} first tokens, got {len(entry)}")
+            elif not 1 <= len(entry) <= 1 + len(branch.draft):
+                raise InvalidArgument(f"{branch} wants 1 token and at most its draft's before it, got {len(entry)}")
+            elif not np.array_equal(entry[:-1], branch.draft[: len(entry) - 1]):
+                raise InvalidArgument(f"{branch} accepted {entry[:-1].tolist()}, its draft was {branch.draft.tolist()}")
+        for request, goes in going_on.items():
+            if goes > request.width:
+                raise InvalidArgument(f"request {request.id} has {request.width} beams, {goes} go on")
+        if new_rows > self._cache.max_sequences - self._cache.table.num_rows:
+            raise InvalidArgument(
+                f"{new_rows} branches fork off, and the cache has {self._cache.table.num_rows} of at most "
+                f"{self._cache.max_sequences} sequences: release others, or open it with a larger max_sequences"
+            )
+        return entries
+
+    def _several(self, plan: Plan, entries: Seq[Tokens]) -> list[Request]:
+        ended: list[Branch] = []
+        lanes = self._running.lanes
+        forking: dict[Request, list[tuple[Branch, list[int]]]] = {}
+        for i, (branch, entry) in enumerate(zip(plan.lanes, entries, strict=True)):
+            if _branches_out(branch):
+                forking.setdefault(branch.request, []).append((branch, entry.tolist()))
+                continue
+            if i >= plan.from_prompt:
+                self._running.computing.remove(branch)
+                self._extend(branch, entry)
+                lanes.add_unless_over(branch, ended)
+            else:
+                kept = self._extend(branch, entry)
+                at = lanes.branches.index(branch)
+                lanes.count(at, len(kept))
+                if lanes.left(at) <= 0 or int(kept[-1]) in branch.request.stop_tokens:
+                    lanes.remove_at(at)
+                    ended.append(branch)
+                elif self._running.pending(branch) > 1:
+                    self._running.back_to_computing(branch)
+        gone = [request for request, pairs in forking.items() if self._fork(request, pairs)]
+        return [*gone, *_end(ended)]
+
+    def _extend(self, branch: Branch, entry: Tokens) -> Tokens:
+        """Keep what was right of the draft, add the token after it; the tokens that count."""
+        assert branch.seq is not None
+        stops = [i for i, token in enumerate(entry.tolist()) if token in branch.request.stop_tokens]
+        kept = entry[: stops[0] + 1] if stops else entry
+        draft, branch.draft = branch.draft, NO_TOKENS
+        if len(draft) > len(kept) - 1:
+            branch.seq.truncate(branch.seq.num_tokens - len(draft) + len(kept) - 1)
+        branch.seq.append(kept[-1:])
+        return kept
+
+    def _fork(self, request: Request, pairs: Seq[tuple[Branch, list[int]]]) -> bool:
+        """Each branch goes on with its tokens: none, one, or several in forks. Whether the request is over."""
+        over = pairs[0][0].num_output + 1 >= request.max_new_tokens
+        going: list[tuple[Branch, list[int]]] = []
+        for branch, tokens in pairs:
+            goes = [] if over else [token for token in tokens if token not in request.stop_tokens]
+            for token in tokens if over else [token for token in tokens if token in request.stop_tokens]:
+                done = Branch(request, NO_TOKENS)
+                done.end(np.append(branch.output, np.int32(token)))
+                request.branches.append(done)
+            if branch in self._running.computing:
+                self._running.computing.remove(branch)
+            elif not goes:
+                self._running.lanes.remove(branch)
+            if goes:
+                going.append((branch, goes))
+            else:
+                request.branches.remove(branch)
+                branch.let_go()
+        for branch, goes in going:
+            assert branch.seq is not None
+            forks = branch.seq.fork(len(goes) - 1)
+            branch.seq.append(goes[0])
+            if branch in self._running.lanes.branches:
+                at = self._running.lanes.branches.index(branch)
+                self._running.lanes.count(at, 1)
+            else:
+                self._running.lanes.add(branch)
+            for seq, token in zip(forks, goes[1:], strict=True):
+                fork = Branch(request, NO_TOKENS)
+                fork.seq = seq
+                seq.append(token)
+                request.branches.append(fork)
+                self._running.lanes.add(fork)
+        return not request.live()
+
+
+def _end(ended: Seq[Branch]) -> list[Request]:
+    """These branches, which are no lanes any more, have their last token; requests that have no others."""
+    finished = []
+    for branch in ended:
+        branch.end(branch.output)
+        if not branch.request.live():
+            finished.append(branch.request)
+    return finished
+
+
+def _branches_out(branch: Branch) -> bool:
+    """Whether what it is given are alternatives."""
+    request = branch.request
+    return request.beams > 1 or (request.n > 1 and branch.num_output == 0)

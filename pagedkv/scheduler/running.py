@@ -1,0 +1,273 @@
+"""What runs and what was suspended: opened from the cache, let go of, and taken up again.
+
+A branch that runs is in one of two places:
+
+    computing   tokens of its prompt (or of what it had before it was suspended) are left to compute
+    lanes       one token is left to compute, and the next is wanted
+
+A request of several branches that is taken up again is `held` until all of them are back: they are opened one after the
+other, so that each finds what the one before has computed, and their common blocks are held once.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Literal
+
+import numpy as np
+
+from pagedkv.cache import KVCache
+from pagedkv.errors import InvalidArgument, OutOfBlocks
+from pagedkv.scheduler.lanes import Lanes
+from pagedkv.scheduler.options import SchedulerOptions
+from pagedkv.scheduler.queue import by_rank
+from pagedkv.scheduler.request import Branch, Request, State
+
+
+class Running:
+    """The requests that hold blocks, and those that had to give theirs up.
+
+    Attributes
+    ----------
+    requests, suspended : list of Request, by rank
+    lanes : Lanes
+    computing : list of Branch
+    held : list of Request
+    width : sequences that the running requests may come to have.
+    worst_blocks : blocks that they may come to hold, shared ones counted for each.
+    preemptions : how often somebody was suspended, by how.
+    """
+
+    def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
+        self._cache, self._options = cache, options
+        self._table, self._placement = cache.table, cache.placement
+        pool = self._placement.pools[0]
+        assert pool is not None
+        self._pool = pool
+        self.capacity = pool.max_blocks
+        tiers = enumerate(self._placement.pools)
+        self._below = next((tier for tier, pool in tiers if tier and pool is not None), None)  # where to swap to
+        self._watermark = int(options.watermark * self.capacity)
+        self.requests: list[Request] = []
+        self.suspended: list[Request] = []
+        self.lanes = Lanes(options.max_running)
+        self.computing: list[Branch] = []
+        self.held: list[Request] = []
+        self.width = self.worst_blocks = 0
+        self.preemptions = {"swap": 0, "recompute": 0}
+
+    # ---- room
+
+    def room(self) -> int:
+        """Blocks that a step may be given: free ones, and those that the tree alone owns."""
+        counts = self._pool.counts()
+        return counts["available"] + counts["cached"]
+
+    def out_of_blocks(self, asked: int) -> OutOfBlocks:
+        """The error for a scheduler whose last request does not fit beside what others hold."""
+        return self._placement.out_of_blocks(asked)
+
+    def pending(self, branch: Branch) -> int:
+        """Tokens of it that are not computed."""
+        assert branch.seq is not None
+        num_tokens, computed, _, _ = self._table.info(branch.seq.row)
+        return num_tokens - computed
+
+    def wanted(self, branch: Branch) -> int:
+        """Tokens that a branch of `computing` still has to compute before it is done with that."""
+        return self.pending(branch) - (branch.request in self.held)
+
+    def _promised(self) -> int:
+        """Blocks that running sequences need for what they have begun: the lanes' next step, prompts to their end."""
+        need = self._table.blocks_needed(self.lanes.rows, None, self._options.lookahead)
+        if self.computing:
+            rows = np.array([branch.seq.row for branch in self.computing if branch.seq is not None], np.int64)
+            need += self._table.blocks_needed(rows, None, self._options.lookahead)
+        return need
+
+    # ---- beginning and going on
+
+    def start(self, request: Request) -> bool:
+        """Begin a request, or take one up again, if there is room now; else nothing has changed.
+
+        Raises
+        ------
+        OutOfBlocks, InvalidArgument
+            Nothing else runs, and still it does not fit: others than the scheduler hold the rest of the blocks, or of
+            the cache's sequences.
+        """
+        options, alone = self._options, not self.requests
+        if self.width + request.width > options.max_running:
+            return False
+        open_now, most = self._table.num_rows, self._cache.max_sequences
+        if most - open_now < request.width:
+            if alone:
+                raise InvalidArgument(
+                    f"{request} needs {request.width} sequences, and others than the scheduler hold {open_now} of the "
+                    f"cache's {most}: release them, or open the cache with a larger max_sequences"
+                )
+            return False
+        beyond = 0 if alone else self._promised() + self._watermark
+        worst = self.worst_blocks + request.worst_blocks + self._watermark
+        if options.admission == "worst_case" and not alone and worst > self.capacity:
+            return False
+        branch = request.live()[0]
+        tokens, size = branch.tokens, self._cache.spec.block_size
+        if not alone:  # without touching anything: even if all that is cached of it were held by others already
+            room = self.room()
+            if len(tokens) // size + beyond > room:
+                cached = self._cache.explain(tokens, request.namespace).cached_tokens
+                if (len(tokens) - cached) // size + beyond > room:
+                    return False
+        try:
+            seq = self._cache.sequence(tokens, request.namespace)
+        except OutOfBlocks:
+            if alone:
+                raise
+            return False
+        fresh = self._table.blocks_needed([seq.row], None, options.lookahead)
+        if fresh + beyond > self.room():
+            seq.release()
+            if alone:
+                raise self.out_of_blocks(fresh)
+            return False
+        branch.seq = seq
+        if not request.admitted:
+            request.hit_tokens = dict(seq.hit_tokens)
+        self._keep_again(branch)
+        self._enter(request)
+        return True
+
+    def _enter(self, request: Request) -> None:
+        if request.state == "suspended":
+            self.suspended.remove(request)
+        request.state = "running"
+        bisect.insort(self.requests, request, key=by_rank)
+        self.width += request.width
+        self.worst_blocks += request.worst_blocks
+        live = request.live()
+        if len(live) > 1:
+            self.held.append(request)
+        self.computing.append(live[0])
+
+    def open_held(self) -> None:
+        """Open what can be opened of the requests that come back with several branches.
+
+        Raises
+        ------
+        OutOfBlocks
+            As :meth:`start`.
+        """
+        for request in list(self.held):
+            if request in self.held:
+                self._open_next(request)
+
+    def _open_next(self, request: Request) -> None:
+        for branch in request.live():
+            if branch.seq is None:
+                while not self._opened(branch):
+                    self.suspend(self.requests[-1])
+                    if request.state != "running":
+                        return
+                self.computing.append(branch)
+            if branch in self.computing:
+                if self.pending(branch) > 1:
+                    return
+                self.computing.remove(branch)
+        self.held.remove(request)
+        for branch in request.live():
+            self.lanes.add(branch)
+
+    def _opened(self, branch: Branch) -> bool:
+        """Open a branch of a request that runs; False if somebody has to be suspended for it."""
+        try:
+            branch.seq = self._cache.sequence(branch.saved, branch.request.namespace)
+        except OutOfBlocks:
+            if len(self.requests) == 1:
+                raise
+        self._keep_again(branch)
+        return branch.seq is not None
+
+    def _keep_again(self, branch: Branch) -> None:
+        """What was the first to go is kept like everything else."""
+        if branch.seq is not None and branch.request.preempted_by == "recompute" and self._below is not None:
+            branch.seq.retain()
+
+    # ---- stopping
+
+    def suspend(self, request: Request) -> None:
+        """Take a running request's blocks away; it goes on later from the tokens it has.
+
+        Its whole blocks stay cached and go when somebody needs the room, no sooner and no more of them: to a colder
+        tier, from which they come back, or for good. Where computing them again is cheaper than moving them twice,
+        they are the first to go from every tier until it is taken up again.
+        """
+        how = self._cheaper(sum(branch.seq.num_computed for branch in request.live() if branch.seq is not None))
+        for branch in request.live():
+            if branch.seq is not None:
+                branch.saved = branch.tokens
+                if how == "recompute" and self._below is not None:
+                    branch.seq.retain(priority=0, ttl_s=0)
+        self.leave(request, "suspended")
+        bisect.insort(self.suspended, request, key=by_rank)
+        request.preempted_by = how
+        request.num_preemptions += 1
+        self.preemptions[how] += 1
+
+    def _cheaper(self, num_tokens: int) -> Literal["swap", "recompute"]:
+        """What the measured costs say; as long as they say nothing, swap, if there is anywhere to swap to."""
+        if self._below is None:
+            return "recompute"
+        load = self._cache.costs.load_s(num_tokens // self._cache.spec.block_size, self._below)
+        compute = self._cache.costs.compute_s(num_tokens)
+        return "recompute" if load is not None and compute is not None and 2 * load > compute else "swap"
+
+    def leave(self, request: Request, state: State) -> None:
+        """A running request's live branches let go of everything."""
+        for branch in request.live():
+            if branch in self.computing:
+                self.computing.remove(branch)
+            elif branch.seq is not None and request not in self.held:
+                self.lanes.remove(branch)
+            branch.let_go()
+        if request in self.held:
+            self.held.remove(request)
+        self.requests.remove(request)
+        self.width -= request.width
+        self.worst_blocks -= request.worst_blocks
+        request.state = state
+
+    def back_to_computing(self, branch: Branch) -> None:
+        """A branch of the lanes lost more than its last token; beams wait for each other, as they go in step."""
+        request = branch.request
+        if request.beams == 1 or len(request.live()) == 1:
+            self.lanes.remove(branch)
+        elif request not in self.held:
+            for beam in request.live():
+                self.lanes.remove(beam)
+            self.held.append(request)
+        self.computing.append(branch)
+
+    # ---- tests
+
+    def check_integrity(self) -> None:
+        """Every branch that runs is in one place, and nobody else is."""
+        self.lanes.check_integrity()
+        assert self.requests == sorted(self.requests, key=by_rank)
+        assert self.suspended == sorted(self.suspended, key=by_rank)
+        assert self.width == sum(request.width for request in self.requests) <= self._options.max_running
+        assert self.worst_blocks == sum(request.worst_blocks for request in self.requests)
+        placed = [*self.lanes.branches, *self.computing]
+        assert len(set(placed)) == len(placed)
+        for request in self.requests:
+            assert request.state != "suspended"
+            for branch in request.live():
+                assert (branch in placed) or request in self.held
+        for branch in placed:
+            assert not branch.done
+            assert branch.request in self.requests
+        for branch in self.lanes.branches:
+            assert self.pending(branch) in (0, 1 + len(branch.draft)), "committed and not reported, or the next token"
+        for request in self.suspended:
+            assert request.state == "suspended"
+            assert all(branch.seq is None and len(branch.saved) for branch in request.live())

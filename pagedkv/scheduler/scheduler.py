@@ -1,0 +1,501 @@
+"""Scheduler: continuous batching over a KVCache. It says what to run, its caller computes, and reports the tokens."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from pagedkv.cache import KVCache
+from pagedkv.errors import InvalidArgument, RequestTooLarge, WrongType
+from pagedkv.namespace import Namespace
+from pagedkv.scheduler.limits import blocks_at_most
+from pagedkv.scheduler.options import SchedulerOptions
+from pagedkv.scheduler.plan import Plan
+from pagedkv.scheduler.planning import Planner
+from pagedkv.scheduler.queue import FairQueue, by_rank
+from pagedkv.scheduler.reporting import Reporter
+from pagedkv.scheduler.request import Branch, Request, State, Tokens
+from pagedkv.scheduler.running import Running
+from pagedkv.sizes import whole_number
+from pagedkv.step import Step
+
+LONGEST = 1 << 30  # tokens of a sequence
+MANY_DEADLINES = 1024  # before those of requests that have ended are looked for
+RETRY_EVERY = 32  # steps, before admission is tried again though nothing of the scheduler's own has changed
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """What a scheduler has to do, and has done.
+
+    Attributes
+    ----------
+    waiting, running, suspended : requests now.
+    sequences : that run now.
+    finished, aborted, expired : requests so far.
+    preempted_by_swap, preempted_by_recompute : suspensions so far.
+    """
+
+    waiting: int
+    running: int
+    suspended: int
+    sequences: int
+    finished: int
+    aborted: int
+    expired: int
+    preempted_by_swap: int
+    preempted_by_recompute: int
+
+
+class Scheduler:
+    """Says what to run in each step over a cache. For one thread at a time.
+
+    ::
+
+        scheduler.submit(prompt, max_new_tokens=100)
+        while scheduler.has_work:
+            plan = scheduler.schedule()
+            if not plan:                                        # what was left has expired
+                continue
+            with scheduler.step(plan) as step:                  # an exception in here commits nothing
+                logits = model(step)
+            for request in scheduler.report(plan, sample(logits[plan.last_tokens])):
+                print(request.outputs)
+
+    A plan that is not reported never was: its requests are in the next one. When blocks run out, the running request of
+    the worst rank is suspended and goes on later; the one of the best rank never is, so there is always somebody who
+    gets on, and a request that could not run even alone is refused when it is submitted.
+
+    Parameters
+    ----------
+    cache : KVCache
+        Others may use it, too; what they hold is not the scheduler's to give.
+    options : SchedulerOptions
+    clock : callable
+        Seconds, for deadlines.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        options: SchedulerOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not isinstance(cache, KVCache):
+            raise WrongType(f"a scheduler is for a pagedkv.KVCache, not {type(cache).__name__}")
+        options = SchedulerOptions() if options is None else options
+        if not isinstance(options, SchedulerOptions):
+            raise WrongType(f"options must be SchedulerOptions, not {type(options).__name__}")
+        if options.max_running > cache.max_sequences:
+            raise InvalidArgument(
+                f"max_running = {options.max_running}, but the cache has max_sequences = {cache.max_sequences}: "
+                f"open it with more, or run fewer"
+            )
+        self.cache, self.options, self._clock = cache, options, clock
+        self._queue = FairQueue(options.priority_tokens)
+        self._running = Running(cache, options)
+        self._planner = Planner(cache, self._running, options)
+        self._reporter = Reporter(cache, self._running)
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._forget_at = MANY_DEADLINES
+        self._drafts: dict[Branch, Tokens] = {}
+        self._plan: Plan | None = None
+        self._going: list[Request] = []  # ended while a plan was out: their sequences may be in a step
+        self._num_submitted = 0
+        self._ended: dict[State, int] = {"finished": 0, "aborted": 0, "expired": 0}
+        self._blocked_for = -1  # steps since admission last found no room; -1 where it is worth trying
+
+    # ---- requests
+
+    def submit(
+        self,
+        prompt: ArrayLike,
+        max_new_tokens: int,
+        *,
+        tenant: str = "",
+        priority: int = 50,
+        namespace: Namespace | None = None,
+        stop_tokens: Iterable[int] = (),
+        n: int = 1,
+        beams: int = 1,
+        deadline_s: float | None = None,
+    ) -> Request:
+        """Queue a request.
+
+        Parameters
+        ----------
+        prompt : int32 [num_tokens], at least one
+        max_new_tokens : tokens that each branch generates at most.
+        tenant : who shares the service fairly with the others; not a namespace.
+        priority : 0..100; higher goes first, see ``SchedulerOptions.priority_tokens``.
+        namespace : what must never share KV.
+        stop_tokens : tokens that end a branch; they are part of its output.
+        n : parallel samples: the prompt is computed once, and its first report forks it.
+        beams : beams of a search whose scores the caller keeps (:func:`expand_beams`).
+        deadline_s : seconds from now until it is given up.
+
+        Raises
+        ------
+        RequestTooLarge
+            It could not run even alone: more blocks or sequences than there are. It is not queued.
+        WrongType, InvalidArgument, NamespaceRequired, ClosedError
+        """
+        cache = self.cache
+        cache.explain((), namespace)  # says what is wrong with the namespace, and whether the cache is closed
+        tokens = cache.placement.tree.tokens(prompt).copy()
+        if not len(tokens):
+            raise InvalidArgument("an empty prompt has no token to compute the first one from: send one at least")
+        max_new_tokens = whole_number(max_new_tokens, "max_new_tokens", 1, LONGEST - len(tokens))
+        priority = whole_number(priority, "priority", 0, 100)
+        n, beams = whole_number(n, "n", 1, 1 << 20), whole_number(beams, "beams", 1, 1 << 20)
+        if n > 1 and beams > 1:
+            raise InvalidArgument(f"n = {n} samples and beams = {beams}: a request has one or the other")
+        if not isinstance(tenant, str):
+            raise WrongType(f"tenant must be a string, not {type(tenant).__name__}")
+        deadline = None if deadline_s is None else self._clock() + _seconds(deadline_s)
+        width, most = max(n, beams), self.options.max_running
+        if width > most:
+            raise RequestTooLarge(width, most, "sequences (max_running)", "ask for fewer, or raise max_running")
+        worst = blocks_at_most(len(tokens), max_new_tokens, width, cache.spec.block_size, self.options.lookahead)
+        if worst > self._running.capacity:
+            raise RequestTooLarge(
+                worst, self._running.capacity, "blocks on the device",
+                f"shorten its {len(tokens)} + {max_new_tokens} tokens, ask for fewer than {width} branches, or give "
+                f"the device a larger budget",
+            )  # fmt: skip
+        stops = tuple(dict.fromkeys(cache.placement.tree.tokens(list(stop_tokens)).tolist()))
+        tokens.flags.writeable = False
+        request = Request(
+            self._num_submitted, tokens, max_new_tokens, tenant, priority, namespace, stops, n, beams, deadline, self
+        )
+        request.worst_blocks = worst
+        self._num_submitted += 1
+        self._queue.add(request)
+        if deadline is not None:
+            self._remember(deadline, request)
+        self._blocked_for = -1
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request, whatever it is doing; what it has generated stays readable. Nothing happens if it has ended.
+
+        Inside a step its sequences are let go of when the step is over.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+        """
+        self._check_mine(request)
+        if not request.ended:
+            self._stop(request, "aborted")
+
+    def draft(self, branch: Branch | Request, tokens: ArrayLike) -> None:
+        """Propose tokens to be verified in the next step, after the last one reported.
+
+        As many as fit in the step and in what the request may still generate are part of its plan; none, if the branch
+        does not decode in it. The report then gives the accepted ones, and the token after them; the others are
+        forgotten. (A rejected draft that had filled a block costs its block's tokens once more.)
+
+        Raises
+        ------
+        InvalidArgument
+            The branch has ended, it is one of several beams, or a plan is out.
+        WrongType
+        """
+        if isinstance(branch, Request):
+            self._check_mine(branch)
+            live = branch.live()
+            if len(live) != 1:
+                raise InvalidArgument(f"{branch} has {len(live)} branches that run: say which")
+            branch = live[0]
+        if not isinstance(branch, Branch):
+            raise WrongType(f"a draft is for a Branch or a Request, not {type(branch).__name__}")
+        if self._plan is not None:
+            raise InvalidArgument("a plan is out: propose drafts after its report, or cancel it")
+        if branch.done or branch.request.ended or branch.request.beams > 1:
+            raise InvalidArgument(f"{branch} cannot take a draft: it has ended, or is a beam")
+        self._drafts[branch] = self.cache.placement.tree.tokens(tokens).copy()
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """A tenant's share of the service against the others', 1 unless said.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+        """
+        if not isinstance(tenant, str):
+            raise WrongType(f"tenant must be a string, not {type(tenant).__name__}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise WrongType(f"weight must be a number, not {type(weight).__name__}")
+        if not 1e-3 <= weight <= 1e3:
+            raise InvalidArgument(f"weight must be in 0.001..1000, not {weight}")
+        self._queue.set_weight(tenant, float(weight))
+
+    # ---- steps
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended."""
+        running = self._running
+        return bool(running.requests or running.suspended or self._queue.num_waiting)
+
+    def schedule(self) -> Plan:
+        """What to run now. A plan that is out and was not reported is taken back first: it never was.
+
+        Raises
+        ------
+        OutOfBlocks
+            Nothing can run beside what others than the scheduler hold. Its requests wait; ask again when there is room.
+        InvalidArgument
+            The same, where others hold the cache's sequences.
+        ClosedError
+        """
+        if self._plan is not None:
+            self._take_back(self._plan)
+        if self._going:
+            self._let_go()
+        expired = self._expire() if self._deadlines else ()
+        running = self._running
+        if running.held:
+            running.open_held()
+        if running.suspended or self._queue.num_waiting:
+            self._admit()
+        drafts, self._drafts = self._drafts, {}
+        suspended = len(running.suspended)
+        plan = self._planner.plan(drafts, expired)
+        if len(running.suspended) != suspended:
+            self._blocked_for = 0
+        self._plan = plan if plan else None
+        return plan
+
+    def step(self, plan: Plan) -> Step:
+        """The step of a plan, for ``with``: as ``cache.step`` with what the plan says.
+
+        Raises
+        ------
+        InvalidArgument
+            The plan is not the last one, or was reported.
+        """
+        self._check_out(plan)
+        return self.cache.step(plan.batch, q_lens=plan.q_lens, lookahead=plan.lookahead)
+
+    def cancel(self, plan: Plan) -> None:
+        """This plan is not going to be reported, as after a step that raised. The next schedule() says so by itself.
+
+        Raises
+        ------
+        InvalidArgument
+            The plan is not the last one, or was reported.
+        """
+        self._check_out(plan)
+        self._take_back(plan)
+        self._let_go()
+
+    def report(self, plan: Plan, tokens: Any) -> list[Request]:
+        """The tokens that a step's lanes go on with, after its step was committed.
+
+        Parameters
+        ----------
+        plan : the last one.
+        tokens : int32 [num_lanes], or a list with an entry for each of ``plan.lanes``
+            An entry is the next token. With a draft: the tokens of it that were accepted, and the one after them. For
+            the first tokens of parallel samples: `n` tokens. For a beam: the tokens it goes on with, none to drop it.
+
+        Returns
+        -------
+        list of Request
+            Those that are finished with this.
+
+        Raises
+        ------
+        InvalidArgument
+            The plan is not the last one, its step was not committed, or the tokens do not fit it. Nothing was changed.
+        WrongType
+        """
+        self._check_out(plan)
+        if self.cache.table.info(plan.batch.rows[0])[1] != plan.expected:
+            raise InvalidArgument(
+                "the step of this plan was not committed: report after `with scheduler.step(plan)`, and after a step "
+                "that raised, ask for a new plan"
+            )
+        finished = [request for request in self._reporter.apply(plan, tokens) if not request.ended]
+        self._plan = None
+        self._queue.serve(plan.num_tokens)
+        for request in finished:
+            self._finish(request)
+        if self._going:
+            self._let_go()
+        return finished
+
+    def stats(self) -> SchedulerStats:
+        """Counts of requests."""
+        running = self._running
+        return SchedulerStats(
+            waiting=self._queue.num_waiting,
+            running=len(running.requests),
+            suspended=len(running.suspended),
+            sequences=len(running.lanes) + len(running.computing),
+            finished=self._ended["finished"],
+            aborted=self._ended["aborted"],
+            expired=self._ended["expired"],
+            preempted_by_swap=running.preemptions["swap"],
+            preempted_by_recompute=running.preemptions["recompute"],
+        )
+
+    def check_integrity(self) -> None:
+        """The scheduler's books and its cache's agree; AssertionError where they do not. For tests and doubts."""
+        self._running.check_integrity()
+        self.cache.check_integrity()
+
+    # ---- inside
+
+    def _admit(self) -> None:
+        """Begin requests, in their turn, as long as there is room, and a share of the step for their prompts."""
+        running, options = self._running, self.options
+        if self._blocked_for >= 0 and running.requests:
+            self._blocked_for += 1
+            if self._blocked_for % RETRY_EVERY:
+                return
+        while True:
+            budget = options.max_batch_tokens - len(running.lanes)
+            if running.computing and sum(running.wanted(branch) for branch in running.computing) >= budget:
+                self._blocked_for = -1
+                return
+            request = self._next()
+            if request is None:
+                return
+            if self._began(request):
+                continue
+            worst = running.requests[-1]
+            if worst.priority < request.priority and by_rank(worst) > by_rank(request):
+                running.suspend(worst)
+            else:
+                self._blocked_for = 0
+                return
+
+    def _began(self, request: Request) -> bool:
+        if not self._running.start(request):
+            return False
+        if not request.admitted:
+            self._queue.begin(request, len(request.prompt) + request.n * request.max_new_tokens)
+            request.admitted = True
+        if request in self._running.held:
+            self._running.open_held()
+        return True
+
+    def _next(self) -> Request | None:
+        """Whose turn it is: of those suspended and those that wait, by rank; or, if so wanted, by what is cached."""
+        suspended = self._running.suspended[:1]
+        if self.options.order == "first_come":
+            return min([*suspended, *self._queue.first(1)], key=by_rank, default=None)
+        waiting = self._queue.first(self.options.window)
+        if suspended and (not waiting or by_rank(suspended[0]) <= by_rank(waiting[0])):
+            return suspended[0]
+        if not waiting or waiting[0].overtaken >= self.options.window:
+            return waiting[0] if waiting else None
+        best = max(waiting, key=self._cached_tokens)
+        for request in waiting[: waiting.index(best)]:
+            request.overtaken += 1
+        return best
+
+    def _cached_tokens(self, request: Request) -> int:
+        return self.cache.explain(request.prompt, request.namespace).cached_tokens
+
+    def _remember(self, deadline: float, request: Request) -> None:
+        """Keep a deadline; those of requests that have ended are forgotten when there are too many."""
+        if len(self._deadlines) >= self._forget_at:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+            heapq.heapify(self._deadlines)
+            self._forget_at = max(MANY_DEADLINES, 2 * len(self._deadlines))
+        heapq.heappush(self._deadlines, (deadline, request.id, request))
+
+    def _expire(self) -> tuple[Request, ...]:
+        now, expired = self._clock(), []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if not request.ended:
+                self._stop(request, "expired")
+                expired.append(request)
+        return tuple(expired)
+
+    def _stop(self, request: Request, state: State) -> None:
+        """End a request before it is finished."""
+        if request.state == "running" and self._plan is not None:
+            self._going.append(request)
+            request.state = state
+            return
+        self._account(request, state)
+        output = [(branch, branch.output) for branch in request.live()]
+        if request.state == "running":
+            self._running.leave(request, state)
+        elif request.state == "suspended":
+            del self._running.suspended[bisect.bisect_left(self._running.suspended, by_rank(request), key=by_rank)]
+        request.state = state
+        for branch, tokens in output:
+            branch.end(tokens)
+
+    def _let_go(self) -> None:
+        """Those that ended while a plan was out let go of their sequences."""
+        going, self._going = self._going, []
+        for request in going:
+            state, request.state = request.state, "running"
+            if request in self._running.requests:
+                self._stop(request, state)
+
+    def _finish(self, request: Request) -> None:
+        self._account(request, "finished")
+        self._running.leave(request, "finished")
+
+    def _account(self, request: Request, state: State) -> None:
+        taken = len(request.prompt) + sum(branch.num_output for branch in request.branches)
+        self._queue.end(request, taken)
+        self._ended[state] += 1
+        self._blocked_for = -1
+
+    def _take_back(self, plan: Plan) -> None:
+        """The plan was not reported: drafts are forgotten; if it was committed, last tokens are computed again."""
+        self._plan = None
+        for branch in plan.lanes:
+            if branch.seq is None:
+                continue
+            self._planner.forget_draft(branch)
+            if self._running.pending(branch) == 0:
+                last = branch.seq.tokens[-1:]
+                branch.seq.truncate(branch.seq.num_tokens - 1)
+                branch.seq.append(last)
+        for branch in plan.lanes:
+            going_on = branch.seq is not None and branch not in self._running.computing
+            if going_on and self._running.pending(branch) > 1:
+                self._running.back_to_computing(branch)
+
+    def _check_out(self, plan: Plan) -> None:
+        if not isinstance(plan, Plan):
+            raise WrongType(f"a Plan is needed, not {type(plan).__name__}")
+        if plan is not self._plan:
+            raise InvalidArgument("this plan is not the last one, is empty or was reported: schedule() makes a new one")
+
+    def _check_mine(self, request: Request) -> None:
+        if not isinstance(request, Request):
+            raise WrongType(f"a Request is needed, not {type(request).__name__}")
+        if request.owner is not self:
+            raise InvalidArgument(f"{request} was submitted to another scheduler")
+
+
+def _seconds(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WrongType(f"deadline_s must be a number of seconds, not {type(value).__name__}")
+    if not (math.isfinite(value) and value >= 0):
+        raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {value}")
+    return float(value)

@@ -1,0 +1,161 @@
+"""Serves a workload with the real Scheduler over a virtual cache, on a virtual clock."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from pagedkv.errors import RequestTooLarge
+from pagedkv.replay.progress import Progress
+from pagedkv.scheduler import Plan, Request, Scheduler, SchedulerOptions
+from pagedkv.simulate.hardware import Hardware
+from pagedkv.simulate.result import Log, SimResult, summarise
+from pagedkv.simulate.systems import System
+from pagedkv.simulate.virtual import VirtualCache
+from pagedkv.simulate.workload import Workload
+
+SAMPLE_EVERY = 16  # steps, between looks at the memory
+PROGRESS_EVERY = 64  # requests
+
+
+class PagedServer:
+    """One run.
+
+    The clock: a step takes what the hardware says; promotions hold the step up, as they do in the cache, and demotions
+    run beside it, so that the longer of the two counts.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        system: System,
+        hardware: Hardware,
+        block_size: int,
+        max_running: int,
+        max_batch_tokens: int,
+        progress: Progress,
+    ) -> None:
+        self.workload = Workload(workload.trace, workload.speed, shared=system.shared)
+        self.system, self.hardware, self.progress = system, hardware, progress
+        blocks = hardware.blocks(block_size)
+        if not system.tiered:
+            blocks = [blocks[0], 0, 0]
+        self.cache = VirtualCache(blocks, block_size, hardware, max_running + 8)
+        self.now = 0.0
+        options = SchedulerOptions(
+            max_running=max_running,
+            max_batch_tokens=max_batch_tokens,
+            admission="prompt" if system.preempts else "worst_case",
+        )
+        self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now)
+        self.arrivals = self.workload.arrivals_s
+        self.log = Log(self.arrivals)
+        self.index: dict[Request, int] = {}
+        self.live: set[Request] = set()
+        self.refused = self.steps = self.arrived = self.done = self.unsampled = 0
+        self.since_sample = 0.0
+        self.hits: dict[str, int] = {}
+
+    def run(self) -> SimResult:
+        """Serve everything."""
+        start = time.perf_counter()
+        count = len(self.workload)
+        while self.arrived < count or self.scheduler.has_work:
+            while self.arrived < count and self.arrivals[self.arrived] <= self.now:
+                self._arrive()
+            if not self.scheduler.has_work:
+                if self.arrived < count:
+                    self.now = max(self.now, float(self.arrivals[self.arrived]))
+                continue
+            self._step()
+        self.progress.advance(self.done % PROGRESS_EVERY)
+        result = self._result(time.perf_counter() - start)
+        self.cache.close()
+        return result
+
+    def _arrive(self) -> None:
+        i = self.arrived
+        self.arrived += 1
+        _, output = self.workload.num_tokens(i)
+        try:
+            request = self.scheduler.submit(self.workload.prompt(i), output)
+        except RequestTooLarge:
+            self.refused += 1
+            self._one_done()
+            return
+        self.index[request] = i
+        self.live.add(request)
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule()
+        with self.scheduler.step(plan) as step:
+            step.mark_written(0)
+            seq_lens = step.seq_lens
+            compute_s = self.hardware.step_s(plan.q_lens, seq_lens)
+        self._measure(plan, compute_s)
+        up_s, down_s = self.cache.virtual_mover.take_seconds()
+        seconds = up_s + max(compute_s, down_s)
+        self.now += seconds
+        self.steps += 1
+        for branch in plan.lanes[plan.from_prompt :]:
+            i = self.index[branch.request]
+            if np.isnan(self.log.first_s[i]):
+                self.log.first_s[i] = self.now
+        self.since_sample += seconds
+        self.unsampled += 1
+        if self.unsampled == SAMPLE_EVERY:
+            self._sample()
+        own = np.array([-1 - self.index[branch.request] for branch in plan.lanes], np.int32)
+        for request in self.scheduler.report(plan, own):
+            self._end(request)
+
+    def _measure(self, plan: Plan, compute_s: float) -> None:
+        """Tell the cache's cost model how long prompts take, as a server would."""
+        chunks = len(plan.batch) - plan.from_prompt
+        tokens = plan.num_tokens - plan.from_prompt
+        if chunks and tokens >= 128:
+            self.cache.observe_prefill(tokens, compute_s)
+
+    def _sample(self) -> None:
+        used = sum(
+            branch.seq.num_computed
+            for request in self.live
+            if request.state == "running"
+            for branch in request.branches
+            if branch.seq is not None
+        )
+        held = self.cache.stats().blocks["device"]["live"] * self.cache.spec.block_size
+        self.log.sample(self.since_sample, used, held, self.scheduler.stats().sequences)
+        self.since_sample, self.unsampled = 0.0, 0
+
+    def _end(self, request: Request) -> None:
+        self.log.ended_s[self.index[request]] = self.now
+        self.live.discard(request)
+        for tier, tokens in request.hit_tokens.items():
+            self.hits[tier] = self.hits.get(tier, 0) + tokens
+        del self.index[request]
+        self._one_done()
+
+    def _one_done(self) -> None:
+        self.done += 1
+        if self.done % PROGRESS_EVERY == 0:
+            self.progress.advance(PROGRESS_EVERY)
+
+    def _result(self, wall_s: float) -> SimResult:
+        lengths = np.array([self.workload.num_tokens(i) for i in range(len(self.workload))], np.int64)
+        stats, cached = self.scheduler.stats(), self.cache.stats()
+        served = ~np.isnan(self.log.ended_s)
+        asked = max(1, int(lengths[served, 0].sum()))
+        rates = {tier: tokens / asked for tier, tokens in self.hits.items()}
+        capacity = cached.blocks["device"]["max"] * self.cache.spec.block_size
+        return summarise(
+            self.system.name, self.log, lengths[:, 1], lengths[:, 0], capacity, self.refused,
+            hit_rate={**rates, "total": sum(rates.values())},
+            preemptions={"swap": stats.preempted_by_swap, "recompute": stats.preempted_by_recompute},
+            computed_tokens=cached.computed_tokens,
+            moved_bytes=dict(cached.moved_bytes),
+            steps=self.steps,
+            wall_s=round(wall_s, 3),
+            parameters={"blocks": {tier: counts["max"] for tier, counts in cached.blocks.items()}},
+        )  # fmt: skip

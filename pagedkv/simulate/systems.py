@@ -1,0 +1,62 @@
+"""The systems that are compared: how KV is allocated, and what of it is shared, tiered and preempted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagedkv.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One way to serve.
+
+    Attributes
+    ----------
+    name : str
+    what : in words.
+    paged : blocks; else one contiguous region per request.
+    reserve : of contiguous allocation: ``"max"``, ``"pow2"`` or ``"exact"``.
+    shared, tiered : prefixes; tiers under the device.
+    preempts : whether a request begins when its prompt fits, to be suspended when blocks run out; else its worst case
+        must fit.
+    """
+
+    name: str
+    what: str
+    paged: bool = True
+    reserve: str = ""
+    shared: bool = False
+    tiered: bool = False
+    preempts: bool = True
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("contiguous", "a region of the longest length for each request", paged=False, reserve="max"),
+        System("pow2", "a region of its final length, rounded up to a power of two", paged=False, reserve="pow2"),
+        System("exact", "a region of its final length, known beforehand", paged=False, reserve="exact"),
+        System("reserved", "blocks, for the worst case from the start: nobody is preempted", preempts=False),
+        System("paged", "blocks as they are needed; preempted requests are computed again"),
+        System("shared", "and equal prefixes held once and found again", shared=True),
+        System("tiered", "and what leaves the device goes to colder tiers", shared=True, tiered=True),
+    )
+}
+DEFAULT_SYSTEMS = ("contiguous", "pow2", "exact", "paged", "shared", "tiered")
+
+
+def choose(names: Sequence[str]) -> list[System]:
+    """Systems by name.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    for name in names:
+        if name not in SYSTEMS:
+            raise InvalidArgument(f"unknown system {name[:40]!r}; known: {', '.join(SYSTEMS)}")
+    if not names:
+        raise InvalidArgument(f"at least one system is needed; known: {', '.join(SYSTEMS)}")
+    return [SYSTEMS[name] for name in dict.fromkeys(names)]

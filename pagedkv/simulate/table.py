@@ -1,0 +1,83 @@
+"""Results as tables for people: plain text, or rich's where it is installed and wanted."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from pagedkv.replay.progress import have_rich
+from pagedkv.replay.table import terminal_width
+from pagedkv.simulate.result import SimResult
+from pagedkv.sizes import format_size
+
+Row = dict[str, str]
+
+
+def rows(results: Sequence[SimResult]) -> list[Row]:
+    """A line for each result; only columns that say something for these."""
+    lines = [_row(result) for result in results]
+    empty = {name for name in lines[0] if all(line[name] in ("0", "0.0", "-") for line in lines)} if lines else set()
+    return [{name: cell for name, cell in line.items() if name not in empty} for line in lines]
+
+
+def _row(r: SimResult) -> Row:
+    moved = sum(r.moved_bytes.values())
+    return {
+        "system": r.system,
+        "served": f"{r.requests:,}",
+        "refused": f"{r.refused:,}",
+        "seconds": f"{r.seconds:,.0f}",
+        "TTFT p50 s": f"{r.ttft_s['p50']:.2f}",
+        "TTFT p99 s": f"{r.ttft_s['p99']:.2f}",
+        "TPOT p50 ms": f"{1000 * r.tpot_s['p50']:.1f}",
+        "TPOT p99 ms": f"{1000 * r.tpot_s['p99']:.1f}",
+        "output tok/s": f"{r.output_tokens_per_s:,.0f}",
+        "tok/s": f"{r.tokens_per_s:,.0f}",
+        "hit %": f"{100 * r.hit_rate['total']:.1f}",
+        "host %": f"{100 * r.hit_rate.get('host', 0.0):.1f}",
+        "disk %": f"{100 * r.hit_rate.get('disk', 0.0):.1f}",
+        "running": f"{r.mean_running:.1f}",
+        "most": f"{r.most_running}",
+        "waste %": f"{100 * max(0.0, 1 - r.tokens_per_slot):.1f}",
+        "tokens/slot": f"{r.tokens_per_slot:.2f}",
+        "memory %": f"{100 * r.memory_held:.1f}",
+        "swapped": f"{r.preemptions['swap']:,}",
+        "recomputed": f"{r.preemptions['recompute']:,}",
+        "moved": format_size(moved) if moved else "-",
+        "wall s": f"{r.wall_s:.1f}",
+    }
+
+
+def print_rows(lines: Sequence[Row], title: str, file: TextIO | None = None) -> None:
+    """Print lines under a title, to `file` (default stdout)."""
+    file = sys.stdout if file is None else file
+    print(title, file=file)
+    if not lines:
+        return
+    columns = list(lines[0])
+    cells = [[line[column] for column in columns] for line in lines]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    if have_rich() and file.isatty() and sum(widths) + 3 * len(widths) + 1 <= terminal_width():
+        _print_rich(columns, cells, file)
+        return
+    for line in (columns, ["-" * width for width in widths], *cells):
+        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
+        print("  ".join(padded).rstrip(), file=file)
+
+
+def _print_rich(columns: list[str], cells: list[list[str]], file: TextIO) -> None:
+    table: Any = importlib.import_module("rich.table").Table()
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for line in cells:
+        table.add_row(*line)
+    importlib.import_module("rich.console").Console(file=file, width=terminal_width()).print(table)
+
+
+def markdown(lines: Sequence[Row]) -> str:
+    """The same as a Markdown table."""
+    columns = list(lines[0]) if lines else []
+    rule = ["---", *(["---:"] * (len(columns) - 1))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [columns, rule, *([*row.values()] for row in lines)])

@@ -1,0 +1,138 @@
+"""A KVCache without bytes: every decision is the real one, every move succeeds at once and takes virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.budgets import Disk
+from pagedkv.cache import KVCache
+from pagedkv.engine import KV
+from pagedkv.errors import PagedKVError
+from pagedkv.simulate.hardware import LATENCY_S, TIERS, Hardware
+from pagedkv.spec import KVSpec
+from pagedkv.tiers import Mover, Ticket
+from pagedkv.tiers.mover import DirectionStats
+
+
+class VirtualTicket(Ticket):
+    """Settled from the start; `seconds` is what the moves would have taken."""
+
+    def __init__(self, transfers: NDArray[np.int64], seconds: float) -> None:
+        super().__init__(transfers, 1)
+        self._virtual_s = seconds
+        self.part_done(np.arange(len(transfers)), np.ones(len(transfers), np.bool_))
+
+    @property
+    def seconds(self) -> float:
+        return self._virtual_s
+
+
+class VirtualMover(Mover):
+    """Moves nothing, and adds up how long that takes, link by link; all links work side by side.
+
+    Parameters
+    ----------
+    block_bytes : of the cache's own blocks, for its counters.
+    real_bytes : of the blocks that are simulated.
+    links : bytes/s to and from a tier, by its number.
+    """
+
+    def __init__(self, block_bytes: int, real_bytes: int, links: Mapping[int, float]) -> None:
+        self._block_bytes, self._real_bytes, self._links = block_bytes, real_bytes, dict(links)
+        self._up = dict.fromkeys(links, 0.0)
+        self._down = dict.fromkeys(links, 0.0)
+        self._moved: dict[tuple[int, int], DirectionStats] = {}
+
+    @property
+    def block_bytes(self) -> int:
+        """Of the cache's own blocks."""
+        return self._block_bytes
+
+    def submit(self, moves: NDArray[np.void], *, deadline_s: float | None = None) -> Ticket:
+        """Every block arrives; no deadline passes, as a virtual promotion begins at once."""
+        seconds = 0.0
+        pairs, counts = np.unique(np.stack((moves["src_tier"], moves["dst_tier"])), axis=1, return_counts=True)
+        for (src, dst), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+            stats = self._moved.setdefault((src, dst), DirectionStats())
+            stats.blocks += count
+            stats.bytes += count * self._real_bytes
+            colder = max(src, dst)
+            took = LATENCY_S[TIERS[colder - 1]] + count * self._real_bytes / self._links[colder]
+            seconds = max(seconds, took)
+            (self._up if dst < src else self._down)[colder] += took
+        return VirtualTicket(np.ascontiguousarray(moves["transfer"]), seconds)
+
+    def take_seconds(self) -> tuple[float, float]:
+        """Seconds of promotions and of demotions since the last call, of the busiest link each."""
+        up, down = max(self._up.values(), default=0.0), max(self._down.values(), default=0.0)
+        self._up, self._down = dict.fromkeys(self._links, 0.0), dict.fromkeys(self._links, 0.0)
+        return up, down
+
+    def stats(self) -> dict[tuple[int, int], DirectionStats]:
+        return dict(self._moved)
+
+    def close(self, *, cancel: bool = False) -> None:
+        """There are no threads to end."""
+
+
+class NoKV:
+    """The KV of a cache that has none: what would copy or write it does nothing, what would read it raises."""
+
+    decode = None
+
+    def layer(self, layer: int) -> tuple[Any, Any]:
+        raise PagedKVError("a simulated cache holds no KV")
+
+    def bind(self, arrays: Any) -> NoKV:
+        return self
+
+    def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
+        """Nothing to write to."""
+
+    def attend(self, layer: int, q: Any, **variant: Any) -> Any:
+        raise PagedKVError("a simulated cache holds no KV")
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Nothing to copy."""
+
+    def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Nothing to clear."""
+
+    def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: Any) -> tuple[Any, Any]:
+        raise PagedKVError("a simulated cache holds no KV")
+
+
+class VirtualCache(KVCache):
+    """The conductor over tiers of these sizes, without their bytes.
+
+    Parameters
+    ----------
+    blocks : of device, host and disk; 0 where there is no such tier.
+    block_size : tokens.
+    hardware : how fast its links are, and how long its blocks.
+    max_sequences : live sequences at most.
+    """
+
+    def __init__(self, blocks: list[int], block_size: int, hardware: Hardware, max_sequences: int = 1024) -> None:
+        self._hardware = hardware
+        device, host, disk = blocks
+        super().__init__(
+            KVSpec(1, 1, 1, "float16", block_size),
+            device,
+            host or None,
+            Disk("virtual", disk, unnamed_model=True, admission=hardware.disk_admission) if disk else None,
+            max_sequences=max_sequences,
+            cost_tokens=hardware.model.shape.balance_tokens,
+            scrub="never",
+        )
+
+    def _open_bytes(self, *_: Any) -> tuple[KV, Mover]:
+        self._tiers = {}
+        links = {TIERS.index(tier.name) + 1: tier.bytes_per_s for tier in self._hardware.tiers}
+        real_bytes = self.spec.block_size * self._hardware.model.kv_bytes_per_token
+        self.virtual_mover = VirtualMover(self.spec.block_bytes, real_bytes, links)
+        return NoKV(), self.virtual_mover

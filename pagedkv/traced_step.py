@@ -1,0 +1,46 @@
+"""A step whose hooks are told: one span from its begin to its commit. Steps without hooks are plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from numpy.typing import ArrayLike
+
+from pagedkv.engine import Engine
+from pagedkv.hooks import Off, Running
+from pagedkv.sequence import Batch, Sequence
+from pagedkv.step import Step
+
+
+class TracedStep(Step):
+    """A Step that is a span. Made by :meth:`KVCache.step` where the cache has hooks."""
+
+    def __init__(self, engine: Engine, seqs: Seq[Sequence] | Batch, q_lens: ArrayLike | None, lookahead: int) -> None:
+        super().__init__(engine, seqs, q_lens, lookahead)
+        self._span: Running | Off | None = None
+
+    def __enter__(self) -> Step:
+        if self._span is not None:
+            return super().__enter__()  # refuses
+        span = self._engine.hooks.span("step", sequences=len(self._seqs))
+        span.__enter__()
+        try:
+            super().__enter__()
+        except BaseException as error:
+            span.__exit__(type(error), error, error.__traceback__)
+            raise
+        span.set(tokens=len(self.arrays.tokens))
+        self._span = span
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        span, self._span = self._span, None
+        error = rest[0] if rest and isinstance(rest[0], BaseException) else None
+        try:
+            super().__exit__(kind, *rest)
+        except BaseException as problem:
+            error = problem
+            raise
+        finally:
+            if span is not None:
+                span.__exit__(type(error) if error else None, error, None)

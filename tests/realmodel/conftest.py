@@ -1,0 +1,113 @@
+"""The beds: SmolLM2, whose weights the tests get themselves, and a tiny model at several block sizes.
+
+Without a network the real model's tests are skipped with the reason; with PAGEDKV_REQUIRE_REALMODEL set they fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pagedkv as pk
+from examples.llama_numpy import source
+from examples.llama_numpy.errors import WeightsMissing
+from examples.llama_numpy.gguf_file import Model
+from examples.llama_numpy.model import Llama
+from examples.llama_numpy.weight_cache import load_model
+from tests.realmodel import tiny
+from tests.realmodel.bed import Bed, one_blas_thread, read_goldens, tiny_goldens
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_threads() -> Iterator[None]:
+    with one_blas_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The GGUF, downloaded once into the user's cache directory."""
+    if source.find() is None:
+        try:
+            source.download()
+        except WeightsMissing as problem:
+            if os.environ.get("PAGEDKV_REQUIRE_REALMODEL"):
+                raise
+            pytest.skip(f"no weights of a real model here: {problem}")
+    return source.find_checked()
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> Model:
+    """The model file's content."""
+    return load_model(smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def smollm2_bed(smollm2: Model, smollm2_path: Path) -> Bed:
+    return Bed(
+        "smollm2",
+        smollm2_path,
+        Llama(smollm2.weights),
+        read_goldens(HERE / "goldens.json"),
+        block_size=16,
+        tie=0.06,
+        tolerance=0.005,  # of logits around 20; the goldens are rounded to 0.001, ours were within 0.0006 of them
+    )
+
+
+@pytest.fixture(scope="session")
+def tensors() -> tiny.Tensors:
+    """The tiny model's tensors."""
+    return tiny.random_tensors()
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tensors: tiny.Tensors, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's GGUF."""
+    return tiny.write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", tensors)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """What the tiny GGUF holds."""
+    return load_model(tiny_path, tmp_path_factory.mktemp("converted"))
+
+
+@pytest.fixture(scope="session")
+def tiny_beds(tiny_model: Model, tiny_path: Path, tensors: tiny.Tensors) -> dict[int, Bed]:
+    """By block size."""
+    goldens = tiny_goldens(tensors)
+    model = Llama(tiny_model.weights)
+    sizes = (1, 8, 16, 64)
+    return {size: Bed("tiny", tiny_path, model, goldens, block_size=size, tie=1e-3, tolerance=1e-3) for size in sizes}
+
+
+@pytest.fixture(params=["tiny-1", "tiny-8", "tiny-16", "tiny-64", pytest.param("smollm2", marks=pytest.mark.realmodel)])
+def bed(request: pytest.FixtureRequest) -> Bed:
+    """Every scenario runs on each of these."""
+    _model, _, size = request.param.partition("-")
+    found: Bed = request.getfixturevalue("tiny_beds")[int(size)] if size else request.getfixturevalue("smollm2_bed")
+    return found
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., pk.KVCache]]:
+    """Opens a bed's caches; at the end nobody holds a block of theirs, and their books agree."""
+    caches: list[pk.KVCache] = []
+
+    def open_it(bed: Bed, num_tokens: int, **options: Any) -> pk.KVCache:
+        caches.append(bed.open(num_tokens, **options))
+        return caches[-1]
+
+    yield open_it
+    for cache in caches:
+        cache.check_integrity()
+        assert all(counts["live"] == 0 for counts in cache.stats().blocks.values())
+        cache.close()

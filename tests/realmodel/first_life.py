@@ -1,0 +1,36 @@
+"""A process that computes a prompt, writes its KV to a disk tier, and dies; for test_tiers.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pagedkv as pk
+from examples.llama_numpy.model import Llama
+from examples.llama_numpy.weight_cache import load_model
+from tests.realmodel.bed import kv_of
+
+
+def main(order: dict[str, Any]) -> None:
+    """Compute, note the KV of the whole blocks beside the disk tier, flush, and be killed."""
+    folder = Path(order["folder"])
+    model = Llama(load_model(Path(order["gguf"])).weights)
+    spec = model.config.kv_spec(order["model"], block_size=order["block_size"])
+    cache = pk.KVCache(spec, order["device"], disk=pk.Disk(str(folder / "kv"), order["disk"], admission="all"))
+    with cache.sequence(order["prompt"]) as seq:
+        for token in order["follow"]:
+            with cache.step([seq]) as step:
+                model.forward(step)
+            seq.append(token)
+        whole = seq.num_computed // spec.block_size * spec.block_size
+        (folder / "kv.bin").write_bytes(kv_of(seq, whole))
+    assert cache.flush() >= whole // spec.block_size
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,83 @@
+"""The library says what it has to say to the logger ``pagedkv`` and nowhere else; the command shows warnings."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagedkv.cli import main
+from tests.test_import_arrows import PACKAGE, called_name, literal
+
+SPEAKS = {
+    "cli",
+    "doctor",
+    "disk_tools",
+    "replay",
+    "show",
+    "simulate",
+    "sizing",
+    "kernels",
+}  # rooms with a command's output
+
+LEFT_OUT = """
+import sys
+import pagedkv as pk
+open("file", "w").close()
+disk = pk.Disk("file", 8, required=False)
+pk.KVCache(pk.KVSpec(1, 1, 2, "float32", 4, model="m"), device=8, disk=disk).close()
+"""
+
+
+def test_a_program_that_set_up_no_logging_hears_nothing(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT_OUT], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_program_that_set_up_logging_hears_it(tmp_path: Path) -> None:
+    code = f"import logging; logging.basicConfig()\n{LEFT_OUT}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith("WARNING:pagedkv.cache:the disk tier file is left out: ")
+
+
+def test_the_library_adds_a_null_handler_and_sets_nothing_else() -> None:
+    log = logging.getLogger("pagedkv")
+    assert [type(handler) for handler in log.handlers] == [logging.NullHandler]
+    assert log.level == logging.NOTSET
+    assert log.propagate
+
+
+def test_the_command_shows_warnings_while_it_runs_and_cleans_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(arguments: object, argv: object) -> int:
+        logging.getLogger("pagedkv.tiers.disk").warning("the disk is slow")
+        logging.getLogger("pagedkv.tiers.disk").info("not this")
+        return 0
+
+    monkeypatch.setattr("pagedkv.show.command.run", warn)
+    before = list(logging.getLogger("pagedkv").handlers)
+    assert main(["show"]) == 0
+    assert capsys.readouterr().err == "the disk is slow\n"
+    assert logging.getLogger("pagedkv").handlers == before
+
+
+def calls_of(path: Path) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_prints_but_those_of_the_commands_and_none_configures_logging(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    calls = calls_of(path)
+    if room not in SPEAKS:
+        assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    names = {called_name(call) for call in calls}
+    assert not names & {"basicConfig", "dictConfig", "fileConfig", "setLevel"} or room == "cli"
+    loggers = {literal(call) for call in calls if called_name(call) == "getLogger"}
+    assert all(name == "pagedkv" or name.startswith("pagedkv.") for name in loggers), loggers

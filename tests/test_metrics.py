@@ -1,0 +1,177 @@
+"""What Prometheus is given: every counter of ``cache.stats()``, as its exposition text says it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+from pagedkv.metrics import BY_TIER, DISK, NOW, TOLD, CacheCollector, samples
+
+prometheus_client = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+
+SPEC = pk.KVSpec(1, 1, 2, "float32", 4, model="metrics")
+
+Labels = frozenset[tuple[str, str]]
+
+
+def serve(cache: pk.KVCache, *starts: int) -> None:
+    """Requests of 14 tokens, computed and released."""
+    for start in starts:
+        with cache.sequence(range(100 * start, 100 * start + 14)) as seq:
+            rest = np.zeros((1, len(seq) - seq.num_computed, 1, 2), np.float32)
+            seq.scatter(rest, rest)
+
+
+def scraped(collector: CacheCollector) -> dict[str, dict[Labels, float]]:
+    """Samples by name and labels, through the exposition text and Prometheus' own parser."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    text = generate_latest(registry).decode()
+    found: dict[str, dict[Labels, float]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.name.startswith("pagedkv_")
+        assert family.documentation.endswith(".")
+        assert family.type in ("counter", "gauge")
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+            labels = frozenset(sample.labels.items())
+            assert labels not in found.setdefault(sample.name, {}), "one sample for each set of labels"
+            found[sample.name][labels] = sample.value
+    return found
+
+
+def labels(**pairs: str) -> Labels:
+    return frozenset(pairs.items())
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[pk.KVCache]:
+    """Three tiers, all of which have been used."""
+    with pk.KVCache(SPEC, device=8, host=4, disk=pk.Disk(str(tmp_path / "kv"), 12), threads=1) as cache:
+        serve(cache, 1, 2, 3, 4, 5, 1, 4)
+        yield cache
+
+
+def test_hits_by_tier_moves_and_tokens_are_what_the_cache_counted(cache):
+    found, stats = scraped(CacheCollector(llama=cache)), cache.stats()
+    for tier, tokens in stats.hit_tokens.items():
+        assert found["pagedkv_tier_hit_tokens_total"][labels(cache="llama", tier=tier)] == tokens
+    assert found["pagedkv_tier_hit_tokens_total"][labels(cache="llama", tier="disk")] > 0
+    assert found["pagedkv_prompt_tokens_total"] == {labels(cache="llama"): 98}
+    assert found["pagedkv_computed_tokens_total"] == {labels(cache="llama"): stats.computed_tokens}
+    assert found["pagedkv_moved_bytes_total"] == {
+        labels(cache="llama", source=way.split("_to_")[0], destination=way.split("_to_")[1]): num_bytes
+        for way, num_bytes in stats.moved_bytes.items()
+    }
+    assert len(found["pagedkv_moved_bytes_total"]) >= 3
+    for tier in ("device", "host", "disk"):
+        at = {state: labels(cache="llama", tier=tier, state=state) for state in ("free", "live", "cached", "reserved")}
+        assert {state: found["pagedkv_tier_blocks"][at[state]] for state in at} == {
+            state: stats.blocks[tier][state] for state in at
+        }
+    assert found["pagedkv_disk_state"][labels(cache="llama", state="ok")] == 1
+    assert sum(found["pagedkv_disk_state"].values()) == 1
+    assert found["pagedkv_disk_written_blocks_total"] == {labels(cache="llama"): stats.disk["blocks_written"]}
+
+
+def test_counters_and_no_ratios(cache):
+    names = {sample.name for sample in samples(cache.stats())}
+    assert not [name for name in names if "rate" in name or "ratio" in name or "percent" in name]
+    assert not [sample for sample in samples(cache.stats()) if not float(sample.value).is_integer()]
+
+
+def test_everything_that_the_cache_counts_is_given(cache):
+    stats = cache.stats()
+    assert set(stats.placement) == set(BY_TIER) | set(TOLD) | set(NOW)
+    assert set(stats.disk) == set(DISK) | {"state"}
+    fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk"}
+    assert fields == {
+        "sequences", "prompt_tokens", "hit_tokens", "missed_promotions", "computed_tokens", "blocks", "moved_bytes",
+        "failed_moves",
+    }  # fmt: skip
+    assert set(stats.blocks["device"]) == {"capacity", "max", "free", "live", "cached", "reserved", "available"}
+
+
+def test_several_caches_have_their_own_label_and_one_family_each_name(cache):
+    with pk.KVCache(SPEC, device=8) as other:
+        serve(other, 1)
+        collector = CacheCollector(llama=cache)
+        collector.add("draft", other)
+        found = scraped(collector)
+        assert found["pagedkv_prompt_tokens_total"] == {labels(cache="llama"): 98, labels(cache="draft"): 14}
+        assert {dict(some)["cache"] for some in found["pagedkv_disk_state"]} == {"llama"}
+        collector.remove("llama")
+        collector.remove("nobody")
+        assert scraped(collector)["pagedkv_prompt_tokens_total"] == {labels(cache="draft"): 14}
+
+
+def test_a_scrape_is_one_call_and_registering_is_none(cache):
+    class Counting:
+        calls = 0
+
+        def stats(self) -> pk.CacheStats:
+            self.calls += 1
+            return cache.stats()
+
+    counting = Counting()
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(a=counting))
+    assert counting.calls == 0
+    for scrape in range(1, 4):
+        generate_latest(registry)
+        assert counting.calls == scrape
+
+
+def test_counters_never_go_down(cache):
+    collector = CacheCollector(a=cache)
+    before = scraped(collector)
+    serve(cache, 6, 7, 1)
+    after = scraped(collector)
+    for name, values in before.items():
+        if name.endswith("_total"):
+            assert all(after[name][at] >= value for at, value in values.items()), name
+    assert (
+        sum(after["pagedkv_prompt_tokens_total"].values()) == sum(before["pagedkv_prompt_tokens_total"].values()) + 42
+    )
+
+
+def test_a_disk_that_was_left_out_says_so(tmp_path):
+    (tmp_path / "kv").write_text("no directory")
+    disk = pk.Disk(str(tmp_path / "kv"), 8, required=False)
+    with pk.KVCache(SPEC, device=8, disk=disk) as cache:
+        found = scraped(CacheCollector(a=cache))
+    assert found["pagedkv_disk_state"][labels(cache="a", state="left_out")] == 1
+    assert sum(found["pagedkv_disk_state"].values()) == 1
+    assert "pagedkv_disk_written_blocks_total" not in found
+
+
+def test_a_closed_cache_can_still_be_scraped(cache):
+    cache.close()
+    assert scraped(CacheCollector(a=cache))["pagedkv_prompt_tokens_total"] == {labels(cache="a"): 98}
+
+
+def test_without_the_extra_the_error_names_it_and_importing_needs_nothing():
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "import pagedkv\n"
+        "from pagedkv.metrics import CacheCollector\n"
+        "try:\n    CacheCollector()\n"
+        "except ImportError as problem:\n    print(problem)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "metrics need prometheus_client: pip install 'pagedkv[metrics]'\n"
+
+
+def test_importing_the_module_does_not_import_prometheus():
+    code = "import sys, pagedkv.metrics; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
