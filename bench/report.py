@@ -3,7 +3,8 @@
 The page is written by hand; a table stands between ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where
 FILE is in ``bench/results/``. Views: ``environment`` (one line), ``rows`` (every row as it is), for the core
 bench ``bars`` and the letters of its workloads, for the attention bench ``all`` (a heading and a table for each
-part) or the name of a part. Attention needs a GPU: where its file does not exist yet, the page says so.
+part) or the name of a part, for attention on the CPU
+``problems``. Attention needs a GPU: where its file does not exist yet, the page says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bench.attention.views import page as attention_page
 from bench.attention.views import view as attention_view
 from bench.core.bars import compare
 from bench.core.workloads import WORKLOADS
+from bench.cpu_attention.views import by_problem
 from bench.results import ROOT, read_results
 from bench.table import format_value, render_table
 
@@ -42,6 +44,8 @@ def render_view(document: Mapping[str, Any], view: str) -> str:
         raise ValueError("a run of the attention bench with no device has no figures: it is not for the page")
     if view == "environment":
         return render_environment(document)
+    if document["bench"] == "attention_cpu" and view == "problems":
+        return render_table(by_problem(rows), markdown=True)
     if view == "rows":
         return render_table(rows, markdown=True)
     if document["bench"] == "core" and view == "bars":

@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from statistics import median
 from typing import Any
 
@@ -112,7 +113,9 @@ def main(arguments: list[str]) -> int:
             child.close()
     print_table(rows, COLUMNS, title=f"Attention on the CPU, {cpu.isa()}, {options.threads} threads")
     if options.json:
-        extra = {"isa": cpu.isa(), "threads": options.threads, "missing": missing}
+        modules = {SYSTEMS[name][0] for name in names} - {"pagedkv", "numpy"}
+        peers = {module: version(module) for module in sorted(modules)}
+        extra = {"isa": cpu.isa(), "threads": options.threads, "missing": missing, "peers": peers}
         write_results(options.json, "attention_cpu", rows, env=described, **extra)
         print(f"wrote {options.json}")
     return 0

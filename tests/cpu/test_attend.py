@@ -173,5 +173,15 @@ def test_the_bits_depend_on_the_sequence_alone(isa, options):
         np.testing.assert_array_equal(alone.attend(threads=2, **options)[0], whole[first:last])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("size", [1.0, 1e-5, 3e4])
+def test_outputs_are_rounded_to_nearest_even(isa, dtype, size):
+    b = batch((1,) * 40, q_dtype=dtype)
+    b.v[...] *= np.float32(size)
+    wide = Batch(b.q.astype(np.float32), b.k, b.v, b.tables, b.lens, b.indptr)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(b.attend()[0], wide.attend()[0].astype(DTYPES[dtype]))
+
+
 def test_all_dtypes_are_covered():
     assert set(DTYPES) == set(cpu._attend.DTYPES)  # type: ignore[attr-defined]

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from tests.mutants import catalogue_cache, catalogue_core, catalogue_disk, catalogue_moves
+from tests.mutants import (
+    catalogue_cache,
+    catalogue_core,
+    catalogue_cpu,
+    catalogue_disk,
+    catalogue_moves,
+    catalogue_scheduler,
+)
 
-MUTANTS = catalogue_core.MUTANTS + catalogue_cache.MUTANTS + catalogue_moves.MUTANTS + catalogue_disk.MUTANTS
+MUTANTS = (
+    catalogue_core.MUTANTS
+    + catalogue_cache.MUTANTS
+    + catalogue_moves.MUTANTS
+    + catalogue_disk.MUTANTS
+    + catalogue_scheduler.MUTANTS
+    + catalogue_cpu.MUTANTS
+)

@@ -38,4 +38,6 @@ class Mutant:
     @property
     def module(self) -> str | None:
         """Name of the extension module to build, or None for Python files."""
+        if self.file.startswith("pagedkv/cpu/") and self.file.endswith((".c", ".h")):
+            return "pagedkv.cpu._attend"
         return self.file.removesuffix(".pyx").replace("/", ".") if self.file.endswith(".pyx") else None

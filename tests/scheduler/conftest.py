@@ -1,0 +1,137 @@
+"""A toy server: its next token follows from all tokens before it, and every KV it reads back is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import pagedkv as pk
+from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
+
+SPEC = pk.KVSpec(1, 1, 2, "float32", 4, model="toy")
+BLOCK = SPEC.block_size
+VOCABULARY = 50
+
+
+def chain(tokens: Any) -> NDArray[np.float32]:
+    """A number per token that follows from all tokens up to it, exact in float32: float32 [num_tokens]."""
+    state, out = 17, []
+    for token in np.asarray(tokens).tolist():
+        state = (state * 6364136223846793005 + (token + 3) * 1442695040888963407) % (1 << 61)
+        out.append(float((state >> 20) % (1 << 20)))
+    return np.array(out, np.float32)
+
+
+def after(tokens: Any, which: int = 0) -> int:
+    """The token that follows these; `which`: the first, second, ... choice."""
+    return int(chain([*np.asarray(tokens).tolist(), 7])[-1] + which) % VOCABULARY
+
+
+def greedy(request: Request, first: int = 0) -> list[int]:
+    """What a branch of this request must come to, computed without a cache."""
+    tokens = request.prompt.tolist()
+    out: list[int] = []
+    while len(out) < request.max_new_tokens:
+        out.append(after([*tokens, *out], first if not out else 0))
+        if out[-1] in request.stop_tokens:
+            break
+    return out
+
+
+class Server:
+    """A scheduler, its cache, and the toy model."""
+
+    def __init__(self, cache: pk.KVCache, options: SchedulerOptions | None = None) -> None:
+        self.cache = cache
+        self.now = 0.0
+        self.scheduler = Scheduler(cache, options, clock=lambda: self.now)
+        self.steps = self.tokens = self.max_lanes = 0
+
+    def submit(self, prompt: Any, max_new_tokens: int = 4, **options: Any) -> Request:
+        return self.scheduler.submit(prompt, max_new_tokens, **options)
+
+    def compute(self, plan: Plan, then: type[Exception] | None = None) -> None:
+        """The step of a plan, with what was in the cache compared first; its body may raise in the end."""
+        with self.scheduler.step(plan) as step:
+            self.write(plan, step)
+            if then is not None:
+                raise then
+
+    def write(self, plan: Plan, step: pk.Step) -> None:
+        for seq, q_len in zip(plan.sequences, plan.q_lens.tolist(), strict=True):
+            wanted, done = chain(seq.tokens), seq.num_computed
+            k, _ = seq.gather()
+            assert k[0, :, 0, 0].tolist() == wanted[:done].tolist(), "what is cached is not what was computed"
+            assert done + q_len <= len(wanted)
+        values = [
+            chain(seq.tokens)[seq.num_computed : seq.num_computed + q_len]
+            for seq, q_len in zip(plan.sequences, plan.q_lens.tolist(), strict=True)
+        ]
+        kv = np.repeat(np.concatenate(values)[:, None, None], 2, axis=2)
+        step.write(0, kv, kv)
+
+    def choose(self, branch: Branch) -> Any:
+        """The entry of a lane's report."""
+        request, tokens = branch.request, branch.tokens
+        if request.beams > 1:
+            live = len(request.live())
+            return [after(tokens, i) for i in range(request.beams if live == 1 else 1)]
+        if request.n > 1 and branch.num_output == 0:
+            return [after(tokens, i) for i in range(request.n)]
+        accepted: list[int] = []
+        for token in branch.draft.tolist():
+            if token != after([*tokens, *accepted]):
+                break
+            accepted.append(token)
+        return [*accepted, after([*tokens, *accepted])] if len(branch.draft) else after(tokens)
+
+    def turn(self) -> list[Request]:
+        """One step, from its plan to its report; the requests that ended."""
+        plan = self.scheduler.schedule()
+        ended = list(plan.expired)
+        if plan:
+            self.compute(plan)
+            self.steps += 1
+            self.tokens += plan.num_tokens
+            self.max_lanes = max(self.max_lanes, len(plan.lanes))
+            ended += self.scheduler.report(plan, [self.choose(branch) for branch in plan.lanes])
+        self.scheduler.check_integrity()
+        return ended
+
+    def run(self, most: int = 5000) -> list[Request]:
+        """Until nothing is left; the requests in the order they ended."""
+        ended = []
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                assert self.cache.table.num_rows == 0
+                return ended
+            ended += self.turn()
+        raise AssertionError(f"still at work after {most} steps: {self.scheduler.stats()}")
+
+
+def prompt(start: int, num_tokens: int = 10) -> list[int]:
+    """Tokens that no prompt with another start shares."""
+    return [1000 * start + i for i in range(num_tokens)]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Opens servers: ``serve(device, host=, max_running=, ...)``."""
+    opened: list[pk.KVCache] = []
+
+    def open_it(device: int = 64, *, host: int | None = None, cache_options: Any = None, **options: Any) -> Server:
+        cache = pk.KVCache(SPEC, device, host, **(cache_options or {}))
+        opened.append(cache)
+        options.setdefault("max_running", 8)
+        options.setdefault("max_batch_tokens", 16)
+        return Server(cache, SchedulerOptions(**options))
+
+    yield open_it
+    for cache in opened:
+        cache.check_integrity()
+        cache.close()

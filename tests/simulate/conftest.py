@@ -1,0 +1,46 @@
+"""Small workloads and machines, made in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pagedkv.replay.trace import Trace, from_segments
+from pagedkv.simulate import Workload
+from pagedkv.simulate.hardware import GPUS, MODELS, Gpu, Hardware, Model, TierSize
+from pagedkv.simulate.hardware import ModelShape as Shape
+
+TINY = Model(Shape("tiny", 2, 2, 1, 8, 16, 32), 100)
+
+
+@pytest.fixture
+def machine() -> Callable[..., Hardware]:
+    """A machine with room for so many tokens of KV beside the weights of a tiny model."""
+
+    def build(tokens: int, host_tokens: int = 0, rate: float = 1e9) -> Hardware:
+        memory = TINY.weight_bytes + tokens * TINY.kv_bytes_per_token
+        tiers = (TierSize("host", host_tokens * TINY.kv_bytes_per_token, rate),) if host_tokens else ()
+        return Hardware(Gpu("toy", memory, 1e9, 1e9), 1, TINY, tiers, memory_share=1.0, overhead_s=0.001)
+
+    return build
+
+
+@pytest.fixture
+def requests() -> Callable[..., Workload]:
+    """Requests of (arrival ms, prompt, output, request it shares a prefix with, blocks of 16 shared)."""
+
+    def build(*rows: tuple[int, ...], speed: float = 1.0) -> Workload:
+        full = [(*row, *(-1, 0)[len(row) - 3 :]) for row in rows]
+        t_ms, prompts, outputs, refs, shared = (np.array(column, np.int64) for column in zip(*full, strict=True))
+        trace: Trace = from_segments(
+            "toy", "0" * 64, 16, t_ms, prompts.astype(np.int32), outputs.astype(np.int32), refs, shared,
+            -(-prompts // 16),
+        )  # fmt: skip
+        return Workload(trace, speed)
+
+    return build
+
+
+__all__ = ["GPUS", "MODELS", "TINY"]

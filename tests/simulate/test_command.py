@@ -1,0 +1,88 @@
+"""``pagedkv simulate``: table, JSON, plot; and bad input in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pagedkv.cli import main
+
+TRACE = "synthetic:chat:3:30"
+
+
+def test_the_table_has_a_line_for_each_system(capsys):
+    assert main(["simulate", TRACE, "--systems", "contiguous,paged,tiered", "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{TRACE}: 30 requests on 1xH100, Llama-3-8B"
+    assert [line.split()[0] for line in lines[3:]] == ["contiguous", "paged", "tiered"]
+    assert "TTFT p50 s" in lines[1]
+
+
+def test_the_json_says_what_was_run_and_what_is_not_modelled(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    command = ["simulate", TRACE, "--systems", "shared", "--gpus", "2xa100", "--tiers", "host=1GiB@10GB/s"]
+    command += ["--json", str(out)]
+    assert main(command) == 0
+    report = json.loads(out.read_text())
+    assert report["requests"] == 30
+    assert len(report["sha256"]) == 64
+    assert report["command"] == "pagedkv " + " ".join(command)
+    assert report["hardware"]["gpus"] == "2xA100"
+    assert report["hardware"]["tiers"] == {"host": {"bytes": 2**30, "bytes_per_s": 1e10}}
+    (result,) = report["results"]
+    assert (result["system"], result["requests"]) == ("shared", 30)
+    assert report["not_modelled"]
+    capsys.readouterr()
+    assert main(["simulate", TRACE, "--systems", "paged", "--json", "-", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["results"][0]["system"] == "paged"
+    assert "paged" in shown.err
+
+
+@pytest.mark.parametrize("study", [None, "waste", "prefix", "beams"])
+def test_plots_are_written(tmp_path, capsys, study):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "plot.png"
+    trace = ["synthetic:short:1:50"]
+    what = ["--systems", "paged,shared", "--requests", "20"] if study is None else ["--study", study]
+    if study == "beams":
+        what += ["--requests", "2"]
+    assert main(["simulate", *trace, *what, "--plot", str(out), "--quiet"]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+
+
+def test_markdown_is_a_table(capsys):
+    assert main(["simulate", "synthetic:short:1:60", "--study", "prefix", "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| requests |")
+    assert lines[1].startswith("| --- | ---: |")
+    assert all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["nowhere.npz"], ["--gpus", "H900"], ["--gpus", "0xH100"], ["--gpus", "9999xH100"], ["--model", "gpt-9"],
+        ["--model", "llama-3-70b"], ["--tiers", "host"], ["--tiers", "tape=1TB@1GB/s"], ["--tiers", "host=1TB@fast/s"],
+        ["--tiers", "host=0GB@1GB/s"], ["--tiers", "host=1GB@1GB/s,host=1GB@1GB/s"], ["--systems", "magic"],
+        ["--disk-admission", "some"],
+        ["--systems", ","], ["--requests", "0"], ["--speed", "-1"], ["--speed", "nan"], ["--block-size", "0"],
+        ["--max-running", "0"], ["--max-batch-tokens", "5"], ["--study", "magic"], ["--json", "/nowhere/x.json"],
+        ["--plot", "x.docx"], ["--study", "beams", "--beam-spread", "0"], ["--longest", "0"],
+        ["--trace-block-size", "16"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(wrong, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = wrong if not wrong[0].startswith("-") else [TRACE, *wrong]
+    code = main(["simulate", *arguments])
+    shown = capsys.readouterr()
+    assert code == 2
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("pagedkv: error: ")
+    assert list(Path().iterdir()) == []
