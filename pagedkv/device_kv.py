@@ -187,7 +187,8 @@ class StepKV:
 def _as_arrays(variant: dict[str, Any]) -> dict[str, Any]:
     """Slopes, sinks and masks as the kernels take them; other kinds of numbers are left for the kernels to refuse."""
     found = dict(variant)
-    for name, kinds, dtype in (("alibi_slopes", "f", np.float32), ("sinks", "f", np.float32), ("mask_indptr", "iu", np.int64)):
+    wanted = {"alibi_slopes": ("f", np.float32), "sinks": ("f", np.float32), "mask_indptr": ("iu", np.int64)}
+    for name, (kinds, dtype) in wanted.items():
         if found.get(name) is not None:
             array = np.asarray(found[name])
             found[name] = np.ascontiguousarray(array, dtype) if array.dtype.kind in kinds else array
