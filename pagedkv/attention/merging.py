@@ -41,12 +41,19 @@ def merge_states(
             f"states must be [num_states, num_tokens, num_heads, head_dim] and lses the same without the last "
             f"axis, got {list(states.shape)} and {list(lses.shape)}"
         )
+    if not len(states):
+        raise LayoutMismatch("states must hold at least one state")
     if out is None:
         shape = states.shape[1:]
         out = np.empty(shape, states.dtype) if backend is None else backend.empty(shape, states.dtype, stream=stream)
     if backend is not None:
         merge.merge_states(backend, states.transpose(1, 0, 2, 3), lses.transpose(1, 0, 2), out, lse, stream=stream)
         return out
+    for name, array in (("out", out), ("lse", lse)):
+        if array is not None and not array.flags.writeable:
+            raise LayoutMismatch(f"{name} is read-only")
+    if lse is not None and lse.dtype != np.float32:
+        raise LayoutMismatch(f"lse must be float32, got {lse.dtype}")
     merged, merged_lse = states[0].astype(np.float64), lses[0]
     for state, state_lse in zip(states[1:], lses[1:], strict=True):
         merged, merged_lse = exact_merge(merged, merged_lse, state.astype(np.float64), state_lse)

@@ -7,7 +7,7 @@ every call, because a wrong one would be a read outside the arrays.
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from pagedkv.errors import InvalidArgument
+from pagedkv.errors import InvalidArgument, LayoutMismatch
 
 cnp.import_array()
 
@@ -47,6 +47,7 @@ cdef extern from "attend_call.h" nogil:
     const isa_t *isa_of(const char *name)
     ctypedef struct sight_t:
         int begin, end
+    int MOST_HEAD_DIM, MOST_BLOCK_SIZE, MOST_KEYS
     sight_t sight_of(const call_t *c, int seq_len, int q_len, int query)
     int queries_of(const call_t *c, int seq)
 
@@ -104,7 +105,7 @@ cdef bint has_rows(cnp.ndarray a):
     """The last axis lies together, and every element begins at a multiple of its size."""
     cdef int axis
     cdef Py_ssize_t item = cnp.PyArray_ITEMSIZE(a)
-    if a.strides[a.ndim - 1] != item or not cnp.PyArray_ISALIGNED(a):
+    if a.strides[a.ndim - 1] != item or not cnp.PyArray_ISALIGNED(a) or not cnp.PyArray_ISNOTSWAPPED(a):
         return False
     for axis in range(a.ndim):
         if a.strides[axis] % item:
@@ -113,7 +114,8 @@ cdef bint has_rows(cnp.ndarray a):
 
 
 cdef bint is_dense(cnp.ndarray a, int kind):
-    return a.descr.type_num == kind and cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)
+    return (a.descr.type_num == kind and cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)
+            and cnp.PyArray_ISNOTSWAPPED(a))
 
 
 def attend(cnp.ndarray q not None, cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray out not None,
@@ -135,6 +137,12 @@ def attend(cnp.ndarray q not None, cnp.ndarray k not None, cnp.ndarray v not Non
     cdef int paged = block_tables is not None, done
     if chosen == NULL:
         raise InvalidArgument(f"there are no kernels {isa!r} here: {', '.join(isas())}")
+    for name, found, most in (("head_dim", q.shape[2], MOST_HEAD_DIM), ("head_dim of v", v.shape[paged + 2], MOST_HEAD_DIM),
+                              ("block_size", k.shape[1] if paged else 1, MOST_BLOCK_SIZE),
+                              ("number of query heads", q.shape[1], MOST_KEYS), ("number of tokens", q.shape[0], MOST_KEYS),
+                              ("number of places of k", k.shape[0], 2 ** 31 - 1 if paged else MOST_KEYS)):
+        if not 0 < found <= most and not (found == 0 and name.startswith("number of") and name != "number of query heads"):
+            raise LayoutMismatch(f"the {name} must be in 1..{most}, got {found}")
     c.q, c.o, c.k, c.v = data(q), data(out), <const char *> data(k), <const char *> data(v)
     c.lse, c.slopes, c.sinks = <float *> data(lse), <const float *> data(slopes), <const float *> data(sinks)
     c.k_scale, c.v_scale = <const float *> data(k_scale), <const float *> data(v_scale)
@@ -192,9 +200,11 @@ cdef int check_lengths(const call_t *c, Py_ssize_t num_tokens, Py_ssize_t num_pl
         raise InvalidArgument(f"q_indptr must rise from 0 to {num_tokens}, it goes from {c.q_indptr[0]} to "
                               f"{c.q_indptr[c.num_seqs]}")
     for seq in range(c.num_seqs):
+        if c.q_indptr != NULL and c.q_indptr[seq + 1] < c.q_indptr[seq]:
+            raise InvalidArgument(f"q_indptr must rise, but goes from {c.q_indptr[seq]} to {c.q_indptr[seq + 1]} at {seq}")
         q_len, seq_len = queries_of(c, seq), c.seq_lens[seq]
-        if q_len < 0:
-            raise InvalidArgument(f"q_indptr must rise, but sequence {seq} has {q_len} queries")
+        if seq_len > MOST_KEYS:
+            raise InvalidArgument(f"seq_lens[{seq}] is {seq_len}: at most {MOST_KEYS}")
         if seq_len < 0 or (c.tables != NULL and seq_len > room):
             raise InvalidArgument(f"seq_lens[{seq}] is {seq_len}, its row of block_tables holds 0..{room} keys")
         if c.mask != NULL:

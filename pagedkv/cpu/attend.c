@@ -42,6 +42,11 @@ static memory_t *kept;
 static int num_kept;
 static pthread_mutex_t keeping = PTHREAD_MUTEX_INITIALIZER;
 
+/* A fork waits until nobody is in between, so that the child does not inherit a lock that nobody will give back. */
+static void before_fork(void) { pthread_mutex_lock(&keeping); }
+static void after_fork(void) { pthread_mutex_unlock(&keeping); }
+__attribute__((constructor)) static void expect_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+
 static memory_t *take_memory(void)
 {
     pthread_mutex_lock(&keeping);
@@ -259,6 +264,9 @@ static void finish_row(running_t *r, const task_t *t, int row, float *o, float m
     const int head = t->first_head + row / rows, qo_head = head * c->group_size + row % c->group_size;
     const int64_t token = first_token(c, t->seq) + query, dim = c->head_dim_v;
     double factor = 1;
+    /* Sums of keys that are there but weigh nothing: their products may have overflowed. */
+    const sight_t sight = m == -INFINITY ? sight_of(c, c->seq_lens[t->seq], queries_of(c, t->seq), query) : (sight_t){0, 0, 0};
+    const int lost = sight.begin < sight.end;
     if (c->sinks && c->sinks[qo_head] > -INFINITY) {
         const float sink = (float)(c->sinks[qo_head] * LOG2_E), top = m > sink ? m : sink;
         const float mine = m == -INFINITY ? 0 : exp2f(m - top);
@@ -275,7 +283,7 @@ static void finish_row(running_t *r, const task_t *t, int row, float *o, float m
         odd += o[d] * 0; /* NaN if anything is infinite or NaN */
     }
     float lse = l == 0 ? -INFINITY : (float)(LN_2 * ((double)m + log2((double)l)));
-    if (odd != 0 || lse == INFINITY)
+    if (odd != 0 || lse == INFINITY || lost)
         lse = compute_again(c, t->seq, query, qo_head, o);
     r->isa->store(c->q_dtype, o, (char *)c->o + (token * c->o_token + qo_head * c->o_head) * item_bytes(c->q_dtype), (int)dim);
     if (c->lse)
@@ -290,12 +298,12 @@ static void join_parts(running_t *r, const task_t *last)
     const size_t apart = (size_t)total * (dim + 2);
     for (int row = 0; row < total; row++) {
         const float *part = base + first->partial;
-        float top = -INFINITY, l = 0, o[dim];
+        float top = -INFINITY, l = 0, o[MOST_HEAD_DIM];
         for (int p = 0; p < last->num_parts; p++) {
             const float m = part[p * apart + (size_t)total * dim + row];
             top = m > top ? m : top;
         }
-        memset(o, 0, sizeof o);
+        memset(o, 0, dim * sizeof *o);
         for (int p = 0; p < last->num_parts; p++) {
             const float *mine = part + p * apart;
             const float m = mine[(size_t)total * dim + row], weight = m == -INFINITY ? 0 : exp2f(m - top);

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { MOST_HEAD_DIM = 4096, MOST_BLOCK_SIZE = 256, MOST_KEYS = 1 << 30 }; /* more is refused */
 enum { TILE = 128 };            /* keys of one tile: their scores are in the L1 cache between the two products */
 enum { ROWS_AT_ONCE = 4 };      /* rows (query, head of the group) that share a pass over K or V */
 enum { MOST_DIRECT_ROWS = 8 };  /* of one KV head: with more, K and V are converted to float32 first, once for all of them */

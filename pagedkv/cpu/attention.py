@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pagedkv.cpu import _attend
 from pagedkv.cpu.numbers import dtype_of
-from pagedkv.cpu.threads import isa, num_threads
+from pagedkv.cpu.threads import checked, isa, num_threads
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 
 _QUERIES = ("float32", "float16", "bfloat16")
@@ -80,8 +80,8 @@ def attend(
     usual = all(array is None for array in unusual)
     if not usual or not _attend.plainly_fits(q, k, v, seq_lens, block_tables, q_indptr, out, lse):
         _check_arrays(q, k, v, seq_lens, block_tables, q_indptr, out, lse, *unusual)
-    if window is not None and window < 1:
-        raise InvalidArgument(f"window must be at least 1, got {window}")
+    if window is not None and not 1 <= window < 2**31:
+        raise InvalidArgument(f"window must be in 1..{2**31 - 1}, got {window}")
     scale = q.shape[2] ** -0.5 if softmax_scale is None else _number("softmax_scale", softmax_scale)
     cap = 0.0 if soft_cap is None else _number("soft_cap", soft_cap)
     if soft_cap is not None and cap <= 0:
@@ -91,7 +91,7 @@ def attend(
     _attend.attend(
         q, k, v, out, seq_lens, block_tables, q_indptr, kv_indptr, lse, alibi_slopes, sinks, mask, mask_indptr,
         k_scale, v_scale, q_name, kv_name, k.shape[1] if paged else 0, scale, cap, 0 if window is None else window,
-        causal, num_threads() if threads is None else threads, isa(),
+        causal, num_threads() if threads is None else checked(threads), isa(),
     )  # fmt: skip
     return out
 
@@ -198,5 +198,7 @@ def _check_scales(k_scale: NDArray[np.float32], v_scale: NDArray[np.float32], k:
             raise WrongType(f"{name} must be float32, got {array.dtype}")
         if array.shape not in shapes:
             raise LayoutMismatch(f"{name} must have one of the shapes {shapes}, got {array.shape}")
+        if any(stride % 4 for stride in array.strides) or array.ctypes.data % 4:
+            raise LayoutMismatch(f"{name} must be aligned to its 4-byte elements, got strides {array.strides}")
     if k_scale.shape != v_scale.shape or k_scale.strides != v_scale.strides:
         raise LayoutMismatch("k_scale and v_scale must have the same shape and strides")

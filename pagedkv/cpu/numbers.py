@@ -27,6 +27,8 @@ def dtype_of(what: str, array: Any, given: str = "") -> str:
     """
     if not isinstance(array, np.ndarray):
         raise WrongType(f"{what} must be a NumPy array, not {type(array).__name__}")
+    if not array.dtype.isnative:
+        raise WrongType(f"{what} must be in this machine's byte order, got {array.dtype}")
     if name := _USUAL.get((array.dtype.num, given)):
         return name
     own = _OWN_NAMES.get(array.dtype.name, array.dtype.name)

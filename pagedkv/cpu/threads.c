@@ -75,14 +75,11 @@ static void forget_threads(void)
     atomic_store(&crew.active, 0);
 }
 
+__attribute__((constructor)) static void expect_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
+
 /* At least this many if they can be had; how many there are to use. */
 static int start_threads(int wanted)
 {
-    static int told;
-    if (!told) {
-        pthread_atfork(NULL, NULL, forget_threads);
-        told = 1;
-    }
     pthread_attr_t detached;
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);

@@ -43,11 +43,22 @@ def set_num_threads(number: int) -> None:
     WrongType, InvalidArgument
         Not a whole number from 1 to 256.
     """
+    _Choice.threads = checked(number)
+
+
+def checked(number: int) -> int:
+    """A number of threads that makes sense.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        Not a whole number from 1 to 256.
+    """
     if isinstance(number, bool) or not isinstance(number, int):
         raise WrongType(f"the number of threads must be an int, not {type(number).__name__}")
     if not 1 <= number <= MOST_THREADS:
         raise InvalidArgument(f"the number of threads must be from 1 to {MOST_THREADS}, got {number}")
-    _Choice.threads = number
+    return number
 
 
 def isa() -> str:

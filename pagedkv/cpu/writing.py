@@ -107,5 +107,7 @@ def _check_scale(what: str, scale: NDArray[np.float32] | None, mode: str, cache:
         raise InvalidArgument(f"scale_mode must be 'none', {', '.join(map(repr, shapes))}, got {mode!r}")
     if (scale is None) != (mode == "none"):
         raise InvalidArgument(f"scale_mode = {mode!r}: {what} must {'not ' * (mode == 'none')}be given")
+    if scale is not None and mode == "token_head" and not scale.flags.writeable:
+        raise LayoutMismatch(f"{what} is read-only, and the scales are to be stored")
     if scale is not None and (scale.dtype != np.float32 or scale.shape != shapes[mode]):
         raise LayoutMismatch(f"{what} must be float32 {list(shapes[mode])}, got {scale.dtype} {list(scale.shape)}")

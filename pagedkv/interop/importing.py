@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import ExchangeRefused, InvalidArgument, LayoutMismatch, WrongType
-from pagedkv.interop._dlpack import READ_ONLY, Taken, address_of, ndarray_at, take_capsule
+from pagedkv.interop._dlpack import IS_COPIED, READ_ONLY, Taken, address_of, ndarray_at, take_capsule
 from pagedkv.interop.devices import CPU, CUDA, PINNED, device_code, device_name, run_after, stream_pointer
 from pagedkv.interop.dtypes import dtype_name, itemsize, name_of_code, numpy_dtype
 from pagedkv.interop.memory import compact_strides
@@ -133,6 +133,8 @@ def _take(x: Any, writable: bool, stream: Any) -> tuple[Taken, str, tuple[int, .
     except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as refusal:
         raise ExchangeRefused(f"{type(x).__name__} does not hand its array over: {refusal}") from refusal
     taken = take_capsule(capsule)
+    if writable and taken.version and taken.flags & IS_COPIED:
+        raise ExchangeRefused(f"{type(x).__name__} hands over a copy, and what is written there would be lost")
     device_name(*taken.device)
     name = name_of_code(*taken.dtype)
     size, steps = itemsize(name), taken.strides

@@ -109,6 +109,7 @@ class Scheduler:
         self._planner = Planner(cache, self._running, options)
         self._reporter = Reporter(cache, self._running)
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._expired: tuple[Request, ...] = ()  # that no plan has told of yet
         self._forget_at = MANY_DEADLINES
         self._drafts: dict[Branch, Tokens] = {}
         self._plan: Plan | None = None
@@ -266,15 +267,16 @@ class Scheduler:
             self._take_back(self._plan)
         if self._going:
             self._let_go()
-        expired = self._expire() if self._deadlines else ()
+        if self._deadlines:
+            self._expired += self._expire()  # kept until a plan says so
         running = self._running
         if running.held:
             running.open_held()
         if running.suspended or self._queue.num_waiting:
             self._admit()
-        drafts, self._drafts = self._drafts, {}
         suspended = len(running.suspended)
-        plan = self._planner.plan(drafts, expired)
+        plan = self._planner.plan(self._drafts, self._expired)
+        self._drafts, self._expired = {}, ()
         if len(running.suspended) != suspended:
             self._blocked_for = 0
         self._plan = plan if plan else None
@@ -389,7 +391,7 @@ class Scheduler:
         if not self._running.start(request):
             return False
         if not request.admitted:
-            self._queue.begin(request, len(request.prompt) + request.n * request.max_new_tokens)
+            self._queue.begin(request, len(request.prompt) + request.width * request.max_new_tokens)
             request.admitted = True
         if request in self._running.held:
             self._running.open_held()
@@ -459,7 +461,11 @@ class Scheduler:
         self._running.leave(request, "finished")
 
     def _account(self, request: Request, state: State) -> None:
-        taken = len(request.prompt) + sum(branch.num_output for branch in request.branches)
+        outputs = [branch.num_output for branch in request.branches]
+        served = sum(outputs)
+        if request.beams > 1:  # those that were dropped ran, too
+            served = request.beams * max(outputs, default=0)
+        taken = len(request.prompt) + served
         self._queue.end(request, taken)
         self._ended[state] += 1
         self._blocked_for = -1

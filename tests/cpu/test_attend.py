@@ -159,6 +159,17 @@ def test_numbers_that_overflow_on_the_way_are_computed_all_the_same(isa):
     np.testing.assert_allclose(lse, exact_lse, rtol=1e-6)
 
 
+@pytest.mark.parametrize("sinks", [None, np.zeros(4, np.float32)], ids=["", "sinks"])
+@pytest.mark.parametrize("length", [4, 600])
+def test_products_that_overflow_downwards_keep_their_weight(isa, sinks, length):
+    b = batch((length,))
+    b.q[...], b.k[...] = 1e20, -1e20
+    o, lse = b.attend(sinks=sinks)
+    exact, exact_lse = b.exact(sinks=sinks)
+    close(o, exact, F32)
+    np.testing.assert_array_equal(lse, exact_lse)
+
+
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0}, {"window": 200}], ids=str)
 def test_the_bits_depend_on_the_sequence_alone(isa, options):
     """On the number of threads, the rest of the batch, and where the blocks lie, they do not."""

@@ -51,6 +51,27 @@ WRONG: dict[str, tuple[dict[str, Any], type[PagedKVError], str]] = {
     "three slopes": ({"alibi_slopes": SLOPES[:3]}, LayoutMismatch, "alibi_slopes"),
     "a slope that is not finite": ({"alibi_slopes": SLOPES * np.inf}, InvalidArgument, "finite"),
     "a sink that is not finite": ({"sinks": SLOPES * np.nan}, InvalidArgument, "sinks"),
+    "another byte order": ({"q": B.q.astype(">f4")}, WrongType, "byte order"),
+    "keys of another byte order": ({"k": B.k.astype(">f4"), "v": B.v.astype(">f4")}, WrongType, "byte order"),
+    "lengths of another byte order": ({"seq_lens": B.lens.astype(">i4")}, WrongType, "seq_lens"),
+    "no threads": ({"threads": 0}, InvalidArgument, "threads"),
+    "a fraction of a thread": ({"threads": 1.5}, WrongType, "threads"),
+    "too many threads": ({"threads": 2**40}, InvalidArgument, "threads"),
+    "a window beyond all keys": ({"window": 2**40}, InvalidArgument, "window"),
+    "queries that go round": (
+        {"q_indptr": np.array([0, -(2**31), 8], np.int32)}, InvalidArgument, "q_indptr must rise",
+    ),
+    "no head dim": (
+        {"q": B.q[:, :, :0], "k": B.k[..., :0], "v": B.v[..., :0], "out": None, "softmax_scale": 1.0},
+        LayoutMismatch, "head_dim",
+    ),
+    "a head dim beyond reason": (
+        {"k": B.k, "v": np.broadcast_to(B.v[..., :1], (*B.v.shape[:3], 5000)).copy(), "out": None}, LayoutMismatch,
+        "head_dim of v",
+    ),
+    "blocks of nothing": (
+        {"k": B.k[:, :0], "v": B.v[:, :0], "seq_lens": np.zeros(2, np.int32)}, LayoutMismatch, "block_size",
+    ),
     "a mask without offsets": ({"mask": np.zeros(9, np.uint8)}, InvalidArgument, "together"),
     "a mask that is too short": (
         {"mask": np.zeros(150, np.uint8), "mask_indptr": np.array([0, 15, 150])}, InvalidArgument, "needs 1500 bits",
@@ -97,3 +118,18 @@ def test_blocks_outside_a_window_need_not_be_there():
     tables[0, :17] = -1
     seen = cpu.attend(b.q, b.k, b.v, b.lens, block_tables=tables, window=20)
     np.testing.assert_array_equal(seen, cpu.attend(b.q, b.k, b.v, b.lens, block_tables=b.tables, window=20))
+
+
+def test_more_keys_than_can_be_counted_are_refused_and_not_looked_for():
+    q, k = np.zeros((1, 1, 8), np.float32), np.zeros((1, 256, 1, 8), np.float32)
+    tables = np.zeros((1, 2**23), np.int32)
+    for window in (None, 8):
+        with pytest.raises(InvalidArgument, match="at most"):
+            cpu.attend(q, k, k, np.array([2**31 - 1], np.int32), block_tables=tables, window=window)
+
+
+def test_scales_between_their_elements_are_refused():
+    b = batch((4,), dtype="int8")
+    wide = np.zeros(2, [("a", "u2"), ("scale", "f4")])
+    with pytest.raises(LayoutMismatch, match="k_scale"):
+        cpu.attend(b.q, b.k, b.v, b.lens, block_tables=b.tables, k_scale=wide["scale"], v_scale=wide["scale"])

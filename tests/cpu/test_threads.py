@@ -110,3 +110,33 @@ def test_a_forked_child_computes_with_threads_of_its_own():
         print(status)
     """
     assert run(script) == "0"
+
+
+def test_a_child_that_is_forked_while_other_threads_attend_computes_all_the_same():
+    script = """
+        import os, signal, threading, warnings
+        import numpy as np
+        from pagedkv import cpu
+        k = np.ones((4, 16, 1, 16), np.float32)
+        q, tables, lens = np.ones((1, 1, 16), np.float32), np.arange(4, dtype=np.int32)[None], np.array([64], np.int32)
+        attend = lambda: cpu.attend(q, k, k, lens, block_tables=tables)
+        over = threading.Event()
+        def work():
+            while not over.is_set():
+                attend()
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        warnings.simplefilter("ignore")
+        hung = 0
+        for _ in range(150):
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                attend()
+                os._exit(0)
+            hung += os.waitpid(child, 0)[1] != 0
+        over.set()
+        print(hung)
+    """
+    assert run(script) == "0"

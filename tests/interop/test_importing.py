@@ -175,3 +175,14 @@ def test_an_array_on_a_gpu_is_a_cupy_array_of_the_same_memory(cuda: FakeCuda):
     assert taken.host().tolist() == array[::-1, ::2].tolist()
     assert as_array(taken) is taken
     assert alive() is not None
+
+
+def test_a_copy_is_not_taken_for_the_array_where_it_is_to_be_written():
+    class Copies(Dlpack):
+        def __dlpack__(self, **options):
+            return super().__dlpack__(**options, copy=True)
+
+    producer = Copies(np.zeros(4))
+    with pytest.raises(ExchangeRefused, match="copy"):
+        as_array(producer, writable=True)
+    assert as_array(producer).tolist() == [0, 0, 0, 0]

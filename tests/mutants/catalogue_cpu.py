@@ -10,7 +10,7 @@ VARIANTS = "test_every_variant_of_every_batch_is_right"
 MUTANTS = (
     Mutant(
         "a row in which something is not finite is left as the fast path made it", CALL,
-        (("if (odd != 0 || lse == INFINITY)", "if (0)"),),
+        (("if (odd != 0 || lse == INFINITY || lost)", "if (0)"),),
         ("test_what_is_not_finite_reaches_those_who_see_it_and_nobody_else",),
     ),
     Mutant(

@@ -144,3 +144,20 @@ def test_nobody_is_overtaken_more_often_than_the_window(serve):
 def test_a_weight_that_is_none_is_refused(serve, wrong):
     with pytest.raises((pk.InvalidArgument, pk.WrongType)):
         serve().scheduler.set_weight("a", wrong)
+
+
+def test_beams_are_charged_for_every_sequence_they_run(serve):
+    """Those that were dropped on the way were computed, too."""
+    server = serve(300, max_running=8, priority_tokens=0)
+    served, number = {"plain": 0, "beams": 0}, 0
+    for _ in range(400):
+        waiting = [r.tenant for r in server.scheduler._queue.first(1000)]
+        for tenant, beams in (("plain", 1), ("beams", 4)):
+            for _ in range(4 - waiting.count(tenant)):
+                number += 1
+                server.submit(prompt(number, 8), 16, tenant=tenant, beams=beams)
+        for request in server.turn():
+            width = 4 if request.tenant == "beams" else 1
+            served[request.tenant] += len(request.prompt) + width * max(len(tokens) for tokens in request.outputs)
+    share = served["plain"] / sum(served.values())
+    assert 0.4 < share < 0.6, served

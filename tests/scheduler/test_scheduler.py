@@ -205,6 +205,23 @@ def test_what_others_hold_is_told_and_nothing_is_lost(serve):
     assert request.outputs[0].tolist() == greedy(request)
 
 
+def test_who_expired_is_told_by_the_next_plan_where_there_was_none(serve):
+    server = serve(8)
+    held = server.cache.sequence(prompt(9, 6 * BLOCK))
+    with server.cache.step([held]) as step:
+        step.mark_written(0)
+    late = server.submit(prompt(2, 5), 3, deadline_s=1.0)
+    waits = server.submit(prompt(1, 4 * BLOCK), 3)
+    server.now = 2.0
+    with pytest.raises(pk.OutOfBlocks):
+        server.scheduler.schedule()
+    assert late.state == "expired"
+    held.release()
+    assert server.scheduler.schedule().expired == (late,)
+    server.run()
+    assert waits.outputs[0].tolist() == greedy(waits)
+
+
 def test_what_others_take_while_it_runs_is_told_and_nothing_is_lost(serve):
     server = serve(8)
     request = server.submit(prompt(1, 6), 20)
