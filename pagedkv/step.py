@@ -193,7 +193,8 @@ class Step:
             num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype.
         softmax_scale, causal, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
             As :func:`pagedkv.reference.paged_attention`. On the CPU :mod:`pagedkv.cpu` computes (float32 inside), and
-            that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.
+            that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of
+            :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.
         stream : CUDA stream
             Where the kernels run; only on a GPU. The host does not wait.
 

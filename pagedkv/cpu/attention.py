@@ -80,6 +80,8 @@ def attend(
     usual = all(array is None for array in unusual)
     if not usual or not _attend.plainly_fits(q, k, v, seq_lens, block_tables, q_indptr, out, lse):
         _check_arrays(q, k, v, seq_lens, block_tables, q_indptr, out, lse, *unusual)
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int | np.integer)):
+        raise WrongType(f"window must be a whole number, not {type(window).__name__}")
     if window is not None and not 1 <= window < 2**31:
         raise InvalidArgument(f"window must be in 1..{2**31 - 1}, got {window}")
     scale = q.shape[2] ** -0.5 if softmax_scale is None else _number("softmax_scale", softmax_scale)

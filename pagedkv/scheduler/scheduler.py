@@ -171,9 +171,10 @@ class Scheduler:
             raise RequestTooLarge(width, most, "sequences (max_running)", "ask for fewer, or raise max_running")
         worst = blocks_at_most(len(tokens), max_new_tokens, width, cache.spec.block_size, self.options.lookahead)
         if worst > self._running.capacity:
+            fewer = f"ask for fewer than {width} branches, " if width > 1 else ""
             raise RequestTooLarge(
                 worst, self._running.capacity, "blocks on the device",
-                f"shorten its {len(tokens)} + {max_new_tokens} tokens, ask for fewer than {width} branches, or give "
+                f"shorten its {len(tokens)} + {max_new_tokens} tokens, {fewer}or give "
                 f"the device a larger budget",
             )  # fmt: skip
         stops = tuple(dict.fromkeys(cache.placement.tree.tokens(list(stop_tokens)).tolist()))

@@ -82,6 +82,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[PagedKVError], str]] = {
     "one scale": ({"k_scale": SLOPES[:1]}, InvalidArgument, "together"),
     "scales of another shape": ({"k_scale": SLOPES[:3], "v_scale": SLOPES[:3]}, LayoutMismatch, "k_scale"),
     "scales of another dtype": ({"k_scale": np.ones(1), "v_scale": np.ones(1)}, WrongType, "float32"),
+    "half a key": ({"window": 1.5}, WrongType, "window"), "a window of truth": ({"window": True}, WrongType, "window"),
     "a window of 0": ({"window": 0}, InvalidArgument, "window"),
     "a soft cap of 0": ({"soft_cap": 0.0}, InvalidArgument, "soft_cap"),
     "a scale that is no number": ({"softmax_scale": "x"}, WrongType, "softmax_scale"),
