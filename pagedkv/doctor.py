@@ -1,7 +1,8 @@
-"""``pagedkv doctor``: what the CUDA kernels need, what of it is here, and whether it computes correctly.
+"""``pagedkv doctor``: what the kernels of CPU and GPU need, what of it is here, and whether it computes correctly.
 
-Exit code 1 if something fails that this machine should be able to do, 0 otherwise. Without a GPU the kernels must still
-compile; CuPy and the numeric self-test are skipped then. ``--disk DIR`` tries a directory for the disk tier instead.
+Exit code 1 if something fails that this machine should be able to do, 0 otherwise. Without a GPU the CUDA kernels are
+compiled where NVRTC is installed; CuPy and their self-test are skipped then. ``--disk DIR`` tries a directory for the
+disk tier instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import cpu
 from pagedkv._version import __version__
 from pagedkv.attention import PagedAttention
 from pagedkv.disk_tools import trial
@@ -67,9 +69,9 @@ class Check:
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the ``doctor`` command."""
-    about = """Look at device, driver, compiler and CuPy; compile every kernel; compare decode with float64.
-    With --disk: make a store in a temporary directory inside DIR, try and measure it, delete it, and say what a disk
-    hit is worth."""
+    about = """Compare the CPU kernels with float64; look at device, driver, compiler and CuPy; compile every CUDA
+    kernel and compare them, too. With --disk: make a store in a temporary directory inside DIR, try and measure it,
+    delete it, and say what a disk hit is worth."""
     parser = commands.add_parser("doctor", help="check what the CUDA kernels or a disk tier need", description=about)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--disk", metavar="DIR", help="try this directory for a disk tier, and not the kernels")
@@ -115,6 +117,7 @@ def examine_disk(directory: str, size: str, numbers: dict[str, Any]) -> Generato
 
 def examine() -> Generator[Check, None, None]:
     """All checks, one after the other."""
+    yield from cpu_self_test()
     try:
         yield Check("sources", "ok", f"{len(kernel_names())} kernels in {sources_dir()}")
     except PagedKVError as error:
@@ -191,7 +194,8 @@ def _nvrtc(driver: tuple[int, int] | None) -> Iterator[tuple[Check, Nvrtc | None
     try:
         chosen = nvrtc_for(driver)
     except PagedKVError as error:
-        yield Check("NVRTC", "failed", str(error)), None
+        wanted = driver is not None  # else there is nothing to compile for
+        yield Check("NVRTC", "failed" if wanted else "skipped", str(error)), None
         return
     for nvrtc in installed_nvrtcs():
         version = ".".join(map(str, nvrtc.version))
@@ -234,6 +238,27 @@ def compile_check(variant: Variant, capability: tuple[int, int], nvrtc: Nvrtc) -
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill", binary.log)))
     detail = f"{arch}, {len(binary.code)} bytes, {', '.join(registers)} registers, {spilled} bytes spilled"
     return Check(name, "ok", detail, time.perf_counter() - start)
+
+
+def cpu_self_test() -> Iterator[Check]:
+    """The CPU's kernels against float64, on the same batch, with every instruction set that is here."""
+    problem, expected = _problem()
+    used = cpu.isa()
+    for name in cpu.isas():
+        start = time.perf_counter()
+        cpu.set_isa(name)
+        try:
+            found = cpu.attend(
+                problem["q"], problem["k"], problem["v"], problem["seq_lens"],
+                block_tables=problem["block_tables"], q_indptr=problem["q_indptr"],
+            )  # fmt: skip
+        finally:
+            cpu.set_isa(used)
+        largest = float(np.abs(found - expected).max()) / float(np.abs(expected).max())
+        status: Status = "ok" if largest <= LARGEST_ERROR else "failed"
+        share = f", used, {cpu.num_threads()} threads" if name == used else ""
+        detail = f"largest error {largest:.1e} of the largest output{share}"
+        yield Check(f"CPU kernels {name}", status, detail, time.perf_counter() - start)
 
 
 def self_test(backend: Backend) -> Iterator[Check]:

@@ -58,7 +58,7 @@ ARROWS: dict[str, set[str]] = {
     "simulate": {"errors", "spec", "admission", "tiers", "engine", "cache", "scheduler", "replay", "_version"},
     "replay": {"errors", "spec", "_core", "core", "stats", "cache", "_version"},
     "disk_tools": {"errors", "spec", "_core", "tiers"},
-    "doctor": {"errors", "spec", "kernels", "attention", "reference", "disk_tools", "_version"},
+    "doctor": {"errors", "spec", "kernels", "cpu", "attention", "reference", "disk_tools", "_version"},
     "cli": {
         *("errors", "spec", "core", "stats", "sizing", "cache", "replay", "simulate", "doctor", "disk_tools", "show"),
         "_version",

@@ -1,7 +1,7 @@
 """Attention on the CPU: C kernels for AVX-512, AVX2 and every other CPU, on threads of their own, without the GIL."""
 
 from pagedkv.cpu.attention import attend
-from pagedkv.cpu.threads import isa, num_threads, set_isa, set_num_threads
+from pagedkv.cpu.threads import isa, isas, num_threads, set_isa, set_num_threads
 from pagedkv.cpu.writing import write_kv
 
-__all__ = ["attend", "isa", "num_threads", "set_isa", "set_num_threads", "write_kv"]
+__all__ = ["attend", "isa", "isas", "num_threads", "set_isa", "set_num_threads", "write_kv"]

@@ -76,6 +76,11 @@ def isa() -> str:
     return _Choice.isa
 
 
+def isas() -> list[str]:
+    """The instruction sets that this CPU has kernels for, the best first."""
+    return _attend.isas()
+
+
 def set_isa(name: str) -> None:
     """Compute with ``"avx512"``, ``"avx2"`` or ``"portable"`` from now on: for tests and comparisons.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv import doctor
+from pagedkv import cpu, doctor
 from pagedkv.cli import main
 from pagedkv.doctor import Check
 from pagedkv.errors import KernelsUnavailable
@@ -98,19 +98,41 @@ def test_the_text_has_a_line_for_each_check_and_says_the_outcome_last(
     assert any(line.split()[:2] == ["skipped", "self-test"] and line.endswith("no GPU") for line in lines)
 
 
-def test_without_nvrtc_it_fails_with_the_command_that_installs_it(
-    no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    def none(driver: object) -> None:
-        raise KernelsUnavailable("NVRTC was not found: pip install 'pagedkv[cuda12]'")
+def no_nvrtc(driver: object) -> None:
+    raise KernelsUnavailable("NVRTC was not found: pip install 'pagedkv[cuda12]'")
 
-    monkeypatch.setattr(doctor, "nvrtc_for", none)
+
+def test_on_a_gpu_without_nvrtc_it_fails_with_the_command_that_installs_it(
+    gpu: FakeCupy, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(doctor, "nvrtc_for", no_nvrtc)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "failed   NVRTC" in out
     assert "pip install 'pagedkv[cuda12]'" in out
     assert "skipped  compile" in out
-    assert out.endswith("failed: NVRTC\n")
+    assert "NVRTC" in out.splitlines()[-1]
+
+
+def test_with_neither_gpu_nor_nvrtc_nothing_fails_and_the_cpu_is_tested(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(doctor, "nvrtc_for", no_nvrtc)
+    code, found = report(capsys)
+    assert code == 0
+    states = statuses(found)
+    assert states["NVRTC"] == states["compile"] == "skipped"
+    assert {name for name in states if name.startswith("CPU kernels")} == {f"CPU kernels {name}" for name in cpu.isas()}
+    assert states["CPU kernels portable"] == "ok"
+
+
+def test_wrong_results_of_the_cpu_kernels_are_a_failure(
+    no_gpu: None, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(cpu, "attend", lambda q, *_, **__: np.zeros_like(q))
+    code, found = report(capsys)
+    assert code == 1
+    assert statuses(found)["CPU kernels portable"] == "failed"
 
 
 def test_a_kernel_that_does_not_compile_fails_and_shows_the_compilers_words(
@@ -132,7 +154,8 @@ def test_missing_sources_end_the_examination(monkeypatch: pytest.MonkeyPatch, ca
 
     monkeypatch.setattr(doctor, "kernel_names", none)
     code, found = report(capsys)
-    assert (code, statuses(found)) == (1, {"sources": "failed"})
+    cpu_too = {f"CPU kernels {name}": "ok" for name in cpu.isas()}
+    assert (code, statuses(found)) == (1, {**cpu_too, "sources": "failed"})
 
 
 def test_a_driver_without_cupy_is_a_failure(
