@@ -16,6 +16,7 @@ from pagedkv.simulate.virtual import VirtualCache
 from pagedkv.simulate.workload import Workload
 
 SAMPLE_EVERY = 16  # steps, between looks at the memory
+FEW = 8  # requests: then every step is sampled, and a short run has samples at all
 PROGRESS_EVERY = 64  # requests
 
 
@@ -104,7 +105,7 @@ class PagedServer:
                 self.log.first_s[i] = self.now
         self.since_sample += seconds
         self.unsampled += 1
-        if self.unsampled == SAMPLE_EVERY:
+        if self.unsampled == SAMPLE_EVERY or len(self.live) <= FEW:
             self._sample()
         own = np.array([-1 - self.index[branch.request] for branch in plan.lanes], np.int32)
         for request in self.scheduler.report(plan, own):

@@ -24,15 +24,16 @@ def rows(results: Sequence[SimResult]) -> list[Row]:
 
 def _row(r: SimResult) -> Row:
     moved = sum(r.moved_bytes.values())
+    served, held = r.requests > 0, r.memory_held > 0
     return {
         "system": r.system,
         "served": f"{r.requests:,}",
         "refused": f"{r.refused:,}",
         "seconds": f"{r.seconds:,.0f}",
-        "TTFT p50 s": f"{r.ttft_s['p50']:.2f}",
-        "TTFT p99 s": f"{r.ttft_s['p99']:.2f}",
-        "TPOT p50 ms": f"{1000 * r.tpot_s['p50']:.1f}",
-        "TPOT p99 ms": f"{1000 * r.tpot_s['p99']:.1f}",
+        "TTFT p50 s": f"{r.ttft_s['p50']:.2f}" if served else "-",
+        "TTFT p99 s": f"{r.ttft_s['p99']:.2f}" if served else "-",
+        "TPOT p50 ms": f"{1000 * r.tpot_s['p50']:.1f}" if served else "-",
+        "TPOT p99 ms": f"{1000 * r.tpot_s['p99']:.1f}" if served else "-",
         "output tok/s": f"{r.output_tokens_per_s:,.0f}",
         "tok/s": f"{r.tokens_per_s:,.0f}",
         "hit %": f"{100 * r.hit_rate['total']:.1f}",
@@ -40,8 +41,8 @@ def _row(r: SimResult) -> Row:
         "disk %": f"{100 * r.hit_rate.get('disk', 0.0):.1f}",
         "running": f"{r.mean_running:.1f}",
         "most": f"{r.most_running}",
-        "waste %": f"{100 * max(0.0, 1 - r.tokens_per_slot):.1f}",
-        "tokens/slot": f"{r.tokens_per_slot:.2f}",
+        "waste %": f"{100 * max(0.0, 1 - r.tokens_per_slot):.1f}" if held else "-",
+        "tokens/slot": f"{r.tokens_per_slot:.2f}" if held else "-",
         "memory %": f"{100 * r.memory_held:.1f}",
         "swapped": f"{r.preemptions['swap']:,}",
         "recomputed": f"{r.preemptions['recompute']:,}",

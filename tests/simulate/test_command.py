@@ -86,3 +86,17 @@ def test_bad_input_is_one_line_and_exit_code_2(wrong, capsys, tmp_path, monkeypa
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("pagedkv: error: ")
     assert list(Path().iterdir()) == []
+
+
+def test_a_run_of_one_short_request_is_measured_and_one_that_serves_nobody_has_no_times(tmp_path, capsys):
+    trace = tmp_path / "one.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1]}\n')
+    assert main(["simulate", str(trace), "--systems", "paged", "--json", "-", "--quiet"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["most_running"] == 1
+    assert result["tokens_per_slot"] == pytest.approx((10 + 11) / 2 / 16, abs=0.01)
+    command = ["simulate", str(trace), "--systems", "contiguous", "--longest", "1", "--quiet"]
+    assert main(command) == 0
+    heading, _, line = capsys.readouterr().out.splitlines()[1:4]
+    assert "0.00" not in line
+    assert "TTFT p50 s" not in heading or "-" in line.split()
