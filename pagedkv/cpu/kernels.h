@@ -7,6 +7,15 @@
 #include "attend.h"
 #include "numbers.h"
 
+/* `call` with the number of rows as a constant. */
+#define BY_ROWS(call) \
+    switch (rows) { \
+    case 1: call(1); break; \
+    case 2: call(2); break; \
+    case 3: call(3); break; \
+    default: call(4); break; \
+    }
+
 #define KVT float
 #define LOAD load_f32
 #define KIND f32
@@ -114,23 +123,17 @@ INLINE void panel_dots(const float *q, size_t dim, const float *panels, const in
 
 static void panel_scores(const float *q, int dim, const float *panels, int rows, float *scores, int begin, int end)
 {
-    switch (rows) {
-    case 1: panel_dots(q, dim, panels, 1, scores, begin, end); break;
-    case 2: panel_dots(q, dim, panels, 2, scores, begin, end); break;
-    case 3: panel_dots(q, dim, panels, 3, scores, begin, end); break;
-    default: panel_dots(q, dim, panels, 4, scores, begin, end); break;
-    }
+#define CALL(n) panel_dots(q, dim, panels, n, scores, begin, end)
+    BY_ROWS(CALL)
+#undef CALL
 }
 
 /* Some of V's columns. */
 static void panel_values(const float *weights, const char *const *v, int first, int last, int rows, float *o, int dim, int begin, int end)
 {
-    switch (rows) {
-    case 1: add_values_f32(weights, v, 0, first, last, 1, o, dim, begin, end, NULL); break;
-    case 2: add_values_f32(weights, v, 0, first, last, 2, o, dim, begin, end, NULL); break;
-    case 3: add_values_f32(weights, v, 0, first, last, 3, o, dim, begin, end, NULL); break;
-    default: add_values_f32(weights, v, 0, first, last, 4, o, dim, begin, end, NULL); break;
-    }
+#define CALL(n) add_values_f32(weights, v, 0, first, last, n, o, dim, begin, end, NULL)
+    BY_ROWS(CALL)
+#undef CALL
 }
 
 /* Turns a row's products with n keys into weights, takes them into m, l and o, and says which keys have weights. */

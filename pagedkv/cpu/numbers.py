@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cpu import _attend
+from pagedkv.dtypes import float32_to_bfloat16
 from pagedkv.errors import WrongType
 
 _OWN_NAMES = {"float8_e4m3fn": "float8_e4m3"}  # of ml_dtypes
@@ -55,9 +56,7 @@ def bits_of(values: NDArray[np.float32], name: str, dtype: np.dtype[Any]) -> NDA
             found = np.nan_to_num(np.clip(np.rint(values), -127, 127), nan=0).astype(np.int8)
             return found
         if name == "bfloat16":
-            bits = values.view(np.uint32)
-            rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-            found = np.where(np.isnan(values), np.uint16(0x7FC0), rounded).view(dtype)
+            found = float32_to_bfloat16(values).view(dtype)
             return found
         if name.startswith("float8"):
             return _float8(values, name).view(dtype)

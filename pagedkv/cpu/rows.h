@@ -115,14 +115,6 @@ INLINE void FN(add_values)(const float *weights, const char *const *v, long head
     }
 }
 
-#define BY_ROWS(call) \
-    switch (rows) { \
-    case 1: call(1); break; \
-    case 2: call(2); break; \
-    case 3: call(3); break; \
-    default: call(4); break; \
-    }
-
 static void FN(scores)(const float *q, int q_stride, const char *const *k, long head, int dim, int rows, float *scores, int tokens,
                        const char *const *ahead)
 {
@@ -170,7 +162,6 @@ static void FN(expand)(const void *from, float *to, int dim, int padded)
         to[c] = 0;
 }
 
-#undef BY_ROWS
 #undef FN
 #undef KVT
 #undef LOAD

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from pagedkv.cpu import _attend
-from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.errors import InvalidArgument
+from pagedkv.sizes import whole_number
 
 MOST_THREADS = 256
 THREADS_VARIABLE, ISA_VARIABLE = "PAGEDKV_NUM_THREADS", "PAGEDKV_CPU_ISA"
@@ -54,11 +55,7 @@ def checked(number: int) -> int:
     WrongType, InvalidArgument
         Not a whole number from 1 to 256.
     """
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise WrongType(f"the number of threads must be an int, not {type(number).__name__}")
-    if not 1 <= number <= MOST_THREADS:
-        raise InvalidArgument(f"the number of threads must be from 1 to {MOST_THREADS}, got {number}")
-    return number
+    return whole_number(number, "number of threads", 1, MOST_THREADS)
 
 
 def isa() -> str:

@@ -1,10 +1,11 @@
 """Serves traces without a model: the real scheduler and cache, a cost model instead of compute, and a virtual clock."""
 
-from pagedkv.simulate.hardware import GPUS, MODELS, Hardware, parse_gpus, parse_tiers
+from pagedkv.simulate.hardware import MODELS, Hardware, parse_gpus, parse_tiers
 from pagedkv.simulate.result import SimResult
 from pagedkv.simulate.run import simulate
 from pagedkv.simulate.systems import SYSTEMS
 from pagedkv.simulate.workload import Workload, load_workload
+from pagedkv.sizing.machines import GPUS
 
 __all__ = [
     "GPUS",

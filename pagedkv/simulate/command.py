@@ -20,12 +20,13 @@ from pagedkv.replay.command import require_format
 from pagedkv.replay.progress import progress
 from pagedkv.replay.report import require_writable, write_json
 from pagedkv.simulate import studies
-from pagedkv.simulate.hardware import GPUS, MODELS, Hardware, parse_gpus, parse_tiers
+from pagedkv.simulate.hardware import MODELS, Hardware, parse_gpus, parse_tiers
 from pagedkv.simulate.plot import plot_results, plot_study
 from pagedkv.simulate.run import simulate
 from pagedkv.simulate.systems import DEFAULT_SYSTEMS, SYSTEMS, choose
 from pagedkv.simulate.table import Row, markdown, print_rows, rows
 from pagedkv.simulate.workload import Workload, load_workload
+from pagedkv.sizing.machines import GPUS
 
 DESCRIPTION = """Serve a trace with the real scheduler and cache, with a cost model in place of a model and on a virtual
 clock, and compare ways to hold the KV."""
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
                 longest=arguments.longest, progress=shown,
             )  # fmt: skip
         lines = rows(results)
-        title = f"{about} on {hardware.num_gpus}x{hardware.gpu.name}, {hardware.model.shape.name}"
+        title = f"{about} on {hardware.gpus}, {hardware.model.shape.name}"
         report |= {"hardware": hardware.assumptions(), "results": [result.to_json() for result in results]}
         if arguments.plot is not None:
             plot_results(results, title, arguments.plot)

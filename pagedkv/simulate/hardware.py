@@ -23,22 +23,13 @@ from pagedkv.admission import Mode
 from pagedkv.errors import InvalidArgument
 from pagedkv.replay.weights import LLAMA_3_8B, ModelShape
 from pagedkv.sizes import format_size, parse_size
+from pagedkv.sizing.machines import GPUS, Gpu
 
 TIERS = ("host", "disk")
 LATENCY_S = {"host": 20e-6, "disk": 100e-6}
 MAX_GPUS = 4096
-_GPUS = re.compile(r"(?:(\d{1,4})x)?([A-Za-z0-9-]+)", re.ASCII)
+_GPUS = re.compile(r"(?:(\d{1,4})[xX])?([A-Za-z0-9-]+)", re.ASCII)
 _TIER = re.compile(r"([a-z]+)=([^@]+)@([^@]+)/s", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU by its data sheet: memory in bytes, memory bandwidth in bytes/s, dense 16-bit peak in flop/s."""
-
-    name: str
-    memory: int
-    bandwidth: float
-    flops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +65,6 @@ class TierSize:
     bytes_per_s: float
 
 
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("L4", 24 * 10**9, 300e9, 121e12),
-        Gpu("A100", 80 * 10**9, 2039e9, 312e12),
-        Gpu("H100", 80 * 10**9, 3350e9, 989e12),
-        Gpu("H200", 141 * 10**9, 4800e9, 989e12),
-    )
-}
 MODELS = {
     "llama-3-8b": Model(LLAMA_3_8B, 128_256),
     "llama-13b": Model(ModelShape("LLaMA-13B", 40, 40, 40, 128, 5120, 13_824), 32_000),
@@ -104,7 +86,7 @@ class Hardware:
     disk_admission : what is written to the disk, as ``pagedkv.Disk(admission=)``.
     """
 
-    gpu: Gpu = GPUS["H100"]
+    gpu: Gpu = GPUS["h100"]
     num_gpus: int = 1
     model: Model = field(default_factory=lambda: MODELS["llama-3-8b"])
     tiers: tuple[TierSize, ...] = ()
@@ -116,6 +98,11 @@ class Hardware:
     disk_admission: Mode = "cost"
 
     @property
+    def gpus(self) -> str:
+        """Such as ``4xH100``."""
+        return f"{self.num_gpus}x{self.gpu.name.upper()}"
+
+    @property
     def kv_bytes(self) -> int:
         """Device memory left for KV.
 
@@ -124,11 +111,11 @@ class Hardware:
         InvalidArgument
             The weights do not leave any.
         """
-        room = int(self.num_gpus * self.gpu.memory * self.memory_share)
+        room = int(self.num_gpus * self.gpu.memory_bytes * self.memory_share)
         if room <= self.model.weight_bytes:
             raise InvalidArgument(
-                f"{self.model.shape.name} has {format_size(self.model.weight_bytes)} of weights, and {self.num_gpus} x "
-                f"{self.gpu.name} have {format_size(room)} for them and the KV: take more GPUs"
+                f"{self.model.shape.name} has {format_size(self.model.weight_bytes)} of weights, and "
+                f"{self.gpus} have {format_size(room)} for them and the KV: take more GPUs"
             )
         return room - self.model.weight_bytes
 
@@ -147,15 +134,15 @@ class Hardware:
         flops += 4 * shape.num_layers * shape.num_qo_heads * shape.head_dim * keys
         num_bytes = self.model.weight_bytes + self.model.kv_bytes_per_token * float(context.sum())
         share = self.num_gpus * (self.parallel_efficiency if self.num_gpus > 1 else 1.0)
-        compute = flops / (self.gpu.flops * share * self.compute_efficiency)
-        return max(compute, num_bytes / (self.gpu.bandwidth * share * self.memory_efficiency)) + self.overhead_s
+        compute = flops / (self.gpu.flops_per_s * share * self.compute_efficiency)
+        return max(compute, num_bytes / (self.gpu.read_bytes_per_s * share * self.memory_efficiency)) + self.overhead_s
 
     def assumptions(self) -> dict[str, object]:
         """Every number that a result hangs on, for the report."""
         return {
-            "gpus": f"{self.num_gpus}x{self.gpu.name}", "memory_bytes": self.gpu.memory,
-            "bandwidth_bytes_per_s": self.gpu.bandwidth, "flops": self.gpu.flops, "model": self.model.shape.name,
-            "weight_bytes": self.model.weight_bytes, "kv_bytes_per_token": self.model.kv_bytes_per_token,
+            "gpus": self.gpus, "memory_bytes": self.gpu.memory_bytes,
+            "bandwidth_bytes_per_s": self.gpu.read_bytes_per_s, "flops": self.gpu.flops_per_s,
+            "model": self.model.shape.name, "weight_bytes": self.model.weight_bytes, "kv_bytes_per_token": self.model.kv_bytes_per_token,
             "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
             "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,
             "overhead_s": self.overhead_s, "disk_admission": self.disk_admission,
@@ -164,20 +151,21 @@ class Hardware:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, int]:
-    """``"H100"`` or ``"4xH100"``: which, and how many.
+    """``"H100"`` or ``"4xH100"``: which, and how many. ``"A100"`` is enough where one name only begins so.
 
     Raises
     ------
     InvalidArgument
     """
     found = _GPUS.fullmatch(text)
-    known = {name.lower(): gpu for name, gpu in GPUS.items()}
-    if found is None or found[2].lower() not in known:
+    wanted = "" if found is None else found[2].lower()
+    alike = [gpu for name, gpu in GPUS.items() if name == wanted or name.startswith(f"{wanted}-")]
+    if found is None or len(alike) != 1:
         raise InvalidArgument(f"--gpus: {text[:40]!r} is none of {', '.join(GPUS)}, nor such as 4xH100")
     number = int(found[1] or 1)
     if not 1 <= number <= MAX_GPUS:
         raise InvalidArgument(f"--gpus: {number} GPUs; 1 to {MAX_GPUS} are possible")
-    return known[found[2].lower()], number
+    return alike[0], number
 
 
 def parse_tiers(text: str) -> tuple[TierSize, ...]:

@@ -22,7 +22,7 @@ def machine() -> Callable[..., Hardware]:
     def build(tokens: int, host_tokens: int = 0, rate: float = 1e9) -> Hardware:
         memory = TINY.weight_bytes + tokens * TINY.kv_bytes_per_token
         tiers = (TierSize("host", host_tokens * TINY.kv_bytes_per_token, rate),) if host_tokens else ()
-        return Hardware(Gpu("toy", memory, 1e9, 1e9), 1, TINY, tiers, memory_share=1.0, overhead_s=0.001)
+        return Hardware(Gpu("toy", memory, 1e9, 1e9, 1e9), 1, TINY, tiers, memory_share=1.0, overhead_s=0.001)
 
     return build
 

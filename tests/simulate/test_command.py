@@ -29,7 +29,7 @@ def test_the_json_says_what_was_run_and_what_is_not_modelled(tmp_path, capsys):
     assert report["requests"] == 30
     assert len(report["sha256"]) == 64
     assert report["command"] == "pagedkv " + " ".join(command)
-    assert report["hardware"]["gpus"] == "2xA100"
+    assert report["hardware"]["gpus"] == "2xA100-80GB"
     assert report["hardware"]["tiers"] == {"host": {"bytes": 2**30, "bytes_per_s": 1e10}}
     (result,) = report["results"]
     assert (result["system"], result["requests"]) == ("shared", 30)

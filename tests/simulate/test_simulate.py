@@ -123,7 +123,7 @@ def test_arrivals_come_as_fast_as_wanted(machine, requests):
 
 
 def test_a_step_costs_what_the_roofline_says():
-    hardware = Hardware(GPUS["H100"], 1, MODELS["llama-3-8b"])
+    hardware = Hardware(GPUS["h100"], 1, MODELS["llama-3-8b"])
     decode = hardware.step_s(np.ones(1, np.int32), np.array([1], np.int32))
     weights = MODELS["llama-3-8b"].weight_bytes
     assert decode == pytest.approx((weights + 131_072) / (0.8 * 3.35e12) + 0.002)
@@ -134,14 +134,14 @@ def test_a_step_costs_what_the_roofline_says():
     assert prefill == pytest.approx(flops / (0.5 * 989e12) + 0.002)
     both = hardware.step_s(np.array([1, 4096]), np.array([5000, 4096]))
     assert both > prefill
-    four = Hardware(GPUS["H100"], 4, MODELS["llama-3-8b"])
+    four = Hardware(GPUS["h100"], 4, MODELS["llama-3-8b"])
     assert (four.step_s(np.array([4096]), np.array([4096])) - 0.002) * 4 * 0.9 == pytest.approx(prefill - 0.002)
     assert MODELS["llama-13b"].kv_bytes_per_token == 819_200
 
 
 def test_a_model_that_leaves_no_memory_is_refused():
     with pytest.raises(pk.InvalidArgument, match="take more GPUs"):
-        _ = Hardware(GPUS["L4"], 1, MODELS["llama-3-70b"]).kv_bytes
+        _ = Hardware(GPUS["l4"], 1, MODELS["llama-3-70b"]).kv_bytes
 
 
 @pytest.mark.parametrize(
