@@ -142,7 +142,8 @@ class Hardware:
         return {
             "gpus": self.gpus, "memory_bytes": self.gpu.memory_bytes,
             "bandwidth_bytes_per_s": self.gpu.read_bytes_per_s, "flops": self.gpu.flops_per_s,
-            "model": self.model.shape.name, "weight_bytes": self.model.weight_bytes, "kv_bytes_per_token": self.model.kv_bytes_per_token,
+            "model": self.model.shape.name, "weight_bytes": self.model.weight_bytes,
+            "kv_bytes_per_token": self.model.kv_bytes_per_token,
             "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
             "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,
             "overhead_s": self.overhead_s, "disk_admission": self.disk_admission,
