@@ -5,14 +5,10 @@ A snippet that is not meant to run is fenced as ``text``. ``python`` is the only
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from pagedkv import cpu
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,17 +21,6 @@ def snippets(page: Path) -> list[tuple[int, str]]:
     """The line each snippet starts on, and its code."""
     text = page.read_text(encoding="utf-8")
     return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in FENCE.finditer(text)]
-
-
-@pytest.fixture(autouse=True)
-def _own_settings() -> Iterator[None]:
-    """What a page sets for the whole process ends with it."""
-    log, threads = logging.getLogger("pagedkv"), cpu.num_threads()
-    level, handlers = log.level, list(log.handlers)
-    yield
-    log.setLevel(level)
-    log.handlers[:] = handlers
-    cpu.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
