@@ -9,11 +9,12 @@
 #include <stdint.h>
 
 enum { MOST_HEAD_DIM = 4096, MOST_BLOCK_SIZE = 256, MOST_KEYS = 1 << 30 }; /* more is refused */
-enum { TILE = 128 };            /* keys of one tile: their scores are in the L1 cache between the two products */
+enum { TILE = 128 };            /* keys of one tile at most: their scores are in the L1 cache between the two products */
+enum { DIRECT_TILE_BYTES = 1 << 16 }; /* of K, and of V, in a direct task's tile: what is fetched ahead must still be in L2 when it is used */
 enum { ROWS_AT_ONCE = 4 };      /* rows (query, head of the group) that share a pass over K or V */
 enum { MOST_DIRECT_ROWS = 8 };  /* of one KV head: with more, K and V are converted to float32 first, once for all of them */
 enum { MOST_TASK_ROWS = 64 };   /* of all heads of one direct task, */
-enum { TASK_BYTES = 4096 };     /* and their K of one token: a tile of K and of V fit into the L2 cache, so that what is fetched stays */
+enum { TASK_BYTES = 4096 };     /* and their K of one token, read in one go */
 enum { TILED_ROWS = 128 };      /* of one tiled task, */
 enum { TILED_KEYS = 64 };       /* which takes as many keys as fit in the L1 cache as floats of a usual head dim, */
 enum { TILED_COLUMNS = 64 };    /* and as many of V's columns at once, because the output goes through that cache, too */

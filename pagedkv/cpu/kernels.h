@@ -208,7 +208,7 @@ INLINE stream_t stream_of(const char *const *row, long head_bytes, int heads, in
 static void take(stream_t *s, const char **ahead, int count)
 {
     for (int i = 0; i < count; i += 4) {
-        const int over = s->token_major ? s->token >= s->tokens : s->head >= s->heads;
+        const int over = s->token >= s->tokens || s->head >= s->heads;
         ahead[i >> 2] = over ? NULL : s->row[s->token] + s->head * s->head_bytes;
         if (s->token_major) {
             for (s->head += 4; s->head >= s->heads; s->head -= s->heads)
@@ -278,6 +278,13 @@ static row_t row_of(const call_t *c, const task_t *t, const sight_t *sight, int 
     return r;
 }
 
+/* Keys of a direct task's tile, from the bytes of one token's K (or V): a multiple of 16. */
+INLINE int direct_tile(int token_bytes)
+{
+    const int keys = DIRECT_TILE_BYTES / token_bytes / 16 * 16;
+    return keys < 16 ? 16 : keys > TILE ? TILE : keys;
+}
+
 static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
 {
     const int rows = rows_of(c, t), dim = c->head_dim, dim_v = c->head_dim_v, bytes = item_bytes(c->kv_dtype);
@@ -285,9 +292,10 @@ static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
     const long k_head = c->k_head * bytes, v_head = c->v_head * bytes;
     const char *k = c->k + t->first_head * k_head, *v = c->v + t->first_head * v_head;
     const char *ahead[TILE / 4], **k_row = w->k_row, **next = w->k_row + TILE;
+    const int tile = direct_tile(t->num_heads * (dim > dim_v ? dim : dim_v) * bytes);
     for (int from = t->begin, n; from < t->end; from += n) {
-        n = t->end - from < TILE ? t->end - from : TILE;
-        const int later = from + n, more = t->end - later < TILE ? t->end - later : TILE;
+        n = t->end - from < tile ? t->end - from : tile;
+        const int later = from + n, more = t->end - later < tile ? t->end - later : tile;
         if (from == t->begin)
             find_rows(c, t, from, n, k_row, k, c->k_block, c->k_token);
         find_rows(c, t, from, n, w->v_row, v, c->v_block, c->v_token);
