@@ -8,7 +8,7 @@ lie in two tiers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -46,20 +46,25 @@ SHAPES = (
 
 
 class Search:
-    """Breadth-first search from one history of a cache of one shape.
+    """Breadth-first search from one history of a cache of one shape. It can be pickled, and goes on where it was.
 
     Attributes
     ----------
     states : of which every operation was tried.
     edges : operations tried; after each both sides were compared.
     reads : contents compared.
-    exhausted : whether there are no more states.
     """
 
     def __init__(self, shape: Shape, start: tuple[Operation, ...]) -> None:
         self.shape, self.start = shape, start
         self.states = self.edges = self.reads = 0
-        self.exhausted = False
+        self._known: list[tuple[int, Operation]] = [(-1, ())]  # by state: the one it was first reached from, and how
+        self._seen = {state(self.repeat(start))}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every operation was tried in every state there is."""
+        return self.states == len(self._known)
 
     def repeat(self, history: Sequence[Operation]) -> Pair:
         """A cache with this history."""
@@ -68,18 +73,17 @@ class Search:
             getattr(pair, operation[0])(*operation[1:])
         return pair
 
-    def run(self, max_states: int, tick: Callable[[int], object] = lambda n: None) -> None:
-        """Compare both sides after every operation in so many states.
+    def run(self, more: int) -> None:
+        """Compare both sides after every operation in so many more states, or in all that are left.
 
         Raises
         ------
         AssertionError
             They differ; names the history.
         """
-        known: list[tuple[int, Operation]] = [(-1, ())]  # by state: the one it was first reached from, and how
-        seen = {state(self.repeat(self.start))}
-        while self.states < min(max_states, len(known)):
-            history = self._history(known, self.states)
+        known, seen, until = self._known, self._seen, self.states + more
+        while self.states < min(until, len(known)):
+            history = self._history(self.states)
             pair = self.repeat(history)
             here = reached = state(pair)
             for operation in list(operations(pair, self.shape.max_owners)):
@@ -99,13 +103,11 @@ class Search:
                     seen.add(reached)
                     known.append((self.states, operation))
             self.states += 1
-            tick(1)
-        self.exhausted = self.states == len(known)
 
-    def _history(self, known: list[tuple[int, Operation]], number: int) -> list[Operation]:
+    def _history(self, number: int) -> list[Operation]:
         backwards = []
         while number > 0:
-            number, operation = known[number]
+            number, operation = self._known[number]
             backwards.append(operation)
         return [*self.start, *reversed(backwards)]
 
