@@ -83,7 +83,7 @@ def problems(quick: bool) -> list[Problem]:
         for shape, batches in (
             ("8B", ((1, 4096), (8, 4096), (32, 512), (1, 32768))),
             ("MHA", ((1, 4096),)),
-            ("Smol", ((8, 4096), (1, 512))),
+            ("Smol", ((8, 4096), (1, 512), (1, 128))),
         )
         for batch in batches
         for dtype in ("float32", "bfloat16", "float16")

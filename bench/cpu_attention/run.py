@@ -55,7 +55,8 @@ class Child:
 
 
 def measure(problem: Problem, children: list[Child], ceilings: Ceilings, rounds: int) -> list[dict[str, Any]]:
-    """One line per system that takes the problem, ours first."""
+    """One line per system that takes the problem, ours first. Ratios are medians of the rounds' own, for the machine's
+    ceilings change from minute to minute."""
     results = {child: child.ask(do="prepare", problem=problem.as_dict()) for child in children}
     taking = [child for child, result in results.items() if result is not None]
     ours = np.array(results[children[0]])
@@ -69,7 +70,7 @@ def measure(problem: Problem, children: list[Child], ceilings: Ceilings, rounds:
         limits.append(ceilings.read_gb_per_s() if problem.q_len == 1 else ceilings.gflop_per_s())
         for child in taking:
             times[child].append(child.ask(do="round"))
-    ceiling = median(limits)
+    work = problem.kv_bytes if problem.q_len == 1 else problem.flops
     rows = []
     for child in taking:
         seconds = median(times[child])
@@ -78,10 +79,10 @@ def measure(problem: Problem, children: list[Child], ceilings: Ceilings, rounds:
             {
                 "shape": problem.shape, "problem": problem.name, "dtype": problem.dtype, "system": child.name,
                 "paged": "yes" if SYSTEMS[child.name][1]().paged else "no", "ms": seconds * 1e3, "gb_per_s": gb,
-                "gflop_per_s": gflop, "ceiling": ceiling,
-                "of_ceiling": (gb if problem.q_len == 1 else gflop) / ceiling,
+                "gflop_per_s": gflop, "ceiling": median(limits),
+                "of_ceiling": median(work / s / 1e9 / limit for s, limit in zip(times[child], limits)),
                 "ours_faster": median(b / a for a, b in zip(times[children[0]], times[child])),
-                "rounds_ms": [round(1e3 * s, 4) for s in times[child]],
+                "rounds_ms": [round(1e3 * s, 4) for s in times[child]], "ceilings": [round(limit, 1) for limit in limits],
             }
         )  # fmt: skip
     return rows

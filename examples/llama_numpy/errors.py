@@ -9,6 +9,10 @@ class LlamaError(Exception):
     """Base of this example's errors."""
 
 
+class OptionError(LlamaError, ValueError):
+    """What was said on the command line cannot be done; the message begins with the option or the line concerned."""
+
+
 class ModelFileError(LlamaError, ValueError):
     """A model file that is damaged, or of a model that this example does not compute.
 

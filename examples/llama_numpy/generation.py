@@ -178,7 +178,8 @@ def check_capacity(
         tokens = sum(map(len, prompts))
         raise PromptError(
             f"{tokens} prompt tokens and {max_tokens} more for each of {samples * len(prompts)} completions need "
-            f"{needed} blocks of {size} tokens; the device has {capacity}: take a larger device budget, or ask for less"
+            f"{needed} blocks of {size} tokens; the device has {capacity}: take a larger device budget (--device), or "
+            f"ask for less (--max-tokens)"
         )
 
 

@@ -1,4 +1,6 @@
-"""Tokens as they come: one completion as running text, several as a row per step, beams as far as they agree."""
+"""Tokens as they come: one completion as running text, several as a row per step, beams as far as they agree; and
+answers of many requests, whole.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import TextIO
 from examples.llama_numpy.beams import Beam
 from examples.llama_numpy.generation import Completion
 from examples.llama_numpy.tokenizer import Tokenizer
+from pagedkv.scheduler import Request
 
 COLUMN = 12  # characters
 
@@ -92,4 +95,26 @@ class BeamPrinter:
         for beam in beams:
             text = self._tokenizer.decode(token for token in beam.tokens if token not in self._stop_ids)
             self._out.write(f"\n{beam.log_prob:8.3f}  {text}\n")
+        self._out.flush()
+
+
+class AnswerPrinter:
+    """Requests that are served together: each one's name, prompt and answer when it is finished.
+
+    Parameters
+    ----------
+    out, tokenizer, stop_ids : as :class:`StreamPrinter`.
+    names, texts : of the prompts, by the requests' ids.
+    """
+
+    def __init__(
+        self, out: TextIO, tokenizer: Tokenizer, stop_ids: Collection[int], names: Sequence[str], texts: Sequence[str]
+    ) -> None:
+        self._out, self._tokenizer, self._stop_ids = out, tokenizer, stop_ids
+        self._names, self._texts = names, texts
+
+    def __call__(self, request: Request) -> None:
+        """One is finished."""
+        text = self._tokenizer.decode(token for token in request.outputs[0].tolist() if token not in self._stop_ids)
+        self._out.write(f"[{self._names[request.id]}] {self._texts[request.id]}\n{text}\n\n")
         self._out.flush()

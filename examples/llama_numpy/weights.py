@@ -73,6 +73,12 @@ class LlamaWeights:
         """What :meth:`from_arrays` needs."""
         return {name: getattr(self, name) for name in stored_shapes(self.config)}
 
+    def on(self, xp: Any) -> LlamaWeights:
+        """These weights as arrays of another module than NumPy, such as CuPy: copies, each of them once."""
+        if xp is np:
+            return self
+        return self.from_arrays(self.config, {name: xp.asarray(array) for name, array in self.stored().items()})
+
 
 def array_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every array of the weights, by attribute."""
