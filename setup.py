@@ -44,10 +44,22 @@ DIRECTIVES = {
 }
 
 
+PARTS = {"_write.pyx": {"merge.c", "write.c"}}  # C files of modules that share a folder with another
+# GCC keeps the flags of floating-point errors right, which nobody reads, and so has no vectors for loops with choices
+FLAGS_OF = {"_write.pyx": ["-fno-trapping-math"]}
+
+
+def parts_of(source):
+    """C files that are compiled into a module: its own, or all that lie beside it and are no other's."""
+    others = set().union(*PARTS.values())
+    mine = PARTS.get(source.name, {part.name for part in source.parent.glob("*.c")} - others)
+    return [str(source.relative_to(ROOT).with_name(part)) for part in sorted(mine)]
+
+
 def extensions():
     for source in sorted((ROOT / "pagedkv").rglob("*.pyx")):
         relative = source.relative_to(ROOT)
-        parts = sorted(str(part.relative_to(ROOT)) for part in source.parent.glob("*.c"))  # of this module alone
+        parts = parts_of(source)
         headers = [str(header.relative_to(ROOT)) for header in source.parent.glob("*.h")]
         yield Extension(
             ".".join(relative.with_suffix("").parts),
@@ -55,7 +67,7 @@ def extensions():
             depends=[str(STAMP), *headers],
             include_dirs=[numpy.get_include()],
             define_macros=MACROS,
-            extra_compile_args=FLAGS,
+            extra_compile_args=FLAGS + FLAGS_OF.get(source.name, []),
             extra_link_args=INSTRUMENT,
         )
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from pagedkv.attention.places import Device, backend_of, home_of
+from pagedkv.cpu.merging import merge_states as cpu_merge
 from pagedkv.errors import LayoutMismatch
 from pagedkv.kernels import merge
-from pagedkv.reference import merge_states as exact_merge
 
 
 def merge_states(
@@ -49,18 +49,5 @@ def merge_states(
     if backend is not None:
         merge.merge_states(backend, states.transpose(1, 0, 2, 3), lses.transpose(1, 0, 2), out, lse, stream=stream)
         return out
-    for name, array in (("out", out), ("lse", lse)):
-        if array is not None and not array.flags.writeable:
-            raise LayoutMismatch(f"{name} is read-only")
-    if lse is not None and lse.dtype != np.float32:
-        raise LayoutMismatch(f"lse must be float32, got {lse.dtype}")
-    merged, merged_lse = states[0].astype(np.float64), lses[0]
-    for state, state_lse in zip(states[1:], lses[1:], strict=True):
-        merged, merged_lse = exact_merge(merged, merged_lse, state.astype(np.float64), state_lse)
-    merged = np.where(np.isneginf(merged_lse)[..., None], 0, merged)
-    if out.shape != merged.shape or (lse is not None and lse.shape != merged_lse.shape):
-        raise LayoutMismatch(f"out must be {list(merged.shape)} and lse {list(merged_lse.shape)}")
-    out[...] = merged.astype(out.dtype)
-    if lse is not None:
-        lse[...] = merged_lse
+    cpu_merge(states, lses, out, lse)
     return out

@@ -51,7 +51,14 @@ cdef extern from "attend_call.h" nogil:
     sight_t sight_of(const call_t *c, int seq_len, int q_len, int query)
     int queries_of(const call_t *c, int seq)
 
+cdef extern from "threads.h" nogil:
+    void run_items(work_t work, void *argument, long items, int threads)
+
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "float8_e4m3": 4, "float8_e5m2": 5}
+
+
+cdef void run_shared(work_t work, void *argument, long items, int threads) noexcept nogil:
+    run_items(work, argument, items, threads)
 
 
 def isas() -> list[str]:

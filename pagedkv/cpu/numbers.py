@@ -1,4 +1,4 @@
-"""Names of element types, and float32 values as their bits."""
+"""Element types by name, and arrays as the C code reads them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cpu import _attend
-from pagedkv.dtypes import float32_to_bfloat16
+from pagedkv.cpu import _attend, _write
 from pagedkv.errors import WrongType
 
 _OWN_NAMES = {"float8_e4m3fn": "float8_e4m3"}  # of ml_dtypes
@@ -40,34 +39,25 @@ def dtype_of(what: str, array: Any, given: str = "") -> str:
     return given or own
 
 
-def bits_of(values: NDArray[np.float32], name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The nearest numbers of a type, ties to even, as an array of `dtype` (the type itself, or unsigned bits).
-
-    int8 and fp8 saturate; NaN stays NaN, in int8 it is 0.
+def source_of(what: str, array: Any) -> str:
+    """The name of the element type of an array that is to be converted, in any byte order.
 
     Raises
     ------
-    ImportError
-        fp8 without ml_dtypes.
+    WrongType
+        It is no NumPy array, or none of those that are read.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        found: NDArray[Any]
-        if name == "int8":
-            found = np.nan_to_num(np.clip(np.rint(values), -127, 127), nan=0).astype(np.int8)
-            return found
-        if name == "bfloat16":
-            found = float32_to_bfloat16(values).view(dtype)
-            return found
-        if name.startswith("float8"):
-            return _float8(values, name).view(dtype)
-        return values.astype(dtype)
+    if not isinstance(array, np.ndarray):
+        raise WrongType(f"{what} must be a NumPy array, not {type(array).__name__}")
+    name: str = array.dtype.name
+    if name not in _write.SOURCES:
+        raise WrongType(f"{what} must be one of {', '.join(_write.SOURCES)}, got {array.dtype}")
+    return name
 
 
-def _float8(values: NDArray[np.float32], name: str) -> NDArray[Any]:
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise ImportError(f"writing {name} needs ml_dtypes: pip install ml_dtypes") from error
-    largest, kind = (448, ml_dtypes.float8_e4m3fn) if name == "float8_e4m3" else (57344, ml_dtypes.float8_e5m2)
-    found: NDArray[Any] = np.clip(values, -largest, largest).astype(kind)
-    return found
+def apart(array: NDArray[Any], *written: NDArray[Any] | None) -> NDArray[Any]:
+    """The array in this machine's byte order; a copy if it may lie where others are about to be written."""
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    shared = any(other is not None and np.may_share_memory(array, other) for other in written)
+    return array.copy() if shared else array

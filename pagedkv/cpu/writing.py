@@ -1,7 +1,8 @@
 """K and V of new tokens into slots of NumPy caches: converted to nearest even, or quantised with scales.
 
 The rules are those of the CUDA kernel of the same name: int8 and fp8 saturate, NaN stays NaN (in int8 it is 0). Where
-each token's head has a scale, its largest absolute value becomes the type's largest number.
+each token's head has a scale, its largest absolute value becomes the type's largest number. float64 is rounded once
+into float32 and float16; for the other types it is made float32 first.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cpu.numbers import bits_of, dtype_of
-from pagedkv.errors import InvalidArgument, LayoutMismatch, UnsupportedVariant, WrongType
+from pagedkv.cpu import _write
+from pagedkv.cpu.numbers import apart, dtype_of, source_of
+from pagedkv.cpu.threads import num_threads
+from pagedkv.errors import InvalidArgument, LayoutMismatch, UnsupportedVariant
 
-LARGEST = {"int8": 127.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0}
-SOURCES = ("float32", "float16", "bfloat16", "float64")
+QUANTISED = ("int8", "float8_e4m3", "float8_e5m2")
 
 
 def write_kv(
@@ -32,6 +34,8 @@ def write_kv(
 ) -> None:
     """Put K and V of new tokens into slots, converted to the cache's dtype.
 
+    Of two tokens with the same slot the later one stays. The bits do not depend on the number of threads.
+
     Parameters
     ----------
     k, v : float32, float16, bfloat16 or float64 [num_tokens, num_kv_heads, head_dim (head_dim_v)].
@@ -47,7 +51,8 @@ def write_kv(
         Arrays that do not fit. Nothing was written.
     """
     name = dtype_of("k_cache", k_cache, kv_dtype)
-    if k_cache.ndim != 4 or v_cache.shape[:3] != k_cache.shape[:3] or v_cache.dtype != k_cache.dtype:
+    shapes_fit = k_cache.ndim == v_cache.ndim == 4 and v_cache.shape[:3] == k_cache.shape[:3]
+    if not shapes_fit or v_cache.dtype != k_cache.dtype:
         raise LayoutMismatch(
             f"k_cache and v_cache must be [num_blocks, block_size, num_kv_heads, head_dim] of one dtype, got "
             f"{k_cache.dtype} {k_cache.shape} and {v_cache.dtype} {v_cache.shape}"
@@ -63,42 +68,16 @@ def write_kv(
     for what, array in (("k_cache", k_cache), ("v_cache", v_cache)):
         if not array.flags.writeable:
             raise LayoutMismatch(f"{what} is read-only")
-    if (scale_mode == "none") != (name not in LARGEST):
-        raise UnsupportedVariant(f"a cache of {name} is written with scale_mode {'not ' * (name in LARGEST)}'none'")
-    pairs = ((k, k_cache, "k_scale", k_scale), (v, v_cache, "v_scale", v_scale))
-    for _, _, what, scale in pairs:
+    if (scale_mode == "none") != (name not in QUANTISED):
+        raise UnsupportedVariant(f"a cache of {name} is written with scale_mode {'not ' * (name in QUANTISED)}'none'")
+    for what, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         _check_scale(what, scale, scale_mode, k_cache)
-    kept = slots >= 0
-    places = np.divmod(slots[kept], k_cache.shape[1])
-    rows = [(_floats(values)[kept], cache, scale) for values, cache, _, scale in pairs]
-    ready = []
-    for values, cache, scale in rows:
-        by = None
-        if scale_mode == "token_head":
-            with np.errstate(invalid="ignore"):
-                by = (np.abs(values).max(axis=-1, initial=0) / np.float32(LARGEST[name])).astype(np.float32)
-        elif scale is not None:
-            by = np.broadcast_to(scale, values.shape[1:2])
-        ready.append((bits_of(_divided(values, by), name, cache.dtype), cache, by, scale))
-    for bits, cache, by, scale in ready:  # everything is converted: nothing can be refused any more
-        cache[places] = bits
-        if scale_mode == "token_head" and scale is not None:
-            scale[places] = by
-
-
-def _divided(values: NDArray[np.float32], by: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """A scale of 0 stands for zeros; an infinite one, or NaN, makes the row NaN when it is read."""
-    if by is None:
-        return values
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(by[..., None] == 0, np.float32(0), values / by[..., None])
-
-
-def _floats(values: NDArray[Any]) -> NDArray[np.float32]:
-    if values.dtype.name not in SOURCES:
-        raise WrongType(f"K and V come as {', '.join(SOURCES)}, got {values.dtype}")
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32, copy=False)
+    k_name, v_name = source_of("k", k), source_of("v", v)
+    k, v = (apart(values, k_cache, v_cache, k_scale, v_scale) for values in (k, v))
+    _write.write(
+        k, v, k_cache, v_cache, np.ascontiguousarray(slots, np.int64), k_scale, v_scale, k_name, v_name, name,
+        scale_mode == "token_head", num_threads(),
+    )  # fmt: skip
 
 
 def _check_scale(what: str, scale: NDArray[np.float32] | None, mode: str, cache: NDArray[Any]) -> None:

@@ -7,9 +7,9 @@ wrong id anywhere shows as wrong content at the next read.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pagedkv.core import BlockPool, Placement, RadixTree
@@ -142,11 +142,13 @@ class Pair:
         """Takes the moves that both decided: the same blocks in the same order, but for the order within a run."""
         moves, expected = self.core.take_moves(), self.model.take_moves()
         assert len(moves) == len(expected), "number of moves"
-        for start in np.flatnonzero(np.diff(moves["transfer"], prepend=-1)):
-            run = moves[start:][moves["transfer"][start:] == moves["transfer"][start]]
-            theirs = sorted(expected[start : start + len(run)], key=lambda t: len(t.block.content[1]))
-            for move, transfer in zip(run, theirs):
+        begin = 0
+        for _, run in groupby(moves["transfer"].tolist()):
+            end = begin + len(list(run))
+            theirs = sorted(expected[begin:end], key=lambda t: len(t.block.content[1]))
+            for move, transfer in zip(moves[begin:end], theirs):
                 self._take_one(move, transfer, check_content)
+            begin = end
 
     def _take_one(self, move: Any, transfer: Transfer, check_content: bool) -> None:
         assert (move["src_tier"], move["dst_tier"]) == (transfer.src, transfer.dst), "tiers of a move"

@@ -5,9 +5,87 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 CALL, SHAPES, KERNELS, NUMBERS = (f"pagedkv/cpu/{name}" for name in ("attend.c", "attend.h", "kernels.h", "numbers.h"))
+WRITE, MERGE, CONVERT = (f"pagedkv/cpu/{name}" for name in ("write.c", "merge.c", "write_numbers.h"))
 VARIANTS = "test_every_variant_of_every_batch_is_right"
+TIES = "test_every_tie_goes_to_even_and_its_neighbours_to_the_nearer_number"
+
+
+class WriteMutant(Mutant):
+    """One in C that is a part of the module `_write`."""
+
+    @property
+    def module(self) -> str:
+        """Name of the extension module to build."""
+        return "pagedkv.cpu._write"
+
+
+WRITING = (
+    WriteMutant(
+        "float64 is rounded to float32 before it is rounded to float16", WRITE,
+        (("once = s->to_type == F16;", "once = 0;"),), ("test_float64_becomes_float16_in_one_rounding",),
+    ),
+    WriteMutant(
+        "a tie of a smaller type is rounded up", CONVERT,
+        (("(1u << (lost - 1)) - 1 + (size >> lost & 1)", "(1u << (lost - 1))"),), (f"{TIES}[float8_e4m3]",),
+    ),
+    WriteMutant(
+        "fp8 that is too large wraps around", CONVERT,
+        (("found > largest ? largest : found));", "found));"),),
+        ("test_what_does_not_fit_saturates_and_nan_is_marked",),
+    ),
+    WriteMutant(
+        "a computed scale overlooks NaN", WRITE,
+        (("most = size > most ? size : most;", "most = size > most && size <= 0x7f800000 ? size : most;"),),
+        ("test_a_row_of_zeros_and_one_with_nan_keep_their_meaning_with_computed_scales",),
+    ),
+    WriteMutant(
+        "a row is divided by a scale of 0", WRITE, (("if (by == 0)", "if (0)"),),
+        ("test_a_row_of_zeros_and_one_with_nan_keep_their_meaning_with_computed_scales",
+         "test_every_layout_and_mode_is_written_as_numpy_would"),
+    ),
+    WriteMutant(
+        "a skipped token goes to slot 1", WRITE,
+        (("slot = c->slots[token];", "slot = c->slots[token] < 0 ? 1 : c->slots[token];"),),
+        ("test_tokens_go_to_their_slots_and_skipped_ones_nowhere",),
+    ),
+    WriteMutant(
+        "threads share tokens and not slots", WRITE,
+        (("owner_of(slot, shared->items) != item", "owner_of(token << NEIGHBOURS_LOG2, shared->items) != item"),),
+        ("test_the_bits_do_not_depend_on_the_threads_and_the_later_token_stays",),
+    ),
+    Mutant(
+        "rows that lie in the cache are read while it is written", "pagedkv/cpu/numbers.py",
+        (("return array.copy() if shared else array", "return array"),),
+        ("test_rows_that_lie_in_the_cache_itself_are_read_before_anything_is_written",),
+    ),
+    Mutant(
+        "a call that writes keeps the GIL", "pagedkv/cpu/_write.pyx",
+        (("    with nogil:\n        write_rows", "    if True:\n        write_rows"),),
+        ("test_others_run_while_a_call_writes",),
+    ),
+    Mutant(
+        "a call that merges keeps the GIL", "pagedkv/cpu/_write.pyx",
+        (("    with nogil:\n        merge_rows", "    if True:\n        merge_rows"),),
+        ("test_others_run_while_a_call_merges",),
+    ),
+    WriteMutant(
+        "what lies in a state without keys is read", MERGE, (("if (weight != 0)", "if (1)"),),
+        ("test_states_of_every_dtype_are_merged_by_their_weights",),
+    ),
+    WriteMutant(
+        "weights are not taken from the largest lse", MERGE,
+        (("exp(lse_of(c, row, state) - row->most)", "exp(lse_of(c, row, state))"),),
+        ("test_states_of_any_lse_are_weighed_without_overflow",),
+    ),
+    WriteMutant(
+        "a merged lse that is NaN is overlooked", MERGE,
+        (("if (!(lse <= row.most))", "if (lse > row.most)"),),
+        ("test_nan_and_infinity_reach_the_result_of_their_own_row_alone",),
+    ),
+)  # fmt: skip
 
 MUTANTS = (
+    *WRITING,
     Mutant(
         "a row in which something is not finite is left as the fast path made it", CALL,
         (("if (odd != 0 || lse == INFINITY || lost)", "if (0)"),),
