@@ -72,7 +72,8 @@ class KVCache:
     threads : int
         Threads that move blocks between tiers.
     deadline_s : float, optional
-        A promotion that has not started by then is given up, counted as a miss. Default: wait.
+        A promotion that has not arrived from disk, or not started from memory, by then is given up, counted as a
+        miss. Default: wait, but never for a disk that hangs (10 s).
     require_namespace : bool
         Refuse calls that name no namespace; for hosts with several tenants.
     partial_hits : bool
@@ -408,7 +409,7 @@ class KVCache:
                 blocks={TIER_NAMES[t]: p.counts() for t, p in enumerate(self.placement.pools) if p is not None},
                 placement=self.placement.stats(),
                 moved_bytes={f"{TIER_NAMES[a]}_to_{TIER_NAMES[b]}": s.bytes for (a, b), s in moved.items()},
-                failed_moves=sum(s.failed + s.late + s.cancelled for s in moved.values()),
+                failed_moves=sum(s.failed + s.late + s.cancelled + s.left for s in moved.values()),
                 disk=self._disk_stats(),
             )
 

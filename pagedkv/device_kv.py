@@ -58,7 +58,11 @@ class DeviceKV:
             Shape or dtype does not fit. Nothing was written.
         """
         k_view, v_view = self.layer(layer)
-        k, v = self._convert("k", k, len(slots)), self._convert("v", v, len(slots))
+        k, v = self._checked("k", k, len(slots)), self._checked("v", v, len(slots))
+        if {k.dtype.name, v.dtype.name} - {self.spec.dtype} and {k.dtype.name, v.dtype.name} <= set(_CONVERTIBLE):
+            cpu.write_kv(k, v, k_view, v_view, slots, kv_dtype=self.spec.dtype)
+            return
+        k, v = self._convert(k), self._convert(v)
         if len(slots) and slots.min() < 0:
             kept = slots >= 0
             slots, k, v = slots[kept], k[kept], v[kept]
@@ -103,7 +107,7 @@ class DeviceKV:
                 target[layer] = view[used].reshape(-1, *shape[2:])[:num_tokens]
         return out
 
-    def _convert(self, name: str, values: NDArray[Any], num_tokens: int) -> NDArray[Any]:
+    def _checked(self, name: str, values: NDArray[Any], num_tokens: int) -> NDArray[Any]:
         spec = self.spec
         shape = (num_tokens, spec.num_kv_heads, spec.head_dim)
         if not isinstance(values, np.ndarray):
@@ -113,15 +117,18 @@ class DeviceKV:
                 raise LayoutMismatch(f"{name} cannot be read as an array: {error}") from None
         if values.shape != shape:
             raise LayoutMismatch(f"{name} must be [num_tokens, num_kv_heads, head_dim] = {shape}, got {values.shape}")
-        if values.dtype == spec.np_dtype:
-            return values
-        if values.dtype.name not in _CONVERTIBLE:
+        if values.dtype != spec.np_dtype and values.dtype.name not in _CONVERTIBLE:
             wanted = ", ".join((spec.dtype, *_CONVERTIBLE))
             raise LayoutMismatch(f"{name} has dtype {values.dtype}: one of {wanted} is needed")
+        return values
+
+    def _convert(self, values: NDArray[Any]) -> NDArray[Any]:
+        if values.dtype == self.spec.np_dtype:
+            return values
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, as in every kernel
             if self._bits:
                 return float32_to_bfloat16(values.astype(np.float32, copy=False))
-            return values.astype(spec.np_dtype)
+            return values.astype(self.spec.np_dtype)
 
 
 class StepKV:

@@ -24,7 +24,7 @@ class Matcher:
     conductor : Conductor
     costs : says which disk hits are worth their loading.
     block_size : tokens of a block.
-    deadline_s : what is not on its way up by then is given up; None to wait.
+    deadline_s : what has not come from disk, or not started from memory, by then is given up; None to wait.
     hooks : told of matches, promotions and prefetches.
     """
 

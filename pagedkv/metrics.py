@@ -48,6 +48,7 @@ DISK = {
     "blocks_written": ("disk_written_blocks", "Blocks stored on the disk."),
     "misses": ("disk_missed_blocks", "Reads from the disk that were no hit, by reason."),
     "write_errors": ("disk_write_errors", "Writes to the disk that failed, by the name of the errno."),
+    "hung": ("disk_hung_blocks", "Blocks of disk calls that did not come back in time and were waited for no longer."),
     "writes_refused": ("disk_refused_writes", "Blocks not written because of the state that the disk tier was in."),
     "disk_hits_declined": ("disk_declined_tokens", "Tokens computed because loading them would have taken longer."),
     "refused_by_admission": ("disk_refused_by_admission_blocks", "Blocks that admission did not let be written."),

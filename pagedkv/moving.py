@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.events import TIER_NAMES
 from pagedkv._core.placement import Placement
 from pagedkv.admission import Admission
@@ -54,8 +55,9 @@ class Conductor:
         Parameters
         ----------
         deadline_s : float, optional
-            Seconds from now; promotions that have not started by then are given up, and keep their colder copies.
-            Demotions have no deadline: a late one would lose its block for nothing.
+            Seconds from now; promotions that have not arrived from the disk by then, or not started from memory, are
+            given up, and keep their colder copies. Demotions have no deadline: a late one would lose its block for
+            nothing. Either is given up where the disk hangs.
         """
         with self._finished:
             rounds = self._rounds
@@ -231,6 +233,7 @@ class Conductor:
     def _complete(self, moves: NDArray[np.void], ticket: Ticket) -> int:
         """Report what a ticket has done; blocks that arrived."""
         transfers, ok = ticket.results()
+        self._keep_left(moves, ticket)
         arrived = ok[np.searchsorted(transfers, moves["transfer"])]
         if not ok.all() or self._scrub.active:  # before anybody else may be given the blocks
             upward = moves["dst_tier"] == DEVICE
@@ -242,6 +245,28 @@ class Conductor:
         self._report(transfers[order], ok[order], ticket.tried()[order])
         return int(np.count_nonzero(arrived))
 
+    def _keep_left(self, moves: NDArray[np.void], ticket: Ticket) -> None:
+        """What a call that was left may still write stays taken until it is back, whoever else lets go of it."""
+        left = moves[ticket.left()]
+        if not len(left):
+            return
+        for pool, blocks in self._destinations(left):
+            pool.incref(blocks)
+
+        def let_go(part: NDArray[np.intp]) -> None:
+            self._scrub.spoilt(moves["dst_block"][part][moves["dst_tier"][part] == DEVICE])
+            for pool, blocks in self._destinations(moves[part]):
+                pool.free(blocks)
+            self._wake()
+
+        ticket.when_back(let_go)
+
+    def _destinations(self, moves: NDArray[np.void]) -> Iterator[tuple[BlockPool, NDArray[np.int32]]]:
+        for tier in np.unique(moves["dst_tier"]).tolist():
+            pool = self.placement.pools[tier]
+            assert pool is not None
+            yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
+
     def _give_up(self, moves: NDArray[np.void]) -> None:
         """Moves of which nothing was read or written are over."""
         transfers = np.unique(moves["transfer"])
@@ -250,6 +275,10 @@ class Conductor:
 
     def _report(self, transfers: NDArray[np.int64], ok: NDArray[np.bool_], tried: NDArray[np.bool_]) -> None:
         self.placement.complete(transfers, ok, tried)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Whoever waits for room or for others looks again."""
         with self._finished:
             self._rounds += 1
             self._finished.notify_all()

@@ -82,7 +82,8 @@ def measure(problem: Problem, children: list[Child], ceilings: Ceilings, rounds:
                 "gflop_per_s": gflop, "ceiling": median(limits),
                 "of_ceiling": median(work / s / 1e9 / limit for s, limit in zip(times[child], limits)),
                 "ours_faster": median(b / a for a, b in zip(times[children[0]], times[child])),
-                "rounds_ms": [round(1e3 * s, 4) for s in times[child]], "ceilings": [round(limit, 1) for limit in limits],
+                "rounds_ms": [round(1e3 * s, 4) for s in times[child]],
+                "ceilings": [round(limit, 1) for limit in limits],
             }
         )  # fmt: skip
     return rows

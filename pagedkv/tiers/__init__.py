@@ -4,7 +4,8 @@ from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier
 from pagedkv.tiers.device import DeviceTier
 from pagedkv.tiers.disk import DiskTier, StoredBlock
 from pagedkv.tiers.host import HostTier
-from pagedkv.tiers.mover import DirectionStats, Mover
+from pagedkv.tiers.mover import Mover
+from pagedkv.tiers.shared import DirectionStats
 from pagedkv.tiers.slots import DiskStats
 from pagedkv.tiers.ticket import Ticket
 

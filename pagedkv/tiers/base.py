@@ -124,6 +124,25 @@ class StoreTier(Tier, Protocol):
         """Fill rows of `arena`; bool [n] says which rows hold exactly what that record names."""
 
 
+class LeavableTier(StoreTier, Protocol):
+    """A store that may be left in the middle of a write.
+
+    From `call_hangs` until as many `call_came_back`, no call that is inside names any bytes that it wrote in between:
+    the memory they come from may be somebody else's by now.
+    """
+
+    def call_hangs(self, num_blocks: int) -> None:
+        """A call for so many blocks does not come back, and is waited for no longer."""
+
+    def call_came_back(self) -> None:
+        """One of these calls has come back."""
+
+
+def is_leavable(tier: Tier) -> TypeGuard[LeavableTier]:
+    """Whether a write to `tier` may be left."""
+    return hasattr(tier, "call_hangs")
+
+
 def is_store(tier: Tier) -> TypeGuard[StoreTier]:
     """Whether `tier` needs records; else it is a `RamTier`."""
     return not hasattr(tier, "arena")  # asked for every batch of moves: a Protocol's isinstance is 50 times slower

@@ -30,6 +30,7 @@ from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, che
 from pagedkv.tiers.disk_format import SlotFormat
 from pagedkv.tiers.disk_store import OnMismatch, Store
 from pagedkv.tiers.entrance import Entrance
+from pagedkv.tiers.hangs import HANG_S, ends_within
 from pagedkv.tiers.health import Health, State
 from pagedkv.tiers.scan import Scan
 from pagedkv.tiers.segments import PageCache, ReadPath
@@ -333,16 +334,45 @@ class DiskTier:
         with self._entrance.inside():
             return self._sync()
 
+    def call_hangs(self, num_blocks: int) -> None:
+        """For the mover: a read or write of so many blocks does not come back, and is waited for no longer.
+
+        The tier is off until it does. What it writes from now on gets no header, and so no name.
+        """
+        self._entrance.lose_one()
+        self._slots.count_hung(num_blocks)
+        self._health.call_hangs()
+
+    def call_came_back(self) -> None:
+        """For the mover: such a call is over."""
+        self._health.call_came_back()
+        if self._entrance.find_one():
+            self._let_go()
+
     def close(self) -> None:
-        """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine."""
+        """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine.
+
+        Where the device does not answer, the files stay open and the directory locked until it does: a thread that
+        comes back must not find somebody else's files under its descriptors.
+        """
         if not self._entrance.is_ours or not self._entrance.shut():
             return
-        _open_tiers.discard(self)
+        if self._entrance.lost or not ends_within(HANG_S, self._end, "pagedkv-disk-close"):
+            log.warning(
+                "disk tier %s does not answer: it is left as it is, and its directory locked until it answers or this "
+                "process ends", self.path,
+            )  # fmt: skip
+
+    def _end(self) -> None:
         try:
             if self._sync():
                 self._saved(clean=True, next_generation=self._slots.next_generation)
         finally:
-            self._abandon()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        _open_tiers.discard(self)
+        self._abandon()
 
     def __reduce__(self) -> NoReturn:
         raise TierError(f"disk tier {self.path} belongs to one process; another one must open a directory of its own")
@@ -374,7 +404,7 @@ class DiskTier:
         return slots, indices
 
     def _sync(self) -> bool:
-        if self._store.never_writes:
+        if self._store.never_writes or self._health.hangs:
             return False
         try:
             self._store.segments.sync()
@@ -387,7 +417,7 @@ class DiskTier:
     def _saved(self, **changes: Any) -> bool:
         """Whether changes of the superblock are on the device, with every purge and clear not saved before."""
         barriers = tuple(self._slots.barriers().items())
-        if self._store.never_writes or len(barriers) > MAX_PURGES:
+        if self._store.never_writes or self._health.hangs or len(barriers) > MAX_PURGES:
             return False
         try:
             self._store.update(epoch=self._slots.form.epoch, purges=barriers, **changes)

@@ -27,6 +27,7 @@ class Entrance:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._inside = 0
+        self._lost = 0  # of them, callers that hang
         self._alone = self._shut = False
 
     @property
@@ -59,14 +60,22 @@ class Entrance:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """The only caller: waits until the others have left, and keeps new ones waiting. Raises as `inside`."""
+        """The only caller: waits until the others have left, and keeps new ones waiting. Raises as `inside`.
+
+        Raises
+        ------
+        TierError
+            A caller inside hangs.
+        """
         self._check_process()
         with self._changed:
             self._changed.wait_for(lambda: not self._alone)
             self._check_open()
             self._alone = True
-            self._changed.wait_for(lambda: self._inside == 0)
+            self._changed.wait_for(lambda: self._inside == 0 or self._lost)
         try:
+            if self._lost:
+                raise TierError(f"{self._what} has a call inside that does not come back: nothing was changed")
             yield
         finally:
             with self._changed:
@@ -74,13 +83,30 @@ class Entrance:
                 self._changed.notify_all()
 
     def shut(self) -> bool:
-        """Let nobody in any more and wait until all have left; False if it was shut before."""
+        """Let nobody in any more and wait until all have left that do not hang; False if it was shut before."""
         with self._changed:
             if self._shut:
                 return False
             self._shut = True
-            self._changed.wait_for(lambda: self._inside == 0 and not self._alone)
+            self._changed.wait_for(lambda: self._inside <= self._lost and not self._alone)
         return True
+
+    @property
+    def lost(self) -> int:
+        """Callers inside that hang."""
+        return self._lost
+
+    def lose_one(self) -> None:
+        """A caller inside hangs: nobody waits for it."""
+        with self._changed:
+            self._lost += 1
+            self._changed.notify_all()
+
+    def find_one(self) -> bool:
+        """A caller that hung has left; whether it was the last one out of what is shut."""
+        with self._changed:
+            self._lost -= 1
+            return self._shut and not self._lost and not self._inside
 
     def _check_process(self) -> None:
         if not self.is_ours:  # before any lock

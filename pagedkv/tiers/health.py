@@ -8,6 +8,9 @@ A failure of the device or of the file system takes the tier one state down, at 
 space, quota, read-only, file-size limit) and otherwise after `PATIENCE` failures without a success between them. After
 `FIRST_REST_S` seconds, doubled by every failure up to `LONGEST_REST_S`, one call is let through; if it succeeds, the
 tier is one state up again. Each change of state is one line in the log.
+
+A call that hangs takes the tier off at once. It stays off until every such call has come back, and for a rest after
+that: nobody is sent after them.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ State = Literal["ok", "read_only", "off"]
 
 PATIENCE = 8  # blocks
 FIRST_REST_S, LONGEST_REST_S = 15.0, 900.0
-HOPELESS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.ENODEV, errno.ENXIO, errno.ESTALE})
+HANGS = errno.ETIMEDOUT  # what a call that does not come back counts as
+HOPELESS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.ENODEV, errno.ENXIO, errno.ESTALE, HANGS}
+)
 
 
 class Health:
@@ -43,6 +49,7 @@ class Health:
         self._where, self._never_writes, self._clock = where, never_writes, clock
         self._lock = threading.Lock()
         self._writes, self._reads = _Gate(), _Gate()
+        self._hanging = 0  # calls
         self._said: State = "ok"
         if never_writes:
             self._said = "read_only"
@@ -51,20 +58,39 @@ class Health:
     @property
     def state(self) -> State:
         """The state now."""
-        if self._reads.shut:
+        if self._hanging or self._reads.shut:
             return "off"
         return "read_only" if self._writes.shut or self._never_writes else "ok"
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a call hangs now."""
+        return self._hanging > 0
+
+    def call_hangs(self) -> None:
+        """A call does not come back. To be answered by `call_came_back`."""
+        with self._lock:
+            self._hanging += 1
+        self._learn(self._reads, 0, [HANGS])
+
+    def call_came_back(self) -> None:
+        """A call that hung is over, whatever came of it."""
+        self._learn(self._reads, 0, [HANGS])  # before the tier could be taken to be up: the rest begins now
+        with self._lock:
+            self._hanging -= 1
 
     def may_write(self) -> bool:
         """Whether a write is worth trying now. A True has to be answered by `wrote`."""
         with self._lock:
+            if self._hanging:
+                return False
             gate = self._reads if self._reads.shut else self._writes
             return not self._never_writes and gate.lets_through(self._clock())
 
     def may_read(self) -> bool:
         """Whether a read is worth trying now. A True has to be answered by `read`."""
         with self._lock:
-            return self._reads.lets_through(self._clock())
+            return not self._hanging and self._reads.lets_through(self._clock())
 
     def wrote(self, successes: int, failures: list[int]) -> None:
         """What came of writes or syncs: how many went well, and the errno of each that did not."""
@@ -86,8 +112,12 @@ class Health:
         if state == "ok":
             log.warning("disk tier %s works again", self._where)
         else:
-            why = os.strerror(failures[-1]) if failures else "writes still fail"
+            why = _what(failures[-1]) if failures else "writes still fail"
             log.warning("disk tier %s is %s now: %s", self._where, state.replace("_", "-"), why)
+
+
+def _what(number: int) -> str:
+    return "a call into it does not come back" if number == HANGS else os.strerror(number)
 
 
 class _Gate:

@@ -4,7 +4,9 @@ The mover decides nothing and keeps no order: whoever submits owns the sources a
 until the ticket is settled, so no two moves in flight touch the same block.
 
 A tier that raises costs the blocks of that part, one counter and (the first time) one log line; never a
-thread.
+thread. A store that does not come back costs a thread until it does, and nobody waits for it longer than the
+deadline of a read, or `hang_s`: the part has failed then, and its thread alone has its memory until it is back. While
+a call hangs, no other is made into that store.
 """
 
 from __future__ import annotations
@@ -15,65 +17,25 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.tiers.base import Record, Tier, is_store
+from pagedkv.tiers.hangs import HANG_S
+from pagedkv.tiers.overdue import begin_call, end_call, give_up_overdue, refuse
 from pagedkv.tiers.parts import check_moves, cut, stored_moves
+from pagedkv.tiers.shared import DirectionStats, Part, Shared, count_untried, direction_of, log_once
 from pagedkv.tiers.ticket import Ticket
 from pagedkv.tiers.transfer import transfer
 
 log = logging.getLogger("pagedkv.tiers.mover")
 
 MOST_THREADS = 64
-
-
-@dataclass(slots=True)
-class DirectionStats:
-    """Counters of one direction, in blocks except `bytes`.
-
-    `failed` counts blocks that a tier could not write or did not have as named; `late` and `cancelled` blocks
-    whose part never started.
-    """
-
-    blocks: int = 0
-    bytes: int = 0
-    failed: int = 0
-    late: int = 0
-    cancelled: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    ticket: Ticket
-    src: int
-    dst: int
-    moves: NDArray[np.intp]
-    src_blocks: NDArray[np.int32]
-    dst_blocks: NDArray[np.int32]
-    records: Sequence[Record]
-    in_memory: bool  # both ends
-
-
-@dataclass(eq=False)
-class _Shared:
-    """What threads share. They hold this and not the mover, so that a mover nobody holds can go."""
-
-    tiers: Mapping[int, Tier]
-    clock: Callable[[], float]
-    queue: deque[_Part] = field(default_factory=deque)
-    queued_blocks: int = 0
-    closed: bool = False
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    stats: dict[tuple[int, int], DirectionStats] = field(default_factory=dict)
-    logged: set[tuple[int, int, type]] = field(default_factory=set)
-    threads: list[threading.Thread] = field(default_factory=list)
-    pid: int = field(default_factory=os.getpid)
 
 
 class Mover:
@@ -91,6 +53,8 @@ class Mover:
         the moves to or from a `StoreTier`.
     deadline_s : float, optional
         Default for `submit`.
+    hang_s : float
+        Seconds, more than 0, that a call into a store may take.
     max_queued_blocks : int
         `submit` waits while more blocks than this are queued.
     on_done : callable, optional
@@ -111,6 +75,7 @@ class Mover:
         threads: int = 2,
         describe: Callable[[NDArray[np.void]], list[Record]] | None = None,
         deadline_s: float | None = None,
+        hang_s: float = HANG_S,
         max_queued_blocks: int = 4096,
         on_done: Callable[[Ticket], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -127,10 +92,13 @@ class Mover:
                 raise InvalidArgument(f"{what} must be at least 1, not {value}")
         if threads > MOST_THREADS:
             raise InvalidArgument(f"a mover may have {MOST_THREADS} threads at most, not {threads}")
-        _check_deadline(deadline_s)
+        _check_seconds("deadline_s", deadline_s)
+        _check_seconds("hang_s", hang_s)
+        if not hang_s:
+            raise InvalidArgument("hang_s must be more than 0: every call into a store would hang")
         self._describe, self._deadline_s, self._on_done = describe, deadline_s, on_done
         self._max_queued_blocks, self._num_threads = max_queued_blocks, threads
-        self._shared = _Shared(dict(tiers), clock)
+        self._shared = Shared(dict(tiers), clock, hang_s)
         _running.add(self._shared)
         self._unheld = weakref.finalize(self, _tell_to_stop, self._shared, cancel=True)
         self._unheld.atexit = False
@@ -150,7 +118,8 @@ class Mover:
         moves : structured array [n]
             As `take_moves` returns. All moves of a transfer succeed or fail together.
         deadline_s : float, optional
-            Seconds from now; parts that have not started by then fail. Default: the mover's.
+            Seconds from now; parts that have not started by then fail, and reads from a store are left behind. Default:
+            the mover's.
 
         Raises
         ------
@@ -165,16 +134,17 @@ class Mover:
         if shared.closed:
             raise ClosedError("the mover is closed")
         check_moves(moves, shared.tiers)
-        _check_deadline(deadline_s)
+        _check_seconds("deadline_s", deadline_s)
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         deadline = None if limit_s is None else shared.clock() + limit_s
         records = self._records(moves)
         src_blocks = moves["src_block"].astype(np.int32)
         dst_blocks = moves["dst_block"].astype(np.int32)
         cuts = list(cut(moves, shared.tiers, self._num_threads))
-        ticket = Ticket(moves["transfer"].astype(np.int64), len(cuts), deadline, self._on_done)
+        transfers = moves["transfer"].astype(np.int64)
+        ticket = Ticket(transfers, len(cuts), deadline, self._on_done, partial(give_up_overdue, shared))
         parts = [
-            _Part(
+            Part(
                 ticket,
                 src,
                 dst,
@@ -182,7 +152,7 @@ class Mover:
                 src_blocks[chosen],
                 dst_blocks[chosen],
                 _pick(records, chosen),
-                not (is_store(shared.tiers[src]) or is_store(shared.tiers[dst])),
+                next((number for number in (src, dst) if is_store(shared.tiers[number])), None),
             )
             for src, dst, chosen in cuts
         ]
@@ -194,9 +164,12 @@ class Mover:
                 shared.changed.wait_for(lambda: shared.closed or self._has_room(moves.size))
             if shared.closed:
                 raise ClosedError("the mover was closed while a submit waited for room in its queue")
-            shared.queue.extend(parts)
-            shared.queued_blocks += moves.size
+            hanging = shared.calls.hanging_stores()
+            queued = [part for part in parts if part.store not in hanging]
+            shared.queue.extend(queued)
+            shared.queued_blocks += sum(part.moves.size for part in queued)
             shared.changed.notify_all()
+        refuse(shared, (part for part in parts if part.store in hanging), "left")
         return ticket
 
     def _has_room(self, count: int) -> bool:
@@ -216,6 +189,7 @@ class Mover:
 
     def stats(self) -> dict[tuple[int, int], DirectionStats]:
         """Counters by (source tier, destination tier); a copy."""
+        give_up_overdue(self._shared)
         with self._shared.changed:
             return {pair: replace(counts) for pair, counts in self._shared.stats.items()}
 
@@ -232,7 +206,8 @@ class Mover:
     def close(self, *, cancel: bool = False) -> None:
         """Refuse further moves, finish (or, with `cancel`, drop) what is queued, and join the threads.
 
-        Every ticket is settled afterwards. A second call does nothing.
+        Every ticket is settled afterwards. A second call does nothing. Threads inside a call that hangs are left, with
+        a line in the log; they keep the memory that they may still touch.
 
         Raises
         ------
@@ -244,8 +219,7 @@ class Mover:
         if threading.current_thread() in self._shared.threads:
             raise InvalidArgument("a mover cannot be closed from its own on_done callback")
         _tell_to_stop(self._shared, cancel=cancel)
-        for thread in self._shared.threads:
-            thread.join()
+        _join(self._shared)
         self._unheld.detach()  # or it would keep the tiers for as long as somebody holds this mover
 
     def __enter__(self) -> Mover:
@@ -255,19 +229,19 @@ class Mover:
         self.close()
 
 
-def _check_deadline(deadline_s: float | None) -> None:
-    if deadline_s is not None and not (isinstance(deadline_s, (int, float)) and deadline_s >= 0):
-        raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {deadline_s!r}")
+def _check_seconds(what: str, seconds: float | None) -> None:
+    if seconds is not None and not (isinstance(seconds, (int, float)) and seconds >= 0):
+        raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {seconds!r}")
 
 
 def _pick(records: dict[int, Record], chosen: NDArray[np.intp]) -> list[Record]:
     return [records[i] for i in chosen.tolist()] if chosen[0] in records else []
 
 
-_running: weakref.WeakSet[_Shared] = weakref.WeakSet()
+_running: weakref.WeakSet[Shared] = weakref.WeakSet()
 
 
-def _tell_to_stop(shared: _Shared, *, cancel: bool) -> None:
+def _tell_to_stop(shared: Shared, *, cancel: bool) -> None:
     """Does not join: the garbage collector may call it from anywhere, in a worker thread too."""
     if shared.pid != os.getpid():  # a thread that the fork left behind may hold the lock
         return
@@ -285,18 +259,37 @@ def _stop_all() -> None:
     for shared in list(_running):
         _tell_to_stop(shared, cancel=True)
         if shared.pid == os.getpid():
-            for thread in shared.threads:
-                thread.join()
+            _join(shared)
 
 
-def _work(shared: _Shared, express: bool) -> None:
+def _join(shared: Shared) -> None:
+    """Wait for the threads of a mover that was told to stop, but for those inside a call that hangs."""
+    lost: list[threading.Thread] = []
+
+    def others_are_idle() -> bool:
+        lost[:] = shared.calls.lost_threads()
+        return not shared.queue and shared.busy <= len(lost)
+
+    while True:
+        pause = give_up_overdue(shared)
+        with shared.changed:
+            if shared.changed.wait_for(others_are_idle, pause):
+                break
+    for thread in shared.threads:
+        if thread not in lost:
+            thread.join()
+    if lost:
+        log.warning("%d of the mover's threads are in a call that does not come back, and are left there", len(lost))
+
+
+def _work(shared: Shared, express: bool) -> None:
     """A worker thread: parts in the order they came, until the mover is closed and the queue is empty.
 
     An express worker takes only parts between two memories, so that those never wait for a disk.
     """
 
-    def first() -> _Part | None:
-        return next((part for part in shared.queue if part.in_memory or not express), None)
+    def first() -> Part | None:
+        return next((part for part in shared.queue if part.store is None or not express), None)
 
     while True:
         with shared.changed:
@@ -306,23 +299,22 @@ def _work(shared: _Shared, express: bool) -> None:
                 return
             shared.queue.remove(part)
             shared.queued_blocks -= part.moves.size
+            shared.busy += 1
             shared.changed.notify_all()
         part.ticket.part_done(part.moves, _run(shared, part))
         del part  # an idle thread keeps no ticket alive
+        with shared.changed:
+            shared.busy -= 1
+            shared.changed.notify_all()
 
 
-def _run(shared: _Shared, part: _Part) -> NDArray[np.bool_] | None:
+def _run(shared: Shared, part: Part) -> NDArray[np.bool_] | None:
     """Carry out a part and count; None if it was not started or a tier raised."""
     late = part.ticket.deadline is not None and shared.clock() >= part.ticket.deadline
     if part.ticket.cancelled or late:
-        part.ticket.not_tried(part.moves)
-        with shared.changed:
-            counts = _direction(shared, part)
-            if part.ticket.cancelled:
-                counts.cancelled += part.moves.size
-            else:
-                counts.late += part.moves.size
+        count_untried(shared, part, "cancelled" if part.ticket.cancelled else "late")
         return None
+    begin_call(shared, part)
     src, dst = shared.tiers[part.src], shared.tiers[part.dst]
     ok: NDArray[np.bool_] | None = None
     try:
@@ -332,25 +324,13 @@ def _run(shared: _Shared, part: _Part) -> NDArray[np.bool_] | None:
         arrived = int(ok.sum())
     except BaseException as problem:  # whatever a tier does, the thread lives
         arrived, ok = 0, None
-        _log_once(shared, part, problem)
+        log_once(shared, part, type(problem), repr(problem))
     with shared.changed:
-        counts = _direction(shared, part)
+        end_call(shared, part)
+        if part.ticket.is_left(part.moves):  # it was counted then
+            return ok
+        counts = direction_of(shared, part)
         counts.blocks += arrived
         counts.bytes += arrived * src.block_bytes
         counts.failed += part.moves.size - arrived
     return ok
-
-
-def _direction(shared: _Shared, part: _Part) -> DirectionStats:
-    return shared.stats.setdefault((part.src, part.dst), DirectionStats())
-
-
-def _log_once(shared: _Shared, part: _Part, problem: BaseException) -> None:
-    kind = (part.src, part.dst, type(problem))
-    with shared.changed:
-        first = kind not in shared.logged
-        shared.logged.add(kind)
-    if first:
-        src, dst = shared.tiers[part.src].name, shared.tiers[part.dst].name
-        log.warning("%s to %s: %d blocks lost: %r (others of this kind are only counted)",
-                    src, dst, part.moves.size, problem)  # fmt: skip

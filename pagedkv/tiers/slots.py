@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pagedkv.tiers.base import Record
 from pagedkv.tiers.disk_format import SlotFormat
-from pagedkv.tiers.health import Health, State
+from pagedkv.tiers.health import HANGS, Health, State
 from pagedkv.tiers.scan import Found
 from pagedkv.tiers.segments import Segments
 
@@ -45,6 +45,7 @@ class DiskStats:
     misses : by reason, one of `MISS_REASONS` each.
     write_errors : by the name of the errno.
     writes_refused : not tried, because the tier does not write in its state.
+    hung : of calls that did not come back in time and were waited for no longer.
     """
 
     state: State
@@ -53,6 +54,7 @@ class DiskStats:
     misses: dict[str, int]
     write_errors: dict[str, int]
     writes_refused: int
+    hung: int = 0
 
 
 class Slots:
@@ -213,7 +215,13 @@ class Slots:
             misses={reason: counts.get(f"miss {reason}", 0) for reason in MISS_REASONS},
             write_errors={what.removeprefix("write "): n for what, n in counts.items() if what.startswith("write ")},
             writes_refused=counts.get("refused", 0),
+            hung=counts.get("hung", 0),
         )
+
+    def count_hung(self, num_blocks: int) -> None:
+        """A call for so many blocks hangs."""
+        with self._lock:
+            self._counts["hung"] += num_blocks
 
     # ---- inside
 
@@ -241,6 +249,8 @@ class Slots:
         slots, named = slots[ok], [(first + i, records[i]) for i in chosen.tolist()]
         seeds = np.array([form.seed(*name) for name in named], np.uint64)
         outcomes, sums = self._segments.write_payloads(slots, arena, rows[ok], seeds)
+        if self._health.hangs:  # perhaps this call: then the rows were somebody else's before they were written
+            outcomes[:] = -HANGS
         now = int(time.time())
         headers = [form.header(slot, *name, sums[i], now) for i, (slot, name) in enumerate(zip(slots.tolist(), named))]
         packed = np.frombuffer(b"".join(headers), np.uint8).reshape(slots.size, form.geometry.header_bytes)

@@ -3,10 +3,12 @@
 States of a ticket, in order, never back:
 
     pending     parts wait in the queue or run
-    settled     no thread will touch the memory of its moves any more; the results are final
+    settled     the results are final, and no thread will touch the memory of its moves any more, but for `left`
     done        the mover's ``on_done`` callback has returned as well
 
-A part that waits is dropped by `cancel`; one that runs is finished. Either way the ticket settles.
+A part that waits is dropped by `cancel`; one that runs is finished, or left behind where it is a call into a store that
+does not come back in time: it has failed then, whatever it does later, but its thread is still in its memory. Either
+way the ticket settles.
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ class Ticket:
     num_parts : int
         Parts the moves were cut into; 0 settles at once.
     deadline : float, optional
-        On the mover's clock; parts that have not started by then fail.
+        On the mover's clock; parts that have not started by then fail, and reads from a store are left behind.
     on_done : callable, optional
         Called once with the ticket when it is settled, by the thread that settled it. It must not call
         `wait`.
+    watch : callable, optional
+        ``watch(ticket)`` gives up what takes too long, and returns the seconds after which to call it again; called by
+        whoever waits for results. Default: everything is waited for.
     """
 
     def __init__(
@@ -44,14 +49,18 @@ class Ticket:
         num_parts: int,
         deadline: float | None = None,
         on_done: Callable[[Ticket], object] | None = None,
+        watch: Callable[[Ticket], float] | None = None,
     ) -> None:
         self.deadline = deadline
         self._transfers = transfers
         self._ok = np.zeros(transfers.size, np.bool_)
         self._tried = np.ones(transfers.size, np.bool_)
+        self._left = np.zeros(transfers.size, np.bool_)
+        self._back: list[NDArray[np.intp]] = []  # parts that were left, are back, and nobody was told of
+        self._tell_back: Callable[[NDArray[np.intp]], object] | None = None
         self._begun = self._ended = time.perf_counter()
         self._pending = num_parts
-        self._on_done = on_done
+        self._on_done, self._watch = on_done, watch
         self._lock = threading.Lock()
         self._cancelled = False
         self._settled = threading.Event()
@@ -62,7 +71,7 @@ class Ticket:
         return self._done.wait(timeout_s)
 
     def done(self) -> bool:
-        """Whether the results are final: no thread touches the memory of the moves any more."""
+        """Whether the results are final: no thread touches the memory of the moves any more, but for those `left`."""
         return self._settled.is_set()
 
     def results(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -72,10 +81,10 @@ class Ticket:
         -------
         transfer_ids : int64 [k], ascending, each once
         ok : bool [k]
-            True if every block of the transfer arrived. False: cancelled, late or failed; its destinations
+            True if every block of the transfer arrived. False: cancelled, late, left or failed; its destinations
             hold rubbish.
         """
-        self._settled.wait()
+        self._wait()
         ids, index = np.unique(self._transfers, return_inverse=True)
         failed = np.bincount(index.reshape(-1)[~self._ok], minlength=ids.size)
         return ids, failed == 0
@@ -83,16 +92,40 @@ class Ticket:
     def tried(self) -> NDArray[np.bool_]:
         """Wait until the ticket is settled; bool [k] in the order of `results`.
 
-        False for a transfer that failed only because parts of it never started, cancelled or late: nothing speaks
-        against what it was to be read from.
+        False for a transfer that failed only because parts of it never started, cancelled or late, or were left while
+        they read: nothing speaks against what it was to be read from.
         """
-        self._settled.wait()
+        self._wait()
         ids, index = np.unique(self._transfers, return_inverse=True)
         index = index.reshape(-1)
         failed = np.bincount(index[~self._ok], minlength=ids.size)
         refuted = np.bincount(index[~self._ok & self._tried], minlength=ids.size)
         tried: NDArray[np.bool_] = (failed == 0) | (refuted > 0)
         return tried
+
+    def left(self) -> NDArray[np.bool_]:
+        """Wait until the ticket is settled; bool [n], the moves whose memory a thread may touch until `when_back`."""
+        self._wait()
+        return self._left.copy()
+
+    def when_back(self, tell: Callable[[NDArray[np.intp]], object]) -> None:
+        """Have ``tell(moves)`` called for every part that was left, once its thread is out of its memory.
+
+        Parameters
+        ----------
+        tell : callable
+            By the thread that comes back, or here and now for what is back already. It must not wait.
+        """
+        with self._lock:
+            self._tell_back = tell
+            back, self._back = self._back, []
+        for moves in back:
+            tell(moves)
+
+    def _wait(self) -> None:
+        while not self._settled.is_set():
+            watch = self._watch
+            self._settled.wait(None if watch is None else watch(self))
 
     @property
     def seconds(self) -> float:
@@ -110,13 +143,52 @@ class Ticket:
 
     def part_done(self, moves: NDArray[np.intp], ok: NDArray[np.bool_] | None) -> None:
         """For the mover: a part is over. `ok` is bool per move of the part, or None if none arrived."""
-        if ok is not None:
-            self._ok[moves] = ok
+        with self._lock:
+            left = self.is_left(moves)
+            if ok is not None and not left:
+                self._ok[moves] = ok
+        if left:
+            self._came_back(moves)
+        else:
+            self.one_less()
+
+    def leave(self, moves: NDArray[np.intp], *, reading: bool) -> None:
+        """For the mover: a part is not waited for any more; its `part_done`, when it comes, changes no result.
+
+        To be followed by `one_less`.
+
+        Parameters
+        ----------
+        moves : of a part that runs and was not left before.
+        reading : whether it reads from a store; that it did not come back says nothing against what is there.
+        """
+        with self._lock:
+            self._left[moves] = True
+            if reading:
+                self._tried[moves] = False
+
+    def is_left(self, moves: NDArray[np.intp]) -> bool:
+        """For the mover: whether this part was left."""
+        return bool(self._left[moves[0]])
+
+    def one_less(self) -> None:
+        """For the mover: there is one part less to wait for."""
         with self._lock:
             self._pending -= 1
             last = self._pending == 0
         if last:
             self.settle()
+
+    def _came_back(self, moves: NDArray[np.intp]) -> None:
+        with self._lock:
+            tell = self._tell_back
+            if tell is None:
+                self._back.append(moves)
+        try:
+            if tell is not None:
+                tell(moves)
+        except BaseException:  # a worker thread survives everything
+            log.exception("what was to be told that a call is back raised; it is told all the same")
 
     def not_tried(self, moves: NDArray[np.intp]) -> None:
         """For the mover: these moves were given up before anything of them was read or written."""
@@ -125,6 +197,7 @@ class Ticket:
     def settle(self) -> None:
         """For the mover: no part is left."""
         self._ended = time.perf_counter()
+        self._watch = None
         self._settled.set()
         try:
             if self._on_done is not None:

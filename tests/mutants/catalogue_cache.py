@@ -38,8 +38,7 @@ MUTANTS = (
     Mutant(
         "moves that came too late count as done",
         "pagedkv/tiers/mover.py",
-        (("                counts.late += part.moves.size\n        return None",
-          "                counts.late += part.moves.size\n        return np.ones(part.moves.shape, np.bool_)"),),
+        ((' else "late")\n        return None', ' else "late")\n        return np.ones(part.moves.shape, np.bool_)'),),
         ("test_what_has_not_started_by_its_deadline_is_late",),
     ),
     Mutant(

@@ -241,4 +241,18 @@ FILES = (
     ),
 )  # fmt: skip
 
-MUTANTS = RECORDS + PURGES + FILES
+HANGS = (
+    Mutant(
+        "what a write that hung took from memory that is somebody else's by now gets a name", SLOTS,
+        (("        if self._health.hangs:  # perhaps this call", "        if False:  # perhaps this call"),),
+        ("test_what_a_write_that_hung_has_written_gets_no_name",
+         "test_a_step_goes_on_when_its_demotion_hangs_and_nothing_wrong_is_found_after_a_restart"),
+    ),
+    Mutant(
+        "a tier with a call inside that hangs closes its files under it", "pagedkv/tiers/disk.py",
+        (("if self._entrance.lost or not ends_within(", "if not ends_within("),),
+        ("test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back",),
+    ),
+)  # fmt: skip
+
+MUTANTS = RECORDS + PURGES + FILES + HANGS

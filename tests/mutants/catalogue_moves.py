@@ -82,4 +82,29 @@ MOVERS = (
     ),
 )  # fmt: skip
 
-MUTANTS = CONDUCTOR + MOVERS
+HANGS = (
+    Mutant(
+        "what a read that is not waited for may still write is given to somebody else", MOVING,
+        (("            pool.incref(blocks)\n", "            pass\n"),
+         ("                pool.free(blocks)\n", "                pass\n")),
+        ("test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_block",),
+    ),
+    Mutant(
+        "what a read that was not waited for has filled is never free again", MOVING,
+        (("                pool.free(blocks)\n", "                pass\n"),),
+        ("test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_block",),
+    ),
+    Mutant(
+        "a read that comes back too late is served", TICKET,
+        (("            if ok is not None and not left:\n", "            if ok is not None:\n"),),
+        ("test_a_read_is_left_at_its_deadline_and_what_it_does_later_changes_nothing",),
+    ),
+    Mutant(
+        "a store that hangs is sent one call after the other", MOVER,
+        (("            queued = [part for part in parts if part.store not in hanging]\n",
+          "            hanging = set()\n            queued = list(parts)\n"),),
+        ("test_a_call_that_hangs_is_left_its_store_is_told_and_nobody_else_is_sent_there",),
+    ),
+)  # fmt: skip
+
+MUTANTS = CONDUCTOR + MOVERS + HANGS

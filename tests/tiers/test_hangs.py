@@ -1,0 +1,274 @@
+"""Calls that do not come back: nobody waits for them for ever, and what they do in the end changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from pagedkv.errors import ClosedError, TierError
+from pagedkv.tiers import DiskTier, HostTier, Mover
+from pagedkv.tiers.hangs import ends_within
+from pagedkv.tiers.health import FIRST_REST_S, Health
+from pagedkv.tiers.segments import Segments
+
+from .conftest import BLOCK_BYTES, name_of
+from .test_degradation import Clock
+from .test_mover import DISK, HOST, NUM, TIMEOUT_S, HeldTier, let_go, line, moves_of, until
+
+HANG_S = 30.0
+
+
+class LeavableTier(HeldTier):
+    """A store that is told of its calls that hang."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def call_hangs(self, num_blocks):
+        self.told.append(num_blocks)
+
+    def call_came_back(self):
+        self.told.append("back")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def leavable():
+    return LeavableTier()
+
+
+@pytest.fixture
+def open_mover(clock):
+    """Opens movers of one thread over host memory and a store, with a clock that stands still."""
+    opened = []
+
+    def open_it(store):
+        tiers = {HOST: HostTier(NUM, BLOCK_BYTES), DISK: store}
+        mover = Mover(tiers, threads=1, clock=clock, hang_s=HANG_S, describe=lambda m: [name_of(0)] * m.size)
+        opened.append((mover, store))
+        return mover
+
+    yield open_it
+    for mover, store in opened:
+        let_go(store, 100)
+        mover.close(cancel=True)
+
+
+def begun(mover, store, *rows, **options):
+    """A ticket whose first part is inside the store."""
+    ticket = mover.submit(moves_of(*rows), **options)
+    assert store.started.acquire(timeout=TIMEOUT_S)
+    return ticket
+
+
+def outcome(ticket):
+    ids, ok = ticket.results()
+    return ids.tolist(), ok.tolist(), ticket.tried().tolist(), ticket.left().tolist()
+
+
+def test_a_read_is_left_at_its_deadline_and_what_it_does_later_changes_nothing(open_mover, leavable, clock, caplog):
+    mover = open_mover(leavable)
+    ticket = begun(mover, leavable, *line(7, DISK, HOST, range(3)), deadline_s=5)
+    waits = mover.submit(moves_of(*line(8, DISK, HOST, range(3, 5))), deadline_s=5)
+    clock.now += 5
+    assert outcome(ticket) == ([7], [False], [False], [True] * 3)
+    assert outcome(waits) == ([8], [False], [False], [False] * 2)
+    stats = mover.stats()[DISK, HOST]
+    assert (stats.left, stats.late, stats.failed, stats.blocks) == (3, 2, 0, 0)
+    assert len([r for r in caplog.records if "does not answer in time" in r.message]) == 1
+    back = []
+    done = threading.Event()
+    ticket.when_back(lambda moves: (back.extend(moves.tolist()), done.set()))
+    assert not back
+    let_go(leavable)
+    assert done.wait(TIMEOUT_S)
+    assert back == [0, 1, 2]
+    assert outcome(ticket) == ([7], [False], [False], [True] * 3)
+    assert mover.stats()[DISK, HOST] == stats
+    assert leavable.told == [], "late is not hanging"
+
+
+def test_who_asks_too_late_is_told_of_what_is_back_already(open_mover, leavable, clock):
+    mover = open_mover(leavable)
+    ticket = begun(mover, leavable, *line(7, DISK, HOST, range(3)), deadline_s=5)
+    clock.now += 5
+    assert ticket.left().all()
+    let_go(leavable, 2)
+    mover.submit(moves_of((8, DISK, HOST, 4, 4))).results()  # by the same thread: it is back
+    back = []
+    ticket.when_back(lambda moves: back.extend(moves.tolist()))
+    assert back == [0, 1, 2]
+
+
+def test_a_call_that_hangs_is_left_its_store_is_told_and_nobody_else_is_sent_there(open_mover, leavable, clock):
+    mover = open_mover(leavable)
+    ticket = begun(mover, leavable, *line(1, HOST, DISK, range(3)))
+    waits = mover.submit(moves_of(*line(2, HOST, DISK, range(3, 5))))
+    clock.now += HANG_S
+    assert outcome(ticket) == ([1], [False], [True], [True] * 3)
+    assert outcome(waits) == ([2], [False], [False], [False] * 2)
+    refused = mover.submit(moves_of(*line(3, DISK, HOST, [9])))
+    assert refused.done(), "at once"
+    assert outcome(refused) == ([3], [False], [False], [False])
+    assert mover.submit(moves_of((4, HOST, HOST, 0, 1))).results()[1].all(), "memory needs no store"
+    assert leavable.told == [3]
+    assert mover.stats()[HOST, DISK].left == 5
+    let_go(leavable)
+    assert until(lambda: leavable.told == [3, "back"])
+    let_go(leavable)
+    assert mover.submit(moves_of(*line(5, HOST, DISK, [0]))).results()[1].all()
+    assert leavable.calls == [[0, 1, 2], [0]]
+
+
+def test_a_store_that_cannot_be_left_in_a_write_is_waited_for(open_mover, clock):
+    store = HeldTier()
+    mover = open_mover(store)
+    ticket = begun(mover, store, *line(1, HOST, DISK, range(3)))
+    clock.now += HANG_S
+    assert mover.submit(moves_of(*line(2, DISK, HOST, [9]))).results()[1].tolist() == [False], "nobody is sent after it"
+    assert not ticket.done()
+    let_go(store)
+    assert ticket.results()[1].all()
+
+
+def test_closing_leaves_the_threads_that_hang_and_settles_every_ticket(open_mover, leavable, clock, caplog):
+    mover = open_mover(leavable)
+    ticket = begun(mover, leavable, *line(1, DISK, HOST, range(3)))
+    waits = mover.submit(moves_of(*line(2, DISK, HOST, range(3, 5))))
+    clock.now += HANG_S
+    mover.close()
+    assert not ticket.results()[1].any()
+    assert not waits.results()[1].any()
+    assert [r.message for r in caplog.records if "are left there" in r.message]
+    with pytest.raises(ClosedError):
+        mover.submit(moves_of((3, HOST, HOST, 0, 1)))
+
+
+def test_a_tier_with_a_call_that_hangs_is_off_until_it_is_back_and_for_a_rest(clock, caplog):
+    health = Health("here", clock=clock)
+    health.call_hangs()
+    health.call_hangs()
+    assert health.state == "off"
+    clock.now += 10 * FIRST_REST_S
+    assert (health.may_read(), health.may_write()) == (False, False), "nobody is sent after them"
+    health.read(1, [])  # it comes back, and with bytes
+    health.call_came_back()
+    assert (health.state, health.may_read()) == ("off", False)
+    health.call_came_back()
+    assert (health.state, health.may_read(), health.may_write()) == ("off", False, False)
+    clock.now += 2 * FIRST_REST_S  # one for each
+    assert [health.may_read() for _ in range(2)] == [True, False]
+    health.read(1, [])
+    assert health.state == "ok"
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["disk tier here is off now: a call into it does not come back", "disk tier here works again"]
+
+
+def test_what_a_write_that_hung_has_written_gets_no_name(open_tier, arena, monkeypatch):
+    tier = open_tier()
+    payloads = Segments.write_payloads
+
+    def slow(segments, slots, rows, indices, seeds):
+        tier.call_hangs(slots.size)
+        rows[indices] = 0xA5  # whoever was given the memory meanwhile
+        return payloads(segments, slots, rows, indices, seeds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "write_payloads", slow)
+        assert not tier.write([0, 1], [name_of(0), name_of(1)], arena, [0, 1]).any()
+    stats = tier.stats()
+    assert (stats.state, stats.hung, stats.blocks_written, stats.write_errors) == ("off", 2, 0, {"ETIMEDOUT": 2})
+    tier.call_came_back()
+    tier.close()
+    assert list(open_tier().records()) == []
+
+
+def test_what_would_wait_for_a_call_that_hangs_says_so(open_tier, arena):
+    tier = open_tier()
+    assert tier.write([0], [name_of(0)], arena, [0]).all()
+    tier.call_hangs(1)
+    assert not tier.flush()
+    assert not tier.read([0], [name_of(0)], arena, [0]).any()
+    with pytest.raises(TierError, match="may come back after a restart"):
+        tier.purge(name_of(0).namespace)
+    with pytest.raises(TierError, match="does not come back"):
+        tier.clear()
+    tier.call_came_back()
+    tier.clear()
+
+
+def test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back(open_tier, arena, monkeypatch, caplog):
+    tier, inside, go = open_tier(), threading.Event(), threading.Event()
+    read = Segments.read
+
+    def stuck(*arguments):
+        inside.set()
+        assert go.wait(TIMEOUT_S)
+        return read(*arguments)
+
+    monkeypatch.setattr(Segments, "read", stuck)
+    target = arena.copy()
+
+    def reading():
+        tier.read([0], [name_of(0)], target, [0])
+        tier.call_came_back()
+
+    thread = threading.Thread(target=reading)
+    thread.start()
+    assert inside.wait(TIMEOUT_S)
+    tier.call_hangs(1)
+    tier.close()
+    assert [r.message for r in caplog.records if "does not answer: it is left as it is" in r.message]
+    with pytest.raises(TierError):
+        open_tier()
+    go.set()
+    thread.join(TIMEOUT_S)
+    assert isinstance(open_tier(), DiskTier), "whoever comes back last turns the lights off"
+
+
+def test_work_that_takes_too_long_goes_on_alone_and_what_it_raises_in_time_is_raised():
+    go, over = threading.Event(), threading.Event()
+
+    def slow():
+        assert go.wait(TIMEOUT_S)
+        over.set()
+
+    assert not ends_within(0, slow, "slow")
+    go.set()
+    assert over.wait(TIMEOUT_S)
+    assert ends_within(TIMEOUT_S, lambda: None, "quick")
+    with pytest.raises(ZeroDivisionError):
+        ends_within(TIMEOUT_S, lambda: 1 // 0, "wrong")
+
+
+def test_an_interpreter_that_exits_while_a_call_hangs_ends():
+    script = """
+        import threading
+        import numpy as np
+        from pagedkv.tiers import HostTier, Mover
+
+        class Stuck:
+            name, num_blocks, block_bytes = "disk", 4, 64
+            inside = threading.Event()
+
+            def read(self, blocks, expected, arena, dst_blocks):
+                self.inside.set()
+                threading.Event().wait()
+
+        mover = Mover({1: HostTier(4, 64), 2: Stuck()}, hang_s=0.05, describe=lambda moves: [None] * moves.size)
+        moves = np.zeros(1, [(n, "i4") for n in ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")])
+        moves["src_tier"], moves["dst_tier"] = 2, 1
+        mover.submit(moves)
+        assert Stuck.inside.wait(60)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
