@@ -48,7 +48,7 @@ class Load:
         self.number += 1
         length = 1000 if self.case == "decode" else self.random.randint(100, 300)
         prompt = np.arange(PROMPT, dtype=np.int32) + 1000 * self.number
-        self.scheduler.submit(prompt, length, tenant=f"tenant {self.number % 4}", stop_tokens=[-1, -2])
+        self.scheduler.submit(prompt, length, tenant=f"tenant {self.number % 4}", stop_tokens=[1, 2])
 
     def turn(self) -> tuple[float, float, float, float, float]:
         """Times of schedule, of the step's begin and end, and of report; lanes; requests that ended, -1 if quiet."""

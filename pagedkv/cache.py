@@ -192,9 +192,9 @@ class KVCache:
         owner, hits = self._matcher.acquire(prompt, root)
         other = -1
         try:
-            kept = self._matcher.promote(owner)
+            kept = self._matcher.promote(owner) if len(hits) else 0
             counts = dict.fromkeys(self._hit_tokens, 0)
-            for tier, blocks in enumerate(np.bincount(hits[:kept]).tolist()):
+            for tier, blocks in enumerate(np.bincount(hits[:kept]).tolist() if kept else ()):
                 if blocks:
                     counts[TIER_NAMES[tier]] = blocks * self.spec.block_size
             rest = prompt[kept * self.spec.block_size : -1]

@@ -14,6 +14,8 @@ from pagedkv.errors import OutOfBlocks
 from pagedkv.hooks import Hooks
 from pagedkv.moving import DISK, Conductor
 
+NOTHING = np.empty(0, np.uint8)  # was found
+
 
 class Matcher:
     """What a new sequence and a prefetch have in common. Any thread may call it.
@@ -73,10 +75,10 @@ class Matcher:
         limit = max(len(prompt) - 1, 0) // self._block_size
         until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
         while True:
-            owner, _ = placement.acquire(prompt, root, limit)
+            owner, num_blocks = placement.acquire(prompt, root, limit)
             try:
                 if placement.blocked_by(owner) < 0 or (until is not None and time.monotonic() >= until):
-                    return owner, self._worth_having(owner)
+                    return owner, self._worth_having(owner) if num_blocks else NOTHING
             except BaseException:
                 placement.release(owner)
                 raise

@@ -1,7 +1,7 @@
 """The sequences that decode, as arrays: most steps change none of them, so a step asks and counts them all at once.
 
-What each lane may still generate is counted down lazily: as long as fewer steps have passed than the shortest of them
-has left, no lane can end by its length, and one number says how many steps are not taken off yet.
+A lane's end by length is a step's number, written down once; until the soonest of them comes, and as long as nobody
+says a stop token, a step costs one comparison over all lanes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import numpy as np
 from pagedkv.scheduler.request import Branch, Tokens
 from pagedkv.sequence import Sequence
 
-NO_STOP = 2**40  # no token: they are int32
+NO_STOP = -1  # no token: they are 0 or more
+ROW, LAST, STOPS = 0, 1, 2  # lines of the table
+STALE = -1  # in the place of the soonest end: look again
 
 
 class Lanes:
-    """Branches that have one token to compute and want the next; entry i of every array is branch i's.
+    """Branches that have one token to compute and want the next; entry i of everything is branch i's.
 
     Attributes
     ----------
@@ -28,11 +30,11 @@ class Lanes:
     def __init__(self, capacity: int) -> None:
         self.branches: list[Branch] = []
         self.sequences: list[Sequence] = []
-        self._rows = np.empty(capacity, np.int64)
-        self._left = np.empty(capacity, np.int64)  # tokens that may still come, before the `_passed` steps
-        self._passed, self._shortest = 0, 0  # steps since then; the least of `_left`
-        self._stops = np.full((1, capacity), NO_STOP, np.int64)
-        self.rows = self._rows[:0]
+        # Its row, the step that gives it its last token, and its stop tokens: a column for each lane.
+        self._table = np.full((STOPS + 1, capacity), NO_STOP, np.int64)
+        self._now = 0  # steps so far
+        self._soonest = STALE  # the first LAST of all, or earlier
+        self.rows = self._table[ROW, :0]
         self.num_beams = 0
 
     def __len__(self) -> int:
@@ -40,30 +42,34 @@ class Lanes:
 
     def add(self, branch: Branch) -> None:
         """A branch decodes from now on."""
-        seq, n, stops = branch.seq, len(self.branches), branch.request.stop_tokens
-        assert seq is not None
-        if len(stops) > len(self._stops):
-            wider = np.full((len(stops), self._stops.shape[1]), NO_STOP, np.int64)
-            wider[: len(self._stops)] = self._stops
-            self._stops = wider
-        self._rows[n] = seq.row
-        left = branch.request.max_new_tokens - branch.num_output
-        self._left[n] = left + self._passed
-        self._shortest = min(self._shortest, left + self._passed) if n else left + self._passed
-        self._stops[:, n] = NO_STOP
-        self._stops[: len(stops), n] = stops
-        self.branches.append(branch)
-        self.sequences.append(seq)
-        self.num_beams += branch.request.beams > 1
-        self.rows = self._rows[: n + 1]
+        self._add(branch, branch.request.max_new_tokens - branch.num_output)
 
-    def add_unless_over(self, branch: Branch, ended: list[Branch]) -> None:
-        """A branch whose first token has just been appended decodes from now on, unless that was its last."""
-        request = branch.request
-        if branch.num_output >= request.max_new_tokens or int(branch.output[-1]) in request.stop_tokens:
+    def add_unless_over(self, branch: Branch, token: int, ended: list[Branch]) -> None:
+        """A branch to which this token has just been appended decodes from now on, unless that was its last."""
+        left = branch.request.max_new_tokens - branch.num_output
+        if left <= 0 or token in branch.request.stop_tokens:
             ended.append(branch)
         else:
-            self.add(branch)
+            self._add(branch, left)
+
+    def _add(self, branch: Branch, left: int) -> None:
+        seq, n, request = branch.seq, len(self.branches), branch.request
+        assert seq is not None
+        missing = STOPS + len(request.stop_tokens) - len(self._table)
+        if missing > 0:
+            self._table = np.pad(self._table, ((0, missing), (0, 0)), constant_values=NO_STOP)
+        table, last = self._table, self._now + left
+        table[ROW, n] = seq.row
+        table[LAST, n] = last
+        table[STOPS:, n] = NO_STOP
+        for k, token in enumerate(request.stop_tokens, STOPS):
+            table[k, n] = token
+        if last < self._soonest or not n:
+            self._soonest = last
+        self.branches.append(branch)
+        self.sequences.append(seq)
+        self.num_beams += request.beams > 1
+        self.rows = table[ROW, : n + 1]
 
     def remove(self, branch: Branch) -> None:
         """It does not any more; those after it move up."""
@@ -72,38 +78,33 @@ class Lanes:
     def remove_at(self, i: int) -> None:
         """As `remove`, by place."""
         n = len(self.branches)
-        for array in (self._rows, self._left):
-            array[i : n - 1] = array[i + 1 : n]
-        self._stops[:, i : n - 1] = self._stops[:, i + 1 : n]
+        self._table[:, i : n - 1] = self._table[:, i + 1 : n]
         self.num_beams -= self.branches[i].request.beams > 1
         del self.branches[i], self.sequences[i]
-        self.rows = self._rows[: n - 1]
+        self.rows = self._table[ROW, : n - 1]
 
     def left(self, i: int) -> int:
         """Tokens that branch i may still generate."""
-        return int(self._left[i]) - self._passed
+        return int(self._table[LAST, i]) - self._now
 
     def take(self, tokens: Tokens) -> list[int]:
         """Every lane got its token, int32 [num_lanes]; which of them end with it, ascending."""
         n = len(self.branches)
         assert len(tokens) == n
-        ended = tokens == self._stops[0, :n]
-        for stops in self._stops[1:]:
-            ended |= tokens == stops[:n]
-        self._passed += 1
-        if self._passed >= self._shortest:
-            left = self._left[:n]
-            left -= self._passed
-            self._passed = 0
-            ended |= left <= 0
-            self._shortest = int(left.min(initial=NO_STOP, where=left > 0))
-        found: list[int] = ended.nonzero()[0].tolist() if np.count_nonzero(ended) else []
-        return found
+        self._now += 1
+        stopped = self._table[STOPS:, :n] == tokens.astype(np.int64)
+        ended: list[int] = stopped.nonzero()[1].tolist() if np.count_nonzero(stopped) else []
+        if self._now >= self._soonest:
+            last = self._table[LAST, :n]
+            over = (last <= self._now).nonzero()[0].tolist()
+            self._soonest = STALE if over else int(np.minimum.reduce(last))
+            ended = [*{*ended, *over}]
+        return sorted(ended)
 
     def count(self, i: int, num_tokens: int) -> None:
         """Branch i got so many tokens."""
-        self._left[i] -= num_tokens
-        self._shortest = min(self._shortest, int(self._left[i]))
+        self._table[LAST, i] -= num_tokens
+        self._soonest = min(self._soonest, int(self._table[LAST, i]))
 
     def check_integrity(self) -> None:
         """The arrays agree with the branches."""
@@ -114,6 +115,6 @@ class Lanes:
             assert branch.seq is not None
             assert branch.seq.row == self.rows[i]
             assert self.left(i) == branch.request.max_new_tokens - branch.num_output > 0
-            assert self._shortest <= self._left[i]
-            stops = tuple(int(token) for token in self._stops[:, i] if token != NO_STOP)
+            assert self._soonest <= self._table[LAST, i]
+            stops = tuple(int(token) for token in self._table[STOPS:, i] if token != NO_STOP)
             assert stops == branch.request.stop_tokens

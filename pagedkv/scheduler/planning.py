@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,9 @@ from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.queue import by_rank
 from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
 from pagedkv.scheduler.running import Running
-from pagedkv.sequence import Batch
+from pagedkv.sequence import Batch, Sequence
+
+Chunk: TypeAlias = tuple[Branch, Sequence, int]  # whose prompt, and how many tokens of it
 
 
 class Planner:
@@ -41,26 +45,27 @@ class Planner:
 
     def _tight(self, drafts: dict[Branch, Tokens], expired: tuple[Request, ...]) -> Plan:
         """With chunks and drafts, and with somebody suspended until it fits."""
-        running = self._running
+        running, lanes = self._running, self._running.lanes
         drafted = bool(drafts) and self._propose(drafts)
         left_out: set[Branch] = set()
         while True:
-            lane_lens = self._lane_lens() if drafted else self._ones[: len(running.lanes)]
-            lane_tokens = int(lane_lens.sum()) if drafted else len(lane_lens)
-            chunks = self._chunks(self._options.max_batch_tokens - lane_tokens, left_out)
-            rows = np.array([branch.seq.row for branch, _ in chunks if branch.seq is not None], np.int64)
-            rows = np.concatenate((running.lanes.rows, rows))
-            q_lens = np.concatenate((lane_lens, np.array([take for _, take in chunks], np.int32)))
+            n = len(lanes)
+            lane_lens = self._lane_lens() if drafted else self._ones[:n]
+            num_tokens = int(lane_lens.sum()) if drafted else n
+            ending, going_on = self._chunks(self._options.max_batch_tokens - num_tokens, left_out)
+            chunks = [*ending, *going_on]
+            rows, q_lens = np.empty(n + len(chunks), np.int64), np.empty(n + len(chunks), np.int32)
+            rows[:n], q_lens[:n] = lanes.rows, lane_lens
+            for i, (_, seq, take) in enumerate(chunks, n):
+                rows[i], q_lens[i] = seq.row, take
+                num_tokens += take
             need = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
             if not len(rows) or need <= running.room():
                 break
-            self._make_way(need, [branch for branch, _ in chunks], left_out)
-        lanes = running.lanes
-        ending = [branch for branch, take in chunks if self._ends(branch, take)]
-        sequences = [*lanes.sequences, *(branch.seq for branch, _ in chunks if branch.seq is not None)]
-        num_tokens = lane_tokens + sum(take for _, take in chunks)
-        wanting = [*lanes.branches, *ending]
-        return self._made(Batch(sequences, rows), q_lens, num_tokens, wanting, expired, len(lanes), drafted)
+            self._make_way(need, [chunk[0] for chunk in chunks], left_out)
+        sequences = [*lanes.sequences, *(chunk[1] for chunk in chunks)]
+        wanting = [*lanes.branches, *(chunk[0] for chunk in ending)]
+        return self._made(Batch(sequences, rows), q_lens, num_tokens, wanting, expired, n, drafted)
 
     def _made(
         self,
@@ -76,20 +81,22 @@ class Planner:
         lookahead = self._options.lookahead
         return Plan(batch, q_lens, num_tokens, lookahead, wanting, expired, from_prompt, has_drafts, expected)
 
-    def _chunks(self, budget: int, left_out: set[Branch]) -> list[tuple[Branch, int]]:
-        """Who computes how much of its prompt: by rank as far as the budget goes, those that end first in the batch."""
-        chunks: list[tuple[Branch, int]] = []
-        for branch in sorted(self._running.computing, key=lambda branch: by_rank(branch.request)):
-            take = min(self._running.wanted(branch), budget)
-            if take > 0 and branch not in left_out:
-                chunks.append((branch, take))
+    def _chunks(self, budget: int, left_out: set[Branch]) -> tuple[list[Chunk], list[Chunk]]:
+        """Who computes how much of its prompt, by rank as far as the budget goes: those that then want their next
+        token, and those that do not yet."""
+        ending: list[Chunk] = []
+        going_on: list[Chunk] = []
+        computing = self._running.computing
+        if len(computing) > 1:
+            computing = sorted(computing, key=lambda branch: by_rank(branch.request))
+        for branch in computing:
+            wanted = self._running.wanted(branch)
+            take = min(wanted, budget)
+            if take > 0 and branch not in left_out and branch.seq is not None:
+                ends = take == wanted and branch.request not in self._running.held
+                (ending if ends else going_on).append((branch, branch.seq, take))
                 budget -= take
-        chunks.sort(key=lambda chunk: not self._ends(*chunk))
-        return chunks
-
-    def _ends(self, branch: Branch, take: int) -> bool:
-        """Whether with this chunk the branch wants its next token."""
-        return branch.request not in self._running.held and take == self._running.pending(branch)
+        return ending, going_on
 
     def _lane_lens(self) -> NDArray[np.int32]:
         lanes = self._running.lanes

@@ -81,14 +81,25 @@ class FairQueue:
         bisect.insort(tenant.waiting, request, key=by_key)
         self.num_waiting += 1
 
+    def next(self) -> Request | None:
+        """Whose turn it is; its rank is set."""
+        best: Request | None = None
+        for tenant in self._tenants.values():
+            if tenant.waiting:
+                request = self._ranked(tenant.waiting[0], tenant)
+                if best is None or request.rank < best.rank or (request.rank == best.rank and request.id < best.id):
+                    best = request
+        return best
+
     def first(self, n: int) -> list[Request]:
         """Those `n` whose turn is next, in order; their ranks are set."""
-        found: list[Request] = []
-        for tenant in self._tenants.values():
-            for request in tenant.waiting[:n]:
-                request.rank = max(request.arrived, tenant.finish) - request.priority * self._head_start
-                found.append(request)
+        found = [self._ranked(request, tenant) for tenant in self._tenants.values() for request in tenant.waiting[:n]]
         return heapq.nsmallest(n, found, key=by_rank)
+
+    def _ranked(self, request: Request, tenant: Tenant) -> Request:
+        late = request.arrived < tenant.finish
+        request.rank = tenant.finish - request.priority * self._head_start if late else request.key
+        return request
 
     def begin(self, request: Request, charge: int) -> None:
         """A request that waited runs, at its rank; its tenant is charged so many tokens."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -29,16 +31,26 @@ class Reporter:
         WrongType, InvalidArgument
             They are no tokens, too many or too few, or contradict a draft. Nothing was changed.
         """
-        lanes = plan.lanes
-        simple = not (plan.has_drafts or self._running.lanes.num_beams)
-        if simple and not any(branch.request.width > 1 for branch in lanes[plan.from_prompt :]):
-            values = self._as_tokens(tokens)
-            if len(values) != len(lanes):
-                raise InvalidArgument(f"{len(lanes)} lanes want a token each, got {len(values)}")
-            return self._one_each(plan, values)
-        return self._several(plan, self._entries(plan, tokens))
+        if self._branches_or_drafts(plan):
+            return self._several(plan, self._entries(plan, tokens))
+        return self._one_each(plan, self._one_token_each(plan, tokens))
+
+    def _branches_or_drafts(self, plan: Plan) -> bool:
+        """Whether a lane may be given something else than one token."""
+        if plan.has_drafts or self._running.lanes.num_beams:
+            return True
+        return any(branch.request.width > 1 for branch in plan.lanes[plan.from_prompt :])
 
     # ---- one token each: arrays
+
+    def _one_token_each(self, plan: Plan, tokens: Any) -> Tokens:
+        """What the lanes were given, int32 [num_lanes], checked."""
+        with contextlib.suppress(WrongType, InvalidArgument):
+            values: Tokens = self._as_tokens(tokens)
+            if len(values) == len(plan.lanes) and np.minimum.reduce(values, initial=0) >= 0:
+                return values
+        entries = self._entries(plan, tokens)  # arrays of one token each, or an error that names its lane
+        return np.concatenate(entries) if entries else NO_TOKENS
 
     def _one_each(self, plan: Plan, values: Tokens) -> list[Request]:
         lanes, first = self._running.lanes, plan.from_prompt
@@ -47,9 +59,10 @@ class Reporter:
         ended = [lanes.branches[i] for i in last]
         for i in reversed(last):
             lanes.remove_at(i)
-        for branch in plan.lanes[first:]:
-            self._running.computing.remove(branch)
-            lanes.add_unless_over(branch, ended)
+        if first < len(values):
+            for branch, token in zip(plan.lanes[first:], values[first:].tolist(), strict=True):
+                self._running.computing.remove(branch)
+                lanes.add_unless_over(branch, token, ended)
         return _end(ended)
 
     # ---- several tokens for some: lane by lane
@@ -57,15 +70,32 @@ class Reporter:
     def _entries(self, plan: Plan, tokens: Any) -> list[Tokens]:
         """What each lane was given, as int32 [n], checked."""
         try:
-            given = list(tokens)
+            given = None if isinstance(tokens, Set | Mapping) else list(tokens)
         except TypeError:
-            raise WrongType(f"a report is one entry per lane, not {type(tokens).__name__}") from None
+            given = None
+        if given is None:
+            raise WrongType(f"a report is one entry per lane, in their order, not {type(tokens).__name__}")
         if len(given) != len(plan.lanes):
             raise InvalidArgument(f"{len(plan.lanes)} lanes want an entry each, got {len(given)}")
-        entries = [self._as_tokens(entry if np.ndim(entry) else [entry]) for entry in given]
+        entries = [self._entry(plan, i, entry) for i, entry in enumerate(given)]
+        self._check(plan, entries)
+        return entries
+
+    def _entry(self, plan: Plan, i: int, entry: Any) -> Tokens:
+        """A token or several, as int32 [n]."""
+        try:
+            tokens: Tokens = self._as_tokens(entry if _has_length(entry) else [entry])
+        except (WrongType, InvalidArgument) as problem:
+            raise type(problem)(f"{_lane(plan, i)}: {problem}") from None
+        if len(tokens) and tokens.min() < 0:
+            raise InvalidArgument(f"{_lane(plan, i)}: {int(tokens.min())} is no token: they are 0 or more")
+        return tokens
+
+    def _check(self, plan: Plan, entries: Seq[Tokens]) -> None:
+        """Raise where entries do not fit what runs."""
         going_on: dict[Request, int] = {}
         new_rows = 0
-        for branch, entry in zip(plan.lanes, entries, strict=True):
+        for i, (branch, entry) in enumerate(zip(plan.lanes, entries, strict=True)):
             request = branch.request
             if _branches_out(branch):
                 stops = sum(token in request.stop_tokens for token in entry.tolist())
@@ -73,11 +103,14 @@ class Reporter:
                 going_on[request] = going_on.get(request, 0) + goes
                 new_rows += max(0, goes - 1)
                 if request.beams == 1 and len(entry) != request.n:
-                    raise InvalidArgument(f"request {request.id} wants {request.n} first tokens, got {len(entry)}")
+                    raise InvalidArgument(f"{_lane(plan, i)} wants {request.n} first tokens, got {len(entry)}")
             elif not 1 <= len(entry) <= 1 + len(branch.draft):
-                raise InvalidArgument(f"{branch} wants 1 token and at most its draft's before it, got {len(entry)}")
+                most = f", after at most {len(branch.draft)} of its draft" if len(branch.draft) else ""
+                raise InvalidArgument(f"{_lane(plan, i)} wants 1 token{most}, got {len(entry)}")
             elif not np.array_equal(entry[:-1], branch.draft[: len(entry) - 1]):
-                raise InvalidArgument(f"{branch} accepted {entry[:-1].tolist()}, its draft was {branch.draft.tolist()}")
+                raise InvalidArgument(
+                    f"{_lane(plan, i)} accepted {entry[:-1].tolist()}, its draft was {branch.draft.tolist()}"
+                )
         for request, goes in going_on.items():
             if goes > request.width:
                 raise InvalidArgument(f"request {request.id} has {request.width} beams, {goes} go on")
@@ -86,7 +119,6 @@ class Reporter:
                 f"{new_rows} branches fork off, and the cache has {self._cache.table.num_rows} of at most "
                 f"{self._cache.max_sequences} sequences: release others, or open it with a larger max_sequences"
             )
-        return entries
 
     def _several(self, plan: Plan, entries: Seq[Tokens]) -> list[Request]:
         ended: list[Branch] = []
@@ -99,7 +131,7 @@ class Reporter:
             if i >= plan.from_prompt:
                 self._running.computing.remove(branch)
                 self._extend(branch, entry)
-                lanes.add_unless_over(branch, ended)
+                lanes.add_unless_over(branch, int(entry[-1]), ended)
             else:
                 kept = self._extend(branch, entry)
                 at = lanes.branches.index(branch)
@@ -174,3 +206,15 @@ def _branches_out(branch: Branch) -> bool:
     """Whether what it is given are alternatives."""
     request = branch.request
     return request.beams > 1 or (request.n > 1 and branch.num_output == 0)
+
+
+def _has_length(entry: Any) -> bool:
+    try:
+        len(entry)
+    except TypeError:  # a number, or an array without dimensions
+        return False
+    return True
+
+
+def _lane(plan: Plan, i: int) -> str:
+    return f"lane {i} (request {plan.lanes[i].request.id})"

@@ -51,7 +51,7 @@ class Branch:
         if self.seq is None:
             return self.saved
         tokens = self.seq.tokens
-        return tokens[: len(tokens) - len(self.draft)]
+        return tokens[: len(tokens) - len(self.draft)] if len(self.draft) else tokens
 
     @property
     def output(self) -> Tokens:
@@ -97,6 +97,8 @@ class Request:
     stop_tokens : tuple of int
     n, beams : int
         Parallel samples, beams; 1 where there are none.
+    width : int
+        Sequences it runs at most.
     state : ``"waiting"``, ``"running"``, ``"suspended"``, ``"finished"``, ``"aborted"`` or ``"expired"``
     branches : list of Branch
         Those that run, wait with it, or are done; a beam that was dropped is not among them.
@@ -110,7 +112,7 @@ class Request:
     __slots__ = (
         *("admitted", "arrived", "beams", "branches", "charge", "deadline", "hit_tokens", "id", "key"),
         *("max_new_tokens", "n", "namespace", "num_preemptions", "overtaken", "owner", "preempted_by", "priority"),
-        *("prompt", "rank", "state", "stop_tokens", "tenant", "worst_blocks"),
+        *("prompt", "rank", "state", "stop_tokens", "tenant", "width", "worst_blocks"),
     )
 
     def __init__(
@@ -132,6 +134,7 @@ class Request:
             number, prompt, max_new_tokens, tenant, priority,
         )  # fmt: skip
         self.namespace, self.stop_tokens, self.n, self.beams, self.deadline = namespace, stop_tokens, n, beams, deadline
+        self.width = max(n, beams)
         self.state: State = "waiting"
         self.branches = [Branch(self, prompt)]
         self.hit_tokens: dict[str, int] = {}
@@ -142,11 +145,6 @@ class Request:
         self.arrived = self.key = self.rank = self.charge = 0.0
         self.overtaken = self.worst_blocks = 0
         self.admitted = False
-
-    @property
-    def width(self) -> int:
-        """Sequences it runs at most."""
-        return max(self.n, self.beams)
 
     @property
     def outputs(self) -> list[Tokens]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import bisect
 from typing import Literal
 
-import numpy as np
-
 from pagedkv.cache import KVCache
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.scheduler.lanes import Lanes
@@ -77,75 +75,93 @@ class Running:
         """Tokens that a branch of `computing` still has to compute before it is done with that."""
         return self.pending(branch) - (branch.request in self.held)
 
-    def _promised(self) -> int:
+    def promised(self) -> int:
         """Blocks that running sequences need for what they have begun: the lanes' next step, prompts to their end."""
         need = self._table.blocks_needed(self.lanes.rows, None, self._options.lookahead)
         if self.computing:
-            rows = np.array([branch.seq.row for branch in self.computing if branch.seq is not None], np.int64)
+            rows = [branch.seq.row for branch in self.computing if branch.seq is not None]
             need += self._table.blocks_needed(rows, None, self._options.lookahead)
         return need
 
     # ---- beginning and going on
 
-    def start(self, request: Request) -> bool:
-        """Begin a request, or take one up again, if there is room now; else nothing has changed.
+    def has_place(self, request: Request) -> bool:
+        """Whether there are sequences left for a request and, where that is wanted, blocks for its worst case.
 
         Raises
         ------
-        OutOfBlocks, InvalidArgument
-            Nothing else runs, and still it does not fit: others than the scheduler hold the rest of the blocks, or of
-            the cache's sequences.
+        InvalidArgument
+            Nothing else runs, and still there are too few: others than the scheduler hold the cache's sequences.
         """
-        options, alone = self._options, not self.requests
+        options = self._options
         if self.width + request.width > options.max_running:
             return False
         open_now, most = self._table.num_rows, self._cache.max_sequences
         if most - open_now < request.width:
-            if alone:
-                raise InvalidArgument(
-                    f"{request} needs {request.width} sequences, and others than the scheduler hold {open_now} of the "
-                    f"cache's {most}: release them, or open the cache with a larger max_sequences"
-                )
-            return False
-        beyond = 0 if alone else self._promised() + self._watermark
-        worst = self.worst_blocks + request.worst_blocks + self._watermark
-        if options.admission == "worst_case" and not alone and worst > self.capacity:
-            return False
-        branch = request.live()[0]
+            if self.requests:
+                return False
+            raise InvalidArgument(
+                f"{request} needs {request.width} sequences, and others than the scheduler hold {open_now} of the "
+                f"cache's {most}: release them, or open the cache with a larger max_sequences"
+            )
+        if options.admission == "worst_case" and self.requests:
+            return self.worst_blocks + request.worst_blocks + self._watermark <= self.capacity
+        return True
+
+    def start(self, request: Request, promised: int) -> int:
+        """Begin a request that has a place, or take one up again, if there is room now; else nothing has changed.
+
+        Parameters
+        ----------
+        request
+        promised : what :meth:`promised` says, now.
+
+        Returns
+        -------
+        int
+            Blocks that it needs to the end of its prompt, beside those that were cached; -1 where there is no room.
+
+        Raises
+        ------
+        OutOfBlocks
+            Nothing else runs, and still it does not fit: others than the scheduler hold the rest of the blocks.
+        """
+        alone, live = not self.requests, request.live()
+        branch = live[0]
+        beyond = 0 if alone else promised + self._watermark
         tokens, size = branch.tokens, self._cache.spec.block_size
         if not alone:  # without touching anything: even if all that is cached of it were held by others already
             room = self.room()
             if len(tokens) // size + beyond > room:
                 cached = self._cache.explain(tokens, request.namespace).cached_tokens
                 if (len(tokens) - cached) // size + beyond > room:
-                    return False
+                    return -1
         try:
             seq = self._cache.sequence(tokens, request.namespace)
         except OutOfBlocks:
             if alone:
                 raise
-            return False
-        fresh = self._table.blocks_needed([seq.row], None, options.lookahead)
+            return -1
+        fresh = -(-(len(tokens) + self._options.lookahead) // size) - self._table.info(seq.row)[2]
         if fresh + beyond > self.room():
             seq.release()
             if alone:
                 raise self.out_of_blocks(fresh)
-            return False
+            return -1
         branch.seq = seq
         if not request.admitted:
             request.hit_tokens = dict(seq.hit_tokens)
         self._keep_again(branch)
-        self._enter(request)
-        return True
+        self._enter(request, live)
+        return fresh
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: Request, live: list[Branch]) -> None:
         if request.state == "suspended":
             self.suspended.remove(request)
         request.state = "running"
         bisect.insort(self.requests, request, key=by_rank)
         self.width += request.width
         self.worst_blocks += request.worst_blocks
-        live = request.live()
         if len(live) > 1:
             self.held.append(request)
         self.computing.append(live[0])

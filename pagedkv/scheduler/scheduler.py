@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from pagedkv.cache import KVCache
 from pagedkv.errors import InvalidArgument, RequestTooLarge, WrongType
 from pagedkv.namespace import Namespace
+from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.limits import blocks_at_most
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.plan import Plan
@@ -28,7 +30,6 @@ from pagedkv.step import Step
 
 LONGEST = 1 << 30  # tokens of a sequence
 MANY_DEADLINES = 1024  # before those of requests that have ended are looked for
-RETRY_EVERY = 32  # steps, before admission is tried again though nothing of the scheduler's own has changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class Scheduler:
         self.cache, self.options, self._clock = cache, options, clock
         self._queue = FairQueue(options.priority_tokens)
         self._running = Running(cache, options)
+        self._admission = Admission(cache, self._queue, self._running, options)
         self._planner = Planner(cache, self._running, options)
         self._reporter = Reporter(cache, self._running)
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -116,7 +118,6 @@ class Scheduler:
         self._going: list[Request] = []  # ended while a plan was out: their sequences may be in a step
         self._num_submitted = 0
         self._ended: dict[State, int] = {"finished": 0, "aborted": 0, "expired": 0}
-        self._blocked_for = -1  # steps since admission last found no room; -1 where it is worth trying
 
     # ---- requests
 
@@ -155,7 +156,7 @@ class Scheduler:
         """
         cache = self.cache
         cache.explain((), namespace)  # says what is wrong with the namespace, and whether the cache is closed
-        tokens = cache.placement.tree.tokens(prompt).copy()
+        tokens = self._tokens(prompt, "prompt")
         if not len(tokens):
             raise InvalidArgument("an empty prompt has no token to compute the first one from: send one at least")
         max_new_tokens = whole_number(max_new_tokens, "max_new_tokens", 1, LONGEST - len(tokens))
@@ -177,7 +178,7 @@ class Scheduler:
                 f"shorten its {len(tokens)} + {max_new_tokens} tokens, {fewer}or give "
                 f"the device a larger budget",
             )  # fmt: skip
-        stops = tuple(dict.fromkeys(cache.placement.tree.tokens(list(stop_tokens)).tolist()))
+        stops = tuple(dict.fromkeys(self._tokens(list(stop_tokens), "stop_tokens").tolist()))
         tokens.flags.writeable = False
         request = Request(
             self._num_submitted, tokens, max_new_tokens, tenant, priority, namespace, stops, n, beams, deadline, self
@@ -187,7 +188,7 @@ class Scheduler:
         self._queue.add(request)
         if deadline is not None:
             self._remember(deadline, request)
-        self._blocked_for = -1
+        self._admission.try_again()
         return request
 
     def abort(self, request: Request) -> None:
@@ -213,7 +214,7 @@ class Scheduler:
         Raises
         ------
         InvalidArgument
-            The branch has ended, it is one of several beams, or a plan is out.
+            The branch has ended, is another scheduler's or one of several beams, or a plan is out.
         WrongType
         """
         if isinstance(branch, Request):
@@ -224,11 +225,12 @@ class Scheduler:
             branch = live[0]
         if not isinstance(branch, Branch):
             raise WrongType(f"a draft is for a Branch or a Request, not {type(branch).__name__}")
+        self._check_mine(branch.request)
         if self._plan is not None:
             raise InvalidArgument("a plan is out: propose drafts after its report, or cancel it")
         if branch.done or branch.request.ended or branch.request.beams > 1:
             raise InvalidArgument(f"{branch} cannot take a draft: it has ended, or is a beam")
-        self._drafts[branch] = self.cache.placement.tree.tokens(tokens).copy()
+        self._drafts[branch] = self._tokens(tokens, "draft")
 
     def set_weight(self, tenant: str, weight: float) -> None:
         """A tenant's share of the service against the others', 1 unless said.
@@ -274,12 +276,12 @@ class Scheduler:
         if running.held:
             running.open_held()
         if running.suspended or self._queue.num_waiting:
-            self._admit()
+            self._admission.admit()
         suspended = len(running.suspended)
         plan = self._planner.plan(self._drafts, self._expired)
         self._drafts, self._expired = {}, ()
         if len(running.suspended) != suspended:
-            self._blocked_for = 0
+            self._admission.hold_back()
         self._plan = plan if plan else None
         return plan
 
@@ -313,8 +315,9 @@ class Scheduler:
         ----------
         plan : the last one.
         tokens : int32 [num_lanes], or a list with an entry for each of ``plan.lanes``
-            An entry is the next token. With a draft: the tokens of it that were accepted, and the one after them. For
-            the first tokens of parallel samples: `n` tokens. For a beam: the tokens it goes on with, none to drop it.
+            An entry is the next token, or an array of tokens: with a draft, those of it that were accepted and the one
+            after them; for the first tokens of parallel samples, `n` of them; for a beam, those it goes on with, none
+            to drop it; for any other lane, the one next token. Tokens are 0 or more.
 
         Returns
         -------
@@ -364,57 +367,13 @@ class Scheduler:
 
     # ---- inside
 
-    def _admit(self) -> None:
-        """Begin requests, in their turn, as long as there is room, and a share of the step for their prompts."""
-        running, options = self._running, self.options
-        if self._blocked_for >= 0 and running.requests:
-            self._blocked_for += 1
-            if self._blocked_for % RETRY_EVERY:
-                return
-        while True:
-            budget = options.max_batch_tokens - len(running.lanes)
-            if running.computing and sum(running.wanted(branch) for branch in running.computing) >= budget:
-                self._blocked_for = -1
-                return
-            request = self._next()
-            if request is None:
-                return
-            if self._began(request):
-                continue
-            worst = running.requests[-1]
-            if worst.priority < request.priority and by_rank(worst) > by_rank(request):
-                running.suspend(worst)
-            else:
-                self._blocked_for = 0
-                return
-
-    def _began(self, request: Request) -> bool:
-        if not self._running.start(request):
-            return False
-        if not request.admitted:
-            self._queue.begin(request, len(request.prompt) + request.width * request.max_new_tokens)
-            request.admitted = True
-        if request in self._running.held:
-            self._running.open_held()
-        return True
-
-    def _next(self) -> Request | None:
-        """Whose turn it is: of those suspended and those that wait, by rank; or, if so wanted, by what is cached."""
-        suspended = self._running.suspended[:1]
-        if self.options.order == "first_come":
-            return min([*suspended, *self._queue.first(1)], key=by_rank, default=None)
-        waiting = self._queue.first(self.options.window)
-        if suspended and (not waiting or by_rank(suspended[0]) <= by_rank(waiting[0])):
-            return suspended[0]
-        if not waiting or waiting[0].overtaken >= self.options.window:
-            return waiting[0] if waiting else None
-        best = max(waiting, key=self._cached_tokens)
-        for request in waiting[: waiting.index(best)]:
-            request.overtaken += 1
-        return best
-
-    def _cached_tokens(self, request: Request) -> int:
-        return self.cache.explain(request.prompt, request.namespace).cached_tokens
+    def _tokens(self, given: ArrayLike, name: str) -> Tokens:
+        """A copy as int32 [n]; tokens are 0 or more."""
+        tokens = self.cache.placement.tree.tokens(given).copy()
+        if np.minimum.reduce(tokens, initial=0) < 0:
+            at = int(np.argmax(tokens < 0))
+            raise InvalidArgument(f"{name}[{at}] = {tokens[at]} is no token: they are 0 or more")
+        return tokens
 
     def _remember(self, deadline: float, request: Request) -> None:
         """Keep a deadline; those of requests that have ended are forgotten when there are too many."""
@@ -469,7 +428,7 @@ class Scheduler:
         taken = len(request.prompt) + served
         self._queue.end(request, taken)
         self._ended[state] += 1
-        self._blocked_for = -1
+        self._admission.try_again()
 
     def _take_back(self, plan: Plan) -> None:
         """The plan was not reported: drafts are forgotten; if it was committed, last tokens are computed again."""

@@ -24,12 +24,18 @@ from pagedkv.simulate.hardware import MODELS, Hardware, parse_gpus, parse_tiers
 from pagedkv.simulate.plot import plot_results, plot_study
 from pagedkv.simulate.run import simulate
 from pagedkv.simulate.systems import DEFAULT_SYSTEMS, SYSTEMS, choose
-from pagedkv.simulate.table import Row, markdown, print_rows, rows
+from pagedkv.simulate.table import LEGEND, Row, markdown, print_rows, rows
 from pagedkv.simulate.workload import Workload, load_workload
+from pagedkv.sizing.checks import by_name
 from pagedkv.sizing.machines import GPUS
 
 DESCRIPTION = """Serve a trace with the real scheduler and cache, with a cost model in place of a model and on a virtual
 clock, and compare ways to hold the KV."""
+COLUMNS = (
+    "Columns of the table, those left out that say nothing: "
+    + "; ".join(f"{name}: {what}" for name, what in LEGEND.items())
+    + "."
+)
 DEFAULT_TIERS = "host=256GiB@50GB/s"
 NOT_MODELLED = (
     "generated tokens: their KV is found again only where a later request sends them back as input, as in the trace",
@@ -42,7 +48,9 @@ NOT_MODELLED = (
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the ``simulate`` command and its options."""
-    parser = commands.add_parser("simulate", help="serve a trace on a virtual machine", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "simulate", help="serve a trace on a virtual machine", description=DESCRIPTION, epilog=COLUMNS
+    )
     add = parser.add_argument
     add(
         "trace", nargs="?", default="synthetic:chat:0:500", metavar="TRACE",
@@ -86,9 +94,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     """Do what the options say; raises the errors that ``pagedkv.cli`` turns into one line and exit code 2."""
     start = time.perf_counter()
-    names = [name.strip() for name in arguments.systems.split(",")] if arguments.systems else list(DEFAULT_SYSTEMS)
-    choose(names)
     hardware = _hardware(arguments)
+    names = _systems(arguments, hardware)
     if arguments.json not in (None, "-"):
         require_writable("--json", arguments.json)
     if arguments.plot is not None:
@@ -120,7 +127,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
                 longest=arguments.longest, progress=shown,
             )  # fmt: skip
         lines = rows(results)
-        title = f"{about} on {hardware.gpus}, {hardware.model.shape.name}"
+        title = f"{about} on {hardware.gpus}, {hardware.model.name}"
         report |= {"hardware": hardware.assumptions(), "results": [result.to_json() for result in results]}
         if arguments.plot is not None:
             plot_results(results, title, arguments.plot)
@@ -139,14 +146,27 @@ def _show(arguments: argparse.Namespace, lines: Sequence[Row], title: str) -> No
         print_rows(lines, title, file)
 
 
+def _systems(arguments: argparse.Namespace, hardware: Hardware) -> list[str]:
+    """Those asked for; by default, without tiers, not those that differ by them alone."""
+    if arguments.systems is None:
+        return [name for name in DEFAULT_SYSTEMS if hardware.tiers or not SYSTEMS[name].tiered]
+    chosen = choose([name.strip() for name in arguments.systems.split(",")])
+    for system in chosen:
+        if system.tiered and not hardware.tiers:
+            raise InvalidArgument(
+                f"--systems {system.name} needs tiers under the device: give --tiers, or leave it out"
+            )
+    return [system.name for system in chosen]
+
+
 def _hardware(arguments: argparse.Namespace) -> Hardware:
     gpu, number = parse_gpus(arguments.gpus)
-    if arguments.model not in MODELS:
-        raise InvalidArgument(f"--model: unknown model {arguments.model[:40]!r}; known: {', '.join(MODELS)}")
+    try:
+        model = by_name(MODELS, arguments.model, "model", "of those whose widths are known, ")
+    except InvalidArgument as problem:
+        raise InvalidArgument(f"--model: {problem}") from None
     check_choice("--disk-admission", arguments.disk_admission, get_args(Mode))
-    hardware = Hardware(
-        gpu, number, MODELS[arguments.model], parse_tiers(arguments.tiers), disk_admission=arguments.disk_admission
-    )
+    hardware = Hardware(gpu, number, model, parse_tiers(arguments.tiers), disk_admission=arguments.disk_admission)
     hardware.kv_bytes  # noqa: B018 - raises where the weights leave no room
     return hardware
 

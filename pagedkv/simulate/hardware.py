@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,14 @@ from pagedkv.errors import InvalidArgument
 from pagedkv.replay.weights import LLAMA_3_8B, ModelShape
 from pagedkv.sizes import format_size, parse_size
 from pagedkv.sizing.machines import GPUS, Gpu
+from pagedkv.sizing.models import Model as SizedModel
+from pagedkv.sizing.models import find_model
+from pagedkv.sizing.shape import token_bytes
 
 TIERS = ("host", "disk")
 LATENCY_S = {"host": 20e-6, "disk": 100e-6}
 MAX_GPUS = 4096
+Numbers: TypeAlias = NDArray[np.float64]
 _GPUS = re.compile(r"(?:(\d{1,4})[xX])?([A-Za-z0-9-]+)", re.ASCII)
 _TIER = re.compile(r"([a-z]+)=([^@]+)@([^@]+)/s", re.ASCII)
 
@@ -38,22 +43,27 @@ class Model:
 
     Attributes
     ----------
-    shape : ModelShape
-    vocabulary : tokens; an input and an output embedding of them count as weights.
+    sizes : its weights and KV, as ``pagedkv plan`` counts them.
+    shape : its widths, which its compute goes by.
     """
 
+    sizes: SizedModel
     shape: ModelShape
-    vocabulary: int
+
+    @property
+    def name(self) -> str:
+        """As ``pagedkv plan`` calls it."""
+        return self.sizes.name
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return 2 * (self.shape.matmul_weights + 2 * self.vocabulary * self.shape.hidden_size)
+        return self.sizes.weight_bytes()
 
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of one token over all layers."""
-        return 4 * self.shape.num_layers * self.shape.num_kv_heads * self.shape.head_dim
+        return token_bytes(self.sizes.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +75,59 @@ class TierSize:
     bytes_per_s: float
 
 
-MODELS = {
-    "llama-3-8b": Model(LLAMA_3_8B, 128_256),
-    "llama-13b": Model(ModelShape("LLaMA-13B", 40, 40, 40, 128, 5120, 13_824), 32_000),
-    "llama-3-70b": Model(ModelShape("Llama-3-70B", 80, 64, 8, 128, 8192, 28_672), 128_256),
-}
+# Of the models that `pagedkv plan` knows by name, those whose widths are written down here.
+_LLAMA_7B = ModelShape("llama-7b", 32, 32, 32, 128, 4096, 11_008)
+_LLAMA_13B = ModelShape("llama-13b", 40, 40, 40, 128, 5120, 13_824)
+_LLAMA_3_70B = ModelShape("llama-3-70b", 80, 64, 8, 128, 8192, 28_672)
+_SHAPES = {
+    "llama-7b": _LLAMA_7B, "llama-13b": _LLAMA_13B, "llama-2-7b": _LLAMA_7B, "llama-2-13b": _LLAMA_13B,
+    "llama-2-70b": _LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, "llama-3-70b": _LLAMA_3_70B, "llama-3.1-8b": LLAMA_3_8B,
+    "llama-3.1-70b": _LLAMA_3_70B, "llama-3.1-405b": ModelShape("llama-3.1-405b", 126, 128, 8, 128, 16_384, 53_248),
+    "mistral-7b-v0.3": LLAMA_3_8B, "qwen2.5-7b": ModelShape("qwen2.5-7b", 28, 28, 4, 128, 3584, 18_944),
+    "qwen3-8b": ModelShape("qwen3-8b", 36, 32, 8, 128, 4096, 12_288),
+    "qwen3-32b": ModelShape("qwen3-32b", 64, 64, 8, 128, 5120, 25_600),
+}  # fmt: skip
+MODELS = {name: Model(find_model(name), shape) for name, shape in _SHAPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The cost of a step in numbers.
+
+    Attributes
+    ----------
+    token_flops, key_flops : of a new token; of a new token and a token that it attends to.
+    weight_bytes, token_bytes : read in each step; read of each token of context.
+    flops_per_s, bytes_per_s : as far as they are reached.
+    overhead_s : of a step.
+    """
+
+    token_flops: int
+    key_flops: int
+    weight_bytes: int
+    token_bytes: int
+    flops_per_s: float
+    bytes_per_s: float
+    overhead_s: float
+
+    def step_s(self, q_lens: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> float:
+        """Seconds of a step: new tokens of each sequence, and its tokens with them; both int32 [num_seqs]."""
+        q, context = q_lens.astype(np.int64), seq_lens.astype(np.int64)
+        twice = int(q @ (2 * context - q + 1))  # q tokens attend to (context - q + 1) .. context others
+        return self.seconds(int(q.sum()), twice / 2, int(context.sum()))
+
+    def seconds(self, num_tokens: int, keys: float, context: int) -> float:
+        """Seconds of a step of so many new tokens, pairs of a new token and one that it attends to, and tokens read."""
+        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys) / self.flops_per_s
+        read = (self.weight_bytes + self.token_bytes * float(context)) / self.bytes_per_s
+        return max(compute, read) + self.overhead_s
+
+    def run_s(self, num_tokens: int, keys: Numbers, context: Numbers) -> Numbers:
+        """As `seconds`, of several steps of `num_tokens` each; float64 [num_steps]."""
+        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys) / self.flops_per_s
+        read = (self.weight_bytes + self.token_bytes * context) / self.bytes_per_s
+        seconds: Numbers = np.maximum(compute, read) + self.overhead_s
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +172,7 @@ class Hardware:
         room = int(self.num_gpus * self.gpu.memory_bytes * self.memory_share)
         if room <= self.model.weight_bytes:
             raise InvalidArgument(
-                f"{self.model.shape.name} has {format_size(self.model.weight_bytes)} of weights, and "
+                f"{self.model.name} has {format_size(self.model.weight_bytes)} of weights, and "
                 f"{self.gpus} have {format_size(room)} for them and the KV: take more GPUs"
             )
         return room - self.model.weight_bytes
@@ -127,22 +185,24 @@ class Hardware:
 
     def step_s(self, q_lens: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> float:
         """Seconds of a step: new tokens of each sequence, and its tokens with them; both int32 [num_seqs]."""
-        shape = self.model.shape
-        q, context = q_lens.astype(np.float64), seq_lens.astype(np.float64)
-        keys = float(q @ (context - (q - 1) / 2))
-        flops = 2 * shape.matmul_weights * float(q.sum())
-        flops += 4 * shape.num_layers * shape.num_qo_heads * shape.head_dim * keys
-        num_bytes = self.model.weight_bytes + self.model.kv_bytes_per_token * float(context.sum())
+        return self.roofline().step_s(q_lens, seq_lens)
+
+    def roofline(self) -> Roofline:
+        """What steps cost, with all that does not change between them worked out."""
+        shape, model = self.model.shape, self.model
         share = self.num_gpus * (self.parallel_efficiency if self.num_gpus > 1 else 1.0)
-        compute = flops / (self.gpu.flops_per_s * share * self.compute_efficiency)
-        return max(compute, num_bytes / (self.gpu.read_bytes_per_s * share * self.memory_efficiency)) + self.overhead_s
+        return Roofline(
+            2 * shape.matmul_weights, 4 * shape.num_layers * shape.num_qo_heads * shape.head_dim,
+            model.weight_bytes, model.kv_bytes_per_token, self.gpu.flops_per_s * share * self.compute_efficiency,
+            self.gpu.read_bytes_per_s * share * self.memory_efficiency, self.overhead_s,
+        )  # fmt: skip
 
     def assumptions(self) -> dict[str, object]:
         """Every number that a result hangs on, for the report."""
         return {
             "gpus": self.gpus, "memory_bytes": self.gpu.memory_bytes,
             "bandwidth_bytes_per_s": self.gpu.read_bytes_per_s, "flops": self.gpu.flops_per_s,
-            "model": self.model.shape.name, "weight_bytes": self.model.weight_bytes,
+            "model": self.model.name, "weight_bytes": self.model.weight_bytes,
             "kv_bytes_per_token": self.model.kv_bytes_per_token,
             "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
             "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from pagedkv.errors import RequestTooLarge
 from pagedkv.replay.progress import Progress
-from pagedkv.scheduler import Plan, Request, Scheduler, SchedulerOptions
+from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
 from pagedkv.simulate.hardware import Hardware
 from pagedkv.simulate.result import Log, SimResult, summarise
 from pagedkv.simulate.systems import System
 from pagedkv.simulate.virtual import VirtualCache
-from pagedkv.simulate.workload import Workload
+from pagedkv.simulate.workload import Workload, own_token
 
 SAMPLE_EVERY = 16  # steps, between looks at the memory
 FEW = 8  # requests: then every step is sampled, and a short run has samples at all
@@ -43,6 +44,7 @@ class PagedServer:
         if not system.tiered:
             blocks = [blocks[0], 0, 0]
         self.cache = VirtualCache(blocks, block_size, hardware, max_running + 8)
+        self.roofline = hardware.roofline()
         self.now = 0.0
         options = SchedulerOptions(
             max_running=max_running,
@@ -54,6 +56,8 @@ class PagedServer:
         self.log = Log(self.arrivals)
         self.index: dict[Request, int] = {}
         self.live: set[Request] = set()
+        self.lanes: Sequence[Branch] = ()
+        self.own = np.empty(0, np.int32)  # what each of these lanes generates
         self.refused = self.steps = self.arrived = self.done = self.unsampled = 0
         self.since_sample = 0.0
         self.hits: dict[str, int] = {}
@@ -93,7 +97,7 @@ class PagedServer:
         with self.scheduler.step(plan) as step:
             step.mark_written(0)
             seq_lens = step.seq_lens
-            compute_s = self.hardware.step_s(plan.q_lens, seq_lens)
+            compute_s = self.roofline.step_s(plan.q_lens, seq_lens)
         self._measure(plan, compute_s)
         up_s, down_s = self.cache.virtual_mover.take_seconds()
         seconds = up_s + max(compute_s, down_s)
@@ -107,8 +111,10 @@ class PagedServer:
         self.unsampled += 1
         if self.unsampled == SAMPLE_EVERY or len(self.live) <= FEW:
             self._sample()
-        own = np.array([-1 - self.index[branch.request] for branch in plan.lanes], np.int32)
-        for request in self.scheduler.report(plan, own):
+        if plan.lanes != self.lanes:  # in most steps they are the same as before
+            self.lanes = plan.lanes
+            self.own = np.array([own_token(self.index[branch.request]) for branch in plan.lanes], np.int32)
+        for request in self.scheduler.report(plan, self.own):
             self._end(request)
 
     def _measure(self, plan: Plan, compute_s: float) -> None:

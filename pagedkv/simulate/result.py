@@ -34,6 +34,14 @@ class Log:
         self._running += seconds * running
         self.most_running = max(self.most_running, running)
 
+    def sample_run(self, seconds: Times, used_tokens: Times, held_tokens: int, running: int) -> None:
+        """As `sample` for each of several steps, with the same sums to the last bit; both float64 [num_steps]."""
+        self._weight = _added(self._weight, seconds)
+        self._used = _added(self._used, seconds * used_tokens)
+        self._held = _added(self._held, seconds * held_tokens)
+        self._running = _added(self._running, seconds * running)
+        self.most_running = max(self.most_running, running)
+
     @property
     def tokens_per_slot(self) -> float:
         """Tokens of KV per slot held, over time; above 1 where slots are shared."""
@@ -95,6 +103,16 @@ class SimResult:
         """Plain data."""
         plain = {name: getattr(self, name) for name in self.__slots__}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
+
+
+def clock(start: float, seconds: Times) -> Times:
+    """When each of several steps is over, added up one after the other; float64 [num_steps]."""
+    times: Times = np.add.accumulate(np.concatenate(([start], seconds)))[1:]
+    return times
+
+
+def _added(total: float, values: Times) -> float:
+    return float(clock(total, values)[-1])
 
 
 def spread(values: Times) -> dict[str, float]:

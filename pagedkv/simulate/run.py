@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.replay.progress import Progress, Silent
-from pagedkv.simulate.contiguous import run_contiguous
+from pagedkv.simulate.contiguous import ContiguousServer
 from pagedkv.simulate.hardware import Hardware
 from pagedkv.simulate.paged import PagedServer
 from pagedkv.simulate.result import SimResult
@@ -61,5 +61,6 @@ def simulate(
             server = PagedServer(workload, system, hardware, block_size, max_running, max_batch_tokens, progress)
             results.append(server.run())
         else:
-            results.append(run_contiguous(workload, system, hardware, longest, max_running, max_batch_tokens, progress))
+            apart = ContiguousServer(workload, system, hardware, longest, max_running, max_batch_tokens, progress)
+            results.append(apart.run())
     return results

@@ -13,10 +13,34 @@ from pagedkv.simulate.result import SimResult
 from pagedkv.sizes import format_size
 
 Row = dict[str, str]
+LEGEND = {
+    "system": "how KV is allocated (--systems)",
+    "served": "requests that came to their end",
+    "refused": "requests that no empty device could take",
+    "seconds": "virtual time from the first arrival to the last token",
+    "TTFT p50 s": "time from arrival to the first token, median",
+    "TTFT p99 s": "the same, of the slowest in a hundred",
+    "TPOT p50 ms": "time per token after the first, a request's mean, median of the requests",
+    "TPOT p99 ms": "the same, of the slowest in a hundred",
+    "output tok/s": "tokens generated per virtual second",
+    "tok/s": "the same, with prompt tokens",
+    "hit %": "prompt tokens that were found in the cache",
+    "host %": "those of them that came from host memory",
+    "disk %": "those of them that came from disk",
+    "running": "sequences at once, mean over time",
+    "most": "sequences at once, at most",
+    "waste %": "token slots held that hold no token, mean over time",
+    "tokens/slot": "tokens of all sequences per slot held; above 1 where prefixes are shared",
+    "memory %": "the device's slots that running sequences hold, mean over time",
+    "swapped": "suspensions whose blocks may come back from a colder tier",
+    "recomputed": "suspensions whose tokens are computed again",
+    "moved": "bytes copied between tiers, both ways",
+    "wall s": "time that the simulation itself took",
+}
 
 
 def rows(results: Sequence[SimResult]) -> list[Row]:
-    """A line for each result; only columns that say something for these."""
+    """A line for each result; only columns that say something for these. LEGEND says what they are."""
     lines = [_row(result) for result in results]
     empty = {name for name in lines[0] if all(line[name] in ("0", "0.0", "-") for line in lines)} if lines else set()
     return [{name: cell for name, cell in line.items() if name not in empty} for line in lines]

@@ -14,17 +14,25 @@ from pagedkv.engine import KV
 from pagedkv.errors import PagedKVError
 from pagedkv.simulate.hardware import LATENCY_S, TIERS, Hardware
 from pagedkv.spec import KVSpec
-from pagedkv.tiers import Mover, Ticket
-from pagedkv.tiers.mover import DirectionStats
+from pagedkv.tiers import DirectionStats, Mover, Ticket
+
+TIER_COUNT = 1 + len(TIERS)  # with the device
 
 
 class VirtualTicket(Ticket):
-    """Settled from the start; `seconds` is what the moves would have taken."""
+    """Settled from the start, with every block arrived; `seconds` is what the moves would have taken."""
 
     def __init__(self, transfers: NDArray[np.int64], seconds: float) -> None:
         super().__init__(transfers, 1)
+        self._ids = np.unique(transfers)
         self._virtual_s = seconds
         self.part_done(np.arange(len(transfers)), np.ones(len(transfers), np.bool_))
+
+    def results(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        return self._ids, np.ones(len(self._ids), np.bool_)
+
+    def tried(self) -> NDArray[np.bool_]:
+        return np.ones(len(self._ids), np.bool_)
 
     @property
     def seconds(self) -> float:
@@ -55,8 +63,9 @@ class VirtualMover(Mover):
     def submit(self, moves: NDArray[np.void], *, deadline_s: float | None = None) -> Ticket:
         """Every block arrives; no deadline passes, as a virtual promotion begins at once."""
         seconds = 0.0
-        pairs, counts = np.unique(np.stack((moves["src_tier"], moves["dst_tier"])), axis=1, return_counts=True)
-        for (src, dst), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+        links = np.bincount(moves["src_tier"].astype(np.int64) * TIER_COUNT + moves["dst_tier"])
+        for link in links.nonzero()[0].tolist():
+            (src, dst), count = divmod(link, TIER_COUNT), int(links[link])
             stats = self._moved.setdefault((src, dst), DirectionStats())
             stats.blocks += count
             stats.bytes += count * self._real_bytes
@@ -68,7 +77,9 @@ class VirtualMover(Mover):
 
     def take_seconds(self) -> tuple[float, float]:
         """Seconds of promotions and of demotions since the last call, of the busiest link each."""
-        up, down = max(self._up.values(), default=0.0), max(self._down.values(), default=0.0)
+        if not self._links:
+            return 0.0, 0.0
+        up, down = max(self._up.values()), max(self._down.values())
         self._up, self._down = dict.fromkeys(self._links, 0.0), dict.fromkeys(self._links, 0.0)
         return up, down
 

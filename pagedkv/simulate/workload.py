@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 from pagedkv.errors import InvalidArgument, TraceFormatError
 from pagedkv.replay import Trace, load_trace
 from pagedkv.replay.fields import bounded, file_sha256, totals
-from pagedkv.replay.synthetic import DEFAULT_REQUESTS, MAX_SYNTHETIC_REQUESTS
+from pagedkv.replay.load import SYNTHETIC
+from pagedkv.replay.synthetic import DEFAULT_REQUESTS, GENERATORS, MAX_SYNTHETIC_REQUESTS
 from pagedkv.replay.trace import MAX_TIME_MS, MAX_TOKENS, digest, from_segments
 
 LENGTH_BLOCK = 16  # tokens of the blocks of a trace that has lengths alone; nothing is shared in it
 LENGTHS = ("t_ms", "input_tokens", "output_tokens")
-SHORT = "synthetic:short"
+SHORT = f"{SYNTHETIC}short"
 SHORT_MEANS = (19.31, 58.45)  # prompt and output tokens of instructions (Alpaca), as in the PagedAttention paper
+
+
+def own_token(i: int) -> int:
+    """A token that only request i has: ids of a trace's blocks count up from 0, these count down."""
+    return 2**31 - 1 - i
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +63,7 @@ class Workload:
         Where the trace's path ends before the prompt does, and in what a request generates, tokens are its own.
         """
         length, _ = self.num_tokens(i)
-        own = np.int32(-1 - i)
+        own = np.int32(own_token(i))
         if not self.shared:
             return np.full(length, own, np.int32)
         tokens = np.repeat(self.trace.path(i), self.trace.block_size)[:length]
@@ -80,12 +86,20 @@ def load_workload(
     elif _has_lengths_alone(source):
         trace = _lengths(Path(source))
     else:
-        trace = load_trace(source, block_size=block_size)
+        trace = _trace(source, block_size)
     if requests is not None:
         trace = trace.head(requests)
     if not 0 <= speed <= 1e6:
         raise InvalidArgument(f"--speed: {speed} is not in 0..1000000")
     return Workload(trace, speed)
+
+
+def _trace(source: str | os.PathLike[str], block_size: int | None) -> Trace:
+    name = os.fspath(source).removeprefix(SYNTHETIC).split(":")[0]
+    if os.fspath(source).startswith(SYNTHETIC) and name not in GENERATORS:
+        known = sorted([*GENERATORS, SHORT.removeprefix(SYNTHETIC)])
+        raise InvalidArgument(f"unknown synthetic trace {name[:40]!r}; known: {', '.join(known)}")
+    return load_trace(source, block_size=block_size)
 
 
 def _has_lengths_alone(source: str | os.PathLike[str]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.sizes import MAX_SIZE, whole_number
 from pagedkv.spec import MAX_BLOCK_SIZE
 
+Named = TypeVar("Named")
 MAX_TOKENS = 2**40  # in one sequence: past any context, and far from overflow
 MAX_PARAMS = 10**15  # weights of a model
 
@@ -76,6 +78,31 @@ def block_tokens(value: Any) -> int:
     WrongType, InvalidArgument
     """
     return whole_number(value, "block_size", 1, MAX_BLOCK_SIZE)
+
+
+def by_name(table: Mapping[str, Named], name: Any, what: str, advice: str = "") -> Named:
+    """What a table has under this name; capitals do not count.
+
+    Parameters
+    ----------
+    table
+    name : as its user wrote it.
+    what : is looked for, in a word or two.
+    advice : what else can be done, for the error.
+
+    Raises
+    ------
+    WrongType
+        Not text.
+    InvalidArgument
+        Nothing has that name; the message names what there is.
+    """
+    if not isinstance(name, str):
+        raise WrongType(f"the name of a {what} is text, not {type(name).__name__}")
+    found = table.get(name.strip().lower())
+    if found is None:
+        raise InvalidArgument(f"no {what} {name[:60]!r} here; {advice}one of: {', '.join(table)}")
+    return found
 
 
 def length_array(lengths: Any) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from pagedkv.sizes import format_size, parse_size
 from pagedkv.sizing.machines import GPUS, Gpu, Machines, find_gpu
 from pagedkv.sizing.models import MODELS, Model, find_model, with_window_kept
 from pagedkv.sizing.planner import plan
+from pagedkv.sizing.result import Plan
 from pagedkv.sizing.shape import FORMATS, KVFormat, LayerGroup, mla, token_bytes
 from pagedkv.sizing.table import lines, params, shape
 from pagedkv.sizing.users import Users
@@ -24,6 +25,16 @@ A number may be written 1000000, 1,000,000 or 1M; a share 0.01 or 1%; a size 80G
 bytes, rates and arithmetic allow."""
 _NUMBER = re.compile(r"([0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kMB]?)", re.ASCII)
 _FACTOR = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
+_SETS = {  # parameters of the library, by the options that set them
+    "num_gpus": "gpus", "memory_bytes": "gpu_memory", "read_bytes_per_s": "gpu_read", "flops_per_s": "gpu_tflops",
+    "link_bytes_per_s": "link", "disk_bytes_per_s": "disk_read", "bits": "weight_bits", "step_s": "step_ms",
+    "num_layers": "layers", "num_kv_heads": "kv_heads", "latent_dim": "latent", "rope_dim": "latent",
+    **{name: name for name in (
+        "users", "tokens", "max_tokens", "active", "shared_prefix", "turns_per_hour", "gpus_per_server", "block_size",
+        "tensor_parallel", "memory_share", "kv_share", "scale_group", "scale_bits", "head_dim", "v_head_dim", "window",
+        "params", "active_params",
+    )},
+}  # fmt: skip
 _BY_NUMBERS = ("layers", "kv_heads", "head_dim", "v_head_dim", "window", "latent", "params", "active_params")
 
 
@@ -83,9 +94,18 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     if arguments.models:
         print(known(as_json=arguments.json))
         return 0
+    try:
+        found = _planned(arguments)
+    except InvalidArgument as problem:
+        raise _about_an_option(problem) from None
+    print(json.dumps(found.to_dict(), indent=2) if arguments.json else "\n".join(lines(found)))
+    return 0
+
+
+def _planned(arguments: argparse.Namespace) -> Plan:
     options = _Options(arguments)
     model = options.model()
-    found = plan(
+    return plan(
         with_window_kept(model) if arguments.keep_window else model,
         options.machines(),
         options.users(),
@@ -97,8 +117,12 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
         kv_share=None if arguments.kv_share is None else options.share("kv_share"),
         step_s=None if arguments.step_ms is None else options.number("step_ms") / 1000,
     )
-    print(json.dumps(found.to_dict(), indent=2) if arguments.json else "\n".join(lines(found)))
-    return 0
+
+
+def _about_an_option(problem: InvalidArgument) -> InvalidArgument:
+    """The library's errors begin with a parameter's name: with the option that sets it instead."""
+    name, _, rest = str(problem).partition(" ")
+    return InvalidArgument(f"{_option(_SETS[name])} {rest}") if name in _SETS else problem
 
 
 def known(*, as_json: bool = False) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.errors import WrongType
 from pagedkv.sizes import whole_number
-from pagedkv.sizing.checks import byte_count, rate
+from pagedkv.sizing.checks import by_name, byte_count, rate
 
 PCIE4_X16, PCIE5_X16 = 31.5e9, 63.0e9  # bytes/s in one direction: 16 lanes of 16 or 32 GT/s, 128 bits in 130
 
@@ -61,12 +61,7 @@ def find_gpu(name: str) -> Gpu:
     InvalidArgument
         No such GPU; the message names those there are.
     """
-    if not isinstance(name, str):
-        raise WrongType(f"a GPU's name is text, not {type(name).__name__}")
-    found = GPUS.get(name.strip().lower())
-    if found is None:
-        raise InvalidArgument(f"no GPU {name[:60]!r} here; one of: {', '.join(GPUS)}")
-    return found
+    return by_name(GPUS, name, "GPU")
 
 
 @dataclass(frozen=True, slots=True)

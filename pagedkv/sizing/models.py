@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.sizes import whole_number
-from pagedkv.sizing.checks import MAX_PARAMS, MAX_TOKENS
+from pagedkv.sizing.checks import MAX_PARAMS, MAX_TOKENS, by_name
 from pagedkv.sizing.shape import LayerGroup, mla
 
 
@@ -129,12 +129,7 @@ def find_model(name: str) -> Model:
     InvalidArgument
         No such model; the message names those there are.
     """
-    if not isinstance(name, str):
-        raise WrongType(f"a model's name is text, not {type(name).__name__}")
-    found = MODELS.get(name.strip().lower())
-    if found is None:
-        raise InvalidArgument(f"no model {name[:60]!r} here; give its numbers, or one of: {', '.join(MODELS)}")
-    return found
+    return by_name(MODELS, name, "model", "give its numbers, or ")
 
 
 def with_window_kept(model: Model) -> Model:

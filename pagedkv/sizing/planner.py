@@ -63,7 +63,9 @@ def plan(
     kv, size, weights = kv or KVFormat(), block_tokens(block_size), model.weight_bytes(weight_bits)
     room = model.context if users.max_tokens is None else users.max_tokens
     if users.tokens > room:
-        raise InvalidArgument(f"sessions of {users.tokens} tokens do not fit into a context of {room}")
+        raise InvalidArgument(
+            f"sessions of {users.tokens} tokens do not fit into a context of {room}: take a larger max_tokens"
+        )
     memory = Memory(
         machines.gpu.memory_bytes, weights, real_number(memory_share, "memory_share", 0, 1),
         None if kv_share is None else real_number(kv_share, "kv_share", 0, 1),

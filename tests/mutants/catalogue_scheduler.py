@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+ADMISSION = "pagedkv/scheduler/admission.py"
 PLANNING = "pagedkv/scheduler/planning.py"
 RUNNING = "pagedkv/scheduler/running.py"
 REPORTING = "pagedkv/scheduler/reporting.py"
@@ -40,14 +41,19 @@ MUTANTS = (
     Mutant(
         "admission does not count what the running ones have begun",
         RUNNING,
-        (("beyond = 0 if alone else self._promised() + self._watermark",
-          "beyond = 0 if alone else self._watermark"),),
+        (("beyond = 0 if alone else promised + self._watermark", "beyond = 0 if alone else self._watermark"),),
+        ("test_with_room_for_one_prompt_the_second_waits_until_the_first_has_its_blocks",),
+    ),
+    Mutant(
+        "admission does not count what began in the same step",
+        ADMISSION,
+        (("else promised + took", "else promised"),),
         ("test_with_room_for_one_prompt_the_second_waits_until_the_first_has_its_blocks",),
     ),
     Mutant(
         "the watermark is not left free",
         RUNNING,
-        (("self._promised() + self._watermark", "self._promised()"),),
+        (("promised + self._watermark", "promised"),),
         ("test_the_watermark_leaves_room_for_those_that_run",),
     ),
     Mutant(
@@ -118,8 +124,8 @@ MUTANTS = (
     ),
     Mutant(
         "a longer prefix may overtake for ever",
-        SCHEDULER,
-        (("waiting[0].overtaken >= self.options.window", "waiting[0].overtaken < 0"),),
+        ADMISSION,
+        (("waiting[0].overtaken >= window", "waiting[0].overtaken < 0"),),
         ("test_nobody_is_overtaken_more_often_than_the_window",),
     ),
     Mutant(
@@ -131,7 +137,7 @@ MUTANTS = (
     Mutant(
         "a lane runs one token longer than it may",
         LANES,
-        (("ended |= left <= 0", "ended |= left < 0"),),
+        (("(last <= self._now)", "(last < self._now)"),),
         ("test_one_request_generates_what_its_model_says",),
     ),
 )

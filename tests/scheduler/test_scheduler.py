@@ -336,8 +336,11 @@ def test_a_report_counts_once_and_only_for_the_last_plan(serve):
 
 
 @pytest.mark.parametrize(
-    "tokens", [[], [1, 2], None, "7", [1.5], [float("nan")], [2**31], [[1, 2]], [True], {7}, 7], ids=repr
-)
+    "tokens",
+    [[], [1, 2], None, "7", [1.5], [float("nan")], [2**31], [-1], [[-1]], [[1, 2]], [[]], [[[1]]], [[1, [2]]], [True],
+     {7}, {7: 7}, 7, np.array(7), np.array([[1, 2]]), np.array([-7])],
+    ids=repr,
+)  # fmt: skip
 def test_a_report_of_what_are_no_tokens_changes_nothing(serve, tokens):
     server = serve()
     request = server.submit(prompt(1), 5)
@@ -353,10 +356,68 @@ def test_a_report_of_what_are_no_tokens_changes_nothing(serve, tokens):
     assert request.outputs[0].tolist() == greedy(request)
 
 
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize(
+    "wrap",
+    [list, np.array, lambda t: [[x] for x in t], lambda t: np.array(t)[:, None], lambda t: [np.array([x]) for x in t]],
+)
+def test_a_token_may_be_reported_as_itself_or_as_an_array_of_one(serve, wrap, drafted):
+    server = serve()
+    requests = [server.submit(prompt(i, 6), 6) for i in range(3)]
+    while server.scheduler.has_work:
+        if drafted and server.scheduler.stats().running:
+            server.scheduler.draft(requests[0], [49])
+        plan = server.scheduler.schedule()
+        server.compute(plan)
+        server.scheduler.report(plan, wrap([after(branch.tokens) for branch in plan.lanes]))
+        server.scheduler.check_integrity()
+        drafted = False
+    assert [request.outputs[0].tolist() for request in requests] == [greedy(request) for request in requests]
+
+
+def test_what_is_wrong_with_a_report_is_said_of_its_lane_and_request(serve):
+    server = serve()
+    server.submit(prompt(9, 3), 1)
+    requests = [server.submit(prompt(i, 3), 6) for i in range(3)]
+    server.turn()
+    for drafts in (False, True):
+        if drafts:
+            server.scheduler.draft(requests[0], [1])
+        plan = server.scheduler.schedule()
+        server.compute(plan)
+        for wrong, words in (
+            ([1, 2, -3], "lane 2 (request 3): -3 is no token: they are 0 or more"),
+            ([1, 2.5, 3], "lane 1 (request 2): "),
+            ([1, 2, [3, 4]], "lane 2 (request 3) wants 1 token, got 2"),
+            ([1, [], 3], "lane 1 (request 2) wants 1 token, got 0"),
+            ([1, 2], "3 lanes want an entry each, got 2"),
+            ({1, 2, 3}, "a report is one entry per lane, in their order, not set"),
+        ):
+            with pytest.raises((pk.InvalidArgument, pk.WrongType)) as caught:
+                server.scheduler.report(plan, wrong)
+            assert words in str(caught.value)
+        server.scheduler.report(plan, [server.choose(branch) for branch in plan.lanes])
+    server.run()
+
+
+def test_tokens_below_0_are_refused_with_their_place(serve):
+    server = serve()
+    request = server.submit(prompt(1), 6)
+    for use, words in (
+        (lambda: server.submit([5, -7], 4), r"prompt\[1\] = -7 is no token"),
+        (lambda: server.submit([5], 4, stop_tokens=[-1]), r"stop_tokens\[0\] = -1 is no token"),
+        (lambda: server.scheduler.draft(request, [3, -2]), r"draft\[1\] = -2 is no token"),
+    ):
+        with pytest.raises(pk.InvalidArgument, match=words):
+            use()
+    server.run()
+
+
 @pytest.mark.parametrize(
     ("wrong", "options"),
     [
         (([],), {}), ((None,), {}), (([1.5],), {}), (([2**31],), {}), (([1], 0), {}), (([1], -1), {}), (([1], 1.5), {}),
+        (([1, -2],), {}), (([1], 2), {"stop_tokens": [3, -1]}),
         (([1], 2**30), {}), (([1], 2), {"priority": 101}), (([1], 2), {"priority": -1}), (([1], 2), {"priority": "7"}),
         (([1], 2), {"n": 0}), (([1], 2), {"beams": 0}), (([1], 2), {"n": 2, "beams": 2}), (([1], 2), {"tenant": 7}),
         (([1], 2), {"namespace": "x"}), (([1], 2), {"stop_tokens": [1.5]}), (([1], 2), {"deadline_s": -1}),
@@ -445,6 +506,9 @@ def test_requests_and_branches_of_others_are_refused(serve):
             mine.scheduler.draft(wrong, [1])
         with pytest.raises(pk.WrongType):
             mine.scheduler.report(wrong, [1])
+    for of in (request, request.branches[0]):
+        with pytest.raises(pk.InvalidArgument, match="another scheduler"):
+            mine.scheduler.draft(of, [1])
     other.run()
 
 
@@ -538,6 +602,30 @@ def test_a_draft_of_a_step_that_raised_is_forgotten(serve):
     assert plan.num_drafts.tolist() == [0]
     server.run()
     assert request.outputs[0].tolist() == greedy(request)
+
+
+def test_drafts_survive_a_schedule_that_raises(serve):
+    server = serve(10)
+    request = server.submit(prompt(1, 2 * BLOCK), 20)
+    server.turn()
+    full = greedy(request)
+    server.scheduler.draft(request, full[1:7])
+    held = server.cache.sequence(prompt(9, 8 * BLOCK))
+    with server.cache.step([held]) as step:
+        step.mark_written(0)
+    server.scheduler.check_integrity()
+    for _ in range(2):
+        with pytest.raises(pk.OutOfBlocks):
+            server.scheduler.schedule()
+        server.scheduler.check_integrity()
+    held.release()
+    plan = server.scheduler.schedule()
+    assert plan.num_drafts.tolist() == [6]
+    server.compute(plan)
+    server.scheduler.report(plan, [server.choose(branch) for branch in plan.lanes])
+    assert request.outputs[0].tolist() == full[:8], "all of the draft was right"
+    server.run()
+    assert request.outputs[0].tolist() == full
 
 
 def test_a_draft_of_a_step_that_was_never_reported_is_forgotten(serve):

@@ -11,8 +11,10 @@ from pagedkv.replay.trace import Trace, from_segments
 from pagedkv.simulate import Workload
 from pagedkv.simulate.hardware import GPUS, MODELS, Gpu, Hardware, Model, TierSize
 from pagedkv.simulate.hardware import ModelShape as Shape
+from pagedkv.sizing import LayerGroup
+from pagedkv.sizing import Model as SizedModel
 
-TINY = Model(Shape("tiny", 2, 2, 1, 8, 16, 32), 100)
+TINY = Model(SizedModel("tiny", (LayerGroup(2, 1, 8),), 7000), Shape("tiny", 2, 2, 1, 8, 16, 32))
 
 
 @pytest.fixture

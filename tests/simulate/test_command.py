@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli import main
+from pagedkv.simulate import Hardware, load_workload, simulate
+from pagedkv.simulate.table import LEGEND, rows
 
 TRACE = "synthetic:chat:3:30"
 
@@ -15,7 +17,7 @@ TRACE = "synthetic:chat:3:30"
 def test_the_table_has_a_line_for_each_system(capsys):
     assert main(["simulate", TRACE, "--systems", "contiguous,paged,tiered", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{TRACE}: 30 requests on 1xH100, Llama-3-8B"
+    assert lines[0] == f"{TRACE}: 30 requests on 1xH100, llama-3-8b"
     assert [line.split()[0] for line in lines[3:]] == ["contiguous", "paged", "tiered"]
     assert "TTFT p50 s" in lines[1]
 
@@ -68,7 +70,7 @@ def test_markdown_is_a_table(capsys):
         ["nowhere.npz"], ["--gpus", "H900"], ["--gpus", "0xH100"], ["--gpus", "9999xH100"], ["--model", "gpt-9"],
         ["--model", "llama-3-70b"], ["--tiers", "host"], ["--tiers", "tape=1TB@1GB/s"], ["--tiers", "host=1TB@fast/s"],
         ["--tiers", "host=0GB@1GB/s"], ["--tiers", "host=1GB@1GB/s,host=1GB@1GB/s"], ["--systems", "magic"],
-        ["--disk-admission", "some"],
+        ["--disk-admission", "some"], ["--tiers", "none", "--systems", "paged,tiered"], ["synthetic:foo"],
         ["--systems", ","], ["--requests", "0"], ["--speed", "-1"], ["--speed", "nan"], ["--block-size", "0"],
         ["--max-running", "0"], ["--max-batch-tokens", "5"], ["--study", "magic"], ["--json", "/nowhere/x.json"],
         ["--plot", "x.docx"], ["--study", "beams", "--beam-spread", "0"], ["--longest", "0"],
@@ -86,6 +88,40 @@ def test_bad_input_is_one_line_and_exit_code_2(wrong, capsys, tmp_path, monkeypa
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("pagedkv: error: ")
     assert list(Path().iterdir()) == []
+
+
+def test_every_column_is_explained_in_the_help_and_in_the_docs(capsys):
+    results = simulate(load_workload(TRACE, requests=3), Hardware(), ["paged"])
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    shown = capsys.readouterr().out
+    assert set(rows(results)[0]) <= set(LEGEND)
+    for name, what in LEGEND.items():
+        assert f"{name}: {what}".replace(" ", "") in "".join(shown.split())
+
+
+@pytest.mark.checkout
+def test_the_docs_explain_every_column():
+    page = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text(encoding="utf-8")
+    for name, what in LEGEND.items():
+        assert f"| {name} | {what} |" in page
+
+
+def test_errors_say_what_there_is(capsys):
+    for wrong, words in (
+        (["synthetic:foo"], "known: agent, chat, short"),
+        ([TRACE, "--model", "gpt-9"], "--model: no model 'gpt-9' here; of those whose widths are known, one of:"),
+        ([TRACE, "--tiers", "none", "--systems", "paged,tiered"], "--systems tiered needs tiers under the device"),
+    ):
+        assert main(["simulate", *wrong]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_without_tiers_the_system_that_is_about_them_is_left_out(capsys):
+    assert main(["simulate", TRACE, "--tiers", "none", "--quiet"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]]
+    assert "shared" in names
+    assert "tiered" not in names
 
 
 def test_a_run_of_one_short_request_is_measured_and_one_that_serves_nobody_has_no_times(tmp_path, capsys):

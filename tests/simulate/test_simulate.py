@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.replay.progress import Silent
 from pagedkv.simulate import SYSTEMS, Workload, load_workload, simulate
-from pagedkv.simulate.contiguous import Regions, region_length
+from pagedkv.simulate.contiguous import MOST_TOGETHER, ContiguousServer, Regions, region_length
 from pagedkv.simulate.hardware import GPUS, MODELS, Hardware, TierSize
 
 PAGED = [name for name, system in SYSTEMS.items() if system.paged]
@@ -60,6 +61,51 @@ def test_a_simulation_says_the_same_every_time(machine, requests):
     for a, b in zip(first, second, strict=True):
         ours, theirs = a.to_json(), b.to_json()
         assert {**ours, "wall_s": 0} == {**theirs, "wall_s": 0}
+
+
+def both_ways(*arguments):
+    """Results with steps reckoned together and one by one, without the time that took."""
+    servers = (ContiguousServer(*arguments, Silent(), together=together) for together in (True, False))
+    return [{**server.run().to_json(), "wall_s": 0} for server in servers]
+
+
+@pytest.mark.parametrize("system", ["contiguous", "pow2", "exact"])
+@pytest.mark.parametrize("speed", [0.0, 0.5, 20.0])
+def test_steps_reckoned_together_come_to_the_same_as_one_by_one(machine, requests, system, speed):
+    random = np.random.default_rng(5)
+    rows = [(40 * i, int(random.integers(1, 300)), int(random.integers(1, 60))) for i in range(60)]
+    rows[30] = (1200, 2000, 3)
+    workload = requests(*rows, speed=speed)
+    together, apart = both_ways(workload, SYSTEMS[system], machine(1000), 400, 6, 50)
+    assert together == apart
+    assert together["refused"] == 1
+    assert together["steps"] > 200
+
+
+def test_lengths_beyond_what_is_reckoned_at_once_are_the_same_too(machine, requests):
+    rows = [(0, 10, 3 * MOST_TOGETHER), (5, 9, MOST_TOGETHER)]
+    together, apart = both_ways(requests(*rows), SYSTEMS["exact"], machine(6000), 6000, 4, 8)
+    assert together == apart
+
+
+def test_what_a_run_of_steps_costs_is_what_its_steps_cost(machine):
+    roofline = machine(400).roofline()
+    q, seq_lens = np.array([1, 1, 30, 0]), np.array([40, 7, 90, 11])
+    by_step = [roofline.step_s(q, seq_lens + j * q) for j in range(5)]
+    j = np.arange(5.0)
+    keys = (int(q @ (2 * seq_lens - q + 1)) + 2 * int(q @ q) * j) / 2
+    assert roofline.run_s(32, keys, int(seq_lens.sum()) + 32 * j).tolist() == by_step
+
+
+def test_models_are_those_that_are_sized_with_the_widths_of_their_compute():
+    for name, model in MODELS.items():
+        (group,) = model.sizes.groups
+        shape = model.shape
+        assert model.name == name
+        assert (group.num_layers, group.num_kv_heads, group.head_dim) == (
+            shape.num_layers, shape.num_kv_heads, shape.head_dim,
+        )  # fmt: skip
+        assert 0.8 < shape.matmul_weights / model.sizes.params < 1, "all but embeddings, norms and biases"
 
 
 def test_contiguous_regions_waste_what_blocks_do_not(machine, requests):
