@@ -28,6 +28,7 @@ class Problem:
     dtype : of K and V; queries are float32 beside float32 and of the same 16 bits otherwise.
     num_seqs, context : sequences, and keys of each, the new ones included.
     q_len : new tokens of each: 1 is decode.
+    cached : every call reads the same layer, so that K and V come from the cache.
     """
 
     shape: str
@@ -35,12 +36,13 @@ class Problem:
     num_seqs: int
     context: int
     q_len: int = 1
+    cached: bool = False
 
     @property
     def name(self) -> str:
         """As in the tables."""
         work = "decode" if self.q_len == 1 else f"prefill {self.q_len} of"
-        return f"{work} {self.num_seqs}x{self.context}"
+        return f"{work} {self.num_seqs}x{self.context}{' in cache' * self.cached}"
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -63,7 +65,7 @@ class Problem:
     @property
     def layers(self) -> int:
         """Layers that calls rotate over."""
-        return max(1, math.ceil(ROTATED_BYTES / self.kv_bytes)) if self.q_len == 1 else 1
+        return max(1, math.ceil(ROTATED_BYTES / self.kv_bytes)) if self.q_len == 1 and not self.cached else 1
 
     def as_dict(self) -> dict[str, Any]:
         """For another process."""
@@ -83,7 +85,7 @@ def problems(quick: bool) -> list[Problem]:
         for shape, batches in (
             ("8B", ((1, 4096), (8, 4096), (32, 512), (1, 32768))),
             ("MHA", ((1, 4096),)),
-            ("Smol", ((8, 4096), (1, 512), (1, 128))),
+            ("Smol", ((8, 4096), (1, 512))),
         )
         for batch in batches
         for dtype in ("float32", "bfloat16", "float16")
@@ -93,7 +95,8 @@ def problems(quick: bool) -> list[Problem]:
         for dtype in ("float32", "bfloat16")
         for n, q in ((512, 512), (2048, 2048), (4608, 512))
     ]
-    return decode + prefill
+    small = [Problem("Smol", dtype, 1, 128, cached=True) for dtype in ITEM_BYTES]
+    return decode + small + prefill
 
 
 @dataclass(frozen=True, slots=True)
