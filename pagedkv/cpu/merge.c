@@ -71,7 +71,7 @@ static void put_merged(int dtype, const double *restrict merged, int count, char
         EACH_PUT(double, merged[i])
         return;
     }
-    read_numbers(F64, dtype == F16, (const char *)merged, sizeof *merged, count, numbers);
+    read_numbers(F64, dtype != F32, (const char *)merged, sizeof *merged, count, numbers);
     put_numbers(dtype, numbers, count, to, stride);
 }
 

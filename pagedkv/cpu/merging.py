@@ -42,8 +42,8 @@ def merge_states(
         )
     if not out.dtype.isnative:
         raise WrongType(f"out must be in this machine's byte order, got {out.dtype}")
-    if lse is not None and lse.dtype != np.float32:
-        raise LayoutMismatch(f"lse must be float32, got {lse.dtype}")
+    if lse is not None and (not isinstance(lse, np.ndarray) or lse.dtype != np.float32):
+        raise LayoutMismatch(f"lse must be a float32 array, got {getattr(lse, 'dtype', type(lse).__name__)}")
     for what, array in (("out", out), ("lse", lse)):
         if array is not None and not array.flags.writeable:
             raise LayoutMismatch(f"{what} is read-only")

@@ -51,16 +51,23 @@ def write_kv(
         Arrays that do not fit. Nothing was written.
     """
     name = dtype_of("k_cache", k_cache, kv_dtype)
+    dtype_of("v_cache", v_cache, kv_dtype)
+    k_name, v_name = source_of("k", k), source_of("v", v)
     shapes_fit = k_cache.ndim == v_cache.ndim == 4 and v_cache.shape[:3] == k_cache.shape[:3]
     if not shapes_fit or v_cache.dtype != k_cache.dtype:
         raise LayoutMismatch(
             f"k_cache and v_cache must be [num_blocks, block_size, num_kv_heads, head_dim] of one dtype, got "
             f"{k_cache.dtype} {k_cache.shape} and {v_cache.dtype} {v_cache.shape}"
         )
-    slots = np.asarray(slot_mapping)
-    if slots.dtype.kind not in "iu" or slots.shape != (len(k),):
-        raise LayoutMismatch(f"slot_mapping must be integers [{len(k)}], got {slots.dtype} {slots.shape}")
-    if k.shape[1:] != k_cache.shape[2:] or v.shape != (len(k), *v_cache.shape[2:]):
+    try:
+        slots = np.asarray(slot_mapping)
+    except ValueError as error:
+        raise LayoutMismatch(f"slot_mapping must be integers, one for each token: {error}") from None
+    if slots.dtype.kind not in "iu":
+        raise LayoutMismatch(f"slot_mapping must be integers, got {slots.dtype}")
+    if slots.shape != k.shape[:1]:
+        raise LayoutMismatch(f"slot_mapping must have one slot per token of k {k.shape}, got {slots.shape}")
+    if k.shape != (*slots.shape, *k_cache.shape[2:]) or v.shape != (*slots.shape, *v_cache.shape[2:]):
         raise LayoutMismatch(f"k {k.shape} and v {v.shape} do not fit caches {k_cache.shape}, {v_cache.shape}")
     num_slots = k_cache.shape[0] * k_cache.shape[1]
     if slots.size and slots.max() >= num_slots:
@@ -72,7 +79,6 @@ def write_kv(
         raise UnsupportedVariant(f"a cache of {name} is written with scale_mode {'not ' * (name in QUANTISED)}'none'")
     for what, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         _check_scale(what, scale, scale_mode, k_cache)
-    k_name, v_name = source_of("k", k), source_of("v", v)
     k, v = (apart(values, k_cache, v_cache, k_scale, v_scale) for values in (k, v))
     _write.write(
         k, v, k_cache, v_cache, np.ascontiguousarray(slots, np.int64), k_scale, v_scale, k_name, v_name, name,
@@ -86,6 +92,8 @@ def _check_scale(what: str, scale: NDArray[np.float32] | None, mode: str, cache:
         raise InvalidArgument(f"scale_mode must be 'none', {', '.join(map(repr, shapes))}, got {mode!r}")
     if (scale is None) != (mode == "none"):
         raise InvalidArgument(f"scale_mode = {mode!r}: {what} must {'not ' * (mode == 'none')}be given")
+    if scale is not None and not isinstance(scale, np.ndarray):
+        raise LayoutMismatch(f"{what} must be a NumPy array of float32, not {type(scale).__name__}")
     if scale is not None and mode == "token_head" and not scale.flags.writeable:
         raise LayoutMismatch(f"{what} is read-only, and the scales are to be stored")
     if scale is not None and (scale.dtype != np.float32 or scale.shape != shapes[mode]):

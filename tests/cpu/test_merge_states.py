@@ -85,10 +85,11 @@ def test_states_of_any_lse_are_weighed_without_overflow():
         np.testing.assert_array_equal(merged(states, lses)[0], np.full((1, 1, 4), expected, np.float32))
 
 
-def test_a_result_is_rounded_once_to_float16():
+@pytest.mark.parametrize(("dtype", "bits"), [(np.float16, 10), (ml_dtypes.bfloat16, 7)], ids=["float16", "bfloat16"])
+def test_a_result_is_rounded_once(dtype, bits):
     states, lses = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 1), np.float32)
-    states[...] = 1 + 2**-11 + 2**-40
-    assert (merged(states, lses, np.float16)[0] == 1 + 2**-10).all()
+    states[...] = 1 + 2.0 ** -(bits + 1) + 2**-40
+    assert (merged(states, lses, dtype)[0] == 1 + 2.0**-bits).all()
 
 
 @pytest.mark.parametrize("layout", ["backwards", "every second", "states last", "another byte order"])
@@ -150,6 +151,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], type[PagedKVError]]] = {
     "an out of another shape": ((STATES, LSES, OUT[:2], LSE), LayoutMismatch),
     "a result lse of another shape": ((STATES, LSES, OUT, LSE[:2]), LayoutMismatch),
     "a result lse of float64": ((STATES, LSES, OUT, LSE.astype(np.float64)), LayoutMismatch),
+    "a result lse that is a list": ((STATES, LSES, OUT, LSE.tolist()), LayoutMismatch),
     "a read-only out": ((STATES, LSES, READ_ONLY, LSE), LayoutMismatch),
     "a read-only lse": ((STATES, LSES, OUT, READ_ONLY[..., 0]), LayoutMismatch),
 }

@@ -93,6 +93,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[PagedKVError]]] = {
     "a slot beyond the cache": ({"slots": np.array([0, 1, 2, 24])}, InvalidArgument),
     "too few slots": ({"slots": np.array([0, 1, 2])}, LayoutMismatch),
     "slots that are no integers": ({"slots": np.zeros(4)}, LayoutMismatch),
+    "slots of several lengths": ({"slots": [[0], [1, 2], 3]}, LayoutMismatch),
+    "K as a list": ({"k": rows().tolist()}, WrongType),
+    "K of one number": ({"k": np.array(1, np.float32)}, LayoutMismatch),
+    "a cache as a list": ({"v_cache": caches(np.float32)[0].tolist()}, WrongType),
     "another head dim": ({"k": rows(6)}, LayoutMismatch),
     "V of fewer tokens": ({"v": rows()[:3]}, LayoutMismatch),
     "integers": ({"k": rows().astype(np.int32)}, WrongType),
@@ -112,6 +116,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(wrong, kind):
         cpu.write_kv(*arrays, **given)
     assert (k_cache == 9).all()
     assert (v_cache == 9).all()
+
+
+def test_a_scale_that_is_no_array_is_refused():
+    with pytest.raises(LayoutMismatch, match="k_scale must be a NumPy array"):
+        write_kv(rows(), rows(), *caches(np.int8), SLOTS, scale_mode="tensor", k_scale=[1.0], v_scale=[1.0])
 
 
 def test_int8_without_scales_is_refused():
