@@ -1,5 +1,7 @@
-"""The tables of ONNX Runtime's operator PagedAttention, in a model on the cache's own memory. ONNX Runtime has the operator
-for CUDA alone, so ONNX's reference evaluator runs the model here, and the operator as its schema tells it. Needs onnx."""
+"""ONNX Runtime's operator PagedAttention in a model on the cache's own memory. Needs onnx.
+
+ONNX Runtime has it for CUDA alone, so ONNX's reference evaluator runs the model here, the operator as its schema tells it.
+"""
 
 import numpy as np
 from onnx import parser

@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-FROM_3_11 = {"interop_jax.py", "interop_mlx.py", "interop_onnx_paged_attention.py", "interop_onnxruntime.py", "interop_tinygrad.py"}
+FROM_3_11 = {
+    "interop_jax.py", "interop_mlx.py", "interop_onnx_paged_attention.py", "interop_onnxruntime.py",
+    "interop_tinygrad.py",
+}  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout]
 
