@@ -1,6 +1,6 @@
 """ONNX Runtime's operator PagedAttention in a model on the cache's own memory. Needs onnx.
 
-ONNX Runtime has it for CUDA alone, so ONNX's reference evaluator runs the model here, the operator as its schema tells it.
+ONNX Runtime has it for CUDA alone. Here ONNX's reference evaluator runs the model, the operator as its schema tells it.
 """
 
 import numpy as np
