@@ -163,7 +163,9 @@ class KVCache:
 
     # ---- requests
 
-    def sequence(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Sequence:
+    def sequence(
+        self, tokens: ArrayLike, namespace: Namespace | None = None, *, on_trial: bool = False
+    ) -> Sequence:
         """A sequence for a prompt: its longest cached prefix is brought to the device and owned.
 
         Parameters
@@ -172,6 +174,9 @@ class KVCache:
             The prompt; at least its last token is left to compute.
         namespace : Namespace, optional
             What must never share KV. Default: the one namespace of everybody who names none.
+        on_trial : bool
+            Its prompt and hits are not in the statistics before :meth:`count` says that it is kept: for schedulers
+            that open a sequence to see whether there is room for it.
 
         Raises
         ------
@@ -182,11 +187,21 @@ class KVCache:
         root = self._root(namespace)
         prompt = np.ascontiguousarray(self._tokens(tokens))
         if not self.hooks.all:
-            return self._open(prompt, root)
-        with self.hooks.span("sequence", tokens=len(prompt)) as span:
             seq = self._open(prompt, root)
-            span.set(row=seq.row, **{f"hit_tokens_{name}": count for name, count in seq.hit_tokens.items()})
+        else:
+            with self.hooks.span("sequence", tokens=len(prompt)) as span:
+                seq = self._open(prompt, root)
+                span.set(row=seq.row, **{f"hit_tokens_{name}": count for name, count in seq.hit_tokens.items()})
+        if not on_trial:
+            self.count(seq)
         return seq
+
+    def count(self, seq: Sequence) -> None:
+        """A sequence that was opened on trial is kept: its prompt and hits count, once, before anything is appended."""
+        with self._counts:
+            self._prompt_tokens += len(seq)
+            for name, count in seq.hit_tokens.items():
+                self._hit_tokens[name] += count
 
     def _open(self, prompt: NDArray[np.int32], root: int) -> Sequence:
         owner, hits = self._matcher.acquire(prompt, root)
@@ -214,10 +229,7 @@ class KVCache:
             finally:
                 self.placement.release(other)
         with self._counts:
-            self._prompt_tokens += len(prompt)
             self._missed_promotions += len(hits) - kept
-            for name, count in seq.hit_tokens.items():
-                self._hit_tokens[name] += count
         return seq
 
     def step(

@@ -137,7 +137,7 @@ class Running:
                 if (len(tokens) - cached) // size + beyond > room:
                     return -1
         try:
-            seq = self._cache.sequence(tokens, request.namespace)
+            seq = self._cache.sequence(tokens, request.namespace, on_trial=True)
         except OutOfBlocks:
             if alone:
                 raise
@@ -148,6 +148,7 @@ class Running:
             if alone:
                 raise self.out_of_blocks(fresh)
             return -1
+        self._cache.count(seq)
         branch.seq = seq
         if not request.admitted:
             request.hit_tokens = dict(seq.hit_tokens)

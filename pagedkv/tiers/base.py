@@ -131,8 +131,15 @@ class LeavableTier(StoreTier, Protocol):
     the memory they come from may be somebody else's by now.
     """
 
+    @property
+    def is_off(self) -> bool:
+        """Whether reads are answered at once, with misses that say nothing about what is stored."""
+
     def call_hangs(self, num_blocks: int) -> None:
-        """A call for so many blocks does not come back, and is waited for no longer."""
+        """A call for so many blocks does not come back, and is waited for no longer. It must not wait or log."""
+
+    def log_state(self) -> None:
+        """Called after `call_hangs`, without any lock: it may be worth a line in the log."""
 
     def call_came_back(self) -> None:
         """One of these calls has come back."""
@@ -141,6 +148,11 @@ class LeavableTier(StoreTier, Protocol):
 def is_leavable(tier: Tier) -> TypeGuard[LeavableTier]:
     """Whether a write to `tier` may be left."""
     return hasattr(tier, "call_hangs")
+
+
+def is_off(tier: Tier) -> bool:
+    """Whether `tier` is a store that answers reads with misses at once, whatever it holds."""
+    return is_leavable(tier) and tier.is_off
 
 
 def is_store(tier: Tier) -> TypeGuard[StoreTier]:

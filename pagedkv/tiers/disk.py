@@ -206,7 +206,8 @@ class DiskTier:
 
         Returns
         -------
-        bool [n]; a slot whose write failed (disk full, media error) holds nothing.
+        bool [n]; a slot whose write failed (disk full, media error) holds nothing. All fail at once where `clear`, or a
+        purge that needs the store for itself, is under way.
 
         Raises
         ------
@@ -218,8 +219,8 @@ class DiskTier:
         slots, rows = self._check(blocks, records, arena, src_blocks, "src_blocks")
         if np.unique(slots).size != slots.size:
             raise InvalidArgument("blocks must differ from each other in one write")
-        with self._entrance.inside():
-            return self._slots.write(slots, records, arena, rows)
+        with self._entrance.inside(waits=False) as may:
+            return self._slots.write(slots, records, arena, rows) if may else self._slots.refuse_write(slots)
 
     def read(
         self, blocks: Any, expected: Sequence[Record], arena: NDArray[np.uint8], dst_blocks: Any
@@ -238,7 +239,7 @@ class DiskTier:
         Returns
         -------
         bool [n]: True means the row holds exactly the bytes stored under that record; False is a counted miss,
-        and the row's bytes mean nothing.
+        and the row's bytes mean nothing. All are misses at once where a write would fail at once.
 
         Raises
         ------
@@ -249,8 +250,8 @@ class DiskTier:
         check_arena(arena, self.block_bytes, writeable=True)
         if np.unique(rows).size != rows.size:
             raise InvalidArgument("dst_blocks must differ from each other in one read")
-        with self._entrance.inside():
-            return self._slots.read(slots, expected, arena, rows)
+        with self._entrance.inside(waits=False) as may:
+            return self._slots.read(slots, expected, arena, rows) if may else self._slots.refuse_read(slots)
 
     def invalidate(self, blocks: Any) -> None:
         """Make slots hold nothing, also after a reopen (if the tombstones can be written).
@@ -305,8 +306,11 @@ class DiskTier:
                     self._not_durable()
                 return
         with self._entrance.alone():
-            if not self._try_to_forget_purges():
-                self._forget_all()
+            if self._try_to_forget_purges():
+                return
+            if self._health.hangs:  # no reason to forget what others have stored
+                self._not_durable()
+            self._forget_all()
 
     def clear(self) -> None:
         """Let nothing that was stored ever be read again, crash or not.
@@ -346,18 +350,27 @@ class DiskTier:
     def call_came_back(self) -> None:
         """For the mover: such a call is over."""
         self._health.call_came_back()
-        if self._entrance.find_one():
-            self._let_go()
+        self._entrance.find_one()
+
+    def log_state(self) -> None:
+        """For the mover: one line in the log if the state is another one than the log says."""
+        self._health.log_state()
+
+    @property
+    def is_off(self) -> bool:
+        """For the mover: whether reads are misses at once, which say nothing about what is stored."""
+        return self._health.state == "off" or self._entrance.is_kept
 
     def close(self) -> None:
         """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine.
 
         Where the device does not answer, the files stay open and the directory locked until it does: a thread that
-        comes back must not find somebody else's files under its descriptors.
+        comes back must not find somebody else's files under its descriptors. The last one to come back closes them.
         """
         if not self._entrance.is_ours or not self._entrance.shut():
             return
-        if self._entrance.lost or not ends_within(HANG_S, self._end, "pagedkv-disk-close"):
+        is_empty = self._entrance.is_empty(HANG_S, self._let_go)
+        if not is_empty or not ends_within(HANG_S, self._end, "pagedkv-disk-close"):
             log.warning(
                 "disk tier %s does not answer: it is left as it is, and its directory locked until it answers or this "
                 "process ends", self.path,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pagedkv.errors import ClosedError, TierError
@@ -29,15 +29,21 @@ class Entrance:
         self._inside = 0
         self._lost = 0  # of them, callers that hang
         self._alone = self._shut = False
+        self._last_out: Callable[[], object] | None = None
 
     @property
     def is_ours(self) -> bool:
         """Whether this process made the object."""
         return self._pid == os.getpid()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a caller is alone inside, or waits for the others to leave."""
+        return self._alone
+
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """One of many callers.
+    def inside(self, *, waits: bool = True) -> Iterator[bool]:
+        """One of many callers: True. Without `waits`, False, and not inside, where one is alone.
 
         Raises
         ------
@@ -48,15 +54,15 @@ class Entrance:
         """
         self._check_process()
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone)
+            if waits:
+                self._changed.wait_for(lambda: not self._alone)
             self._check_open()
-            self._inside += 1
+            enters = not self._alone
+            self._inside += enters
         try:
-            yield
+            yield enters
         finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+            self._leave(enters)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -72,29 +78,32 @@ class Entrance:
             self._changed.wait_for(lambda: not self._alone)
             self._check_open()
             self._alone = True
-            self._changed.wait_for(lambda: self._inside == 0 or self._lost)
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._inside == 0 or self._lost)
             if self._lost:
                 raise TierError(f"{self._what} has a call inside that does not come back: nothing was changed")
             yield
         finally:
-            with self._changed:
-                self._alone = False
-                self._changed.notify_all()
+            self._leave(alone=True)
 
     def shut(self) -> bool:
-        """Let nobody in any more and wait until all have left that do not hang; False if it was shut before."""
+        """Let nobody in any more; False if it was shut before."""
         with self._changed:
-            if self._shut:
-                return False
-            self._shut = True
-            self._changed.wait_for(lambda: self._inside <= self._lost and not self._alone)
-        return True
+            was_shut, self._shut = self._shut, True
+        return not was_shut
 
-    @property
-    def lost(self) -> int:
-        """Callers inside that hang."""
-        return self._lost
+    def is_empty(self, limit_s: float, last_out: Callable[[], object]) -> bool:
+        """Wait until all have left what is shut but those that hang, so many seconds at most; whether nobody is inside.
+
+        If somebody is, `last_out` is called by whoever leaves last; else never.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._inside <= self._lost and not self._alone, limit_s)
+            if self._inside or self._alone:
+                self._last_out = last_out
+                return False
+        return True
 
     def lose_one(self) -> None:
         """A caller inside hangs: nobody waits for it."""
@@ -102,11 +111,21 @@ class Entrance:
             self._lost += 1
             self._changed.notify_all()
 
-    def find_one(self) -> bool:
-        """A caller that hung has left; whether it was the last one out of what is shut."""
+    def find_one(self) -> None:
+        """A caller that hung has left."""
         with self._changed:
             self._lost -= 1
-            return self._shut and not self._lost and not self._inside
+
+    def _leave(self, inside: int = 0, *, alone: bool = False) -> None:
+        last_out = None
+        with self._changed:
+            self._inside -= inside
+            self._alone = self._alone and not alone
+            self._changed.notify_all()
+            if not (self._inside or self._alone):
+                last_out, self._last_out = self._last_out, None
+        if last_out is not None:
+            last_out()
 
     def _check_process(self) -> None:
         if not self.is_ours:  # before any lock

@@ -68,10 +68,10 @@ class Health:
         return self._hanging > 0
 
     def call_hangs(self) -> None:
-        """A call does not come back. To be answered by `call_came_back`."""
+        """A call does not come back. To be answered by `call_came_back`; nothing is logged before `log_state`."""
         with self._lock:
             self._hanging += 1
-        self._learn(self._reads, 0, [HANGS])
+            self._reads.learn(self._clock(), 0, [HANGS])
 
     def call_came_back(self) -> None:
         """A call that hung is over, whatever came of it."""
@@ -105,14 +105,19 @@ class Health:
     def _learn(self, gate: _Gate, successes: int, failures: list[int]) -> None:
         with self._lock:
             gate.learn(self._clock(), successes, failures)
+        self.log_state(_what(failures[-1]) if failures else "writes still fail")
+
+    def log_state(self, why: str = "") -> None:
+        """One line in the log if the state is another one than the log says."""
+        with self._lock:
             state = self.state
             if state == self._said:
                 return
             self._said = state
+            why = _what(HANGS) if self._hanging else why
         if state == "ok":
             log.warning("disk tier %s works again", self._where)
         else:
-            why = _what(failures[-1]) if failures else "writes still fail"
             log.warning("disk tier %s is %s now: %s", self._where, state.replace("_", "-"), why)
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
-from pagedkv.tiers.base import Record, Tier, is_store
+from pagedkv.tiers.base import Record, Tier, is_off, is_store
 from pagedkv.tiers.hangs import HANG_S
 from pagedkv.tiers.overdue import begin_call, end_call, give_up_overdue, refuse
 from pagedkv.tiers.parts import check_moves, cut, stored_moves
@@ -159,22 +160,29 @@ class Mover:
         if not parts:
             ticket.settle()
             return ticket
-        with shared.changed:
-            if threading.current_thread() not in shared.threads:
-                shared.changed.wait_for(lambda: shared.closed or self._has_room(moves.size))
-            if shared.closed:
-                raise ClosedError("the mover was closed while a submit waited for room in its queue")
-            hanging = shared.calls.hanging_stores()
-            queued = [part for part in parts if part.store not in hanging]
-            shared.queue.extend(queued)
-            shared.queued_blocks += sum(part.moves.size for part in queued)
-            shared.changed.notify_all()
-        refuse(shared, (part for part in parts if part.store in hanging), "left")
+        refuse(shared, self._enqueue(parts, moves.size), "left")
         return ticket
+
+    def _enqueue(self, parts: list[Part], count: int) -> list[Part]:
+        """Queue parts of so many blocks as soon as there is room; those that are not, because their store hangs."""
+        shared, pause = self._shared, 0.0
+        while True:
+            with shared.changed:
+                if shared.changed.wait_for(lambda: shared.closed or self._has_room(count), pause):
+                    if shared.closed:
+                        raise ClosedError("the mover was closed while a submit waited for room in its queue")
+                    hanging = shared.calls.hanging_stores()
+                    queued = [part for part in parts if part.store not in hanging]
+                    shared.queue.extend(queued)
+                    shared.queued_blocks += sum(part.moves.size for part in queued)
+                    shared.changed.notify_all()
+                    return [part for part in parts if part.store in hanging]
+            pause = give_up_overdue(shared)
 
     def _has_room(self, count: int) -> bool:
         queued = self._shared.queued_blocks
-        return queued == 0 or queued + count <= self._max_queued_blocks
+        has_room = queued == 0 or queued + count <= self._max_queued_blocks
+        return has_room or threading.current_thread() in self._shared.threads
 
     def _records(self, moves: NDArray[np.void]) -> dict[int, Record]:
         stored = stored_moves(moves, self._shared.tiers)
@@ -206,8 +214,9 @@ class Mover:
     def close(self, *, cancel: bool = False) -> None:
         """Refuse further moves, finish (or, with `cancel`, drop) what is queued, and join the threads.
 
-        Every ticket is settled afterwards. A second call does nothing. Threads inside a call that hangs are left, with
-        a line in the log; they keep the memory that they may still touch.
+        Every ticket is settled afterwards, but for a write that hangs in a store without `call_hangs`, which settles
+        when it is back. A second call does nothing. Threads inside a call that hangs are left, with a line in the log;
+        they keep the memory that they may still touch.
 
         Raises
         ------
@@ -301,11 +310,13 @@ def _work(shared: Shared, express: bool) -> None:
             shared.queued_blocks -= part.moves.size
             shared.busy += 1
             shared.changed.notify_all()
-        part.ticket.part_done(part.moves, _run(shared, part))
-        del part  # an idle thread keeps no ticket alive
-        with shared.changed:
-            shared.busy -= 1
-            shared.changed.notify_all()
+        try:
+            part.ticket.part_done(part.moves, _run(shared, part))
+        finally:
+            del part  # an idle thread keeps no ticket alive
+            with shared.changed:
+                shared.busy -= 1
+                shared.changed.notify_all()
 
 
 def _run(shared: Shared, part: Part) -> NDArray[np.bool_] | None:
@@ -317,18 +328,26 @@ def _run(shared: Shared, part: Part) -> NDArray[np.bool_] | None:
     begin_call(shared, part)
     src, dst = shared.tiers[part.src], shared.tiers[part.dst]
     ok: NDArray[np.bool_] | None = None
+    problem: BaseException | None = None
+    off = False  # before or after: then perhaps in between, when a read was refused
     try:
+        off = is_off(src)
         ok = transfer(src, part.src_blocks, dst, part.dst_blocks, part.records)
         if ok.shape != part.moves.shape or ok.dtype != np.bool_:
             raise TierError(f"a tier answered with {ok.dtype} {list(ok.shape)} for {part.moves.size} blocks")
         arrived = int(ok.sum())
-    except BaseException as problem:  # whatever a tier does, the thread lives
-        arrived, ok = 0, None
-        log_once(shared, part, type(problem), repr(problem))
+        off = off or is_off(src)
+    except BaseException as raised:  # whatever a tier does, the thread lives
+        arrived, ok, problem = 0, None, raised
+    end_call(shared, part)
+    if problem is not None:
+        with suppress(BaseException):  # and whatever a log does
+            log_once(shared, part, type(problem), repr(problem))
+    if part.ticket.is_left(part.moves):  # it was counted then
+        return ok
+    if ok is not None and off:
+        part.ticket.not_tried(part.moves[~ok])
     with shared.changed:
-        end_call(shared, part)
-        if part.ticket.is_left(part.moves):  # it was counted then
-            return ok
         counts = direction_of(shared, part)
         counts.blocks += arrived
         counts.bytes += arrived * src.block_bytes

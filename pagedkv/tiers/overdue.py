@@ -6,11 +6,15 @@ it is back.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from pagedkv.tiers.base import is_leavable
+from pagedkv.tiers.base import LeavableTier, is_leavable
 from pagedkv.tiers.shared import Part, Shared, count_untried, direction_of, log_once
 from pagedkv.tiers.ticket import Ticket
+
+log = logging.getLogger("pagedkv.tiers.mover")
 
 WATCH_S = 1.0  # who waits for results looks this often, at least, for what takes too long
 
@@ -23,12 +27,15 @@ def begin_call(shared: Shared, part: Part) -> None:
 
 
 def end_call(shared: Shared, part: Part) -> None:
-    """It is out of the store, and of the memory; under ``shared.changed``."""
-    if part.store is not None:
-        store = shared.tiers[part.store]
-        if shared.calls.end(part) and is_leavable(store):
-            store.call_came_back()
+    """It is out of the store, and of the memory. It is never left from now on."""
+    if part.store is None:
+        return
+    with shared.changed:
+        hung = shared.calls.end(part)
         shared.changed.notify_all()
+    store = shared.tiers[part.store]
+    if hung and is_leavable(store):
+        _tell(store.call_came_back)
 
 
 def give_up_overdue(shared: Shared, ticket: Ticket | None = None) -> float:
@@ -36,29 +43,38 @@ def give_up_overdue(shared: Shared, ticket: Ticket | None = None) -> float:
 
     A call that has taken `hang_s` hangs: its store is told, before anybody else can be given its memory, and what is
     queued for that store is refused. Where the deadline of `ticket` is over, its reads are left, and what it has in the
-    queue is late.
+    queue is late. The log comes last, when nothing waits for it: it may lie on the device that hangs, or raise.
     """
-    with shared.changed:
-        now = shared.clock()
-        is_over = ticket is not None and ticket.deadline is not None and now >= ticket.deadline
-        overdue = shared.calls.mark_hanging(now - shared.hang_s)
-        for part in overdue:
-            _tell_store(shared, part)
-        if is_over:
-            overdue += [part for part in shared.calls.under_way() if part.ticket is ticket and _reads(part)]
-        left = [part for part in dict.fromkeys(overdue) if _may_be_left(shared, part)]
+    told: list[LeavableTier] = []
+    left: list[Part] = []
+    refused: list[Part] = []
+    late: list[Part] = []
+    try:
+        with shared.changed:
+            now = shared.clock()
+            is_over = ticket is not None and ticket.deadline is not None and now >= ticket.deadline
+            overdue = shared.calls.mark_hanging(now - shared.hang_s)
+            told += [store for part in overdue if (store := _tell_store(shared, part)) is not None]
+            if is_over:
+                overdue += [part for part in shared.calls.under_way() if part.ticket is ticket and _reads(part)]
+            left += [part for part in dict.fromkeys(overdue) if _may_be_left(shared, part)]
+            for part in left:
+                direction_of(shared, part).left += part.moves.size
+                part.ticket.leave(part.moves, reading=_reads(part))
+            hanging = shared.calls.hanging_stores()
+            refused += _unqueue(shared, lambda part: part.store in hanging) if hanging else []
+            late += _unqueue(shared, lambda part: part.ticket is ticket) if is_over else []
+            oldest = shared.calls.oldest()
+    finally:
         for part in left:
-            direction_of(shared, part).left += part.moves.size
-            part.ticket.leave(part.moves, reading=_reads(part))
-        hanging = shared.calls.hanging_stores()
-        refused = _unqueue(shared, lambda part: part.store in hanging) if hanging else []
-        late = _unqueue(shared, lambda part: part.ticket is ticket) if is_over else []
-        oldest = shared.calls.oldest()
+            if part.ticket.is_left(part.moves):  # not if this was interrupted
+                part.ticket.one_less()
+        refuse(shared, refused, "left")
+        refuse(shared, late, "late")
+    for store in told:
+        store.log_state()
     for part in left:
         log_once(shared, part, TimeoutError, "the tier does not answer in time; their memory is kept until it does")
-        part.ticket.one_less()
-    refuse(shared, refused, "left")
-    refuse(shared, late, "late")
     pause = min(WATCH_S, shared.hang_s if oldest is None else oldest + shared.hang_s - now)
     return pause if is_over or ticket is None or ticket.deadline is None else min(pause, ticket.deadline - now)
 
@@ -89,7 +105,18 @@ def _may_be_left(shared: Shared, part: Part) -> bool:
     return not part.ticket.is_left(part.moves) and (_reads(part) or is_leavable(shared.tiers[part.dst]))
 
 
-def _tell_store(shared: Shared, part: Part) -> None:
+def _tell_store(shared: Shared, part: Part) -> LeavableTier | None:
     store = shared.tiers[part.src if _reads(part) else part.dst]
-    if is_leavable(store):
-        store.call_hangs(part.moves.size)
+    if not is_leavable(store):
+        return None
+    _tell(lambda: store.call_hangs(part.moves.size))
+    return store
+
+
+def _tell(tell: Callable[[], None]) -> None:
+    """Whatever a store or the log makes of it, nobody loses a thread or a result by it."""
+    try:
+        tell()
+    except BaseException:
+        with suppress(BaseException):
+            log.exception("a store that was told of a call that hangs raised")

@@ -16,6 +16,7 @@ from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.tiers.base import Tier, is_store
 
 LEAST_PART_BYTES, MOST_PART_BYTES = 4 << 20, 64 << 20
+MOST_STORED_BYTES = 8 << 20  # of a part to or from a store: two threads at a disk of 2 MB/s do not hang
 FIELDS = ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")
 
 
@@ -86,7 +87,9 @@ def cut(
     for src, dst in directions(moves):
         chosen = np.flatnonzero((moves["src_tier"] == src) & (moves["dst_tier"] == dst))
         block_bytes = tiers[src].block_bytes
-        least, most = max(1, LEAST_PART_BYTES // block_bytes), max(1, MOST_PART_BYTES // block_bytes)
+        stored = is_store(tiers[src]) or is_store(tiers[dst])
+        most_bytes = min(MOST_STORED_BYTES, MOST_PART_BYTES) if stored else MOST_PART_BYTES
+        least, most = max(1, LEAST_PART_BYTES // block_bytes), max(1, most_bytes // block_bytes)
         start = 0
         while start < chosen.size:
             size = max(least, min(most, (chosen.size - start) // (2 * threads)))

@@ -151,6 +151,19 @@ class Slots:
             hit[part] = self._read_batch(slots[part], expected[part], arena, rows[part])
         return hit
 
+    def refuse_write(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Write nothing: the slots hold nothing now. Also while another caller has all slots for itself."""
+        self._hold_nothing(slots[self._generations[slots] != 0])
+        with self._lock:
+            self._counts["refused"] += slots.size
+        return np.zeros(slots.size, np.bool_)
+
+    def refuse_read(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Read nothing; as `refuse_write`."""
+        with self._lock:
+            self._counts["miss off"] += slots.size
+        return np.zeros(slots.size, np.bool_)
+
     def bury(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Write tombstones over live slots; bool [n] says which slots hold nothing now, on disk too."""
         with self._lock:
@@ -172,19 +185,15 @@ class Slots:
     def bury_void(self) -> bool:
         """Write tombstones over all that is void, and wait for them: whether the barriers are needed no more.
 
-        Nobody may be inside another call.
+        Nobody may be inside another call, but for those that refuse.
 
         Raises
         ------
         OSError
             The device refused.
         """
-        numbers = [self._digests[digest] for digest in self._barriers if digest in self._digests]
-        void: NDArray[np.intp] = np.flatnonzero(np.isin(self._namespaces, numbers) & (self._generations != 0))
-        names = {number: digest for digest, number in self._digests.items()}
-        barriers = np.array([self._barriers[names[number]] for number in self._namespaces[void].tolist()], np.uint64)
-        doubtful = np.array(sorted(self._doubtful), np.int64)
-        surplus = np.union1d(void[self._generations[void] < barriers], doubtful).astype(np.int32)
+        with self._lock:
+            surplus = self._void_or_doubtful()
         done = bool(self.bury(surplus).all())
         self._segments.sync()
         if done:
@@ -192,17 +201,18 @@ class Slots:
         return done
 
     def forget_all(self) -> None:
-        """Every slot holds nothing, and a new epoch begins. Nobody may be inside another call.
+        """Every slot holds nothing, and a new epoch begins. Who may be inside: as `bury_void`.
 
         An epoch is numbered like a generation, so that no number comes again, not even that of an epoch which did not
         reach the superblock before a crash.
         """
         self._form = replace(self._form, epoch=max(self._form.epoch + 1, self.next_generation))
         self.next_generation = self._form.epoch + 1
-        self._generations[:] = 0
-        self._namespaces[:] = -1
-        self._doubtful.clear()
-        self._barriers.clear()
+        with self._lock:
+            self._generations[:] = 0
+            self._namespaces[:] = -1
+            self._doubtful.clear()
+            self._barriers.clear()
 
     def stats(self) -> DiskStats:
         """Counters so far."""
@@ -225,6 +235,15 @@ class Slots:
 
     # ---- inside
 
+    def _void_or_doubtful(self) -> NDArray[np.int32]:
+        """Slots that hold what is void, or nothing although their headers may say otherwise."""
+        numbers = [self._digests[digest] for digest in self._barriers if digest in self._digests]
+        void: NDArray[np.intp] = np.flatnonzero(np.isin(self._namespaces, numbers) & (self._generations != 0))
+        names = {number: digest for digest, number in self._digests.items()}
+        barriers = np.array([self._barriers[names[number]] for number in self._namespaces[void].tolist()], np.uint64)
+        doubtful = np.array(sorted(self._doubtful), np.int64)
+        return np.union1d(void[self._generations[void] < barriers], doubtful).astype(np.int32)
+
     def _batches(self, count: int) -> Iterator[slice]:
         size = max(1, BATCH_BYTES // self._form.geometry.block_bytes)
         return (slice(start, start + size) for start in range(0, count, size))
@@ -237,10 +256,7 @@ class Slots:
         rows: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
         if not self._health.may_write():
-            self._hold_nothing(slots[self._generations[slots] != 0])
-            with self._lock:
-                self._counts["refused"] += slots.size
-            return np.zeros(slots.size, np.bool_)
+            return self.refuse_write(slots)
         with self._lock:
             first = self.next_generation
             self.next_generation += slots.size
@@ -277,12 +293,10 @@ class Slots:
         arena: NDArray[np.uint8],
         rows: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
+        if not self._health.may_read():
+            return self.refuse_read(slots)
         g = self._form.geometry
         hit = np.zeros(slots.size, np.bool_)
-        if not self._health.may_read():
-            with self._lock:
-                self._counts["miss off"] += slots.size
-            return hit
         generations = self._generations[slots]
         headers = self._segments.new_headers(slots.size)
         pairs = zip(generations.tolist(), expected)
@@ -317,7 +331,7 @@ class Slots:
     def _bury(self, slots: NDArray[np.int32], writes: bool) -> NDArray[np.bool_]:
         with self._lock:
             doubtful = np.array([slot in self._doubtful for slot in slots.tolist()], np.bool_)
-        said = (self._generations[slots] != 0) | doubtful
+            said = (self._generations[slots] != 0) | doubtful
         buried = slots[said]
         ok: NDArray[np.bool_] = ~said
         stones = [self._form.tombstone(int(slot), int(self._generations[slot])) for slot in buried]

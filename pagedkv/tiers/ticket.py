@@ -68,11 +68,14 @@ class Ticket:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the ticket is done, at most `timeout_s` seconds; whether it is."""
-        return self._done.wait(timeout_s)
+        return self._wait_for(self._done, timeout_s)
 
     def done(self) -> bool:
-        """Whether the results are final: no thread touches the memory of the moves any more, but for those `left`."""
-        return self._settled.is_set()
+        """Whether the results are final: no thread touches the memory of the moves any more, but for those `left`.
+
+        Waits for nothing, but gives up what takes too long.
+        """
+        return self._wait_for(self._settled, 0)
 
     def results(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Wait until the ticket is settled, then say what became of each transfer.
@@ -92,8 +95,8 @@ class Ticket:
     def tried(self) -> NDArray[np.bool_]:
         """Wait until the ticket is settled; bool [k] in the order of `results`.
 
-        False for a transfer that failed only because parts of it never started, cancelled or late, or were left while
-        they read: nothing speaks against what it was to be read from.
+        False for a transfer that failed only because parts of it never started, cancelled or late, were left while they
+        read, or were refused by a store that is off: nothing speaks against what it was to be read from.
         """
         self._wait()
         ids, index = np.unique(self._transfers, return_inverse=True)
@@ -123,9 +126,20 @@ class Ticket:
             tell(moves)
 
     def _wait(self) -> None:
-        while not self._settled.is_set():
+        self._wait_for(self._settled, None)
+
+    def _wait_for(self, event: threading.Event, timeout_s: float | None) -> bool:
+        """Wait for an event, and give up what takes too long meanwhile; whether it came in time."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not event.is_set():
             watch = self._watch
-            self._settled.wait(None if watch is None else watch(self))
+            pauses = [] if watch is None else [watch(self)]
+            if end is not None:
+                pauses.append(max(0.0, end - time.monotonic()))
+            event.wait(min(pauses, default=None))
+            if end is not None and time.monotonic() >= end:
+                break
+        return event.is_set()
 
     @property
     def seconds(self) -> float:

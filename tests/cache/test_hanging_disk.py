@@ -158,6 +158,22 @@ def test_a_purge_while_the_disk_hangs_holds_at_once_and_says_that_it_is_not_in_w
     cache.check_integrity()
 
 
+def test_what_is_asked_for_in_the_rest_after_a_hang_stays_on_the_disk(open_cache, reads):
+    toy = filled(open_cache)
+    cache, reads.shut = toy.cache, True
+    cache._mover._shared.hang_s = 0.05
+    assert toy.use(prompt(1)) == {}
+    reads.go.set()
+    assert all_back(cache)
+    for start in (5, 6, 7, 8):  # nothing else keeps prompt 1
+        toy.use(prompt(start))
+    assert where(cache, prompt(1)) == [("disk", 3)]
+    assert toy.use(prompt(1)) == {}
+    stats = cache.stats()
+    assert stats.disk["state"] == "off"
+    assert (stats.placement["late_promotions"], stats.placement["failed_promotions"]) == (6, 0)
+
+
 def test_a_prefetch_that_hangs_ends_at_its_deadline(open_cache, reads):
     toy = filled(open_cache, deadline_s=0.05)
     reads.shut = True

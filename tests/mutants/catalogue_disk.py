@@ -250,8 +250,18 @@ HANGS = (
     ),
     Mutant(
         "a tier with a call inside that hangs closes its files under it", "pagedkv/tiers/disk.py",
-        (("if self._entrance.lost or not ends_within(", "if not ends_within("),),
+        (("if not is_empty or not ends_within(", "if not ends_within("),),
         ("test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back",),
+    ),
+    Mutant(
+        "nobody closes the files that a closer left to whoever hangs in them", "pagedkv/tiers/entrance.py",
+        (("                self._last_out = last_out\n", ""),),
+        ("test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_the_files",),
+    ),
+    Mutant(
+        "a purge during which a call hangs forgets what others have stored", "pagedkv/tiers/disk.py",
+        (("            if self._health.hangs:  # no reason", "            if False:  # no reason"),),
+        ("test_a_purge_during_which_a_call_hangs_forgets_nothing_of_others",),
     ),
 )  # fmt: skip
 

@@ -101,9 +101,21 @@ HANGS = (
     ),
     Mutant(
         "a store that hangs is sent one call after the other", MOVER,
-        (("            queued = [part for part in parts if part.store not in hanging]\n",
-          "            hanging = set()\n            queued = list(parts)\n"),),
+        (("                    queued = [part for part in parts if part.store not in hanging]\n",
+          "                    hanging = set()\n                    queued = list(parts)\n"),),
         ("test_a_call_that_hangs_is_left_its_store_is_told_and_nobody_else_is_sent_there",),
+    ),
+    Mutant(
+        "what a store that is off did not look for is taken to be gone", MOVER,
+        (("    if ok is not None and off:\n", "    if False:\n"),),
+        ("test_a_read_that_a_store_refused_says_nothing_against_what_is_there",
+         "test_what_is_asked_for_in_the_rest_after_a_hang_stays_on_the_disk"),
+    ),
+    Mutant(
+        "a log that raises loses the result of a call that is left", "pagedkv/tiers/overdue.py",
+        (("    finally:\n        for part in left:\n", "    finally:\n        for part in left:\n"
+          "            log_once(shared, part, TimeoutError, 'the tier does not answer in time')\n"),),
+        ("test_who_is_interrupted_while_a_hang_is_logged_costs_nobody_the_result",),
     ),
 )  # fmt: skip
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import textwrap
 import threading
 
+import numpy as np
 import pytest
 
 from pagedkv.errors import ClosedError, TierError
 from pagedkv.tiers import DiskTier, HostTier, Mover
+from pagedkv.tiers.hangs import HANG_S as SHIPPED_HANG_S
 from pagedkv.tiers.hangs import ends_within
 from pagedkv.tiers.health import FIRST_REST_S, Health
+from pagedkv.tiers.parts import cut
 from pagedkv.tiers.segments import Segments
+from pagedkv.tiers.superblock import MAX_PURGES
 
 from .conftest import BLOCK_BYTES, name_of
 from .test_degradation import Clock
@@ -25,6 +30,8 @@ HANG_S = 30.0
 class LeavableTier(HeldTier):
     """A store that is told of its calls that hang."""
 
+    is_off = False
+
     def __init__(self):
         super().__init__()
         self.told = []
@@ -34,6 +41,9 @@ class LeavableTier(HeldTier):
 
     def call_came_back(self):
         self.told.append("back")
+
+    def log_state(self):
+        pass
 
 
 @pytest.fixture
@@ -117,7 +127,8 @@ def test_a_call_that_hangs_is_left_its_store_is_told_and_nobody_else_is_sent_the
     assert outcome(ticket) == ([1], [False], [True], [True] * 3)
     assert outcome(waits) == ([2], [False], [False], [False] * 2)
     refused = mover.submit(moves_of(*line(3, DISK, HOST, [9])))
-    assert refused.done(), "at once"
+    assert mover.queued_blocks == 0, "at once"
+    assert refused.done()
     assert outcome(refused) == ([3], [False], [False], [False])
     assert mover.submit(moves_of((4, HOST, HOST, 0, 1))).results()[1].all(), "memory needs no store"
     assert leavable.told == [3]
@@ -158,6 +169,8 @@ def test_a_tier_with_a_call_that_hangs_is_off_until_it_is_back_and_for_a_rest(cl
     health.call_hangs()
     health.call_hangs()
     assert health.state == "off"
+    assert not caplog.records, "whoever told it holds a lock"
+    health.log_state()
     clock.now += 10 * FIRST_REST_S
     assert (health.may_read(), health.may_write()) == (False, False), "nobody is sent after them"
     health.read(1, [])  # it comes back, and with bytes
@@ -233,6 +246,192 @@ def test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back(ope
     go.set()
     thread.join(TIMEOUT_S)
     assert isinstance(open_tier(), DiskTier), "whoever comes back last turns the lights off"
+
+
+def test_a_call_that_comes_back_while_a_tier_closes_and_the_closer_never_both_end_it(open_tier, arena, monkeypatch):
+    """Before the closer has looked, it ends the store; after that, whoever comes back last does."""
+    read = Segments.read
+    for step in ("shut", "is_empty"):
+        tier, inside, go = open_tier(), threading.Event(), threading.Event()
+
+        def stuck(*arguments, inside=inside, go=go):
+            inside.set()
+            assert go.wait(TIMEOUT_S)
+            return read(*arguments)
+
+        def reading(tier=tier):
+            tier.read([0], [name_of(0)], arena.copy(), [0])
+            tier.call_came_back()
+
+        monkeypatch.setattr(Segments, "read", stuck)
+        thread = threading.Thread(target=reading)
+        thread.start()
+        assert inside.wait(TIMEOUT_S)
+        tier.call_hangs(1)
+        take_step = getattr(tier._entrance, step)
+
+        def back_at_once(*arguments, take_step=take_step, go=go, thread=thread):
+            answer = take_step(*arguments)
+            go.set()
+            thread.join(TIMEOUT_S)
+            return answer
+
+        monkeypatch.setattr(tier._entrance, step, back_at_once)
+        tier.close()
+        open_tier().close()
+
+
+def test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_the_files(open_tier, monkeypatch):
+    tier, inside, go = open_tier(), threading.Event(), threading.Event()
+    sync = Segments.sync
+
+    def stuck(segments):
+        inside.set()
+        assert go.wait(TIMEOUT_S)
+        sync(segments)
+
+    monkeypatch.setattr(Segments, "sync", stuck)
+    monkeypatch.setattr("pagedkv.tiers.disk.HANG_S", 0)
+    thread = threading.Thread(target=tier.flush)
+    thread.start()
+    assert inside.wait(TIMEOUT_S)
+    tier.close()
+    with pytest.raises(TierError):
+        open_tier()
+    go.set()
+    thread.join(TIMEOUT_S)
+    monkeypatch.undo()
+    assert isinstance(open_tier(), DiskTier)
+
+
+def test_a_purge_that_takes_long_holds_up_nobody_and_costs_nobody_else_a_block(open_tier, arena, monkeypatch):
+    tier, inside, go = open_tier(), threading.Event(), threading.Event()
+    assert tier.write([0, 1], [name_of(0), name_of(1)], arena, [0, 1]).all()
+    for number in range(MAX_PURGES):
+        tier.purge(number.to_bytes(32, "big"))
+    sync = Segments.sync
+
+    def slow(segments):
+        inside.set()
+        assert go.wait(TIMEOUT_S)
+        sync(segments)
+
+    monkeypatch.setattr(Segments, "sync", slow)
+    thread = threading.Thread(target=tier.purge, args=[b"z" * 32])
+    thread.start()
+    assert inside.wait(TIMEOUT_S)
+    assert tier.is_off
+    assert not tier.read([0], [name_of(0)], arena.copy(), [0]).any()
+    assert not tier.write([1], [name_of(2)], arena, [2]).any()
+    go.set()
+    thread.join(TIMEOUT_S)
+    stats = tier.stats()
+    assert (tier.is_off, stats.misses["off"], stats.writes_refused, stats.hung) == (False, 1, 1, 0)
+    assert tier.read([0], [name_of(0)], arena.copy(), [0]).all()
+    assert not tier.read([1], [name_of(1)], arena.copy(), [1]).any(), "what a refused write was to replace"
+    assert [found.block for found in tier.records()] == [0]
+
+
+def test_a_purge_during_which_a_call_hangs_forgets_nothing_of_others(open_tier, arena, monkeypatch):
+    tier = open_tier()
+    assert tier.write([0], [name_of(0)], arena, [0]).all()
+    for number in range(MAX_PURGES):
+        tier.purge(number.to_bytes(32, "big"))
+    sync = Segments.sync
+    monkeypatch.setattr(Segments, "sync", lambda segments: (sync(segments), tier.call_hangs(1)))
+    with pytest.raises(TierError, match="may come back after a restart"):
+        tier.purge(b"z" * 32)
+    tier.call_came_back()
+    assert [found.block for found in tier.records()] == [0]
+
+
+def test_a_read_that_a_store_refused_says_nothing_against_what_is_there(open_mover, leavable):
+    mover = open_mover(leavable)
+    leavable.answer = lambda count: np.zeros(count, bool)
+    let_go(leavable, 3)
+    assert outcome(mover.submit(moves_of((1, DISK, HOST, 0, 0))))[1:3] == ([False], [True])
+    leavable.is_off = True
+    assert outcome(mover.submit(moves_of((2, DISK, HOST, 0, 0))))[1:3] == ([False], [False])
+    assert outcome(mover.submit(moves_of((3, HOST, DISK, 0, 0))))[1:3] == ([False], [True]), "a write is lost"
+
+
+@pytest.mark.parametrize("line_of", ["a call into it does not come back", "does not answer in time"])
+def test_who_is_interrupted_while_a_hang_is_logged_costs_nobody_the_result(open_tier, clock, monkeypatch, line_of):
+    class Interrupted(logging.Handler):
+        def emit(self, record):
+            if line_of in record.getMessage():
+                raise KeyboardInterrupt
+
+    inside, go, read = threading.Event(), threading.Event(), Segments.read
+
+    def stuck(*arguments):
+        inside.set()
+        assert go.wait(TIMEOUT_S)
+        return read(*arguments)
+
+    monkeypatch.setattr(Segments, "read", stuck)
+    handler, log = Interrupted(), logging.getLogger("pagedkv.tiers")
+    log.addHandler(handler)
+    try:
+        mover = Mover({HOST: HostTier(NUM, BLOCK_BYTES), DISK: open_tier()}, threads=1, clock=clock, hang_s=HANG_S,
+                      describe=lambda moves: [name_of(0)] * moves.size)  # fmt: skip
+        ticket = mover.submit(moves_of((1, DISK, HOST, 0, 0)))
+        assert inside.wait(TIMEOUT_S)
+        clock.now += HANG_S
+        with pytest.raises(KeyboardInterrupt):
+            ticket.results()
+        assert ticket.wait(TIMEOUT_S)
+        assert outcome(ticket) == ([1], [False], [False], [True])
+    finally:
+        log.removeHandler(handler)
+        go.set()
+        mover.close()
+
+
+def test_who_only_looks_or_waits_for_room_gives_up_what_hangs_too(clock, leavable):
+    mover = Mover({HOST: HostTier(NUM, BLOCK_BYTES), DISK: leavable}, threads=1, clock=clock, hang_s=HANG_S,
+                  max_queued_blocks=1, describe=lambda moves: [name_of(0)] * moves.size)  # fmt: skip
+    first = begun(mover, leavable, (1, DISK, HOST, 0, 0))
+    second = mover.submit(moves_of((2, DISK, HOST, 1, 1)))
+    assert not first.done()
+    clock.now += HANG_S
+    third = mover.submit(moves_of((3, DISK, HOST, 2, 2)))  # there is no room before the first is given up
+    assert [first.done(), second.done(), third.done()] == [True] * 3
+    let_go(leavable)
+    assert until(lambda: leavable.told == [1, "back"])
+    fourth = begun(mover, leavable, (4, DISK, HOST, 0, 0))
+    clock.now += HANG_S
+    assert fourth.wait(TIMEOUT_S)
+    fifth = mover.submit(moves_of((5, DISK, HOST, 0, 0)))
+    assert fifth.done()
+    let_go(leavable)
+    mover.close()
+
+
+def test_a_store_that_raises_when_told_of_a_hang_costs_no_thread_and_no_result(open_mover, leavable, clock, caplog):
+    def refuse(*_):
+        raise OSError("no")
+
+    leavable.call_hangs = leavable.call_came_back = refuse
+    mover = open_mover(leavable)
+    ticket = begun(mover, leavable, (1, DISK, HOST, 0, 0))
+    clock.now += HANG_S
+    assert ticket.done()
+    let_go(leavable, 2)
+    assert until(lambda: len([r for r in caplog.records if "told of a call that hangs" in r.message]) == 2)
+    assert mover.submit(moves_of((2, DISK, HOST, 0, 0))).results()[1].all(), "by the same thread"
+
+
+def test_two_threads_at_a_disk_of_two_megabytes_a_second_do_not_hang():
+    block_bytes = 1 << 20
+    tiers = {HOST: HostTier(400, block_bytes), DISK: HeldTier()}
+    tiers[DISK].block_bytes = block_bytes
+    for direction in ((HOST, DISK), (DISK, HOST)):
+        sizes = [chosen.size for *_, chosen in cut(moves_of(*line(1, *direction, range(400))), tiers, 2)]
+        assert sum(sizes) == 400
+        assert 2 * max(sizes) * block_bytes < 2e6 * SHIPPED_HANG_S
+    memory = [chosen.size for *_, chosen in cut(moves_of(*line(1, HOST, HOST, range(400), 0)), tiers, 2)]
+    assert max(memory) > 2 * max(sizes), "between memories nothing hangs"
 
 
 def test_work_that_takes_too_long_goes_on_alone_and_what_it_raises_in_time_is_raised():
