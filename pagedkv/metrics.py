@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from pagedkv.errors import WrongType
 from pagedkv.stats import CacheStats
 
 # counters of the core: name there -> name here, what it counts
@@ -64,6 +65,11 @@ class Source(Protocol):
         """Counters so far and what the tiers hold."""
 
 
+def _check(name: str, cache: Source) -> None:
+    if not callable(getattr(cache, "stats", None)):
+        raise WrongType(f"{name} must be a KVCache, not {type(cache).__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One number of one cache."""
@@ -86,6 +92,8 @@ class CacheCollector:
     ------
     ImportError
         prometheus_client is not installed; names the extra that brings it.
+    WrongType
+        One of them is no cache.
     """
 
     def __init__(self, **caches: Source) -> None:
@@ -94,10 +102,13 @@ class CacheCollector:
         except ImportError:
             raise ImportError("metrics need prometheus_client: pip install 'pagedkv[metrics]'") from None
         self._changing = threading.Lock()
+        for name, cache in caches.items():
+            _check(name, cache)
         self._caches = dict(caches)
 
     def add(self, name: str, cache: Source) -> None:
         """Scrape this cache too; in place of the one that had the name before."""
+        _check(name, cache)
         with self._changing:
             self._caches = {**self._caches, name: cache}
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.errors import WrongType
 from pagedkv.metrics import BY_TIER, DISK, NOW, TOLD, CacheCollector, samples
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
@@ -175,3 +176,11 @@ def test_importing_the_module_does_not_import_prometheus():
     code = "import sys, pagedkv.metrics; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize("no_cache", [None, 5, object()], ids=["nothing", "a number", "an object"])
+def test_what_is_no_cache_is_refused_before_it_is_scraped(no_cache):
+    with pytest.raises(WrongType, match="must be a KVCache"):
+        CacheCollector(x=no_cache)
+    with pytest.raises(WrongType, match="must be a KVCache"):
+        CacheCollector().add("x", no_cache)

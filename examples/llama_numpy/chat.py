@@ -15,8 +15,10 @@ def chat_tokens(tokenizer: Tokenizer, message: str, system: str = SYSTEM) -> lis
     Raises
     ------
     PromptError
-        The model has no such marks.
+        The message is empty, or the model has no such marks.
     """
+    if not message.strip():
+        raise PromptError("an empty message: there is nothing to answer")
     marks = tokenizer.specials
     if START not in marks or END not in marks:
         raise PromptError(f"this model's vocabulary has no {START} and {END}: give it plain text (--plain)")

@@ -67,8 +67,9 @@ def isa() -> str:
         The environment variable names none that is here.
     """
     if _Choice.isa is None:
-        name = os.environ.get(ISA_VARIABLE, "")
-        set_isa(name or _attend.isas()[0])
+        if name := os.environ.get(ISA_VARIABLE, ""):
+            _check_isa(ISA_VARIABLE, name)
+        _Choice.isa = name or _attend.isas()[0]
     assert _Choice.isa is not None
     return _Choice.isa
 
@@ -86,7 +87,11 @@ def set_isa(name: str) -> None:
     InvalidArgument
         There are no such kernels for this CPU.
     """
+    _check_isa("the instruction set", name)
+    _Choice.isa = name
+
+
+def _check_isa(what: str, name: str) -> None:
     here = _attend.isas()
     if name not in here:
-        raise InvalidArgument(f"the CPU kernels here are {', '.join(here)}; {str(name)[:40]!r} is none of them")
-    _Choice.isa = name
+        raise InvalidArgument(f"{what} must be one of {', '.join(here)}, which this CPU has; got {str(name)[:40]!r}")

@@ -64,7 +64,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add = about.add_argument
     add("--users", metavar="N", default="1M", help="sessions to keep (default: %(default)s)")
     add("--tokens", metavar="N", default="512", help="of a session (default: %(default)s)")
-    add("--max-tokens", metavar="N", help="of the longest session (default: the model's context)")
+    default = "the model's context; of a model by its numbers, --tokens"
+    add("--max-tokens", metavar="N", help=f"of the longest session (default: {default})")
     add("--active", metavar="SHARE", default="1%", help="that generate at once (default: 1%%)")
     add("--shared-prefix", metavar="TOKENS", default="0", help="that all sessions begin with (default: none)")
     add("--turns-per-hour", metavar="N", default="0", help="how often a user comes back (default: not counted)")
@@ -198,7 +199,8 @@ class _Options:
                 *map(self.count, ("layers", "kv_heads", "head_dim")), v_head_dim=self.maybe("v_head_dim")
             )
         group = replace(group, window=self.maybe("window"))
-        return Model("model", (group,), self.count("params"), self.maybe("active_params"))
+        context = self.count("tokens" if self.given("max_tokens") is None else "max_tokens")
+        return Model("model", (group,), self.count("params"), self.maybe("active_params"), context)
 
     def _latent(self) -> LayerGroup:
         parts = self.given("latent").split("+")

@@ -64,7 +64,8 @@ def plan(
     room = model.context if users.max_tokens is None else users.max_tokens
     if users.tokens > room:
         raise InvalidArgument(
-            f"sessions of {users.tokens} tokens do not fit into a context of {room}: take a larger max_tokens"
+            f"sessions of {users.tokens} tokens do not fit into a context of {room}: take fewer tokens, or a larger "
+            "max_tokens"
         )
     memory = Memory(
         machines.gpu.memory_bytes, weights, real_number(memory_share, "memory_share", 0, 1),

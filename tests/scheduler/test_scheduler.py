@@ -707,3 +707,15 @@ def test_with_room_for_one_prompt_the_second_waits_until_the_first_has_its_block
     server.run()
     assert [request.num_preemptions for request in requests] == [0, 0]
     assert [request.outputs[0].tolist() for request in requests] == [greedy(request) for request in requests]
+
+
+def test_an_opening_that_finds_no_room_counts_no_prompt_and_no_hit(serve):
+    server = serve(4, max_running=8)
+    shared = prompt(1, BLOCK)
+    rest = ((2, BLOCK - 1), (3, BLOCK + 1), (4, 1))
+    requests = [server.submit([*shared, *prompt(i, n)], 1 if i == 4 else 3) for i, n in rest]
+    server.run()
+    stats = server.cache.stats()
+    assert server.scheduler.stats().preempted_by_recompute == 0
+    assert stats.prompt_tokens == sum(len(request.prompt) for request in requests)
+    assert sum(stats.hit_tokens.values()) == sum(sum(request.hit_tokens.values()) for request in requests) > 0
