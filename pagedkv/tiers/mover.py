@@ -277,6 +277,8 @@ def _join(shared: Shared) -> None:
 
     def others_are_idle() -> bool:
         lost[:] = shared.calls.lost_threads()
+        if not any(thread.is_alive() for thread in shared.threads if thread not in lost):
+            return True  # whatever is queued, nobody is left to take it
         return not shared.queue and shared.busy <= len(lost)
 
     while True:

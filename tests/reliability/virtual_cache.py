@@ -217,6 +217,9 @@ class _NoThread:
     def join(self) -> None:
         pass
 
+    def is_alive(self) -> bool:
+        return False
+
 
 def _without_threads() -> ModuleType:
     return Instead(threading, Thread=_NoThread)
