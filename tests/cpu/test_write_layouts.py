@@ -88,6 +88,17 @@ def test_the_bits_do_not_depend_on_the_threads_and_the_later_token_stays(threads
             assert found is None or expected is None or found.tobytes() == expected.tobytes()
 
 
+def test_a_thread_that_gets_ahead_does_not_put_an_earlier_token_over_a_later_one(threads: None) -> None:
+    rows, caches, _ = large("float32")
+    slots = np.full(700, -1)
+    slots[1:350:2], slots[350::2] = np.arange(175), np.arange(175)  # odd tokens first, then even ones in their slots
+    cpu.set_num_threads(2)
+    for _ in range(20):
+        cpu.write_kv(*rows, *caches, slots)
+        for values, cache in zip(rows, caches, strict=True):
+            assert np.array_equal(cache.reshape(480, 4, 64)[:175], values[350::2])
+
+
 def test_rows_that_lie_in_the_cache_itself_are_read_before_anything_is_written() -> None:
     cache = np.arange(24 * 2 * 8, dtype=np.float32).reshape(3, 8, 2, 8)
     other, rows = np.zeros_like(cache), cache.reshape(24, 2, 8)[:4]

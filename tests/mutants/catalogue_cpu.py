@@ -51,7 +51,7 @@ WRITING = (
     WriteMutant(
         "threads share tokens and not slots", WRITE,
         (("owner_of(slot, shared->items) != item", "owner_of(token << NEIGHBOURS_LOG2, shared->items) != item"),),
-        ("test_the_bits_do_not_depend_on_the_threads_and_the_later_token_stays",),
+        ("test_a_thread_that_gets_ahead_does_not_put_an_earlier_token_over_a_later_one",),
     ),
     Mutant(
         "rows that lie in the cache are read while it is written", "pagedkv/cpu/numbers.py",
