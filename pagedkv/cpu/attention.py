@@ -73,11 +73,7 @@ def attend(
         Arrays that do not fit, ids or lengths that point outside them. Nothing was written.
     """
     paged = block_tables is not None
-    if isinstance(q, np.ndarray) and q.dtype == np.float64:
-        raise WrongType("q must be float32, float16 or bfloat16, got float64")
-    q_name, kv_name = dtype_of("q", q, q_dtype), dtype_of("k", k, kv_dtype)
-    if q_name not in _QUERIES:
-        raise WrongType(f"q must be float32, float16 or bfloat16, got {q_name}")
+    q_name, kv_name = dtype_of("q", q, q_dtype, _QUERIES), dtype_of("k", k, kv_dtype)
     unusual = (kv_indptr, alibi_slopes, sinks, mask, mask_indptr, k_scale, v_scale)
     usual = all(array is None for array in unusual)
     if not usual or not _attend.plainly_fits(q, k, v, seq_lens, block_tables, q_indptr, out, lse):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ _USUAL = {(np.dtype(name).num, given): name for name in ("float32", "float16", "
 }  # asking a dtype for its name takes a microsecond
 
 
-def dtype_of(what: str, array: Any, given: str = "") -> str:
-    """The name of an array's element type; `given` where it only holds bits.
+def dtype_of(what: str, array: Any, given: str = "", allowed: Collection[str] = _attend.DTYPES) -> str:
+    """The name of an array's element type, one of `allowed`; `given` where it only holds bits.
 
     Raises
     ------
@@ -29,13 +30,14 @@ def dtype_of(what: str, array: Any, given: str = "") -> str:
         raise WrongType(f"{what} must be a NumPy array, not {type(array).__name__}")
     if not array.dtype.isnative:
         raise WrongType(f"{what} must be in this machine's byte order, got {array.dtype}")
-    if name := _USUAL.get((array.dtype.num, given)):
+    name = _USUAL.get((array.dtype.num, given))
+    if name is not None and name in allowed:
         return name
     own = _OWN_NAMES.get(array.dtype.name, array.dtype.name)
     if given and given != own and _BITS.get(given) != own:
         raise WrongType(f"{what} must be {given}, got {array.dtype}")
-    if (given or own) not in _attend.DTYPES:
-        raise WrongType(f"{what} must be one of {', '.join(_attend.DTYPES)}, got {array.dtype}")
+    if (given or own) not in allowed:
+        raise WrongType(f"{what} must be one of {', '.join(allowed)}, got {array.dtype}")
     return given or own
 
 

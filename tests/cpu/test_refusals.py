@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[PagedKVError], str]] = {
     "tables of one axis": ({"block_tables": B.tables[0]}, LayoutMismatch, "block_tables"),
     "neither tables nor offsets": ({"block_tables": None}, LayoutMismatch, "k and v"),
     "both": ({"kv_indptr": np.zeros(3, np.int32)}, InvalidArgument, "one of the two"),
-    "queries in float64": ({"q": B.q.astype(np.float64)}, WrongType, "q must be float32, float16 or bfloat16"),
+    "queries in float64": ({"q": B.q.astype(np.float64)}, WrongType, "one of float32, float16, bfloat16, got float64"),
     "queries in int8": ({"q": B.q.astype(np.int8)}, WrongType, "q must be"),
     "queries of two axes": ({"q": B.q[:, 0]}, LayoutMismatch, "num_tokens"),
     "a list": ({"q": B.q.tolist()}, WrongType, "NumPy"),
