@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "interop": {"errors"},
     "stats": {"errors"},
     "hooks": {"errors"},
-    "metrics": {"stats"},
+    "metrics": {"errors", "stats"},
     "tiers": {"errors", "spec"},
     "sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
