@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from pagedkv._core.block_pool import BlockPool
-from pagedkv._core.placement import Placement
+from pagedkv._core.placement import NEED_CHAIN, Placement
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv.budgets import Budget, Disk, blocks_for
 from pagedkv.errors import InvalidArgument, TierError, WrongType
@@ -74,7 +74,7 @@ def open_placement(sizes: list[int], block_size: int, policy: str, inclusive: An
     pools = [BlockPool(size) if size else None for size in sizes]
     while pools[-1] is None:
         pools.pop()
-    has_ghosts = isinstance(policy, str) and policy in ("arc", "s3fifo")
+    has_ghosts = isinstance(policy, str) and policy in NEED_CHAIN
     tree = RadixTree(block_size, len(pools), keep_chain=has_ghosts)
     kept = None if inclusive is None else tuple(inclusive)[: len(pools)]
     return Placement(tree, pools, policy=policy, inclusive=kept, **options)

@@ -57,7 +57,8 @@ C_HEADERS = {
     "sys/uio.h", "fcntl.h",  # reads, and hints about the page cache; fcntl.h declares open(), which is not called
 }  # fmt: skip
 C_HEADERS |= {path.name for path in PACKAGE.rglob("*.h")}  # our own
-C_MODULES = {"libc.errno", "libc.stdint", "libc.stdlib", "libc.string", "posix.types", "posix.unistd", "cpython.list"}
+C_MODULES = {"libc.errno", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
+C_MODULES |= {"posix.types", "posix.unistd", "cpython.list"}
 C_MODULES |= {"cpython.exc", "cpython.object", "cpython.pycapsule", "cpython.ref"}  # DLPack's capsules
 
 MAKES_FILES = {

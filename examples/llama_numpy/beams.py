@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import pagedkv as pk
 from examples.llama_numpy.errors import PromptError
-from examples.llama_numpy.generation import Speed, check_capacity, check_prompt
+from examples.llama_numpy.generation import Speed, check_capacity, check_prompt, most_tokens
 from examples.llama_numpy.model import Llama
 from examples.llama_numpy.sampling import check_finite, log_softmax
 
@@ -76,8 +76,8 @@ def beam_search(
     tokens = check_prompt(model, prompt)
     if width < 1 or max_tokens < 1 or (chunk is not None and chunk < 1):
         raise PromptError("width, max_tokens and chunk must be at least 1")
-    max_tokens = min(max_tokens, model.config.context_length - len(tokens))
-    check_capacity(cache, [tokens], max_tokens, width, copied=width // 2)
+    check_capacity(model, cache, [tokens], max_tokens, width, copied=width // 2)
+    max_tokens = most_tokens(model, tokens, max_tokens)
     speed = Speed()
     with ExitStack() as releases:
         seq = releases.enter_context(cache.sequence(tokens))

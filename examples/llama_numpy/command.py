@@ -13,8 +13,8 @@ from examples.llama_numpy import reports, source
 from examples.llama_numpy.beams import beam_search
 from examples.llama_numpy.chat import chat_tokens
 from examples.llama_numpy.devices import array_module
-from examples.llama_numpy.errors import LlamaError
-from examples.llama_numpy.generation import check_prompt, generate
+from examples.llama_numpy.errors import LlamaError, OptionError
+from examples.llama_numpy.generation import bound_told, check_prompt, generate
 from examples.llama_numpy.gguf_file import Model
 from examples.llama_numpy.model import Llama
 from examples.llama_numpy.options import CHUNK, DISK_SIZE, naming, parse, scheduling
@@ -24,8 +24,10 @@ from examples.llama_numpy.serving import serve, submit
 from examples.llama_numpy.tokenizer import Tokenizer
 from examples.llama_numpy.weight_cache import load_model
 from pagedkv.budgets import blocks_for
+from pagedkv.scheduler import Request
 
 BAD_INPUT, INTERRUPTED = 2, 130
+AS_MADE = "--model, --block-size, --kv-dtype and --disk-size"  # what the KV on a disk depends on
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,8 +98,15 @@ def _open_cache(model_file: Model, arguments: argparse.Namespace) -> pk.KVCache:
     if arguments.disk is None:
         return pk.KVCache(spec, arguments.device, arguments.host, gpu=arguments.gpu)
     with naming("--disk"):
-        disk = pk.Disk(arguments.disk, arguments.disk_size or DISK_SIZE)
-        return pk.KVCache(spec, arguments.device, arguments.host, disk, gpu=arguments.gpu)
+        disk = pk.Disk(
+            arguments.disk, arguments.disk_size or DISK_SIZE, on_mismatch="reset" if arguments.reset_disk else "refuse"
+        )
+        try:
+            return pk.KVCache(spec, arguments.device, arguments.host, disk, gpu=arguments.gpu)
+        except (pk.LayoutMismatch, pk.StoreDamaged) as error:
+            said = str(error).replace("on_mismatch='reset'", "--reset-disk")
+            as_made = f", or give the {AS_MADE} it was made with" if isinstance(error, pk.LayoutMismatch) else ""
+            raise OptionError(said + as_made) from error
 
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:
@@ -137,7 +146,15 @@ def _serve(
     scheduler, requests = pk.Scheduler(cache, scheduling(arguments)), []
     for name, prompt in zip(arguments.names, prompts, strict=True):
         with naming(name):
-            requests.append(submit(model, scheduler, prompt, max_tokens=arguments.max_tokens, stop_ids=stop_ids))
+            requests.append(_submit(model, scheduler, prompt, arguments.max_tokens, stop_ids))
     printer = AnswerPrinter(sys.stdout, tokenizer, stop_ids, arguments.names, arguments.prompts)
     served = serve(model, scheduler, requests, sampling=_sampling(arguments), on_answer=printer)
     sys.stderr.write(reports.of_serving(served))
+
+
+def _submit(model: Llama, scheduler: pk.Scheduler, prompt: list[int], max_tokens: int, stop_ids: set[int]) -> Request:
+    try:
+        return submit(model, scheduler, prompt, max_tokens=max_tokens, stop_ids=stop_ids)
+    except pk.RequestTooLarge as error:
+        bound = bound_told(model, [prompt], max_tokens)
+        raise OptionError(f"{error} (--device), or ask for less (--max-tokens){bound}") from error

@@ -115,7 +115,7 @@ def generate(
     if max_tokens < 1 or samples < 1 or (chunk is not None and chunk < 1):
         raise PromptError("max_tokens, samples and chunk must be at least 1")
     copied = len(prompts) if samples > 1 else 0
-    check_capacity(cache, checked, min(max_tokens, model.config.context_length), samples, copied)
+    check_capacity(model, cache, checked, max_tokens, samples, copied)
     speed, hits, done = Speed(), [], []
     with ExitStack() as releases:
         streams = []
@@ -157,29 +157,43 @@ def check_prompt(model: Llama, prompt: Sequence[int]) -> np.ndarray:
     return tokens.astype(np.int32)
 
 
+def most_tokens(model: Llama, prompt: Sequence[int] | np.ndarray, max_tokens: int) -> int:
+    """Tokens that a prompt's completion has at most: so many, or fewer where the model's context ends."""
+    return min(max_tokens, model.config.context_length - len(prompt))
+
+
+def bound_told(model: Llama, prompts: Sequence[Sequence[int] | np.ndarray], max_tokens: int) -> str:
+    """For errors that tell how long completions may get: that it is the model's context which ends them, if it is."""
+    if all(most_tokens(model, prompt, max_tokens) == max_tokens for prompt in prompts):
+        return ""
+    return f"; --max-tokens {max_tokens} was cut to what the model's context of {model.config.context_length} leaves"
+
+
 def check_capacity(
-    cache: pk.KVCache, prompts: Sequence[np.ndarray], max_tokens: int, samples: int, copied: int
+    model: Llama, cache: pk.KVCache, prompts: Sequence[np.ndarray], max_tokens: int, samples: int, copied: int
 ) -> None:
     """Raise PromptError if the device could not hold all sequences at their longest, were it empty.
 
     Parameters
     ----------
-    cache, prompts, max_tokens
+    model, cache, prompts, max_tokens
     samples : sequences that a prompt becomes.
     copied : partly filled blocks that may be shared when their owners go on: each copies it before it writes, and
         while that lasts the block itself is held as well.
     """
     size, capacity = cache.spec.block_size, int(cache.stats().blocks["device"]["max"])
     needed = copied if size > 1 else 0
-    for prompt in prompts:
+    mosts = [most_tokens(model, prompt, max_tokens) for prompt in prompts]
+    for prompt, most in zip(prompts, mosts, strict=True):
         shared = len(prompt) // size  # full blocks of the prompt, which all samples own together
-        needed += shared + samples * (-(-(len(prompt) + max_tokens) // size) - shared)
+        needed += shared + samples * (-(-(len(prompt) + most) // size) - shared)
     if needed > capacity:
-        tokens = sum(map(len, prompts))
+        completions = samples * len(prompts)
+        each = f"for each of {completions} completions" if completions > 1 else "for the completion"
         raise PromptError(
-            f"{tokens} prompt tokens and {max_tokens} more for each of {samples * len(prompts)} completions need "
-            f"{needed} blocks of {size} tokens; the device has {capacity}: take a larger device budget (--device), or "
-            f"ask for less (--max-tokens)"
+            f"{sum(map(len, prompts))} prompt tokens and {max(mosts)} more {each} need {needed} blocks of {size} "
+            f"tokens; the device has {capacity}: take a larger device budget (--device), or ask for less (--max-tokens)"
+            f"{bound_told(model, prompts, max_tokens)}"
         )
 
 

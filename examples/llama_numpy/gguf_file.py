@@ -57,11 +57,15 @@ def read_gguf(path: Path) -> Model:
     except ImportError as error:
         raise ImportError("reading GGUF files needs the package gguf: pip install 'pagedkv[examples]'") from error
     if path.stat().st_size == 0:
-        raise ModelFileError(path, "the file is empty")
-    with _told_of(path, "not a GGUF file that can be read, or cut short"):
+        raise ModelFileError(path, "the file is empty: give a .gguf file")
+    try:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
+    except DAMAGE as error:
+        from examples.llama_numpy.gguf_damage import why_unreadable
+
+        raise ModelFileError(path, why_unreadable(path)) from error
     with _told_of(path, "its metadata cannot be used"):
         vocabulary = _vocabulary(fields)
         config = _config(fields, "output.weight" in tensors, len(vocabulary.tokens))

@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     else:
         _read_prompts(arguments)
     if arguments.disk is None:
-        _refuse(arguments, "--disk DIR", "disk_size")
+        _refuse(arguments, "--disk DIR", "disk_size", "reset_disk")
     else:
         with naming("--disk"):
             pk.Disk(arguments.disk, arguments.disk_size or DISK_SIZE)
@@ -192,6 +192,10 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("--host", type=_size, metavar="SIZE", help="a second tier in memory, for what does not fit")
     cache.add_argument("--disk", metavar="DIR", help="a disk tier: what is computed now is found by later runs")
     cache.add_argument("--disk-size", type=_size, metavar="SIZE", help=f"of the directory (default {DISK_SIZE})")
+    cache.add_argument(
+        "--reset-disk", action="store_const", const=True,
+        help="if the directory is of another model or layout, or damaged, start an empty one in its place",
+    )  # fmt: skip
     cache.add_argument(
         "--block-size", type=_whole(1), default=16, metavar="N", help="tokens in a block (default 16)"
     )  # fmt: skip

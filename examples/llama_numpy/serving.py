@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pagedkv as pk
-from examples.llama_numpy.generation import check_prompt
+from examples.llama_numpy.generation import check_prompt, most_tokens
 from examples.llama_numpy.model import Llama
 from examples.llama_numpy.sampling import Sampling, check_finite
 from examples.llama_numpy.weights import Floats
@@ -89,8 +89,7 @@ def submit(
         It does not fit into the cache, even alone.
     """
     tokens = check_prompt(model, prompt)
-    most = min(max_tokens, model.config.context_length - len(tokens))
-    return scheduler.submit(tokens, most, stop_tokens=stop_ids)
+    return scheduler.submit(tokens, most_tokens(model, tokens, max_tokens), stop_tokens=stop_ids)
 
 
 def serve(

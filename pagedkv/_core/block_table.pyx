@@ -16,7 +16,9 @@ from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_inp
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
-from pagedkv._core.owners cimport place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten
+from pagedkv._core.owners cimport (
+    place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten, place_uncut,
+)
 from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.retention cimport retain
 from pagedkv._core.transfers cimport make_room
@@ -872,7 +874,11 @@ cdef class BlockTable:
         return out
 
     def truncate(self, row, num_tokens):
-        """Keep the first `num_tokens` tokens of a row (rejected drafts, a retried turn); give back blocks beyond them."""
+        """Keep the first `num_tokens` tokens of a row (rejected drafts, a retried turn); give back blocks beyond them.
+
+        The KV of a committed block that is cut has to be computed again, and so has that of a whole run where the run is
+        being copied to a colder tier just then.
+        """
         cdef int64_t handle = handle_input(row, "row")
         cdef int32_t keep = count_input(num_tokens, "num_tokens", 0, 0x7FFFFFF0)
         cdef int32_t r, code = OK, blocks, i, whole, keep_computed
@@ -890,6 +896,7 @@ cdef class BlockTable:
             whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
             if entry.num_owned > whole:
+                whole = place_uncut(&self.placement.place, entry.owner, whole)      # the rest of a run in flight goes too
                 with nogil:
                     code = place_shorten(&self.placement.place, entry.owner, whole)
                 blocks = whole

@@ -7,13 +7,20 @@ from pagedkv._core.place cimport Place
 # slot, or a Code. The owner's `blocked` names a transfer that ended the match early, or -1.
 cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_t num_tokens,
                            int64_t max_blocks) noexcept nogil
+# With the policy hazard: the owner stands for a request with this prompt, which has just come. Others do not call it.
+cdef void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens) noexcept nogil
+# The request is over; its owner is to be released next. `used`: it computed something. `output`: the tokens it generated, -1 if
+# that is not known; with `later` they will be reported, and the result is the visit's handle (-1: nothing to report).
+cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil
 # Another owner of the same path.
 cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil
 cdef void place_release(Place* p, int32_t owner) noexcept nogil
 # Ids of the owned path in each run's hottest tier, [num_blocks].
 cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil
-# Lets go of the path beyond its first `num_blocks` blocks. OK or a Code.
+# Lets go of the path beyond its first `num_blocks` blocks. OK or a Code; E_STATE where a run in flight would be cut.
 cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil
+# The most blocks, no more than `num_blocks`, to which the path can be shortened now.
+cdef int32_t place_uncut(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil
 # The slot behind an owner's handle, or E_STALE.
 cdef int32_t place_owner(Place* p, int64_t handle) noexcept nogil
 # One owner more, one less, on run n alone.

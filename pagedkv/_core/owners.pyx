@@ -3,17 +3,19 @@
 An owner holds one reference on the hottest copy of every run from its root down to its deepest node.
 """
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
+from pagedkv._core.hazard cimport hazard_arrive, hazard_depart, hazard_keys
+from pagedkv._core.history cimport History
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Owner, Place
-from pagedkv._core.radix_tree cimport Tree, chain_before, node_ids, node_top, tree_child, tree_common
+from pagedkv._core.radix_tree cimport Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common
 from pagedkv._core.recency cimport is_owned, on_hit, on_miss, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
-from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot
+from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle
 
 
 cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
@@ -41,6 +43,7 @@ cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
     p.owners[slot].pinned = 0
     p.owners[slot].klass = DEFAULT_CLASS
     p.owners[slot].expires = 0
+    p.owners[slot].visit = NIL
     p.live_owners += 1
     return slot
 
@@ -149,8 +152,63 @@ cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
     return other
 
 
+cdef void place_arrive(
+    Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t n = p.owners[owner].node, done = p.owners[owner].num_blocks, i
+    cdef int32_t total = <int32_t>(num_tokens // t.block_size)
+    cdef uint64_t chain
+    cdef uint64_t* keys
+    if p.hazard == NULL or p.owners[owner].visit != NIL:
+        return
+    keys = hazard_keys(p.hazard, total)
+    if keys == NULL:
+        return
+    path_keys(p, n, keys)
+    chain = chain_before(t, n, t.nodes[n].length)
+    for i in range(done, total):
+        chain = chain_step(t, chain, tokens + <int64_t>i * t.block_size)
+        keys[i] = chain
+    p.owners[owner].visit = hazard_arrive(p.hazard, p.kind_of[t.nodes[n].root], total, done)
+
+
+cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil:
+    cdef int32_t n = p.owners[owner].node, visit = p.owners[owner].visit, count, end
+    cdef int64_t handle = -1
+    cdef History* h
+    if visit == NIL:
+        return -1
+    p.owners[owner].visit = NIL
+    if hazard_keys(p.hazard, p.owners[owner].num_blocks) == NULL:
+        used = False
+    else:
+        path_keys(p, n, p.hazard.keys)
+    count = hazard_depart(p.hazard, visit, p.kind_of[p.tree.nodes[n].root], p.owners[owner].num_blocks if used else 0,
+                          used, output, later)
+    if later and p.hazard.visits[visit].live:
+        handle = make_handle(visit, p.hazard.visits[visit].generation)
+    h = &p.hazard.history
+    while count > 0 and p.tree.nodes[n].length > 0:     # the runs of the path learn what is remembered of their ends
+        end = p.tree.nodes[n].depth + p.tree.nodes[n].length
+        while count > 0 and h.pasts[p.hazard.path[count - 1]].depth >= end:
+            count -= 1
+        if count > 0 and h.pasts[p.hazard.path[count - 1]].depth + h.pasts[p.hazard.path[count - 1]].length >= end:
+            p.fates[n].past = p.hazard.path[count - 1]
+            p.fates[n].past_generation = h.pasts[p.hazard.path[count - 1]].generation
+        n = p.tree.nodes[n].parent
+    return handle
+
+
+cdef void path_keys(Place* p, int32_t n, uint64_t* keys) noexcept nogil:
+    while p.tree.nodes[n].length > 0:
+        memcpy(keys + p.tree.nodes[n].depth, p.tree.nodes[n].chain, p.tree.nodes[n].length * sizeof(uint64_t))
+        n = p.tree.nodes[n].parent
+
+
 cdef void place_release(Place* p, int32_t owner) noexcept nogil:
     cdef int32_t n = p.owners[owner].node, parent
+    place_depart(p, owner, True, -1, False)
     p.clock += 1
     p.pinned_blocks -= p.owners[owner].pinned
     while p.tree.nodes[n].length > 0:               # deepest first, so that the root ends hottest
@@ -182,6 +240,13 @@ cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nog
         p.owners[owner].node = upper
         p.owners[owner].num_blocks = num_blocks
     return OK
+
+
+cdef int32_t place_uncut(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
+    cdef int32_t n = p.owners[owner].node
+    while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
+        n = p.tree.nodes[n].parent
+    return p.tree.nodes[n].depth if p.fates[n].transfer >= 0 else num_blocks
 
 
 cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil:

@@ -13,7 +13,9 @@
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pagedkv._core.block_pool cimport Pool
+from pagedkv._core.candidates cimport Candidates
 from pagedkv._core.events cimport Ring
+from pagedkv._core.hazard cimport Hazard
 from pagedkv._core.links cimport Links
 from pagedkv._core.radix_tree cimport Tree
 from pagedkv._core.types cimport MAX_TIERS, Move
@@ -23,6 +25,7 @@ cdef enum Policy:
     ARC = 1
     S3FIFO = 2
     COST = 3
+    HAZARD = 4
 
 cdef enum:
     EXPIRED = 0             # retention class of blocks whose time to live is over: first to go
@@ -41,6 +44,8 @@ cdef struct Fate:
     uint8_t failed          # a copy could not be read: matched never again, replaced or dropped
     uint8_t queue[MAX_TIERS]
     uint8_t matched         # some request has found it since it was committed
+    int32_t past            # hazard: what is remembered of its last block, when a request has let go of it; else NIL
+    int32_t past_generation
 
 cdef struct Owner:
     int32_t node            # deepest node of the owned path; a root when the path is empty
@@ -53,6 +58,7 @@ cdef struct Owner:
     int32_t pinned          # blocks counted against the pin budget
     uint8_t klass
     int64_t expires
+    int32_t visit           # hazard: the request that it stands for, NIL if none
 
 cdef struct Transfer:
     int64_t id
@@ -121,6 +127,10 @@ cdef struct Place:
     Domain* domains
     int32_t num_domains
     int64_t size[MAX_TIERS][2]      # resident blocks by queue
+    Hazard* hazard                  # NULL with other policies
+    Candidates* candidates[MAX_TIERS]   # [num_domains * NUM_CLASSES] with hazard
+    int32_t* seats[MAX_TIERS]       # [fates_capacity], by node, with hazard
+    uint8_t* kind_of                # [fates_capacity], by root: which model its requests teach
     double target[MAX_TIERS]        # ARC's p: blocks that T1 may hold
     Ghosts ghosts[MAX_TIERS]
     Owner* owners

@@ -20,4 +20,5 @@ cdef class Placement:
     cdef int32_t _field(self, node, bint root) except -1
     cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1
+    cdef object _open_hazard(self, history_blocks)
     cdef object _stale(self, int64_t handle)

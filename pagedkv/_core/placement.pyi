@@ -6,11 +6,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.events import KVEvent
+from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv.errors import OutOfBlocks
 
 DEFAULT_PRIORITY: int
 POLICIES: tuple[str, ...]
+NEED_CHAIN: tuple[str, ...]
 MOVE_DTYPE: np.dtype[np.void]
 
 @final
@@ -26,6 +28,7 @@ class Placement:
         pin_budget: int = 0,
         cost_tokens: float = 30000.0,
         event_words: int = 0,
+        history_blocks: int | None = None,
     ) -> Placement: ...
     @property
     def tree(self) -> RadixTree: ...
@@ -37,7 +40,11 @@ class Placement:
         self, tokens: ArrayLike, namespace: int = 0, *, partial: bool = False
     ) -> tuple[NDArray[np.uint8], NDArray[np.int32], int]: ...
     def partial(self, owner: int, tokens: ArrayLike) -> tuple[int, int, int]: ...
-    def acquire(self, tokens: ArrayLike, namespace: int = 0, max_blocks: int | None = None) -> tuple[int, int]: ...
+    @property
+    def hazard(self) -> HazardPolicy | None: ...
+    def acquire(
+        self, tokens: ArrayLike, namespace: int = 0, max_blocks: int | None = None, *, request: bool = True
+    ) -> tuple[int, int]: ...
     def blocked_by(self, owner: int) -> int: ...
     def share(self, owner: int) -> int: ...
     def tiers_of(self, owner: int) -> NDArray[np.uint8]: ...

@@ -23,9 +23,10 @@ from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, 
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
 from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_forest
 from pagedkv._core.owners cimport (
-    place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
+    place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
-from pagedkv._core.place cimport Place, Policy
+from pagedkv._core.hazard cimport hazard_clock, hazard_close, hazard_open
+from pagedkv._core.place cimport NUM_CLASSES, Place, Policy
 from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_next, tree_partial
 from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
@@ -42,7 +43,8 @@ from pagedkv.errors import (
 cnp.import_array()
 
 DEFAULT_PRIORITY = 50
-POLICIES = ("lru", "arc", "s3fifo", "cost")
+POLICIES = ("lru", "arc", "s3fifo", "cost", "hazard")
+NEED_CHAIN = ("arc", "s3fifo", "hazard")        # they know evicted blocks again by the hash of their prefix
 MOVE_DTYPE = np.dtype([
     ("transfer", "<i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "<i4"), ("dst_block", "<i4"),
     ("node", "<i4"), ("index", "<i4"),
@@ -79,11 +81,11 @@ cdef class Placement:
     Parameters
     ----------
     tree : RadixTree
-        An empty tree with ``num_tiers >= len(pools)`` (and ``keep_chain=True`` for ``arc`` and ``s3fifo``).
+        An empty tree with ``num_tiers >= len(pools)`` (and ``keep_chain=True`` for ``arc``, ``s3fifo`` and ``hazard``).
     pools : sequence of BlockPool or None
         By tier: device, host, disk, remote. None where a tier is absent; the device must be there.
     policy : str
-        ``"lru"``, ``"arc"``, ``"s3fifo"`` or ``"cost"``.
+        ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"cost"`` or ``"hazard"`` (see :attr:`hazard`).
     demotion : str
         ``"leaf_first"`` (the coldest leaf's last blocks go first) or ``"oldest_first"`` (of the coldest
         private branch, the
@@ -96,6 +98,9 @@ cdef class Placement:
         For ``cost``: tokens of context at which attention costs as much to recompute as everything else.
     event_words : int
         Size of the event ring in int32 words; 0 turns events off.
+    history_blocks : int, optional
+        For ``hazard``: blocks, cached or not, that are remembered. Default: 16 times the blocks of all
+        tiers, at least 65,536; beyond 4 million, twice the blocks of all tiers.
 
     Notes
     -----
@@ -104,7 +109,7 @@ cdef class Placement:
     """
 
     def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, pin_budget=0,
-                  cost_tokens=30000.0, event_words=0):
+                  cost_tokens=30000.0, event_words=0, history_blocks=None):
         cdef int32_t tier
         cdef BlockPool pool
         if not isinstance(tree, RadixTree):
@@ -123,7 +128,7 @@ cdef class Placement:
             raise InvalidArgument(f"policy {policy!r} is not known: one of {', '.join(POLICIES)}")
         if not isinstance(demotion, str) or demotion not in ("leaf_first", "oldest_first"):
             raise InvalidArgument(f"demotion {demotion!r} is not known: 'leaf_first' or 'oldest_first'")
-        if policy in ("arc", "s3fifo") and not self.tree.tree.keep_chain:
+        if policy in NEED_CHAIN and not self.tree.tree.keep_chain:
             raise InvalidArgument(f"policy {policy!r} needs RadixTree(..., keep_chain=True) to know evicted blocks again")
         if self.tree.attached or self.tree.tree.num_blocks:
             raise InvalidArgument("the tree already holds blocks or belongs to another Placement")
@@ -154,6 +159,10 @@ cdef class Placement:
                 raise InvalidArgument(f"pools[{tier}] already has blocks in use or belongs to another Placement")
             self.place.pools[tier] = &pool.pool
             self.place.inclusive[tier] = bool(flags[tier])
+        if policy == "hazard":
+            self._open_hazard(history_blocks)
+        elif history_blocks is not None:
+            raise InvalidArgument(f"history_blocks is for policy 'hazard', not {policy!r}")
         if words and ring_open(&self.place.events, words) != 0:
             raise MemoryError("no memory for the event ring")
         if place_ensure(&self.place, 16) != OK or domain_new(&self.place, NIL) < 0:
@@ -166,8 +175,26 @@ cdef class Placement:
                 pool.lock = self.lock
                 pool.attached = True
 
+    cdef object _open_hazard(self, history_blocks):
+        cdef int64_t capacity = 0
+        for pool in self.pools:
+            if pool is not None:
+                capacity += pool.counts()["max"]
+        remembered = max(65536, min(16 * capacity, max(2**22, 2 * capacity))) if history_blocks is None else history_blocks
+        self.place.hazard = hazard_open(capacity, count_input(remembered, "history_blocks", 1, 2**40))
+        if self.place.hazard == NULL:
+            raise MemoryError("no memory for the policy hazard")
+
     def __dealloc__(self):
-        cdef int32_t i
+        cdef int32_t i, j
+        for i in range(MAX_TIERS):
+            free(self.place.seats[i])
+            if self.place.candidates[i] != NULL:
+                for j in range(self.place.num_domains * NUM_CLASSES):
+                    free(self.place.candidates[i][j].nodes)
+            free(self.place.candidates[i])
+        free(self.place.kind_of)
+        hazard_close(self.place.hazard)
         free(self.place.fates)
         free(self.place.domain_of)
         for i in range(MAX_TIERS):
@@ -184,6 +211,13 @@ cdef class Placement:
         free(self.place.expiries)
         ghosts_free(&self.place)
         ring_close(&self.place.events)
+
+    @property
+    def hazard(self):
+        """The face of the policy ``hazard`` (a ``HazardPolicy``), None with another policy."""
+        from pagedkv._core.hazard_policy import HazardPolicy
+
+        return HazardPolicy(self) if self.place.hazard != NULL else None
 
     @property
     def policy(self):
@@ -285,8 +319,13 @@ cdef class Placement:
             return -1, -1, 0
         return second, block, common
 
-    def acquire(self, tokens, namespace=0, max_blocks=None):
+    def acquire(self, tokens, namespace=0, max_blocks=None, *, request=True):
         """Own the longest cached prefix of `tokens`, in whatever tiers it lies.
+
+        Parameters
+        ----------
+        request : bool
+            False for owners that stand for no request (a look, a pin, a prefetch): the policy ``hazard`` learns nothing then.
 
         Returns
         -------
@@ -302,11 +341,14 @@ cdef class Placement:
         cdef int64_t size = cnp.PyArray_SIZE(array)
         cdef int32_t slot, num_blocks = 0
         cdef int64_t handle = -1
+        cdef bint comes = bool(request)
         self.lock.acquire()
         with nogil:
             slot = place_acquire(&self.place, root, data, size, limit)
             if slot >= 0:
                 num_blocks = self.place.owners[slot].num_blocks
+                if comes:
+                    place_arrive(&self.place, slot, data, size)
                 handle = make_handle(slot, self.place.owners[slot].generation)
         self.lock.release()
         if slot < 0:
@@ -719,6 +761,8 @@ cdef class Placement:
         cdef int64_t blocks
         self.lock.acquire()
         with nogil:
+            if self.place.hazard != NULL:
+                hazard_clock(self.place.hazard, now)
             blocks = expire_until(&self.place, now)
         self.lock.release()
         return blocks

@@ -10,6 +10,7 @@ cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born
 # After tree_split(n) -> upper: the halves share one fate and stand next to each other in every list.
 cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil
 cdef void set_top(Place* p, int32_t n, int32_t top) noexcept nogil
+cdef void child_left(Place* p, int32_t n) noexcept nogil                         # a child of n is no more, or colder
 cdef int32_t list_of(Place* p, int32_t tier, int32_t n) noexcept nogil
 cdef void recency_link(Place* p, int32_t tier, int32_t n) noexcept nogil        # at the hot end
 cdef void recency_link_demoted(Place* p, int32_t tier, int32_t n) noexcept nogil  # but not hotter than its parent

@@ -6,28 +6,34 @@
 ``cost``    of the coldest leaves, the one whose blocks are cheapest to recompute per expected use: recompute cost grows
             linearly with depth (attention), uses are estimated by frequency over age (as in hyperbolic caching,
             Blankstein et al., ATC 2017).
+``hazard``  of some leaves, the one with the fewest expected hits per second of holding it; see hazard.
 """
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from pagedkv._core.block_pool cimport COUNT
+from pagedkv._core.candidates cimport KEPT, NO_SEAT, Candidates, candidates_add, candidates_drop, candidates_has
+from pagedkv._core.hazard cimport hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span
 from pagedkv._core.links cimport (
     UNLINKED, Links, coldest, is_linked, link_between, link_hottest, unlink,
 )
-from pagedkv._core.place cimport ARC, COST, NUM_CLASSES, NUM_LISTS, S3FIFO, Domain, Fate, Ghost, Ghosts, Place
+from pagedkv._core.place cimport ARC, COST, HAZARD, NUM_CLASSES, NUM_LISTS, S3FIFO, Domain, Fate, Ghost, Ghosts, Place
 from pagedkv._core.radix_tree cimport chain_step, node_ids, node_top, tree_ensure, tree_split
 from pagedkv._core.types cimport E_MEMORY, MAX_TIERS, NIL, OK
 
 cdef enum:
     COST_CANDIDATES = 32
+    HAZARD_CANDIDATES = 32
+    HAZARD_MORE = 16             # candidates for each further victim of one request
 
 
 cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
     cdef int32_t capacity, tier, i
     cdef Fate* fates
     cdef int32_t* grown
+    cdef uint8_t* kinds
     if tree_ensure(p.tree, extra) != OK:
         return E_MEMORY
     capacity = p.tree.nodes_capacity
@@ -50,6 +56,18 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
         if grown == NULL:
             return E_MEMORY
         p.links[tier].next = grown
+    for tier in range(p.num_tiers if p.policy == HAZARD else 0):
+        grown = <int32_t*>realloc(p.seats[tier], capacity * sizeof(int32_t))
+        if grown == NULL:
+            return E_MEMORY
+        p.seats[tier] = grown
+        for i in range(p.fates_capacity, capacity):
+            grown[i] = NO_SEAT
+    kinds = <uint8_t*>realloc(p.kind_of, capacity)
+    if kinds == NULL:
+        return E_MEMORY
+    p.kind_of = kinds
+    memset(kinds + p.fates_capacity, 0, capacity - p.fates_capacity)
     memset(p.fates + p.fates_capacity, 0, (capacity - p.fates_capacity) * sizeof(Fate))
     for i in range(p.fates_capacity, capacity):
         p.domain_of[i] = 0
@@ -62,6 +80,7 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
 cdef int domain_new(Place* p, int32_t root) noexcept nogil:
     cdef int32_t tier, i, d = p.num_domains
     cdef int32_t* ends
+    cdef Candidates* candidates
     cdef Domain* domains = <Domain*>realloc(p.domains, (d + 1) * sizeof(Domain))
     if domains == NULL:
         return E_MEMORY
@@ -73,6 +92,12 @@ cdef int domain_new(Place* p, int32_t root) noexcept nogil:
         p.links[tier].ends = ends
         for i in range(d * NUM_LISTS, (d + 1) * NUM_LISTS):
             ends[2 * i] = ends[2 * i + 1] = ~i
+        if p.policy == HAZARD:
+            candidates = <Candidates*>realloc(p.candidates[tier], <size_t>(d + 1) * NUM_CLASSES * sizeof(Candidates))
+            if candidates == NULL:
+                return E_MEMORY
+            p.candidates[tier] = candidates
+            memset(candidates + d * NUM_CLASSES, 0, NUM_CLASSES * sizeof(Candidates))
     memset(&domains[d], 0, sizeof(Domain))
     domains[d].root = root
     for tier in range(MAX_TIERS):
@@ -88,6 +113,7 @@ cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born
     f.top = <signed char>top
     f.klass = <unsigned char>klass
     f.transfer = -1
+    f.past = NIL
     f.born = born
     f.last_use = p.clock
     for tier in range(p.num_tiers):
@@ -107,6 +133,7 @@ cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
         links.next[upper] = UNLINKED
         if is_linked(links, n):
             link_between(links, upper, n, links.next[n])
+            may_be_chosen(p, tier, upper)
 
 
 cdef void set_top(Place* p, int32_t n, int32_t top) noexcept nogil:
@@ -114,6 +141,15 @@ cdef void set_top(Place* p, int32_t n, int32_t top) noexcept nogil:
     above.kids[p.fates[n].top] -= 1
     above.kids[top] += 1
     p.fates[n].top = <signed char>top
+    child_left(p, p.tree.nodes[n].parent)
+
+
+cdef void child_left(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t tier
+    if p.policy == HAZARD:
+        for tier in range(p.num_tiers):
+            if is_linked(&p.links[tier], n) and p.seats[tier][n] == NO_SEAT:
+                may_be_chosen(p, tier, n)
 
 
 cdef int32_t list_of(Place* p, int32_t tier, int32_t n) noexcept nogil:
@@ -126,9 +162,15 @@ cdef inline void mark(Place* p, int32_t tier, int32_t list_no) noexcept nogil:
     p.domains[list_no // NUM_LISTS].mask[tier][local >> 6] |= <uint64_t>1 << (local & 63)
 
 
+cdef inline void may_be_chosen(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    if p.policy == HAZARD:
+        candidates_add(&p.candidates[tier][list_of(p, tier, n) >> 1], p.seats[tier], n)
+
+
 cdef void recency_link(Place* p, int32_t tier, int32_t n) noexcept nogil:
     cdef int32_t list_no = list_of(p, tier, n)
     link_hottest(&p.links[tier], list_no, n)
+    may_be_chosen(p, tier, n)
     mark(p, tier, list_no)
 
 
@@ -138,6 +180,7 @@ cdef void recency_link_demoted(Place* p, int32_t tier, int32_t n) noexcept nogil
     if (is_linked(links, parent) and p.fates[parent].top == tier and p.fates[parent].transfer < 0
             and list_of(p, tier, parent) == list_of(p, tier, n)):
         link_between(links, n, links.prev[parent], parent)
+        may_be_chosen(p, tier, n)
     else:
         recency_link(p, tier, n)
 
@@ -145,6 +188,8 @@ cdef void recency_link_demoted(Place* p, int32_t tier, int32_t n) noexcept nogil
 cdef void recency_unlink(Place* p, int32_t tier, int32_t n) noexcept nogil:
     if is_linked(&p.links[tier], n):
         unlink(&p.links[tier], n)
+        if p.policy == HAZARD:
+            candidates_drop(&p.candidates[tier][list_of(p, tier, n) >> 1], p.seats[tier], n)
 
 
 cdef bint is_owned(Place* p, int32_t n, int32_t tier) noexcept nogil:
@@ -287,9 +332,16 @@ cdef int32_t ghost_queue(Place* p, int32_t tier, uint64_t chain, bint use_up) no
 
 # ---- victims
 
+# Children of run n that are as hot as `tier` or hotter.
+cdef inline int32_t hot_children(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    cdef int32_t u, children = 0
+    for u in range(tier + 1):
+        children += p.fates[n].kids[u]
+    return children
+
+
 cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexcept nogil:
     cdef Fate* f = &p.fates[n]
-    cdef int32_t u, kids = 0
     if f.transfer >= 0:
         return False
     if node_top(p.tree, n) < tier:              # a hotter copy exists: this one is redundant
@@ -298,9 +350,7 @@ cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexc
         return False
     if f.failed or (childless and p.tree.nodes[n].tiers == <uint32_t>1 << tier):    # it would be lost
         return p.tree.nodes[n].first_child == NIL
-    for u in range(tier + 1):
-        kids += f.kids[u]
-    return kids == 0
+    return hot_children(p, tier, n) == 0
 
 
 cdef int32_t first_that_may_go(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil:
@@ -386,11 +436,110 @@ cdef int32_t s3fifo_victim(Place* p, int32_t tier, int32_t list_no, bint childle
     return n if n != NIL else first_that_may_go(p, tier, list_no + 1, childless)
 
 
+# Expected hits per second of holding the last block of run n; what no request has let go of yet comes first.
+cdef inline double rate_of(Place* p, int32_t n) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    return hazard_rate(p.hazard, f.past, f.past_generation, p.tree.nodes[n].depth + p.tree.nodes[n].length)
+
+
+# Blocks at the end of run n that plain LRU would have evicted already.
+cdef inline int32_t beyond_lru(Place* p, int32_t n) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    cdef int32_t end = p.tree.nodes[n].depth + p.tree.nodes[n].length
+    return end - hazard_lru_depth(p.hazard, f.past, f.past_generation, end)
+
+
+cdef inline int32_t span_of(Place* p, int32_t n) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    return hazard_span(p.hazard, f.past, f.past_generation, p.tree.nodes[n].depth + p.tree.nodes[n].length)
+
+
+# The least of the rates among the coldest runs that LRU would have evicted already: all that the bound leaves to choose
+# from. They are the cold end of the list. Without any, LRU's own choice.
+cdef int32_t least_beyond_lru(Place* p, int32_t tier, int32_t n, bint childless, int32_t* limit) noexcept nogil:
+    cdef Links* links = &p.links[tier]
+    cdef int32_t best = n, seen = 0, steps = 0, surplus
+    cdef double rate, best_rate = 1e300
+    p.hazard.counters.held_back += 1
+    while n >= 0 and seen < 2 * HAZARD_CANDIDATES and steps < 8 * HAZARD_CANDIDATES:
+        if may_go(p, tier, n, childless):
+            surplus = beyond_lru(p, n)
+            if surplus == 0:
+                break
+            rate = rate_of(p, n)
+            if rate < best_rate:
+                best, best_rate = n, rate
+                limit[0] = surplus
+            seen += 1
+        steps += 1
+        n = links.next[n]
+    return best
+
+
+# The least of the rates among the coldest run, some taken at random, and the best of those that were looked at before but
+# not taken: power of choice with memory (Mitzenmacher, Prabhakar and Shah, FOCS 2002).
+cdef int32_t least_hazard(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil:
+    cdef Candidates* c = &p.candidates[tier][list_no >> 1]
+    cdef int32_t coldest_one = first_that_may_go(p, tier, list_no, childless), num_seen = 0, i, j, k, n, most
+    cdef int32_t[HAZARD_CANDIDATES + KEPT + 1] seen     # nodes by rising rate, those looked at twice only once
+    cdef double[HAZARD_CANDIDATES + KEPT + 1] rates
+    cdef int64_t room = hazard_room(p.hazard) if childless else p.tree.max_run
+    cdef bint all_of_them
+    cdef double rate
+    if coldest_one == NIL:
+        return NIL
+    if room == 0:
+        return least_beyond_lru(p, tier, coldest_one, childless, limit)
+    most = HAZARD_MORE if p.hazard.looked_at == p.hazard.guard.arrivals else HAZARD_CANDIDATES
+    p.hazard.looked_at = p.hazard.guard.arrivals
+    i = -1 - c.num_kept
+    while i < most and i < c.count:
+        all_of_them = c.count <= most
+        if i == -1:
+            n = coldest_one
+        elif i < -1:
+            n = c.kept[-2 - i]
+        else:
+            n = c.nodes[i if all_of_them else hazard_random(p.hazard) % c.count]
+        i += 1
+        if i < 0 and not candidates_has(c, p.seats[tier], n):
+            continue
+        if not may_go(p, tier, n, childless):
+            if hot_children(p, tier, n) > 0:    # until the last of them goes
+                candidates_drop(c, p.seats[tier], n)
+                if all_of_them and i > 0:
+                    i -= 1
+            continue
+        rate = rate_of(p, n)
+        j = num_seen
+        if j == KEPT + 1 and not (rate < rates[j - 1]):
+            continue
+        while j > 0 and (rate < rates[j - 1] or (rate == rates[j - 1] and p.fates[n].last_use < p.fates[seen[j - 1]].last_use)):
+            j -= 1
+        if j > 0 and seen[j - 1] == n:
+            continue
+        num_seen = min(num_seen + 1, KEPT + 1)
+        for k in range(num_seen - 1, j, -1):
+            seen[k], rates[k] = seen[k - 1], rates[k - 1]
+        seen[j], rates[j] = n, rate
+    c.num_kept = num_seen - 1
+    for i in range(1, num_seen):
+        c.kept[i - 1] = seen[i]
+    n = seen[0]
+    limit[0] = min(limit[0], span_of(p, n))
+    room += beyond_lru(p, n)
+    if room < limit[0]:
+        limit[0] = <int32_t>room
+    return n
+
+
 cdef int32_t victim_of(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil:
     if p.policy == S3FIFO:
         return s3fifo_victim(p, tier, list_no, childless, limit)
     if p.policy == ARC:
         return arc_victim(p, tier, list_no, childless, limit)
+    if p.policy == HAZARD:
+        return least_hazard(p, tier, list_no, childless, limit)
     if p.policy == COST:
         return cheapest_of_the_coldest(p, tier, list_no, childless)
     return first_that_may_go(p, tier, list_no, childless)

@@ -10,11 +10,12 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.events cimport EVENT_REMOVED, EVENT_STORED, ring_put
+from pagedkv._core.hazard cimport hazard_lost
 from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, S3FIFO, Fate, Place, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
-    fate_split, ghost_queue, is_owned, on_evict, pick_victim, place_ensure, recency_link,
+    child_left, fate_split, ghost_queue, is_owned, on_evict, pick_victim, place_ensure, recency_link,
     recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push
@@ -117,6 +118,8 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
     cdef int32_t tier, first = node.length - k
     p.counters.dropped[node_top(p.tree, n)] += k
     on_evict(p, node_top(p.tree, n), n, first, k)
+    if p.hazard != NULL:
+        hazard_lost(p.hazard, p.fates[n].past, p.fates[n].past_generation, node.depth + node.length, k)
     for tier in range(p.num_tiers):
         if (node.tiers >> tier) & 1:
             if first == 0:
@@ -124,6 +127,7 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
             copy_free(p, n, tier, first)
     if first == 0:
         p.fates[node.parent].kids[p.fates[n].top] -= 1
+        child_left(p, node.parent)
         p.fates[n].failed = 0                       # the id may come back as a root
     tree_trim(p.tree, n, k)
     if first == 0:

@@ -8,6 +8,19 @@ Why foresight is exact here: each use of a child uses its parent, so the parent'
 ordered by (next use, depth), latest and deepest first; a child is always ahead of its parent, so the first in order is
 always a leaf, and a heap that holds leaves alone suffices: one push a request, one an eviction.
 
+Requests that take time. ``events`` (schedule.py) says when requests arrive and when they are over; from one to the other
+a request holds its path, and what is held cannot leave. A request that finds no room beside the others' paths holds
+the leading blocks that fit (``held_prefixes``). How many these are follows from the trace and the size of the device: a
+cached block beyond them would lie in the cache beside all that is held, and would fit. So no policy chooses what is held,
+and every policy has the same room for the rest. A policy chooses which blocks, used last by request j and next by request
+i, it keeps until i: each takes one block of room from the moment when nobody holds it until i. Among intervals of one
+block each, where room is short at some moment, one that is there has to go; giving up the one that ends last leaves
+at least as much room at every later moment as giving up another. That is MIN. So with ``events`` it has the most hits that
+any policy can have, and it is the bound itself. There is no MIN-bypass above it: not keeping what a request computed is
+evicting it when the request is over, which MIN does, and earlier than that it lies in memory. Capacity may be more
+than the device that the held prefixes were cut for: then it is a bound for several tiers of that many blocks in all, in
+which only the device holds what runs. LRU counts from when the last of its requests is over.
+
 A heap entry counts only while its block is cached, childless and its key unchanged; others are skipped when popped.
 """
 
@@ -89,34 +102,79 @@ def next_uses(const int32_t[::1] paths, const int64_t[::1] offsets, Py_ssize_t n
     return result
 
 
-def lru_hits(paths, offsets, parents, Py_ssize_t capacity):
-    """Leaf-first LRU with mandatory admission: hit blocks of each request, int32 [num_requests]."""
-    return _leaf_first(paths, offsets, parents, np.empty(0, np.int32), capacity, LRU)
+def held_prefixes(
+    const int32_t[::1] paths, const int64_t[::1] offsets, Py_ssize_t num_unique, const int32_t[::1] events,
+    Py_ssize_t capacity
+):
+    """Leading blocks of each request that lie in ``capacity`` blocks beside what others hold: int32 [num_requests]."""
+    cdef Py_ssize_t num_requests = _validate(paths, offsets, num_unique), e, i, a
+    cdef Py_ssize_t used = 0
+    cdef int32_t[::1] holders = np.zeros(num_unique, np.int32)
+    result = np.zeros(num_requests, np.int32)
+    cdef int32_t[::1] held = result
+    _validate_events(events, num_requests)
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1 block, not {capacity}")
+    with nogil:
+        for e in range(events.shape[0]):
+            i = events[e] if events[e] >= 0 else ~events[e]
+            a = offsets[i]
+            if events[e] < 0:
+                for a in range(offsets[i], offsets[i] + held[i]):
+                    holders[paths[a]] -= 1
+                    used -= holders[paths[a]] == 0
+                continue
+            while a < offsets[i + 1] and (holders[paths[a]] or used < capacity):
+                used += holders[paths[a]] == 0
+                holders[paths[a]] += 1
+                a += 1
+            held[i] = <int32_t> (a - offsets[i])
+    return result
 
 
-def min_hits(paths, offsets, parents, next_use, Py_ssize_t capacity):
-    """Belady's MIN, leaf-first, with mandatory admission: hit blocks of each request, int32 [num_requests]."""
+def lru_hits(paths, offsets, parents, Py_ssize_t capacity, events=None):
+    """Leaf-first LRU with mandatory admission: hit blocks of each request, int32 [num_requests].
+
+    With ``events`` a request holds its path until it is over, and all that is held at once must fit in ``capacity``.
+    """
+    return _leaf_first(paths, offsets, parents, np.empty(0, np.int32), _events(events, offsets), capacity, LRU)
+
+
+def min_hits(paths, offsets, parents, next_use, Py_ssize_t capacity, events=None):
+    """Belady's MIN, leaf-first, with mandatory admission: hit blocks of each request, int32 [num_requests].
+
+    With ``events`` a request holds its path until it is over, and all that is held at once must fit in ``capacity``.
+    """
     if len(next_use) != len(paths):
         raise ValueError(f"next_use has {len(next_use)} entries, paths has {len(paths)}")
-    return _leaf_first(paths, offsets, parents, next_use, capacity, MIN)
+    return _leaf_first(paths, offsets, parents, next_use, _events(events, offsets), capacity, MIN)
+
+
+cdef _events(events, offsets):
+    """As given; by default every request is over as soon as it has come."""
+    if events is not None:
+        return events
+    requests = np.arange(max(len(offsets) - 1, 0), dtype=np.int32)
+    return np.stack((requests, ~requests), axis=1).reshape(-1)
 
 
 cdef _leaf_first(
     const int32_t[::1] paths, const int64_t[::1] offsets, const int32_t[::1] parents, const int32_t[::1] uses,
-    Py_ssize_t capacity, int order
+    const int32_t[::1] events, Py_ssize_t capacity, int order
 ):
     cdef Py_ssize_t num_unique = parents.shape[0], num_requests = _validate(paths, offsets, num_unique)
-    cdef Py_ssize_t i, j, start, length, kept, hit
+    cdef Py_ssize_t e, i, j, start, kept, hit
     cdef Py_ssize_t used = 0
     cdef int32_t block, parent
     cdef Entry victim
     cdef uint8_t[::1] cached = np.zeros(num_unique, np.uint8)
     cdef int32_t[::1] children = np.zeros(num_unique, np.int32)
-    cdef int32_t[::1] pinned_by = np.full(num_unique, -1, np.int32)
+    cdef int32_t[::1] holders = np.zeros(num_unique, np.int32)
     cdef int64_t[::1] keys = np.zeros(num_unique, np.int64)
     result = np.zeros(num_requests, np.int32)
     cdef int32_t[::1] hits = result
     cdef Heap heap
+    _validate_events(events, num_requests)
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1 block, not {capacity}")
     heap.count, heap.room = 0, 1024
@@ -125,29 +183,41 @@ cdef _leaf_first(
         raise MemoryError("no memory for the heap of leaves")
     try:
         with nogil:
-            for i in range(num_requests):
+            for e in range(events.shape[0]):
+                i = events[e] if events[e] >= 0 else ~events[e]
                 start = offsets[i]
-                length = offsets[i + 1] - start
-                hit = 0
-                while hit < length and cached[paths[start + hit]]:
-                    hit += 1
-                hits[i] = <int32_t> hit
-                kept = length if length <= capacity else capacity
+                kept = offsets[i + 1] - start
+                if kept > capacity:
+                    kept = capacity
                 if kept == 0:
                     continue
+                if events[e] < 0:
+                    for j in range(kept):
+                        block = paths[start + j]
+                        holders[block] -= 1
+                        if order == LRU:
+                            keys[block] = (<int64_t> (C_NEVER - e) << 32) | j
+                    block = paths[start + kept - 1]     # the others have a child: the next on the path
+                    if children[block] == 0:
+                        heap_push(&heap, keys[block], block)
+                    continue
+                hit = 0
+                while hit < kept and cached[paths[start + hit]]:
+                    hit += 1
+                hits[i] = <int32_t> hit
                 for j in range(kept):
                     block = paths[start + j]
-                    pinned_by[block] = <int32_t> i
+                    holders[block] += 1
                     if order == MIN:
                         keys[block] = (<int64_t> uses[start + j] << 32) | j
-                    else:
-                        keys[block] = (<int64_t> (C_NEVER - i) << 32) | j
                 while capacity - used < kept - hit:
-                    # Never empty here: what is cached and not on this path has an unpinned leaf below it.
-                    # A pinned leaf may be dropped from the heap: it gains a child, or is the path's end, pushed below.
+                    # What is cached and not held has a leaf below it that is not held either: the heap has it.
+                    # A held leaf is dropped from the heap: it gains a child, or is pushed again when it is let go.
+                    if heap.count == 0:
+                        raise ValueError(f"requests hold more than {capacity} blocks at once: cut them to held_prefixes")
                     victim = heap_pop(&heap)
                     block = victim.block
-                    if not cached[block] or children[block] or keys[block] != victim.key or pinned_by[block] == i:
+                    if not cached[block] or children[block] or keys[block] != victim.key or holders[block]:
                         continue
                     cached[block] = 0
                     used -= 1
@@ -163,9 +233,6 @@ cdef _leaf_first(
                     if j:
                         children[paths[start + j - 1]] += 1
                 used += kept - hit
-                block = paths[start + kept - 1]
-                if children[block] == 0:
-                    heap_push(&heap, keys[block], block)
     finally:
         free(heap.entries)
     return result
@@ -255,3 +322,20 @@ cdef Py_ssize_t _validate(const int32_t[::1] paths, const int64_t[::1] offsets, 
     if not good:
         raise ValueError("paths, offsets and parents do not describe one trace")
     return n
+
+
+cdef int _validate_events(const int32_t[::1] events, Py_ssize_t num_requests) except -1:
+    """Every request comes once, and is over once after that."""
+    cdef uint8_t[::1] seen = np.zeros(num_requests, np.uint8)
+    cdef Py_ssize_t e, i
+    cdef bint good = events.shape[0] == 2 * num_requests
+    if good:
+        for e in range(2 * num_requests):
+            i = events[e] if events[e] >= 0 else ~events[e]
+            good = i < num_requests and seen[i] == (events[e] < 0)
+            if not good:
+                break
+            seen[i] += 1
+    if not good:
+        raise ValueError(f"events do not say when each of {num_requests} requests comes and when it is over")
+    return 0

@@ -70,6 +70,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="TIERS",
         help="tiers that keep their copy on promotion (default: disk)",
     )
+    add(
+        "--generating",
+        type=float,
+        metavar="MS",
+        help="milliseconds per output token, in which a request holds its blocks, also in the bounds (default: none)",
+    )
     add("--requests", type=int, metavar="N", help="only the first N requests of the trace")
     add("--block-size", type=int, metavar="TOKENS", help="of a .jsonl trace (default: 512)")
     add(
@@ -107,6 +113,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         inclusive=inclusive,
         bytes_per_token=arguments.bytes_per_token,
         block_bytes=_bytes("--block-bytes", arguments.block_bytes),
+        generating=arguments.generating,
     )
     if arguments.json not in (None, "-"):
         require_writable("--json", arguments.json)
@@ -119,11 +126,11 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     sizes = capacities(
         trace, arguments.device, arguments.host, arguments.disk, arguments.sweep, options.bytes_per_token
     )
-    references = References(trace)
+    references = References(trace, options.generating)
     with progress(arguments.progress) as shown:
         results = replay(trace, policies, sizes, options=options, progress=shown, references=references)
     command = shlex.join(["pagedkv", *argv])
-    report = Report(trace, results, command, time.perf_counter() - start, options.bytes_per_token, options.model)
+    report = Report(trace, results, command, time.perf_counter() - start, options)
     print_table(trace, results, sys.stderr if arguments.json == "-" else sys.stdout)
     if arguments.json is not None:
         report.write_json(arguments.json)

@@ -9,6 +9,7 @@ from pagedkv.core import POLICIES as POLICIES
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN, MAX_BYTES_PER_TOKEN, TIER_NAMES
 from pagedkv.replay.references import BOUNDS
+from pagedkv.replay.schedule import require_token_ms
 from pagedkv.replay.weights import LLAMA_3_8B, ModelShape
 from pagedkv.sizes import whole_number
 
@@ -31,6 +32,8 @@ class Options:
     inclusive : tiers that keep their copy when a block is promoted (``"host"``, ``"disk"``).
     bytes_per_token : KV bytes of one token over all layers; sizes in bytes and the sim's traffic use it.
     block_bytes : payload of a block in the real engine, whole pages of 4 KiB.
+    generating : time of an output token in milliseconds. A request holds its blocks from its arrival until its output
+        is complete, in the bounds too; sim only. None: it takes no time.
     model : whose prefill weighs ``flop_weighted_hit_rate``, and what the policy ``cost`` weighs.
     """
 
@@ -40,6 +43,7 @@ class Options:
     bytes_per_token: int = LLAMA_3_8B_BYTES_PER_TOKEN
     block_bytes: int = DEFAULT_BLOCK_BYTES
     model: ModelShape = LLAMA_3_8B
+    generating: float | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -49,6 +53,12 @@ class Options:
         for tier in self.inclusive:
             if tier not in TIER_NAMES[1:]:
                 raise InvalidArgument(f"inclusive: {tier!r} is not one of {', '.join(TIER_NAMES[1:])}")
+        if self.generating is not None:
+            require_token_ms(self.generating)
+            if self.engine != "sim":
+                raise InvalidArgument(
+                    f"generating: the engine {self.engine!r} runs one request at a time; take the engine 'sim'"
+                )
         whole_number(self.bytes_per_token, "bytes per token", 1, MAX_BYTES_PER_TOKEN)
         whole_number(self.block_bytes, "block bytes", PAGE_BYTES, MAX_BLOCK_BYTES)
         if self.block_bytes % PAGE_BYTES:

@@ -45,19 +45,21 @@ def plot(trace: Trace, results: Sequence[Result], out: str, references: Referenc
             _sweep(trace, results, references, axes)
         else:
             _bars(trace, results, references, axes)
-        axes.set_title(f"{trace.name}: {trace.num_requests:,} requests, {trace.num_unique:,} unique blocks")
+        held = "" if references.generating is None else f", {references.generating:g} ms per output token"
+        axes.set_title(f"{trace.name}: {trace.num_requests:,} requests, {trace.num_unique:,} unique blocks{held}")
         figure.savefig(out, dpi=150)
     finally:
         pyplot.close(figure)
 
 
 def _sweep(trace: Trace, results: Sequence[Result], references: References, axes: Any) -> None:
-    capacities = sorted({r.capacity.total for r in results})
+    sizes = {r.capacity.total: r.capacity for r in sorted(results, key=lambda r: r.capacity.total)}
+    capacities = list(sizes)
     for policy in dict.fromkeys(r.policy for r in results if r.policy not in BOUNDS):
         points = sorted((r.capacity.total, 100 * r.block_hit_rate) for r in results if r.policy == policy)
         axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=policy)
     for name in BOUNDS:
-        best = [100 * references.total(name, c) / trace.num_accesses for c in capacities]
+        best = [100 * references.total(name, size) / trace.num_accesses for size in sizes.values()]
         axes.plot(capacities, best, BOUND_STYLES[name], color="black", linewidth=1, label=name)
     axes.set_xscale("log")
     axes.set_xticks(capacities, [f"{c:,}\n{100 * c / trace.num_unique:.3g} %" for c in capacities], fontsize=8)
@@ -79,7 +81,7 @@ def _bars(trace: Trace, results: Sequence[Result], references: References, axes:
             axes.barh(names, widths, left=left, label=tier)
             left = [a + w for a, w in zip(left, widths, strict=True)]
     for name in BOUNDS:
-        best = 100 * references.total(name, shown[0].capacity.total) / trace.num_accesses
+        best = 100 * references.total(name, shown[0].capacity) / trace.num_accesses
         axes.axvline(best, linestyle=BOUND_STYLES[name], color="black", linewidth=1, label=f"{name} {best:.1f} %")
     axes.invert_yaxis()
     tiers = ", ".join(f"{name} {blocks:,}" for name, blocks in shown[0].capacity.tiers())

@@ -14,13 +14,17 @@ import numpy as np
 
 from pagedkv._version import __version__
 from pagedkv.errors import InvalidArgument
+from pagedkv.replay.options import Options
 from pagedkv.replay.result import Json, Result
 from pagedkv.replay.trace import Trace
-from pagedkv.replay.weights import LLAMA_3_8B, ModelShape
 
+INSTANT = "time: requests run one after the other in file order; queueing, batching and arrival times play no part"
+GENERATING = (
+    "time: a request starts when it arrives and takes {:g} ms per output token; queueing and prefill take none",
+    "room for generated tokens: a request holds the blocks of its prompt",
+)
 NOT_MODELLED = (
     "generated tokens: their KV becomes visible only when a later request sends it back as input",
-    "time: requests run one after the other in file order; queueing, batching and arrival times play no part",
     "load time against recompute: bytes moved are counted, what they would cost on your hardware is not",
     "the token that an engine must compute even when the whole prompt is cached",
     "the sim engine: moves succeed at once, and no bytes are moved",
@@ -36,12 +40,11 @@ class Report:
     results: Sequence[Result]
     command: str
     wall_s: float
-    bytes_per_token: int
-    model: ModelShape = LLAMA_3_8B
+    options: Options
 
     def to_json(self) -> Json:
         """The report as written by ``--json``."""
-        trace = self.trace
+        trace, options = self.trace, self.options
         return {
             "trace": trace.name,
             "sha256": trace.sha256,
@@ -58,18 +61,25 @@ class Report:
             "numpy": np.__version__,
             "machine": platform.machine(),
             "wall_s": round(self.wall_s, 3),
-            "bytes_per_token": self.bytes_per_token,
+            "bytes_per_token": options.bytes_per_token,
+            "generating_ms": options.generating,
             "flop_weights": {
-                "model": self.model.name,
-                "per_token": 2 * self.model.matmul_weights,
-                "per_token_and_key": 4 * self.model.num_layers * self.model.num_qo_heads * self.model.head_dim,
+                "model": options.model.name,
+                "per_token": 2 * options.model.matmul_weights,
+                "per_token_and_key": 4 * options.model.num_layers * options.model.num_qo_heads * options.model.head_dim,
             },
-            "not_modelled": list(NOT_MODELLED),
+            "not_modelled": not_modelled(options),
         }
 
     def write_json(self, out: str) -> None:
         """Write to a file (whole or not at all), or to stdout when ``out`` is ``-``."""
         write_json(self.to_json(), out)
+
+
+def not_modelled(options: Options) -> list[str]:
+    """What to keep in mind with the figures."""
+    times = [INSTANT] if options.generating is None else [line.format(options.generating) for line in GENERATING]
+    return [*times, *NOT_MODELLED]
 
 
 def write_json(document: Json, out: str) -> None:

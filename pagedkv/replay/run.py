@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def replay(
     capacities : one or several; a string or int is the size of a device tier alone (``5000``, ``"5%"``).
     options : engine and the rest; default ``Options()``.
     progress : told about each replay (default: nobody is).
-    references : bounds already computed for this trace.
+    references : bounds already computed for this trace, with the same ``options.generating``.
 
     Returns
     -------
@@ -47,7 +48,8 @@ def replay(
 
     Raises
     ------
-    InvalidArgument : unknown policy (the message lists the known), empty lists, a capacity that is none.
+    InvalidArgument : unknown policy (the message lists the known), empty lists, a capacity that is none, requests that
+        generate in a trace without output lengths.
     TraceFormatError : ``trace`` names a file that cannot be read as one.
     """
     options = Options() if options is None else options
@@ -59,7 +61,12 @@ def replay(
         raise InvalidArgument("at least one capacity is needed")
     for size in sizes:
         require_folder(size)
-    references = References(loaded) if references is None else references
+    references = References(loaded, options.generating) if references is None else references
+    if references.generating != options.generating:
+        raise InvalidArgument(
+            f"references were made for generating={references.generating}, options say {options.generating}: "
+            "make them with References(trace, options.generating)"
+        )
     return [_one(loaded, policy, size, options, progress, references) for size in sizes for policy in policies]
 
 
@@ -92,7 +99,7 @@ def _one(
     else:
         engine = options.engine
         block_bytes = options.block_bytes if engine == "real" else trace.block_size * options.bytes_per_token
-        run = run_real if engine == "real" else run_sim
+        run = run_real if engine == "real" else partial(run_sim, generating=options.generating)
         outcome = run(
             trace,
             policy,
@@ -109,7 +116,8 @@ def _one(
             "block_bytes": block_bytes,
             "cost_tokens": options.model.balance_tokens,
         }
-    gap = references.gap_closed(int(outcome.hits.sum(dtype=np.int64)), capacity.total)
+    parameters["generating_ms"] = options.generating
+    gap = references.gap_closed(int(outcome.hits.sum(dtype=np.int64)), capacity)
     wall_s = time.perf_counter() - start
     return _result(trace, policy, engine, capacity, options, outcome, parameters, gap, wall_s)
 

@@ -20,7 +20,7 @@ def print_table(trace: Trace, results: Sequence[Result], file: TextIO | None = N
     columns, rows = table(results)
     about = (
         f"{trace.name}: {trace.num_requests:,} requests, {trace.num_accesses:,} block accesses, "
-        f"{trace.num_unique:,} unique blocks of {trace.block_size} tokens"
+        f"{trace.num_unique:,} unique blocks of {trace.block_size} tokens{holding(results)}"
     )
     print(about, file=file)
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
@@ -28,6 +28,12 @@ def print_table(trace: Trace, results: Sequence[Result], file: TextIO | None = N
         _print_rich(columns, rows, file)
     else:  # rich would cut the cells of a table that is too wide
         _print_plain(columns, rows, widths, file)
+
+
+def holding(results: Sequence[Result]) -> str:
+    """How long requests hold their blocks, as the end of a line; empty where they take no time."""
+    times = {r.parameters["generating_ms"] for r in results} - {None}
+    return "".join(f"; held for {ms:g} ms per output token, in lru, min and min-bypass too" for ms in times)
 
 
 def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
@@ -43,6 +49,8 @@ def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
     if host or disk:
         columns += ["device %", *(["host %"] if host else []), *(["disk %"] if disk else [])]
     columns += ["tokens %", "flops %", "LRU to MIN", "moved", "us/request"]
+    if holding(results):
+        columns += ["squeezed"]
     if real:
         columns += ["verified", "wrong bytes"]
     return columns, [[_cells(r)[c] for c in columns] for r in results]
@@ -67,6 +75,7 @@ def _cells(r: Result) -> dict[str, str]:
         "LRU to MIN": "-" if r.gap_to_min_closed is None else f"{100 * r.gap_to_min_closed:.1f} %",
         "moved": "-" if bound else format_size(sum(r.bytes.values())),
         "us/request": "-" if r.bookkeeping_us_per_request is None else f"{r.bookkeeping_us_per_request:.1f}",
+        "squeezed": f"{r.counters['squeezed_requests']:,}" if "squeezed_requests" in r.counters else "-",
         "verified": "-" if bound else format_size(r.verified_bytes),
         "wrong bytes": "-" if bound else str(r.wrong_bytes),
     }

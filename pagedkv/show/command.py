@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from pagedkv.errors import InvalidArgument
 from pagedkv.recording import Recording, read_recording
 from pagedkv.show.demo import record
 from pagedkv.show.document import page
@@ -28,8 +29,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("show", help="draw a recorded run, block by block", description=DESCRIPTION)
     add = parser.add_argument
     add("recording", nargs="?", metavar="RECORDING", help="what Recorder.save wrote (default: a built-in run)")
-    add("--step", type=int, metavar="N", help="draw this step (default: list the steps and draw the last)")
-    add("--all", action="store_true", help="draw every step")
+    drawn = parser.add_mutually_exclusive_group()
+    drawn.add_argument(
+        "--step", type=int, metavar="N",
+        help="draw this step (default: list the steps and draw the last); with --html, open it there (default: 1)",
+    )  # fmt: skip
+    drawn.add_argument("--all", action="store_true", help="draw every step")
     add("--html", metavar="OUT", help="write one self-contained page that steps through the run")
     add("--json", action="store_true", help="print the recording as JSON; with --step, that frame")
     parser.set_defaults(run=run)
@@ -38,6 +43,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     """Draw; 0."""
     name = arguments.recording
+    if arguments.all and (arguments.html is not None or arguments.json):
+        raise InvalidArgument("--all draws in the terminal, and a page or JSON has every step anyway: leave it out")
     recording = record() if name is None else read_recording(name)
     number, _ = frame_of(recording, arguments.step)
     if arguments.html is not None:
@@ -46,6 +53,8 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
         Path(arguments.html).write_text(document, encoding="utf-8")
         if not arguments.json:
             size = f"{len(recording.frames)} steps, {len(document.encode()) / 1024:.0f} KiB"
+            if arguments.step is not None:
+                size += f", opens at step {number}"
             print(_fitting(f"{arguments.html}: {size}", sys.stdout))
     if arguments.json:
         whole = recording.to_dict()

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from typing import get_args
+from typing import TextIO, get_args
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from pagedkv.replay.command import require_format
 from pagedkv.replay.progress import progress
 from pagedkv.replay.report import require_writable, write_json
 from pagedkv.simulate import studies
-from pagedkv.simulate.hardware import MODELS, Hardware, parse_gpus, parse_tiers
+from pagedkv.simulate.concurrency import concurrency
+from pagedkv.simulate.hardware import MODELS, Hardware, parse_gpus
+from pagedkv.simulate.links import parse_tiers, read_moves
 from pagedkv.simulate.plot import plot_results, plot_study
 from pagedkv.simulate.run import simulate
 from pagedkv.simulate.systems import DEFAULT_SYSTEMS, SYSTEMS, choose
-from pagedkv.simulate.table import LEGEND, Row, markdown, print_rows, rows
+from pagedkv.simulate.table import FOUND_LEGEND, LEGEND, Row, found_rows, markdown, print_rows, rows
 from pagedkv.simulate.workload import Workload, load_workload
 from pagedkv.sizing.checks import by_name
 from pagedkv.sizing.machines import GPUS
@@ -34,9 +36,12 @@ clock, and compare ways to hold the KV."""
 COLUMNS = (
     "Columns of the table, those left out that say nothing: "
     + "; ".join(f"{name}: {what}" for name, what in LEGEND.items())
+    + ". Of --by-tier: "
+    + "; ".join(f"{name}: {what}" for name, what in FOUND_LEGEND.items())
     + "."
 )
-DEFAULT_TIERS = "host=256GiB@50GB/s"
+STUDIES = (*studies.STUDIES, "concurrency")
+DEFAULT_SIZE, DEFAULT_RATE = "host=256GiB", "50GB/s"
 NOT_MODELLED = (
     "generated tokens: their KV is found again only where a later request sends them back as input, as in the trace",
     "users: requests come when the trace says, whatever the server does",
@@ -59,8 +64,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--gpus", default="H100", metavar="[Nx]NAME", help=f"of: {' '.join(GPUS)} (default: %(default)s)")
     add("--model", default="llama-3-8b", metavar="NAME", help=f"of: {' '.join(MODELS)} (default: %(default)s)")
     add(
-        "--tiers", default=DEFAULT_TIERS, metavar="T=SIZE@RATE/s,...",
-        help="under the device: host, disk; or none (default: %(default)s)",
+        "--tiers", metavar="T=SIZE@RATE/s,...",
+        help=f"under the device: host, disk; or none (default: {DEFAULT_SIZE}@{DEFAULT_RATE})",
+    )  # fmt: skip
+    add(
+        "--moves", metavar="FILE",
+        help="a result of python -m bench.tiers: rates as measured, for tiers that say none (T=SIZE)",
     )  # fmt: skip
     add(
         "--disk-admission", default="cost", metavar="MODE",
@@ -70,6 +79,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--systems", metavar="S,S,...",
         help="; ".join(f"{s.name}: {s.what}" for s in SYSTEMS.values()) + f" (default: {','.join(DEFAULT_SYSTEMS)})",
     )  # fmt: skip
+    add("--by-tier", action="store_true", help="also times to the first token by where the prompt was found")
+    add("--memory-share", type=float, default=0.9, metavar="X", help="of the GPUs' memory, for weights and KV (0.9)")
     add("--requests", type=int, metavar="N", help="only the first N requests of the trace")
     add("--speed", type=float, default=1.0, metavar="X", help="arrivals X times as fast; 0: all at once (default: 1)")
     add("--block-size", type=int, default=16, metavar="TOKENS", help="of the cache (default: %(default)s)")
@@ -79,7 +90,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--longest", type=int, metavar="TOKENS", help="that `contiguous` reserves (default: the trace's longest)")
     add(
         "--study", metavar="NAME",
-        help=f"instead, measure one thing over the trace's lengths: {', '.join(studies.STUDIES)}",
+        help=f"instead, measure one thing over the trace's lengths: {', '.join(STUDIES)}",
     )  # fmt: skip
     add("--beam-spread", type=float, default=3.0, metavar="X", help="study beams: spread of the logits (default: 3)")
     add("--json", metavar="OUT", help="write the report; - for stdout (the table then goes to stderr)")
@@ -101,8 +112,8 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if arguments.plot is not None:
         require_writable("--plot", arguments.plot)
         require_format(arguments.plot)
-    if arguments.study is not None and arguments.study not in studies.STUDIES:
-        raise InvalidArgument(f"--study: unknown study {arguments.study[:40]!r}; known: {', '.join(studies.STUDIES)}")
+    if arguments.study is not None and arguments.study not in STUDIES:
+        raise InvalidArgument(f"--study: unknown study {arguments.study[:40]!r}; known: {', '.join(STUDIES)}")
     workload = load_workload(
         arguments.trace, block_size=arguments.trace_block_size, requests=arguments.requests, speed=arguments.speed
     )
@@ -113,7 +124,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         "numpy": np.__version__,
     }  # fmt: skip
     if arguments.study is not None:
-        study = _study(arguments, workload)
+        study = _study(arguments, workload, hardware)
         lines, title = study.rows, f"{about}, study {arguments.study}"
         report |= {"study": arguments.study, "rows": lines}
         if arguments.plot is not None:
@@ -123,7 +134,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             results = simulate(
                 workload, hardware, names,
                 block_size=arguments.block_size, max_running=arguments.max_running,
-                max_batch_tokens=arguments.max_batch_tokens or 2048 + arguments.max_running,
+                max_batch_tokens=_max_batch_tokens(arguments),
                 longest=arguments.longest, progress=shown,
             )  # fmt: skip
         lines = rows(results)
@@ -133,17 +144,27 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             plot_results(results, title, arguments.plot)
     report |= {"wall_s": round(time.perf_counter() - start, 3), "not_modelled": list(NOT_MODELLED)}
     _show(arguments, lines, title)
+    if arguments.by_tier and arguments.study is None:
+        print(file=_out(arguments))
+        _show(arguments, found_rows(results), "Times to the first token by where prompts were found")
     if arguments.json is not None:
         write_json(report, arguments.json)
     return 0
 
 
+def _max_batch_tokens(arguments: argparse.Namespace) -> int:
+    return int(arguments.max_batch_tokens or 2048 + arguments.max_running)
+
+
 def _show(arguments: argparse.Namespace, lines: Sequence[Row], title: str) -> None:
-    file = sys.stderr if arguments.json == "-" else sys.stdout
     if arguments.markdown:
-        print(markdown(lines), file=file)
+        print(markdown(lines), file=_out(arguments))
     else:
-        print_rows(lines, title, file)
+        print_rows(lines, title, _out(arguments))
+
+
+def _out(arguments: argparse.Namespace) -> TextIO:
+    return sys.stderr if arguments.json == "-" else sys.stdout
 
 
 def _systems(arguments: argparse.Namespace, hardware: Hardware) -> list[str]:
@@ -166,16 +187,33 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
     except InvalidArgument as problem:
         raise InvalidArgument(f"--model: {problem}") from None
     check_choice("--disk-admission", arguments.disk_admission, get_args(Mode))
-    hardware = Hardware(gpu, number, model, parse_tiers(arguments.tiers), disk_admission=arguments.disk_admission)
+    if not 0 < arguments.memory_share <= 1:
+        raise InvalidArgument(f"--memory-share: {arguments.memory_share} is not in 0..1, above 0")
+    measured = None
+    if arguments.moves is not None:
+        measured = read_moves(arguments.moves, max(1, arguments.block_size) * model.kv_bytes_per_token)
+    tiers = arguments.tiers
+    if tiers is None:
+        tiers = DEFAULT_SIZE if measured else f"{DEFAULT_SIZE}@{DEFAULT_RATE}"
+    hardware = Hardware(
+        gpu, number, model, parse_tiers(tiers, measured),
+        memory_share=arguments.memory_share, disk_admission=arguments.disk_admission,
+        moves={} if measured is None else measured.source,
+    )  # fmt: skip
     hardware.kv_bytes  # noqa: B018 - raises where the weights leave no room
     return hardware
 
 
-def _study(arguments: argparse.Namespace, workload: Workload) -> studies.Study:
+def _study(arguments: argparse.Namespace, workload: Workload, hardware: Hardware) -> studies.Study:
     if arguments.study == "waste":
         return studies.waste(workload, arguments.longest, len(workload))
     if arguments.study == "prefix":
         return studies.prefix(workload, arguments.block_size)
+    if arguments.study == "concurrency":
+        return concurrency(
+            workload, hardware, arguments.longest, arguments.block_size, arguments.max_running,
+            _max_batch_tokens(arguments),
+        )  # fmt: skip
     if not 0 < arguments.beam_spread <= 100:
         raise InvalidArgument(f"--beam-spread: {arguments.beam_spread} is not in 0..100, above 0")
     return studies.beams(workload, arguments.block_size, len(workload), arguments.beam_spread)

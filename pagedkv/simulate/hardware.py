@@ -14,6 +14,7 @@ than one. The efficiencies and the overhead are assumptions, and in every report
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -23,18 +24,16 @@ from numpy.typing import NDArray
 from pagedkv.admission import Mode
 from pagedkv.errors import InvalidArgument
 from pagedkv.replay.weights import LLAMA_3_8B, ModelShape
-from pagedkv.sizes import format_size, parse_size
+from pagedkv.simulate.links import TIERS, TierSize
+from pagedkv.sizes import format_size
 from pagedkv.sizing.machines import GPUS, Gpu
 from pagedkv.sizing.models import Model as SizedModel
 from pagedkv.sizing.models import find_model
 from pagedkv.sizing.shape import token_bytes
 
-TIERS = ("host", "disk")
-LATENCY_S = {"host": 20e-6, "disk": 100e-6}
 MAX_GPUS = 4096
 Numbers: TypeAlias = NDArray[np.float64]
 _GPUS = re.compile(r"(?:(\d{1,4})[xX])?([A-Za-z0-9-]+)", re.ASCII)
-_TIER = re.compile(r"([a-z]+)=([^@]+)@([^@]+)/s", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +63,6 @@ class Model:
     def kv_bytes_per_token(self) -> int:
         """K and V of one token over all layers."""
         return token_bytes(self.sizes.groups)
-
-
-@dataclass(frozen=True, slots=True)
-class TierSize:
-    """A tier under the device: its size and bandwidth, in bytes and bytes/s."""
-
-    name: str
-    num_bytes: int
-    bytes_per_s: float
 
 
 # Of the models that `pagedkv plan` knows by name, those whose widths are written down here.
@@ -142,6 +132,7 @@ class Hardware:
     compute_efficiency, memory_efficiency, parallel_efficiency : 0..1, of the data sheet's numbers.
     overhead_s : of a step, besides.
     disk_admission : what is written to the disk, as ``pagedkv.Disk(admission=)``.
+    moves : where the tiers' rates were measured, for the report.
     """
 
     gpu: Gpu = GPUS["h100"]
@@ -154,6 +145,7 @@ class Hardware:
     parallel_efficiency: float = 0.9
     overhead_s: float = 0.002
     disk_admission: Mode = "cost"
+    moves: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def gpus(self) -> str:
@@ -207,7 +199,13 @@ class Hardware:
             "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
             "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,
             "overhead_s": self.overhead_s, "disk_admission": self.disk_admission,
-            "tiers": {tier.name: {"bytes": tier.num_bytes, "bytes_per_s": tier.bytes_per_s} for tier in self.tiers},
+            "moves": dict(self.moves),
+            "tiers": {
+                tier.name: {
+                    "bytes": tier.num_bytes, "up_bytes_per_s": tier.rates.up, "down_bytes_per_s": tier.rates.down,
+                }
+                for tier in self.tiers
+            },
         }  # fmt: skip
 
 
@@ -227,29 +225,3 @@ def parse_gpus(text: str) -> tuple[Gpu, int]:
     if not 1 <= number <= MAX_GPUS:
         raise InvalidArgument(f"--gpus: {number} GPUs; 1 to {MAX_GPUS} are possible")
     return alike[0], number
-
-
-def parse_tiers(text: str) -> tuple[TierSize, ...]:
-    """``"host=256GiB@50GB/s,disk=4TB@6GB/s"``, or ``"none"``.
-
-    Raises
-    ------
-    InvalidArgument
-    """
-    if text == "none":
-        return ()
-    tiers: list[TierSize] = []
-    for part in text.split(","):
-        found = _TIER.fullmatch(part.strip())
-        if found is None or found[1] not in TIERS:
-            raise InvalidArgument(f"--tiers: {part.strip()[:60]!r} is not such as host=256GiB@50GB/s or disk=4TB@6GB/s")
-        if found[1] in [tier.name for tier in tiers]:
-            raise InvalidArgument(f"--tiers: {found[1]} is named twice")
-        try:
-            size, rate = parse_size(found[2]), parse_size(found[3])
-        except InvalidArgument as problem:
-            raise InvalidArgument(f"--tiers: {found[1]}: {problem}") from None
-        if not size or not rate:
-            raise InvalidArgument(f"--tiers: {found[1]}: neither its size nor its bandwidth can be 0")
-        tiers.append(TierSize(found[1], size, float(rate)))
-    return tuple(sorted(tiers, key=lambda tier: TIERS.index(tier.name)))

@@ -10,7 +10,9 @@ import numpy as np
 from pagedkv.errors import RequestTooLarge
 from pagedkv.replay.progress import Progress
 from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
+from pagedkv.simulate.found import PLACES, by_place, place_of
 from pagedkv.simulate.hardware import Hardware
+from pagedkv.simulate.links import TIERS
 from pagedkv.simulate.result import Log, SimResult, summarise
 from pagedkv.simulate.systems import System
 from pagedkv.simulate.virtual import VirtualCache
@@ -43,7 +45,7 @@ class PagedServer:
         blocks = hardware.blocks(block_size)
         if not system.tiered:
             blocks = [blocks[0], 0, 0]
-        self.cache = VirtualCache(blocks, block_size, hardware, max_running + 8)
+        self.cache = VirtualCache(blocks, block_size, hardware, max_running + 8, system.preemption)
         self.roofline = hardware.roofline()
         self.now = 0.0
         options = SchedulerOptions(
@@ -60,7 +62,7 @@ class PagedServer:
         self.own = np.empty(0, np.int32)  # what each of these lanes generates
         self.refused = self.steps = self.arrived = self.done = self.unsampled = 0
         self.since_sample = 0.0
-        self.hits: dict[str, int] = {}
+        self.found = np.zeros((len(self.arrivals), len(PLACES)), np.int64)
 
     def run(self) -> SimResult:
         """Serve everything."""
@@ -137,11 +139,11 @@ class PagedServer:
         self.since_sample, self.unsampled = 0.0, 0
 
     def _end(self, request: Request) -> None:
-        self.log.ended_s[self.index[request]] = self.now
+        i = self.index.pop(request)
+        self.log.ended_s[i] = self.now
         self.live.discard(request)
         for tier, tokens in request.hit_tokens.items():
-            self.hits[tier] = self.hits.get(tier, 0) + tokens
-        del self.index[request]
+            self.found[i, place_of(tier)] += tokens
         self._one_done()
 
     def _one_done(self) -> None:
@@ -151,17 +153,26 @@ class PagedServer:
 
     def _result(self, wall_s: float) -> SimResult:
         lengths = np.array([self.workload.num_tokens(i) for i in range(len(self.workload))], np.int64)
+        prompts, outputs = lengths[:, 0], lengths[:, 1]
         stats, cached = self.scheduler.stats(), self.cache.stats()
         served = ~np.isnan(self.log.ended_s)
-        asked = max(1, int(lengths[served, 0].sum()))
-        rates = {tier: tokens / asked for tier, tokens in self.hits.items()}
-        capacity = cached.blocks["device"]["max"] * self.cache.spec.block_size
+        found = self.found.sum(axis=0)
+        rates = dict(zip(PLACES, (found / max(1, int(prompts[served].sum()))).tolist(), strict=True))
+        needed = int((prompts + outputs - 1)[served].sum() - found.sum())
+        again = sum(cached.hit_tokens.get(tier, 0) for tier in TIERS) - int(found[1:].sum())
+        block_size = self.cache.spec.block_size
         return summarise(
-            self.system.name, self.log, lengths[:, 1], lengths[:, 0], capacity, self.refused,
+            self.system.name, self.log, outputs, prompts, cached.blocks["device"]["max"] * block_size, self.refused,
             hit_rate={**rates, "total": sum(rates.values())},
             preemptions={"swap": stats.preempted_by_swap, "recompute": stats.preempted_by_recompute},
             computed_tokens=cached.computed_tokens,
+            recomputed_tokens=cached.computed_tokens - needed,
+            restored_blocks=again // block_size,
             moved_bytes=dict(cached.moved_bytes),
+            found=by_place(
+                self.found, prompts, self.log.first_s - self.log.arrived_s,
+                self.hardware.tiers, self.hardware.model.kv_bytes_per_token,
+            ),
             steps=self.steps,
             wall_s=round(wall_s, 3),
             parameters={"blocks": {tier: counts["max"] for tier, counts in cached.blocks.items()}},

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.simulate.found import Found
+
 Times = NDArray[np.float64]
 
 
@@ -75,7 +77,10 @@ class SimResult:
     memory_held : share of the device's slots held by running sequences, over time.
     preemptions : by ``swap`` and ``recompute``.
     computed_tokens : prompt and output tokens computed, again where that was so.
+    recomputed_tokens, restored_blocks : what became of suspended requests: their tokens that were computed once more,
+        and their blocks that came back from colder tiers.
     moved_bytes : by direction.
+    found : times to the first token by where the prompt was found, as :func:`pagedkv.simulate.found.by_place` has them.
     steps, wall_s : of the simulation.
     """
 
@@ -97,6 +102,9 @@ class SimResult:
     moved_bytes: Mapping[str, int]
     steps: int
     wall_s: float
+    recomputed_tokens: int = 0
+    restored_blocks: int = 0
+    found: Found = field(default_factory=dict)
     parameters: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:

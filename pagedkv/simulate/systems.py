@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from pagedkv.errors import InvalidArgument
+
+Preemption: TypeAlias = Literal["cost", "swap", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class System:
     shared, tiered : prefixes; tiers under the device.
     preempts : whether a request begins when its prompt fits, to be suspended when blocks run out; else its worst case
         must fit.
+    preemption : how somebody is suspended where there is a colder tier: by what is cheaper as measured, or always so.
     """
 
     name: str
@@ -30,6 +34,7 @@ class System:
     shared: bool = False
     tiered: bool = False
     preempts: bool = True
+    preemption: Preemption = "cost"
 
 
 SYSTEMS = {
@@ -42,8 +47,16 @@ SYSTEMS = {
         System("paged", "blocks as they are needed; preempted requests are computed again"),
         System("shared", "and equal prefixes held once and found again", shared=True),
         System("tiered", "and what leaves the device goes to colder tiers", shared=True, tiered=True),
+        System(
+            "swapping", "tiered, and who is suspended is always kept for later",
+            shared=True, tiered=True, preemption="swap",
+        ),
+        System(
+            "recomputing", "tiered, and who is suspended is always computed again",
+            shared=True, tiered=True, preemption="recompute",
+        ),
     )
-}
+}  # fmt: skip
 DEFAULT_SYSTEMS = ("contiguous", "pow2", "exact", "paged", "shared", "tiered")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from pagedkv.replay.progress import have_rich
@@ -34,8 +34,19 @@ LEGEND = {
     "memory %": "the device's slots that running sequences hold, mean over time",
     "swapped": "suspensions whose blocks may come back from a colder tier",
     "recomputed": "suspensions whose tokens are computed again",
+    "again tok": "tokens computed once more after a suspension",
+    "restored": "blocks of suspended requests that came back from a colder tier",
     "moved": "bytes copied between tiers, both ways",
     "wall s": "time that the simulation itself took",
+}
+FOUND_LEGEND = {
+    "found": "coldest tier that some of a prompt came from, if half of it was cached; else part, or none",
+    "requests": "whose prompts were found there",
+    "prompt": "tokens of their prompts, mean",
+    "found %": "of these the cached ones",
+    "load ms": "what a request's own bytes take on their links with nobody before them, median",
+    "TTFT p50 ms": "from arrival to the first token, with waiting and computing the rest, median",
+    "TTFT p99 ms": "the same, of the slowest in a hundred",
 }
 
 
@@ -70,8 +81,28 @@ def _row(r: SimResult) -> Row:
         "memory %": f"{100 * r.memory_held:.1f}",
         "swapped": f"{r.preemptions['swap']:,}",
         "recomputed": f"{r.preemptions['recompute']:,}",
+        "again tok": f"{r.recomputed_tokens:,}",
+        "restored": f"{r.restored_blocks:,}",
         "moved": format_size(moved) if moved else "-",
         "wall s": f"{r.wall_s:.1f}",
+    }
+
+
+def found_rows(results: Sequence[SimResult]) -> list[Row]:
+    """A line for each place that prompts of a result were found in; FOUND_LEGEND says what they are."""
+    return [_found_row(r.system, kind, figures) for r in results for kind, figures in r.found.items()]
+
+
+def _found_row(system: str, kind: str, figures: Mapping[str, float]) -> Row:
+    return {
+        "system": system,
+        "found": kind,
+        "requests": f"{figures['requests']:,}",
+        "prompt": f"{figures['prompt_tokens']:,.0f}",
+        "found %": f"{100 * figures['found_tokens'] / figures['prompt_tokens']:.1f}",
+        "load ms": f"{1000 * figures['load_s']:.1f}",
+        "TTFT p50 ms": f"{1000 * figures['ttft_p50_s']:,.1f}",
+        "TTFT p99 ms": f"{1000 * figures['ttft_p99_s']:,.1f}",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,9 @@ from pagedkv.budgets import Disk
 from pagedkv.cache import KVCache
 from pagedkv.engine import KV
 from pagedkv.errors import PagedKVError
-from pagedkv.simulate.hardware import LATENCY_S, TIERS, Hardware
+from pagedkv.simulate.hardware import Hardware
+from pagedkv.simulate.links import TIERS, TierSize
+from pagedkv.simulate.systems import Preemption
 from pagedkv.spec import KVSpec
 from pagedkv.tiers import DirectionStats, Mover, Ticket
 
@@ -46,10 +49,10 @@ class VirtualMover(Mover):
     ----------
     block_bytes : of the cache's own blocks, for its counters.
     real_bytes : of the blocks that are simulated.
-    links : bytes/s to and from a tier, by its number.
+    links : the tiers under the device by their numbers.
     """
 
-    def __init__(self, block_bytes: int, real_bytes: int, links: Mapping[int, float]) -> None:
+    def __init__(self, block_bytes: int, real_bytes: int, links: Mapping[int, TierSize]) -> None:
         self._block_bytes, self._real_bytes, self._links = block_bytes, real_bytes, dict(links)
         self._up = dict.fromkeys(links, 0.0)
         self._down = dict.fromkeys(links, 0.0)
@@ -69,10 +72,11 @@ class VirtualMover(Mover):
             stats = self._moved.setdefault((src, dst), DirectionStats())
             stats.blocks += count
             stats.bytes += count * self._real_bytes
-            colder = max(src, dst)
-            took = LATENCY_S[TIERS[colder - 1]] + count * self._real_bytes / self._links[colder]
+            colder, num_bytes = max(src, dst), count * self._real_bytes
+            tier, is_up = self._links[colder], dst < src
+            took = tier.up_s(num_bytes) if is_up else tier.down_s(num_bytes)
             seconds = max(seconds, took)
-            (self._up if dst < src else self._down)[colder] += took
+            (self._up if is_up else self._down)[colder] += took
         return VirtualTicket(np.ascontiguousarray(moves["transfer"]), seconds)
 
     def take_seconds(self) -> tuple[float, float]:
@@ -117,6 +121,21 @@ class NoKV:
         raise PagedKVError("a simulated cache holds no KV")
 
 
+class Decided:
+    """Costs, as far as a scheduler asks for them, that say the same of every suspension."""
+
+    def __init__(self, load_s: float) -> None:
+        self._load_s = load_s
+
+    def load_s(self, num_blocks: int, tier: int) -> float:
+        """What was decided: nothing, or longer than anything."""
+        return self._load_s
+
+    def compute_s(self, num_tokens: int, context: int = 0) -> float:
+        """Longer than nothing."""
+        return 1.0
+
+
 class VirtualCache(KVCache):
     """The conductor over tiers of these sizes, without their bytes.
 
@@ -126,10 +145,19 @@ class VirtualCache(KVCache):
     block_size : tokens.
     hardware : how fast its links are, and how long its blocks.
     max_sequences : live sequences at most.
+    preemption : what :attr:`costs` say to whoever suspends a sequence; loads and writes go by what was measured.
     """
 
-    def __init__(self, blocks: list[int], block_size: int, hardware: Hardware, max_sequences: int = 1024) -> None:
+    def __init__(
+        self,
+        blocks: list[int],
+        block_size: int,
+        hardware: Hardware,
+        max_sequences: int = 1024,
+        preemption: Preemption = "cost",
+    ) -> None:
         self._hardware = hardware
+        self._decided = None if preemption == "cost" else Decided(0.0 if preemption == "swap" else math.inf)
         device, host, disk = blocks
         super().__init__(
             KVSpec(1, 1, 1, "float16", block_size),
@@ -141,9 +169,14 @@ class VirtualCache(KVCache):
             scrub="never",
         )
 
+    @property
+    def costs(self) -> Any:
+        """What was measured, or what was decided."""
+        return super().costs if self._decided is None else self._decided
+
     def _open_bytes(self, *_: Any) -> tuple[KV, Mover]:
         self._tiers = {}
-        links = {TIERS.index(tier.name) + 1: tier.bytes_per_s for tier in self._hardware.tiers}
+        links = {TIERS.index(tier.name) + 1: tier for tier in self._hardware.tiers}
         real_bytes = self.spec.block_size * self._hardware.model.kv_bytes_per_token
         self.virtual_mover = VirtualMover(self.spec.block_bytes, real_bytes, links)
         return NoKV(), self.virtual_mover

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +13,11 @@ from pagedkv.errors import InvalidArgument, TraceFormatError
 from pagedkv.replay import Trace, load_trace
 from pagedkv.replay.fields import bounded, file_sha256, totals
 from pagedkv.replay.load import SYNTHETIC
-from pagedkv.replay.synthetic import DEFAULT_REQUESTS, GENERATORS, MAX_SYNTHETIC_REQUESTS
-from pagedkv.replay.trace import MAX_TIME_MS, MAX_TOKENS, digest, from_segments
+from pagedkv.replay.synthetic import GENERATORS
+from pagedkv.replay.trace import MAX_TIME_MS, MAX_TOKENS
+from pagedkv.simulate.made import LENGTH_BLOCK, MAKERS, made_here, without_prefixes
 
-LENGTH_BLOCK = 16  # tokens of the blocks of a trace that has lengths alone; nothing is shared in it
 LENGTHS = ("t_ms", "input_tokens", "output_tokens")
-SHORT = f"{SYNTHETIC}short"
-SHORT_MEANS = (19.31, 58.45)  # prompt and output tokens of instructions (Alpaca), as in the PagedAttention paper
 
 
 def own_token(i: int) -> int:
@@ -75,14 +71,17 @@ def load_workload(
 ) -> Workload:
     """A trace file that `pagedkv replay` knows, ``synthetic:...``, or an ``.npz`` of arrivals and lengths alone.
 
-    ``synthetic:short[:SEED[:REQUESTS]]`` has geometric lengths with the means of instructions, 10 arrivals a second.
+    ``synthetic:short[:SEED[:REQUESTS[:PROMPT:OUTPUT]]]`` has geometric lengths with the means of instructions, or with
+    these, 10 arrivals a second. ``synthetic:users[:SEED[:REQUESTS]]``: 4,000 users who each come once and then come
+    back at random, 20 a second, with a session of 512 tokens, 16 new ones, and 16 to generate.
 
     Raises
     ------
     TraceFormatError, InvalidArgument, ImportError
     """
-    if os.fspath(source).startswith(SHORT):
-        trace = _short(os.fspath(source))
+    make = made_here(source)
+    if make is not None:
+        trace = make()
     elif _has_lengths_alone(source):
         trace = _lengths(Path(source))
     else:
@@ -97,7 +96,7 @@ def load_workload(
 def _trace(source: str | os.PathLike[str], block_size: int | None) -> Trace:
     name = os.fspath(source).removeprefix(SYNTHETIC).split(":")[0]
     if os.fspath(source).startswith(SYNTHETIC) and name not in GENERATORS:
-        known = sorted([*GENERATORS, SHORT.removeprefix(SYNTHETIC)])
+        known = sorted([*GENERATORS, *MAKERS])
         raise InvalidArgument(f"unknown synthetic trace {name[:40]!r}; known: {', '.join(known)}")
     return load_trace(source, block_size=block_size)
 
@@ -130,36 +129,4 @@ def _lengths(path: Path) -> Trace:
     if (np.diff(t_ms) < 0).any():
         raise TraceFormatError(path, "field t_ms", "arrivals go back in time")
     totals(path, "", len(t_ms), int((-(-inputs // LENGTH_BLOCK)).sum()))
-    return _without_prefixes(path.name, file_sha256(path), t_ms, inputs, outputs)
-
-
-def _without_prefixes(
-    name: str, sha256: str, t_ms: NDArray[np.int64], inputs: NDArray[np.int64], outputs: NDArray[np.int64]
-) -> Trace:
-    none = np.zeros(len(t_ms), np.int64)
-    return from_segments(
-        name, sha256, LENGTH_BLOCK, t_ms, inputs.astype(np.int32), outputs.astype(np.int32),
-        none - 1, none, -(-inputs // LENGTH_BLOCK),
-    )  # fmt: skip
-
-
-def _short(text: str) -> Trace:
-    numbers = text.removeprefix(SHORT).split(":")[1:]
-    if text.removeprefix(SHORT)[:1] not in ("", ":") or len(numbers) > 2 or not all(map(_is_number, numbers)):
-        raise InvalidArgument(f"{text[:60]}: expected {SHORT}[:SEED[:REQUESTS]] with whole numbers")
-    seed, count = (*map(int, numbers), *(0, DEFAULT_REQUESTS)[len(numbers) :])
-    if not 1 <= count <= MAX_SYNTHETIC_REQUESTS:
-        raise InvalidArgument(f"{text[:60]}: 1 to {MAX_SYNTHETIC_REQUESTS} requests are possible")
-    random = Random(seed)
-    lengths = np.array([[_geometric(random, mean) for mean in SHORT_MEANS] for _ in range(count)], np.int64)
-    t_ms = np.arange(count, dtype=np.int64) * 100
-    return _without_prefixes(text, digest(LENGTH_BLOCK, t_ms, lengths), t_ms, lengths[:, 0], lengths[:, 1])
-
-
-def _geometric(random: Random, mean: float) -> int:
-    """At least 1, and `mean` on average."""
-    return 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - 1.0 / mean))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 18
+    return without_prefixes(path.name, file_sha256(path), t_ms, inputs, outputs)

@@ -8,22 +8,12 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.errors import KernelsUnavailable
+from tests.ptxsim.fixture import interpreted_backend
 
 SPEC = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=32, dtype="float16", block_size=4)
 HEADS = 4
 
-
-@pytest.fixture(scope="module")
-def backend() -> Any:
-    from pagedkv.kernels.nvrtc import default_nvrtc
-    from tests.ptxsim.backend import PtxsimBackend
-
-    try:
-        default_nvrtc()
-    except KernelsUnavailable as error:
-        pytest.skip(str(error))
-    return PtxsimBackend()
+backend = interpreted_backend()
 
 
 def values(tokens: np.ndarray, positions: np.ndarray, what: int) -> np.ndarray:

@@ -73,7 +73,7 @@ def tiered(
     block_size: int = 1, capacities: Sequence[int] = (4, 8), **options: Any
 ) -> tuple[RadixTree, list[BlockPool], Placement]:
     tree_options = {key.removeprefix("tree_"): options.pop(key) for key in list(options) if key.startswith("tree_")}
-    tree_options.setdefault("keep_chain", options.get("policy") in ("arc", "s3fifo"))
+    tree_options.setdefault("keep_chain", options.get("policy") in ("arc", "s3fifo", "hazard"))
     tree = RadixTree(block_size, len(capacities), seed=1, **tree_options)
     tree.namespace(b"")
     pools = [BlockPool(n) for n in capacities]

@@ -31,14 +31,26 @@ def test_a_file_cut_anywhere_is_refused(tiny_path: Path, tmp_path: Path) -> None
     tensors = range(7000, len(whole) - 64, (len(whole) - 7000) // CUTS)
     for size in [*range(0, 7000, 61), *tensors, len(whole) - 40]:  # the last tensor is padded by up to 31 bytes
         cut.write_bytes(whole[:size])
-        refused(cut)
+        refused(cut, *(["get the file again", f"{size:,} bytes"] if size else ["empty"]))
+    refused(cut, f"cut short: it has {size:,} bytes, and its tensors end at byte {len(whole):,}")
 
 
-@pytest.mark.parametrize("content", [b"", b"GGU", b"not a model at all", b"\0" * 4096, b"GGUF" + b"\xff" * 4096])
-def test_what_is_no_gguf_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty: give a .gguf file"),
+        (b"GGU", "its 3 bytes do not hold"),
+        (b"not a model at all", "it begins with b'not ', not b'GGUF'; give a .gguf file"),
+        (b"\0" * 4096, "not a GGUF file"),
+        (b"GGUF" + b"\xff" * 4096, "its GGUF version is 4294967295, versions 2 and 3 can be read"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 4096, "cut short or damaged"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_gguf_is_refused_in_our_own_words(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
-    refused(path)
+    refused(path, words)
 
 
 def test_a_file_that_is_not_there_is_an_os_error_that_names_it(tmp_path: Path) -> None:

@@ -86,6 +86,34 @@ def test_a_disk_of_another_model_is_refused(run: Run, tmp_path: Path) -> None:
     assert "error: " in err
 
 
+@pytest.mark.parametrize(
+    "changed", [("--block-size", "8"), ("--kv-dtype", "float16"), ("--disk-size", "16MiB")], ids=lambda pair: pair[0]
+)
+def test_a_disk_of_another_layout_is_refused_in_this_programs_options_and_replaced_if_asked(
+    run: Run, tmp_path: Path, changed: tuple[str, str]
+) -> None:
+    made = ("--plain", "--disk", str(tmp_path / "kv"), "--disk-size", "8MiB", LINE)
+    assert run(*made)[0] == 0
+    told = run(*made, *changed)
+    assert_refused(told, "--disk: disk tier")
+    assert "start an empty cache in this one (--reset-disk), or give the --model, --block-size" in told[2]
+    assert "on_mismatch" not in told[2]
+    code, _, err = run(*made, *changed, "--reset-disk")
+    assert code == 0
+    assert "hit tokens: device 0, disk 0, partial 0" in err
+    assert "hit tokens: device 0, disk 32" in run(*made, *changed, "--reset-disk")[2], "kept where it fits"
+
+
+def test_a_damaged_disk_is_refused_in_this_programs_options(run: Run, tmp_path: Path) -> None:
+    arguments = ("--plain", "--disk", str(tmp_path / "kv"), "--disk-size", "8MiB", "the sand")
+    assert run(*arguments)[0] == 0
+    (tmp_path / "kv" / "SUPER").write_bytes(bytes(8192))
+    told = run(*arguments)
+    assert_refused(told, "--reset-disk")
+    assert "on_mismatch" not in told[2]
+    assert run(*arguments, "--reset-disk")[0] == 0
+
+
 BEFORE_READING = {  # (options, words of the error): refused without a look at the weights
     "no prompt": ([], "no prompt"),
     "no samples": (["--parallel", "0", "x"], "--parallel: must be at least 1, not 0"),
@@ -106,6 +134,7 @@ BEFORE_READING = {  # (options, words of the error): refused without a look at t
     "a disk in a file": (["--disk", __file__, "x"], "--disk: "),
     "no place for a disk": (["--disk", "", "x"], "--disk: path must not be empty"),
     "a size of no disk": (["--disk-size", "1GiB", "x"], "--disk-size goes with --disk DIR"),
+    "a reset of no disk": (["--reset-disk", "x"], "--reset-disk goes with --disk DIR"),
     "a GPU's bfloat16": (["--gpu", "0", "--kv-dtype", "bfloat16", "x"], "--gpu: --kv-dtype bfloat16"),
     "no such option": (["--tokens", "5", "x"], "--tokens"),
     "prompts besides the file": (["--serve", __file__, "x"], "--serve: its prompts are the lines"),
@@ -124,6 +153,16 @@ AFTER_READING = {
     "a prompt longer than the cache": (["--plain", "z" * 200], "take a larger device budget (--device)"),
     "a prompt longer than the model": (
         ["--plain", "z" * 2000], f"prompt 1: a prompt of 2000 tokens: the model's context is {tiny.CONTEXT}",
+    ),
+    "more than the context and the cache": (
+        ["--plain", "--max-tokens", "9999", "the sand"],
+        f"3 prompt tokens and {tiny.CONTEXT - 3} more for the completion need 64 blocks",
+    ),
+    "what the context leaves": (
+        ["--plain", "--max-tokens", "9999", "--parallel", "2", "the sand"],
+        f"for each of 2 completions need 129 blocks of 16 tokens; the device has 8: take a larger device budget "
+        f"(--device), or ask for less (--max-tokens); --max-tokens 9999 was cut to what the model's context of "
+        f"{tiny.CONTEXT} leaves",
     ),
     "no such model": (["--model", "nowhere.gguf", "x"], "--model: [Errno 2]"),
     "no GGUF": (["--model", __file__, "x"], "not a GGUF"),
@@ -219,6 +258,15 @@ def test_a_file_with_a_bad_prompt_is_refused_before_any_is_served(
     file = tmp_path / "prompts.txt"
     file.write_text(lines, encoding="utf-8")
     assert_refused(run("--plain", "--serve", str(file)), words)
+
+
+def test_one_answer_is_one_and_what_cannot_fit_names_the_options(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("the sand\n", encoding="utf-8")
+    assert "\n1 answer, 3 prompt tokens; " in "\n" + run("--plain", "--serve", str(file))[2]
+    told = run("--plain", "--serve", str(file), "--max-tokens", "9999")
+    assert_refused(told, "line 1: the request can come to need")
+    assert "(--max-tokens); --max-tokens 9999 was cut to what the model's context" in told[2]
 
 
 def test_without_weights_it_says_how_to_get_them_and_downloads_nothing_unasked(

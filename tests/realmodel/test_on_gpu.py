@@ -17,25 +17,14 @@ from examples.llama_numpy.gguf_file import Model
 from examples.llama_numpy.model import Llama
 from examples.llama_numpy.serving import steps, submit
 from examples.llama_numpy.weights import Floats
-from pagedkv.errors import KernelsUnavailable
 from pagedkv.scheduler import Branch
+from tests.ptxsim.fixture import interpreted_backend
 from tests.realmodel.bed import Bed
 from tests.realmodel.device_arrays import METHODS, STAND_IN, DeviceArray, DeviceLlama
 
 NARROW_TOLERANCE = 0.05  # of a logit, with K, V and queries in float16
 
-
-@pytest.fixture(scope="module")
-def backend() -> Any:
-    """Runs the CUDA kernels in the PTX interpreter; that they have no races is tests/kernels' to show."""
-    from pagedkv.kernels.nvrtc import default_nvrtc
-    from tests.ptxsim.backend import PtxsimBackend
-
-    try:
-        default_nvrtc()
-    except KernelsUnavailable as error:
-        pytest.skip(str(error))
-    return PtxsimBackend(races=False)
+backend = interpreted_backend(races=False)
 
 
 def serve_goldens(bed: Bed, model: Llama, cache: pk.KVCache, counts: dict[str, int], tolerance: float) -> None:

@@ -109,7 +109,7 @@ def test_progress_is_plain_lines_on_stderr_when_asked_for(data: Path, capsys: Ca
 BAD: list[tuple[list[str], str]] = [
     (
         ["--policy", "belady"],
-        "unknown policy 'belady'; known: lru, arc, s3fifo, cost, infinite, min, min-bypass",
+        "unknown policy 'belady'; known: lru, arc, s3fifo, cost, hazard, infinite, min, min-bypass",
     ),
     (["--policy", ""], "unknown policy ''"),
     (["--device", "0"], "device: 0 blocks is less than one block"),
@@ -126,6 +126,10 @@ BAD: list[tuple[list[str], str]] = [
     (["--engine", "magic"], "unknown engine 'magic'; known: sim, real"),
     (["--demotion", "magic"], "unknown demotion order"),
     (["--inclusive", "tape"], "inclusive: 'tape'"),
+    (["--generating", "0"], "generating: 0.0 milliseconds per output token are not in"),
+    (["--generating", "nan"], "generating: nan milliseconds"),
+    (["--generating", "slow"], "--generating"),
+    (["--generating", "20", "--engine", "real"], "generating: the engine 'real' runs one request at a time"),
     (["--requests", "0"], "asked for the first 0 requests"),
     (["--requests", "61"], "the trace has 60"),
     (["--block-size", "16"], "--block-size is for .jsonl traces"),

@@ -60,7 +60,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"policies": ["lru", "belady"]},
         InvalidArgument,
-        "belady.*known: lru, arc, s3fifo, cost, infinite, min",
+        "belady.*known: lru, arc, s3fifo, cost, hazard, infinite, min",
     ),
     ({"policies": []}, InvalidArgument, "at least one policy"),
     ({"policies": "lru"}, WrongType, "list of names"),

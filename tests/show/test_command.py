@@ -95,6 +95,19 @@ def test_a_page_is_written_and_its_size_told(capsys, tmp_path, run):
     assert text.startswith("<!DOCTYPE html>")
     assert "<title>pagedkv: run.json</title>" in text
     assert '"start":7' in text
+    assert told.endswith(" KiB, opens at step 7\n")
+    assert main(["show", run, "--html", str(out)]) == 0
+    assert capsys.readouterr().out.endswith(" KiB\n")
+    assert '"start":1' in out.read_text()
+
+
+def test_options_that_would_be_ignored_beside_each_other_are_refused(capsys, tmp_path, run):
+    out = tmp_path / "run.html"
+    assert "not allowed with" in failing(capsys, run, "--all", "--step", "3")
+    for other in (["--html", str(out)], ["--json"]):
+        assert "--all draws in the terminal" in failing(capsys, run, "--all", *other)
+    assert "it has steps 1 to 55" in failing(capsys, run, "--html", str(out), "--step", "56")
+    assert not out.exists()
 
 
 def test_files_that_cannot_be_read_or_written_are_one_line(capsys, tmp_path, run):

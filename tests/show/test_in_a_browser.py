@@ -289,5 +289,6 @@ def test_a_large_pool_draws_what_is_owned(browser, demo, tmp_path):
     path.write_text(page(dataclasses.replace(demo, tiers={**demo.tiers, "device": 100_000}), step=15))
     browser.get(path.as_uri())
     shown = Page(browser)
+    assert shown.step == 15, "the page opens where it was told to"
     assert [block["id"] for block in shown.blocks("device")] == [0, 1, 2, 3, 4, 6, 7]
     assert browser.get_log("browser") == []

@@ -9,8 +9,9 @@ import pytest
 
 from pagedkv.replay.trace import Trace, from_segments
 from pagedkv.simulate import Workload
-from pagedkv.simulate.hardware import GPUS, MODELS, Gpu, Hardware, Model, TierSize
+from pagedkv.simulate.hardware import GPUS, MODELS, Gpu, Hardware, Model
 from pagedkv.simulate.hardware import ModelShape as Shape
+from pagedkv.simulate.links import Rates, TierSize
 from pagedkv.sizing import LayerGroup
 from pagedkv.sizing import Model as SizedModel
 
@@ -23,7 +24,7 @@ def machine() -> Callable[..., Hardware]:
 
     def build(tokens: int, host_tokens: int = 0, rate: float = 1e9) -> Hardware:
         memory = TINY.weight_bytes + tokens * TINY.kv_bytes_per_token
-        tiers = (TierSize("host", host_tokens * TINY.kv_bytes_per_token, rate),) if host_tokens else ()
+        tiers = (TierSize("host", host_tokens * TINY.kv_bytes_per_token, Rates(rate, rate)),) if host_tokens else ()
         return Hardware(Gpu("toy", memory, 1e9, 1e9, 1e9), 1, TINY, tiers, memory_share=1.0, overhead_s=0.001)
 
     return build

@@ -9,7 +9,7 @@ import pytest
 
 from pagedkv.cli import main
 from pagedkv.simulate import Hardware, load_workload, simulate
-from pagedkv.simulate.table import LEGEND, rows
+from pagedkv.simulate.table import FOUND_LEGEND, LEGEND, rows
 
 TRACE = "synthetic:chat:3:30"
 
@@ -32,7 +32,7 @@ def test_the_json_says_what_was_run_and_what_is_not_modelled(tmp_path, capsys):
     assert len(report["sha256"]) == 64
     assert report["command"] == "pagedkv " + " ".join(command)
     assert report["hardware"]["gpus"] == "2xA100-80GB"
-    assert report["hardware"]["tiers"] == {"host": {"bytes": 2**30, "bytes_per_s": 1e10}}
+    assert report["hardware"]["tiers"] == {"host": {"bytes": 2**30, "up_bytes_per_s": 1e10, "down_bytes_per_s": 1e10}}
     (result,) = report["results"]
     assert (result["system"], result["requests"]) == ("shared", 30)
     assert report["not_modelled"]
@@ -74,7 +74,9 @@ def test_markdown_is_a_table(capsys):
         ["--systems", ","], ["--requests", "0"], ["--speed", "-1"], ["--speed", "nan"], ["--block-size", "0"],
         ["--max-running", "0"], ["--max-batch-tokens", "5"], ["--study", "magic"], ["--json", "/nowhere/x.json"],
         ["--plot", "x.docx"], ["--study", "beams", "--beam-spread", "0"], ["--longest", "0"],
-        ["--trace-block-size", "16"],
+        ["--trace-block-size", "16"], ["--tiers", "host=1GiB"], ["--moves", "nowhere.json"], ["--moves", __file__],
+        ["--memory-share", "0"], ["--memory-share", "1.1"], ["--memory-share", "0.1"], ["synthetic:users:1:2:3"],
+        ["--study", "concurrency", "--longest", "9999999"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -96,20 +98,20 @@ def test_every_column_is_explained_in_the_help_and_in_the_docs(capsys):
         main(["simulate", "--help"])
     shown = capsys.readouterr().out
     assert set(rows(results)[0]) <= set(LEGEND)
-    for name, what in LEGEND.items():
+    for name, what in (*LEGEND.items(), *FOUND_LEGEND.items()):
         assert f"{name}: {what}".replace(" ", "") in "".join(shown.split())
 
 
 @pytest.mark.checkout
 def test_the_docs_explain_every_column():
     page = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text(encoding="utf-8")
-    for name, what in LEGEND.items():
+    for name, what in (*LEGEND.items(), *FOUND_LEGEND.items()):
         assert f"| {name} | {what} |" in page
 
 
 def test_errors_say_what_there_is(capsys):
     for wrong, words in (
-        (["synthetic:foo"], "known: agent, chat, short"),
+        (["synthetic:foo"], "known: agent, chat, short, users"),
         ([TRACE, "--model", "gpt-9"], "--model: no model 'gpt-9' here; of those whose widths are known, one of:"),
         ([TRACE, "--tiers", "none", "--systems", "paged,tiered"], "--systems tiered needs tiers under the device"),
     ):
@@ -136,3 +138,28 @@ def test_a_run_of_one_short_request_is_measured_and_one_that_serves_nobody_has_n
     heading, _, line = capsys.readouterr().out.splitlines()[1:4]
     assert "0.00" not in line
     assert "TTFT p50 s" not in heading or "-" in line.split()
+
+
+@pytest.mark.checkout
+def test_measured_moves_and_times_by_tier(capsys):
+    moves = str(Path(__file__).parents[2] / "bench" / "results" / "tiers.json")
+    command = ["simulate", TRACE, "--systems", "contiguous,tiered", "--quiet", "--moves", moves, "--by-tier"]
+    assert main([*command, "--tiers", "host=1GiB,disk=8GiB", "--json", "-"]) == 0
+    shown = capsys.readouterr()
+    hardware = json.loads(shown.out)["hardware"]
+    assert hardware["moves"]["file"] == "tiers.json"
+    assert hardware["tiers"]["disk"]["up_bytes_per_s"] < hardware["tiers"]["host"]["up_bytes_per_s"]
+    _, second = shown.err.split("\n\n")
+    title, heading, _, *lines = second.splitlines()
+    assert title.startswith("Times to the first token")
+    assert heading.split("  ")[0] == "system"
+    assert {line.split()[0] for line in lines} == {"tiered"}
+    assert main([*command, "--markdown"]) == 0
+    _, second = capsys.readouterr().out.split("\n\n")
+    assert second.startswith("| system | found |")
+
+
+def test_requests_at_once_are_a_study(capsys):
+    command = ["simulate", "synthetic:short:0:300:50:50", "--study", "concurrency", "--longest", "1024"]
+    assert main([*command, "--gpus", "l4", "--memory-share", "0.7", "--quiet"]) == 0
+    assert "served, times" in capsys.readouterr().out

@@ -11,7 +11,8 @@ import pagedkv as pk
 from pagedkv.replay.progress import Silent
 from pagedkv.simulate import SYSTEMS, Workload, load_workload, simulate
 from pagedkv.simulate.contiguous import MOST_TOGETHER, ContiguousServer, Regions, region_length
-from pagedkv.simulate.hardware import GPUS, MODELS, Hardware, TierSize
+from pagedkv.simulate.hardware import GPUS, MODELS, Hardware
+from pagedkv.simulate.links import Rates, TierSize
 
 PAGED = [name for name, system in SYSTEMS.items() if system.paged]
 ALL = list(SYSTEMS)
@@ -143,7 +144,7 @@ def test_a_colder_tier_keeps_what_the_device_cannot(machine, requests):
 def test_a_disk_takes_what_its_admission_lets_through(machine, requests):
     rows = [(1000 * i, 161, 2, *((i - 6, 10) if i >= 6 else ())) for i in range(12)]
     hardware = machine(200, 320)
-    disk = TierSize("disk", 4000 * hardware.model.kv_bytes_per_token, 1e9)
+    disk = TierSize("disk", 4000 * hardware.model.kv_bytes_per_token, Rates(1e9, 1e9))
     found = {}
     for mode in ("all", "second_hit"):
         with_disk = replace(hardware, tiers=(*hardware.tiers, disk), disk_admission=mode)
@@ -158,6 +159,29 @@ def test_without_preemption_fewer_run_and_nobody_is_suspended(machine, requests)
     assert sum(reserved.preemptions.values()) == 0
     assert sum(paged.preemptions.values()) > 0
     assert reserved.most_running < paged.most_running
+
+
+def test_suspensions_are_counted_by_what_was_decided_and_by_what_became_of_them(machine, requests):
+    rows = [(0, 20, 120)] * 8
+    shared, swapping, recomputing = run(
+        requests(*rows), machine(500, 5000), "shared", "swapping", "recomputing"
+    )  # fmt: skip
+    assert (shared.preemptions["swap"], shared.restored_blocks) == (0, 0)
+    assert (swapping.preemptions["swap"] > 0, swapping.preemptions["recompute"]) == (True, 0)
+    assert (recomputing.preemptions["swap"], recomputing.preemptions["recompute"] > 0) == (0, True)
+    assert swapping.restored_blocks > 0
+    assert 0 < swapping.recomputed_tokens < shared.recomputed_tokens
+    for result in (shared, swapping, recomputing):
+        assert result.computed_tokens == 8 * (20 + 120 - 1) + result.recomputed_tokens
+
+
+def test_what_was_measured_decides_where_nothing_else_does(machine, requests):
+    workload = requests(*[(0, 160, 400)] * 8)
+    fast, slow = (
+        run(workload, machine(1500, 9000, rate=rate), "tiered", max_batch_tokens=512)[0] for rate in (1e9, 1e4)
+    )
+    assert fast.preemptions["recompute"] == 0 < fast.preemptions["swap"]
+    assert slow.preemptions["recompute"] > 0
 
 
 def test_arrivals_come_as_fast_as_wanted(machine, requests):
@@ -277,7 +301,26 @@ def test_short_requests_have_the_means_of_instructions():
     assert load_workload("synthetic:short:2:4000").trace.sha256 != trace.sha256
 
 
-@pytest.mark.parametrize("rest", [":x", ":1:0", "er", ":1:2:3"])
+def test_short_requests_may_have_other_means():
+    trace = load_workload("synthetic:short:1:4000:150:30").trace
+    assert trace.input_tokens.mean() == pytest.approx(150, rel=0.05)
+    assert trace.output_tokens.mean() == pytest.approx(30, rel=0.05)
+
+
+def test_users_come_once_and_then_come_back_with_their_session():
+    workload = load_workload("synthetic:users:1:5000")
+    prompts = [workload.prompt(i) for i in range(5000)]
+    assert {len(prompt) for prompt in prompts} == {528}
+    first = {prompt[0]: prompt[:512] for prompt in prompts[:4000]}
+    assert len(first) == 4000
+    back = prompts[4000:]
+    assert all(np.array_equal(first[prompt[0]], prompt[:512]) for prompt in back)
+    assert len({prompt[0] for prompt in back}) > 800
+    assert len({prompt[512] for prompt in prompts}) == 5000
+    assert len(load_workload("synthetic:users:1:30")) == 30
+
+
+@pytest.mark.parametrize("rest", [":x", ":1:0", "er", ":1:2:3", ":1:2:0:3", ":1:2:3:4:5"])
 def test_short_requests_that_are_none_are_refused(rest):
     with pytest.raises(pk.InvalidArgument):
         load_workload(f"synthetic:short{rest}")

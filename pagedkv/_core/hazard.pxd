@@ -1,0 +1,113 @@
+# The policy "hazard": what is remembered of prefixes, what is learned from it, and how far evictions may leave LRU's.
+#
+#     arrive      a request has matched: its prefix was used again; what that teaches is noted
+#     depart      it has let go: its path waits for its next use from now on
+#     report      how much it generated, where that becomes known only later
+#     study       learn from what was noted, a bounded number of samples at a time
+#     rate        the index of a run: expected hits per second of holding one of its blocks
+#
+# The bound. Let LRU be plain LRU over the same capacity in all, `behind` its hits minus ours so far, and `lacking` the
+# blocks that it has and we have not. Whatever comes, evicting in LRU's order from here on can lose at most `lacking`
+# hits to it: each lost hit brings its block back, and what we have and LRU has not goes first. So an eviction may leave
+# LRU's order only while `lacking` stays below
+#     SLACK * (accesses of the last WINDOW requests) - (behind - its least value in the window)
+#                                             + stake * (its largest value in the window - behind).
+# With stake = 0, no window of WINDOW requests loses more than SLACK of its accesses to LRU. With stake = 1 (the default)
+# what the policy won over LRU in the last WINDOW requests may be at risk too, so that hits never fall more than SLACK
+# below LRU's over what has been won; see docs/policies.md.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+from pagedkv._core.hazard_model cimport Model, Sample
+from pagedkv._core.history cimport History
+
+cdef enum:
+    MAX_KINDS = 8               # of namespaces: each has its own model
+    WINDOW_PARTS = 100
+
+cdef struct Visit:
+    int64_t serial
+    int32_t generation
+    int32_t next_free
+    int32_t num_blocks          # of its prompt
+    int32_t known               # of these, remembered when it arrived
+    int32_t turn
+    int32_t end                 # its deepest past once it has departed
+    int32_t end_generation
+    int64_t credit              # blocks of its path that are lacking until it has computed them
+    int64_t reserved            # blocks for which LRU has made room already
+    float parent_gap            # seconds since its prefix was used, < 0: no prefix
+    float parent_output
+    float mean_gap              # of its prefix, inherited where it goes on where that ended
+    float least_gap
+    uint8_t live
+    uint8_t departed
+    uint8_t extends
+
+cdef struct Guard:
+    double slack
+    double stake
+    int64_t window              # requests
+    int64_t arrivals
+    double behind               # LRU's hits - ours
+    double low[101]             # by parts of the window, the present one among them
+    double high[101]
+    int64_t accesses[101]
+    int64_t recent              # sum of accesses
+    double room                 # what `lacking` may be
+
+cdef struct HazardCounters:
+    int64_t lru_hits            # blocks that plain LRU would have hit
+    int64_t hits                # blocks that were matched
+    int64_t samples_lost        # never learned: too many at once
+    int64_t visits_lost         # not remembered: out of memory
+    int64_t clock_steps_back
+    int64_t outputs_clamped
+    int64_t held_back           # victims chosen in LRU's order because of the bound
+
+cdef struct Hazard:
+    History history
+    Model* models               # [MAX_KINDS], owned; one without weights has not been needed yet
+    Guard guard
+    const double* edges         # of the bins of age
+    int64_t looked_at           # number of the arrival for which candidates were last taken at random
+    Sample* samples             # ring [num_samples], owned
+    int64_t samples_head
+    int64_t samples_tail
+    Visit* visits
+    int32_t num_visits
+    int32_t free_visit
+    int64_t serial
+    uint64_t* keys              # scratch: hashes of one path
+    int64_t keys_capacity
+    int32_t* path               # scratch: pasts of one path
+    int64_t path_capacity
+    double now                  # seconds
+    double weight_sum
+    int64_t weight_count
+    uint64_t seed
+    int64_t credit              # of the visits under way
+    HazardCounters counters
+
+cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil      # NULL: no memory
+cdef void hazard_close(Hazard* z) noexcept nogil
+cdef void hazard_clock(Hazard* z, int64_t now_ns) noexcept nogil
+# The path's hashes are in z.keys[:num_blocks]. A visit, or NIL without memory. `hits`: blocks matched.
+cdef uint64_t* hazard_keys(Hazard* z, int64_t num_blocks) noexcept nogil            # room for them, or NULL
+cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t hits) noexcept nogil
+# `later`: the output will be reported, and the visit lives until then. z.path[: result] are the pasts of the path, from its
+# beginning; 0 where nothing was remembered.
+cdef int32_t hazard_depart(Hazard* z, int32_t visit, int32_t kind, int32_t num_blocks, bint used, int64_t output,
+                           bint later) noexcept nogil
+cdef int32_t visit_of(Hazard* z, int64_t handle) noexcept nogil                     # or E_STALE
+cdef void hazard_report(Hazard* z, int32_t visit, int64_t output) noexcept nogil    # and ends the visit
+cdef int64_t hazard_study(Hazard* z, int64_t budget) noexcept nogil                 # samples learned
+cdef double hazard_rate(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil  # < 0: not known
+cdef double hazard_chance(Hazard* z, int32_t past, int32_t generation, int32_t depth, double seconds) noexcept nogil
+# Leading blocks [.., depth) of a path that LRU has too, of those in the past that block depth - 1 lies in.
+cdef int32_t hazard_lru_depth(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil
+# Blocks before `depth` that are rated as one with the block at depth - 1.
+cdef int32_t hazard_span(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil
+cdef void hazard_lost(Hazard* z, int32_t past, int32_t generation, int32_t depth, int32_t count) noexcept nogil
+cdef int64_t hazard_room(Hazard* z) noexcept nogil          # blocks that may be evicted out of LRU's order now
+cdef int64_t hazard_bytes(Hazard* z) noexcept nogil         # of memory, all in all
+cdef uint64_t hazard_random(Hazard* z) noexcept nogil

@@ -1,0 +1,1 @@
+"""The policy ``hazard``; nothing here is callable from Python."""

@@ -1,0 +1,574 @@
+"""The policy ``hazard``: expected hits per block-second, learned online from every reuse, evicted blocks' included.
+
+Admission is mandatory, so that after a request the cache is the same whether its blocks were hit or missed: keeping a block
+is worth exactly its next hit, and costs block-seconds. See hazard_model for the index, history for what is remembered.
+"""
+
+from libc.math cimport log2, sqrt
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from pagedkv._core.hazard_model cimport (
+    NUM_BINS, NUM_FEATURES, NUM_WEIGHTS, Model, Sample, bin_edge, bin_edges, bin_of, model_chance, model_close, model_forget,
+    model_index, model_learn, model_open,
+)
+from pagedkv._core.history cimport (
+    NUM_STAGES, History, Past, history_at, history_bytes, history_child, history_close, history_common, history_ensure,
+    history_forget, history_join, history_keep, history_lru_fit, history_new, history_open, history_split,
+    history_stage, history_touch, history_wait,
+)
+from pagedkv._core.links cimport coldest, is_linked, unlink
+from pagedkv._core.types cimport E_STALE, NIL, OK, handle_generation, handle_slot
+
+cdef enum:
+    NUM_SAMPLES = 4096          # noted and not yet learned, at most
+    MAX_VISITS = 65536          # under way, or with an output not yet reported
+    FRESH = 200                 # arrivals for which a computed index counts as new
+    FORGET_EVERY = 256          # arrivals
+    RUN_WEIGHT = 64             # blocks beyond which a longer run counts for no more
+    NO_OUTPUT = 0               # feature 2 where the output is not known
+    MAX_OUTPUT = 1 << 24        # tokens; what is reported beyond is clamped
+
+cdef double NS = 1e-9
+cdef float MAX_WEIGHT = 4.0
+
+
+# ---- open, close, clock
+
+cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil:
+    cdef Hazard* z = <Hazard*>calloc(1, sizeof(Hazard))
+    cdef int32_t i
+    if z == NULL:
+        return NULL
+    z.models = <Model*>calloc(MAX_KINDS, sizeof(Model))
+    z.samples = <Sample*>malloc(NUM_SAMPLES * sizeof(Sample))
+    z.free_visit = NIL
+    z.edges = bin_edges()
+    z.looked_at = -1
+    z.seed = 0x9E3779B97F4A7C15
+    z.guard.slack, z.guard.stake, z.guard.window = 0.005, 1.0, 10000
+    for i in range(WINDOW_PARTS + 1):
+        z.guard.low[i], z.guard.high[i] = 1e300, -1e300
+    if z.models == NULL or z.samples == NULL or history_open(&z.history, max_history, capacity) != OK:
+        hazard_close(z)
+        return NULL
+    return z
+
+
+cdef void hazard_close(Hazard* z) noexcept nogil:
+    cdef int32_t i
+    if z == NULL:
+        return
+    if z.models != NULL:
+        for i in range(MAX_KINDS):
+            model_close(&z.models[i])
+    history_close(&z.history)
+    free(z.models)
+    free(z.samples)
+    free(z.visits)
+    free(z.keys)
+    free(z.path)
+    free(z)
+
+
+cdef void hazard_clock(Hazard* z, int64_t now_ns) noexcept nogil:
+    cdef double now = now_ns * NS
+    if now < z.now:
+        z.counters.clock_steps_back += 1
+    else:
+        z.now = now
+
+
+cdef uint64_t hazard_random(Hazard* z) noexcept nogil:
+    z.seed ^= z.seed << 13
+    z.seed ^= z.seed >> 7
+    z.seed ^= z.seed << 17
+    return z.seed >> 16
+
+
+cdef uint64_t* hazard_keys(Hazard* z, int64_t num_blocks) noexcept nogil:
+    cdef uint64_t* grown
+    if num_blocks > z.keys_capacity:
+        grown = <uint64_t*>realloc(z.keys, 2 * num_blocks * sizeof(uint64_t))
+        if grown == NULL:
+            z.counters.visits_lost += 1
+            return NULL
+        z.keys, z.keys_capacity = grown, 2 * num_blocks
+    return z.keys
+
+
+cdef bint path_room(Hazard* z, int64_t n) noexcept nogil:
+    cdef int32_t* grown
+    if n > z.path_capacity:
+        grown = <int32_t*>realloc(z.path, 2 * n * sizeof(int32_t))
+        if grown == NULL:
+            return False
+        z.path, z.path_capacity = grown, 2 * n
+    return True
+
+
+cdef Model* model_for(Hazard* z, int32_t kind) noexcept nogil:
+    cdef Model* m = &z.models[kind]
+    if m.weights == NULL and model_open(m) != OK:
+        return NULL
+    return m
+
+
+# ---- visits
+
+cdef int32_t visit_new(Hazard* z) noexcept nogil:
+    cdef int32_t slot, capacity
+    cdef Visit* grown
+    if z.free_visit == NIL:
+        capacity = z.num_visits * 2 if z.num_visits else 64
+        if capacity > MAX_VISITS:
+            return NIL
+        grown = <Visit*>realloc(z.visits, capacity * sizeof(Visit))
+        if grown == NULL:
+            return NIL
+        z.visits = grown
+        memset(grown + z.num_visits, 0, (capacity - z.num_visits) * sizeof(Visit))
+        for slot in range(capacity - 1, z.num_visits - 1, -1):
+            grown[slot].next_free = z.free_visit
+            z.free_visit = slot
+        z.num_visits = capacity
+    slot = z.free_visit
+    z.free_visit = z.visits[slot].next_free
+    z.serial += 1
+    z.visits[slot].serial = z.serial
+    z.visits[slot].live, z.visits[slot].departed = 1, 0
+    return slot
+
+
+cdef void visit_end(Hazard* z, int32_t slot) noexcept nogil:
+    z.visits[slot].live = 0
+    z.visits[slot].generation = (z.visits[slot].generation + 1) & 0x7FFFFFFF
+    z.visits[slot].next_free = z.free_visit
+    z.free_visit = slot
+
+
+cdef int32_t visit_of(Hazard* z, int64_t handle) noexcept nogil:
+    cdef int32_t slot = handle_slot(handle)
+    if slot < 0 or slot >= z.num_visits or not z.visits[slot].live:
+        return E_STALE
+    return slot if z.visits[slot].generation == handle_generation(handle) else E_STALE
+
+
+# ---- features: small integers, logarithms of what they count
+
+cdef inline int32_t octave(int64_t x, int32_t most) noexcept nogil:        # 0, 1, 2-3, 4-7, ... -> 0, 1, 2, 3, ...
+    cdef int32_t b = 0
+    while x > 0 and b < most:
+        x >>= 1
+        b += 1
+    return b
+
+
+cdef inline int32_t gap_bucket(double gap) noexcept nogil:
+    cdef int32_t b = 1
+    cdef double edge = 2
+    if gap < 0:
+        return 0
+    while gap >= edge and b < 11:
+        edge *= 2.0 if edge < 8 else 1.8
+        b += 1
+    return b
+
+
+cdef inline int32_t few(int64_t x, int32_t limit, int32_t most) noexcept nogil:    # exact below limit
+    return <int32_t>x if x < limit else min(limit - 2 + octave(x >> 1, 12), most)
+
+
+cdef inline int32_t output_bucket(double output) noexcept nogil:
+    return NO_OUTPUT if output < 0 else 1 + min(<int32_t>(1.5 * log2(1 + output)), 18)
+
+
+cdef void set_output(uint8_t* x, int32_t bucket) noexcept nogil:
+    x[2] = <uint8_t>bucket
+    x[9] = <uint8_t>(min(bucket, 15) * 8 + x[0] % 8)
+    x[12] = <uint8_t>(min(bucket >> 1, 9) * 12 + x[5])
+
+
+# The features of past p as a part of a visit's path of num_blocks blocks.
+cdef void describe(Past* p, Visit* v, int32_t num_blocks) noexcept nogil:
+    cdef int32_t end = p.depth + p.length, distance = num_blocks - end, turn = few(v.turn, 5, 7)
+    cdef int32_t parent_gap = gap_bucket(v.parent_gap), depth = octave(end - 1, 10), uses = few(p.uses, 5, 9)
+    cdef int32_t mean_gap = gap_bucket(p.mean_gap)
+    cdef int32_t far = distance if distance < 2 else min(2 + octave(distance >> 1, 5), 7)
+    p.x[0] = <uint8_t>(far * 8 + turn)
+    p.x[1] = <uint8_t>depth
+    p.x[3] = <uint8_t>octave(v.num_blocks - v.known, 9)
+    p.x[4] = <uint8_t>uses
+    p.x[5] = <uint8_t>mean_gap
+    p.x[6] = <uint8_t>parent_gap
+    p.x[7] = <uint8_t>(0 if v.parent_output < 0 else 1 + min(<int32_t>log2(1 + v.parent_output), 12))
+    p.x[8] = <uint8_t>gap_bucket(p.least_gap)
+    p.x[10] = <uint8_t>(mean_gap * 10 + min(parent_gap, 9))
+    p.x[11] = <uint8_t>(uses * 12 + depth)
+    p.x[13] = <uint8_t>(min(far, 3) * 12 + gap_bucket(p.last_gap))
+    set_output(p.x, output_bucket(p.output))
+
+
+# ---- what happened, noted for later
+
+cdef float weight_of(Hazard* z, int32_t length) noexcept nogil:
+    cdef double weight = sqrt(min(length, RUN_WEIGHT)) * z.weight_count / z.weight_sum if z.weight_count else 1
+    return <float>weight if weight < MAX_WEIGHT else MAX_WEIGHT
+
+
+cdef void note(Hazard* z, Past* p, int32_t last, bint reused) noexcept nogil:
+    cdef Sample* s
+    if z.samples_tail - z.samples_head == NUM_SAMPLES:
+        z.counters.samples_lost += 1
+        return
+    s = &z.samples[z.samples_tail & (NUM_SAMPLES - 1)]
+    memcpy(s.x, p.x, NUM_FEATURES)
+    s.kind = p.kind
+    s.first, s.last, s.reused = min(p.learned, <uint8_t>(last - 1)), <uint8_t>last, reused
+    s.weight = weight_of(z, p.length)
+    z.samples_tail += 1
+
+
+# Past p is used again now. A part of a past teaches nothing: its features are those of its end.
+cdef void close_past(Hazard* z, int32_t q, bint whole) noexcept nogil:
+    cdef Past* p = &z.history.pasts[q]
+    cdef double gap = z.now - p.born
+    if not p.open:
+        return
+    if whole and gap < bin_edge(NUM_BINS):
+        note(z, p, bin_of(gap) + 1, True)
+    p.open = 0
+    p.uses += 1
+    p.last_gap = <float>gap
+    p.mean_gap = <float>(gap if p.mean_gap < 0 else 0.7 * p.mean_gap + 0.3 * gap)
+    if p.least_gap < 0 or gap < p.least_gap:
+        p.least_gap = <float>gap
+    if is_linked(&z.history.ages, q):
+        unlink(&z.history.ages, q)
+
+
+# ---- the bound
+
+cdef void guard_arrival(Guard* g, int64_t accesses, int64_t lru_hits, int64_t hits) noexcept nogil:
+    cdef int64_t each = g.window // WINDOW_PARTS if g.window >= WINDOW_PARTS else 1
+    cdef int32_t part = <int32_t>((g.arrivals // each) % (WINDOW_PARTS + 1)), i
+    cdef double low = 1e300, high = -1e300
+    if g.arrivals % each == 0:
+        g.recent -= g.accesses[part]
+        g.accesses[part] = 0
+        g.low[part], g.high[part] = g.behind, g.behind
+    g.arrivals += 1
+    g.accesses[part] += accesses
+    g.recent += accesses
+    g.behind += lru_hits - hits
+    g.low[part] = min(g.low[part], g.behind)
+    g.high[part] = max(g.high[part], g.behind)
+    for i in range(WINDOW_PARTS + 1):
+        low = min(low, g.low[i])
+        high = max(high, g.high[i])
+    g.room = g.slack * g.recent - (g.behind - low) + g.stake * (high - g.behind)
+
+
+cdef int64_t hazard_room(Hazard* z) noexcept nogil:
+    cdef double room = z.guard.room - (z.history.lacking - z.credit)
+    return <int64_t>room if room > 0 else 0
+
+
+# ---- a request comes, and goes
+
+# Follows the path in z.keys through what is remembered, cutting the past that it leaves; the pasts go into z.path.
+cdef int32_t follow(Hazard* z, int32_t num_blocks, int32_t* count, bint* cut) noexcept nogil:
+    cdef History* h = &z.history
+    cdef int32_t at = 0, parent = NIL, q, k
+    count[0], cut[0] = 0, False
+    while at < num_blocks and not cut[0]:
+        q = history_child(h, parent, z.keys[at])
+        if q == NIL:
+            break
+        k = history_common(h, q, z.keys + at, num_blocks - at)
+        if k < h.pasts[q].length:
+            cut[0] = True
+            q = history_split(h, q, k) if history_ensure(h, 1) == OK else NIL
+        if q == NIL or not path_room(z, count[0] + 4):
+            break
+        z.path[count[0]] = q
+        count[0] += 1
+        at += k
+        parent = q
+    return at
+
+
+cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t hits) noexcept nogil:
+    cdef History* h = &z.history
+    cdef int32_t slot = visit_new(z), count, i, lru_hits = 0
+    cdef bint cut
+    cdef Past* last
+    cdef Visit* v
+    if slot == NIL:
+        z.counters.visits_lost += 1
+        return NIL
+    v = &z.visits[slot]
+    v.num_blocks = num_blocks
+    v.known = follow(z, num_blocks, &count, &cut)
+    v.parent_gap = v.parent_output = v.mean_gap = v.least_gap = -1
+    v.turn = v.extends = 0
+    v.end = NIL
+    if count > 0:
+        last = &h.pasts[z.path[count - 1]]
+        v.parent_gap = <float>(z.now - last.born)
+        v.parent_output = last.output
+        v.extends = last.tail <= 1
+        v.turn = last.turn + v.extends
+    for i in range(count):
+        if h.pasts[z.path[i]].depth == lru_hits:
+            lru_hits += h.pasts[z.path[i]].lru
+        close_past(z, z.path[i], not cut or i < count - 1)
+    if count > 0 and v.extends:
+        v.mean_gap, v.least_gap = last.mean_gap, last.least_gap
+    v.credit = 0
+    for i in range(count - 1, -1, -1):      # LRU takes the request in at once, and makes room for what is new in it
+        history_touch(h, z.path[i])
+        v.credit += h.pasts[z.path[i]].length - h.pasts[z.path[i]].kept
+    z.credit += v.credit
+    v.reserved = max(0, min(<int64_t>num_blocks, h.lru_capacity) - v.known)
+    h.lru_reserved += v.reserved
+    history_lru_fit(h)
+    z.counters.lru_hits += lru_hits
+    z.counters.hits += hits
+    guard_arrival(&z.guard, num_blocks, lru_hits, hits)
+    if z.guard.arrivals % FORGET_EVERY == 0:
+        for i in range(MAX_KINDS):
+            if z.models[i].weights != NULL:
+                model_forget(&z.models[i])
+    return slot
+
+
+# A visit that used nothing leaves its prefix as it was, but for what its coming taught.
+cdef void reopen(Hazard* z, int32_t count) noexcept nogil:
+    cdef int32_t i
+    cdef Past* p
+    for i in range(count - 1, -1, -1):
+        p = &z.history.pasts[z.path[i]]
+        if not p.open:
+            p.open = 1
+            p.learned = <uint8_t>(bin_of(z.now - p.born) + 1)
+            history_stage(&z.history, z.path[i], stage_after(p.learned))
+
+
+cdef int32_t hazard_depart(
+    Hazard* z, int32_t visit, int32_t kind, int32_t num_blocks, bint used, int64_t output, bint later
+) noexcept nogil:
+    cdef History* h = &z.history
+    cdef Visit* v = &z.visits[visit]
+    cdef int32_t count, at, i, kept = 0, q, length
+    cdef bint cut
+    z.credit -= v.credit
+    v.credit = 0
+    h.lru_reserved -= v.reserved
+    v.reserved = 0
+    at = follow(z, num_blocks, &count, &cut)
+    if not used or num_blocks == 0:
+        reopen(z, count)
+        visit_end(z, visit)
+        return count
+    while at < num_blocks:              # the new part, and its last block by itself
+        length = num_blocks - at - 1 if num_blocks - at > 1 else 1
+        q = NIL
+        if path_room(z, count + 4) and history_ensure(h, 1) == OK:
+            q = history_new(h, z.path[count - 1] if count else NIL, z.keys + at, length)
+        if q == NIL:
+            z.counters.visits_lost += 1
+            break
+        h.pasts[q].turn = v.turn
+        h.pasts[q].mean_gap, h.pasts[q].least_gap = v.mean_gap, v.least_gap
+        h.pasts[q].uses = 1
+        h.pasts[q].kind = <uint8_t>kind
+        z.path[count] = q
+        count += 1
+        at += length
+    if count == 0:
+        visit_end(z, visit)
+        return 0
+    h.pasts[z.path[count - 1]].turn = v.turn
+    for i in range(count):              # join what nothing tells apart any more
+        q = z.path[i]
+        if (i < count - 1 and h.pasts[q].depth + h.pasts[q].length != v.known
+                and h.pasts[z.path[i + 1]].depth + h.pasts[z.path[i + 1]].length <= v.known
+                and h.pasts[z.path[i + 1]].next_sibling == NIL and h.pasts[q].first_child == z.path[i + 1]
+                and history_join(h, q)):
+            continue
+        z.path[kept] = q
+        kept += 1
+    v.end, v.end_generation, v.departed = z.path[kept - 1], h.pasts[z.path[kept - 1]].generation, 1
+    for i in range(kept - 1, -1, -1):   # deepest first, so that the beginning is hottest
+        q = z.path[i]
+        settle_past(z, q, v, num_blocks, output)
+    history_lru_fit(h)
+    history_forget(h)
+    if not later:
+        visit_end(z, visit)
+    return kept
+
+
+cdef void settle_past(Hazard* z, int32_t q, Visit* v, int32_t num_blocks, int64_t output) noexcept nogil:
+    cdef Past* p = &z.history.pasts[q]
+    p.visit = v.serial
+    p.tail = num_blocks - p.depth - p.length
+    p.output = clamped(z, output)
+    p.rated = -1
+    describe(p, v, num_blocks)
+    z.weight_sum += sqrt(min(p.length, RUN_WEIGHT))
+    z.weight_count += 1
+    history_keep(&z.history, q, p.length)
+    history_touch(&z.history, q)
+    history_wait(&z.history, q, z.now)
+
+
+cdef float clamped(Hazard* z, int64_t output) noexcept nogil:
+    if output > MAX_OUTPUT:
+        z.counters.outputs_clamped += 1
+        return MAX_OUTPUT
+    return <float>output if output >= 0 else -1
+
+
+cdef void hazard_report(Hazard* z, int32_t visit, int64_t output) noexcept nogil:
+    cdef Visit* v = &z.visits[visit]
+    cdef int32_t q = v.end
+    cdef float tokens = clamped(z, output)
+    cdef Past* p
+    if q != NIL and z.history.pasts[q].generation == v.end_generation:
+        while q != NIL:
+            p = &z.history.pasts[q]
+            if p.visit == v.serial:
+                p.output = tokens
+                if p.open:
+                    set_output(p.x, output_bucket(tokens))
+                    p.rated = -1
+            q = p.parent
+    visit_end(z, visit)
+
+
+# ---- learning
+
+cdef inline int32_t stage_end(int32_t stage) noexcept nogil:        # the bin before which a stage ends
+    return 2 * (stage + 1)
+
+
+cdef inline int32_t stage_after(int32_t learned) noexcept nogil:
+    return min(learned // 2, NUM_STAGES - 1)
+
+
+cdef void learn_one(Hazard* z, const Sample* s) noexcept nogil:
+    cdef Model* m = model_for(z, s.kind)
+    cdef Sample without
+    if m == NULL:
+        return
+    if s.x[2] == NO_OUTPUT or m.learned & 1:
+        model_learn(m, s)
+    else:                               # every other time: what holds where the output is not known
+        without = s[0]
+        set_output(without.x, NO_OUTPUT)
+        model_learn(m, &without)
+
+
+cdef int64_t hazard_study(Hazard* z, int64_t budget) noexcept nogil:
+    cdef int64_t left = budget
+    cdef int32_t stage, q
+    cdef Past* p
+    while left > 0 and z.samples_head < z.samples_tail:
+        learn_one(z, &z.samples[z.samples_head & (NUM_SAMPLES - 1)])
+        z.samples_head += 1
+        left -= 1
+    for stage in range(NUM_STAGES - 1):     # what has lived through a stage without being used
+        while left > 0:
+            q = coldest(&z.history.ages, stage)
+            if q < 0:
+                break
+            p = &z.history.pasts[q]
+            if z.now - p.born < bin_edge(stage_end(stage)):
+                break
+            if p.learned < stage_end(stage):
+                if z.samples_head == z.samples_tail:
+                    note(z, p, stage_end(stage), False)
+                    learn_one(z, &z.samples[z.samples_head & (NUM_SAMPLES - 1)])
+                    z.samples_head += 1
+                p.learned = <uint8_t>stage_end(stage)
+                left -= 1
+            history_stage(&z.history, q, stage + 1)
+    return budget - left
+
+
+# ---- what a run is worth
+
+cdef inline int32_t past_of(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil:
+    if past < 0 or past >= z.history.num_pasts or z.history.pasts[past].generation != generation:
+        return NIL
+    return history_at(&z.history, past, depth - 1)
+
+
+cdef double hazard_rate(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil:
+    cdef int32_t q = past_of(z, past, generation, depth), k
+    cdef Past* p
+    cdef Model* m
+    cdef double age
+    if q == NIL:
+        return -1
+    p = &z.history.pasts[q]
+    if p.rated < 0 or z.guard.arrivals - p.rated > FRESH:
+        m = model_for(z, p.kind)
+        if m == NULL:
+            return -1
+        model_index(m, p.x, p.index)
+        p.rated = z.guard.arrivals
+    age = z.now - p.born
+    k = p.bin
+    while k < NUM_BINS - 1 and z.edges[k + 1] <= age:
+        k += 1
+    p.bin = <uint8_t>k
+    if k == NUM_BINS - 1:
+        return p.index[k]
+    return p.index[k] + (age - z.edges[k]) / (z.edges[k + 1] - z.edges[k]) * (p.index[k + 1] - p.index[k])
+
+
+cdef double hazard_chance(Hazard* z, int32_t past, int32_t generation, int32_t depth, double seconds) noexcept nogil:
+    cdef int32_t q = past_of(z, past, generation, depth)
+    cdef Model* m
+    if q == NIL:
+        return -1
+    m = model_for(z, z.history.pasts[q].kind)
+    return model_chance(m, z.history.pasts[q].x, z.now - z.history.pasts[q].born, seconds) if m != NULL else -1
+
+
+cdef int32_t hazard_lru_depth(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil:
+    cdef int32_t q = past_of(z, past, generation, depth)
+    if q == NIL:
+        return 0
+    return min(z.history.pasts[q].depth + z.history.pasts[q].lru, depth)
+
+
+cdef int32_t hazard_span(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil:
+    cdef int32_t q = past_of(z, past, generation, depth)
+    return depth - z.history.pasts[q].depth if q != NIL else depth
+
+
+cdef void hazard_lost(Hazard* z, int32_t past, int32_t generation, int32_t depth, int32_t count) noexcept nogil:
+    cdef int32_t q = past_of(z, past, generation, depth), start
+    cdef Past* p
+    while q != NIL and count > 0:
+        p = &z.history.pasts[q]
+        start = max(depth - count, p.depth)
+        if p.kept > start - p.depth:
+            history_keep(&z.history, q, start - p.depth)
+        count -= depth - start
+        depth = start
+        q = p.parent
+
+
+cdef int64_t hazard_bytes(Hazard* z) noexcept nogil:
+    cdef int64_t total = sizeof(Hazard) + MAX_KINDS * sizeof(Model) + NUM_SAMPLES * sizeof(Sample)
+    cdef int32_t i
+    for i in range(MAX_KINDS):
+        total += 2 * NUM_WEIGHTS * sizeof(float) if z.models[i].weights != NULL else 0
+    total += z.num_visits * sizeof(Visit) + z.keys_capacity * 8 + z.path_capacity * 4
+    return total + history_bytes(&z.history)

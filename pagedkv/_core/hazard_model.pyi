@@ -1,0 +1,1 @@
+"""The hazard model and its index; nothing here is callable from Python."""

@@ -1,0 +1,4 @@
+from pagedkv._core.placement cimport Placement
+
+cdef class HazardPolicy:
+    cdef readonly Placement placement

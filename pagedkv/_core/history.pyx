@@ -1,0 +1,398 @@
+"""Pasts: what is remembered of prefixes that were used, whether they are still cached or not. Decides nothing."""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from pagedkv._core.links cimport UNLINKED, Links, coldest, is_linked, link_hottest, unlink
+from pagedkv._core.types cimport E_MEMORY, NIL, OK
+
+cdef enum:
+    SCAN = 64                   # pasts that cannot be forgotten are stepped over at most this often
+
+
+cdef int links_open(Links* links, int32_t num_lists) noexcept nogil:
+    cdef int32_t i
+    links.prev = links.next = NULL
+    links.ends = <int32_t*>malloc(2 * num_lists * sizeof(int32_t))
+    if links.ends == NULL:
+        return E_MEMORY
+    for i in range(num_lists):
+        links.ends[2 * i] = links.ends[2 * i + 1] = ~i
+    return OK
+
+
+cdef void links_close(Links* links) noexcept nogil:
+    free(links.prev)
+    free(links.next)
+    free(links.ends)
+
+
+cdef int links_grow(Links* links, int32_t old, int32_t new) noexcept nogil:
+    cdef int32_t i
+    cdef int32_t* grown = <int32_t*>realloc(links.prev, new * sizeof(int32_t))
+    if grown == NULL:
+        return E_MEMORY
+    links.prev = grown
+    grown = <int32_t*>realloc(links.next, new * sizeof(int32_t))
+    if grown == NULL:
+        return E_MEMORY
+    links.next = grown
+    for i in range(old, new):
+        grown[i] = UNLINKED
+    return OK
+
+
+cdef int history_open(History* h, int64_t max_blocks, int64_t lru_capacity) noexcept nogil:
+    memset(h, 0, sizeof(History))
+    h.free_past = NIL
+    h.max_blocks, h.lru_capacity = max_blocks, lru_capacity
+    h.mask = 1023
+    h.table = <int32_t*>malloc(1024 * sizeof(int32_t))
+    if h.table == NULL or links_open(&h.ages, NUM_STAGES) != OK or links_open(&h.recency, 1) != OK:
+        history_close(h)
+        return E_MEMORY
+    memset(h.table, 0xFF, 1024 * sizeof(int32_t))
+    return OK
+
+
+cdef void history_close(History* h) noexcept nogil:
+    cdef int32_t p
+    for p in range(h.num_pasts):
+        free(h.pasts[p].keys)
+    free(h.pasts)
+    free(h.table)
+    links_close(&h.ages)
+    links_close(&h.recency)
+    memset(h, 0, sizeof(History))
+
+
+# ---- the table: first block's hash -> past
+
+cdef inline int64_t slot_of(History* h, uint64_t key) noexcept nogil:
+    return <int64_t>(key >> 7) & h.mask
+
+
+cdef void table_put(History* h, int32_t p) noexcept nogil:
+    cdef int64_t slot = slot_of(h, h.pasts[p].keys[0])
+    while h.table[slot] >= 0:
+        slot = (slot + 1) & h.mask
+    h.table[slot] = p
+    h.used += 1
+
+
+cdef void table_drop(History* h, int32_t p) noexcept nogil:
+    cdef int64_t slot = slot_of(h, h.pasts[p].keys[0]), hole, home
+    while h.table[slot] != p:
+        slot = (slot + 1) & h.mask
+    hole = slot
+    while True:                         # close the gap: no tombstones
+        slot = (slot + 1) & h.mask
+        if h.table[slot] < 0:
+            break
+        home = slot_of(h, h.pasts[h.table[slot]].keys[0])
+        if (slot - home) & h.mask >= (slot - hole) & h.mask:
+            h.table[hole] = h.table[slot]
+            hole = slot
+    h.table[hole] = NIL
+    h.used -= 1
+
+
+cdef int table_grow(History* h, int64_t extra) noexcept nogil:
+    cdef int64_t size = h.mask + 1
+    cdef int32_t p
+    cdef int32_t* grown
+    while (h.used + extra) * 2 > size:
+        size *= 2
+    if size == h.mask + 1:
+        return OK
+    grown = <int32_t*>malloc(size * sizeof(int32_t))
+    if grown == NULL:
+        return E_MEMORY
+    memset(grown, 0xFF, size * sizeof(int32_t))
+    free(h.table)
+    h.table, h.mask, h.used = grown, size - 1, 0
+    for p in range(h.num_pasts):
+        if h.pasts[p].length > 0:
+            table_put(h, p)
+    return OK
+
+
+# ---- pasts
+
+cdef int history_ensure(History* h, int32_t extra) noexcept nogil:
+    cdef int32_t free_ids = h.capacity - h.num_live, capacity = h.capacity
+    cdef Past* grown
+    if free_ids < extra:
+        while capacity - h.num_live < extra:
+            capacity = capacity * 2 if capacity else 256
+        grown = <Past*>realloc(h.pasts, capacity * sizeof(Past))
+        if grown == NULL:
+            return E_MEMORY
+        h.pasts = grown
+        if links_grow(&h.ages, h.capacity, capacity) != OK or links_grow(&h.recency, h.capacity, capacity) != OK:
+            return E_MEMORY
+        memset(grown + h.capacity, 0, (capacity - h.capacity) * sizeof(Past))
+        h.capacity = capacity
+    return table_grow(h, extra)
+
+
+cdef int32_t take_id(History* h) noexcept nogil:
+    cdef int32_t p = h.free_past, generation
+    if p == NIL:
+        p = h.num_pasts
+        h.num_pasts += 1
+    else:
+        h.free_past = h.pasts[p].parent
+    generation = h.pasts[p].generation
+    memset(&h.pasts[p], 0, sizeof(Past))
+    h.pasts[p].generation = generation
+    h.pasts[p].first_child = h.pasts[p].next_sibling = h.pasts[p].prev_sibling = NIL
+    h.num_live += 1
+    return p
+
+
+cdef void give_id(History* h, int32_t p) noexcept nogil:
+    free(h.pasts[p].keys)
+    h.pasts[p].keys = NULL
+    h.pasts[p].length = 0
+    h.pasts[p].generation += 1
+    h.pasts[p].parent = h.free_past
+    h.free_past = p
+    h.num_live -= 1
+
+
+cdef void adopt_child(History* h, int32_t parent, int32_t p) noexcept nogil:
+    cdef Past* past = &h.pasts[p]
+    past.parent, past.prev_sibling, past.next_sibling = parent, NIL, NIL
+    if parent != NIL:
+        past.next_sibling = h.pasts[parent].first_child
+        if past.next_sibling != NIL:
+            h.pasts[past.next_sibling].prev_sibling = p
+        h.pasts[parent].first_child = p
+
+
+cdef void leave_parent(History* h, int32_t p) noexcept nogil:
+    cdef Past* past = &h.pasts[p]
+    if past.next_sibling != NIL:
+        h.pasts[past.next_sibling].prev_sibling = past.prev_sibling
+    if past.prev_sibling != NIL:
+        h.pasts[past.prev_sibling].next_sibling = past.next_sibling
+    elif past.parent != NIL:
+        h.pasts[past.parent].first_child = past.next_sibling
+
+
+cdef int32_t history_child(History* h, int32_t parent, uint64_t key) noexcept nogil:
+    cdef int64_t slot = slot_of(h, key)
+    cdef int32_t p = h.table[slot]
+    while p >= 0:
+        if h.pasts[p].keys[0] == key and h.pasts[p].parent == parent:
+            return p
+        slot = (slot + 1) & h.mask
+        p = h.table[slot]
+    return NIL
+
+
+cdef int32_t history_common(History* h, int32_t p, const uint64_t* keys, int32_t num_blocks) noexcept nogil:
+    # A hash stands for the whole prefix: equal at k means equal before k, so the first difference is found by halving.
+    cdef Past* past = &h.pasts[p]
+    cdef int32_t low = 0, high = past.length if past.length < num_blocks else num_blocks, middle
+    if high > 0 and past.keys[high - 1] == keys[high - 1]:
+        return high
+    while low < high:
+        middle = (low + high) >> 1
+        if past.keys[middle] == keys[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil:
+    cdef uint64_t* copy = <uint64_t*>malloc(length * sizeof(uint64_t))
+    cdef int32_t p
+    cdef Past* past
+    if copy == NULL:
+        return NIL
+    memcpy(copy, keys, length * sizeof(uint64_t))
+    p = take_id(h)
+    past = &h.pasts[p]
+    past.keys, past.length, past.capacity = copy, length, length
+    past.depth = h.pasts[parent].depth + h.pasts[parent].length if parent != NIL else 0
+    past.last_gap = past.mean_gap = past.least_gap = past.output = -1
+    past.rated = -1
+    adopt_child(h, parent, p)
+    table_put(h, p)
+    h.num_blocks += length
+    return p
+
+
+cdef inline void link_above(Links* links, int32_t upper, int32_t p) noexcept nogil:
+    cdef int32_t hotter = links.next[p]
+    links.prev[upper], links.next[upper] = p, hotter
+    links.next[p] = upper
+    if hotter >= 0:
+        links.prev[hotter] = upper
+    else:
+        links.ends[2 * ~hotter + 1] = upper
+
+
+cdef inline int64_t lacks(Past* past) noexcept nogil:
+    return past.lru - past.kept if past.lru > past.kept else 0
+
+
+cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil:
+    cdef uint64_t* keys = <uint64_t*>malloc(k * sizeof(uint64_t))
+    cdef int32_t upper, generation
+    cdef Past* a
+    cdef Past* b
+    if keys == NULL:
+        return NIL
+    upper = take_id(h)
+    a, b = &h.pasts[upper], &h.pasts[p]
+    generation = a.generation
+    table_drop(h, p)
+    leave_parent(h, p)
+    a[0] = b[0]
+    a.generation = generation
+    a.first_child = NIL
+    a.keys, a.length, a.capacity = keys, k, k
+    memcpy(keys, b.keys, k * sizeof(uint64_t))
+    b.length -= k
+    b.depth += k
+    memcpy(b.keys, b.keys + k, b.length * sizeof(uint64_t))
+    a.tail += b.length
+    a.lru = min(a.lru, k)
+    a.kept = min(a.kept, k)
+    b.lru -= a.lru
+    b.kept -= a.kept
+    adopt_child(h, a.parent, upper)
+    adopt_child(h, upper, p)
+    table_put(h, upper)
+    table_put(h, p)
+    if is_linked(&h.ages, p):           # next to each other in every list, the upper half hotter
+        link_above(&h.ages, upper, p)
+    if is_linked(&h.recency, p):
+        if b.lru == 0:
+            link_above(&h.recency, upper, p)
+            unlink(&h.recency, p)
+        else:
+            link_above(&h.recency, upper, p)
+    return upper
+
+
+cdef bint history_join(History* h, int32_t p) noexcept nogil:
+    cdef Past* a = &h.pasts[p]
+    cdef int32_t child = a.first_child, room
+    cdef Past* b = &h.pasts[child]
+    cdef uint64_t* keys
+    cdef bint in_recency = is_linked(&h.recency, child)
+    if a.length + b.length > a.capacity:        # its keys grow in place, turn by turn
+        room = 2 * (a.length + b.length)
+        keys = <uint64_t*>realloc(a.keys, room * sizeof(uint64_t))
+        if keys == NULL:
+            return False
+        a.keys, a.capacity = keys, room
+    table_drop(h, p)
+    table_drop(h, child)
+    leave_parent(h, child)
+    leave_parent(h, p)
+    memcpy(a.keys + a.length, b.keys, b.length * sizeof(uint64_t))
+    keys, a.keys = a.keys, b.keys
+    b.keys, b.capacity = keys, a.capacity
+    h.lacking -= lacks(a) + lacks(b)
+    b.length += a.length
+    b.depth = a.depth
+    b.lru += a.lru
+    b.kept += a.kept
+    h.lacking += lacks(b)
+    adopt_child(h, a.parent, child)
+    table_put(h, child)
+    if is_linked(&h.recency, p):
+        if not in_recency:
+            link_above(&h.recency, child, p)
+        unlink(&h.recency, p)
+    if is_linked(&h.ages, p):
+        unlink(&h.ages, p)
+    give_id(h, p)
+    return True
+
+
+cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil:
+    cdef Past* past = &h.pasts[p]
+    h.lacking -= lacks(past)
+    past.kept = kept
+    h.lacking += lacks(past)
+
+
+cdef void set_lru(History* h, int32_t p, int32_t lru) noexcept nogil:
+    cdef Past* past = &h.pasts[p]
+    h.lacking -= lacks(past)
+    h.lru_blocks += lru - past.lru
+    past.lru = lru
+    h.lacking += lacks(past)
+
+
+cdef void history_touch(History* h, int32_t p) noexcept nogil:
+    if is_linked(&h.recency, p):
+        unlink(&h.recency, p)
+    link_hottest(&h.recency, 0, p)
+    set_lru(h, p, h.pasts[p].length)
+
+
+cdef void history_lru_fit(History* h) noexcept nogil:
+    cdef int32_t p
+    cdef int64_t surplus
+    while h.lru_blocks > 0 and h.lru_blocks + h.lru_reserved > h.lru_capacity:
+        p = coldest(&h.recency, 0)
+        surplus = h.lru_blocks + h.lru_reserved - h.lru_capacity
+        if surplus < h.pasts[p].lru:
+            set_lru(h, p, h.pasts[p].lru - <int32_t>surplus)
+        else:
+            set_lru(h, p, 0)
+            unlink(&h.recency, p)
+
+
+cdef void history_stage(History* h, int32_t p, int32_t stage) noexcept nogil:
+    if is_linked(&h.ages, p):
+        unlink(&h.ages, p)
+    h.pasts[p].stage = <unsigned char>stage
+    link_hottest(&h.ages, stage, p)
+
+
+cdef void history_wait(History* h, int32_t p, double now) noexcept nogil:
+    h.pasts[p].born = now
+    h.pasts[p].open = 1
+    h.pasts[p].learned = h.pasts[p].bin = 0
+    history_stage(h, p, 0)
+
+
+cdef void history_drop(History* h, int32_t p) noexcept nogil:
+    table_drop(h, p)
+    leave_parent(h, p)
+    if is_linked(&h.ages, p):
+        unlink(&h.ages, p)
+    h.num_blocks -= h.pasts[p].length
+    give_id(h, p)
+
+
+cdef void history_forget(History* h) noexcept nogil:
+    cdef int32_t stage = NUM_STAGES - 1, p, following, tries = SCAN
+    while h.num_blocks > h.max_blocks and stage >= 0:
+        p = coldest(&h.ages, stage)
+        while p >= 0 and h.num_blocks > h.max_blocks and tries > 0:
+            following = h.ages.next[p]
+            if h.pasts[p].first_child == NIL and h.pasts[p].lru == 0 and h.pasts[p].kept == 0 and h.pasts[p].open:
+                history_drop(h, p)
+            else:
+                tries -= 1
+            p = following
+        stage -= 1
+
+
+cdef int64_t history_bytes(History* h) noexcept nogil:
+    cdef int64_t keys = 0
+    cdef int32_t p
+    for p in range(h.num_pasts):
+        keys += h.pasts[p].capacity if h.pasts[p].keys != NULL else 0
+    return h.capacity * (sizeof(Past) + 4 * sizeof(int32_t)) + (h.mask + 1) * sizeof(int32_t) + keys * sizeof(uint64_t)
