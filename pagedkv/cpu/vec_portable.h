@@ -55,7 +55,8 @@ INLINE void v_transpose(const float *const *rows, size_t at, float *columns, siz
 
 INLINE V load_f32(const float *p) { return v_load(p); }
 INLINE V load_f16(const uint16_t *p) { return (V){scalar_of(F16, p, 0), scalar_of(F16, p, 1), scalar_of(F16, p, 2), scalar_of(F16, p, 3)}; }
-INLINE V load_bf16(const uint16_t *p) { return (V)(VI){p[0] << 16, p[1] << 16, p[2] << 16, p[3] << 16}; }
+INLINE int upper_half(uint16_t x) { return (int)((uint32_t)x << 16); }
+INLINE V load_bf16(const uint16_t *p) { return (V)(VI){upper_half(p[0]), upper_half(p[1]), upper_half(p[2]), upper_half(p[3])}; }
 INLINE V load_i8(const int8_t *p) { return (V){p[0], p[1], p[2], p[3]}; }
 INLINE void store_f16(uint16_t *p, V a)
 {
