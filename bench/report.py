@@ -1,10 +1,11 @@
-"""``python -m bench.report``: draw the committed results into the tables of ``docs/benchmarks.md``.
+"""``python -m bench.report``: draw the committed results into the tables of the pages.
 
-The page is written by hand; a table stands between ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where
-FILE is in ``bench/results/``. Views: ``environment`` (one line), ``rows`` (every row as it is), for the core
-bench ``bars`` and the letters of its workloads, for the attention bench ``all`` (a heading and a table for each
-part) or the name of a part, for attention on the CPU
-``problems``. Attention needs a GPU: where its file does not exist yet, the page says so.
+``docs/benchmarks.md`` and ``docs/policies.md`` are written by hand; a table stands between
+``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where FILE is in ``bench/results/``. Views: ``environment`` (one
+line), ``rows`` (every row as it is), for the core bench ``bars`` and the letters of its workloads, for the attention
+bench ``all`` (a heading and a table for each part) or the name of a part, for attention on the CPU ``problems``, for
+the policies those of ``bench/policies/views.py``. Attention needs a GPU: where its file does not exist yet, the page
+says so.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from bench.attention.views import view as attention_view
 from bench.core.bars import compare
 from bench.core.workloads import WORKLOADS
 from bench.cpu_attention.views import by_problem
+from bench.policies.views import view as policies_view
 from bench.results import ROOT, read_results
 from bench.table import format_value, render_table
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "policies.md"))
 RESULTS = ROOT / "bench" / "results"
 ATTENTION = "attention.json"
 NO_RUN = "No run on a GPU has been made yet: there is no `bench/results/attention.json`, so there are no figures."
@@ -46,6 +48,8 @@ def render_view(document: Mapping[str, Any], view: str) -> str:
         return render_environment(document)
     if document["bench"] == "attention_cpu" and view == "problems":
         return render_table(by_problem(rows), markdown=True)
+    if document["bench"] == "policies":
+        return policies_view(document, view)
     if view == "rows":
         return render_table(rows, markdown=True)
     if document["bench"] == "core" and view == "bars":
@@ -111,19 +115,21 @@ def fill(page: str, results: Path = RESULTS) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the page is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is out of date")
     options = parser.parse_args()
-    before = PAGE.read_text()
+    before = {page: page.read_text() for page in PAGES}
     try:
-        after = fill(before)
+        after = {page: fill(text) for page, text in before.items()}
     except (OSError, ValueError) as error:
         print(f"bench.report: {error}", file=sys.stderr)
         return 2
     if options.check:
         return int(after != before)
-    PAGE.write_text(after)
-    unused = {path.name for path in RESULTS.glob("*.json")} - {m["file"] for m in BLOCK.finditer(after)}
-    print(f"{PAGE.name}: {format_value(len(BLOCK.findall(after)))} tables drawn")
+    unused = {path.name for path in RESULTS.glob("*.json")}
+    for page, text in after.items():
+        page.write_text(text)
+        unused -= {m["file"] for m in BLOCK.finditer(text)}
+        print(f"{page.name}: {format_value(len(BLOCK.findall(text)))} tables drawn")
     if unused:
         print(f"results without a table: {', '.join(sorted(unused))}")
     return 0

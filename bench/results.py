@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUTS = ("bench/results", "docs/benchmarks.md")  # made by the benches: they do not make a commit dirty
+# made by the benches: they do not make a commit dirty
+OUTPUTS = ("bench/results", "docs/benchmarks.md", "docs/policies.md", "docs/images/policies_*.png")
 
 
 def environment() -> dict[str, Any]:

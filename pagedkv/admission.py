@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from pagedkv.cost_model import CostModel
 
-Mode: TypeAlias = Literal["all", "cost", "second_hit"]
+Mode: TypeAlias = Literal["all", "cost", "second_hit", "hazard"]
+Chance: TypeAlias = Callable[[int, float], float | None]  # of a run's node: that it is used within so many seconds
 
 DAY_S = 24 * 60 * 60
 BURST_S = 60 * 60  # so much of the daily allowance may be used at once
+COMPARED = 256  # runs of late with which a new one is compared
 
 
 class WriteBudget:
@@ -47,25 +52,113 @@ class WriteBudget:
         self._left -= num_bytes
         return True
 
+    def to_spend(self, since: float) -> float:
+        """Bytes to write between then and now: the rate's, and what makes the bucket half full in the long run."""
+        now = self._clock()
+        left = min(self._room, self._left + (now - self._seen) * self._rate)
+        return (now - since) * self._rate + left - self._room / 2
+
+    def now(self) -> float:
+        """By its clock."""
+        return self._clock()
+
+
+class Turnover:
+    """How long a block lives in a tier, from how fast the tier is written.
+
+    Parameters
+    ----------
+    num_blocks : of the tier.
+    clock : seconds.
+    """
+
+    def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_blocks, self._clock = num_blocks, clock
+        self._written, self._since = 0.0, clock()
+
+    def add(self, num_blocks: int) -> None:
+        """So many were written."""
+        self._written += num_blocks
+        if self._written > self._num_blocks:  # what was written before the last filling counts half
+            now = self._clock()
+            self._written, self._since = self._written / 2, now - (now - self._since) / 2
+
+    def lifetime_s(self) -> float:
+        """Seconds from a block's writing to its loss; a day before anything is known, and 30 days at most."""
+        passed = self._clock() - self._since
+        if not self._written or passed <= 0:
+            return float(DAY_S)
+        return min(passed * self._num_blocks / self._written, 30.0 * DAY_S)
+
+
+class Likeliest:
+    """For the mode ``hazard``: whether a run's chance of being used while the disk has it makes up for writing it.
+
+    Writing is taken to cost what loading costs. Where bytes per day are limited, a run must also be among the best of
+    late per byte: those that the allowance suffices for.
+
+    Parameters
+    ----------
+    chance : see :data:`Chance`; None where nothing is known of a run.
+    lives : Turnover
+        Of the tier.
+    costs : CostModel
+    budget : WriteBudget, optional
+    """
+
+    def __init__(self, chance: Chance, lives: Turnover, costs: CostModel, budget: WriteBudget | None) -> None:
+        self._chance, self.lives, self._costs, self._budget = chance, lives, costs, budget
+        self._late: deque[tuple[float, float, int]] = deque(maxlen=COMPARED)  # when, value per byte, bytes
+
+    def value(self, node: int, depth: int, num_blocks: int, tier: int) -> float | None:
+        """Work that writing a run is expected to save, less what writing it costs; None where nothing is known of it.
+
+        While one of the rates is not known, loading and writing count as free.
+        """
+        chance = self._chance(node, self.lives.lifetime_s())
+        if chance is None:
+            return None
+        load = self._costs.load_work(num_blocks, tier) or 0.0
+        return chance * max(0.0, self._costs.work(depth, num_blocks) - load) - load
+
+    def is_among_the_best(self, value: float, num_bytes: int) -> bool:
+        """Whether the allowance leaves anything over for this run when all of late that were worth more per byte had
+        their share. It is one of them from now on."""
+        if self._budget is None:
+            return True
+        self._late.append((self._budget.now(), value / num_bytes, num_bytes))
+        since, per_byte, sizes = (np.array(column) for column in zip(*self._late, strict=True))
+        return float(sizes[per_byte > value / num_bytes].sum()) < self._budget.to_spend(float(since[0]))
+
 
 class Admission:
     """Says of each demotion to the disk whether it is written. Any thread may call it.
 
     Parameters
     ----------
-    mode : ``"all"``, ``"cost"`` (what could be loaded faster than computed) or ``"second_hit"`` (what some request has
-        found, or computed again, since it was committed).
+    mode : ``"all"``, ``"cost"`` (what could be loaded faster than computed), ``"second_hit"`` (what some request has
+        found, or computed again, since it was committed) or ``"hazard"`` (what `likeliest` says; where it knows nothing
+        of a run, as ``"cost"``).
     costs : CostModel
-    block_bytes : int
+    write_bytes : of a block, header and all.
     budget : WriteBudget, optional
+    likeliest : Likeliest, for the mode ``"hazard"``
     """
 
-    def __init__(self, mode: Mode, costs: CostModel, write_bytes: int, budget: WriteBudget | None = None) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        costs: CostModel,
+        write_bytes: int,
+        budget: WriteBudget | None = None,
+        likeliest: Likeliest | None = None,
+    ) -> None:
         self._mode, self._costs, self._write_bytes, self._budget = mode, costs, write_bytes, budget
+        self._likeliest = likeliest
         self._lock = threading.Lock()
         self._refused = {"refused_by_admission": 0, "refused_by_write_budget": 0}
 
-    def admits(self, tier: int, num_blocks: int, depth: int, continued: bool, matched: bool) -> bool:
+    def admits(self, tier: int, num_blocks: int, depth: int, continued: bool, matched: bool, node: int = -1) -> bool:
         """Whether to write a run of `num_blocks` blocks to `tier`.
 
         Parameters
@@ -73,13 +166,18 @@ class Admission:
         depth : blocks of its prefix before it.
         continued : whether other runs continue it.
         matched : whether it was asked for again since it was committed.
+        node : its node in the tree.
         """
-        deserved = continued or self._deserves(tier, num_blocks, depth, matched)
+        likeliest, num_bytes = self._likeliest, num_blocks * self._write_bytes
         with self._lock:
-            if not deserved:
+            value = likeliest.value(node, depth, num_blocks, tier) if likeliest and not continued else None
+            if not continued and not self._deserves(tier, num_blocks, depth, matched, value):
                 self._refused["refused_by_admission"] += num_blocks
                 return False
-            if self._budget is None or self._budget.take(num_blocks * self._write_bytes, overdraw=continued):
+            affordable = likeliest is None or value is None or likeliest.is_among_the_best(value, num_bytes)
+            if affordable and (self._budget is None or self._budget.take(num_bytes, overdraw=continued)):
+                if likeliest is not None:
+                    likeliest.lives.add(num_blocks)
                 return True
             self._refused["refused_by_write_budget"] += num_blocks
             return False
@@ -89,7 +187,9 @@ class Admission:
         with self._lock:
             return dict(self._refused)
 
-    def _deserves(self, tier: int, num_blocks: int, depth: int, matched: bool) -> bool:
-        if self._mode == "cost":
+    def _deserves(self, tier: int, num_blocks: int, depth: int, matched: bool, value: float | None) -> bool:
+        if value is not None:
+            return value > 0
+        if self._mode in ("cost", "hazard"):
             return self._costs.worth_writing(depth, num_blocks, tier)
         return matched or self._mode == "all"

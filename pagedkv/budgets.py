@@ -15,7 +15,7 @@ Budget: TypeAlias = str | int
 
 MAX_BLOCKS = 2**31 - 1
 _CHOICES = {
-    "admission": ("all", "cost", "second_hit"),
+    "admission": ("all", "cost", "second_hit", "hazard"),
     "on_mismatch": ("refuse", "reset"),
     "page_cache": ("drop", "keep"),
 }
@@ -31,9 +31,11 @@ class Disk:
     size : string of bytes (``"200GiB"``) for everything in the directory, or integer number of blocks.
     segment_size : bytes of one file, as a string or an integer.
     shards : equal parts of a block with a checksum each, 1..1024, dividing its bytes. Default: one per layer.
-    admission : ``"cost"``, ``"second_hit"`` or ``"all"``
+    admission : ``"cost"``, ``"second_hit"``, ``"all"`` or ``"hazard"``
         What is written: blocks that load faster than they are computed again (all of them until both rates are known);
-        blocks asked for again since they were computed; everything. What is not written is dropped, and counted.
+        blocks asked for again since they were computed; everything; blocks whose chance of being asked for again makes
+        up for writing them, the likeliest first where there is a `write_budget` (with ``KVCache(policy="hazard")``).
+        What is not written is dropped, and counted.
     write_budget : bytes per day, as a string or an integer; None for no limit. At most an hour's share comes at once.
     on_mismatch : ``"refuse"`` or ``"reset"``
         What becomes of a store there that cannot be used: an error, or a new store. Old bytes are never reinterpreted.
@@ -56,7 +58,7 @@ class Disk:
     _: KW_ONLY
     segment_size: str | int = "1GiB"
     shards: int | None = None
-    admission: Literal["all", "cost", "second_hit"] = "cost"
+    admission: Literal["all", "cost", "second_hit", "hazard"] = "cost"
     write_budget: str | int | None = None
     on_mismatch: Literal["refuse", "reset"] = "refuse"
     unnamed_model: bool = False

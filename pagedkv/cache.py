@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import BlockTable
 from pagedkv._core.events import TIER_NAMES, KVEvent
-from pagedkv.admission import Admission, WriteBudget
 from pagedkv.budgets import Budget, Disk, blocks_for, check_choice
 from pagedkv.cost_model import CostModel
 from pagedkv.device_kv import DeviceKV
@@ -30,15 +30,26 @@ from pagedkv.explain import Explanation, explain_match
 from pagedkv.hooks import Hooks
 from pagedkv.interop import Pages, export, pages_of
 from pagedkv.kernels.backend import Backend
+from pagedkv.learned import DEFAULT, Learned
 from pagedkv.matching import Matcher
 from pagedkv.moving import Conductor
 from pagedkv.namespace import Namespace
-from pagedkv.opening import DEVICE, DISK, blocks_of, check_options, open_placement, open_tiers
-from pagedkv.prefetch import Prefetch, Prefetcher
+from pagedkv.opening import (
+    DEVICE,
+    DISK,
+    blocks_of,
+    check_learning,
+    check_options,
+    open_admission,
+    open_learned,
+    open_placement,
+    open_tiers,
+)  # fmt: skip
+from pagedkv.prefetch import Foresight, Prefetch, Prefetcher
 from pagedkv.scrub import MODES, Scrub
 from pagedkv.scrub import Mode as ScrubMode
 from pagedkv.sequence import Batch, Sequence
-from pagedkv.sizes import whole_number
+from pagedkv.sizes import number_of_seconds, whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.stats import CacheStats
 from pagedkv.step import Step
@@ -56,7 +67,8 @@ class KVCache:
         Budget of the tier: bytes as a string (``"8GiB"``) or blocks as an integer. `host` may be None.
     disk : Disk, optional
         A directory and how much of it to use. Reopening it finds what had been demoted to it.
-    policy : ``"lru"``, ``"arc"``, ``"s3fifo"`` or ``"cost"``
+    policy : ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"cost"`` or ``"hazard"``
+        What goes first where room is needed. ``"hazard"`` learns online when prefixes are used again.
     demotion : ``"leaf_first"`` or ``"oldest_first"``
     inclusive : sequence of bool, optional
         By tier: keep the copy there when a block is promoted. Default: on disk only.
@@ -87,6 +99,11 @@ class KVCache:
         The rate at which prompts are computed, where it is known beforehand; see :meth:`observe_prefill`.
     scrub : ``"across_namespaces"``, ``"always"`` or ``"never"``
         When a device block is zeroed before a sequence fills it: if it held another namespace's KV; in any case; never.
+    learned : path, optional
+        For ``policy="hazard"``: a directory for what it learned, read now and written by :meth:`close` and
+        :meth:`save_learned`. Default: the disk tier's, if there is one.
+    clock : callable, optional
+        Seconds, a number that never falls: what times to live, ages and bytes per day go by. Default: the system's.
 
     Attributes
     ----------
@@ -121,6 +138,8 @@ class KVCache:
         cost_tokens: float = 30000.0,
         prefill_tokens_per_s: float | None = None,
         scrub: ScrubMode = "across_namespaces",
+        learned: str | os.PathLike[str] | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         sizes = blocks_of(device, host, disk, spec)
         check_options(
@@ -128,6 +147,7 @@ class KVCache:
             require_namespace=require_namespace, partial_hits=partial_hits,
         )  # fmt: skip
         check_choice("scrub", scrub, MODES)
+        folder = check_learning(policy, learned, disk, clock)
         self.spec, self.hooks = spec, Hooks()
         self._require_namespace, self._partial_hits = require_namespace, partial_hits
         self._max_sequences = max_sequences
@@ -141,6 +161,7 @@ class KVCache:
         self._digests: dict[int, bytes] = {}
         self._roots: dict[Namespace | None, int] = {}
         self._quotas: dict[bytes, dict[int, int | None]] = {}  # by digest and tier
+        self._kinds: dict[bytes, int] = {}  # by digest
         self._counts, self._naming = threading.Lock(), threading.RLock()
         self._pins: set[int] = set()
         self._prompt_tokens = self._missed_promotions = 0
@@ -150,22 +171,26 @@ class KVCache:
         names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None)
         self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
         self.table = BlockTable(self.placement, max_sequences)
-        per_day = disk.write_bytes_per_day if disk is not None else None
         each = spec.block_bytes if self._store is None else self._store.write_bytes
-        budget = None if per_day is None else WriteBudget(per_day, each)
-        self._admission = Admission(disk.admission if disk else "all", self._costs, each, budget)
+        self._admission = open_admission(disk, each, sizes[DISK], self._costs, self.placement.hazard, clock)
         hooks = self.hooks
-        self._conductor = Conductor(self.placement, self._mover, self._admission, self._costs, self._scrub, hooks)
+        self._conductor = Conductor(
+            self.placement, self._mover, self._admission, self._costs, self._scrub, hooks, clock
+        )  # fmt: skip
         self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s, hooks)
         self._prefetcher = Prefetcher(self._matcher)
+        self._learned = open_learned(
+            self.placement.hazard, folder, disk, self._store, spec.block_size, self._conductor.now_ns
+        )  # fmt: skip
+        self._foresight = Foresight(self.placement, self._prefetcher)
         measured = self._costs if gpu is None and backend is None else None
-        self._engine = Engine(spec, self.placement, self.table, self._conductor, kv, self._scrub, hooks, measured)
+        self._engine = Engine(
+            spec, self.placement, self.table, self._conductor, kv, self._scrub, hooks, measured, self._learned
+        )  # fmt: skip
 
     # ---- requests
 
-    def sequence(
-        self, tokens: ArrayLike, namespace: Namespace | None = None, *, on_trial: bool = False
-    ) -> Sequence:
+    def sequence(self, tokens: ArrayLike, namespace: Namespace | None = None, *, on_trial: bool = False) -> Sequence:
         """A sequence for a prompt: its longest cached prefix is brought to the device and owned.
 
         Parameters
@@ -198,13 +223,14 @@ class KVCache:
 
     def count(self, seq: Sequence) -> None:
         """A sequence that was opened on trial is kept: its prompt and hits count, once, before anything is appended."""
+        self._engine.arrive(seq.row, seq._found)
         with self._counts:
             self._prompt_tokens += len(seq)
             for name, count in seq.hit_tokens.items():
                 self._hit_tokens[name] += count
 
     def _open(self, prompt: NDArray[np.int32], root: int) -> Sequence:
-        owner, hits = self._matcher.acquire(prompt, root)
+        owner, hits, found = self._matcher.acquire(prompt, root)
         other = -1
         try:
             kept = self._matcher.promote(owner) if len(hits) else 0
@@ -222,7 +248,7 @@ class KVCache:
             if other >= 0:
                 self.placement.release(other)
             raise
-        seq = Sequence(self._engine, row, counts)
+        seq = Sequence(self._engine, row, counts, found)
         if other >= 0:
             try:
                 seq.hit_tokens["partial"] = self._engine.reuse_part(row, block, common)
@@ -273,6 +299,32 @@ class KVCache:
         prompt = np.ascontiguousarray(self._tokens(tokens)).copy()
         return self._prefetcher.start(prompt, root)
 
+    def prefetch_likely(self, within_s: float, max_blocks: int) -> list[Prefetch]:
+        """Bring up what is likeliest to be asked for soon, in the background, with ``policy="hazard"``. For idle times.
+
+        Prefixes in colder tiers come into free device blocks, and into those of prefixes that are less likely to be
+        asked for. They count as no requests, so the policy learns nothing of them.
+
+        Parameters
+        ----------
+        within_s : how soon.
+        max_blocks : that are brought up, at most.
+
+        Returns
+        -------
+        list of Prefetch
+            What was started; not what is still under way from a call before.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, ClosedError
+        """
+        self._engine.check_open()
+        learned = self._learning("prefetch_likely")
+        seconds, most = number_of_seconds(within_s, "within_s"), whole_number(max_blocks, "max_blocks", 0, 2**31 - 1)
+        learned.tick()
+        return self._foresight.start(learned.policy, seconds, most)
+
     def observe_prefill(self, num_tokens: int, seconds: float, context: int = 0) -> None:
         """Say how long computing a prompt took, so that loads from disk that would take longer are not made.
 
@@ -294,7 +346,7 @@ class KVCache:
         PinBudgetExceeded
             The budget has no room for its blocks.
         """
-        owner, _ = self.placement.acquire(self._tokens(tokens), self._root(namespace))
+        owner, _ = self.placement.acquire(self._tokens(tokens), self._root(namespace), request=False)
         try:
             self.placement.pin(owner)
         except BaseException:
@@ -319,6 +371,40 @@ class KVCache:
                 raise DoubleRelease(f"pin {handle} was let go of before, or never made by this cache")
             self._pins.discard(handle)
         self.placement.release(handle)
+
+    def set_kind(self, namespace: Namespace | None, kind: str = DEFAULT) -> None:
+        """Namespaces of one kind are asked for alike: with ``policy="hazard"`` they teach and ask the same tables.
+
+        Until somebody says otherwise, all are of the kind ``"default"``. What was remembered of a namespace before goes
+        on as it was.
+
+        Parameters
+        ----------
+        namespace : Namespace or None
+        kind : str
+            1 to 40 of ``a-z0-9_-``, such as ``"agents"``; 8 kinds at most. It names the file of its tables.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, NamespaceRequired, ClosedError
+        """
+        root, learned = self._root(namespace), self._learning("set_kind")
+        number = learned.kind_number(kind)
+        with self._naming:
+            learned.policy.set_kind(root, number)
+            self._kinds[self._digests[root]] = number
+
+    def save_learned(self) -> int:
+        """Write down what ``policy="hazard"`` learned, as :meth:`close` does; files written.
+
+        What fails costs the file and nothing else, and is counted in :meth:`stats`.
+
+        Raises
+        ------
+        InvalidArgument, ClosedError
+        """
+        self._engine.check_open()
+        return self._learning("save_learned").save()
 
     def set_quota(self, namespace: Namespace, budget: Budget | None, tier: str = "device") -> None:
         """The namespace may hold at most this much in a tier; beyond it, its own coldest blocks go first."""
@@ -423,6 +509,7 @@ class KVCache:
                 moved_bytes={f"{TIER_NAMES[a]}_to_{TIER_NAMES[b]}": s.bytes for (a, b), s in moved.items()},
                 failed_moves=sum(s.failed + s.late + s.cancelled + s.left for s in moved.values()),
                 disk=self._disk_stats(),
+                hazard=None if self._learned is None else self._learned.stats(),
             )
 
     def events(self) -> list[KVEvent]:
@@ -472,9 +559,7 @@ class KVCache:
         read_only : what consumers are told; False for a runtime that writes K and V itself.
         stream : the CUDA stream that the cache is ready on. Default: CuPy's current one when it is handed over.
         """
-        k, v = (
-            export(array, dtype=self.spec.dtype, read_only=read_only, stream=stream) for array in self.layer(layer)
-        )
+        k, v = (export(array, dtype=self.spec.dtype, read_only=read_only, stream=stream) for array in self.layer(layer))
         return pages_of(k, v, self.spec.block_shape, self.spec.block_size)
 
     @property
@@ -494,8 +579,12 @@ class KVCache:
         self._engine.closed = True
         self._prefetcher.close()
         self._mover.close()
-        for tier in self._tiers.values():
-            tier.close()
+        try:
+            if self._learned is not None:
+                self._learned.save()
+        finally:
+            for tier in self._tiers.values():
+                tier.close()
 
     def __enter__(self) -> KVCache:
         return self
@@ -537,6 +626,11 @@ class KVCache:
             undo.pop_all()
         return kv, mover
 
+    def _learning(self, what: str) -> Learned:
+        if self._learned is None:
+            raise InvalidArgument(f"{what} is for policy='hazard'; this cache has policy {self.placement.policy!r}")
+        return self._learned
+
     def _kv_of(self, tier: DeviceTier, gpu: int | None, backend: Backend | None) -> KV:
         """The device's K and V: computed by kernels if there is something to launch them."""
         if gpu is None and backend is None:
@@ -570,6 +664,8 @@ class KVCache:
         if root not in self._digests:  # a purged namespace begins anew with another root and the same quotas
             for tier, blocks in self._quotas.get(digest, {}).items():
                 self.placement.set_quota(root, blocks, tier)
+            if digest in self._kinds and self._learned is not None:
+                self._learned.policy.set_kind(root, self._kinds[digest])
         self._digests[root] = digest
         self._scrub.saw(root)
         return root

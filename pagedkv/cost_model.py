@@ -145,7 +145,19 @@ class CostModel:
         if (known := self._known(tier)) is None:
             return True
         per_token, _, per_block = known
-        return per_block * num_blocks <= per_token * float(np.sum(self._block_work(depth + np.arange(num_blocks))))
+        return per_block * num_blocks <= per_token * self.work(depth, num_blocks)
+
+    def work(self, depth: int, num_blocks: int) -> float:
+        """What computing blocks ``[depth, depth + num_blocks)`` of a prompt takes, in tokens at a prompt's start."""
+        return float(np.sum(self._block_work(depth + np.arange(num_blocks))))
+
+    def load_work(self, num_blocks: int, tier: int) -> float | None:
+        """What loading so many blocks from `tier` takes, without its latency, in tokens computed at a prompt's start
+        meanwhile; None while one of the rates is not known."""
+        if (known := self._known(tier)) is None:
+            return None
+        per_token, _, per_block = known
+        return per_block * num_blocks / per_token
 
     def compute_s(self, num_tokens: int, context: int = 0) -> float | None:
         """Seconds to compute so many tokens after `context` others; None while no prefill was measured."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from pagedkv._core.placement import Placement
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks
 from pagedkv.hooks import Hooks
+from pagedkv.learned import Learned
 from pagedkv.moving import Conductor
 from pagedkv.scrub import Scrub
 from pagedkv.spec import KVSpec
@@ -76,6 +76,8 @@ class Engine:
         Told of steps and of what sequences do.
     costs : CostModel, optional
         Told how long steps take. None where a step's end does not mean that its work is done (a GPU).
+    learned : Learned, optional
+        With the policy hazard: told when requests come and go.
     """
 
     def __init__(
@@ -88,9 +90,10 @@ class Engine:
         scrub: Scrub,
         hooks: Hooks,
         costs: CostModel | None = None,
+        learned: Learned | None = None,
     ) -> None:
         self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
-        self._kv, self._scrub, self.hooks, self.costs = kv, scrub, hooks, costs
+        self._kv, self._scrub, self.hooks, self.costs, self._learned = kv, scrub, hooks, costs, learned
         self._counting = threading.Lock()
         self.computed_tokens = 0
         self.uses_quota = False  # whether a commit may decide moves
@@ -197,6 +200,22 @@ class Engine:
         self.kv.copy_blocks(np.array([[block, target]], np.int32))
         return common
 
+    def arrive(self, row: int, found: int) -> None:
+        """A row stands for a request that is really served, and of which so many blocks were cached: the policy hazard
+        learns of it, once."""
+        if self._learned is not None:
+            self._learned.tick()
+            self.table.arrive(row, found)
+
+    def release(self, row: int) -> None:
+        """A row's sequence is over. What its request has taught is learned now, when nobody waits for a token of it."""
+        if self._learned is None:
+            self.table.release(row)
+            return
+        self._learned.tick()
+        self.table.release(row)
+        self._learned.study()
+
     def retain(self, row: int, priority: int, ttl_s: float | None) -> None:
         """Priority and time to live of a row's prefix."""
         self.check_open()
@@ -204,8 +223,8 @@ class Engine:
         if ttl_s is not None:
             if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 <= ttl_s < 1e9:
                 raise InvalidArgument(f"ttl_s = {ttl_s!r}: a number of seconds, 0 or more, is needed")
-            expires = time.monotonic_ns() + int(ttl_s * 1e9)
-            self.conductor.uses_ttl = True
+            expires = self.conductor.now_ns() + int(ttl_s * 1e9)
+            self.conductor.uses_time = True
         self.table.retain(row, priority, expires)
 
 

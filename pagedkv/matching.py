@@ -44,7 +44,7 @@ class Matcher:
         self._counting = threading.Lock()
         self.declined_tokens = 0
 
-    def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
+    def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8], int]:
         """Own the part of the cached prefix that is worth having, at least one token short of the prompt.
 
         Waits (within the deadline) for runs that are promoted for others. What is not worth its loading stays where it
@@ -56,29 +56,31 @@ class Matcher:
             To be released.
         tiers : uint8 [n]
             Where each of its blocks was found.
+        found : int
+            Blocks that were found, with those that are not worth their loading.
         """
         if not self._hooks.all:
             return self._acquire(prompt, root)
         owner = -1
         try:
             with self._hooks.span("match", tokens=len(prompt)) as span:
-                owner, tiers = self._acquire(prompt, root)
+                owner, tiers, found = self._acquire(prompt, root)
                 span.set(blocks=len(tiers), cold_blocks=int(np.count_nonzero(tiers)))
         except BaseException:
             if owner >= 0:
                 self._placement.release(owner)
             raise
-        return owner, tiers
+        return owner, tiers, found
 
-    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8]]:
+    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8], int]:
         placement = self._placement
         limit = max(len(prompt) - 1, 0) // self._block_size
         until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
         while True:
-            owner, num_blocks = placement.acquire(prompt, root, limit)
+            owner, found = placement.acquire(prompt, root, limit, request=False)  # it is none before it has a row
             try:
                 if placement.blocked_by(owner) < 0 or (until is not None and time.monotonic() >= until):
-                    return owner, self._worth_having(owner) if num_blocks else NOTHING
+                    return owner, self._worth_having(owner) if found else NOTHING, found
             except BaseException:
                 placement.release(owner)
                 raise
@@ -103,7 +105,7 @@ class Matcher:
     def prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
         """Bring the cached prefix to the device and let go of it; its tokens there, 0 where there is no room."""
         with self._hooks.span("prefetch", tokens=len(prompt)) as span:
-            owner, _ = self.acquire(prompt, root)
+            owner, _, _ = self.acquire(prompt, root)
             try:
                 tokens = self.promote(owner) * self._block_size
             except OutOfBlocks:

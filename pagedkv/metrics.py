@@ -55,6 +55,27 @@ DISK = {
     "refused_by_admission": ("disk_refused_by_admission_blocks", "Blocks that admission did not let be written."),
     "refused_by_write_budget": ("disk_refused_by_write_budget_blocks", "Blocks that the write budget had no room for."),
 }
+HAZARD = {
+    "hits": ("hazard_hit_blocks", "Blocks of requests that were matched, as compared with plain LRU."),
+    "lru_hits": ("hazard_lru_hit_blocks", "Blocks that plain LRU over the same blocks would have matched."),
+    "held_back": ("hazard_held_back", "Victims chosen in LRU's order because the bound left no choice."),
+    "learned": ("hazard_learned_samples", "Samples learned."),
+    "samples_lost": ("hazard_lost_samples", "Samples that were never learned because there were too many at once."),
+    "visits_lost": ("hazard_lost_visits", "Requests that could not be remembered."),
+    "clock_steps_back": ("hazard_clock_steps_back", "Times that the clock went back."),
+    "outputs_clamped": ("hazard_clamped_outputs", "Outputs longer than can be."),
+    "tables_read": ("hazard_tables_read", "Files of learned tables that were read."),
+    "tables_refused": ("hazard_tables_refused", "Files of learned tables that could not be used."),
+    "tables_written": ("hazard_tables_written", "Files of learned tables that were written."),
+    "table_write_failures": ("hazard_table_write_failures", "Files of learned tables that could not be written."),
+}
+HAZARD_NOW = {
+    "lacking": ("hazard_lacking_blocks", "Blocks that plain LRU would have now and the cache has not."),
+    "room": ("hazard_room_blocks", "Blocks that may be evicted out of LRU's order now."),
+    "remembered_blocks": ("hazard_remembered_blocks", "Blocks, cached or not, that are remembered."),
+    "remembered_runs": ("hazard_remembered_runs", "Runs of blocks that are remembered as one."),
+    "bytes": ("hazard_bytes", "Memory of the policy."),
+}
 DISK_STATES = ("ok", "read_only", "off", "left_out")
 
 
@@ -173,6 +194,11 @@ def samples(stats: CacheStats) -> list[Sample]:
         gauge(name, words, stats.placement[key])
     if stats.disk is not None:
         found += _of_disk(stats.disk)
+    if stats.hazard is not None:
+        for key, (name, words) in HAZARD.items():
+            count(name, words, stats.hazard[key])
+        for key, (name, words) in HAZARD_NOW.items():
+            gauge(name, words, stats.hazard[key])
     return found
 
 

@@ -38,15 +38,23 @@ class Conductor:
     costs : told how long loads take.
     scrub : told what promotions leave on the device.
     hooks : told when room is made and blocks are moved.
+    clock : seconds; what ages and times to live go by. None: the system's monotonic clock.
     """
 
     def __init__(
-        self, placement: Placement, mover: Mover, admission: Admission, costs: CostModel, scrub: Scrub, hooks: Hooks
+        self,
+        placement: Placement,
+        mover: Mover,
+        admission: Admission,
+        costs: CostModel,
+        scrub: Scrub,
+        hooks: Hooks,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self.placement, self._mover, self._hooks = placement, mover, hooks
+        self.placement, self._mover, self._hooks, self._clock = placement, mover, hooks, clock
         self._admission, self._costs, self._scrub = admission, costs, scrub
         self._finished = threading.Condition()
-        self.uses_ttl = False  # whether somebody gave a time to live
+        self.uses_time = placement.policy == "hazard"  # or somebody gave a time to live
         self._rounds = 0  # completions so far: a waiter compares, so no wake-up is lost
 
     def run_moves(self, deadline_s: float | None = None) -> bool:
@@ -135,10 +143,14 @@ class Conductor:
                 return max(1, counts["available"] + counts["cached"])
         return 2**31
 
+    def now_ns(self) -> int:
+        """The time in nanoseconds, by the cache's clock."""
+        return time.monotonic_ns() if self._clock is None else max(0, int(self._clock() * 1e9))
+
     def expire(self) -> None:
-        """Let times to live end that are over."""
-        if self.uses_ttl:
-            self.placement.expire(time.monotonic_ns())
+        """Let times to live end that are over, and tell the policy what time it is."""
+        if self.uses_time:
+            self.placement.expire(self.now_ns())
 
     def write_back(self, is_healthy: Callable[[], bool]) -> None:
         """Demote what nobody holds, tier by tier, until all of it is on the disk, as pressure would.
@@ -206,8 +218,9 @@ class Conductor:
         """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
         if transfer["dst_tier"][0] != DISK:
             return True
-        depth, continued, matched = self.placement.prospects(int(transfer["node"][0]))
-        if self._admission.admits(DISK, len(transfer), depth, continued, matched):
+        node = int(transfer["node"][0])
+        depth, continued, matched = self.placement.prospects(node)
+        if self._admission.admits(DISK, len(transfer), depth, continued, matched, node):
             return True
         self._give_up(transfer)
         return False

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 from pagedkv._core.block_pool import BlockPool
+from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import NEED_CHAIN, Placement
 from pagedkv._core.radix_tree import RadixTree
+from pagedkv.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.budgets import Budget, Disk, blocks_for
+from pagedkv.cost_model import CostModel
 from pagedkv.errors import InvalidArgument, TierError, WrongType
-from pagedkv.sizes import format_size, parse_size, whole_number
+from pagedkv.learned import Folder, Learned, check_folder
+from pagedkv.sizes import format_size, number_of_seconds, parse_size, whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Tier
 from pagedkv.tiers.disk_format import PAGE, SHORTEST_SUM, Geometry
@@ -127,6 +133,67 @@ def _open_disk(store: type[DiskTier], spec: KVSpec, num_blocks: int, disk: Disk)
         page_cache=disk.page_cache,
         on_progress=disk.on_progress,
     )
+
+
+def open_admission(
+    disk: Disk | None,
+    write_bytes: int,
+    num_blocks: int,
+    costs: CostModel,
+    policy: HazardPolicy | None,
+    clock: Callable[[], float] | None,
+) -> Admission:
+    """What is written to a disk tier of so many blocks, each of which takes so many bytes to write."""
+    if disk is None:
+        return Admission("all", costs, write_bytes)
+    clock, per_day = clock or time.monotonic, disk.write_bytes_per_day
+    budget = None if per_day is None else WriteBudget(per_day, write_bytes, clock)
+    likeliest = None
+    if disk.admission == "hazard" and policy is not None:
+        likeliest = Likeliest(policy.chance, Turnover(num_blocks, clock), costs, budget)
+    return Admission(disk.admission, costs, write_bytes, budget, likeliest)
+
+
+def open_learned(
+    policy: HazardPolicy | None,
+    folder: str,
+    disk: Disk | None,
+    store: DiskTier | None,
+    block_size: int,
+    now_ns: Callable[[], int],
+) -> Learned | None:
+    """What the policy hazard goes on from: the files of this folder, or else of the disk tier's. None with others."""
+    if policy is None:
+        return None
+    if folder or store is None or disk is None:
+        files = Folder(folder)
+    else:
+        files = Folder(disk.path, make=False, may_write=lambda: store.state == "ok")
+    return Learned(policy, block_size, now_ns, files)
+
+
+def check_learning(policy: Any, learned: Any, disk: Disk | None, clock: Any) -> str:
+    """The directory that was given for learned tables, "" without one; raise where no cache can learn like this.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    learns = isinstance(policy, str) and policy == "hazard"
+    if disk is not None and disk.admission == "hazard" and not learns:
+        raise InvalidArgument(
+            f"Disk(admission='hazard') goes by what policy='hazard' learns, and this cache has policy {policy!r}: "
+            "take that policy, or admission='cost'"
+        )
+    if clock is not None:
+        if not callable(clock):
+            raise WrongType(f"clock must be a function that gives seconds, not {type(clock).__name__}")
+        number_of_seconds(clock(), "what clock gives")
+    if learned is None:
+        return ""
+    if not learns:
+        raise InvalidArgument(f"learned is for policy='hazard', and this cache has policy {policy!r}")
+    return check_folder(learned)
 
 
 def check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: Any, **flags: Any) -> None:

@@ -47,10 +47,10 @@ class Sequence:
         block that agreed only in its first tokens).
     """
 
-    __slots__ = ("__weakref__", "_engine", "_row", "hit_tokens")
+    __slots__ = ("__weakref__", "_engine", "_found", "_row", "hit_tokens")
 
-    def __init__(self, engine: Engine, row: int, hit_tokens: Mapping[str, int]) -> None:
-        self._engine, self._row = engine, row
+    def __init__(self, engine: Engine, row: int, hit_tokens: Mapping[str, int], found: int = 0) -> None:
+        self._engine, self._row, self._found = engine, row, found  # blocks of the prompt that were cached when it came
         self.hit_tokens = dict(hit_tokens)
 
     @property
@@ -186,7 +186,7 @@ class Sequence:
     def _let_go(self) -> None:
         row, self._row = self._row, -1
         if row >= 0 and self._engine.is_ours:
-            self._engine.table.release(row)
+            self._engine.release(row)
 
     def __enter__(self) -> Sequence:
         return self

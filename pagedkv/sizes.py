@@ -24,6 +24,21 @@ UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**1
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", re.ASCII)
 
 
+def number_of_seconds(value: Any, what: str) -> float:
+    """`value` as seconds.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        It is no finite number, 0 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WrongType(f"{what} must be a number of seconds, not {type(value).__name__}")
+    if not 0 <= value < 1e12:
+        raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {value}")
+    return float(value)
+
+
 def whole_number(value: Any, name: str, low: int, high: int) -> int:
     """``value`` as an int in ``low..high``; booleans, floats and strings are no whole numbers.
 

@@ -37,6 +37,10 @@ class CacheStats:
         be opened; counters of the store (``DiskStats``), such as ``misses`` and ``write_errors`` by reason; and what
         was not worth it: ``disk_hits_declined`` (tokens that were computed instead of loaded),
         ``refused_by_admission`` and ``refused_by_write_budget`` (blocks dropped instead of written).
+    hazard : mapping or None
+        None with other policies. What the policy ``hazard`` has learned and how it compares with plain LRU
+        (``HazardPolicy.stats``), and its files: ``tables_read``, ``tables_refused`` (could not be used),
+        ``tables_written``, ``table_write_failures``.
     """
 
     sequences: int
@@ -49,6 +53,7 @@ class CacheStats:
     moved_bytes: Mapping[str, int]
     failed_moves: int
     disk: Mapping[str, Any] | None = None
+    hazard: Mapping[str, int] | None = None
 
     @property
     def token_hit_rate(self) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.errors import WrongType
-from pagedkv.metrics import BY_TIER, DISK, NOW, TOLD, CacheCollector, samples
+from pagedkv.metrics import BY_TIER, DISK, HAZARD, HAZARD_NOW, NOW, TOLD, CacheCollector, samples
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
@@ -93,12 +93,23 @@ def test_everything_that_the_cache_counts_is_given(cache):
     stats = cache.stats()
     assert set(stats.placement) == set(BY_TIER) | set(TOLD) | set(NOW)
     assert set(stats.disk) == set(DISK) | {"state"}
-    fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk"}
+    fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk", "hazard"}
     assert fields == {
         "sequences", "prompt_tokens", "hit_tokens", "missed_promotions", "computed_tokens", "blocks", "moved_bytes",
         "failed_moves",
     }  # fmt: skip
     assert set(stats.blocks["device"]) == {"capacity", "max", "free", "live", "cached", "reserved", "available"}
+
+
+def test_what_the_policy_hazard_counts_is_given_and_nothing_of_it_with_others(cache):
+    assert cache.stats().hazard is None
+    assert not [name for name in scraped(CacheCollector(a=cache)) if "hazard" in name]
+    with pk.KVCache(SPEC, device=8, policy="hazard") as learning:
+        serve(learning, 1, 1, 2)
+        stats, found = learning.stats().hazard, scraped(CacheCollector(a=learning))
+    assert set(stats) == set(HAZARD) | set(HAZARD_NOW)
+    assert found["pagedkv_hazard_hit_blocks_total"] == {labels(cache="a"): stats["hits"]} == {labels(cache="a"): 3}
+    assert found["pagedkv_hazard_remembered_blocks"] == {labels(cache="a"): 6}
 
 
 def test_several_caches_have_their_own_label_and_one_family_each_name(cache):

@@ -103,6 +103,7 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.replay.plot": "--plot FILE",
         "pagedkv.simulate.plot": "--plot FILE",
         "pagedkv.replay.engine_real": "a private temporary folder for the disk tier",
+        "pagedkv.learned": "what an eviction policy learned, beside the disk tier or where the caller says",
         "pagedkv.recording.file": "Recorder.save(FILE)",
         "pagedkv.show.command": "--html FILE",
         "pagedkv.show.demo": "a private temporary folder for the disk tier",

@@ -22,10 +22,14 @@ cdef struct Row:
     int32_t num_owned
     int32_t owner           # slot in the Placement, NIL without one
     int32_t root
+    int32_t prompt          # tokens it was opened with
+    int32_t next_kin        # the ring of a request's rows: forks of each other; itself where it is alone
+    int32_t last_kin
     int32_t epoch           # raised whenever the row is scheduled, committed or truncated
     int32_t marked          # batch number that last named this row: finds a row named twice
     uint8_t live
     uint8_t forked          # its partly filled block may be shared: look before writing
+    uint8_t used            # something was computed for it
     int32_t* tokens         # [tokens_capacity], owned
 
 cdef struct Change:         # table[row, column] = block, since the changes were last taken
@@ -75,6 +79,8 @@ cdef class BlockTable:
     cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
+    cdef void leave_kin(self, int32_t r) noexcept nogil
+    cdef void arrives(self, Row* row, int64_t found) noexcept nogil
     cdef bint owns_prefix(self, int32_t slot, int32_t root, const int32_t* data, int64_t n) noexcept nogil
     cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit,
                    int32_t* out) noexcept nogil

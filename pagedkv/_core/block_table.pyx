@@ -5,6 +5,7 @@ A step is one call for the whole batch with the GIL released once; the arrays co
 
 cimport cython
 cimport numpy as cnp
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -14,12 +15,14 @@ import numpy as np
 
 from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
+from pagedkv._core.hazard cimport hazard_arrive, hazard_keys
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport (
-    place_acquire, place_blocks, place_owner, place_release, place_share, place_shorten, place_uncut,
+    place_acquire, place_arrive, place_blocks, place_depart, place_owner, place_release, place_share, place_shorten, place_uncut,
 )
-from pagedkv._core.radix_tree cimport Tree, node_top
+from pagedkv._core.place cimport Place
+from pagedkv._core.radix_tree cimport Tree, chain_before, chain_step, node_top
 from pagedkv._core.retention cimport retain
 from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
@@ -38,6 +41,11 @@ cdef extern from *:
 cdef enum:
     AHEAD = 16              # rows: a big batch's rows lie in thousands of cache lines that no loop order brings together
     MAX_LOGGED = 1 << 20    # table changes kept for a delta; beyond that a full copy is cheaper
+
+
+# Tokens of a row beyond its prompt.
+cdef inline int64_t generated(Row* row) noexcept nogil:
+    return row.num_tokens - row.prompt if row.num_tokens > row.prompt else 0
 
 
 @cython.final
@@ -343,6 +351,7 @@ cdef class BlockTable:
         cdef int32_t* table = self.table + <int64_t>r * self.width
         for i in range(row.num_blocks - 1, row.num_owned - 1, -1):
             pool_drop_one(self.pool, table[i])
+        self.leave_kin(r)
         if row.owner != NIL:
             place_release(&self.placement.place, row.owner)
         memset(table, 0xFF, row.num_blocks * sizeof(int32_t))
@@ -354,6 +363,25 @@ cdef class BlockTable:
         self.free_rows[self.num_free_rows] = r
         self.num_free_rows += 1
         self.num_live -= 1
+
+    # A row ends: the request that it stands for goes on in another of its rows, or is over.
+    cdef void leave_kin(self, int32_t r) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t kin = row.next_kin, visit
+        cdef Row* other = &self.rows[kin]
+        self.rows[row.last_kin].next_kin = kin
+        other.last_kin = row.last_kin
+        if row.owner == NIL:
+            return
+        visit = self.placement.place.owners[row.owner].visit
+        if visit == NIL:
+            return
+        if kin != r and self.placement.place.owners[other.owner].visit == NIL:
+            self.placement.place.owners[other.owner].visit = visit
+            self.placement.place.owners[row.owner].visit = NIL
+            other.used |= row.used
+        else:
+            place_depart(&self.placement.place, row.owner, row.used, generated(row), False)
 
     # ---- public
 
@@ -451,6 +479,7 @@ cdef class BlockTable:
             slot = place_acquire(&self.placement.place, root, data, n, limit)
             if slot < 0:
                 return E_MEMORY
+            place_arrive(&self.placement.place, slot, data, limit * self.block_size)
         if given >= 0 and not self.owns_prefix(slot, root, data, n):
             return E_STATE
         if slot != NIL:
@@ -471,8 +500,11 @@ cdef class BlockTable:
         self.num_live += 1
         memcpy(row.tokens, data, n * sizeof(int32_t))
         row.num_tokens = <int32_t>n
+        row.prompt = <int32_t>n
+        row.next_kin = row.last_kin = r
         row.scheduled = 0
         row.forked = 0
+        row.used = 0
         row.owner = slot
         row.root = root
         row.live = 1
@@ -736,6 +768,7 @@ cdef class BlockTable:
             r = handle_slot(handles[i])
             row = &self.rows[r]
             row.computed += row.scheduled
+            row.used |= row.scheduled > 0
             row.scheduled = 0
             row.epoch += 1
             if blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
@@ -802,6 +835,7 @@ cdef class BlockTable:
                 for i in range(n):
                     r = handle_slot(h[i])
                     self.rows[r].computed += self.rows[r].scheduled
+                    self.rows[r].used |= self.rows[r].scheduled > 0
                     self.rows[r].scheduled = 0
                     self.rows[r].epoch += 1
                     if blocks_in(self.rows[r].computed, self.block_size, self.shift) > self.rows[r].num_owned:
@@ -975,6 +1009,10 @@ cdef class BlockTable:
                     row_new.num_tokens, row_new.computed, row_new.scheduled = old.num_tokens, old.computed, 0
                     row_new.num_blocks, row_new.num_owned, row_new.root = shared, old.num_owned, old.root
                     row_new.live = row_new.forked = old.forked = 1
+                    row_new.prompt, row_new.used = old.prompt, old.used
+                    row_new.next_kin, row_new.last_kin = old.next_kin, r
+                    self.rows[old.next_kin].last_kin = new
+                    old.next_kin = new
                     memset(self.table + <int64_t>new * self.width, 0xFF, self.width * sizeof(int32_t))
                     for j in range(shared):
                         self.put(new, j, self.table[<int64_t>r * self.width + j])
@@ -993,6 +1031,80 @@ cdef class BlockTable:
         if code != OK:
             self.raise_(code, [handle], 0)
         return out
+
+    # The request of a row comes; `found` of its blocks were cached, also those that its owner does not hold.
+    cdef void arrives(self, Row* row, int64_t found) noexcept nogil:
+        cdef Place* p = &self.placement.place
+        cdef int32_t total = max(row.num_owned, (row.num_tokens - 1) // self.block_size), i     # one token is left to compute
+        cdef uint64_t* keys
+        cdef uint64_t chain
+        if p.hazard == NULL or p.owners[row.owner].visit != NIL:
+            return
+        keys = hazard_keys(p.hazard, total)
+        if keys == NULL:
+            return
+        chain = chain_before(p.tree, row.root, 0)
+        for i in range(total):
+            chain = chain_step(p.tree, chain, row.tokens + <int64_t>i * self.block_size)
+            keys[i] = chain
+        found = max(min(found, total), row.num_owned)
+        p.owners[row.owner].visit = hazard_arrive(p.hazard, p.kind_of[row.root], total, <int32_t>found)
+
+    def arrive(self, row, found=0):
+        """A row that was opened with an `owner` stands for a request, which has just come: the policy ``hazard`` learns of it.
+
+        Once, before anything is appended. Without an `owner`, :meth:`open` has done it. Forks stand for the same request;
+        it is over when the last of them is released. With other policies nothing happens.
+
+        Parameters
+        ----------
+        row : int
+        found : int
+            Blocks of the prompt that were cached, where that is more than the `owner` holds: what was not worth its loading
+            is a hit to the policy, as it would be to LRU.
+
+        Raises
+        ------
+        StaleHandle
+            The row was released.
+        """
+        cdef int64_t handle = handle_input(row, "row"), blocks = count_input(found, "found", 0, 2**31 - 1)
+        cdef int32_t r
+        self.lock.acquire()
+        r = self.row_of(handle)
+        if r >= 0 and self.rows[r].owner != NIL:
+            with nogil:
+                self.arrives(&self.rows[r], blocks)
+        self.lock.release()
+        if r < 0:
+            self.raise_(E_STALE, [handle], 0)
+
+    def depart(self, row):
+        """The request of a row is over, and how much it generates is told to ``HazardPolicy.report``. Release the row next.
+
+        Without this, releasing it says that what was appended to its prompt is what it generated.
+
+        Returns
+        -------
+        int
+            The visit's handle; -1 where there is nothing to report: another policy, or a fork that goes on with the request.
+
+        Raises
+        ------
+        StaleHandle
+            The row was released.
+        """
+        cdef int64_t handle = handle_input(row, "row"), visit = -1
+        cdef int32_t r
+        self.lock.acquire()
+        r = self.row_of(handle)
+        if r >= 0 and self.rows[r].owner != NIL:
+            with nogil:
+                visit = place_depart(&self.placement.place, self.rows[r].owner, self.rows[r].used, -1, True)
+        self.lock.release()
+        if r < 0:
+            self.raise_(E_STALE, [handle], 0)
+        return visit
 
     def release(self, row):
         """End a sequence: its own blocks become free, its committed ones stay in the tree.

@@ -9,12 +9,15 @@
 # The bound. Let LRU be plain LRU over the same capacity in all, `behind` its hits minus ours so far, and `lacking` the
 # blocks that it has and we have not. Whatever comes, evicting in LRU's order from here on can lose at most `lacking`
 # hits to it: each lost hit brings its block back, and what we have and LRU has not goes first. So an eviction may leave
-# LRU's order only while `lacking` stays below
+# LRU's order only while `lacking` stays below the lesser of
 #     SLACK * (accesses of the last WINDOW requests) - (behind - its least value in the window)
-#                                             + stake * (its largest value in the window - behind).
-# With stake = 0, no window of WINDOW requests loses more than SLACK of its accesses to LRU. With stake = 1 (the default)
-# what the policy won over LRU in the last WINDOW requests may be at risk too, so that hits never fall more than SLACK
-# below LRU's over what has been won; see docs/policies.md.
+#                                             + stake * (its largest value in the window - behind)
+#     SLACK * (all accesses since the account began) - behind.
+# By the second, hits are at no time more than SLACK of all accesses so far below LRU's. By the first, any WINDOW requests
+# lose no more to LRU than SLACK of the accesses, and stake times what was won, in the WINDOW requests up to the last eviction
+# that left LRU's order: not always the same ones, so where requests become shorter, what was risked with the long ones
+# can still be lost. This holds for requests one at a time on one tier; for others it is what is aimed at. A stake of
+# infinity: no bound. See docs/policies.md.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from pagedkv._core.hazard_model cimport Model, Sample
@@ -31,9 +34,8 @@ cdef struct Visit:
     int32_t num_blocks          # of its prompt
     int32_t known               # of these, remembered when it arrived
     int32_t turn
-    int32_t end                 # its deepest past once it has departed
+    int32_t end                 # its deepest past: of what was known, and of its whole path once it has departed
     int32_t end_generation
-    int64_t credit              # blocks of its path that are lacking until it has computed them
     int64_t reserved            # blocks for which LRU has made room already
     float parent_gap            # seconds since its prefix was used, < 0: no prefix
     float parent_output
@@ -52,7 +54,8 @@ cdef struct Guard:
     double low[101]             # by parts of the window, the present one among them
     double high[101]
     int64_t accesses[101]
-    int64_t recent              # sum of accesses
+    int64_t total               # accesses since the account began
+    int64_t recent              # sum of accesses, the oldest part's left out: those of WINDOW requests at most
     double room                 # what `lacking` may be
 
 cdef struct HazardCounters:
@@ -85,20 +88,23 @@ cdef struct Hazard:
     double weight_sum
     int64_t weight_count
     uint64_t seed
-    int64_t credit              # of the visits under way
     HazardCounters counters
 
 cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil      # NULL: no memory
 cdef void hazard_close(Hazard* z) noexcept nogil
+# A namespace was dropped: nothing of it is remembered any more. All that nobody owns was dropped: LRU would have it no more.
+cdef void hazard_purged(Hazard* z, int32_t root) noexcept nogil
+cdef void hazard_cleared(Hazard* z) noexcept nogil
+cdef void hazard_bound(Hazard* z, double slack, double stake, int64_t window) noexcept nogil
 cdef void hazard_clock(Hazard* z, int64_t now_ns) noexcept nogil
 # The path's hashes are in z.keys[:num_blocks]. A visit, or NIL without memory. `hits`: blocks matched.
 cdef uint64_t* hazard_keys(Hazard* z, int64_t num_blocks) noexcept nogil            # room for them, or NULL
 cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t hits) noexcept nogil
 # `later`: the output will be reported, and the visit lives until then. z.path[: result] are the pasts of the path, from its
 # beginning; 0 where nothing was remembered.
-cdef int32_t hazard_depart(Hazard* z, int32_t visit, int32_t kind, int32_t num_blocks, bint used, int64_t output,
-                           bint later) noexcept nogil
-cdef int32_t visit_of(Hazard* z, int64_t handle) noexcept nogil                     # or E_STALE
+cdef int32_t hazard_depart(Hazard* z, int32_t visit, int32_t root, int32_t kind, int32_t num_blocks, bint used,
+                           int64_t output, bint later) noexcept nogil
+cdef int32_t visit_of(Hazard* z, int64_t handle) noexcept nogil                     # that has departed, or E_STALE
 cdef void hazard_report(Hazard* z, int32_t visit, int64_t output) noexcept nogil    # and ends the visit
 cdef int64_t hazard_study(Hazard* z, int64_t budget) noexcept nogil                 # samples learned
 cdef double hazard_rate(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil  # < 0: not known
@@ -108,6 +114,8 @@ cdef int32_t hazard_lru_depth(Hazard* z, int32_t past, int32_t generation, int32
 # Blocks before `depth` that are rated as one with the block at depth - 1.
 cdef int32_t hazard_span(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil
 cdef void hazard_lost(Hazard* z, int32_t past, int32_t generation, int32_t depth, int32_t count) noexcept nogil
+# A run that ends at `depth` now, or whose past was cut: the past that its last block lies in. One below may be forgotten.
+cdef void hazard_follow(Hazard* z, int32_t* past, int32_t* generation, int32_t depth) noexcept nogil
 cdef int64_t hazard_room(Hazard* z) noexcept nogil          # blocks that may be evicted out of LRU's order now
 cdef int64_t hazard_bytes(Hazard* z) noexcept nogil         # of memory, all in all
 cdef uint64_t hazard_random(Hazard* z) noexcept nogil

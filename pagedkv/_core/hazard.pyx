@@ -15,8 +15,8 @@ from pagedkv._core.hazard_model cimport (
 )
 from pagedkv._core.history cimport (
     NUM_STAGES, History, Past, history_at, history_bytes, history_child, history_close, history_common, history_ensure,
-    history_forget, history_join, history_keep, history_lru_fit, history_new, history_open, history_split,
-    history_stage, history_touch, history_wait,
+    history_forget, history_join, history_keep, history_lru_clear, history_lru_fit, history_new, history_open,
+    history_promise, history_purge, history_split, history_stage, history_touch, history_wait,
 )
 from pagedkv._core.links cimport coldest, is_linked, unlink
 from pagedkv._core.types cimport E_STALE, NIL, OK, handle_generation, handle_slot
@@ -32,13 +32,13 @@ cdef enum:
 
 cdef double NS = 1e-9
 cdef float MAX_WEIGHT = 4.0
+cdef double NO_BOUND = 1e9          # a stake of so much: none
 
 
 # ---- open, close, clock
 
 cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil:
     cdef Hazard* z = <Hazard*>calloc(1, sizeof(Hazard))
-    cdef int32_t i
     if z == NULL:
         return NULL
     z.models = <Model*>calloc(MAX_KINDS, sizeof(Model))
@@ -47,9 +47,7 @@ cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil:
     z.edges = bin_edges()
     z.looked_at = -1
     z.seed = 0x9E3779B97F4A7C15
-    z.guard.slack, z.guard.stake, z.guard.window = 0.005, 1.0, 10000
-    for i in range(WINDOW_PARTS + 1):
-        z.guard.low[i], z.guard.high[i] = 1e300, -1e300
+    hazard_bound(z, 0.005, 1.0, 10000)
     if z.models == NULL or z.samples == NULL or history_open(&z.history, max_history, capacity) != OK:
         hazard_close(z)
         return NULL
@@ -117,9 +115,21 @@ cdef Model* model_for(Hazard* z, int32_t kind) noexcept nogil:
 
 # ---- visits
 
+# Room for another visit where too many outputs were never told: some old one will not be told any more.
+cdef void give_up_a_report(Hazard* z) noexcept nogil:
+    cdef int32_t _i, slot
+    for _i in range(64):
+        slot = <int32_t>(hazard_random(z) % z.num_visits)
+        if z.visits[slot].live and z.visits[slot].departed:
+            visit_end(z, slot)
+            return
+
+
 cdef int32_t visit_new(Hazard* z) noexcept nogil:
     cdef int32_t slot, capacity
     cdef Visit* grown
+    if z.free_visit == NIL and z.num_visits >= MAX_VISITS:
+        give_up_a_report(z)
     if z.free_visit == NIL:
         capacity = z.num_visits * 2 if z.num_visits else 64
         if capacity > MAX_VISITS:
@@ -150,7 +160,7 @@ cdef void visit_end(Hazard* z, int32_t slot) noexcept nogil:
 
 cdef int32_t visit_of(Hazard* z, int64_t handle) noexcept nogil:
     cdef int32_t slot = handle_slot(handle)
-    if slot < 0 or slot >= z.num_visits or not z.visits[slot].live:
+    if slot < 0 or slot >= z.num_visits or not z.visits[slot].live or not z.visits[slot].departed:
         return E_STALE
     return slot if z.visits[slot].generation == handle_generation(handle) else E_STALE
 
@@ -250,28 +260,45 @@ cdef void close_past(Hazard* z, int32_t q, bint whole) noexcept nogil:
 
 # ---- the bound
 
+cdef void hazard_bound(Hazard* z, double slack, double stake, int64_t window) noexcept nogil:
+    cdef Guard* g = &z.guard
+    cdef int32_t i
+    memset(g, 0, sizeof(Guard))             # what was won so far is not at stake any more
+    g.slack, g.stake, g.window = slack, stake, window
+    for i in range(WINDOW_PARTS + 1):
+        g.low[i], g.high[i] = 1e300, -1e300
+    for i in range(z.history.num_pasts):
+        z.history.pasts[i].rated = -1       # arrivals are counted from here
+
+
 cdef void guard_arrival(Guard* g, int64_t accesses, int64_t lru_hits, int64_t hits) noexcept nogil:
-    cdef int64_t each = g.window // WINDOW_PARTS if g.window >= WINDOW_PARTS else 1
-    cdef int32_t part = <int32_t>((g.arrivals // each) % (WINDOW_PARTS + 1)), i
+    cdef int64_t each = g.window // WINDOW_PARTS
+    cdef int32_t part = <int32_t>((g.arrivals // each) % (WINDOW_PARTS + 1)), oldest = (part + 1) % (WINDOW_PARTS + 1), i
     cdef double low = 1e300, high = -1e300
     if g.arrivals % each == 0:
-        g.recent -= g.accesses[part]
-        g.accesses[part] = 0
-        g.low[part], g.high[part] = g.behind, g.behind
+        g.recent -= g.accesses[oldest]
+        g.accesses[oldest] = 0
+        g.low[part] = g.high[part] = g.behind
     g.arrivals += 1
     g.accesses[part] += accesses
     g.recent += accesses
+    g.total += accesses
     g.behind += lru_hits - hits
     g.low[part] = min(g.low[part], g.behind)
     g.high[part] = max(g.high[part], g.behind)
     for i in range(WINDOW_PARTS + 1):
         low = min(low, g.low[i])
-        high = max(high, g.high[i])
+        if i != oldest:
+            high = max(high, g.high[i])
+    if g.stake >= NO_BOUND:
+        g.room = 1e18
+        return
     g.room = g.slack * g.recent - (g.behind - low) + g.stake * (high - g.behind)
+    g.room = min(g.room, g.slack * g.total - g.behind)  # over all that came no more either, whatever was won in between
 
 
 cdef int64_t hazard_room(Hazard* z) noexcept nogil:
-    cdef double room = z.guard.room - (z.history.lacking - z.credit)
+    cdef double room = z.guard.room - z.history.lacking
     return <int64_t>room if room > 0 else 0
 
 
@@ -304,6 +331,7 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t 
     cdef int32_t slot = visit_new(z), count, i, lru_hits = 0
     cdef bint cut
     cdef Past* last
+    cdef Past* p
     cdef Visit* v
     if slot == NIL:
         z.counters.visits_lost += 1
@@ -320,20 +348,21 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t 
         v.parent_output = last.output
         v.extends = last.tail <= 1
         v.turn = last.turn + v.extends
+        v.end, v.end_generation = z.path[count - 1], last.generation
     for i in range(count):
-        if h.pasts[z.path[i]].depth == lru_hits:
-            lru_hits += h.pasts[z.path[i]].lru
+        p = &h.pasts[z.path[i]]
+        if p.depth == lru_hits:                 # what runs is held, and computed as far, whatever the policy
+            lru_hits += p.lru if p.open else max(0, min(hits - p.depth, p.length))
         close_past(z, z.path[i], not cut or i < count - 1)
     if count > 0 and v.extends:
         v.mean_gap, v.least_gap = last.mean_gap, last.least_gap
-    v.credit = 0
     for i in range(count - 1, -1, -1):      # LRU takes the request in at once, and makes room for what is new in it
         history_touch(h, z.path[i])
-        v.credit += h.pasts[z.path[i]].length - h.pasts[z.path[i]].kept
-    z.credit += v.credit
+        history_promise(h, z.path[i], True)
     v.reserved = max(0, min(<int64_t>num_blocks, h.lru_capacity) - v.known)
     h.lru_reserved += v.reserved
     history_lru_fit(h)
+    hits = min(hits, v.known)                   # what was never let go of is no merit: LRU has it too
     z.counters.lru_hits += lru_hits
     z.counters.hits += hits
     guard_arrival(&z.guard, num_blocks, lru_hits, hits)
@@ -344,32 +373,33 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t 
     return slot
 
 
-# A visit that used nothing leaves its prefix as it was, but for what its coming taught.
-cdef void reopen(Hazard* z, int32_t count) noexcept nogil:
-    cdef int32_t i
+# What a visit knew and did not compute again is left as it was, but for what its coming taught.
+cdef void reopen(Hazard* z, int32_t q, int32_t generation) noexcept nogil:
     cdef Past* p
-    for i in range(count - 1, -1, -1):
-        p = &z.history.pasts[z.path[i]]
+    if q == NIL or z.history.pasts[q].generation != generation:
+        return
+    while q != NIL:
+        p = &z.history.pasts[q]
         if not p.open:
+            history_promise(&z.history, q, False)
             p.open = 1
             p.learned = <uint8_t>(bin_of(z.now - p.born) + 1)
-            history_stage(&z.history, z.path[i], stage_after(p.learned))
+            history_stage(&z.history, q, stage_after(p.learned))
+        q = p.parent
 
 
 cdef int32_t hazard_depart(
-    Hazard* z, int32_t visit, int32_t kind, int32_t num_blocks, bint used, int64_t output, bint later
+    Hazard* z, int32_t visit, int32_t root, int32_t kind, int32_t num_blocks, bint used, int64_t output, bint later
 ) noexcept nogil:
     cdef History* h = &z.history
     cdef Visit* v = &z.visits[visit]
-    cdef int32_t count, at, i, kept = 0, q, length
+    cdef int32_t count, at, i, kept = 0, q, length, known = v.end, known_generation = v.end_generation
     cdef bint cut
-    z.credit -= v.credit
-    v.credit = 0
     h.lru_reserved -= v.reserved
     v.reserved = 0
     at = follow(z, num_blocks, &count, &cut)
     if not used or num_blocks == 0:
-        reopen(z, count)
+        reopen(z, known, known_generation)
         visit_end(z, visit)
         return count
     while at < num_blocks:              # the new part, and its last block by itself
@@ -384,10 +414,12 @@ cdef int32_t hazard_depart(
         h.pasts[q].mean_gap, h.pasts[q].least_gap = v.mean_gap, v.least_gap
         h.pasts[q].uses = 1
         h.pasts[q].kind = <uint8_t>kind
+        h.pasts[q].root = root
         z.path[count] = q
         count += 1
         at += length
     if count == 0:
+        reopen(z, known, known_generation)
         visit_end(z, visit)
         return 0
     h.pasts[z.path[count - 1]].turn = v.turn
@@ -404,6 +436,7 @@ cdef int32_t hazard_depart(
     for i in range(kept - 1, -1, -1):   # deepest first, so that the beginning is hottest
         q = z.path[i]
         settle_past(z, q, v, num_blocks, output)
+    reopen(z, known, known_generation)
     history_lru_fit(h)
     history_forget(h)
     if not later:
@@ -421,6 +454,7 @@ cdef void settle_past(Hazard* z, int32_t q, Visit* v, int32_t num_blocks, int64_
     z.weight_sum += sqrt(min(p.length, RUN_WEIGHT))
     z.weight_count += 1
     history_keep(&z.history, q, p.length)
+    history_promise(&z.history, q, False)
     history_touch(&z.history, q)
     history_wait(&z.history, q, z.now)
 
@@ -552,6 +586,12 @@ cdef int32_t hazard_span(Hazard* z, int32_t past, int32_t generation, int32_t de
     return depth - z.history.pasts[q].depth if q != NIL else depth
 
 
+cdef void hazard_follow(Hazard* z, int32_t* past, int32_t* generation, int32_t depth) noexcept nogil:
+    past[0] = past_of(z, past[0], generation[0], depth)
+    if past[0] != NIL:
+        generation[0] = z.history.pasts[past[0]].generation
+
+
 cdef void hazard_lost(Hazard* z, int32_t past, int32_t generation, int32_t depth, int32_t count) noexcept nogil:
     cdef int32_t q = past_of(z, past, generation, depth), start
     cdef Past* p
@@ -563,6 +603,14 @@ cdef void hazard_lost(Hazard* z, int32_t past, int32_t generation, int32_t depth
         count -= depth - start
         depth = start
         q = p.parent
+
+
+cdef void hazard_purged(Hazard* z, int32_t root) noexcept nogil:
+    history_purge(&z.history, root)
+
+
+cdef void hazard_cleared(Hazard* z) noexcept nogil:
+    history_lru_clear(&z.history)
 
 
 cdef int64_t hazard_bytes(Hazard* z) noexcept nogil:

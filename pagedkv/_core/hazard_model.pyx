@@ -3,7 +3,7 @@
 The index: an independent run costs block-seconds while it is held and pays one hit if it is used. Among such stopping
 problems the optimal rule holds those with the largest ratio of expected hits to expected time held, over the best moment
 to stop (Gittins, J. R. Stat. Soc. B 1979). Each run's ratio at every age comes out of one pass over a convex hull: with
-the points (time held, hits) cumulated from age 0, the index at age k is the largest slope from point k to a later one.
+the points (time held, hits) cumulated over age, the index at age k is the largest slope from point k to a later one.
 
 Learning is AdaGrad (Duchi et al., JMLR 2011) on the logistic loss, one bin of one run at a time.
 """
@@ -97,27 +97,30 @@ cdef void hazards(Model* m, const uint8_t* x, int32_t first, int32_t last, float
 
 cdef void model_index(Model* m, const uint8_t* x, float* index) noexcept nogil:
     cdef float[NUM_BINS] h
-    cdef double[NUM_BINS + 1] time, hits
+    cdef double[NUM_BINS + 1] time, hits    # from each bin on, of a run as young as can be: sums of like size, to lose nothing
     cdef int32_t[NUM_BINS + 1] hull     # the upper hull of the points after k, nearest last
     cdef double alive = 1
     cdef int32_t k, top = 0, a, b
     hazards(m, x, 0, NUM_BINS, h)
-    time[0] = hits[0] = 0
     for k in range(NUM_BINS):
-        hits[k + 1] = hits[k] + alive * h[k]
-        time[k + 1] = time[k] + alive * (EDGES[k + 1] - EDGES[k]) * (1 - 0.5 * h[k])
+        hits[k] = alive * h[k]
+        time[k] = alive * (EDGES[k + 1] - EDGES[k]) * (1 - 0.5 * h[k])
         alive *= 1 - h[k]
-        if alive < 1e-30:
-            alive = 1e-30
+        if alive < 1e-200:
+            alive = 1e-200
+    hits[NUM_BINS] = time[NUM_BINS] = 0
+    for k in range(NUM_BINS - 1, -1, -1):
+        hits[k] += hits[k + 1]
+        time[k] += time[k + 1]
     hull[0] = NUM_BINS
     for k in range(NUM_BINS - 1, -1, -1):
         while top > 0:                  # the tangent from k: pop what lies below the line to the point behind it
             a, b = hull[top], hull[top - 1]
-            if (hits[a] - hits[k]) * (time[b] - time[k]) > (hits[b] - hits[k]) * (time[a] - time[k]):
+            if (hits[k] - hits[a]) * (time[k] - time[b]) > (hits[k] - hits[b]) * (time[k] - time[a]):
                 break
             top -= 1
         a = hull[top]
-        index[k] = <float>((hits[a] - hits[k]) / (time[a] - time[k])) if time[a] > time[k] else 0
+        index[k] = <float>((hits[k] - hits[a]) / (time[k] - time[a]))
         top += 1
         hull[top] = k
 

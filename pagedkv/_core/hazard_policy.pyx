@@ -5,20 +5,20 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
-import math
-
 import numpy as np
 
 from pagedkv._core.arrays cimport count_input, handle_input
 from pagedkv._core.candidates cimport Candidates
 from pagedkv._core.hazard cimport (
-    MAX_KINDS, Hazard, hazard_bytes, hazard_chance, hazard_clock, hazard_report, hazard_room, hazard_study, visit_of,
+    MAX_KINDS, Hazard, HazardCounters, hazard_bound, hazard_bytes, hazard_chance, hazard_clock, hazard_report, hazard_room,
+    hazard_study, visit_of,
 )
 from pagedkv._core.hazard_model cimport NUM_WEIGHTS, Model, model_open
 from pagedkv._core.owners cimport place_depart, place_owner
 from pagedkv._core.place cimport NUM_CLASSES, Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport node_top
+from pagedkv._core.recency cimport place_ensure
 from pagedkv._core.types cimport NIL, OK
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 
@@ -35,7 +35,7 @@ cdef double seconds_input(seconds) except? -1:
         raise WrongType(f"seconds must be a number, not {type(seconds).__name__}")
     if not seconds >= 0:
         raise InvalidArgument(f"seconds must be 0 or more, not {seconds}")
-    return min(float(seconds), 1e12)
+    return float(min(seconds, 1e12))
 
 
 @cython.final
@@ -94,10 +94,12 @@ cdef class HazardPolicy:
     def report(self, visit, output_tokens):
         """How much a request generated, known only now. Once for each handle of :meth:`depart`.
 
+        Of more than 65,536 that were never told, some are given up.
+
         Raises
         ------
         StaleHandle
-            It was reported before, or never existed.
+            It was reported before or given up, or never existed.
         """
         cdef int64_t handle = handle_input(visit, "visit")
         cdef int64_t output = count_input(output_tokens, "output_tokens", 0, 2**63 - 1)
@@ -109,7 +111,7 @@ cdef class HazardPolicy:
             hazard_report(z, slot, output)
         self.placement.lock.release()
         if slot < 0:
-            raise StaleHandle(f"visit {handle:#x} was reported, or never existed")
+            raise StaleHandle(f"visit {handle:#x} was reported or given up, or never existed")
 
     def study(self, max_samples=64):
         """Learn from what was noted, `max_samples` at most (about a microsecond each). Returns how many there were.
@@ -133,17 +135,18 @@ cdef class HazardPolicy:
         stake : float
             Share of what was won over LRU in the last `window` requests that may be at risk too; 0: a strict bound, inf: none.
         window : int
-            Requests.
+            Requests, 100 at least.
+
+        What was won so far is at stake no more: the account begins anew.
         """
-        cdef Hazard* z = self.placement.place.hazard
-        cdef int64_t requests = count_input(window, "window", 1, 2**40)
+        cdef int64_t requests = count_input(window, "window", 100, 2**40)
         for name, value in (("slack", slack), ("stake", stake)):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise WrongType(f"{name} must be a number, not {type(value).__name__}")
-            if math.isnan(value) or value < 0:
+            if not value >= 0:
                 raise InvalidArgument(f"{name} must be 0 or more, not {value}")
         self.placement.lock.acquire()
-        z.guard.slack, z.guard.stake, z.guard.window = min(slack, 1e9), min(stake, 1e9), requests
+        hazard_bound(self.placement.place.hazard, min(slack, 1e9), min(stake, 1e9), requests)
         self.placement.lock.release()
 
     def set_kind(self, namespace, kind):
@@ -152,9 +155,14 @@ cdef class HazardPolicy:
         What was remembered before stays with the table it was learned under.
         """
         cdef int32_t root = self.placement.tree._root(namespace), which = count_input(kind, "kind", 0, MAX_KINDS - 1)
+        cdef int code
         self.placement.lock.acquire()
-        self.placement.place.kind_of[root] = <uint8_t>which
+        code = place_ensure(&self.placement.place, 0)       # the root may be younger than the last request
+        if code == OK:
+            self.placement.place.kind_of[root] = <uint8_t>which
         self.placement.lock.release()
+        if code != OK:
+            raise MemoryError("no memory for another namespace")
 
     def tables(self, kind=0):
         """What was learned: float32 [2, NUM_WEIGHTS], the weights and AdaGrad's sums (a copy); None if nothing was yet.
@@ -265,23 +273,25 @@ cdef class HazardPolicy:
         Returns
         -------
         dict
-            ``lru_hits`` and ``hits`` (blocks that plain LRU would have hit, and that were matched), ``lacking`` (blocks that
+            ``lru_hits`` and ``hits`` (blocks that plain LRU would have hit, and that were matched, of what is remembered and
+            not held by a request under way), ``lacking`` (blocks that
             LRU has and the cache has not), ``room`` (what the bound leaves), ``held_back`` (victims in LRU's order because
             of it), ``learned`` (samples), ``samples_lost``, ``visits_lost``, ``clock_steps_back``, ``outputs_clamped``,
             ``remembered_blocks``, ``remembered_runs``, ``bytes``.
         """
         cdef Hazard* z = self.placement.place.hazard
-        cdef int64_t learned = 0, i
+        cdef HazardCounters c
+        cdef int64_t learned = 0, lacking, room, blocks, runs, size, i
         self.placement.lock.acquire()
         for i in range(MAX_KINDS):
             if z.models[i].weights != NULL:
                 learned += z.models[i].learned
-        found = {
-            "lru_hits": z.counters.lru_hits, "hits": z.counters.hits, "lacking": z.history.lacking,
-            "room": hazard_room(z), "held_back": z.counters.held_back, "learned": learned,
-            "samples_lost": z.counters.samples_lost, "visits_lost": z.counters.visits_lost,
-            "clock_steps_back": z.counters.clock_steps_back, "outputs_clamped": z.counters.outputs_clamped,
-            "remembered_blocks": z.history.num_blocks, "remembered_runs": z.history.num_live, "bytes": hazard_bytes(z),
-        }
+        c, lacking, room, size = z.counters, z.history.lacking, hazard_room(z), hazard_bytes(z)
+        blocks, runs = z.history.num_blocks, z.history.num_live
         self.placement.lock.release()
-        return found
+        return {                                # after the lock: a dict may wake the collector, and it a finaliser
+            "lru_hits": c.lru_hits, "hits": c.hits, "lacking": lacking, "room": room, "held_back": c.held_back,
+            "learned": learned, "samples_lost": c.samples_lost, "visits_lost": c.visits_lost,
+            "clock_steps_back": c.clock_steps_back, "outputs_clamped": c.outputs_clamped,
+            "remembered_blocks": blocks, "remembered_runs": runs, "bytes": size,
+        }

@@ -37,8 +37,10 @@ cdef struct Past:
     float output                # tokens that the last request generated; < 0: not known
     double born                 # seconds: end of the last use
     int64_t visit               # serial of the request that used it last
+    int32_t root                # its namespace
     uint8_t x[NUM_FEATURES]
     uint8_t open                # its next use is being waited for: 0 while a request uses it
+    uint8_t promised            # a request under way computes what is not cached of it: nothing of it counts as lacking
     uint8_t learned             # bins of age below this are learned
     uint8_t stage
     uint8_t bin                 # of its age when it was last looked at
@@ -78,6 +80,7 @@ cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil
 cdef bint history_join(History* h, int32_t p) noexcept nogil
 # A new past without a story, linked nowhere yet; NIL without memory. After history_ensure(1).
 cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil
+cdef void history_promise(History* h, int32_t p, bint promised) noexcept nogil     # a request under way computes what lacks
 cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil      # that many of its blocks are cached now
 # All of p's blocks are LRU's hottest now; to be called from the end of a path up to its beginning.
 cdef void history_touch(History* h, int32_t p) noexcept nogil
@@ -86,6 +89,8 @@ cdef void history_wait(History* h, int32_t p, double now) noexcept nogil    # it
 cdef void history_stage(History* h, int32_t p, int32_t stage) noexcept nogil    # moves it to the hot end of that stage
 # Forgets the coldest pasts while there are too many blocks; what is cached, or in LRU, or has children stays.
 cdef void history_forget(History* h) noexcept nogil
+cdef void history_purge(History* h, int32_t root) noexcept nogil    # forgets a namespace, whatever of it is cached
+cdef void history_lru_clear(History* h) noexcept nogil      # LRU has lost what the cache has lost
 cdef int64_t history_bytes(History* h) noexcept nogil
 
 # The past above or at p that block `depth` of the path lies in, or NIL.

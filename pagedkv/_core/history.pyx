@@ -2,13 +2,13 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from pagedkv._core.links cimport UNLINKED, Links, coldest, is_linked, link_hottest, unlink
 from pagedkv._core.types cimport E_MEMORY, NIL, OK
 
 cdef enum:
-    SCAN = 64                   # pasts that cannot be forgotten are stepped over at most this often
+    SCAN = 64                   # pasts that cannot be forgotten are stepped over at most this often in a stage
 
 
 cdef int links_open(Links* links, int32_t num_lists) noexcept nogil:
@@ -238,7 +238,7 @@ cdef inline void link_above(Links* links, int32_t upper, int32_t p) noexcept nog
 
 
 cdef inline int64_t lacks(Past* past) noexcept nogil:
-    return past.lru - past.kept if past.lru > past.kept else 0
+    return past.lru - past.kept if past.lru > past.kept and not past.promised else 0
 
 
 cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil:
@@ -260,7 +260,7 @@ cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil:
     memcpy(keys, b.keys, k * sizeof(uint64_t))
     b.length -= k
     b.depth += k
-    memcpy(b.keys, b.keys + k, b.length * sizeof(uint64_t))
+    memmove(b.keys, b.keys + k, b.length * sizeof(uint64_t))
     a.tail += b.length
     a.lru = min(a.lru, k)
     a.kept = min(a.kept, k)
@@ -325,6 +325,12 @@ cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil:
     h.lacking += lacks(past)
 
 
+cdef void history_promise(History* h, int32_t p, bint promised) noexcept nogil:
+    h.lacking -= lacks(&h.pasts[p])
+    h.pasts[p].promised = promised
+    h.lacking += lacks(&h.pasts[p])
+
+
 cdef void set_lru(History* h, int32_t p, int32_t lru) noexcept nogil:
     cdef Past* past = &h.pasts[p]
     h.lacking -= lacks(past)
@@ -377,17 +383,43 @@ cdef void history_drop(History* h, int32_t p) noexcept nogil:
 
 
 cdef void history_forget(History* h) noexcept nogil:
-    cdef int32_t stage = NUM_STAGES - 1, p, following, tries = SCAN
+    cdef int32_t stage = NUM_STAGES - 1, p, following, tries
     while h.num_blocks > h.max_blocks and stage >= 0:
-        p = coldest(&h.ages, stage)
+        p, tries = coldest(&h.ages, stage), SCAN
         while p >= 0 and h.num_blocks > h.max_blocks and tries > 0:
             following = h.ages.next[p]
             if h.pasts[p].first_child == NIL and h.pasts[p].lru == 0 and h.pasts[p].kept == 0 and h.pasts[p].open:
                 history_drop(h, p)
             else:
+                history_stage(h, p, stage)      # or those that stay would hide all others from the next scan
                 tries -= 1
             p = following
         stage -= 1
+
+
+cdef void history_purge(History* h, int32_t root) noexcept nogil:
+    cdef int32_t p
+    for p in range(h.num_pasts):        # whole trees go: no past's parent or child is of another namespace
+        if h.pasts[p].length > 0 and h.pasts[p].root == root:
+            set_lru(h, p, 0)
+            history_keep(h, p, 0)
+            if is_linked(&h.recency, p):
+                unlink(&h.recency, p)
+            if is_linked(&h.ages, p):
+                unlink(&h.ages, p)
+            table_drop(h, p)
+            h.num_blocks -= h.pasts[p].length
+            give_id(h, p)
+
+
+cdef void history_lru_clear(History* h) noexcept nogil:
+    cdef int32_t p = coldest(&h.recency, 0), hotter
+    while p >= 0:
+        hotter = h.recency.next[p]
+        set_lru(h, p, min(h.pasts[p].lru, h.pasts[p].kept))
+        if h.pasts[p].lru == 0:
+            unlink(&h.recency, p)
+        p = hotter
 
 
 cdef int64_t history_bytes(History* h) noexcept nogil:

@@ -12,7 +12,7 @@ from pagedkv._core.history cimport History
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Owner, Place
 from pagedkv._core.radix_tree cimport Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common
-from pagedkv._core.recency cimport is_owned, on_hit, on_miss, place_ensure, recency_link, recency_unlink
+from pagedkv._core.recency cimport is_owned, on_hit, on_miss, past_follow, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
 from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle
@@ -171,6 +171,9 @@ cdef void place_arrive(
         chain = chain_step(t, chain, tokens + <int64_t>i * t.block_size)
         keys[i] = chain
     p.owners[owner].visit = hazard_arrive(p.hazard, p.kind_of[t.nodes[n].root], total, done)
+    while t.nodes[n].length > 0:        # a past that goes on otherwise was cut
+        past_follow(p, n)
+        n = t.nodes[n].parent
 
 
 cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil:
@@ -184,8 +187,8 @@ cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bi
         used = False
     else:
         path_keys(p, n, p.hazard.keys)
-    count = hazard_depart(p.hazard, visit, p.kind_of[p.tree.nodes[n].root], p.owners[owner].num_blocks if used else 0,
-                          used, output, later)
+    count = hazard_depart(p.hazard, visit, p.tree.nodes[n].root, p.kind_of[p.tree.nodes[n].root],
+                          p.owners[owner].num_blocks if used else 0, used, output, later)
     if later and p.hazard.visits[visit].live:
         handle = make_handle(visit, p.hazard.visits[visit].generation)
     h = &p.hazard.history

@@ -25,7 +25,7 @@ from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_
 from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
-from pagedkv._core.hazard cimport hazard_clock, hazard_close, hazard_open
+from pagedkv._core.hazard cimport hazard_cleared, hazard_clock, hazard_close, hazard_open, hazard_purged
 from pagedkv._core.place cimport NUM_CLASSES, Place, Policy
 from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_next, tree_partial
 from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
@@ -348,6 +348,8 @@ cdef class Placement:
             if slot >= 0:
                 num_blocks = self.place.owners[slot].num_blocks
                 if comes:
+                    if limit >= 0:              # nothing beyond could have been hit, by any policy
+                        size = min(size, limit * self.tree.tree.block_size)
                     place_arrive(&self.place, slot, data, size)
                 handle = make_handle(slot, self.place.owners[slot].generation)
         self.lock.release()
@@ -833,6 +835,8 @@ cdef class Placement:
         with nogil:
             if place_ensure(p, 0) == OK:
                 drop_children(p, root)
+                if p.hazard != NULL:
+                    hazard_purged(p.hazard, root)
                 p.fates[root].failed = 1            # a root that has failed matches nothing and takes nothing, for good
         before -= p.tree.num_blocks
         self.lock.release()
@@ -900,6 +904,8 @@ cdef class Placement:
         for i in range(len(roots)):
             root = roots[i]
             drop_children(p, root)
+        if p.hazard != NULL:
+            hazard_cleared(p.hazard)
         ring_put(&p.events, EVENT_CLEARED, 0, NIL, NIL, 0, NULL, 0, NULL, 0)
         before -= p.tree.num_blocks
         self.lock.release()

@@ -9,7 +9,10 @@ cdef int domain_new(Place* p, int32_t root) noexcept nogil
 cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born) noexcept nogil
 # After tree_split(n) -> upper: the halves share one fate and stand next to each other in every list.
 cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil
+cdef void past_follow(Place* p, int32_t n) noexcept nogil                        # with hazard: after run n's end has moved
 cdef void set_top(Place* p, int32_t n, int32_t top) noexcept nogil
+# Before node n is given back or changes its list: no victim any more. It may stay in its recency list.
+cdef void must_not_be_chosen(Place* p, int32_t tier, int32_t n) noexcept nogil
 cdef void child_left(Place* p, int32_t n) noexcept nogil                         # a child of n is no more, or colder
 cdef int32_t list_of(Place* p, int32_t tier, int32_t n) noexcept nogil
 cdef void recency_link(Place* p, int32_t tier, int32_t n) noexcept nogil        # at the hot end

@@ -15,7 +15,7 @@ from libc.string cimport memset
 
 from pagedkv._core.block_pool cimport COUNT
 from pagedkv._core.candidates cimport KEPT, NO_SEAT, Candidates, candidates_add, candidates_drop, candidates_has
-from pagedkv._core.hazard cimport hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span
+from pagedkv._core.hazard cimport hazard_follow, hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span
 from pagedkv._core.links cimport (
     UNLINKED, Links, coldest, is_linked, link_between, link_hottest, unlink,
 )
@@ -127,6 +127,7 @@ cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
     p.fates[upper] = p.fates[n]
     for tier in range(MAX_TIERS):
         p.fates[upper].kids[tier] = 0
+    past_follow(p, upper)
     p.fates[upper].kids[p.fates[n].top] = 1     # the parent above sees one child of the same top as before
     for tier in range(p.num_tiers):
         links = &p.links[tier]
@@ -134,6 +135,12 @@ cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
         if is_linked(links, n):
             link_between(links, upper, n, links.next[n])
             may_be_chosen(p, tier, upper)
+
+
+cdef void past_follow(Place* p, int32_t n) noexcept nogil:
+    if p.hazard != NULL:
+        hazard_follow(p.hazard, &p.fates[n].past, &p.fates[n].past_generation,
+                      p.tree.nodes[n].depth + p.tree.nodes[n].length)
 
 
 cdef void set_top(Place* p, int32_t n, int32_t top) noexcept nogil:
@@ -188,8 +195,12 @@ cdef void recency_link_demoted(Place* p, int32_t tier, int32_t n) noexcept nogil
 cdef void recency_unlink(Place* p, int32_t tier, int32_t n) noexcept nogil:
     if is_linked(&p.links[tier], n):
         unlink(&p.links[tier], n)
-        if p.policy == HAZARD:
-            candidates_drop(&p.candidates[tier][list_of(p, tier, n) >> 1], p.seats[tier], n)
+        must_not_be_chosen(p, tier, n)
+
+
+cdef void must_not_be_chosen(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    if p.policy == HAZARD and p.seats[tier][n] != NO_SEAT:
+        candidates_drop(&p.candidates[tier][list_of(p, tier, n) >> 1], p.seats[tier], n)
 
 
 cdef bint is_owned(Place* p, int32_t n, int32_t tier) noexcept nogil:

@@ -15,8 +15,8 @@ from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, S3FIFO, Fate, Place, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
-    child_left, fate_split, ghost_queue, is_owned, on_evict, pick_victim, place_ensure, recency_link,
-    recency_link_demoted, recency_unlink, set_top,
+    child_left, fate_split, ghost_queue, is_owned, must_not_be_chosen, on_evict, past_follow, pick_victim, place_ensure,
+    recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push
 from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, NIL, OK, Move, handle_slot, make_handle
@@ -132,6 +132,8 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
     tree_trim(p.tree, n, k)
     if first == 0:
         memset(&p.fates[n], 0, sizeof(Fate))
+    else:
+        past_follow(p, n)
 
 
 cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil:
@@ -290,8 +292,13 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
         if (up.tiers >> tier) & 1 and (a.queue[tier] != b.queue[tier] or is_owned(p, n, tier) or is_owned(p, child, tier)
                                        or not is_linked(&p.links[tier], child) or p.links[tier].next[child] != n):
             return
+    for tier in range(p.num_tiers):
+        must_not_be_chosen(p, tier, n)
     if tree_merge(p.tree, child):
         b.matched |= a.matched
+        past_follow(p, child)
+        if b.past == NIL:                           # of the lower part nothing is remembered
+            b.past, b.past_generation = a.past, a.past_generation
         for tier in range(p.num_tiers):
             recency_unlink(p, tier, n)
         memset(&p.fates[n], 0, sizeof(Fate))

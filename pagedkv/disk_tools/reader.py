@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, TierError
 from pagedkv.tiers import _io
-from pagedkv.tiers.directory import KEY, LOCK, SECRET_BYTES, SUPER
+from pagedkv.tiers.directory import KEY, LEARNED, LOCK, SECRET_BYTES, SUPER
 from pagedkv.tiers.disk_format import PAGE, SlotFormat, sum_of
 from pagedkv.tiers.superblock import MAJOR, Superblock, key_check, parse_super
 
@@ -116,6 +116,11 @@ class StoreReader:
         """Bytes of the directory's files, and how many of them are allocated."""
         infos = [os.stat(name, dir_fd=self.fd, follow_symlinks=False) for name in os.listdir(self.fd)]
         return sum(info.st_size for info in infos), sum(info.st_blocks * 512 for info in infos)
+
+    def learned(self) -> list[str]:
+        """Kinds of namespaces whose learned tables lie in the directory, sorted."""
+        found = (LEARNED.fullmatch(name) for name in os.listdir(self.fd))
+        return sorted(match[1] for match in found if match)
 
     def free_bytes(self) -> int:
         """Bytes free on the file system for this user."""

@@ -37,6 +37,7 @@ class Survey:
     chains : None without the right KEY.
     file_system : its type, "" if unknown.
     file_bytes, allocated_bytes, free_bytes : sizes on disk.
+    learned : kinds of namespaces of which an eviction policy's tables lie here.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Survey:
     file_bytes: int
     allocated_bytes: int
     free_bytes: int
+    learned: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON. Digests are hexadecimal, times Unix seconds."""
@@ -96,6 +98,7 @@ class Survey:
                 "allocated_bytes": self.allocated_bytes,
                 "free_bytes": self.free_bytes,
             },
+            "learned": self.learned,
         }  # fmt: skip
 
     def print(self, file: TextIO) -> None:
@@ -122,6 +125,8 @@ class Survey:
         where = f" on {self.file_system}" if self.file_system else ""
         sizes = [format_size(size) for size in (self.file_bytes, self.allocated_bytes, self.free_bytes)]
         lines.append(("on disk", f"{sizes[0]} ({sizes[1]} allocated){where}, {sizes[2]} free"))
+        if self.learned:
+            lines.append(("learned tables", ", ".join(self.learned)))
         lines += [("problem", problem.detail) for problem in self.problems]
         width = max(len(name) for name, _ in lines)
         for name, text in lines:
@@ -178,6 +183,7 @@ def survey(reader: StoreReader, tick: Tick) -> Survey:
         file_bytes=file_bytes,
         allocated_bytes=allocated_bytes,
         free_bytes=reader.free_bytes(),
+        learned=reader.learned(),
     )
 
 

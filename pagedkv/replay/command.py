@@ -76,6 +76,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="MS",
         help="milliseconds per output token, in which a request holds its blocks, also in the bounds (default: none)",
     )
+    add(
+        "--hazard-stake",
+        type=float,
+        metavar="X",
+        help="policy hazard: share of what it won over LRU lately that may be at risk too; 0: strict, inf: no bound "
+        "(default: 1)",
+    )
     add("--requests", type=int, metavar="N", help="only the first N requests of the trace")
     add("--block-size", type=int, metavar="TOKENS", help="of a .jsonl trace (default: 512)")
     add(
@@ -114,6 +121,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         bytes_per_token=arguments.bytes_per_token,
         block_bytes=_bytes("--block-bytes", arguments.block_bytes),
         generating=arguments.generating,
+        hazard_stake=arguments.hazard_stake,
     )
     if arguments.json not in (None, "-"):
         require_writable("--json", arguments.json)

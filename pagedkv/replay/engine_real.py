@@ -4,6 +4,9 @@ A block id becomes a block of two equal tokens, and every prompt ends with one m
 nothing: what an engine always has to compute itself. So all of the trace's blocks can hit, and the extra
 token lies in a partly filled block that never enters the tree. For it the device gets one block more.
 
+The cache's clock is the trace's. A request is computed when it comes, releases its blocks at once, and is over as long
+after that as its output takes; then the policy hazard is told how long that was, as in the sim engine.
+
 Each block is filled with bytes that follow from its whole prefix (payload.py) when it is computed, and
 compared on the device whenever it is served: after promotion, whatever tier it lay in. A wrong byte fails the
 run.
@@ -29,6 +32,7 @@ from pagedkv.replay.engine_sim import PROGRESS_EVERY, flat_counters
 from pagedkv.replay.payload import Payload
 from pagedkv.replay.progress import Progress
 from pagedkv.replay.result import Outcome
+from pagedkv.replay.schedule import TOKEN_MS, arrivals_and_ends
 from pagedkv.replay.trace import Int32, Int64, Trace
 from pagedkv.sizes import format_size
 from pagedkv.spec import KVSpec
@@ -53,8 +57,9 @@ class RealCache:
         self.cache, self._payload, self._longest = cache, payload, longest
         self.wrong_bytes = self.verified_bytes = self.bookkeeping_ns = self.squeezed = 0
 
-    def request(self, path: Int32) -> tuple[int, Int64]:
-        """Serve one request: its hit blocks, and how many of them lay in each tier (int64 [3])."""
+    def request(self, path: Int32) -> tuple[int, Int64, int]:
+        """Serve one request: its hit blocks, how many of them lay in each tier (int64 [3]), and the handle under which
+        the policy hazard is told its output (-1: it is not)."""
         path = path[: self._longest]
         prompt = np.append(np.repeat(path, TOKENS), np.int32(LAST_TOKEN))
         clock = time.thread_time_ns
@@ -63,7 +68,7 @@ class RealCache:
             sequence = self.cache.sequence(prompt)
         except OutOfBlocks:
             self.squeezed += 1
-            return 0, np.zeros(len(TIER_NAMES), np.int64)
+            return 0, np.zeros(len(TIER_NAMES), np.int64), -1
         with sequence:
             hit = sequence.num_computed // TOKENS
             blocks = sequence.blocks
@@ -79,9 +84,10 @@ class RealCache:
                     step.mark_written(0)
             except OutOfBlocks:
                 self.squeezed += 1
+            visit = self.cache.table.depart(sequence.row)
         self.bookkeeping_ns += clock() - start
         tokens = sequence.hit_tokens
-        return hit, np.array([tokens.get(name, 0) // TOKENS for name in TIER_NAMES], np.int64)
+        return hit, np.array([tokens.get(name, 0) // TOKENS for name in TIER_NAMES], np.int64), visit
 
     def _verify(self, path: Int32, blocks: Int32) -> None:
         arena = self.cache.device_arena
@@ -111,6 +117,8 @@ def run_real(
     spec = KVSpec(1, block_bytes // (4 * TOKENS * HEAD_DIM), HEAD_DIM, "float16", TOKENS, model="replay")
     hits = np.zeros(trace.num_requests, np.int32)
     tier_hits = np.zeros(len(TIER_NAMES), np.int64)
+    outputs, arrivals = trace.output_tokens.tolist(), np.maximum.accumulate(trace.t_ms).tolist()
+    now_ms = 0.0
     with (
         _folder(disk, capacity.disk_dir) as folder,
         KVCache(
@@ -124,11 +132,22 @@ def run_real(
             partial_hits=False,
             max_sequences=1,
             cost_tokens=TOKENS * cost_blocks,
+            clock=lambda: now_ms / 1000,
         ) as cache,
     ):
         real = RealCache(cache, Payload(trace, block_bytes), device)
-        for i in range(trace.num_requests):
-            hits[i], by_tier = real.request(trace.path(i))
+        visits: dict[int, int] = {}
+        hazard = cache.placement.hazard
+        for event in arrivals_and_ends(trace, TOKEN_MS).tolist():
+            i = max(event, ~event)
+            if event < 0:
+                now_ms = arrivals[i] + TOKEN_MS * outputs[i]
+                visit = visits.pop(i)
+                if visit >= 0 and hazard is not None:
+                    hazard.report(visit, outputs[i])
+                continue
+            now_ms = arrivals[i]
+            hits[i], by_tier, visits[i] = real.request(trace.path(i))
             tier_hits += by_tier
             if i % PROGRESS_EVERY == PROGRESS_EVERY - 1:
                 progress.advance(PROGRESS_EVERY)

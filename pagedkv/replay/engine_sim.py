@@ -14,6 +14,7 @@ owns has gone; the rest is not cached, nothing else is evicted for it, and it is
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -122,6 +123,20 @@ class SimCache:
         if self._hazard is not None:
             self._hazard.tick(max(0, int(now_ms * 1e6)))
 
+    def bound(self, stake: float) -> None:
+        """How far the policy hazard may fall below LRU, as in ``HazardPolicy.set_bound``; inf: as far as it comes."""
+        if self._hazard is None:
+            return
+        if stake == math.inf:
+            self._hazard.set_bound(stake=stake, slack=math.inf)
+        else:
+            self._hazard.set_bound(stake=stake)
+
+    def study(self) -> None:
+        """Learn a little of what was noted, as a server would between two requests."""
+        if self._hazard is not None:
+            self._hazard.study(STUDY)
+
     def close(self, visit: Visit) -> None:
         """Its blocks can be evicted from now on."""
         if visit.owner is None:
@@ -130,8 +145,7 @@ class SimCache:
             visit.reported = self._hazard.depart(visit.owner, later=True)
         self.placement.release(visit.owner)
         visit.owner = None
-        if self._hazard is not None:
-            self._hazard.study(STUDY)
+        self.study()
 
     def finished(self, visit: Visit, output_tokens: int) -> None:
         """The request is over, and only now is it known how long its output is. What it still owns is released."""
@@ -167,12 +181,14 @@ def run_sim(
     block_bytes: int,
     cost_blocks: float,
     generating: float | None,
+    hazard_stake: float | None,
     progress: Progress,
 ) -> Outcome:
     """Replay the trace from an empty cache.
 
     ``block_bytes`` only turns moved blocks into bytes; ``cost_blocks`` is for the policy ``cost``; ``generating`` is
-    the time of an output token in milliseconds, None: a request releases its blocks as soon as it has come.
+    the time of an output token in milliseconds, None: a request releases its blocks as soon as it has come;
+    ``hazard_stake`` is for the policy ``hazard``, None: its own.
     """
     # A tier with room for every block of the trace never lacks any: more room changes nothing but memory.
     device, host, disk = (min(blocks, trace.num_unique) for blocks in capacity.blocks)
@@ -183,7 +199,9 @@ def run_sim(
         inclusive=inclusive,
         cost_blocks=cost_blocks,
     )
-    hits, tier_hits, bookkeeping_ns = _serve(trace, cache, generating, progress)
+    if hazard_stake is not None:
+        cache.bound(hazard_stake)
+    hits, tier_hits, bookkeeping_ns = serve(trace, cache, generating, progress)
     return Outcome(
         hits,
         (int(tier_hits[0]), int(tier_hits[1]), int(tier_hits[2])),
@@ -193,7 +211,7 @@ def run_sim(
     )
 
 
-def _serve(trace: Trace, cache: SimCache, generating: float | None, progress: Progress) -> tuple[Int32, Int64, int]:
+def serve(trace: Trace, cache: SimCache, generating: float | None, progress: Progress) -> tuple[Int32, Int64, int]:
     """All requests in their order: hits of each, hits by tier, and nanoseconds of CPU time in the cache's calls.
 
     In both modes the cache is told at its time that a request is over: with ``generating`` it has owned its blocks

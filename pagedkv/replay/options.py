@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Options:
     block_bytes : payload of a block in the real engine, whole pages of 4 KiB.
     generating : time of an output token in milliseconds. A request holds its blocks from its arrival until its output
         is complete, in the bounds too; sim only. None: it takes no time.
+    hazard_stake : for the policy ``hazard``: share of what it won over LRU lately that may be at risk too. 0: the
+        strict bound; inf: no bound; None: the policy's own. Sim only.
     model : whose prefill weighs ``flop_weighted_hit_rate``, and what the policy ``cost`` weighs.
     """
 
@@ -44,6 +47,7 @@ class Options:
     block_bytes: int = DEFAULT_BLOCK_BYTES
     model: ModelShape = LLAMA_3_8B
     generating: float | None = None
+    hazard_stake: float | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -59,10 +63,23 @@ class Options:
                 raise InvalidArgument(
                     f"generating: the engine {self.engine!r} runs one request at a time; take the engine 'sim'"
                 )
+        if self.hazard_stake is not None:
+            _require_stake(self.hazard_stake)
+            if self.engine != "sim":
+                raise InvalidArgument(
+                    f"hazard_stake: the engine {self.engine!r} keeps the policy's own bound; take the engine 'sim'"
+                )
         whole_number(self.bytes_per_token, "bytes per token", 1, MAX_BYTES_PER_TOKEN)
         whole_number(self.block_bytes, "block bytes", PAGE_BYTES, MAX_BLOCK_BYTES)
         if self.block_bytes % PAGE_BYTES:
             raise InvalidArgument(f"block bytes: {self.block_bytes} is not a multiple of {PAGE_BYTES}")
+
+
+def _require_stake(stake: float) -> None:
+    if isinstance(stake, bool) or not isinstance(stake, int | float):
+        raise WrongType(f"hazard_stake: a share is a number, not {type(stake).__name__}")
+    if math.isnan(stake) or stake < 0:
+        raise InvalidArgument(f"hazard_stake: {stake} is not 0 or more; 0 is the strict bound, inf is none")
 
 
 def check_policies(policies: Sequence[str]) -> None:

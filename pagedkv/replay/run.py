@@ -36,7 +36,7 @@ def replay(
     Parameters
     ----------
     trace : a Trace, or what ``load_trace`` takes.
-    policies : of ``lru arc s3fifo cost`` and the bounds ``infinite min min-bypass``.
+    policies : of ``lru arc s3fifo cost hazard`` and the bounds ``infinite min min-bypass``.
     capacities : one or several; a string or int is the size of a device tier alone (``5000``, ``"5%"``).
     options : engine and the rest; default ``Options()``.
     progress : told about each replay (default: nobody is).
@@ -99,7 +99,8 @@ def _one(
     else:
         engine = options.engine
         block_bytes = options.block_bytes if engine == "real" else trace.block_size * options.bytes_per_token
-        run = run_real if engine == "real" else partial(run_sim, generating=options.generating)
+        sim = partial(run_sim, generating=options.generating, hazard_stake=options.hazard_stake)
+        run = run_real if engine == "real" else sim
         outcome = run(
             trace,
             policy,
@@ -117,6 +118,9 @@ def _one(
             "cost_tokens": options.model.balance_tokens,
         }
     parameters["generating_ms"] = options.generating
+    if policy == "hazard":
+        stake = options.hazard_stake
+        parameters["hazard_stake"] = str(stake) if stake == float("inf") else stake  # JSON knows no infinity
     gap = references.gap_closed(int(outcome.hits.sum(dtype=np.int64)), capacity)
     wall_s = time.perf_counter() - start
     return _result(trace, policy, engine, capacity, options, outcome, parameters, gap, wall_s)

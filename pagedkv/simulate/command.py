@@ -49,6 +49,7 @@ NOT_MODELLED = (
     "attention that reads a shared prefix once for several sequences",
     "the CPU time of scheduling",
 )
+ADMISSIONS = tuple(mode for mode in get_args(Mode) if mode != "hazard")  # which needs its policy; here it is LRU
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -186,7 +187,7 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
         model = by_name(MODELS, arguments.model, "model", "of those whose widths are known, ")
     except InvalidArgument as problem:
         raise InvalidArgument(f"--model: {problem}") from None
-    check_choice("--disk-admission", arguments.disk_admission, get_args(Mode))
+    check_choice("--disk-admission", arguments.disk_admission, ADMISSIONS)
     if not 0 < arguments.memory_share <= 1:
         raise InvalidArgument(f"--memory-share: {arguments.memory_share} is not in 0..1, above 0")
     measured = None

@@ -5,6 +5,7 @@
     SUPER      two 4 KiB copies of the superblock
     SUPER.new  in its place while the store is being made
     data.NNNN  segment files, never sparse
+    learned.*  not of the store: what an eviction policy learned; left alone
 
 Everything is reached through one directory descriptor, so renaming the path under a running tier changes
 nothing.
@@ -28,7 +29,8 @@ LOCK, KEY, SUPER, SUPER_NEW = "LOCK", "KEY", "SUPER", "SUPER.new"
 SECRET_BYTES = 32
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = re.compile(r"LOCK|KEY|SUPER|SUPER\.new|data\.\d{4,}")
-_OF_THE_SYSTEM = {"lost+found"}  # lies in the root of a file system of its own
+LEARNED = re.compile(r"learned\.([a-z0-9_-]+)")
+_BESIDE = re.compile(rf"lost\+found|{LEARNED.pattern}(\.new)?")  # a file system of its own has lost+found in its root
 
 RESTART = "put it back, or start an empty cache (on_mismatch='reset', or delete the directory)"
 REPLACE = "put the store's own file back, or delete the directory to start an empty cache"
@@ -207,7 +209,7 @@ class Directory:
 
     def foreign_names(self) -> list[str]:
         """What lies in the directory and is not of a disk tier."""
-        return [name for name in self.names() if not _OURS.fullmatch(name) and name not in _OF_THE_SYSTEM]
+        return [name for name in self.names() if not _OURS.fullmatch(name) and not _BESIDE.fullmatch(name)]
 
     def holds_store(self) -> bool:
         """Whether a store was made here, whatever is left of it. An interrupted start is none."""

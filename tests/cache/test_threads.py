@@ -85,7 +85,7 @@ def worker(cache, seed, operations, namespace=None, salt=0):
 
 
 @pytest.mark.parametrize("demotion", ["leaf_first", "oldest_first"])
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+@pytest.mark.parametrize("policy", ["lru", "s3fifo", "hazard"])
 def test_threads_with_their_own_sequences_read_what_was_computed(open_cache, policy, demotion):
     cache = open_cache(48, host=16, disk=60, policy=policy, demotion=demotion)
     together(*(worker(cache, seed, OPERATIONS) for seed in range(NUM_THREADS)))

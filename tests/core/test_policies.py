@@ -19,6 +19,7 @@ MODELS: dict[str, Callable[[int], LeafFirst]] = {
     "arc": Arc,
     "s3fifo": S3Fifo,
     "cost": lambda capacity: Cost(capacity, 1 / COST_TOKENS),
+    "hazard": LeafFirst,  # with nothing learned, LRU
 }
 
 
@@ -37,7 +38,7 @@ def trace(rng: Random, num_requests: int) -> list[list[int]]:
 
 
 def replay(policy: str, requests: list[list[int]], capacity: int, max_run: int) -> None:
-    tree = RadixTree(1, max_run=max_run, keep_chain=policy in ("arc", "s3fifo"))
+    tree = RadixTree(1, max_run=max_run, keep_chain=policy in ("arc", "s3fifo", "hazard"))
     placement = Placement(tree, [BlockPool(capacity)], policy=policy, cost_tokens=COST_TOKENS)
     model = MODELS[policy](capacity)
     for i, request in enumerate(requests):
@@ -52,7 +53,7 @@ def replay(policy: str, requests: list[list[int]], capacity: int, max_run: int) 
     placement.check_integrity()
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "hazard"])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_policy_over_runs_is_the_policy_over_single_blocks(policy: str, seed: int) -> None:
     rng = Random(f"{policy}{seed}")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from pagedkv._core.hazard_policy import HazardPolicy
+from pagedkv._core.placement import NEED_CHAIN
 from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree
+from tests.core.hazard_requests import empty_tables
 
 OPS_PER_SEED = 2000
 MAX_ROWS = 6
+OTHERS = [policy for policy in POLICIES if policy != "hazard"]
 WEIGHTS = {
     "acquire": 14, "bring up": 10, "insert": 12, "release": 10, "share": 3, "pin": 3, "shorten": 3, "reserve": 6,
     "take": 4, "complete": 12, "finish": 2, "hold": 3, "look": 4, "open": 16, "extend": 12, "step": 34, "fork": 6,
@@ -24,18 +31,20 @@ def weights(rng: Random) -> dict[str, int]:
     return {name: usual * rng.choice([0, 1, 1, 2, 4]) + (name in ALWAYS) for name, usual in WEIGHTS.items()}
 
 
-def world(rng: Random) -> tuple[Placement, BlockTable]:
+def world(rng: Random, seed: int) -> tuple[Placement, BlockTable]:
     """A cache of one to three tiers, nearly always tiny, so that everything is always short."""
     large = rng.random() < 0.05
     colder = [0, 60, 120, 240] if large else [0, 2, 4, 7, 12, 20]
     capacities = [rng.randint(60, 200) if large else rng.randint(3, 14)]
     capacities += [rng.choice(colder) for _ in range(rng.choice([0, 1, 2, 2]))]
-    policy = rng.choice(POLICIES)
+    policy = rng.choice(OTHERS)
+    if seed % 5 == 4:
+        policy = "hazard"
     tree = RadixTree(
         rng.choice([1, 2]) if large else rng.choice([1, 1, 2, 3, 4]),
         len(capacities),
         max_run=rng.choice([1, 2, 256, 256]),
-        keep_chain=policy in ("arc", "s3fifo"),
+        keep_chain=policy in NEED_CHAIN,
         seed=rng.getrandbits(32),
     )
     placement = Placement(
@@ -48,13 +57,23 @@ def world(rng: Random) -> tuple[Placement, BlockTable]:
         cost_tokens=rng.choice([2.0, 30000.0]),
         event_words=rng.choice([0, 0, 64, 4096]),
     )
+    if placement.hazard is not None:
+        prejudice(placement.hazard, seed)
     return placement, BlockTable(placement, MAX_ROWS)
+
+
+def prejudice(hazard: HazardPolicy, seed: int) -> None:
+    """Let it choose victims by what they are like, at random and without a bound."""
+    tables = empty_tables()
+    tables[0] = np.random.default_rng(seed).normal(0, 0.5, tables.shape[1])
+    hazard.load_tables(tables)
+    hazard.set_bound(stake=math.inf)
 
 
 def driver_of(module: ModuleType, seed: int) -> Any:
     """A NativeDriver at its start."""
     rng = Random(seed)
-    placement, table = world(rng)
+    placement, table = world(rng, seed)
     chosen = weights(rng)
     return module.NativeDriver(seed, placement, table, [chosen[name] for name in module.NAMES])
 

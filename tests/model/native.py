@@ -1,10 +1,11 @@
-"""Compiles the native driver, with the ``.pxd`` files that the package ships."""
+"""Compiles native modules of the tests, with the ``.pxd`` files that the package ships."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -23,18 +24,23 @@ MODULES = ("native_world", "native_moves", "native_owners", "native_rows", "nati
 @cache
 def native_driver() -> ModuleType:
     """Module ``native_driver``, compiled into a temporary folder once per process."""
+    return compiled(HERE, MODULES)
+
+
+def compiled(folder: Path, modules: Sequence[str]) -> ModuleType:
+    """The last of these modules, which lie in `folder` and may cimport one another, compiled and imported."""
     macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
     extensions = [
         Extension(
             name,
-            [str(HERE / f"{name}.pyx")],
+            [str(folder / f"{name}.pyx")],
             include_dirs=[np.get_include()],
             define_macros=macros,
             extra_compile_args=["-O1", "-g0"],
         )
-        for name in MODULES
+        for name in modules
     ]
-    paths = [str(HERE), *(str(Path(path).parent) for path in pagedkv.__path__)]
+    paths = [str(folder), *(str(Path(path).parent) for path in pagedkv.__path__)]
     with tempfile.TemporaryDirectory(prefix="pagedkv-native-") as out:
         made = cythonize(extensions, include_path=paths, build_dir=f"{out}/c", quiet=True)
         command = build_ext(Distribution({"ext_modules": made}))
@@ -43,6 +49,6 @@ def native_driver() -> ModuleType:
         command.run()
         sys.path.insert(0, out)
         try:
-            return importlib.import_module("native_driver")
+            return importlib.import_module(modules[-1])
         finally:
             sys.path.remove(out)

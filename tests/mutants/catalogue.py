@@ -7,7 +7,9 @@ from tests.mutants import (
     catalogue_core,
     catalogue_cpu,
     catalogue_disk,
+    catalogue_hazard,
     catalogue_moves,
+    catalogue_replay,
     catalogue_scheduler,
 )
 
@@ -18,4 +20,6 @@ MUTANTS = (
     + catalogue_disk.MUTANTS
     + catalogue_scheduler.MUTANTS
     + catalogue_cpu.MUTANTS
+    + catalogue_hazard.MUTANTS
+    + catalogue_replay.MUTANTS
 )

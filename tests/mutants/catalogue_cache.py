@@ -8,10 +8,10 @@ MUTANTS = (
     Mutant(
         "room for a promotion is made before its prefix is owned",
         "pagedkv/cache.py",
-        (("        owner, hits = self._matcher.acquire(prompt, root)\n",
+        (("        owner, hits, found = self._matcher.acquire(prompt, root)\n",
           "        cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
           "        self._conductor.make_room(cold)\n"
-          "        owner, hits = self._matcher.acquire(prompt, root)\n"),),
+          "        owner, hits, found = self._matcher.acquire(prompt, root)\n"),),
         ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
     ),
     Mutant(

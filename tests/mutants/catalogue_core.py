@@ -156,6 +156,12 @@ MUTANTS = (
         ("test_truncated_and_grown_differently_it_holds_the_new_content",),
     ),
     Mutant(
+        "a truncation into a run in flight is refused",
+        "pagedkv/_core/owners.pyx",
+        (("return p.tree.nodes[n].depth if p.fates[n].transfer >= 0 else num_blocks", "return num_blocks"),),
+        ("test_truncating_into_a_run_that_is_being_demoted_gives_up_the_whole_run",),
+    ),
+    Mutant(
         "what continues a run that could not be read keeps its tier full",
         "pagedkv/_core/transfers.pyx",
         (("                n = useless(p, tier, domain)\n", "                pass\n"),),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pagedkv.cache import KVCache
 from pagedkv.cli import main
 from pagedkv.errors import InvalidArgument
 from pagedkv.replay import POLICIES, Capacity, Options, References, Trace, engine_real, load_trace, replay
@@ -131,3 +134,27 @@ def test_tiers_larger_than_the_machine_are_refused_before_allocating(monkeypatch
 def test_a_payload_that_is_no_number_of_pages_is_refused(block_bytes: int) -> None:
     with pytest.raises(InvalidArgument, match="block bytes"):
         Options(engine="real", block_bytes=block_bytes)
+
+
+def test_the_policy_hazard_goes_by_the_traces_clock_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[float] = []
+    learned: list[Any] = []
+
+    class Watched(KVCache):
+        def sequence(self, *arguments: Any, **options: Any) -> Any:
+            times.append(self._conductor.now_ns() / 1e6)
+            return super().sequence(*arguments, **options)
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            learned.append(self.placement.hazard)
+
+    monkeypatch.setattr(engine_real, "KVCache", Watched)
+    trace = load_trace("synthetic:chat:0:150")
+    silent = dataclasses.replace(trace, output_tokens=np.zeros_like(trace.output_tokens))
+    for each in (trace, silent):
+        replay(each, ["hazard"], Capacity(trace.num_unique // 10, 20, 40), options=REAL)
+    assert times[: trace.num_requests] == pytest.approx(np.maximum.accumulate(trace.t_ms))
+    told, nothing = learned
+    assert min(told.stats()["hits"], nothing.stats()["hits"]) > 0
+    assert not np.array_equal(told.tables(), nothing.tables())

@@ -1,0 +1,59 @@
+"""One replay: the real tree, placement and policy fed with a trace, and what that took."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from pagedkv.replay import Trace
+from pagedkv.replay.engine_sim import SimCache, serve
+from pagedkv.replay.progress import Progress
+from pagedkv.replay.trace import Int32
+from pagedkv.replay.weights import LLAMA_3_8B
+
+STRICT, UNBOUNDED = "hazard, stake 0", "hazard, no bound"
+POLICIES = ("lru", "arc", "s3fifo", "cost", "hazard", STRICT, UNBOUNDED)
+STAKES = {STRICT: 0.0, UNBOUNDED: math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a replay came to.
+
+    Attributes
+    ----------
+    hits : int32 [num_requests], leading cached blocks of each.
+    ns_per_access : CPU time of the thread in the cache's calls, by block asked for.
+    study_us : the longest call in which the policy hazard learned; 0 for the others.
+    learned : ``HazardPolicy.stats`` at the end; empty for the others.
+    """
+
+    hits: Int32
+    ns_per_access: float
+    study_us: float
+    learned: dict[str, int]
+
+
+class WatchedCache(SimCache):
+    """Knows the longest call of ``study``."""
+
+    longest_ns = 0
+
+    def study(self) -> None:
+        start = time.thread_time_ns()
+        super().study()
+        self.longest_ns = max(self.longest_ns, time.thread_time_ns() - start)
+
+
+def run(trace: Trace, policy: str, blocks: int, progress: Progress) -> Run:
+    """Replay a trace from an empty cache of one tier. `policy` is one of POLICIES."""
+    kind = policy.partition(",")[0]
+    room = min(blocks, trace.num_unique)
+    cache = WatchedCache((room, 0, 0), kind, cost_blocks=LLAMA_3_8B.balance_tokens / trace.block_size)
+    if policy in STAKES:
+        cache.bound(STAKES[policy])
+    hits, _, ns = serve(trace, cache, None, progress)
+    hazard = cache.placement.hazard
+    learned = {} if hazard is None else hazard.stats()
+    return Run(hits, ns / trace.num_accesses, cache.longest_ns / 1000, learned)

@@ -1,0 +1,16 @@
+"""What only some tests of the core ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def native_hazard() -> ModuleType:
+    """Module ``native_hazard``, compiled when its first test asks for it."""
+    from tests.model.native import compiled  # only here: nobody else pays for the compiler's modules
+
+    return compiled(Path(__file__).parent, ["native_hazard"])

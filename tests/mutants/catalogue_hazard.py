@@ -1,0 +1,122 @@
+"""Mistakes in the policy hazard: what it remembers, what it learns, and how far it may leave LRU's order."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+HAZARD = "pagedkv/_core/hazard.pyx"
+HISTORY = "pagedkv/_core/history.pyx"
+MODEL = "pagedkv/_core/hazard_model.pyx"
+OWNERS = "pagedkv/_core/owners.pyx"
+TRANSFERS = "pagedkv/_core/transfers.pyx"
+
+MUTANTS = (
+    Mutant(
+        "a run is used as a whole where a prompt leaves it halfway",
+        HAZARD,
+        (("        if k < h.pasts[q].length:\n", "        if False:\n"),),
+        ("test_a_run_is_cut_where_a_prompt_leaves_it_and_its_last_block_stands_alone",),
+    ),
+    Mutant(
+        "a part of a run teaches what its end is like",
+        HAZARD,
+        (("close_past(z, z.path[i], not cut or i < count - 1)", "close_past(z, z.path[i], True)"),),
+        ("test_a_part_of_a_run_teaches_nothing",),
+    ),
+    Mutant(
+        "an age that was lived through is learned again and again",
+        HAZARD,
+        (("                p.learned = <uint8_t>stage_end(stage)\n", ""),),
+        ("test_what_was_not_used_teaches_each_age_it_lived_through_once",),
+    ),
+    Mutant(
+        "nothing holds the policy to LRU's order",
+        HAZARD,
+        (("    return <int64_t>room if room > 0 else 0\n", "    return 1 << 40\n"),),
+        ("test_nor_with_the_window_that_everybody_has",),
+    ),
+    Mutant(
+        "what was lost is risked again as soon as it was won back",
+        HAZARD,
+        (("    g.room = min(g.room, g.slack * g.total - g.behind)", "    g.room = min(g.room, 1e18)"),),
+        ("test_nor_for_one_who_asks_for_exactly_what_it_gave_up[1.0-by turns]",),
+    ),
+    Mutant(
+        "a block that comes back is lacking for ever",
+        HAZARD,
+        (("    history_keep(&z.history, q, p.length)\n", ""),),
+        ("test_lru_beside_it_is_lru_and_what_it_lacks_is_what_is_not_cached",),
+    ),
+    Mutant(
+        "what others compute at the same time is won from LRU",
+        HAZARD,
+        (("    hits = min(hits, v.known) ", "    hits = max(hits, 0) "),),
+        ("test_hits_on_what_others_compute_at_the_same_time_are_not_won_from_lru",),
+    ),
+    Mutant(
+        "time goes back when the clock does",
+        HAZARD,
+        (("    else:\n        z.now = now\n", "    z.now = now\n"),),
+        ("test_a_clock_that_steps_back_is_counted_and_stands_still",),
+    ),
+    Mutant(
+        "a visit that is not over can be reported and ended",
+        HAZARD,
+        ((" or not z.visits[slot].live or not z.visits[slot].departed:", " or not z.visits[slot].live:"),),
+        ("test_a_visit_is_reported_once_and_only_when_it_is_over",),
+    ),
+    Mutant(
+        "what a visit knew and did not compute is never waited for again",
+        HAZARD,
+        (("        if not p.open:\n            history_promise", "        if False:\n            history_promise"),),
+        ("test_a_visit_that_used_nothing_leaves_what_it_found_as_it_was",),
+    ),
+    Mutant(
+        "a visit that computed nothing counts as a use",
+        OWNERS,
+        (("p.owners[owner].num_blocks if used else 0, used, output", "p.owners[owner].num_blocks, True, output"),),
+        ("test_a_visit_that_used_nothing_leaves_what_it_found_as_it_was",),
+    ),
+    Mutant(
+        "nothing is ever forgotten",
+        HISTORY,
+        (("    while h.num_blocks > h.max_blocks and stage >= 0:\n", "    while False:\n"),),
+        ("test_no_more_is_remembered_than_was_allowed",),
+    ),
+    Mutant(
+        "what cannot be forgotten hides what could be",
+        HISTORY,
+        (("                history_stage(h, p, stage)      # or", "                pass      # or"),),
+        ("test_what_stays_cached_for_long_does_not_keep_the_rest_from_being_forgotten",),
+    ),
+    Mutant(
+        "a cut counts what LRU has of a run twice",
+        HISTORY,
+        (("    b.lru -= a.lru\n", ""),),
+        ("test_lru_beside_it_is_lru_and_what_it_lacks_is_what_is_not_cached",),
+    ),
+    Mutant(
+        "what is left of a run leads to a past that may be forgotten",
+        TRANSFERS,
+        (("    else:\n        past_follow(p, n)\n", ""),),
+        ("test_a_run_that_was_evicted_in_part_and_then_forgotten_is_still_known_where_it_is_cached",),
+    ),
+    Mutant(
+        "an eviction is not noticed",
+        TRANSFERS,
+        (("    if p.hazard != NULL:\n        hazard_lost", "    if False:\n        hazard_lost"),),
+        ("test_lru_beside_it_is_lru_and_what_it_lacks_is_what_is_not_cached",),
+    ),
+    Mutant(
+        "the index is the plain hazard of the next bin",
+        MODEL,
+        (("        while top > 0:                  # the tang", "        while False:                  # the tang"),),
+        ("test_the_index_is_the_best_of_all_moments_to_stop",),
+    ),
+    Mutant(
+        "a level learns from one bin alone",
+        MODEL,
+        (("        sum += g[k]\n", "        sum = g[k]\n"),),
+        ("test_learning_is_adagrad_on_the_logistic_loss",),
+    ),
+)
