@@ -23,6 +23,7 @@ EDGES[:] = [0, 1, 2, 3, 6, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 
 cdef float RATE = 0.06          # of learning, for base and level
 cdef float SHAPE_RATE = 0.03
 cdef float FIRST_SQUARE = 1.0   # AdaGrad's sums begin with it
+cdef float LEAST_SQUARE = 1e-6      # below it nothing is learned any slower, and far below floats lose their digits
 cdef float FORGET = 0.95        # factor on AdaGrad's sums at each model_forget
 cdef double PRIOR = 0.3         # untrained hazard: (PRIOR / (age + PRIOR_S)) per second
 cdef double PRIOR_S = 10.0
@@ -157,7 +158,7 @@ cdef void model_learn(Model* m, const Sample* s) noexcept nogil:
 cdef void model_forget(Model* m) noexcept nogil:
     cdef int32_t i
     for i in range(NUM_WEIGHTS):
-        m.squares[i] *= FORGET
+        m.squares[i] = max(m.squares[i] * FORGET, LEAST_SQUARE)
 
 
 cdef double model_chance(Model* m, const uint8_t* x, double age, double seconds) noexcept nogil:

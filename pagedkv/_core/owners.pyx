@@ -249,7 +249,9 @@ cdef int32_t place_uncut(Place* p, int32_t owner, int32_t num_blocks) noexcept n
     cdef int32_t n = p.owners[owner].node
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
         n = p.tree.nodes[n].parent
-    return p.tree.nodes[n].depth if p.fates[n].transfer >= 0 else num_blocks
+    if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks and p.fates[n].transfer >= 0:
+        return p.tree.nodes[n].depth
+    return num_blocks
 
 
 cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil:

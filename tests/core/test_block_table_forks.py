@@ -273,14 +273,15 @@ def test_a_row_cannot_be_truncated_to_more_than_it_has(num_tokens: Any) -> None:
         table.truncate(row, num_tokens)
 
 
-def test_of_two_runs_that_are_being_demoted_only_the_cut_one_is_given_up() -> None:
+@pytest.mark.parametrize(("keep", "kept"), [(1, 0), (2, 2), (3, 2)])
+def test_of_two_runs_that_are_being_demoted_only_the_cut_one_is_given_up(keep: int, kept: int) -> None:
     _, _, placement = tiered(1, (8, 16), tree_max_run=2)
     cache(placement, [1, 2, 3, 4])
     placement.reserve(8)
     table = BlockTable(placement, 4)
     row, _ = table.open([1, 2, 3, 4, 5])
-    table.truncate(row, 3)
-    assert table.info(row) == (3, 2, 2, 2)
+    table.truncate(row, keep)
+    assert table.info(row) == (keep, kept, kept, kept)
     finish(placement)
     sound(table, placement)
 

@@ -103,4 +103,5 @@ EXPECTED = {
     *("adopted", "blocked_matches", "refused_by_quota", "expired", "pinned", "pin refused", "namespaces dropped"),
     *("steps", "steps cancelled", "step refused", "advanced", "advance refused", "forks", "copies on write"),
     *("partial hits", "no room", "promotion refused", "insertion ended early", "shortened", "shortening refused"),
+    "truncated into a run in flight",
 }

@@ -10,9 +10,11 @@ from native_world cimport MAX_ROWS, Holder, text_push
 import numpy as np
 
 from pagedkv._core.block_pool cimport pool_available
+from pagedkv._core.block_table cimport Row
+from pagedkv._core.radix_tree cimport Tree
 from pagedkv._core.types cimport handle_slot
 
-from pagedkv.errors import InvalidArgument, OutOfBlocks, PagedKVError
+from pagedkv.errors import InvalidArgument, OutOfBlocks
 
 cnp.import_array()
 
@@ -271,25 +273,27 @@ cdef class Rows(Owners):
             self.num_rows += 1
         return 0
 
-    # A committed block that is cut is given up whole; a step under way is forgotten.
+    # A committed block that is cut is given up whole, and so is a run that is being moved; a step under way is forgotten.
     cdef int truncate(self, int32_t who) except -1:
-        cdef int32_t keep, whole
+        cdef int32_t keep, whole, n
         cdef Holder* ours = &self.rows[who]
+        cdef Row* row = &self.table.rows[handle_slot(ours.handle)]
+        cdef Tree* tree = self.place.tree
         keep = ours.text.num_tokens - self.below(min(ours.text.num_tokens, 3 * self.block_size) + 1)
         if self.chance(20):
             keep = self.below(ours.text.num_tokens + 1)
         whole = keep // self.block_size
-        if self.table.rows[handle_slot(ours.handle)].num_owned <= whole:
+        if row.num_owned <= whole:
             whole = keep
         else:
+            n = self.place.owners[row.owner].node
+            while tree.nodes[n].length > 0 and tree.nodes[n].depth >= whole:
+                n = tree.nodes[n].parent
+            if tree.nodes[n].depth + tree.nodes[n].length > whole and self.place.fates[n].transfer >= 0:
+                self.count("truncated into a run in flight")
+                whole = tree.nodes[n].depth
             whole *= self.block_size
-        try:
-            self.table.truncate(ours.handle, keep)
-        except PagedKVError as error:
-            if type(error) is not PagedKVError:
-                raise
-            self.count("truncation refused")            # the run it would cut is being moved
-            return 0
+        self.table.truncate(ours.handle, keep)
         ours.text.num_tokens = keep
         ours.computed = min(ours.computed, whole)
         ours.scheduled = 0
