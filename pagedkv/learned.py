@@ -16,7 +16,6 @@ import stat
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -262,21 +261,3 @@ class Learned:
 
     def _load(self, data: bytes, number: int) -> None:
         self.policy.load_tables(unpack(data, self._block_size), number)
-
-
-def check_folder(path: Any) -> str:
-    """A path that a caller gave, as text.
-
-    Raises
-    ------
-    WrongType, InvalidArgument
-    """
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        raise WrongType(f"learned must be a path, not {type(path).__name__}") from None
-    if not isinstance(text, str):
-        raise WrongType("learned must be a path in text, not bytes")
-    if not text or "\0" in text:
-        raise InvalidArgument("learned must not be empty or hold a NUL")
-    return text

@@ -16,10 +16,11 @@ from pagedkv.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.budgets import Budget, Disk, blocks_for
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import InvalidArgument, TierError, WrongType
-from pagedkv.learned import Folder, Learned, check_folder
+from pagedkv.learned import Folder, Learned
 from pagedkv.sizes import format_size, number_of_seconds, parse_size, whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Tier
+from pagedkv.tiers.directory import path_text
 from pagedkv.tiers.disk_format import PAGE, SHORTEST_SUM, Geometry
 
 log = logging.getLogger("pagedkv.cache")
@@ -193,7 +194,7 @@ def check_learning(policy: Any, learned: Any, disk: Disk | None, clock: Any) -> 
         return ""
     if not learns:
         raise InvalidArgument(f"learned is for policy='hazard', and this cache has policy {policy!r}")
-    return check_folder(learned)
+    return path_text(learned, "learned")
 
 
 def check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: Any, **flags: Any) -> None:

@@ -5,7 +5,6 @@ A step is one call for the whole batch with the GIL released once; the arrays co
 
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -15,14 +14,12 @@ import numpy as np
 
 from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
-from pagedkv._core.hazard cimport hazard_arrive, hazard_keys
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_depart, place_owner, place_release, place_share, place_shorten, place_uncut,
 )
-from pagedkv._core.place cimport Place
-from pagedkv._core.radix_tree cimport Tree, chain_before, chain_step, node_top
+from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.retention cimport retain
 from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
@@ -479,7 +476,7 @@ cdef class BlockTable:
             slot = place_acquire(&self.placement.place, root, data, n, limit)
             if slot < 0:
                 return E_MEMORY
-            place_arrive(&self.placement.place, slot, data, limit * self.block_size)
+            place_arrive(&self.placement.place, slot, data, limit * self.block_size, 0)
         if given >= 0 and not self.owns_prefix(slot, root, data, n):
             return E_STATE
         if slot != NIL:
@@ -1034,21 +1031,8 @@ cdef class BlockTable:
 
     # The request of a row comes; `found` of its blocks were cached, also those that its owner does not hold.
     cdef void arrives(self, Row* row, int64_t found) noexcept nogil:
-        cdef Place* p = &self.placement.place
-        cdef int32_t total = max(row.num_owned, (row.num_tokens - 1) // self.block_size), i     # one token is left to compute
-        cdef uint64_t* keys
-        cdef uint64_t chain
-        if p.hazard == NULL or p.owners[row.owner].visit != NIL:
-            return
-        keys = hazard_keys(p.hazard, total)
-        if keys == NULL:
-            return
-        chain = chain_before(p.tree, row.root, 0)
-        for i in range(total):
-            chain = chain_step(p.tree, chain, row.tokens + <int64_t>i * self.block_size)
-            keys[i] = chain
-        found = max(min(found, total), row.num_owned)
-        p.owners[row.owner].visit = hazard_arrive(p.hazard, p.kind_of[row.root], total, <int32_t>found)
+        cdef int64_t blocks = max(row.num_owned, (row.num_tokens - 1) // self.block_size)      # one token is left to compute
+        place_arrive(&self.placement.place, row.owner, row.tokens, blocks * self.block_size, found)
 
     def arrive(self, row, found=0):
         """A row that was opened with an `owner` stands for a request, which has just come: the policy ``hazard`` learns of it.

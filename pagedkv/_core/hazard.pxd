@@ -99,7 +99,7 @@ cdef void hazard_bound(Hazard* z, double slack, double stake, int64_t window) no
 cdef void hazard_clock(Hazard* z, int64_t now_ns) noexcept nogil
 # The path's hashes are in z.keys[:num_blocks]. A visit, or NIL without memory. `hits`: blocks matched.
 cdef uint64_t* hazard_keys(Hazard* z, int64_t num_blocks) noexcept nogil            # room for them, or NULL
-cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t hits) noexcept nogil
+cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept nogil
 # `later`: the output will be reported, and the visit lives until then. z.path[: result] are the pasts of the path, from its
 # beginning; 0 where nothing was remembered.
 cdef int32_t hazard_depart(Hazard* z, int32_t visit, int32_t root, int32_t kind, int32_t num_blocks, bint used,

@@ -326,7 +326,7 @@ cdef int32_t follow(Hazard* z, int32_t num_blocks, int32_t* count, bint* cut) no
     return at
 
 
-cdef int32_t hazard_arrive(Hazard* z, int32_t kind, int32_t num_blocks, int32_t hits) noexcept nogil:
+cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept nogil:
     cdef History* h = &z.history
     cdef int32_t slot = visit_new(z), count, i, lru_hits = 0
     cdef bint cut
@@ -397,11 +397,11 @@ cdef int32_t hazard_depart(
     cdef bint cut
     h.lru_reserved -= v.reserved
     v.reserved = 0
-    at = follow(z, num_blocks, &count, &cut)
     if not used or num_blocks == 0:
         reopen(z, known, known_generation)
         visit_end(z, visit)
-        return count
+        return 0
+    at = follow(z, num_blocks, &count, &cut)
     while at < num_blocks:              # the new part, and its last block by itself
         length = num_blocks - at - 1 if num_blocks - at > 1 else 1
         q = NIL

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
-from pagedkv._core.links cimport UNLINKED, Links, coldest, is_linked, link_hottest, unlink
+from pagedkv._core.links cimport Links, coldest, is_linked, link_hottest, links_grow, unlink
 from pagedkv._core.types cimport E_MEMORY, NIL, OK
 
 cdef enum:
@@ -26,21 +26,6 @@ cdef void links_close(Links* links) noexcept nogil:
     free(links.prev)
     free(links.next)
     free(links.ends)
-
-
-cdef int links_grow(Links* links, int32_t old, int32_t new) noexcept nogil:
-    cdef int32_t i
-    cdef int32_t* grown = <int32_t*>realloc(links.prev, new * sizeof(int32_t))
-    if grown == NULL:
-        return E_MEMORY
-    links.prev = grown
-    grown = <int32_t*>realloc(links.next, new * sizeof(int32_t))
-    if grown == NULL:
-        return E_MEMORY
-    links.next = grown
-    for i in range(old, new):
-        grown[i] = UNLINKED
-    return OK
 
 
 cdef int history_open(History* h, int64_t max_blocks, int64_t lru_capacity) noexcept nogil:
@@ -130,7 +115,7 @@ cdef int history_ensure(History* h, int32_t extra) noexcept nogil:
         if grown == NULL:
             return E_MEMORY
         h.pasts = grown
-        if links_grow(&h.ages, h.capacity, capacity) != OK or links_grow(&h.recency, h.capacity, capacity) != OK:
+        if not links_grow(&h.ages, h.capacity, capacity) or not links_grow(&h.recency, h.capacity, capacity):
             return E_MEMORY
         memset(grown + h.capacity, 0, (capacity - h.capacity) * sizeof(Past))
         h.capacity = capacity

@@ -4,6 +4,7 @@
 # live in `ends`. `next` leads from cold to hot: next(sentinel) is the coldest element, prev(sentinel) the hottest.
 # An element with next == UNLINKED is in no list.
 from libc.stdint cimport int32_t
+from libc.stdlib cimport realloc
 
 cdef enum:
     UNLINKED = 0x7FFFFFFF
@@ -47,3 +48,18 @@ cdef inline void unlink(Links* l, int32_t i) noexcept nogil:
     set_next(l, l.prev[i], l.next[i])
     set_prev(l, l.next[i], l.prev[i])
     l.next[i] = UNLINKED
+
+# Room for elements below `new`, those from `old` on in no list. False: no memory, and what was there is as it was.
+cdef inline bint links_grow(Links* l, int32_t old, int32_t new) noexcept nogil:
+    cdef int32_t i
+    cdef int32_t* grown = <int32_t*>realloc(l.prev, new * sizeof(int32_t))
+    if grown == NULL:
+        return False
+    l.prev = grown
+    grown = <int32_t*>realloc(l.next, new * sizeof(int32_t))
+    if grown == NULL:
+        return False
+    l.next = grown
+    for i in range(old, new):
+        grown[i] = UNLINKED
+    return True

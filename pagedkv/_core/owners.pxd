@@ -8,7 +8,8 @@ from pagedkv._core.place cimport Place
 cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_t num_tokens,
                            int64_t max_blocks) noexcept nogil
 # With the policy hazard: the owner stands for a request with this prompt, which has just come. Others do not call it.
-cdef void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens) noexcept nogil
+# `found`: blocks of it that were cached, where that is more than the owner holds.
+cdef void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found) noexcept nogil
 # The request is over; its owner is to be released next. `used`: it computed something. `output`: the tokens it generated, -1 if
 # that is not known; with `later` they will be reported, and the result is the visit's handle (-1: nothing to report).
 cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil

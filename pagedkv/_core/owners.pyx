@@ -153,7 +153,7 @@ cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
 
 
 cdef void place_arrive(
-    Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens
+    Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found
 ) noexcept nogil:
     cdef Tree* t = p.tree
     cdef int32_t n = p.owners[owner].node, done = p.owners[owner].num_blocks, i
@@ -170,7 +170,7 @@ cdef void place_arrive(
     for i in range(done, total):
         chain = chain_step(t, chain, tokens + <int64_t>i * t.block_size)
         keys[i] = chain
-    p.owners[owner].visit = hazard_arrive(p.hazard, p.kind_of[t.nodes[n].root], total, done)
+    p.owners[owner].visit = hazard_arrive(p.hazard, total, max(done, <int32_t>min(found, <int64_t>total)))
     while t.nodes[n].length > 0:        # a past that goes on otherwise was cut
         past_follow(p, n)
         n = t.nodes[n].parent

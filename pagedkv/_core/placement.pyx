@@ -350,7 +350,7 @@ cdef class Placement:
                 if comes:
                     if limit >= 0:              # nothing beyond could have been hit, by any policy
                         size = min(size, limit * self.tree.tree.block_size)
-                    place_arrive(&self.place, slot, data, size)
+                    place_arrive(&self.place, slot, data, size, 0)
                 handle = make_handle(slot, self.place.owners[slot].generation)
         self.lock.release()
         if slot < 0:

@@ -17,7 +17,7 @@ from pagedkv._core.block_pool cimport COUNT
 from pagedkv._core.candidates cimport KEPT, NO_SEAT, Candidates, candidates_add, candidates_drop, candidates_has
 from pagedkv._core.hazard cimport hazard_follow, hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span
 from pagedkv._core.links cimport (
-    UNLINKED, Links, coldest, is_linked, link_between, link_hottest, unlink,
+    UNLINKED, Links, coldest, is_linked, link_between, link_hottest, links_grow, unlink,
 )
 from pagedkv._core.place cimport ARC, COST, HAZARD, NUM_CLASSES, NUM_LISTS, S3FIFO, Domain, Fate, Ghost, Ghosts, Place
 from pagedkv._core.radix_tree cimport chain_step, node_ids, node_top, tree_ensure, tree_split
@@ -48,14 +48,8 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
         return E_MEMORY
     p.domain_of = grown
     for tier in range(p.num_tiers):
-        grown = <int32_t*>realloc(p.links[tier].prev, capacity * sizeof(int32_t))
-        if grown == NULL:
+        if not links_grow(&p.links[tier], p.fates_capacity, capacity):
             return E_MEMORY
-        p.links[tier].prev = grown
-        grown = <int32_t*>realloc(p.links[tier].next, capacity * sizeof(int32_t))
-        if grown == NULL:
-            return E_MEMORY
-        p.links[tier].next = grown
     for tier in range(p.num_tiers if p.policy == HAZARD else 0):
         grown = <int32_t*>realloc(p.seats[tier], capacity * sizeof(int32_t))
         if grown == NULL:
@@ -71,8 +65,6 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
     memset(p.fates + p.fates_capacity, 0, (capacity - p.fates_capacity) * sizeof(Fate))
     for i in range(p.fates_capacity, capacity):
         p.domain_of[i] = 0
-        for tier in range(p.num_tiers):
-            p.links[tier].next[i] = UNLINKED
     p.fates_capacity = capacity
     return OK
 

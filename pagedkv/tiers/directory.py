@@ -21,6 +21,7 @@ import re
 import resource
 import stat
 from pathlib import Path
+from typing import Any
 
 from pagedkv.errors import InvalidArgument, StoreDamaged, TierError, WrongType
 from pagedkv.tiers.file_system import file_system_of, is_network
@@ -53,6 +54,24 @@ def read_start(fd: int, num_bytes: int) -> bytes:
     while len(data) < num_bytes and (more := os.pread(fd, num_bytes - len(data), len(data))):
         data += more
     return data
+
+
+def path_text(path: Any, what: str) -> str:
+    """A path that a caller gave, as text; `what` names it in the errors.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        raise WrongType(f"{what} must be a path, not {type(path).__name__}") from None
+    if not isinstance(text, str):
+        raise WrongType(f"{what} must be text, not bytes")
+    if not text or "\0" in text:
+        raise InvalidArgument(f"{what} must not be empty or hold a NUL")
+    return text
 
 
 def file_size_limit() -> float:
@@ -89,15 +108,7 @@ class Directory:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, network_fs: bool = False) -> None:
-        try:
-            where = os.fspath(path)
-        except TypeError:
-            raise WrongType(f"a disk tier's path must be a path, not {type(path).__name__}") from None
-        if not isinstance(where, str):
-            raise WrongType("a disk tier's path must be text, not bytes")
-        if not where or "\0" in where:
-            raise InvalidArgument("a disk tier's path must not be empty or hold a NUL")
-        self.path = Path(where).absolute()
+        self.path = Path(path_text(path, "a disk tier's path")).absolute()
         self.made = False
         self.read_only = ""
         self._network_fs = network_fs
