@@ -46,11 +46,11 @@ def test_a_step_takes_foreign_arrays_and_writes_its_result_into_one():
             step.write(layer, Dlpack(k), Dlpack(v, old=True))
             wanted = step.attend(layer, q)
             assert np.array_equal(step.attend(layer, Dlpack(q)), wanted)
-            out, raw = np.zeros_like(q), export(values(9, 4, DIM)).raw()
+            out, view = np.zeros_like(q), export(values(9, 4, DIM))  # which keeps alive what its raw() points to
             mine = Dlpack(out)
             assert step.attend(layer, q, out=mine) is mine
             assert np.array_equal(out, wanted)
-            o, lse = step.attend(layer, raw, out=(mine := Dlpack(out)), return_lse=True)
+            o, lse = step.attend(layer, view.raw(), out=(mine := Dlpack(out)), return_lse=True)
             assert o is mine
             assert lse.shape == (9, 4)
 
