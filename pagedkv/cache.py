@@ -48,7 +48,7 @@ from pagedkv.opening import (
 from pagedkv.prefetch import Foresight, Prefetch, Prefetcher
 from pagedkv.scrub import MODES, Scrub
 from pagedkv.scrub import Mode as ScrubMode
-from pagedkv.sequence import Batch, Sequence
+from pagedkv.sequence import Batch, Sequence, session_number
 from pagedkv.sizes import number_of_seconds, whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.stats import CacheStats
@@ -190,7 +190,14 @@ class KVCache:
 
     # ---- requests
 
-    def sequence(self, tokens: ArrayLike, namespace: Namespace | None = None, *, on_trial: bool = False) -> Sequence:
+    def sequence(
+        self,
+        tokens: ArrayLike,
+        namespace: Namespace | None = None,
+        *,
+        session: str | bytes | int | None = None,
+        on_trial: bool = False,
+    ) -> Sequence:
         """A sequence for a prompt: its longest cached prefix is brought to the device and owned.
 
         Parameters
@@ -199,6 +206,10 @@ class KVCache:
             The prompt; at least its last token is left to compute.
         namespace : Namespace, optional
             What must never share KV. Default: the one namespace of everybody who names none.
+        session : optional
+            The conversation or agent that this request belongs to, by any name that is the same each time. With
+            ``policy="hazard"`` what a session's last request used and this one does not counts as left behind;
+            others do not look at it. It decides nothing but what is evicted.
         on_trial : bool
             Its prompt and hits are not in the statistics before :meth:`count` says that it is kept: for schedulers
             that open a sequence to see whether there is room for it.
@@ -210,6 +221,7 @@ class KVCache:
         WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
         root = self._root(namespace)
+        number = session_number(session)
         prompt = np.ascontiguousarray(self._tokens(tokens))
         if not self.hooks.all:
             seq = self._open(prompt, root)
@@ -217,13 +229,14 @@ class KVCache:
             with self.hooks.span("sequence", tokens=len(prompt)) as span:
                 seq = self._open(prompt, root)
                 span.set(row=seq.row, **{f"hit_tokens_{name}": count for name, count in seq.hit_tokens.items()})
+        seq._session = number
         if not on_trial:
             self.count(seq)
         return seq
 
     def count(self, seq: Sequence) -> None:
         """A sequence that was opened on trial is kept: its prompt and hits count, once, before anything is appended."""
-        self._engine.arrive(seq.row, seq._found)
+        self._engine.arrive(seq.row, seq._found, seq._session)
         with self._counts:
             self._prompt_tokens += len(seq)
             for name, count in seq.hit_tokens.items():

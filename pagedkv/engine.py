@@ -200,12 +200,19 @@ class Engine:
         self.kv.copy_blocks(np.array([[block, target]], np.int32))
         return common
 
-    def arrive(self, row: int, found: int) -> None:
+    def arrive(self, row: int, found: int, session: int | None) -> None:
         """A row stands for a request that is really served, and of which so many blocks were cached: the policy hazard
-        learns of it, once."""
+        learns of it, once, and of its session."""
         if self._learned is not None:
             self._learned.tick()
             self.table.arrive(row, found)
+            if session is not None:
+                self.table.hint(row, session=session)
+
+    def expect(self, row: int, seconds: float | None) -> None:
+        """A row's caller expects the next use of its prefix so long after its release."""
+        self.check_open()
+        self.table.hint(row, expected_return_s=seconds)
 
     def release(self, row: int) -> None:
         """A row's sequence is over. What its request has taught is learned now, when nobody waits for a token of it."""

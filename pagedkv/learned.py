@@ -33,7 +33,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 FILE = "learned.{}"
 
 MAGIC = b"pagedkv learned\0"
-VERSION = 1  # to be raised when a number of the tables comes to mean something else, also where their shape stays
+VERSION = 2  # to be raised when a number of the tables comes to mean something else, also where their shape stays
 HEADER = struct.Struct("<16sIIII")  # magic, version, tokens of a block, rows, columns
 SUM_BYTES = 32
 MAX_BYTES = 64 << 20  # of a file that is read at all

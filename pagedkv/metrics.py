@@ -59,6 +59,7 @@ HAZARD = {
     "hits": ("hazard_hit_blocks", "Blocks of requests that were matched, as compared with plain LRU."),
     "lru_hits": ("hazard_lru_hit_blocks", "Blocks that plain LRU over the same blocks would have matched."),
     "held_back": ("hazard_held_back", "Victims chosen in LRU's order because the bound left no choice."),
+    "left_behind": ("hazard_left_behind", "Runs that their session went on without."),
     "learned": ("hazard_learned_samples", "Samples learned."),
     "samples_lost": ("hazard_lost_samples", "Samples that were never learned because there were too many at once."),
     "visits_lost": ("hazard_lost_visits", "Requests that could not be remembered."),

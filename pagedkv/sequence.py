@@ -11,8 +11,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.engine import Engine
-from pagedkv.errors import ClosedError, InvalidArgument
+from pagedkv.errors import ClosedError, InvalidArgument, WrongType
 from pagedkv.interop import View, as_argument, block_views, export
+
+
+def session_number(session: object) -> int | None:
+    """A session's name as a number for the core: the same for the same name, as long as this process lives.
+
+    Raises
+    ------
+    WrongType
+        No str, bytes, int or None.
+    """
+    if session is None:
+        return None
+    if isinstance(session, bool) or not isinstance(session, str | bytes | int):
+        raise WrongType(f"a session is named by a str, bytes or int, not {type(session).__name__}")
+    return hash(session) & 0x7FFFFFFFFFFFFFFF
 
 
 class Batch:
@@ -47,10 +62,11 @@ class Sequence:
         block that agreed only in its first tokens).
     """
 
-    __slots__ = ("__weakref__", "_engine", "_found", "_row", "hit_tokens")
+    __slots__ = ("__weakref__", "_engine", "_found", "_row", "_session", "hit_tokens")
 
     def __init__(self, engine: Engine, row: int, hit_tokens: Mapping[str, int], found: int = 0) -> None:
         self._engine, self._row, self._found = engine, row, found  # blocks of the prompt that were cached when it came
+        self._session: int | None = None
         self.hit_tokens = dict(hit_tokens)
 
     @property
@@ -113,6 +129,19 @@ class Sequence:
     def retain(self, *, priority: int = 50, ttl_s: float | None = None) -> None:
         """How long the cache should keep this prefix after release: priority 0..100 and a time to live in seconds."""
         self._engine.retain(self.row, priority, ttl_s)
+
+    def expect_return(self, seconds: float | None) -> None:
+        """When the caller thinks that this prefix is asked for again: so long after the release; ``math.inf``: never,
+        None: nobody knows.
+
+        A hint, to be given before the release: ``policy="hazard"`` learns what it is worth, other policies do not look
+        at it. Who does not know whether it comes again should say nothing.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, ClosedError
+        """
+        self._engine.expect(self.row, seconds)
 
     def gather(self, out: tuple[NDArray[Any], NDArray[Any]] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of the computed tokens, contiguous, for runtimes that do not page.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pagedkv.replay import Trace
 from pagedkv.replay.engine_sim import SimCache, serve
@@ -13,7 +15,8 @@ from pagedkv.replay.trace import Int32
 from pagedkv.replay.weights import LLAMA_3_8B
 
 STRICT, UNBOUNDED = "hazard, stake 0", "hazard, no bound"
-POLICIES = ("lru", "arc", "s3fifo", "cost", "hazard", STRICT, UNBOUNDED)
+UNNAMED = "hazard, no sessions"  # which the trace knows, and the policy is not told
+POLICIES = ("lru", "arc", "s3fifo", "cost", "hazard", STRICT, UNBOUNDED, UNNAMED)
 STAKES = {STRICT: 0.0, UNBOUNDED: math.inf}
 
 
@@ -53,6 +56,8 @@ def run(trace: Trace, policy: str, blocks: int, progress: Progress) -> Run:
     cache = WatchedCache((room, 0, 0), kind, cost_blocks=LLAMA_3_8B.balance_tokens / trace.block_size)
     if policy in STAKES:
         cache.bound(STAKES[policy])
+    if policy == UNNAMED:
+        trace = replace(trace, sessions=np.full_like(trace.sessions, -1))
     hits, _, ns = serve(trace, cache, None, progress)
     hazard = cache.placement.hazard
     learned = {} if hazard is None else hazard.stats()

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.policies.bars import SKETCHES, best_published, verdict
 from bench.policies.forms import OURS, Row, decimal, points, spaced
-from bench.policies.serving import STRICT, UNBOUNDED
+from bench.policies.serving import STRICT, UNBOUNDED, UNNAMED
 from bench.table import render_table
 
 Table = list[dict[str, Any]]
@@ -16,8 +16,8 @@ SHARES = ("1%", "2%", "5%", "10%", "20%", "50%")
 
 
 def view(document: Mapping[str, Any], name: str) -> str:
-    """One table as Markdown: ``traces``, ``weights``, ``worst``, ``prefix``, ``price``, ``times``, ``memory`` or
-    ``gap/TRACE``; ``verdict`` is a list of sentences.
+    """One table as Markdown: ``traces``, ``weights``, ``worst``, ``prefix``, ``price``, ``sessions``, ``times``,
+    ``memory`` or ``gap/TRACE``; ``verdict`` is a list of sentences.
 
     Raises
     ------
@@ -35,7 +35,8 @@ def view(document: Mapping[str, Any], name: str) -> str:
             raise ValueError(f"no trace {trace!r} in this run; there are {', '.join(document['traces'])}")
         return render_table(gaps(rows, trace), markdown=True)
     tables: dict[str, Callable[[Sequence[Row]], Table]] = {
-        "weights": weights, "worst": worst, "prefix": prefix, "price": price, "times": times, "memory": memory,
+        "weights": weights, "worst": worst, "prefix": prefix, "price": price, "sessions": sessions, "times": times,
+        "memory": memory,
     }  # fmt: skip
     if name not in tables:
         raise ValueError(f"no view {name!r} of a result of bench 'policies'")
@@ -108,6 +109,20 @@ def price(rows: Sequence[Row]) -> Table:
             **{name: points(policies[name]["gap_pct"]) for name in (UNBOUNDED, "hazard", STRICT)},
             "best published": f"{points(best['gap_pct'])} {best['policy']}",
         })  # fmt: skip
+    return table
+
+
+def sessions(rows: Sequence[Row]) -> Table:
+    """What it is worth to be told whose request each one is: % of the gap closed with it and without."""
+    table: Table = []
+    for (trace, size), policies in of_shares(rows):
+        if trace == "chat":  # which knows of none
+            continue
+        line: dict[str, Any] = {"trace": trace, "capacity": spaced(size)}
+        line["gap, points"] = decimal(policies["min"]["block_pct"] - policies["lru"]["block_pct"], 2)
+        for name in ("hazard", UNNAMED):
+            line[name] = "-" if policies[name]["gap_pct"] is None else decimal(policies[name]["gap_pct"])
+        table.append(line)
     return table
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 cimport numpy as cnp
 from cpython.list cimport PyList_CheckExact, PyList_GET_SIZE
+from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t
 
 from pagedkv.errors import InvalidArgument, WrongType
@@ -160,6 +161,14 @@ cdef int64_t count_input(object obj, str name, int64_t low, int64_t high) except
     if not low <= value <= high:
         raise InvalidArgument(f"{name} = {value} is outside {low}..{high}")
     return <int64_t>value
+
+
+cdef double seconds_input(object obj, str name) except? -1:
+    if isinstance(obj, bool) or not isinstance(obj, (int, float)):
+        raise WrongType(f"{name} must be a number, not {type(obj).__name__}")
+    if not obj >= 0:
+        raise InvalidArgument(f"{name} must be 0 or more, not {obj}")
+    return float(obj if obj == INFINITY else min(obj, 1e12))
 
 
 cdef int64_t handle_input(object obj, str name) except? -1:

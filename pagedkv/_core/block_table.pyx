@@ -12,12 +12,15 @@ import gc
 
 import numpy as np
 
-from pagedkv._core.arrays cimport count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input
+from pagedkv._core.arrays cimport (
+    count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, seconds_input, tokens_input,
+)
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport (
-    place_acquire, place_arrive, place_blocks, place_depart, place_owner, place_release, place_share, place_shorten, place_uncut,
+    place_acquire, place_arrive, place_blocks, place_depart, place_hint, place_owner, place_release, place_share,
+    place_shorten, place_uncut,
 )
 from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.retention cimport retain
@@ -1059,6 +1062,29 @@ cdef class BlockTable:
         if r >= 0 and self.rows[r].owner != NIL:
             with nogil:
                 self.arrives(&self.rows[r], blocks)
+        self.lock.release()
+        if r < 0:
+            self.raise_(E_STALE, [handle], 0)
+
+    def hint(self, row, *, session=None, expected_return_s=None):
+        """What the caller knows of the request that a row stands for, as in ``HazardPolicy.hint``; for any of its forks.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, StaleHandle
+        """
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int64_t name = -1 if session is None else count_input(session, "session", 0, 2**63 - 1)
+        cdef double seconds = -1 if expected_return_s is None else seconds_input(expected_return_s, "expected_return_s")
+        cdef int32_t r, kin
+        self.lock.acquire()
+        r = kin = self.row_of(handle)
+        while r >= 0:                           # one of a request's rows carries its visit
+            if self.rows[kin].owner != NIL:
+                place_hint(&self.placement.place, self.rows[kin].owner, name, seconds)
+            kin = self.rows[kin].next_kin
+            if kin == r:
+                break
         self.lock.release()
         if r < 0:
             self.raise_(E_STALE, [handle], 0)

@@ -3,60 +3,19 @@
 #     arrive      a request has matched: its prefix was used again; what that teaches is noted
 #     depart      it has let go: its path waits for its next use from now on
 #     report      how much it generated, where that becomes known only later
+#     session, expect     what the caller knows beside that: whose request it is, when it expects the next use
 #     study       learn from what was noted, a bounded number of samples at a time
 #     rate        the index of a run: expected hits per second of holding one of its blocks
-#
-# The bound. Let LRU be plain LRU over the same capacity in all, `behind` its hits minus ours so far, and `lacking` the
-# blocks that it has and we have not. Whatever comes, evicting in LRU's order from here on can lose at most `lacking`
-# hits to it: each lost hit brings its block back, and what we have and LRU has not goes first. So an eviction may leave
-# LRU's order only while `lacking` stays below the lesser of
-#     SLACK * (accesses of the last WINDOW requests) - (behind - its least value in the window)
-#                                             + stake * (its largest value in the window - behind)
-#     SLACK * (all accesses since the account began) - behind.
-# By the second, hits are at no time more than SLACK of all accesses so far below LRU's. By the first, any WINDOW requests
-# lose no more to LRU than SLACK of the accesses, and stake times what was won, in the WINDOW requests up to the last eviction
-# that left LRU's order: not always the same ones, so where requests become shorter, what was risked with the long ones
-# can still be lost. This holds for requests one at a time on one tier; for others it is what is aimed at. A stake of
-# infinity: no bound. See docs/policies.md.
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from pagedkv._core.guard cimport Guard, guard_room
 from pagedkv._core.hazard_model cimport Model, Sample
 from pagedkv._core.history cimport History
+from pagedkv._core.sessions cimport Sessions
+from pagedkv._core.visits cimport Visits
 
 cdef enum:
     MAX_KINDS = 8               # of namespaces: each has its own model
-    WINDOW_PARTS = 100
-
-cdef struct Visit:
-    int64_t serial
-    int32_t generation
-    int32_t next_free
-    int32_t num_blocks          # of its prompt
-    int32_t known               # of these, remembered when it arrived
-    int32_t turn
-    int32_t end                 # its deepest past: of what was known, and of its whole path once it has departed
-    int32_t end_generation
-    int64_t reserved            # blocks for which LRU has made room already
-    float parent_gap            # seconds since its prefix was used, < 0: no prefix
-    float parent_output
-    float mean_gap              # of its prefix, inherited where it goes on where that ended
-    float least_gap
-    uint8_t live
-    uint8_t departed
-    uint8_t extends
-
-cdef struct Guard:
-    double slack
-    double stake
-    int64_t window              # requests
-    int64_t arrivals
-    double behind               # LRU's hits - ours
-    double low[101]             # by parts of the window, the present one among them
-    double high[101]
-    int64_t accesses[101]
-    int64_t total               # accesses since the account began
-    int64_t recent              # sum of accesses, the oldest part's left out: those of WINDOW requests at most
-    double room                 # what `lacking` may be
 
 cdef struct HazardCounters:
     int64_t lru_hits            # blocks that plain LRU would have hit
@@ -65,6 +24,7 @@ cdef struct HazardCounters:
     int64_t visits_lost         # not remembered: out of memory
     int64_t clock_steps_back
     int64_t outputs_clamped
+    int64_t left_behind         # runs that their session went on without
     int64_t held_back           # victims chosen in LRU's order because of the bound
 
 cdef struct Hazard:
@@ -76,10 +36,8 @@ cdef struct Hazard:
     Sample* samples             # ring [num_samples], owned
     int64_t samples_head
     int64_t samples_tail
-    Visit* visits
-    int32_t num_visits
-    int32_t free_visit
-    int64_t serial
+    Visits visits
+    Sessions sessions
     uint64_t* keys              # scratch: hashes of one path
     int64_t keys_capacity
     int32_t* path               # scratch: pasts of one path
@@ -104,7 +62,9 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept
 # beginning; 0 where nothing was remembered.
 cdef int32_t hazard_depart(Hazard* z, int32_t visit, int32_t root, int32_t kind, int32_t num_blocks, bint used,
                            int64_t output, bint later) noexcept nogil
-cdef int32_t visit_of(Hazard* z, int64_t handle) noexcept nogil                     # that has departed, or E_STALE
+# Hints, while the visit is under way. The session: by session_key, the first time counts. Seconds: infinity for never.
+cdef void hazard_session(Hazard* z, int32_t visit, uint64_t session) noexcept nogil
+cdef void hazard_expect(Hazard* z, int32_t visit, double seconds) noexcept nogil
 cdef void hazard_report(Hazard* z, int32_t visit, int64_t output) noexcept nogil    # and ends the visit
 cdef int64_t hazard_study(Hazard* z, int64_t budget) noexcept nogil                 # samples learned
 cdef double hazard_rate(Hazard* z, int32_t past, int32_t generation, int32_t depth) noexcept nogil  # < 0: not known
@@ -116,6 +76,8 @@ cdef int32_t hazard_span(Hazard* z, int32_t past, int32_t generation, int32_t de
 cdef void hazard_lost(Hazard* z, int32_t past, int32_t generation, int32_t depth, int32_t count) noexcept nogil
 # A run that ends at `depth` now, or whose past was cut: the past that its last block lies in. One below may be forgotten.
 cdef void hazard_follow(Hazard* z, int32_t* past, int32_t* generation, int32_t depth) noexcept nogil
-cdef int64_t hazard_room(Hazard* z) noexcept nogil          # blocks that may be evicted out of LRU's order now
 cdef int64_t hazard_bytes(Hazard* z) noexcept nogil         # of memory, all in all
 cdef uint64_t hazard_random(Hazard* z) noexcept nogil
+
+cdef inline int64_t hazard_room(Hazard* z) noexcept nogil:   # blocks that may be evicted out of LRU's order now
+    return guard_room(&z.guard, z.history.lacking)

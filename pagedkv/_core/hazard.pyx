@@ -4,11 +4,13 @@ Admission is mandatory, so that after a request the cache is the same whether it
 is worth exactly its next hit, and costs block-seconds. See hazard_model for the index, history for what is remembered.
 """
 
-from libc.math cimport log2, sqrt
+from libc.math cimport sqrt
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
+from pagedkv._core.features cimport describe, expected_bucket, is_told, leave_out_told, output_bucket, set_left, set_output
+from pagedkv._core.guard cimport guard_arrival, guard_open
 from pagedkv._core.hazard_model cimport (
     NUM_BINS, NUM_FEATURES, NUM_WEIGHTS, Model, Sample, bin_edge, bin_edges, bin_of, model_chance, model_close, model_forget,
     model_index, model_learn, model_open,
@@ -19,20 +21,19 @@ from pagedkv._core.history cimport (
     history_promise, history_purge, history_split, history_stage, history_touch, history_wait,
 )
 from pagedkv._core.links cimport coldest, is_linked, unlink
-from pagedkv._core.types cimport E_STALE, NIL, OK, handle_generation, handle_slot
+from pagedkv._core.sessions cimport Session, session_find, session_note, sessions_bytes, sessions_close
+from pagedkv._core.types cimport NIL, OK
+from pagedkv._core.visits cimport Visit, visit_end, visit_new, visits_close, visits_open
 
 cdef enum:
     NUM_SAMPLES = 4096          # noted and not yet learned, at most
-    MAX_VISITS = 65536          # under way, or with an output not yet reported
     FRESH = 200                 # arrivals for which a computed index counts as new
     FORGET_EVERY = 256          # arrivals
     RUN_WEIGHT = 64             # blocks beyond which a longer run counts for no more
-    NO_OUTPUT = 0               # feature 2 where the output is not known
     MAX_OUTPUT = 1 << 24        # tokens; what is reported beyond is clamped
 
 cdef double NS = 1e-9
 cdef float MAX_WEIGHT = 4.0
-cdef double NO_BOUND = 1e9          # a stake of so much: none
 
 
 # ---- open, close, clock
@@ -43,11 +44,11 @@ cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil:
         return NULL
     z.models = <Model*>calloc(MAX_KINDS, sizeof(Model))
     z.samples = <Sample*>malloc(NUM_SAMPLES * sizeof(Sample))
-    z.free_visit = NIL
+    visits_open(&z.visits)
     z.edges = bin_edges()
     z.looked_at = -1
     z.seed = 0x9E3779B97F4A7C15
-    hazard_bound(z, 0.005, 1.0, 10000)
+    guard_open(&z.guard, 0.005, 1.0, 10000)
     if z.models == NULL or z.samples == NULL or history_open(&z.history, max_history, capacity) != OK:
         hazard_close(z)
         return NULL
@@ -62,9 +63,10 @@ cdef void hazard_close(Hazard* z) noexcept nogil:
         for i in range(MAX_KINDS):
             model_close(&z.models[i])
     history_close(&z.history)
+    visits_close(&z.visits)
+    sessions_close(&z.sessions)
     free(z.models)
     free(z.samples)
-    free(z.visits)
     free(z.keys)
     free(z.path)
     free(z)
@@ -106,118 +108,18 @@ cdef bint path_room(Hazard* z, int64_t n) noexcept nogil:
     return True
 
 
+cdef void hazard_bound(Hazard* z, double slack, double stake, int64_t window) noexcept nogil:
+    cdef int32_t i
+    guard_open(&z.guard, slack, stake, window)
+    for i in range(z.history.num_pasts):
+        z.history.pasts[i].rated = -1       # arrivals are counted from here
+
+
 cdef Model* model_for(Hazard* z, int32_t kind) noexcept nogil:
     cdef Model* m = &z.models[kind]
     if m.weights == NULL and model_open(m) != OK:
         return NULL
     return m
-
-
-# ---- visits
-
-# Room for another visit where too many outputs were never told: some old one will not be told any more.
-cdef void give_up_a_report(Hazard* z) noexcept nogil:
-    cdef int32_t _i, slot
-    for _i in range(64):
-        slot = <int32_t>(hazard_random(z) % z.num_visits)
-        if z.visits[slot].live and z.visits[slot].departed:
-            visit_end(z, slot)
-            return
-
-
-cdef int32_t visit_new(Hazard* z) noexcept nogil:
-    cdef int32_t slot, capacity
-    cdef Visit* grown
-    if z.free_visit == NIL and z.num_visits >= MAX_VISITS:
-        give_up_a_report(z)
-    if z.free_visit == NIL:
-        capacity = z.num_visits * 2 if z.num_visits else 64
-        if capacity > MAX_VISITS:
-            return NIL
-        grown = <Visit*>realloc(z.visits, capacity * sizeof(Visit))
-        if grown == NULL:
-            return NIL
-        z.visits = grown
-        memset(grown + z.num_visits, 0, (capacity - z.num_visits) * sizeof(Visit))
-        for slot in range(capacity - 1, z.num_visits - 1, -1):
-            grown[slot].next_free = z.free_visit
-            z.free_visit = slot
-        z.num_visits = capacity
-    slot = z.free_visit
-    z.free_visit = z.visits[slot].next_free
-    z.serial += 1
-    z.visits[slot].serial = z.serial
-    z.visits[slot].live, z.visits[slot].departed = 1, 0
-    return slot
-
-
-cdef void visit_end(Hazard* z, int32_t slot) noexcept nogil:
-    z.visits[slot].live = 0
-    z.visits[slot].generation = (z.visits[slot].generation + 1) & 0x7FFFFFFF
-    z.visits[slot].next_free = z.free_visit
-    z.free_visit = slot
-
-
-cdef int32_t visit_of(Hazard* z, int64_t handle) noexcept nogil:
-    cdef int32_t slot = handle_slot(handle)
-    if slot < 0 or slot >= z.num_visits or not z.visits[slot].live or not z.visits[slot].departed:
-        return E_STALE
-    return slot if z.visits[slot].generation == handle_generation(handle) else E_STALE
-
-
-# ---- features: small integers, logarithms of what they count
-
-cdef inline int32_t octave(int64_t x, int32_t most) noexcept nogil:        # 0, 1, 2-3, 4-7, ... -> 0, 1, 2, 3, ...
-    cdef int32_t b = 0
-    while x > 0 and b < most:
-        x >>= 1
-        b += 1
-    return b
-
-
-cdef inline int32_t gap_bucket(double gap) noexcept nogil:
-    cdef int32_t b = 1
-    cdef double edge = 2
-    if gap < 0:
-        return 0
-    while gap >= edge and b < 11:
-        edge *= 2.0 if edge < 8 else 1.8
-        b += 1
-    return b
-
-
-cdef inline int32_t few(int64_t x, int32_t limit, int32_t most) noexcept nogil:    # exact below limit
-    return <int32_t>x if x < limit else min(limit - 2 + octave(x >> 1, 12), most)
-
-
-cdef inline int32_t output_bucket(double output) noexcept nogil:
-    return NO_OUTPUT if output < 0 else 1 + min(<int32_t>(1.5 * log2(1 + output)), 18)
-
-
-cdef void set_output(uint8_t* x, int32_t bucket) noexcept nogil:
-    x[2] = <uint8_t>bucket
-    x[9] = <uint8_t>(min(bucket, 15) * 8 + x[0] % 8)
-    x[12] = <uint8_t>(min(bucket >> 1, 9) * 12 + x[5])
-
-
-# The features of past p as a part of a visit's path of num_blocks blocks.
-cdef void describe(Past* p, Visit* v, int32_t num_blocks) noexcept nogil:
-    cdef int32_t end = p.depth + p.length, distance = num_blocks - end, turn = few(v.turn, 5, 7)
-    cdef int32_t parent_gap = gap_bucket(v.parent_gap), depth = octave(end - 1, 10), uses = few(p.uses, 5, 9)
-    cdef int32_t mean_gap = gap_bucket(p.mean_gap)
-    cdef int32_t far = distance if distance < 2 else min(2 + octave(distance >> 1, 5), 7)
-    p.x[0] = <uint8_t>(far * 8 + turn)
-    p.x[1] = <uint8_t>depth
-    p.x[3] = <uint8_t>octave(v.num_blocks - v.known, 9)
-    p.x[4] = <uint8_t>uses
-    p.x[5] = <uint8_t>mean_gap
-    p.x[6] = <uint8_t>parent_gap
-    p.x[7] = <uint8_t>(0 if v.parent_output < 0 else 1 + min(<int32_t>log2(1 + v.parent_output), 12))
-    p.x[8] = <uint8_t>gap_bucket(p.least_gap)
-    p.x[10] = <uint8_t>(mean_gap * 10 + min(parent_gap, 9))
-    p.x[11] = <uint8_t>(uses * 12 + depth)
-    p.x[13] = <uint8_t>(min(far, 3) * 12 + gap_bucket(p.last_gap))
-    set_output(p.x, output_bucket(p.output))
 
 
 # ---- what happened, noted for later
@@ -258,50 +160,6 @@ cdef void close_past(Hazard* z, int32_t q, bint whole) noexcept nogil:
         unlink(&z.history.ages, q)
 
 
-# ---- the bound
-
-cdef void hazard_bound(Hazard* z, double slack, double stake, int64_t window) noexcept nogil:
-    cdef Guard* g = &z.guard
-    cdef int32_t i
-    memset(g, 0, sizeof(Guard))             # what was won so far is not at stake any more
-    g.slack, g.stake, g.window = slack, stake, window
-    for i in range(WINDOW_PARTS + 1):
-        g.low[i], g.high[i] = 1e300, -1e300
-    for i in range(z.history.num_pasts):
-        z.history.pasts[i].rated = -1       # arrivals are counted from here
-
-
-cdef void guard_arrival(Guard* g, int64_t accesses, int64_t lru_hits, int64_t hits) noexcept nogil:
-    cdef int64_t each = g.window // WINDOW_PARTS
-    cdef int32_t part = <int32_t>((g.arrivals // each) % (WINDOW_PARTS + 1)), oldest = (part + 1) % (WINDOW_PARTS + 1), i
-    cdef double low = 1e300, high = -1e300
-    if g.arrivals % each == 0:
-        g.recent -= g.accesses[oldest]
-        g.accesses[oldest] = 0
-        g.low[part] = g.high[part] = g.behind
-    g.arrivals += 1
-    g.accesses[part] += accesses
-    g.recent += accesses
-    g.total += accesses
-    g.behind += lru_hits - hits
-    g.low[part] = min(g.low[part], g.behind)
-    g.high[part] = max(g.high[part], g.behind)
-    for i in range(WINDOW_PARTS + 1):
-        low = min(low, g.low[i])
-        if i != oldest:
-            high = max(high, g.high[i])
-    if g.stake >= NO_BOUND:
-        g.room = 1e18
-        return
-    g.room = g.slack * g.recent - (g.behind - low) + g.stake * (high - g.behind)
-    g.room = min(g.room, g.slack * g.total - g.behind)  # over all that came no more either, whatever was won in between
-
-
-cdef int64_t hazard_room(Hazard* z) noexcept nogil:
-    cdef double room = z.guard.room - z.history.lacking
-    return <int64_t>room if room > 0 else 0
-
-
 # ---- a request comes, and goes
 
 # Follows the path in z.keys through what is remembered, cutting the past that it leaves; the pasts go into z.path.
@@ -328,7 +186,7 @@ cdef int32_t follow(Hazard* z, int32_t num_blocks, int32_t* count, bint* cut) no
 
 cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept nogil:
     cdef History* h = &z.history
-    cdef int32_t slot = visit_new(z), count, i, lru_hits = 0
+    cdef int32_t slot = visit_new(&z.visits, hazard_random(z)), count, i, lru_hits = 0
     cdef bint cut
     cdef Past* last
     cdef Past* p
@@ -336,7 +194,7 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept
     if slot == NIL:
         z.counters.visits_lost += 1
         return NIL
-    v = &z.visits[slot]
+    v = &z.visits.at[slot]
     v.num_blocks = num_blocks
     v.known = follow(z, num_blocks, &count, &cut)
     v.parent_gap = v.parent_output = v.mean_gap = v.least_gap = -1
@@ -392,14 +250,14 @@ cdef int32_t hazard_depart(
     Hazard* z, int32_t visit, int32_t root, int32_t kind, int32_t num_blocks, bint used, int64_t output, bint later
 ) noexcept nogil:
     cdef History* h = &z.history
-    cdef Visit* v = &z.visits[visit]
+    cdef Visit* v = &z.visits.at[visit]
     cdef int32_t count, at, i, kept = 0, q, length, known = v.end, known_generation = v.end_generation
     cdef bint cut
     h.lru_reserved -= v.reserved
     v.reserved = 0
     if not used or num_blocks == 0:
         reopen(z, known, known_generation)
-        visit_end(z, visit)
+        visit_end(&z.visits, visit)
         return 0
     at = follow(z, num_blocks, &count, &cut)
     while at < num_blocks:              # the new part, and its last block by itself
@@ -420,7 +278,7 @@ cdef int32_t hazard_depart(
         at += length
     if count == 0:
         reopen(z, known, known_generation)
-        visit_end(z, visit)
+        visit_end(&z.visits, visit)
         return 0
     h.pasts[z.path[count - 1]].turn = v.turn
     for i in range(count):              # join what nothing tells apart any more
@@ -437,10 +295,13 @@ cdef int32_t hazard_depart(
         q = z.path[i]
         settle_past(z, q, v, num_blocks, output)
     reopen(z, known, known_generation)
+    if v.session:
+        go_on(z, v.session)             # one that came meanwhile and is over already
+        session_note(&z.sessions, v.session, v.serial, v.end, v.end_generation)
     history_lru_fit(h)
     history_forget(h)
     if not later:
-        visit_end(z, visit)
+        visit_end(&z.visits, visit)
     return kept
 
 
@@ -467,7 +328,7 @@ cdef float clamped(Hazard* z, int64_t output) noexcept nogil:
 
 
 cdef void hazard_report(Hazard* z, int32_t visit, int64_t output) noexcept nogil:
-    cdef Visit* v = &z.visits[visit]
+    cdef Visit* v = &z.visits.at[visit]
     cdef int32_t q = v.end
     cdef float tokens = clamped(z, output)
     cdef Past* p
@@ -480,7 +341,41 @@ cdef void hazard_report(Hazard* z, int32_t visit, int64_t output) noexcept nogil
                     set_output(p.x, output_bucket(tokens))
                     p.rated = -1
             q = p.parent
-    visit_end(z, visit)
+    visit_end(&z.visits, visit)
+
+
+# ---- hints
+
+# A session goes on: what its last request used and nothing has used since was left behind. That it was not used up to now is
+# learned as it was, and from now on it is something else.
+cdef void go_on(Hazard* z, uint64_t session) noexcept nogil:
+    cdef Session* s = session_find(&z.sessions, session)
+    cdef int32_t q, bin
+    cdef Past* p
+    if s == NULL or s.end == NIL or z.history.pasts[s.end].generation != s.generation:
+        return
+    q, s.end = s.end, NIL
+    while q != NIL:
+        p = &z.history.pasts[q]
+        if p.visit == s.serial and p.open:
+            bin = bin_of(z.now - p.born)
+            if bin > p.learned:
+                note(z, p, bin, False)
+                p.learned = <uint8_t>bin
+            set_left(p.x)
+            z.counters.left_behind += 1
+            p.rated = -1
+        q = p.parent
+
+
+cdef void hazard_session(Hazard* z, int32_t visit, uint64_t session) noexcept nogil:
+    if z.visits.at[visit].session == 0:
+        z.visits.at[visit].session = session
+        go_on(z, session)
+
+
+cdef void hazard_expect(Hazard* z, int32_t visit, double seconds) noexcept nogil:
+    z.visits.at[visit].expected = <uint8_t>expected_bucket(seconds)
 
 
 # ---- learning
@@ -498,11 +393,11 @@ cdef void learn_one(Hazard* z, const Sample* s) noexcept nogil:
     cdef Sample without
     if m == NULL:
         return
-    if s.x[2] == NO_OUTPUT or m.learned & 1:
+    if m.learned & 1 or not is_told(s.x):
         model_learn(m, s)
-    else:                               # every other time: what holds where the output is not known
+    else:                               # every other time: what holds where that is not known
         without = s[0]
-        set_output(without.x, NO_OUTPUT)
+        leave_out_told(without.x)
         model_learn(m, &without)
 
 
@@ -618,5 +513,5 @@ cdef int64_t hazard_bytes(Hazard* z) noexcept nogil:
     cdef int32_t i
     for i in range(MAX_KINDS):
         total += 2 * NUM_WEIGHTS * sizeof(float) if z.models[i].weights != NULL else 0
-    total += z.num_visits * sizeof(Visit) + z.keys_capacity * 8 + z.path_capacity * 4
+    total += z.visits.count * sizeof(Visit) + sessions_bytes(&z.sessions) + z.keys_capacity * 8 + z.path_capacity * 4
     return total + history_bytes(&z.history)

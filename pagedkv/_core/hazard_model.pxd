@@ -8,10 +8,11 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 cdef enum:
-    NUM_FEATURES = 14
+    NUM_FEATURES = 16
+    ALWAYS = 14                 # features that every run has; of the others, hints, a 0 is no part of the sum
     NUM_BUCKETS = 128           # values of a feature
     NUM_BINS = 22
-    NUM_WEIGHTS = 41238         # NUM_BINS + NUM_FEATURES * NUM_BUCKETS * (1 + NUM_BINS)
+    NUM_WEIGHTS = 47126         # NUM_BINS + NUM_FEATURES * NUM_BUCKETS * (1 + NUM_BINS)
 
 cdef struct Sample:             # what happened to a run between two ages: it lived through bins [first, last), and
     uint8_t x[NUM_FEATURES]

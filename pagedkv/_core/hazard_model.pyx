@@ -16,7 +16,7 @@ from pagedkv._core.types cimport E_MEMORY, OK
 
 cdef enum:
     LEVELS = 22                 # NUM_BINS: where `level` begins in the weights
-    SHAPES = 1814               # LEVELS + NUM_FEATURES * NUM_BUCKETS: where `shape` begins
+    SHAPES = 2070               # LEVELS + NUM_FEATURES * NUM_BUCKETS: where `shape` begins
 
 cdef double[23] EDGES           # seconds
 EDGES[:] = [0, 1, 2, 3, 6, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 720, 1200, 2400, 4800, 9600, 19200]
@@ -88,6 +88,8 @@ cdef void hazards(Model* m, const uint8_t* x, int32_t first, int32_t last, float
     for k in range(first, last):
         out[k] = m.weights[k]
     for f in range(NUM_FEATURES):
+        if f >= ALWAYS and x[f] == 0:
+            continue
         level += m.weights[level_of(f, x[f])]
         shape = m.weights + shape_of(f, x[f])
         for k in range(first, last):
@@ -144,6 +146,8 @@ cdef void model_learn(Model* m, const Sample* s) noexcept nogil:
         m.squares[k] += g[k] * g[k]
         m.weights[k] -= RATE * g[k] / sqrtf(m.squares[k])
     for f in range(NUM_FEATURES):
+        if f >= ALWAYS and s.x[f] == 0:
+            continue
         k = level_of(f, s.x[f])
         m.squares[k] += squares
         m.weights[k] -= RATE * sum / sqrtf(m.squares[k])

@@ -7,19 +7,20 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-from pagedkv._core.arrays cimport count_input, handle_input
+from pagedkv._core.arrays cimport count_input, handle_input, seconds_input
 from pagedkv._core.candidates cimport Candidates
 from pagedkv._core.hazard cimport (
     MAX_KINDS, Hazard, HazardCounters, hazard_bound, hazard_bytes, hazard_chance, hazard_clock, hazard_report, hazard_room,
-    hazard_study, visit_of,
+    hazard_study,
 )
 from pagedkv._core.hazard_model cimport NUM_WEIGHTS, Model, model_open
-from pagedkv._core.owners cimport place_depart, place_owner
+from pagedkv._core.owners cimport place_depart, place_hint, place_owner
 from pagedkv._core.place cimport NUM_CLASSES, Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport node_top
 from pagedkv._core.recency cimport place_ensure
 from pagedkv._core.types cimport NIL, OK
+from pagedkv._core.visits cimport visit_of
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 
 cnp.import_array()
@@ -28,14 +29,6 @@ cnp.import_array()
 MAX_TABLE = 100.0           # weights are logits
 cdef enum:
     LOOKED_AT = 4096
-
-
-cdef double seconds_input(seconds) except? -1:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise WrongType(f"seconds must be a number, not {type(seconds).__name__}")
-    if not seconds >= 0:
-        raise InvalidArgument(f"seconds must be 0 or more, not {seconds}")
-    return float(min(seconds, 1e12))
 
 
 @cython.final
@@ -57,6 +50,37 @@ cdef class HazardPolicy:
         self.placement.lock.acquire()
         hazard_clock(self.placement.place.hazard, now)
         self.placement.lock.release()
+
+    def hint(self, owner, *, session=None, expected_return_s=None):
+        """What the caller knows of a request under way. Hints are learned from: what they say need not be true, only alike.
+
+        Nothing happens where the owner stands for no request.
+
+        Parameters
+        ----------
+        owner : int
+        session : int, optional
+            Whose request this is, 0 to 2**63 - 1: what the session's request before it used and this one does not was left
+            behind. To be told at once, and the first time counts.
+        expected_return_s : float, optional
+            Seconds after the release until what this request used is asked for again; infinity: never. Until it is over.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, StaleHandle
+        """
+        cdef int64_t handle = handle_input(owner, "owner")
+        cdef int64_t name = -1 if session is None else count_input(session, "session", 0, 2**63 - 1)
+        cdef double seconds = -1 if expected_return_s is None else seconds_input(expected_return_s, "expected_return_s")
+        cdef Place* p = &self.placement.place
+        cdef int32_t slot
+        self.placement.lock.acquire()
+        slot = place_owner(p, handle)
+        if slot >= 0:
+            place_hint(p, slot, name, seconds)
+        self.placement.lock.release()
+        if slot < 0:
+            raise StaleHandle(f"owner {handle:#x} was released, or never existed")
 
     def depart(self, owner, *, used=True, output_tokens=None, later=False):
         """A request is over; its owner is to be released next.
@@ -106,7 +130,7 @@ cdef class HazardPolicy:
         cdef Hazard* z = self.placement.place.hazard
         cdef int32_t slot
         self.placement.lock.acquire()
-        slot = visit_of(z, handle)
+        slot = visit_of(&z.visits, handle)
         if slot >= 0:
             hazard_report(z, slot, output)
         self.placement.lock.release()
@@ -214,7 +238,7 @@ cdef class HazardPolicy:
     def chance(self, node, seconds):
         """Chance that the run of a node (as named by a Move) is used within so many seconds; None where nothing is known."""
         cdef int32_t n = self.placement._node(node), end
-        cdef double horizon = seconds_input(seconds), found
+        cdef double horizon = seconds_input(seconds, "seconds"), found
         cdef Place* p = &self.placement.place
         self.placement.lock.acquire()
         end = p.tree.nodes[n].depth + p.tree.nodes[n].length
@@ -238,7 +262,7 @@ cdef class HazardPolicy:
             Likeliest first; for ``Placement.path_tokens``.
         chances : float64 [n]
         """
-        cdef double horizon = seconds_input(seconds), chance
+        cdef double horizon = seconds_input(seconds, "seconds"), chance
         cdef int32_t where = count_input(tier, "tier", 0, self.placement.place.num_tiers - 1), wanted, i, n, looked = 0
         cdef int64_t list_no
         cdef Place* p = &self.placement.place
@@ -276,7 +300,8 @@ cdef class HazardPolicy:
             ``lru_hits`` and ``hits`` (blocks that plain LRU would have hit, and that were matched, of what is remembered and
             not held by a request under way), ``lacking`` (blocks that
             LRU has and the cache has not), ``room`` (what the bound leaves), ``held_back`` (victims in LRU's order because
-            of it), ``learned`` (samples), ``samples_lost``, ``visits_lost``, ``clock_steps_back``, ``outputs_clamped``,
+            of it), ``left_behind`` (runs that their session went on without), ``learned`` (samples),
+            ``samples_lost``, ``visits_lost``, ``clock_steps_back``, ``outputs_clamped``,
             ``remembered_blocks``, ``remembered_runs``, ``bytes``.
         """
         cdef Hazard* z = self.placement.place.hazard
@@ -291,7 +316,7 @@ cdef class HazardPolicy:
         self.placement.lock.release()
         return {                                # after the lock: a dict may wake the collector, and it a finaliser
             "lru_hits": c.lru_hits, "hits": c.hits, "lacking": lacking, "room": room, "held_back": c.held_back,
-            "learned": learned, "samples_lost": c.samples_lost, "visits_lost": c.visits_lost,
+            "left_behind": c.left_behind, "learned": learned, "samples_lost": c.samples_lost, "visits_lost": c.visits_lost,
             "clock_steps_back": c.clock_steps_back, "outputs_clamped": c.outputs_clamped,
             "remembered_blocks": blocks, "remembered_runs": runs, "bytes": size,
         }

@@ -10,6 +10,9 @@ cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_
 # With the policy hazard: the owner stands for a request with this prompt, which has just come. Others do not call it.
 # `found`: blocks of it that were cached, where that is more than the owner holds.
 cdef void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found) noexcept nogil
+# What the caller knows of the request that an owner stands for: its session (-1: nothing), the time until its prefix is used
+# again (seconds; infinity: never; -1: nothing). Nothing happens where it stands for none.
+cdef void place_hint(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil
 # The request is over; its owner is to be released next. `used`: it computed something. `output`: the tokens it generated, -1 if
 # that is not known; with `later` they will be reported, and the result is the visit's handle (-1: nothing to report).
 cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil

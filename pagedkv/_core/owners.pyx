@@ -7,13 +7,14 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from pagedkv._core.hazard cimport hazard_arrive, hazard_depart, hazard_keys
+from pagedkv._core.hazard cimport hazard_arrive, hazard_depart, hazard_expect, hazard_keys, hazard_session
 from pagedkv._core.history cimport History
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Owner, Place
 from pagedkv._core.radix_tree cimport Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common
 from pagedkv._core.recency cimport is_owned, on_hit, on_miss, past_follow, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
+from pagedkv._core.sessions cimport session_key
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
 from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle
 
@@ -176,6 +177,16 @@ cdef void place_arrive(
         n = t.nodes[n].parent
 
 
+cdef void place_hint(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil:
+    cdef int32_t visit = p.owners[owner].visit
+    if visit == NIL:
+        return
+    if session >= 0:
+        hazard_session(p.hazard, visit, session_key(p.tree.nodes[p.owners[owner].node].root, session))
+    if seconds >= 0:
+        hazard_expect(p.hazard, visit, seconds)
+
+
 cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil:
     cdef int32_t n = p.owners[owner].node, visit = p.owners[owner].visit, count, end
     cdef int64_t handle = -1
@@ -189,8 +200,8 @@ cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bi
         path_keys(p, n, p.hazard.keys)
     count = hazard_depart(p.hazard, visit, p.tree.nodes[n].root, p.kind_of[p.tree.nodes[n].root],
                           p.owners[owner].num_blocks if used else 0, used, output, later)
-    if later and p.hazard.visits[visit].live:
-        handle = make_handle(visit, p.hazard.visits[visit].generation)
+    if later and p.hazard.visits.at[visit].live:
+        handle = make_handle(visit, p.hazard.visits.at[visit].generation)
     h = &p.hazard.history
     while count > 0 and p.tree.nodes[n].length > 0:     # the runs of the path learn what is remembered of their ends
         end = p.tree.nodes[n].depth + p.tree.nodes[n].length

@@ -28,7 +28,7 @@ from pagedkv.budgets import Disk
 from pagedkv.cache import KVCache
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.replay.capacity import TIER_NAMES, Capacity
-from pagedkv.replay.engine_sim import PROGRESS_EVERY, flat_counters
+from pagedkv.replay.engine_sim import PROGRESS_EVERY, all_counters
 from pagedkv.replay.payload import Payload
 from pagedkv.replay.progress import Progress
 from pagedkv.replay.result import Outcome
@@ -57,7 +57,7 @@ class RealCache:
         self.cache, self._payload, self._longest = cache, payload, longest
         self.wrong_bytes = self.verified_bytes = self.bookkeeping_ns = self.squeezed = 0
 
-    def request(self, path: Int32) -> tuple[int, Int64, int]:
+    def request(self, path: Int32, session: int = -1) -> tuple[int, Int64, int]:
         """Serve one request: its hit blocks, how many of them lay in each tier (int64 [3]), and the handle under which
         the policy hazard is told its output (-1: it is not)."""
         path = path[: self._longest]
@@ -65,7 +65,7 @@ class RealCache:
         clock = time.thread_time_ns
         start = clock()
         try:
-            sequence = self.cache.sequence(prompt)
+            sequence = self.cache.sequence(prompt, session=None if session < 0 else session)
         except OutOfBlocks:
             self.squeezed += 1
             return 0, np.zeros(len(TIER_NAMES), np.int64), -1
@@ -147,12 +147,12 @@ def run_real(
                     hazard.report(visit, outputs[i])
                 continue
             now_ms = arrivals[i]
-            hits[i], by_tier, visits[i] = real.request(trace.path(i))
+            hits[i], by_tier, visits[i] = real.request(trace.path(i), int(trace.sessions[i]))
             tier_hits += by_tier
             if i % PROGRESS_EVERY == PROGRESS_EVERY - 1:
                 progress.advance(PROGRESS_EVERY)
         progress.advance(trace.num_requests % PROGRESS_EVERY)
-        stats = cache.stats()
+        stats, placed = cache.stats(), all_counters(cache.placement)
     counters = {"squeezed_requests": real.squeezed, "failed_moves": stats.failed_moves}
     return Outcome(
         hits,
@@ -161,7 +161,7 @@ def run_real(
         bookkeeping_ns=real.bookkeeping_ns,
         wrong_bytes=real.wrong_bytes,
         verified_bytes=real.verified_bytes,
-        counters=flat_counters(dict(stats.placement)) | counters,
+        counters=placed | counters,
     )
 
 

@@ -96,11 +96,13 @@ class SimCache:
         self.close(visit)
         return visit.hit, _by_tier([visit.tiers])
 
-    def open(self, path: Int32) -> Visit:
+    def open(self, path: Int32, session: int = -1) -> Visit:
         """A request arrives: it owns its cached prefix on the device, and inserts the rest as far as there is room."""
         placement = self.placement
         path = path[: self._capacity]
         owner, hit = placement.acquire(path)
+        if self._hazard is not None and session >= 0:
+            self._hazard.hint(owner, session=session)
         tiers = placement.tiers_of(owner)
         cold = hit - int(np.count_nonzero(tiers == DEVICE))
         squeezed = False
@@ -207,7 +209,7 @@ def run_sim(
         (int(tier_hits[0]), int(tier_hits[1]), int(tier_hits[2])),
         moved_bytes=moved_bytes(cache.moved, block_bytes),
         bookkeeping_ns=bookkeeping_ns,
-        counters=flat_counters(cache.placement.stats()) | {"squeezed_requests": cache.squeezed},
+        counters=all_counters(cache.placement) | {"squeezed_requests": cache.squeezed},
     )
 
 
@@ -221,6 +223,7 @@ def serve(trace: Trace, cache: SimCache, generating: float | None, progress: Pro
     tier_hits = np.zeros(len(TIER_NAMES), np.int64)
     bookkeeping_ns = 0
     clock, path, outputs = time.thread_time_ns, trace.path, trace.output_tokens.tolist()
+    sessions = trace.sessions.tolist()
     running: dict[int, Visit] = {}
     over: list[tuple[float, Visit, int]] = []
     arrivals = np.maximum.accumulate(trace.t_ms).tolist()
@@ -236,7 +239,7 @@ def serve(trace: Trace, cache: SimCache, generating: float | None, progress: Pro
             cache.tick(end)
             cache.finished(visit, output_tokens)
         cache.tick(arrivals[event])
-        visit = cache.open(asked)
+        visit = cache.open(asked, sessions[event])
         if generating is None:
             cache.close(visit)
         bookkeeping_ns += clock() - start
@@ -264,6 +267,12 @@ def moved_bytes(moved: Int64, block_bytes: int) -> dict[str, int]:
         for i, n in enumerate(moved)
         if n
     }
+
+
+def all_counters(placement: Placement) -> dict[str, int]:
+    """Those of the placement, and those of the policy hazard if it is that one."""
+    learned = {} if placement.hazard is None else {"hazard": placement.hazard.stats()}
+    return flat_counters(placement.stats() | learned)
 
 
 def flat_counters(stats: dict[str, object]) -> dict[str, int]:

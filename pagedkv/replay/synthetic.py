@@ -118,6 +118,7 @@ def _merge(name: str, sessions: Iterator[Session], num_requests: int) -> Trace:
     last_request: dict[int, int] = {}  # session -> its previous request
     first_of: dict[int, int] = {}  # shared prefix -> a request that has all of it
     rows: list[tuple[int, int, int, int, int, int]] = []
+    whose: list[int] = []
     while len(rows) < num_requests:
         while not waiting or started[-1][1][0].t_ms <= waiting[0][0]:
             session = next(sessions)
@@ -133,6 +134,7 @@ def _merge(name: str, sessions: Iterator[Session], num_requests: int) -> Trace:
             lcp = min(turn.keep // BLOCK_SIZE, rows[ref][2] // BLOCK_SIZE)
         blocks = -(-turn.input_tokens // BLOCK_SIZE)
         last_request[s] = len(rows)
+        whose.append(s)
         rows.append((int(turn.t_ms), turn.output_tokens, turn.input_tokens, ref, min(lcp, blocks), blocks))
         if k + 1 < len(turns):
             heapq.heappush(waiting, (turns[k + 1].t_ms, s, k + 1))
@@ -148,6 +150,7 @@ def _merge(name: str, sessions: Iterator[Session], num_requests: int) -> Trace:
         refs,
         lcps,
         lengths,
+        np.array(whose, np.int64),
     )
 
 

@@ -23,6 +23,7 @@ MAX_ACCESSES = 1 << 29  # int32 paths and next uses: 4 GiB at this size
 MAX_TOKENS = 100_000_000  # in one request
 MAX_BLOCK_SIZE = 1 << 20
 MAX_TIME_MS = 10**15
+MAX_SESSION = 2**62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +41,7 @@ class Trace:
     paths : int32 [num_accesses], block ids, root first.
     parents : int32 [num_unique], the id before this one in every path; -1 at depth 0.
     depths : int32 [num_unique].
+    sessions : int64 [num_requests], whose request each one is; -1 where the file does not say.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Trace:
     paths: Int32
     parents: Int32
     depths: Int32
+    sessions: Int64
 
     @property
     def num_requests(self) -> int:
@@ -105,6 +108,7 @@ class Trace:
             paths,
             self.parents[:unique],
             self.depths[:unique],
+            self.sessions[:n],
         )
 
 
@@ -118,8 +122,11 @@ def from_segments(
     ref: Int64,
     lcp: Int64,
     num_blocks: Int64,
+    sessions: Int64 | None = None,
 ) -> Trace:
     """Build a trace from "``lcp`` blocks of request ``ref``, then new ones" (all int64 [num_requests]).
+
+    ``sessions`` are named by numbers from 0; -1, or None for all: not known.
 
     The caller has checked ``ref < i``, ``lcp <= num_blocks[ref]``, ``lcp <= num_blocks`` and the totals.
     """
@@ -142,7 +149,11 @@ def from_segments(
             parents[new] = paths[a + shared - 1] if shared else -1
             depths[new:end] = np.arange(shared, blocks, dtype=np.int32)
             new = end
-    return freeze(Trace(name, sha256, block_size, t_ms, input_tokens, output_tokens, offsets, paths, parents, depths))
+    if sessions is None:
+        sessions = np.full(n, -1, np.int64)
+    return freeze(
+        Trace(name, sha256, block_size, t_ms, input_tokens, output_tokens, offsets, paths, parents, depths, sessions)
+    )
 
 
 def freeze(trace: Trace) -> Trace:
@@ -169,6 +180,7 @@ def _arrays(trace: Trace) -> tuple[NDArray[np.generic], ...]:
         trace.paths,
         trace.parents,
         trace.depths,
+        trace.sessions,
     )
 
 

@@ -1,5 +1,7 @@
 """Reads Mooncake's ``.jsonl`` traces (timestamp, input_length, output_length, hash_ids), plain, .gz or .zst.
 
+A line may also name its session (``session``, a number from 0).
+
 A hash id stands for a whole prefix, so it must always follow the same id. That is checked for every id, and
 the ids are renumbered by first appearance.
 """
@@ -19,7 +21,7 @@ import numpy as np
 from pagedkv.errors import TraceFormatError
 from pagedkv.replay import fields
 from pagedkv.replay.decompress import decompressed
-from pagedkv.replay.trace import MAX_ACCESSES, MAX_TIME_MS, MAX_TOKENS, Trace, freeze
+from pagedkv.replay.trace import MAX_ACCESSES, MAX_SESSION, MAX_TIME_MS, MAX_TOKENS, Trace, freeze
 
 MOONCAKE_BLOCK_SIZE = 512
 MAX_LINE_BYTES = 256 << 20
@@ -47,6 +49,7 @@ class _Builder:
     def __init__(self, path: Path, block_size: int) -> None:
         self.path, self.block_size = path, block_size
         self.t_ms, self.input_tokens, self.output_tokens = array("q"), array("i"), array("i")
+        self.sessions = array("q")
         self.offsets, self.paths = array("q", [0]), array("i")
         self.parents, self.depths = array("i"), array("i")
         self.number_of: dict[int, int] = {}
@@ -69,6 +72,8 @@ class _Builder:
         if len(self.paths) + len(ids) > MAX_ACCESSES:
             self._fail(number, "hash_ids", f"more than {MAX_ACCESSES} block accesses in total")
         self.paths.extend(self._chain(number, ids))
+        named = record.get("session") is not None
+        self.sessions.append(self._integer(number, record, "session", MAX_SESSION) if named else -1)
         self.t_ms.append(t_ms)
         self.input_tokens.append(tokens)
         self.output_tokens.append(output)
@@ -88,6 +93,7 @@ class _Builder:
                 np.array(self.paths, np.int32),
                 np.array(self.parents, np.int32),
                 np.array(self.depths, np.int32),
+                np.array(self.sessions, np.int64),
             )
         )
 

@@ -19,6 +19,7 @@ from pagedkv.replay import fields
 from pagedkv.replay.trace import (
     MAX_BLOCK_SIZE,
     MAX_REQUESTS,
+    MAX_SESSION,
     MAX_TIME_MS,
     MAX_TOKENS,
     Trace,
@@ -43,6 +44,7 @@ UNREADABLE = (
     MemoryError,
 )
 COLUMNS = ("t_ms", "input_tokens", "output_tokens", "ref", "lcp", "nblk")
+SESSION = "session"  # a column that may be there
 
 
 def read_npz(path: Path) -> Trace:
@@ -57,7 +59,8 @@ def read_npz(path: Path) -> Trace:
             members = {Path(info.filename).stem: info for info in archive.infolist() if info.filename.endswith(".npy")}
             size = path.stat().st_size
             block_size = _scalar(path, "block_size", _member(archive, members, "block_size", path, size))
-            column = {name: _column(path, name, _member(archive, members, name, path, size)) for name in COLUMNS}
+            names = (*COLUMNS, SESSION) if SESSION in members else COLUMNS
+            column = {name: _column(path, name, _member(archive, members, name, path, size)) for name in names}
     except TraceFormatError:
         raise
     except UNREADABLE as error:
@@ -75,15 +78,18 @@ def read_npz(path: Path) -> Trace:
         column["ref"],
         column["lcp"],
         column["nblk"],
+        column.get(SESSION),
     )
 
 
 def _check(path: Path, block_size: int, column: dict[str, NDArray[np.int64]]) -> None:
     tokens, ref, lcp, nblk = (column[name] for name in ("input_tokens", "ref", "lcp", "nblk"))
     n = len(nblk)
-    for name in COLUMNS:
-        if len(column[name]) != n:
-            raise TraceFormatError(path, f"field {name}", f"has {len(column[name])} entries, nblk has {n}")
+    for name, values in column.items():
+        if len(values) != n:
+            raise TraceFormatError(path, f"field {name}", f"has {len(values)} entries, nblk has {n}")
+    if SESSION in column:
+        fields.bounded(path, SESSION, column[SESSION], -1, MAX_SESSION)
     fields.bounded(path, "t_ms", column["t_ms"], 0, MAX_TIME_MS)
     fields.bounded(path, "input_tokens", tokens, 0, MAX_TOKENS)
     fields.bounded(path, "output_tokens", column["output_tokens"], 0, MAX_TOKENS)

@@ -94,6 +94,7 @@ class Request:
     tenant : str
     priority : int, 0..100
     namespace : Namespace or None
+    session : str, bytes, int or None
     stop_tokens : tuple of int
     n, beams : int
         Parallel samples, beams; 1 where there are none.
@@ -112,7 +113,7 @@ class Request:
     __slots__ = (
         *("admitted", "arrived", "beams", "branches", "charge", "deadline", "hit_tokens", "id", "key"),
         *("max_new_tokens", "n", "namespace", "num_preemptions", "overtaken", "owner", "preempted_by", "priority"),
-        *("prompt", "rank", "state", "stop_tokens", "tenant", "width", "worst_blocks"),
+        *("prompt", "rank", "session", "state", "stop_tokens", "tenant", "width", "worst_blocks"),
     )
 
     def __init__(
@@ -123,6 +124,7 @@ class Request:
         tenant: str,
         priority: int,
         namespace: Namespace | None,
+        session: str | bytes | int | None,
         stop_tokens: tuple[int, ...],
         n: int,
         beams: int,
@@ -133,7 +135,8 @@ class Request:
         self.id, self.prompt, self.max_new_tokens, self.tenant, self.priority = (
             number, prompt, max_new_tokens, tenant, priority,
         )  # fmt: skip
-        self.namespace, self.stop_tokens, self.n, self.beams, self.deadline = namespace, stop_tokens, n, beams, deadline
+        self.namespace, self.session, self.stop_tokens = namespace, session, stop_tokens
+        self.n, self.beams, self.deadline = n, beams, deadline
         self.width = max(n, beams)
         self.state: State = "waiting"
         self.branches = [Branch(self, prompt)]

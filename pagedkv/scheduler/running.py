@@ -137,7 +137,7 @@ class Running:
                 if (len(tokens) - cached) // size + beyond > room:
                     return -1
         try:
-            seq = self._cache.sequence(tokens, request.namespace, on_trial=True)
+            seq = self._cache.sequence(tokens, request.namespace, session=request.session, on_trial=True)
         except OutOfBlocks:
             if alone:
                 raise
@@ -198,7 +198,8 @@ class Running:
     def _opened(self, branch: Branch) -> bool:
         """Open a branch of a request that runs; False if somebody has to be suspended for it."""
         try:
-            branch.seq = self._cache.sequence(branch.saved, branch.request.namespace)
+            request = branch.request
+            branch.seq = self._cache.sequence(branch.saved, request.namespace, session=request.session)
         except OutOfBlocks:
             if len(self.requests) == 1:
                 raise

@@ -25,6 +25,7 @@ from pagedkv.scheduler.queue import FairQueue, by_rank
 from pagedkv.scheduler.reporting import Reporter
 from pagedkv.scheduler.request import Branch, Request, State, Tokens
 from pagedkv.scheduler.running import Running
+from pagedkv.sequence import session_number
 from pagedkv.sizes import whole_number
 from pagedkv.step import Step
 
@@ -129,6 +130,7 @@ class Scheduler:
         tenant: str = "",
         priority: int = 50,
         namespace: Namespace | None = None,
+        session: str | bytes | int | None = None,
         stop_tokens: Iterable[int] = (),
         n: int = 1,
         beams: int = 1,
@@ -143,6 +145,7 @@ class Scheduler:
         tenant : who shares the service fairly with the others; not a namespace.
         priority : 0..100; higher goes first, see ``SchedulerOptions.priority_tokens``.
         namespace : what must never share KV.
+        session : the conversation that it belongs to, as in :meth:`KVCache.sequence`.
         stop_tokens : tokens that end a branch; they are part of its output.
         n : parallel samples: the prompt is computed once, and its first report forks it.
         beams : beams of a search whose scores the caller keeps (:func:`expand_beams`).
@@ -164,6 +167,7 @@ class Scheduler:
         n, beams = whole_number(n, "n", 1, 1 << 20), whole_number(beams, "beams", 1, 1 << 20)
         if n > 1 and beams > 1:
             raise InvalidArgument(f"n = {n} samples and beams = {beams}: a request has one or the other")
+        session_number(session)  # says what is wrong with it
         if not isinstance(tenant, str):
             raise WrongType(f"tenant must be a string, not {type(tenant).__name__}")
         deadline = None if deadline_s is None else self._clock() + _seconds(deadline_s)
@@ -181,7 +185,8 @@ class Scheduler:
         stops = tuple(dict.fromkeys(self._tokens(list(stop_tokens), "stop_tokens").tolist()))
         tokens.flags.writeable = False
         request = Request(
-            self._num_submitted, tokens, max_new_tokens, tenant, priority, namespace, stops, n, beams, deadline, self
+            self._num_submitted, tokens, max_new_tokens, tenant, priority, namespace, session, stops, n, beams,
+            deadline, self,
         )
         request.worst_blocks = worst
         self._num_submitted += 1

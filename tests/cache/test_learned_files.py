@@ -155,7 +155,8 @@ def replaced(make):
     return edit
 
 
-NUMBERS = np.ones((2, 41238), np.float32)
+NEXT = VERSION + 1
+NUMBERS = np.ones((2, 47126), np.float32)
 OTHER_BLOCKS = f"it was learned with blocks of {BLOCK * 2} tokens, here they have {BLOCK}"
 DAMAGE = {
     "empty": (edited(lambda data: b""), "0 bytes: cut short"),
@@ -165,7 +166,7 @@ DAMAGE = {
     "a bit of the tables": (flipped(5000), "checksum"),
     "a bit of the sum": (flipped(-1), "checksum"),
     "a bit of the magic": (flipped(0), "no file of learned tables"),
-    "another version": (edited(lambda data: MAGIC + struct.pack("<I", VERSION + 1) + data[20:]), "version 2"),
+    "another version": (edited(lambda data: MAGIC + struct.pack("<I", NEXT) + data[20:]), f"version {NEXT}"),
     "blocks of another size": (edited(lambda data: pack(NUMBERS, 2 * BLOCK)), OTHER_BLOCKS),
     "other bins": (edited(lambda data: pack(NUMBERS[:, :-5], BLOCK)), "have the shape"),
     "not a number": (edited(lambda data: pack(NUMBERS * np.float32(np.nan), BLOCK)), "damaged"),

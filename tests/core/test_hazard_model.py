@@ -12,18 +12,23 @@ from numpy.typing import NDArray
 
 from tests.core.hazard_requests import HazardCache, PlainLru, branching, rising
 
-BINS, FEATURES, BUCKETS = 22, 14, 128
+BINS, FEATURES, BUCKETS = 22, 16, 128
+HINTS = 14  # features from here on are hints: a 0 says nothing
 RATE, SHAPE_RATE = 0.06, 0.03
 
 
 def features(rng: np.random.Generator) -> NDArray[np.uint8]:
-    return rng.integers(0, BUCKETS, FEATURES).astype(np.uint8)
+    x = rng.integers(0, BUCKETS, FEATURES).astype(np.uint8)
+    x[HINTS:] *= rng.integers(0, 2, FEATURES - HINTS).astype(np.uint8)  # given or not
+    return x
 
 
 def parts(weights: NDArray[Any], x: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Views of what the model adds up for `x`: base [BINS], then by feature its level [1] and its shape [BINS]."""
     views = [weights[:BINS]]
     for f, bucket in enumerate(x.tolist()):
+        if f >= HINTS and bucket == 0:
+            continue
         level = BINS + f * BUCKETS + bucket
         shape = BINS + FEATURES * BUCKETS + (f * BUCKETS + bucket) * BINS
         views += [weights[level : level + 1], weights[shape : shape + BINS]]

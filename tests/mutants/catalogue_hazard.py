@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 HAZARD = "pagedkv/_core/hazard.pyx"
+GUARD = "pagedkv/_core/guard.pyx"
+VISITS = "pagedkv/_core/visits.pyx"
+SESSIONS = "pagedkv/_core/sessions.pyx"
 HISTORY = "pagedkv/_core/history.pyx"
 MODEL = "pagedkv/_core/hazard_model.pyx"
 OWNERS = "pagedkv/_core/owners.pyx"
@@ -31,13 +34,13 @@ MUTANTS = (
     ),
     Mutant(
         "nothing holds the policy to LRU's order",
-        HAZARD,
+        GUARD,
         (("    return <int64_t>room if room > 0 else 0\n", "    return 1 << 40\n"),),
         ("test_nor_with_the_window_that_everybody_has",),
     ),
     Mutant(
         "what was lost is risked again as soon as it was won back",
-        HAZARD,
+        GUARD,
         (("    g.room = min(g.room, g.slack * g.total - g.behind)", "    g.room = min(g.room, 1e18)"),),
         ("test_nor_for_one_who_asks_for_exactly_what_it_gave_up[1.0-by turns]",),
     ),
@@ -61,8 +64,8 @@ MUTANTS = (
     ),
     Mutant(
         "a visit that is not over can be reported and ended",
-        HAZARD,
-        ((" or not z.visits[slot].live or not z.visits[slot].departed:", " or not z.visits[slot].live:"),),
+        VISITS,
+        ((" or not v.at[slot].live or not v.at[slot].departed:", " or not v.at[slot].live:"),),
         ("test_a_visit_is_reported_once_and_only_when_it_is_over",),
     ),
     Mutant(
@@ -117,6 +120,30 @@ MUTANTS = (
         "a level learns from one bin alone",
         MODEL,
         (("        sum += g[k]\n", "        sum = g[k]\n"),),
+        ("test_learning_is_adagrad_on_the_logistic_loss",),
+    ),
+    Mutant(
+        "what others have used since was left behind too",
+        HAZARD,
+        (("        if p.visit == s.serial and p.open:\n", "        if p.open:\n"),),
+        ("test_what_others_have_used_since_was_not_left_behind",),
+    ),
+    Mutant(
+        "what a session left behind is told twice",
+        HAZARD,
+        (("                p.learned = <uint8_t>bin\n", ""),),
+        ("test_what_was_left_behind_has_not_been_used_up_to_then_and_says_so_once",),
+    ),
+    Mutant(
+        "sessions of different namespaces are one",
+        SESSIONS,
+        (("^ <uint64_t>(root + 1) * ", "^ <uint64_t>1 * "),),
+        ("test_the_same_number_in_another_namespace_is_another_session",),
+    ),
+    Mutant(
+        "a hint that was not given is one",
+        MODEL,
+        (("        if f >= ALWAYS and s.x[f] == 0:\n", "        if False:\n"),),
         ("test_learning_is_adagrad_on_the_logistic_loss",),
     ),
 )

@@ -98,12 +98,12 @@ def test_a_byte_that_changes_in_a_tier_is_found_when_it_is_served(
         open_tier(self, *arguments, **options)
         tiers.append(self)
 
-    def request(self: engine_real.RealCache, path: Any) -> Any:
+    def request(self: engine_real.RealCache, path: Any, session: int = -1) -> Any:
         nonlocal requests
         if requests == 2:
             tiers[0].arena[:, 77] ^= 1
         requests += 1
-        return serve(self, path)
+        return serve(self, path, session)
 
     monkeypatch.setattr(tier, "__init__", opened)
     monkeypatch.setattr(engine_real.RealCache, "request", request)

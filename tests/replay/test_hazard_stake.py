@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagedkv.cli import main
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.replay import Options, load_trace, replay
+from pagedkv.replay import Capacity, Options, load_trace, replay
 
 
 def hits(stake: float | None) -> int:
@@ -58,3 +60,14 @@ def test_the_report_says_the_stake_and_stays_json(tmp_path: Path) -> None:
 def test_a_stake_that_cannot_be_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Options(**options)
+
+
+def test_the_policy_is_told_the_sessions_of_a_trace() -> None:
+    trace = load_trace("synthetic:agent:3:300")
+    assert len(set(trace.sessions.tolist())) > 3
+    nobody = replace(trace, sessions=np.full_like(trace.sessions, -1))
+    room = Capacity(trace.num_unique // 10)
+    for engine in ("sim", "real"):
+        options = Options(engine=engine, block_bytes=4096)
+        told, untold = (replay(each, ["hazard"], room, options=options)[0].counters for each in (trace, nobody))
+        assert told["hazard.left_behind"] > 0 == untold["hazard.left_behind"]

@@ -44,6 +44,11 @@ def test_another_block_size_can_be_named(write_jsonl: Callable[..., Path]) -> No
         load_trace(write_jsonl(lines=[line]), block_size=0)
 
 
+def test_a_line_may_name_its_session(write_jsonl: Callable[..., Path]) -> None:
+    lines = [GOOD, with_field(session=5), with_field(session=None), with_field(session=0)]
+    assert load_trace(write_jsonl(lines=lines)).sessions.tolist() == [-1, 5, -1, 0]
+
+
 def with_field(**changes: object) -> str:
     return json.dumps(json.loads(GOOD) | changes)
 
@@ -65,6 +70,8 @@ BAD: list[tuple[str, str]] = [
     (with_field(input_length=600.0), r"line 2, field input_length: 600.0 is not an integer"),
     (with_field(input_length=True), r"line 2, field input_length: True is not an integer"),
     (with_field(output_length=-1), r"line 2, field output_length: -1"),
+    (with_field(session=-1), r"line 2, field session: -1 is not in"),
+    (with_field(session="a"), r"line 2, field session: 'a' is not an integer"),
     (with_field(hash_ids=None), r"line 2, field hash_ids: is missing"),
     (with_field(hash_ids={"a": 1}), r"line 2, field hash_ids: must be a list"),
     (with_field(hash_ids=[]), r"line 2, field hash_ids: has 0 ids; input_length 600 is 2 blocks"),

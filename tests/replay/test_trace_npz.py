@@ -41,6 +41,15 @@ def test_the_head_of_a_trace_is_a_trace(tmp_path: Path, npz_fields: dict[str, An
     assert (head.num_requests, head.num_accesses, head.num_unique) == (2, 7, 5)
 
 
+def test_sessions_are_read_where_there_are_any(tmp_path: Path, npz_fields: dict[str, Any]) -> None:
+    assert load_trace(save(tmp_path, npz_fields)).sessions.tolist() == [-1, -1, -1]
+    npz_fields["session"] = np.array([4, -1, 4])
+    trace = load_trace(save(tmp_path, npz_fields))
+    assert (trace.sessions.tolist(), trace.head(2).sessions.tolist()) == ([4, -1, 4], [4, -1])
+    del npz_fields["session"]
+    assert load_trace(save(tmp_path, npz_fields)).sessions.tolist() == [-1, -1, -1]
+
+
 BAD: list[tuple[str, Any, str]] = [
     ("t_ms", np.array([0, -5, 9]), r"t_ms\[1\].*below 0"),
     ("t_ms", np.array([0, 5, 2**62]), r"t_ms\[2\].*absurd"),
@@ -62,6 +71,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("lcp", np.array([0, 4, 0]), r"lcp\[1\].*refers to"),
     ("lcp", np.array([0, 2, 1]), r"lcp\[2\].*ref is -1"),
     ("lcp", np.array([0, -1, 0]), r"lcp\[1\].*below 0"),
+    ("session", np.array([3, -2, 4]), r"session\[1\]: -2 is below -1"),
+    ("session", np.array([3, 4, 2**63 - 1]), r"session\[2\].*absurd"),
+    ("session", np.array([3, 4]), r"session: has 2 entries"),
+    ("session", np.array([3.0, 4.0, 5.0]), r"session.*integers"),
     ("block_size", np.array(0), r"block_size.*0 is not in"),
     ("block_size", np.array(-512), r"block_size.*-512 is not in"),
     ("block_size", np.array([512, 512]), r"block_size.*one number"),

@@ -1,0 +1,1 @@
+"""The features of the policy ``hazard``; nothing here is callable from Python."""

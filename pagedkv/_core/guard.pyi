@@ -1,0 +1,1 @@
+"""The account beside plain LRU; nothing here is callable from Python."""

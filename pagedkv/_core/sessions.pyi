@@ -1,0 +1,1 @@
+"""Sessions that callers name; nothing here is callable from Python."""
