@@ -457,26 +457,40 @@ cdef inline int32_t span_of(Place* p, int32_t n) noexcept nogil:
     return hazard_span(p.hazard, f.past, f.past_generation, p.tree.nodes[n].depth + p.tree.nodes[n].length)
 
 
-# The least of the rates among the coldest runs that LRU would have evicted already: all that the bound leaves to choose
-# from. They are the cold end of the list. Without any, LRU's own choice.
-cdef int32_t least_beyond_lru(Place* p, int32_t tier, int32_t n, bint childless, int32_t* limit) noexcept nogil:
+# The least of the rates among runs that LRU would have evicted already, which is all that the bound leaves to choose from: the
+# cold end of the list, and some taken at random. Without any, LRU's own choice.
+cdef int32_t least_beyond_lru(
+    Place* p, int32_t tier, Candidates* c, int32_t coldest_one, bint childless, int32_t* limit
+) noexcept nogil:
     cdef Links* links = &p.links[tier]
-    cdef int32_t best = n, seen = 0, steps = 0, surplus
-    cdef double rate, best_rate = 1e300
+    cdef int32_t best = coldest_one, n = coldest_one, seen = 0, steps = 0, _i
+    cdef double best_rate = 1e300
     p.hazard.counters.held_back += 1
     while n >= 0 and seen < 2 * HAZARD_CANDIDATES and steps < 8 * HAZARD_CANDIDATES:
         if may_go(p, tier, n, childless):
-            surplus = beyond_lru(p, n)
-            if surplus == 0:
+            if not is_less_beyond_lru(p, n, &best, &best_rate, limit):
                 break
-            rate = rate_of(p, n)
-            if rate < best_rate:
-                best, best_rate = n, rate
-                limit[0] = surplus
             seen += 1
         steps += 1
         n = links.next[n]
+    if best_rate < 1e300 and c.count > 2 * HAZARD_CANDIDATES:
+        for _i in range(2 * HAZARD_CANDIDATES):
+            n = c.nodes[hazard_random(p.hazard) % <uint64_t>c.count]
+            if may_go(p, tier, n, childless):
+                is_less_beyond_lru(p, n, &best, &best_rate, limit)
     return best
+
+
+# False: LRU has all of run n.
+cdef bint is_less_beyond_lru(Place* p, int32_t n, int32_t* best, double* best_rate, int32_t* limit) noexcept nogil:
+    cdef int32_t surplus = beyond_lru(p, n)
+    cdef double rate
+    if surplus == 0:
+        return False
+    rate = rate_of(p, n)
+    if rate < best_rate[0]:
+        best[0], best_rate[0], limit[0] = n, rate, surplus
+    return True
 
 
 # The least of the rates among the coldest run, some taken at random, and the best of those that were looked at before but
@@ -492,7 +506,7 @@ cdef int32_t least_hazard(Place* p, int32_t tier, int32_t list_no, bint childles
     if coldest_one == NIL:
         return NIL
     if room == 0:
-        return least_beyond_lru(p, tier, coldest_one, childless, limit)
+        return least_beyond_lru(p, tier, c, coldest_one, childless, limit)
     most = HAZARD_MORE if p.hazard.looked_at == p.hazard.guard.arrivals else HAZARD_CANDIDATES
     p.hazard.looked_at = p.hazard.guard.arrivals
     i = -1 - c.num_kept
