@@ -17,8 +17,9 @@ from pagedkv._core.hazard_model cimport (
 )
 from pagedkv._core.history cimport (
     NUM_STAGES, History, Past, history_at, history_bytes, history_child, history_close, history_common, history_ensure,
-    history_forget, history_join, history_keep, history_lru_clear, history_lru_fit, history_new, history_open,
-    history_promise, history_purge, history_split, history_stage, history_touch, history_wait,
+    history_forget, history_hold, history_join, history_keep, history_let_go, history_lru_clear, history_lru_fit,
+    history_new, history_open, history_purge, history_split, history_squeeze, history_stage, history_touch,
+    history_wait,
 )
 from pagedkv._core.links cimport coldest, is_linked, unlink
 from pagedkv._core.sessions cimport Session, session_find, session_note, sessions_bytes, sessions_close
@@ -146,11 +147,10 @@ cdef void note(Hazard* z, Past* p, int32_t last, bint reused) noexcept nogil:
 cdef void close_past(Hazard* z, int32_t q, bint whole) noexcept nogil:
     cdef Past* p = &z.history.pasts[q]
     cdef double gap = z.now - p.born
-    if not p.open:
+    if p.users > 0:
         return
     if whole and gap < bin_edge(NUM_BINS):
         note(z, p, bin_of(gap) + 1, True)
-    p.open = 0
     p.uses += 1
     p.last_gap = <float>gap
     p.mean_gap = <float>(gap if p.mean_gap < 0 else 0.7 * p.mean_gap + 0.3 * gap)
@@ -210,16 +210,15 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept
     for i in range(count):
         p = &h.pasts[z.path[i]]
         if p.depth == lru_hits:                 # what runs is held, and computed as far, whatever the policy
-            lru_hits += p.lru if p.open else max(0, min(hits - p.depth, p.length))
+            lru_hits += p.lru if p.users == 0 else max(0, min(hits - p.depth, p.length))
         close_past(z, z.path[i], not cut or i < count - 1)
     if count > 0 and v.extends:
         v.mean_gap, v.least_gap = last.mean_gap, last.least_gap
-    for i in range(count - 1, -1, -1):      # LRU takes the request in at once, and makes room for what is new in it
-        history_touch(h, z.path[i])
-        history_promise(h, z.path[i], True)
-    v.reserved = max(0, min(<int64_t>num_blocks, h.lru_capacity) - v.known)
+    for i in range(count - 1, -1, -1):
+        history_hold(h, z.path[i])
+    v.reserved = num_blocks - v.known
     h.lru_reserved += v.reserved
-    history_lru_fit(h)
+    squeeze(z, v, count, history_lru_fit(h))
     hits = min(hits, v.known)                   # what was never let go of is no merit: LRU has it too
     z.counters.lru_hits += lru_hits
     z.counters.hits += hits
@@ -231,16 +230,35 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept
     return slot
 
 
-# What a visit knew and did not compute again is left as it was, but for what its coming taught.
-cdef void reopen(Hazard* z, int32_t q, int32_t generation) noexcept nogil:
+# LRU takes a request in at once, as far as there is room beside what others hold: of what comes last so many blocks too few.
+cdef void squeeze(Hazard* z, Visit* v, int32_t count, int64_t missing) noexcept nogil:
+    cdef int64_t cut = min(max(missing, <int64_t>0), v.reserved)
     cdef Past* p
-    if q == NIL or z.history.pasts[q].generation != generation:
+    v.reserved -= cut
+    z.history.lru_reserved -= cut
+    missing -= cut
+    while missing > 0 and count > 0:
+        count -= 1
+        p = &z.history.pasts[z.path[count]]
+        if p.users > 1:
+            return
+        cut = min(missing, <int64_t>p.lru)
+        history_squeeze(&z.history, z.path[count], p.lru - <int32_t>cut)
+        missing -= cut
+
+
+# A visit lets go of what it knew when it arrived. Nobody else using it, it is as it was, but for what its coming taught.
+cdef void let_go(Hazard* z, Visit* v) noexcept nogil:
+    cdef int32_t q = v.end
+    cdef Past* p
+    z.history.lru_reserved -= v.reserved
+    v.reserved = 0
+    if q == NIL or z.history.pasts[q].generation != v.end_generation:
         return
     while q != NIL:
         p = &z.history.pasts[q]
-        if not p.open:
-            history_promise(&z.history, q, False)
-            p.open = 1
+        history_let_go(&z.history, q)
+        if p.users == 0:
             p.learned = <uint8_t>(bin_of(z.now - p.born) + 1)
             history_stage(&z.history, q, stage_after(p.learned))
         q = p.parent
@@ -251,12 +269,10 @@ cdef int32_t hazard_depart(
 ) noexcept nogil:
     cdef History* h = &z.history
     cdef Visit* v = &z.visits.at[visit]
-    cdef int32_t count, at, i, kept = 0, q, length, known = v.end, known_generation = v.end_generation
+    cdef int32_t count, at, i, kept = 0, q, length
     cdef bint cut
-    h.lru_reserved -= v.reserved
-    v.reserved = 0
+    let_go(z, v)
     if not used or num_blocks == 0:
-        reopen(z, known, known_generation)
         visit_end(&z.visits, visit)
         return 0
     at = follow(z, num_blocks, &count, &cut)
@@ -277,13 +293,12 @@ cdef int32_t hazard_depart(
         count += 1
         at += length
     if count == 0:
-        reopen(z, known, known_generation)
         visit_end(&z.visits, visit)
         return 0
     h.pasts[z.path[count - 1]].turn = v.turn
     for i in range(count):              # join what nothing tells apart any more
         q = z.path[i]
-        if (i < count - 1 and h.pasts[q].depth + h.pasts[q].length != v.known
+        if (i < count - 1 and h.pasts[q].users == 0 and h.pasts[q].depth + h.pasts[q].length != v.known
                 and h.pasts[z.path[i + 1]].depth + h.pasts[z.path[i + 1]].length <= v.known
                 and h.pasts[z.path[i + 1]].next_sibling == NIL and h.pasts[q].first_child == z.path[i + 1]
                 and history_join(h, q)):
@@ -294,7 +309,6 @@ cdef int32_t hazard_depart(
     for i in range(kept - 1, -1, -1):   # deepest first, so that the beginning is hottest
         q = z.path[i]
         settle_past(z, q, v, num_blocks, output)
-    reopen(z, known, known_generation)
     if v.session:
         go_on(z, v.session)             # one that came meanwhile and is over already
         session_note(&z.sessions, v.session, v.serial, v.end, v.end_generation)
@@ -315,9 +329,9 @@ cdef void settle_past(Hazard* z, int32_t q, Visit* v, int32_t num_blocks, int64_
     z.weight_sum += sqrt(min(p.length, RUN_WEIGHT))
     z.weight_count += 1
     history_keep(&z.history, q, p.length)
-    history_promise(&z.history, q, False)
     history_touch(&z.history, q)
-    history_wait(&z.history, q, z.now)
+    if p.users == 0:
+        history_wait(&z.history, q, z.now)
 
 
 cdef float clamped(Hazard* z, int64_t output) noexcept nogil:
@@ -337,7 +351,7 @@ cdef void hazard_report(Hazard* z, int32_t visit, int64_t output) noexcept nogil
             p = &z.history.pasts[q]
             if p.visit == v.serial:
                 p.output = tokens
-                if p.open:
+                if p.users == 0:
                     set_output(p.x, output_bucket(tokens))
                     p.rated = -1
             q = p.parent
@@ -357,7 +371,7 @@ cdef void go_on(Hazard* z, uint64_t session) noexcept nogil:
     q, s.end = s.end, NIL
     while q != NIL:
         p = &z.history.pasts[q]
-        if p.visit == s.serial and p.open:
+        if p.visit == s.serial and p.users == 0:
             bin = bin_of(z.now - p.born)
             if bin > p.learned:
                 note(z, p, bin, False)

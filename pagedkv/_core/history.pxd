@@ -6,7 +6,8 @@
 #
 # Beside it, exactly what plain LRU over the same total capacity would hold now: of each past its first `lru` blocks.
 # `kept` counts its leading blocks that are really cached in some tier. Both caches lose blocks leaf-first, so both are
-# prefixes, and the blocks that LRU has and the cache has not are the sum of max(0, lru - kept): `lacking`.
+# prefixes, and the blocks that LRU has and the cache has not are the sum of max(0, lru - kept): `lacking`. What a request
+# under way holds, LRU cannot evict; and what is not cached of it is being computed, so nothing of it counts as lacking.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from pagedkv._core.hazard_model cimport NUM_BINS, NUM_FEATURES
@@ -30,6 +31,7 @@ cdef struct Past:
     int32_t kept
     int32_t tail                # blocks between its end and the end of the path that used it last
     int32_t uses
+    int32_t users               # requests under way that hold it; 0: its next use is being waited for
     int32_t turn
     float last_gap              # seconds between uses; < 0: none yet
     float mean_gap              # exponential mean, 0.3 of the newest
@@ -39,8 +41,6 @@ cdef struct Past:
     int64_t visit               # serial of the request that used it last
     int32_t root                # its namespace
     uint8_t x[NUM_FEATURES]
-    uint8_t open                # its next use is being waited for: 0 while a request uses it
-    uint8_t promised            # a request under way computes what is not cached of it: nothing of it counts as lacking
     uint8_t learned             # bins of age below this are learned
     uint8_t stage
     uint8_t bin                 # of its age when it was last looked at
@@ -60,7 +60,7 @@ cdef struct History:
     int64_t mask
     int64_t used
     Links ages                  # NUM_STAGES lists: each past in the list of its stage, coldest first
-    Links recency               # one list: the pasts with lru > 0
+    Links recency               # one list: the pasts with lru > 0 that nobody holds
     int64_t lru_blocks
     int64_t lru_capacity
     int64_t lru_reserved        # of it, for new blocks of requests under way
@@ -80,14 +80,20 @@ cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil
 cdef bint history_join(History* h, int32_t p) noexcept nogil
 # A new past without a story, linked nowhere yet; NIL without memory. After history_ensure(1).
 cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil
-cdef void history_promise(History* h, int32_t p, bint promised) noexcept nogil     # a request under way computes what lacks
+# A request under way holds it from now on, whole, in LRU too; and it lets go, which makes it LRU's hottest: both to be called
+# from the end of a path up to its beginning.
+cdef void history_hold(History* h, int32_t p) noexcept nogil
+cdef void history_let_go(History* h, int32_t p) noexcept nogil
+# LRU has only so many of the blocks of a past that is held: there was no room for more.
+cdef void history_squeeze(History* h, int32_t p, int32_t lru) noexcept nogil
 cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil      # that many of its blocks are cached now
-# All of p's blocks are LRU's hottest now; to be called from the end of a path up to its beginning.
+# LRU has all of p, and it is the hottest, unless somebody holds it; to be called from the end of a path up to its beginning.
 cdef void history_touch(History* h, int32_t p) noexcept nogil
-cdef void history_lru_fit(History* h) noexcept nogil        # LRU evicts down to what is not reserved
+# LRU evicts what nobody holds, down to what is not reserved. Blocks that it holds and reserves beyond its capacity.
+cdef int64_t history_lru_fit(History* h) noexcept nogil
 cdef void history_wait(History* h, int32_t p, double now) noexcept nogil    # its next use is awaited from now on
 cdef void history_stage(History* h, int32_t p, int32_t stage) noexcept nogil    # moves it to the hot end of that stage
-# Forgets the coldest pasts while there are too many blocks; what is cached, or in LRU, or has children stays.
+# Forgets the coldest pasts while there are too many blocks; what is held, cached, or in LRU, or has children stays.
 cdef void history_forget(History* h) noexcept nogil
 cdef void history_purge(History* h, int32_t root) noexcept nogil    # forgets a namespace, whatever of it is cached
 cdef void history_lru_clear(History* h) noexcept nogil      # LRU has lost what the cache has lost

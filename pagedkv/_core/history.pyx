@@ -223,7 +223,7 @@ cdef inline void link_above(Links* links, int32_t upper, int32_t p) noexcept nog
 
 
 cdef inline int64_t lacks(Past* past) noexcept nogil:
-    return past.lru - past.kept if past.lru > past.kept and not past.promised else 0
+    return past.lru - past.kept if past.lru > past.kept and past.users == 0 else 0
 
 
 cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil:
@@ -310,12 +310,6 @@ cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil:
     h.lacking += lacks(past)
 
 
-cdef void history_promise(History* h, int32_t p, bint promised) noexcept nogil:
-    h.lacking -= lacks(&h.pasts[p])
-    h.pasts[p].promised = promised
-    h.lacking += lacks(&h.pasts[p])
-
-
 cdef void set_lru(History* h, int32_t p, int32_t lru) noexcept nogil:
     cdef Past* past = &h.pasts[p]
     h.lacking -= lacks(past)
@@ -325,23 +319,43 @@ cdef void set_lru(History* h, int32_t p, int32_t lru) noexcept nogil:
 
 
 cdef void history_touch(History* h, int32_t p) noexcept nogil:
+    set_lru(h, p, h.pasts[p].length)
+    if h.pasts[p].users == 0:
+        if is_linked(&h.recency, p):
+            unlink(&h.recency, p)
+        link_hottest(&h.recency, 0, p)
+
+
+cdef void history_hold(History* h, int32_t p) noexcept nogil:
+    set_lru(h, p, h.pasts[p].length)
+    h.lacking -= lacks(&h.pasts[p])
+    h.pasts[p].users += 1
     if is_linked(&h.recency, p):
         unlink(&h.recency, p)
-    link_hottest(&h.recency, 0, p)
-    set_lru(h, p, h.pasts[p].length)
 
 
-cdef void history_lru_fit(History* h) noexcept nogil:
-    cdef int32_t p
-    cdef int64_t surplus
-    while h.lru_blocks > 0 and h.lru_blocks + h.lru_reserved > h.lru_capacity:
-        p = coldest(&h.recency, 0)
-        surplus = h.lru_blocks + h.lru_reserved - h.lru_capacity
-        if surplus < h.pasts[p].lru:
-            set_lru(h, p, h.pasts[p].lru - <int32_t>surplus)
-        else:
-            set_lru(h, p, 0)
+cdef void history_let_go(History* h, int32_t p) noexcept nogil:
+    h.pasts[p].users -= 1
+    h.lacking += lacks(&h.pasts[p])
+    if h.pasts[p].users == 0 and h.pasts[p].lru > 0:
+        link_hottest(&h.recency, 0, p)
+
+
+cdef void history_squeeze(History* h, int32_t p, int32_t lru) noexcept nogil:
+    set_lru(h, p, lru)
+
+
+cdef int64_t history_lru_fit(History* h) noexcept nogil:
+    cdef int64_t surplus = h.lru_blocks + h.lru_reserved - h.lru_capacity
+    cdef int32_t p = coldest(&h.recency, 0), gone
+    while surplus > 0 and p >= 0:
+        gone = <int32_t>min(surplus, <int64_t>h.pasts[p].lru)
+        set_lru(h, p, h.pasts[p].lru - gone)
+        surplus -= gone
+        if h.pasts[p].lru == 0:
             unlink(&h.recency, p)
+        p = coldest(&h.recency, 0)
+    return surplus
 
 
 cdef void history_stage(History* h, int32_t p, int32_t stage) noexcept nogil:
@@ -353,7 +367,6 @@ cdef void history_stage(History* h, int32_t p, int32_t stage) noexcept nogil:
 
 cdef void history_wait(History* h, int32_t p, double now) noexcept nogil:
     h.pasts[p].born = now
-    h.pasts[p].open = 1
     h.pasts[p].learned = h.pasts[p].bin = 0
     history_stage(h, p, 0)
 
@@ -373,7 +386,7 @@ cdef void history_forget(History* h) noexcept nogil:
         p, tries = coldest(&h.ages, stage), SCAN
         while p >= 0 and h.num_blocks > h.max_blocks and tries > 0:
             following = h.ages.next[p]
-            if h.pasts[p].first_child == NIL and h.pasts[p].lru == 0 and h.pasts[p].kept == 0 and h.pasts[p].open:
+            if h.pasts[p].first_child == NIL and h.pasts[p].lru == 0 and h.pasts[p].kept == 0:
                 history_drop(h, p)
             else:
                 history_stage(h, p, stage)      # or those that stay would hide all others from the next scan

@@ -85,6 +85,34 @@ class PlainLru:
         return hits
 
 
+class HeldLru:
+    """Leaf-first LRU over single blocks, of which running requests hold theirs; who finds no room keeps what fits."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.blocks: OrderedDict[int, int] = OrderedDict()  # how many hold it; coldest first
+
+    def arrive(self, path: Prompt) -> tuple[int, Prompt]:
+        """Hits, and what of the path it holds now."""
+        path = path[: self.capacity]
+        hits = next((i for i, block in enumerate(path) if block not in self.blocks), len(path))
+        for block in path[:hits]:
+            self.blocks[block] += 1
+        free = [block for block, users in self.blocks.items() if not users]
+        lacking = len(path) - hits - (self.capacity - len(self.blocks))
+        for block in free[: max(0, lacking)]:
+            del self.blocks[block]
+        path = path[: hits + self.capacity - len(self.blocks)]
+        self.blocks |= dict.fromkeys(path[hits:], 1)
+        return hits, path
+
+    def leave(self, path: Prompt) -> None:
+        """It holds this no more: hottest from its end to its beginning, but for what others hold."""
+        for block in reversed(path):
+            self.blocks[block] -= 1
+            self.blocks.move_to_end(block)
+
+
 Ask = Callable[[int], Prompt]
 
 

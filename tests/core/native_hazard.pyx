@@ -95,7 +95,7 @@ def pasts(Placement placement):
         if p.length > 0:
             out[i] = {
                 "parent": p.parent, "depth": p.depth, "length": p.length, "lru": p.lru, "kept": p.kept, "uses": p.uses,
-                "turn": p.turn, "tail": p.tail, "open": bool(p.open), "born": p.born, "learned": p.learned,
+                "turn": p.turn, "tail": p.tail, "open": p.users == 0, "users": p.users, "born": p.born, "learned": p.learned,
                 "output": p.output, "mean_gap": p.mean_gap, "x": [p.x[f] for f in range(NUM_FEATURES)],
             }
     return out
@@ -138,7 +138,7 @@ cdef object past_problems(History* h, int32_t p, object cached, bint exactly):
         wrong.append("lru or kept beyond its length")
     if up != NULL and ((past.lru > 0 and up.lru < up.length) or (past.kept > 0 and up.kept < up.length)):
         wrong.append("lru or kept is no prefix")
-    if is_linked(&h.recency, p) != (past.lru > 0) or is_linked(&h.ages, p) != (past.open != 0):
+    if is_linked(&h.recency, p) != (past.lru > 0 and past.users == 0) or is_linked(&h.ages, p) != (past.users == 0):
         wrong.append("in a list it does not belong to, or in none")
     child = past.first_child
     while child != NIL:
@@ -169,12 +169,14 @@ def history_problems(Placement placement, bint exactly=True):
         past = &h.pasts[p]
         sums["num_blocks"] += past.length
         sums["lru_blocks"] += past.lru
-        sums["lacking"] += 0 if past.promised else max(0, past.lru - past.kept)
+        sums["lacking"] += 0 if past.users else max(0, past.lru - past.kept)
     said = {"num_live": h.num_live, "used": h.used, "num_blocks": h.num_blocks, "lru_blocks": h.lru_blocks,
             "lacking": h.lacking}
     wrong += [f"{name}: {said[name]}, really {sums[name]}" for name in sums if said[name] != sums[name]]
-    if exactly and any(h.pasts[p].promised for p in live):
-        wrong.append("promised by nobody")
+    if exactly and any(h.pasts[p].users for p in live):
+        wrong.append("held by nobody")
+    if any(h.pasts[p].users < 0 or (h.pasts[p].parent != NIL and h.pasts[p].users > h.pasts[h.pasts[p].parent].users) for p in live):
+        wrong.append("held by more than its parent, or by less than nobody")
     if exactly and h.lru_reserved:
         wrong.append(f"{h.lru_reserved} blocks reserved for nobody")
     seen = []
@@ -185,7 +187,7 @@ def history_problems(Placement placement, bint exactly=True):
             if h.pasts[p].stage != stage:
                 wrong.append(f"past {p}: stage {h.pasts[p].stage} in the list of {stage}")
             p = h.ages.next[p]
-    if sorted(seen) != [p for p in live if h.pasts[p].open]:
+    if sorted(seen) != [p for p in live if h.pasts[p].users == 0]:
         wrong.append("the ages' lists hold others than those that wait")
     colder = set()
     p = coldest(&h.recency, 0)
@@ -194,6 +196,6 @@ def history_problems(Placement placement, bint exactly=True):
             wrong.append(f"past {p}: hotter than its parent")
         colder.add(p)
         p = h.recency.next[p]
-    if sorted(colder) != [p for p in live if h.pasts[p].lru]:
+    if sorted(colder) != [p for p in live if h.pasts[p].lru and h.pasts[p].users == 0]:
         wrong.append("LRU's list holds others than LRU has")
     return wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from types import ModuleType
 
@@ -12,7 +12,7 @@ import pytest
 from pagedkv.core import BlockPool
 from pagedkv.replay import bounds, load_trace
 from pagedkv.replay.trace import Trace
-from tests.core.hazard_requests import NS, HazardCache, PlainLru, Prompt, branching, rising
+from tests.core.hazard_requests import NS, HazardCache, HeldLru, PlainLru, Prompt, branching, rising
 from tests.core.helpers import finish
 from tests.replay.conftest import shared_folder
 
@@ -291,6 +291,40 @@ def test_after_a_clear_or_without_a_namespace_lru_has_nothing_either(native_haza
     assert cache.hazard.stats()["remembered_blocks"] == 200
     cache.placement.clear()
     assert cache.hazard.stats()["lacking"] == 0
+    assert native_hazard.history_problems(cache.placement) == []
+
+
+def known_to_be_over(rng: Random, over: list[Prompt], fresh: Iterator[int]) -> list[int]:
+    """A request that goes on with one that is over, somewhere, or comes from nowhere."""
+    stem = list(rng.choice(over[-12:])) if over and rng.random() < 0.8 else []
+    return stem[: rng.randint(0, len(stem))] + [next(fresh) for _ in range(rng.randint(0, 9))]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lru_beside_it_is_lru_where_requests_hold_what_they_use(native_hazard: ModuleType, seed: int) -> None:
+    rng, fresh = Random(seed), iter(range(2**30))
+    capacity = rng.choice([20, 60, 150])
+    cache, lru = HazardCache(capacity, study=rng.choice([0, 64])), HeldLru(capacity)
+    cache.hazard.set_bound(stake=STAKES[seed % 3])
+    running: list[tuple[int, Prompt, Prompt]] = []
+    over: list[Prompt] = []
+    lru_hits = ours = 0
+    for i in range(400):
+        cache.hazard.tick(i * NS)
+        path = known_to_be_over(rng, over, fresh)
+        owner, hits = cache.arrive(path)
+        expected, held = lru.arrive(path)
+        lru_hits, ours = lru_hits + expected, ours + hits
+        running.append((owner, path[: len(cache.placement.blocks_of(owner))], held))
+        stats = cache.hazard.stats()
+        assert (stats["lru_hits"], stats["hits"]) == (lru_hits, ours), f"request {i}"
+        while len(running) > 3 or (running and rng.random() < 0.4):
+            owner, computed, held = running.pop(rng.randrange(len(running)))
+            cache.leave(owner)
+            lru.leave(held)
+            over.append(computed)
+    for owner, _, _ in running:
+        cache.leave(owner)
     assert native_hazard.history_problems(cache.placement) == []
 
 

@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "what a visit knew and did not compute is never waited for again",
         HAZARD,
-        (("        if not p.open:\n            history_promise", "        if False:\n            history_promise"),),
+        ((" + 1)\n            history_stage(&z.history, q, stage_after(p.learned))\n", " + 1)\n"),),
         ("test_a_visit_that_used_nothing_leaves_what_it_found_as_it_was",),
     ),
     Mutant(
@@ -123,9 +123,27 @@ MUTANTS = (
         ("test_learning_is_adagrad_on_the_logistic_loss",),
     ),
     Mutant(
+        "what a request computes again takes no room in LRU before it is over",
+        HISTORY,
+        (("    set_lru(h, p, h.pasts[p].length)\n    h.lacking -= lacks", "    h.lacking -= lacks"),),
+        ("test_lru_beside_it_is_lru_where_requests_hold_what_they_use",),
+    ),
+    Mutant(
+        "LRU has room for all that runs",
+        HAZARD,
+        (("    squeeze(z, v, count, history_lru_fit(h))\n", "    history_lru_fit(h)\n"),),
+        ("test_lru_beside_it_is_lru_where_requests_hold_what_they_use",),
+    ),
+    Mutant(
+        "who leaves lets go of what others use",
+        HISTORY,
+        (("    h.pasts[p].users -= 1\n", "    h.pasts[p].users = 0\n"),),
+        ("test_lru_beside_it_is_lru_where_requests_hold_what_they_use",),
+    ),
+    Mutant(
         "what others have used since was left behind too",
         HAZARD,
-        (("        if p.visit == s.serial and p.open:\n", "        if p.open:\n"),),
+        (("        if p.visit == s.serial and p.users == 0:\n", "        if p.users == 0:\n"),),
         ("test_what_others_have_used_since_was_not_left_behind",),
     ),
     Mutant(
