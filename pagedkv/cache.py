@@ -207,7 +207,8 @@ class KVCache:
         namespace : Namespace, optional
             What must never share KV. Default: the one namespace of everybody who names none.
         session : optional
-            The conversation or agent that this request belongs to, by any name that is the same each time. With
+            The conversation or agent that this request belongs to, by any name that is the same each time, within its
+            namespace. Default: nobody's. With
             ``policy="hazard"`` what a session's last request used and this one does not counts as left behind;
             others do not look at it. It decides nothing but what is evicted.
         on_trial : bool
@@ -236,6 +237,8 @@ class KVCache:
 
     def count(self, seq: Sequence) -> None:
         """A sequence that was opened on trial is kept: its prompt and hits count, once, before anything is appended."""
+        if not isinstance(seq, Sequence):
+            raise WrongType(f"count takes a Sequence, not {type(seq).__name__}")
         self._engine.arrive(seq.row, seq._found, seq._session)
         with self._counts:
             self._prompt_tokens += len(seq)

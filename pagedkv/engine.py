@@ -144,6 +144,8 @@ class Engine:
     def _begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
         kv = self.kv  # before anything is scheduled: a cache that is closed raises here
         self.conductor.expire()
+        if self._learned is not None:
+            self.table.begin(rows)
         while True:
             try:
                 arrays = self.table.step(rows, q_lens, lookahead)
@@ -209,18 +211,20 @@ class Engine:
             if session is not None:
                 self.table.hint(row, session=session)
 
-    def expect(self, row: int, seconds: float | None) -> None:
+    def expect(self, row: int, expected_return_s: float | None) -> None:
         """A row's caller expects the next use of its prefix so long after its release."""
         self.check_open()
-        self.table.hint(row, expected_return_s=seconds)
+        self.table.hint(row, expected_return_s=expected_return_s)
 
     def release(self, row: int) -> None:
         """A row's sequence is over. What its request has taught is learned now, when nobody waits for a token of it."""
         if self._learned is None:
             self.table.release(row)
             return
-        self._learned.tick()
-        self.table.release(row)
+        try:
+            self._learned.tick()
+        finally:  # whatever the caller's clock does
+            self.table.release(row)
         self._learned.study()
 
     def retain(self, row: int, priority: int, ttl_s: float | None) -> None:

@@ -78,7 +78,7 @@ class Folder:
 
     Parameters
     ----------
-    path : the directory; "" keeps nothing.
+    path : the directory; "" keeps nothing. A file that could not be used is kept as ``NAME.old`` when it is replaced.
     make : whether to make it (not its parents) when something is first written. A disk tier's is there, or was deleted.
     may_write : asked before anything is written; False where the disk is known not to take it.
 
@@ -92,6 +92,7 @@ class Folder:
         self.path, self._make, self._may_write = os.path.abspath(path) if path else "", make, may_write
         self.counts = dict.fromkeys(("tables_read", "tables_refused", "tables_written", "table_write_failures"), 0)
         self._said: set[str] = set()
+        self._refused: set[str] = set()
 
     def read(self, name: str, use: Callable[[bytes], object]) -> None:
         """Hand a kind's file to `use`, if there is one; what it refuses with InvalidArgument is of no use."""
@@ -104,7 +105,9 @@ class Folder:
                 self.counts["tables_read"] += 1
         except (OSError, InvalidArgument) as problem:
             self.counts["tables_refused"] += 1
-            log.warning("%s is left alone, and learned anew: %s", os.path.join(self.path, FILE.format(name)), problem)
+            if isinstance(problem, InvalidArgument):
+                self._refused.add(FILE.format(name))
+            log.warning("%s is not used, and learned anew: %s", os.path.join(self.path, FILE.format(name)), problem)
 
     def write(self, files: dict[str, bytes]) -> int:
         """Replace these kinds' files; how many were. One that fails is left as it was.
@@ -171,6 +174,9 @@ class Folder:
                 os.fsync(fd)
             finally:
                 close_quietly(fd)
+            if name in self._refused:  # somebody else may have a use for it
+                os.rename(name, f"{name}.old", src_dir_fd=folder, dst_dir_fd=folder)
+                self._refused.discard(name)
             os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
         except BaseException:
@@ -206,12 +212,18 @@ class Learned:
         self.policy, self._block_size, self._now_ns, self._folder = policy, block_size, now_ns, folder
         self._lock = threading.Lock()
         self._kinds: dict[str, int] = {}
+        self._clock_failures = 0
         self._saved = 0  # samples that had been learned when the files were last written
         self.kind_number(DEFAULT)
 
     def tick(self) -> None:
-        """Tell the policy what time it is."""
-        self.policy.tick(self._now_ns())
+        """Tell the policy what time it is. A clock that fails is counted, and time stands still."""
+        try:
+            self.policy.tick(self._now_ns())
+        except Exception as problem:
+            if not self._clock_failures:
+                log.warning("the cache's clock fails, and ages stand still: %s", problem)
+            self._clock_failures += 1
 
     def study(self) -> None:
         """Learn a little of what was noted: well below a millisecond. For the end of a request."""
@@ -256,8 +268,8 @@ class Learned:
         return written
 
     def stats(self) -> dict[str, int]:
-        """The policy's counters and the files'."""
-        return {**self.policy.stats(), **self._folder.counts}
+        """The policy's counters, the clock's and the files'."""
+        return {**self.policy.stats(), "clock_failures": self._clock_failures, **self._folder.counts}
 
     def _load(self, data: bytes, number: int) -> None:
         self.policy.load_tables(unpack(data, self._block_size), number)

@@ -64,6 +64,7 @@ HAZARD = {
     "samples_lost": ("hazard_lost_samples", "Samples that were never learned because there were too many at once."),
     "visits_lost": ("hazard_lost_visits", "Requests that could not be remembered."),
     "clock_steps_back": ("hazard_clock_steps_back", "Times that the clock went back."),
+    "clock_failures": ("hazard_clock_failures", "Times that the clock failed."),
     "outputs_clamped": ("hazard_clamped_outputs", "Outputs longer than can be."),
     "tables_read": ("hazard_tables_read", "Files of learned tables that were read."),
     "tables_refused": ("hazard_tables_refused", "Files of learned tables that could not be used."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -194,7 +195,13 @@ def check_learning(policy: Any, learned: Any, disk: Disk | None, clock: Any) -> 
         return ""
     if not learns:
         raise InvalidArgument(f"learned is for policy='hazard', and this cache has policy {policy!r}")
-    return path_text(learned, "learned")
+    folder = path_text(learned, "learned")
+    above = os.path.dirname(os.path.abspath(folder))
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InvalidArgument(f"learned: {folder} is no directory; name one that the tables may lie in")
+    if not os.path.isdir(above):
+        raise InvalidArgument(f"learned: there is no directory {above} for {folder} to be made in; make it first")
+    return folder
 
 
 def check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: Any, **flags: Any) -> None:

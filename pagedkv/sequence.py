@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,16 @@ def session_number(session: object) -> int | None:
     Raises
     ------
     WrongType
-        No str, bytes, int or None.
+        No str, bytes, integer or None.
+    InvalidArgument
+        Empty, or below 0: what others write where they mean nobody, and would all be one session.
     """
     if session is None:
         return None
-    if isinstance(session, bool) or not isinstance(session, str | bytes | int):
+    if isinstance(session, bool) or not isinstance(session, str | bytes | Integral):
         raise WrongType(f"a session is named by a str, bytes or int, not {type(session).__name__}")
+    if session < 0 if isinstance(session, Integral) else not session:
+        raise InvalidArgument(f"session = {session!r} names nobody: leave it out, or give None")
     return hash(session) & 0x7FFFFFFFFFFFFFFF
 
 
@@ -130,9 +135,9 @@ class Sequence:
         """How long the cache should keep this prefix after release: priority 0..100 and a time to live in seconds."""
         self._engine.retain(self.row, priority, ttl_s)
 
-    def expect_return(self, seconds: float | None) -> None:
-        """When the caller thinks that this prefix is asked for again: so long after the release; ``math.inf``: never,
-        None: nobody knows.
+    def expect_return(self, expected_return_s: float | None) -> None:
+        """When the caller thinks that this prefix is asked for again: so many seconds after the release; ``math.inf``:
+        never. None changes nothing.
 
         A hint, to be given before the release: ``policy="hazard"`` learns what it is worth, other policies do not look
         at it. Who does not know whether it comes again should say nothing.
@@ -141,7 +146,7 @@ class Sequence:
         ------
         WrongType, InvalidArgument, ClosedError
         """
-        self._engine.expect(self.row, seconds)
+        self._engine.expect(self.row, expected_return_s)
 
     def gather(self, out: tuple[NDArray[Any], NDArray[Any]] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of the computed tokens, contiguous, for runtimes that do not page.

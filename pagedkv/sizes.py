@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,12 @@ def number_of_seconds(value: Any, what: str) -> float:
     Raises
     ------
     WrongType, InvalidArgument
-        It is no finite number, 0 or more.
+        It is no number from 0 to below 1e12.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise WrongType(f"{what} must be a number of seconds, not {type(value).__name__}")
-    if not 0 <= value < 1e12:
-        raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {value}")
+    if not 0 <= value < 1e12:  # type: ignore[operator]
+        raise InvalidArgument(f"{what} must be a number of seconds, 0 or more and below 1e12, not {value}")
     return float(value)
 
 

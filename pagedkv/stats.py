@@ -39,8 +39,8 @@ class CacheStats:
         ``refused_by_admission`` and ``refused_by_write_budget`` (blocks dropped instead of written).
     hazard : mapping or None
         None with other policies. What the policy ``hazard`` has learned and how it compares with plain LRU
-        (``HazardPolicy.stats``), and its files: ``tables_read``, ``tables_refused`` (could not be used),
-        ``tables_written``, ``table_write_failures``.
+        (``HazardPolicy.stats``), ``clock_failures``, and its files: ``tables_read``, ``tables_refused`` (could not be
+        used), ``tables_written``, ``table_write_failures``.
     """
 
     sequences: int
@@ -72,7 +72,7 @@ class CacheStats:
         )
         return (
             f"{self.sequences} sequences; hit tokens: {hits} of {self.prompt_tokens} ({self.token_hit_rate:.1%}); "
-            f"blocks: {held}; failed moves: {self.failed_moves}{self._disk_in_words()}"
+            f"blocks: {held}; failed moves: {self.failed_moves}{self._disk_in_words()}{self._hazard_in_words()}"
         )
 
     def _disk_in_words(self) -> str:
@@ -82,6 +82,13 @@ class CacheStats:
         flat = {**self.disk, "misses": _total(self.disk, "misses"), "write_errors": _total(self.disk, "write_errors")}
         told = [f"{flat[name]} {words}" for name, words in _DISK_WORDS.items() if flat.get(name)]
         return f"; disk {', '.join([str(self.disk['state']), *told])}"
+
+    def _hazard_in_words(self) -> str:
+        """How the policy hazard compares with LRU."""
+        if self.hazard is None:
+            return ""
+        won, held = self.hazard["hits"] - self.hazard["lru_hits"], self.hazard["held_back"]
+        return f"; hazard {won:+d} hit blocks beside LRU, {held} victims in its order"
 
 
 _DISK_WORDS = {

@@ -5,6 +5,7 @@ is three times faster than ``PyLong_AsLong``. Everything else goes through NumPy
 """
 
 import operator
+from numbers import Real
 import reprlib
 
 import numpy as np
@@ -164,7 +165,7 @@ cdef int64_t count_input(object obj, str name, int64_t low, int64_t high) except
 
 
 cdef double seconds_input(object obj, str name) except? -1:
-    if isinstance(obj, bool) or not isinstance(obj, (int, float)):
+    if isinstance(obj, bool) or not isinstance(obj, Real):
         raise WrongType(f"{name} must be a number, not {type(obj).__name__}")
     if not obj >= 0:
         raise InvalidArgument(f"{name} must be 0 or more, not {obj}")

@@ -19,7 +19,7 @@ from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_dr
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport (
-    place_acquire, place_arrive, place_blocks, place_depart, place_hint, place_owner, place_release, place_share,
+    place_acquire, place_arrive, place_begin, place_blocks, place_depart, place_hint, place_owner, place_release, place_share,
     place_shorten, place_uncut,
 )
 from pagedkv._core.radix_tree cimport Tree, node_top
@@ -1066,6 +1066,23 @@ cdef class BlockTable:
         if r < 0:
             self.raise_(E_STALE, [handle], 0)
 
+    def begin(self, rows):
+        """The requests of these rows (int64 [n]) are going to be computed, and room is made for them: ``HazardPolicy.begin``.
+
+        To be called before room is made for a step. A row that was released is passed over: the step will refuse it.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef const int64_t* h = i64(handles)
+        cdef int64_t i, n = cnp.PyArray_SIZE(handles)
+        cdef int32_t r
+        self.lock.acquire()
+        with nogil:
+            for i in range(n):
+                r = self.row_of(h[i])
+                if r >= 0 and self.rows[r].owner != NIL:
+                    place_begin(&self.placement.place, self.rows[r].owner)
+        self.lock.release()
+
     def hint(self, row, *, session=None, expected_return_s=None):
         """What the caller knows of the request that a row stands for, as in ``HazardPolicy.hint``; for any of its forks.
 
@@ -1108,7 +1125,7 @@ cdef class BlockTable:
         cdef int32_t r
         self.lock.acquire()
         r = self.row_of(handle)
-        if r >= 0 and self.rows[r].owner != NIL:
+        if r >= 0 and self.rows[r].owner != NIL and self.rows[r].next_kin == r:
             with nogil:
                 visit = place_depart(&self.placement.place, self.rows[r].owner, self.rows[r].used, -1, True)
         self.lock.release()

@@ -1,6 +1,7 @@
 # The policy "hazard": what is remembered of prefixes, what is learned from it, and how far evictions may leave LRU's.
 #
 #     arrive      a request has matched: its prefix was used again; what that teaches is noted
+#     take        its blocks are computed: LRU makes room for them at the same time
 #     depart      it has let go: its path waits for its next use from now on
 #     report      how much it generated, where that becomes known only later
 #     session, expect     what the caller knows beside that: whose request it is, when it expects the next use
@@ -57,7 +58,10 @@ cdef void hazard_bound(Hazard* z, double slack, double stake, int64_t window) no
 cdef void hazard_clock(Hazard* z, int64_t now_ns) noexcept nogil
 # The path's hashes are in z.keys[:num_blocks]. A visit, or NIL without memory. `hits`: blocks matched.
 cdef uint64_t* hazard_keys(Hazard* z, int64_t num_blocks) noexcept nogil            # room for them, or NULL
-cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept nogil
+# `kept`: leading ones that others hold or a caller keeps, in LRU too.
+cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits, int32_t kept) noexcept nogil
+# The visit's first blocks are there: from now on LRU has the request too, and made room for it.
+cdef void hazard_take(Hazard* z, int32_t visit) noexcept nogil
 # `later`: the output will be reported, and the visit lives until then. z.path[: result] are the pasts of the path, from its
 # beginning; 0 where nothing was remembered.
 cdef int32_t hazard_depart(Hazard* z, int32_t visit, int32_t root, int32_t kind, int32_t num_blocks, bint used,

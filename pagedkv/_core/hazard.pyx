@@ -17,9 +17,9 @@ from pagedkv._core.hazard_model cimport (
 )
 from pagedkv._core.history cimport (
     NUM_STAGES, History, Past, history_at, history_bytes, history_child, history_close, history_common, history_ensure,
-    history_forget, history_hold, history_join, history_keep, history_let_go, history_lru_clear, history_lru_fit,
-    history_new, history_open, history_purge, history_split, history_squeeze, history_stage, history_touch,
-    history_wait,
+    history_fill, history_forget, history_hold, history_join, history_keep, history_let_go, history_lru_clear,
+    history_lru_fit, history_new, history_open, history_purge, history_split, history_squeeze, history_stage,
+    history_touch, history_wait,
 )
 from pagedkv._core.links cimport coldest, is_linked, unlink
 from pagedkv._core.sessions cimport Session, session_find, session_note, sessions_bytes, sessions_close
@@ -184,7 +184,7 @@ cdef int32_t follow(Hazard* z, int32_t num_blocks, int32_t* count, bint* cut) no
     return at
 
 
-cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept nogil:
+cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits, int32_t kept) noexcept nogil:
     cdef History* h = &z.history
     cdef int32_t slot = visit_new(&z.visits, hazard_random(z)), count, i, lru_hits = 0
     cdef bint cut
@@ -209,17 +209,18 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept
         v.end, v.end_generation = z.path[count - 1], last.generation
     for i in range(count):
         p = &h.pasts[z.path[i]]
-        if p.depth == lru_hits:                 # what runs is held, and computed as far, whatever the policy
-            lru_hits += p.lru if p.users == 0 else max(0, min(hits - p.depth, p.length))
+        if p.depth == lru_hits:                 # what is being computed is as far, whatever the policy
+            lru_hits += p.lru if p.users == 0 else max(p.had, min(hits - p.depth, p.length))
         close_past(z, z.path[i], not cut or i < count - 1)
     if count > 0 and v.extends:
         v.mean_gap, v.least_gap = last.mean_gap, last.least_gap
     for i in range(count - 1, -1, -1):
         history_hold(h, z.path[i])
-    v.reserved = num_blocks - v.known
-    h.lru_reserved += v.reserved
-    squeeze(z, v, count, history_lru_fit(h))
+    v.missing = num_blocks - max(v.known, hits)     # what others compute just now needs room once
+    if hits >= num_blocks:                      # nothing will tell when LRU would have made room
+        hazard_take(z, slot)
     hits = min(hits, v.known)                   # what was never let go of is no merit: LRU has it too
+    lru_hits = max(lru_hits, min(kept, hits))
     z.counters.lru_hits += lru_hits
     z.counters.hits += hits
     guard_arrival(&z.guard, num_blocks, lru_hits, hits)
@@ -230,21 +231,31 @@ cdef int32_t hazard_arrive(Hazard* z, int32_t num_blocks, int32_t hits) noexcept
     return slot
 
 
-# LRU takes a request in at once, as far as there is room beside what others hold: of what comes last so many blocks too few.
-cdef void squeeze(Hazard* z, Visit* v, int32_t count, int64_t missing) noexcept nogil:
-    cdef int64_t cut = min(max(missing, <int64_t>0), v.reserved)
-    cdef Past* p
+# As far as there is room beside what others hold: of what comes last so many blocks too few.
+cdef void hazard_take(Hazard* z, int32_t visit) noexcept nogil:
+    cdef History* h = &z.history
+    cdef Visit* v = &z.visits.at[visit]
+    cdef int32_t end = v.end if v.end != NIL and h.pasts[v.end].generation == v.end_generation else NIL, q = end
+    cdef int64_t too_few, cut
+    if v.taken:
+        return
+    v.taken = 1
+    v.reserved = v.missing
+    h.lru_reserved += v.reserved
+    while q != NIL:
+        history_fill(h, q)
+        q = h.pasts[q].parent
+    too_few = history_lru_fit(h)
+    cut = min(max(too_few, <int64_t>0), v.reserved)
     v.reserved -= cut
-    z.history.lru_reserved -= cut
-    missing -= cut
-    while missing > 0 and count > 0:
-        count -= 1
-        p = &z.history.pasts[z.path[count]]
-        if p.users > 1:
-            return
-        cut = min(missing, <int64_t>p.lru)
-        history_squeeze(&z.history, z.path[count], p.lru - <int32_t>cut)
-        missing -= cut
+    h.lru_reserved -= cut
+    too_few -= cut
+    q = end
+    while too_few > 0 and q != NIL and h.pasts[q].users == 1:
+        cut = min(too_few, <int64_t>h.pasts[q].lru)
+        history_squeeze(h, q, h.pasts[q].lru - <int32_t>cut)
+        too_few -= cut
+        q = h.pasts[q].parent
 
 
 # A visit lets go of what it knew when it arrived. Nobody else using it, it is as it was, but for what its coming taught.

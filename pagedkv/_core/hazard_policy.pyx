@@ -5,6 +5,8 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
+from numbers import Real
+
 import numpy as np
 
 from pagedkv._core.arrays cimport count_input, handle_input, seconds_input
@@ -14,7 +16,7 @@ from pagedkv._core.hazard cimport (
     hazard_study,
 )
 from pagedkv._core.hazard_model cimport NUM_WEIGHTS, Model, model_open
-from pagedkv._core.owners cimport place_depart, place_hint, place_owner
+from pagedkv._core.owners cimport place_begin, place_depart, place_hint, place_owner
 from pagedkv._core.place cimport NUM_CLASSES, Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport node_top
@@ -50,6 +52,26 @@ cdef class HazardPolicy:
         self.placement.lock.acquire()
         hazard_clock(self.placement.place.hazard, now)
         self.placement.lock.release()
+
+    def begin(self, owner):
+        """A request is going to be computed, and room is made for it: plain LRU, which is kept beside, makes room now too.
+
+        To be called before ``Placement.reserve``. Without it, the first ``Placement.insert`` of the owner says so.
+
+        Raises
+        ------
+        StaleHandle
+        """
+        cdef int64_t handle = handle_input(owner, "owner")
+        cdef Place* p = &self.placement.place
+        cdef int32_t slot
+        self.placement.lock.acquire()
+        slot = place_owner(p, handle)
+        if slot >= 0:
+            place_begin(p, slot)
+        self.placement.lock.release()
+        if slot < 0:
+            raise StaleHandle(f"owner {handle:#x} was released, or never existed")
 
     def hint(self, owner, *, session=None, expected_return_s=None):
         """What the caller knows of a request under way. Hints are learned from: what they say need not be true, only alike.
@@ -155,7 +177,7 @@ cdef class HazardPolicy:
         Parameters
         ----------
         slack : float
-            Share of the accesses of any `window` requests, 0 to 1.
+            Share of the accesses of any `window` requests, 0 or more; of 1 and above nothing is left of the bound.
         stake : float
             Share of what was won over LRU in the last `window` requests that may be at risk too; 0: a strict bound, inf: none.
         window : int
@@ -165,7 +187,7 @@ cdef class HazardPolicy:
         """
         cdef int64_t requests = count_input(window, "window", 100, 2**40)
         for name, value in (("slack", slack), ("stake", stake)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise WrongType(f"{name} must be a number, not {type(value).__name__}")
             if not value >= 0:
                 raise InvalidArgument(f"{name} must be 0 or more, not {value}")

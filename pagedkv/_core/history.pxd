@@ -28,6 +28,7 @@ cdef struct Past:
     uint64_t* keys              # [capacity], owned; prefix hash of each block
     int32_t generation          # raised when the id is given back
     int32_t lru
+    int32_t had                 # of it, LRU had so many when the first of its users came
     int32_t kept
     int32_t tail                # blocks between its end and the end of the path that used it last
     int32_t uses
@@ -80,10 +81,11 @@ cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil
 cdef bint history_join(History* h, int32_t p) noexcept nogil
 # A new past without a story, linked nowhere yet; NIL without memory. After history_ensure(1).
 cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil
-# A request under way holds it from now on, whole, in LRU too; and it lets go, which makes it LRU's hottest: both to be called
-# from the end of a path up to its beginning.
+# A request under way holds it from now on, in LRU what it has of it; and it lets go, which makes it LRU's hottest: both to be
+# called from the end of a path up to its beginning.
 cdef void history_hold(History* h, int32_t p) noexcept nogil
 cdef void history_let_go(History* h, int32_t p) noexcept nogil
+cdef void history_fill(History* h, int32_t p) noexcept nogil        # LRU has all of what is held
 # LRU has only so many of the blocks of a past that is held: there was no room for more.
 cdef void history_squeeze(History* h, int32_t p, int32_t lru) noexcept nogil
 cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil      # that many of its blocks are cached now

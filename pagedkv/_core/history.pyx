@@ -117,19 +117,18 @@ cdef int history_ensure(History* h, int32_t extra) noexcept nogil:
         h.pasts = grown
         if not links_grow(&h.ages, h.capacity, capacity) or not links_grow(&h.recency, h.capacity, capacity):
             return E_MEMORY
-        memset(grown + h.capacity, 0, (capacity - h.capacity) * sizeof(Past))
         h.capacity = capacity
     return table_grow(h, extra)
 
 
 cdef int32_t take_id(History* h) noexcept nogil:
-    cdef int32_t p = h.free_past, generation
+    cdef int32_t p = h.free_past, generation = 0        # a new id's memory was never written
     if p == NIL:
         p = h.num_pasts
         h.num_pasts += 1
     else:
         h.free_past = h.pasts[p].parent
-    generation = h.pasts[p].generation
+        generation = h.pasts[p].generation
     memset(&h.pasts[p], 0, sizeof(Past))
     h.pasts[p].generation = generation
     h.pasts[p].first_child = h.pasts[p].next_sibling = h.pasts[p].prev_sibling = NIL
@@ -250,6 +249,8 @@ cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil:
     a.lru = min(a.lru, k)
     a.kept = min(a.kept, k)
     b.lru -= a.lru
+    a.had = min(a.had, k)
+    b.had -= a.had
     b.kept -= a.kept
     adopt_child(h, a.parent, upper)
     adopt_child(h, upper, p)
@@ -326,9 +327,14 @@ cdef void history_touch(History* h, int32_t p) noexcept nogil:
         link_hottest(&h.recency, 0, p)
 
 
-cdef void history_hold(History* h, int32_t p) noexcept nogil:
+cdef void history_fill(History* h, int32_t p) noexcept nogil:
     set_lru(h, p, h.pasts[p].length)
+
+
+cdef void history_hold(History* h, int32_t p) noexcept nogil:
     h.lacking -= lacks(&h.pasts[p])
+    if h.pasts[p].users == 0:
+        h.pasts[p].had = h.pasts[p].lru
     h.pasts[p].users += 1
     if is_linked(&h.recency, p):
         unlink(&h.recency, p)

@@ -5,7 +5,7 @@ from libc.string cimport memcpy
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_drop_one
 from pagedkv._core.links cimport is_linked
-from pagedkv._core.owners cimport run_own
+from pagedkv._core.owners cimport place_begin, run_own
 from pagedkv._core.place cimport LRU, S3FIFO, Fate, Place
 from pagedkv._core.radix_tree cimport (
     Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common, tree_extend, tree_new,
@@ -122,6 +122,8 @@ cdef int32_t place_insert(
     cdef uint64_t chain
     if p.fates[t.nodes[n].root].failed:
         return 0                                    # the namespace was dropped: nothing of it is cached any more
+    if num_blocks > 0:
+        place_begin(p, owner)
     while done < num_blocks:
         if place_ensure(p, 2) != OK:
             break

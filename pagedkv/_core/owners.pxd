@@ -10,6 +10,8 @@ cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_
 # With the policy hazard: the owner stands for a request with this prompt, which has just come. Others do not call it.
 # `found`: blocks of it that were cached, where that is more than the owner holds.
 cdef void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found) noexcept nogil
+# The request is going to be computed, and room made for it: LRU makes it now. Without this, with the owner's first insertion.
+cdef void place_begin(Place* p, int32_t owner) noexcept nogil
 # What the caller knows of the request that an owner stands for: its session (-1: nothing), the time until its prefix is used
 # again (seconds; infinity: never; -1: nothing). Nothing happens where it stands for none.
 cdef void place_hint(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil

@@ -7,7 +7,8 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from pagedkv._core.hazard cimport hazard_arrive, hazard_depart, hazard_expect, hazard_keys, hazard_session
+from pagedkv._core.block_pool cimport COUNT
+from pagedkv._core.hazard cimport hazard_arrive, hazard_depart, hazard_expect, hazard_keys, hazard_session, hazard_take
 from pagedkv._core.history cimport History
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Owner, Place
@@ -153,12 +154,19 @@ cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
     return other
 
 
+# Others than the tree and one owner hold run n, or a caller wants it kept longer than others: no policy can evict it.
+cdef bint is_kept(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t tier = node_top(p.tree, n)
+    return p.fates[n].klass > DEFAULT_CLASS or p.pools[tier].refs[node_ids(p.tree, n, tier)[0]] & COUNT > 2
+
+
 cdef void place_arrive(
     Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found
 ) noexcept nogil:
     cdef Tree* t = p.tree
     cdef int32_t n = p.owners[owner].node, done = p.owners[owner].num_blocks, i
     cdef int32_t total = <int32_t>(num_tokens // t.block_size)
+    cdef int32_t kept = 0
     cdef uint64_t chain
     cdef uint64_t* keys
     if p.hazard == NULL or p.owners[owner].visit != NIL:
@@ -171,10 +179,19 @@ cdef void place_arrive(
     for i in range(done, total):
         chain = chain_step(t, chain, tokens + <int64_t>i * t.block_size)
         keys[i] = chain
-    p.owners[owner].visit = hazard_arrive(p.hazard, total, max(done, <int32_t>min(found, <int64_t>total)))
+    while t.nodes[n].length > 0 and not is_kept(p, n):
+        n = t.nodes[n].parent
+    kept = t.nodes[n].depth + t.nodes[n].length
+    n = p.owners[owner].node
+    p.owners[owner].visit = hazard_arrive(p.hazard, total, max(done, <int32_t>min(found, <int64_t>total)), kept)
     while t.nodes[n].length > 0:        # a past that goes on otherwise was cut
         past_follow(p, n)
         n = t.nodes[n].parent
+
+
+cdef void place_begin(Place* p, int32_t owner) noexcept nogil:
+    if p.owners[owner].visit != NIL:
+        hazard_take(p.hazard, p.owners[owner].visit)
 
 
 cdef void place_hint(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil:

@@ -8,6 +8,7 @@ cdef struct Visit:
     int32_t next_free
     int32_t num_blocks          # of its prompt
     int32_t known               # of these, remembered when it arrived
+    int32_t missing             # of these, neither remembered nor matched
     int32_t turn
     int32_t end                 # its deepest past: of what was known, and of its whole path once it has departed
     int32_t end_generation
@@ -17,6 +18,7 @@ cdef struct Visit:
     float mean_gap              # of its prefix, inherited where it goes on where that ended
     float least_gap
     uint8_t expected            # bucket of the time after which the caller expects the next use; 0: it said nothing
+    uint8_t taken               # LRU has made room for all of it
     uint8_t live
     uint8_t departed
     uint8_t extends

@@ -54,7 +54,7 @@ cdef int32_t visit_new(Visits* v, uint64_t random) noexcept nogil:
     v.serial += 1
     v.at[slot].serial = v.serial
     v.at[slot].session = 0
-    v.at[slot].live, v.at[slot].departed, v.at[slot].expected = 1, 0, 0
+    v.at[slot].live, v.at[slot].departed, v.at[slot].expected, v.at[slot].taken = 1, 0, 0, 0
     return slot
 
 

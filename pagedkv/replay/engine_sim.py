@@ -103,6 +103,8 @@ class SimCache:
         owner, hit = placement.acquire(path)
         if self._hazard is not None and session >= 0:
             self._hazard.hint(owner, session=session)
+        if self._hazard is not None:
+            self._hazard.begin(owner)
         tiers = placement.tiers_of(owner)
         cold = hit - int(np.count_nonzero(tiers == DEVICE))
         squeezed = False

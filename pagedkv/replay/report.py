@@ -18,7 +18,10 @@ from pagedkv.replay.options import Options
 from pagedkv.replay.result import Json, Result
 from pagedkv.replay.trace import Trace
 
-INSTANT = "time: requests run one after the other in file order; queueing, batching and arrival times play no part"
+INSTANT = (
+    "time: requests run one after the other in file order; queueing and batching play no part, and arrival times none "
+    "but for the policy hazard, whose ages go by them"
+)
 GENERATING = (
     "time: a request starts when it arrives and takes {:g} ms per output token; queueing and prefill take none",
     "room for generated tokens: a request holds the blocks of its prompt",

@@ -31,9 +31,11 @@ def print_table(trace: Trace, results: Sequence[Result], file: TextIO | None = N
 
 
 def holding(results: Sequence[Result]) -> str:
-    """How long requests hold their blocks, as the end of a line; empty where they take no time."""
+    """How long requests hold their blocks, and what the policy hazard risks, as the end of a line; empty by default."""
     times = {r.parameters["generating_ms"] for r in results} - {None}
-    return "".join(f"; held for {ms:g} ms per output token, in lru, min and min-bypass too" for ms in times)
+    stakes = {r.parameters.get("hazard_stake") for r in results if r.policy == "hazard"} - {None}
+    held = "".join(f"; held for {ms:g} ms per output token, in lru, min and min-bypass too" for ms in times)
+    return held + "".join(f"; hazard with stake {stake}" for stake in stakes)
 
 
 def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:

@@ -218,6 +218,20 @@ def test_it_learns_the_same_when_hooks_watch(open_cache):
     assert found[0][0]["learned"] > 0
 
 
+@pytest.mark.parametrize("now", [1e11, float("nan"), float("inf")])
+def test_a_clock_that_tells_no_time_fails_nobody_and_is_counted(toy, clock, now, caplog):
+    seq = toy.cache.sequence(prompt(1))
+    toy.run(seq)
+    clock.now = now
+    seq.release()
+    assert counted(toy, "clock_failures") == 1
+    clock.now = 1e6
+    assert toy.use(prompt(1)) == {"device": 3 * BLOCK}
+    assert len([record for record in caplog.records if "clock fails" in record.message]) == 1
+    assert toy.cache.table.num_rows == 0
+    assert all_free(toy.cache)
+
+
 def test_a_clock_that_goes_back_is_counted_and_harmless(toy, clock):
     toy.use(prompt(1))
     clock.now -= 50

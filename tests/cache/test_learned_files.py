@@ -277,13 +277,33 @@ def test_a_store_that_was_deleted_meanwhile_is_not_made_again(open_toy, taught, 
     assert files(toy)[3] == 1
 
 
+def test_what_could_not_be_used_is_kept_when_it_is_replaced(open_toy, taught, clock):
+    path, _ = taught
+    path.write_bytes(b"of another program")
+    toy = open_toy(learned=path.parent)
+    teach(toy, clock)
+    for _ in range(2):
+        teach(toy, clock)
+        assert toy.cache.save_learned() == 1
+    assert path.with_name(path.name + ".old").read_bytes() == b"of another program"
+    assert unpack(path.read_bytes(), BLOCK).shape == NUMBERS.shape
+
+
 @pytest.mark.parametrize("what", ["a file", "a missing parent"])
 def test_a_directory_that_cannot_be_costs_the_files_alone(open_toy, clock, tmp_path, what):
+    """Nobody opens a cache with one; it may become one later."""
+    (tmp_path / "a").mkdir()
     (tmp_path / "file").write_text("no directory")
-    toy = open_toy(learned=tmp_path / ("file" if what == "a file" else "a/b"))
+    with pytest.raises(pk.InvalidArgument, match=r"learned: .*(no directory)"):
+        open_toy(learned=tmp_path / ("file" if what == "a file" else "b/c"))
+    toy = open_toy(learned=tmp_path / "a/b")
     teach(toy, clock)
+    if what == "a file":
+        (tmp_path / "a/b").write_text("no directory")
+    else:
+        (tmp_path / "a").rmdir()
     assert toy.cache.save_learned() == 0
-    assert files(toy) == (0, int(what == "a file"), 0, 1)
+    assert files(toy) == (0, 0, 0, 1)
     assert toy.use(prompt(1)) == {"device": 3 * BLOCK}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pagedkv.core import BlockPool
+from pagedkv.errors import StaleHandle
 from pagedkv.replay import bounds, load_trace
 from pagedkv.replay.trace import Trace
 from tests.core.hazard_requests import NS, HazardCache, HeldLru, PlainLru, Prompt, branching, rising
@@ -292,6 +293,54 @@ def test_after_a_clear_or_without_a_namespace_lru_has_nothing_either(native_haza
     cache.placement.clear()
     assert cache.hazard.stats()["lacking"] == 0
     assert native_hazard.history_problems(cache.placement) == []
+
+
+def both(cache: HazardCache) -> tuple[int, int]:
+    stats = cache.hazard.stats()
+    return stats["lru_hits"], stats["hits"]
+
+
+@pytest.mark.parametrize("how", ["pinned", "of high priority"])
+def test_what_a_caller_keeps_is_won_from_nobody(how: str) -> None:
+    cache = HazardCache(20)
+    cache.request(range(8), 0)
+    owner, _ = cache.placement.acquire(np.arange(8, dtype=np.int32), request=False)
+    if how == "of high priority":
+        cache.placement.set_retention(owner, 100)
+        cache.placement.release(owner)
+    for i in range(30):
+        cache.request(scattered(cache, i), i + 1.0)
+    assert both(cache) == (0, 0)
+    assert cache.request(range(8), 40) == 8
+    assert both(cache) == (8, 8)
+
+
+def test_lru_makes_room_when_blocks_are_computed_and_not_when_a_request_comes() -> None:
+    cache = HazardCache(10)
+    cache.request(range(5), 0)
+    given_up, _ = cache.placement.acquire(np.arange(100, 109, dtype=np.int32))
+    assert cache.request(range(5), 1) == 5
+    assert both(cache) == (5, 5)
+    cache.leave(given_up, used=False)
+    assert cache.request(range(5), 2) == 5
+    assert both(cache) == (10, 10)
+    begun, _ = cache.placement.acquire(np.arange(100, 109, dtype=np.int32))
+    cache.hazard.begin(begun)
+    cache.request(range(5), 3)
+    assert both(cache) == (11, 15)  # LRU has the first block still
+    cache.leave(begun, used=False)
+    with pytest.raises(StaleHandle):
+        cache.hazard.begin(begun)
+
+
+def test_what_another_computes_just_now_needs_room_in_lru_once() -> None:
+    cache = HazardCache(20)
+    cache.request(range(8), 0)
+    owners = [cache.arrive([*range(100, 110), 200 + i])[0] for i in range(2)]  # 10 blocks that both use, and one each
+    cache.request(range(8), 1)
+    assert both(cache) == (8, 8)
+    for owner in owners:
+        cache.leave(owner)
 
 
 def known_to_be_over(rng: Random, over: list[Prompt], fresh: Iterator[int]) -> list[int]:

@@ -123,15 +123,33 @@ MUTANTS = (
         ("test_learning_is_adagrad_on_the_logistic_loss",),
     ),
     Mutant(
+        "what a caller keeps is won from LRU",
+        HAZARD,
+        (("    lru_hits = max(lru_hits, min(kept, hits))\n", ""),),
+        ("test_what_a_caller_keeps_is_won_from_nobody",),
+    ),
+    Mutant(
+        "LRU makes room for what may never be computed",
+        HAZARD,
+        (("    if hits >= num_blocks:     ", "    if True:     "),),
+        ("test_lru_makes_room_when_blocks_are_computed_and_not_when_a_request_comes",),
+    ),
+    Mutant(
+        "LRU makes room for each of those who use what one of them computes",
+        HAZARD,
+        (("num_blocks - max(v.known, hits) ", "num_blocks - v.known "),),
+        ("test_what_another_computes_just_now_needs_room_in_lru_once",),
+    ),
+    Mutant(
         "what a request computes again takes no room in LRU before it is over",
-        HISTORY,
-        (("    set_lru(h, p, h.pasts[p].length)\n    h.lacking -= lacks", "    h.lacking -= lacks"),),
+        HAZARD,
+        (("        history_fill(h, q)\n", ""),),
         ("test_lru_beside_it_is_lru_where_requests_hold_what_they_use",),
     ),
     Mutant(
         "LRU has room for all that runs",
         HAZARD,
-        (("    squeeze(z, v, count, history_lru_fit(h))\n", "    history_lru_fit(h)\n"),),
+        (("    too_few = history_lru_fit(h)\n", "    too_few = min(history_lru_fit(h), <int64_t>0)\n"),),
         ("test_lru_beside_it_is_lru_where_requests_hold_what_they_use",),
     ),
     Mutant(

@@ -227,7 +227,7 @@ def test_the_report_says_how_long_requests_hold_their_blocks(
     assert "squeezed" not in capsys.readouterr().out
     report = json.loads(out.read_text())
     assert report["generating_ms"] is None
-    assert any("arrival times play no part" in line for line in report["not_modelled"])
+    assert any("queueing and batching play no part" in line for line in report["not_modelled"])
 
 
 def leading(path: list[int], cached: frozenset[int]) -> int:
