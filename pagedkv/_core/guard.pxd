@@ -11,8 +11,8 @@
 # lose no more to LRU than SLACK of the accesses, and stake times what was won, in the WINDOW requests up to the last eviction
 # that left LRU's order: not always the same ones, so where requests become shorter, what was risked with the long ones
 # can still be lost. This holds on one tier, also for requests that overlap and hold what they use (LRU's would hold the
-# same), but for new prefixes that several compute at once; for others it is what is aimed at. A stake of infinity: no bound.
-# See docs/policies.md.
+# same), but for new prefixes that several compute at once; over several it is what is aimed at. A stake of infinity: no
+# bound. See docs/policies.md.
 from libc.stdint cimport int64_t
 
 cdef enum:

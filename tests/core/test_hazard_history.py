@@ -315,6 +315,16 @@ def test_what_a_caller_keeps_is_won_from_nobody(how: str) -> None:
     assert both(cache) == (8, 8)
 
 
+def test_what_came_into_the_cache_without_a_request_is_won_from_nobody() -> None:
+    cache = HazardCache(20)
+    tokens = np.arange(8, dtype=np.int32)
+    owner, _ = cache.placement.acquire(tokens, request=False)
+    cache.placement.insert(owner, tokens, cache.placement.allocate(8))
+    cache.placement.release(owner)
+    assert cache.request(range(8), 1) == 8
+    assert both(cache) == (0, 0)
+
+
 def test_lru_makes_room_when_blocks_are_computed_and_not_when_a_request_comes() -> None:
     cache = HazardCache(10)
     cache.request(range(5), 0)

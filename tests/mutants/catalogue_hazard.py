@@ -51,10 +51,10 @@ MUTANTS = (
         ("test_lru_beside_it_is_lru_and_what_it_lacks_is_what_is_not_cached",),
     ),
     Mutant(
-        "what others compute at the same time is won from LRU",
+        "what came into the cache without a request is won from LRU",
         HAZARD,
         (("    hits = min(hits, v.known) ", "    hits = max(hits, 0) "),),
-        ("test_hits_on_what_others_compute_at_the_same_time_are_not_won_from_lru",),
+        ("test_what_came_into_the_cache_without_a_request_is_won_from_nobody",),
     ),
     Mutant(
         "time goes back when the clock does",
