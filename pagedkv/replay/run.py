@@ -49,13 +49,17 @@ def replay(
     Raises
     ------
     InvalidArgument : unknown policy (the message lists the known), empty lists, a capacity that is none, requests that
-        generate in a trace without output lengths.
+        generate in a trace without output lengths, a stake without the policy ``hazard``.
     TraceFormatError : ``trace`` names a file that cannot be read as one.
     """
     options = Options() if options is None else options
     progress = Silent() if progress is None else progress
     loaded = load_trace(trace) if isinstance(trace, str | os.PathLike) else require_trace(trace)
     check_policies(policies)
+    if options.hazard_stake is not None and "hazard" not in policies:
+        raise InvalidArgument(
+            f"hazard_stake is for the policy 'hazard', not among {', '.join(policies)}: add it, or leave it out"
+        )
     sizes = [_capacity(loaded, capacity, options) for capacity in _several(capacities)]
     if not sizes:
         raise InvalidArgument("at least one capacity is needed")

@@ -47,6 +47,20 @@ def test_the_report_says_the_stake_and_stays_json(tmp_path: Path) -> None:
     assert "hazard_stake" not in lru
 
 
+def test_a_stake_without_the_policy_is_refused() -> None:
+    trace = load_trace("synthetic:chat:0:50")
+    with pytest.raises(InvalidArgument, match="not among lru, min: add"):
+        replay(trace, ["lru", "min"], "2%", options=Options(hazard_stake=0.0))
+
+
+def test_the_table_says_the_stake(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", "synthetic:chat:0:50", "--policy", "lru,hazard", "--device", "2%"]
+    assert main([*command, "--hazard-stake", "0"]) == 0
+    assert "hazard with stake 0" in capsys.readouterr().out.splitlines()[0]
+    assert main(command) == 0
+    assert "stake" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
