@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 import numpy as np
 
+from pagedkv._core.guard cimport Guard, guard_arrival, guard_open, guard_room
 from pagedkv._core.hazard cimport Hazard
 from pagedkv._core.hazard_model cimport (
     NUM_BINS, NUM_FEATURES, NUM_WEIGHTS, Model, Sample, bin_edge, bin_of, model_chance, model_close, model_forget,
@@ -71,6 +72,28 @@ cdef class NativeModel:
 
     def forget(self):
         model_forget(&self.m)
+
+
+cdef class NativeGuard:
+    """The account by itself."""
+
+    cdef Guard g
+
+    def __cinit__(self, double slack, double stake, int64_t window):
+        guard_open(&self.g, slack, stake, window)
+
+    def arrival(self, int64_t accesses, int64_t lru_hits, int64_t hits):
+        """What may be lost now."""
+        guard_arrival(&self.g, accesses, lru_hits, hits)
+        return guard_room(&self.g, 0)
+
+    @property
+    def behind(self):
+        return self.g.behind
+
+    @property
+    def total(self):
+        return self.g.total
 
 
 def noted(Placement placement):

@@ -1,7 +1,7 @@
 """How far the policy ``hazard`` may fall below plain LRU: attacked by tables that are wrong, and by who knows both.
 
 With the account of `behind` = LRU's hits - its hits, a window of W requests, and `accesses` of the blocks asked for,
-what holds for requests that come one at a time on one tier (hazard.pxd has the argument):
+what holds for requests that come one at a time on one tier (guard.pxd has the argument):
 
 prefix    over any number of requests from the start, behind <= SLACK * accesses of them.
 window    over any W requests, behind grows by no more than SLACK * the accesses of some W requests in a row, plus the
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -228,6 +229,26 @@ def test_nor_for_one_who_asks_for_exactly_what_it_gave_up(stake: float, turns: r
     course, _ = serve(Adversary(turns=turns), 4000, 500, stake, wrong=True, window=2000)
     judge(course, stake, window=2000)
     assert max(course.behind) > 0.3 * SLACK * course.accesses[-1]
+
+
+@pytest.mark.parametrize("stake", [0.0, 1.0, 3.0])
+def test_what_was_lost_and_won_back_is_not_risked_on_top_of_what_may_be_lost(
+    native_hazard: ModuleType, stake: float
+) -> None:
+    """All that the account allows to be lacking is lost, in requests of 10 blocks; then as many win it back."""
+    guard = native_hazard.NativeGuard(0.01, stake, 1000)
+    lacking, most = 0, 0.0
+    for _ in range(20_000):
+        if lacking:
+            guard.arrival(10, min(lacking, 10), 0)
+            lacking -= min(lacking, 10)
+        elif guard.behind > 0:
+            guard.arrival(10, 0, min(10, int(guard.behind)))
+        else:
+            lacking = guard.arrival(10, 0, 0)
+        assert guard.behind <= 0.01 * guard.total
+        most = max(most, guard.behind / guard.total)
+    assert most > 0.009  # the attack takes what it can get
 
 
 def test_what_was_risked_with_long_requests_can_be_lost_among_short_ones() -> None:

@@ -42,7 +42,7 @@ MUTANTS = (
         "what was lost is risked again as soon as it was won back",
         GUARD,
         (("    g.room = min(g.room, g.slack * g.total - g.behind)", "    g.room = min(g.room, 1e18)"),),
-        ("test_nor_for_one_who_asks_for_exactly_what_it_gave_up[1.0-by turns]",),
+        ("test_what_was_lost_and_won_back_is_not_risked_on_top_of_what_may_be_lost",),
     ),
     Mutant(
         "a block that comes back is lacking for ever",
