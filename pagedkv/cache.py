@@ -225,12 +225,11 @@ class KVCache:
         number = session_number(session)
         prompt = np.ascontiguousarray(self._tokens(tokens))
         if not self.hooks.all:
-            seq = self._open(prompt, root)
+            seq = self._open(prompt, root, number)
         else:
             with self.hooks.span("sequence", tokens=len(prompt)) as span:
-                seq = self._open(prompt, root)
+                seq = self._open(prompt, root, number)
                 span.set(row=seq.row, **{f"hit_tokens_{name}": count for name, count in seq.hit_tokens.items()})
-        seq._session = number
         if not on_trial:
             self.count(seq)
         return seq
@@ -245,7 +244,7 @@ class KVCache:
             for name, count in seq.hit_tokens.items():
                 self._hit_tokens[name] += count
 
-    def _open(self, prompt: NDArray[np.int32], root: int) -> Sequence:
+    def _open(self, prompt: NDArray[np.int32], root: int, session: int | None) -> Sequence:
         owner, hits, found = self._matcher.acquire(prompt, root)
         other = -1
         try:
@@ -264,7 +263,7 @@ class KVCache:
             if other >= 0:
                 self.placement.release(other)
             raise
-        seq = Sequence(self._engine, row, counts, found)
+        seq = Sequence(self._engine, row, counts, found, session)
         if other >= 0:
             try:
                 seq.hit_tokens["partial"] = self._engine.reuse_part(row, block, common)

@@ -69,9 +69,11 @@ class Sequence:
 
     __slots__ = ("__weakref__", "_engine", "_found", "_row", "_session", "hit_tokens")
 
-    def __init__(self, engine: Engine, row: int, hit_tokens: Mapping[str, int], found: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, row: int, hit_tokens: Mapping[str, int], found: int = 0, session: int | None = None
+    ) -> None:
         self._engine, self._row, self._found = engine, row, found  # blocks of the prompt that were cached when it came
-        self._session: int | None = None
+        self._session = session  # whose request it is, as a number; None: nobody's
         self.hit_tokens = dict(hit_tokens)
 
     @property

@@ -172,6 +172,14 @@ cdef double seconds_input(object obj, str name) except? -1:
     return float(obj if obj == INFINITY else min(obj, 1e12))
 
 
+cdef int64_t session_input(object obj) except? -1:
+    return -1 if obj is None else count_input(obj, "session", 0, 2**63 - 1)
+
+
+cdef double return_input(object obj) except? -1:
+    return -1 if obj is None else seconds_input(obj, "expected_return_s")
+
+
 cdef int64_t handle_input(object obj, str name) except? -1:
     value = index_input(obj, name)
     return <int64_t>value if 0 <= value < 1 << 63 else -1

@@ -13,7 +13,8 @@ import gc
 import numpy as np
 
 from pagedkv._core.arrays cimport (
-    count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, seconds_input, tokens_input,
+    count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, return_input, session_input,
+    tokens_input,
 )
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.insertion cimport place_insert
@@ -1091,8 +1092,8 @@ cdef class BlockTable:
         WrongType, InvalidArgument, StaleHandle
         """
         cdef int64_t handle = handle_input(row, "row")
-        cdef int64_t name = -1 if session is None else count_input(session, "session", 0, 2**63 - 1)
-        cdef double seconds = -1 if expected_return_s is None else seconds_input(expected_return_s, "expected_return_s")
+        cdef int64_t name = session_input(session)
+        cdef double seconds = return_input(expected_return_s)
         cdef int32_t r, kin
         self.lock.acquire()
         r = kin = self.row_of(handle)

@@ -17,9 +17,9 @@ from pagedkv._core.hazard_model cimport (
 )
 from pagedkv._core.history cimport (
     NUM_STAGES, History, Past, history_at, history_bytes, history_child, history_close, history_common, history_ensure,
-    history_fill, history_forget, history_hold, history_join, history_keep, history_let_go, history_lru_clear,
-    history_lru_fit, history_new, history_open, history_purge, history_split, history_squeeze, history_stage,
-    history_touch, history_wait,
+    history_forget, history_hold, history_join, history_keep, history_let_go, history_lru_clear, history_lru_fit,
+    history_lru_set, history_new, history_open, history_purge, history_split, history_stage, history_touch,
+    history_wait,
 )
 from pagedkv._core.links cimport coldest, is_linked, unlink
 from pagedkv._core.sessions cimport Session, session_find, session_note, sessions_bytes, sessions_close
@@ -243,7 +243,7 @@ cdef void hazard_take(Hazard* z, int32_t visit) noexcept nogil:
     v.reserved = v.missing
     h.lru_reserved += v.reserved
     while q != NIL:
-        history_fill(h, q)
+        history_lru_set(h, q, h.pasts[q].length)
         q = h.pasts[q].parent
     too_few = history_lru_fit(h)
     cut = min(max(too_few, <int64_t>0), v.reserved)
@@ -253,7 +253,7 @@ cdef void hazard_take(Hazard* z, int32_t visit) noexcept nogil:
     q = end
     while too_few > 0 and q != NIL and h.pasts[q].users == 1:
         cut = min(too_few, <int64_t>h.pasts[q].lru)
-        history_squeeze(h, q, h.pasts[q].lru - <int32_t>cut)
+        history_lru_set(h, q, h.pasts[q].lru - <int32_t>cut)
         too_few -= cut
         q = h.pasts[q].parent
 

@@ -9,7 +9,7 @@ from numbers import Real
 
 import numpy as np
 
-from pagedkv._core.arrays cimport count_input, handle_input, seconds_input
+from pagedkv._core.arrays cimport count_input, handle_input, return_input, seconds_input, session_input
 from pagedkv._core.candidates cimport Candidates
 from pagedkv._core.hazard cimport (
     MAX_KINDS, Hazard, HazardCounters, hazard_bound, hazard_bytes, hazard_chance, hazard_clock, hazard_report, hazard_room,
@@ -92,8 +92,8 @@ cdef class HazardPolicy:
         WrongType, InvalidArgument, StaleHandle
         """
         cdef int64_t handle = handle_input(owner, "owner")
-        cdef int64_t name = -1 if session is None else count_input(session, "session", 0, 2**63 - 1)
-        cdef double seconds = -1 if expected_return_s is None else seconds_input(expected_return_s, "expected_return_s")
+        cdef int64_t name = session_input(session)
+        cdef double seconds = return_input(expected_return_s)
         cdef Place* p = &self.placement.place
         cdef int32_t slot
         self.placement.lock.acquire()

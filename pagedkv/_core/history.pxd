@@ -85,9 +85,7 @@ cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32
 # called from the end of a path up to its beginning.
 cdef void history_hold(History* h, int32_t p) noexcept nogil
 cdef void history_let_go(History* h, int32_t p) noexcept nogil
-cdef void history_fill(History* h, int32_t p) noexcept nogil        # LRU has all of what is held
-# LRU has only so many of the blocks of a past that is held: there was no room for more.
-cdef void history_squeeze(History* h, int32_t p, int32_t lru) noexcept nogil
+cdef void history_lru_set(History* h, int32_t p, int32_t lru) noexcept nogil       # LRU has so many of its blocks, which is held
 cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil      # that many of its blocks are cached now
 # LRU has all of p, and it is the hottest, unless somebody holds it; to be called from the end of a path up to its beginning.
 cdef void history_touch(History* h, int32_t p) noexcept nogil

@@ -311,7 +311,7 @@ cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil:
     h.lacking += lacks(past)
 
 
-cdef void set_lru(History* h, int32_t p, int32_t lru) noexcept nogil:
+cdef void history_lru_set(History* h, int32_t p, int32_t lru) noexcept nogil:
     cdef Past* past = &h.pasts[p]
     h.lacking -= lacks(past)
     h.lru_blocks += lru - past.lru
@@ -320,15 +320,11 @@ cdef void set_lru(History* h, int32_t p, int32_t lru) noexcept nogil:
 
 
 cdef void history_touch(History* h, int32_t p) noexcept nogil:
-    set_lru(h, p, h.pasts[p].length)
+    history_lru_set(h, p, h.pasts[p].length)
     if h.pasts[p].users == 0:
         if is_linked(&h.recency, p):
             unlink(&h.recency, p)
         link_hottest(&h.recency, 0, p)
-
-
-cdef void history_fill(History* h, int32_t p) noexcept nogil:
-    set_lru(h, p, h.pasts[p].length)
 
 
 cdef void history_hold(History* h, int32_t p) noexcept nogil:
@@ -347,16 +343,12 @@ cdef void history_let_go(History* h, int32_t p) noexcept nogil:
         link_hottest(&h.recency, 0, p)
 
 
-cdef void history_squeeze(History* h, int32_t p, int32_t lru) noexcept nogil:
-    set_lru(h, p, lru)
-
-
 cdef int64_t history_lru_fit(History* h) noexcept nogil:
     cdef int64_t surplus = h.lru_blocks + h.lru_reserved - h.lru_capacity
     cdef int32_t p = coldest(&h.recency, 0), gone
     while surplus > 0 and p >= 0:
         gone = <int32_t>min(surplus, <int64_t>h.pasts[p].lru)
-        set_lru(h, p, h.pasts[p].lru - gone)
+        history_lru_set(h, p, h.pasts[p].lru - gone)
         surplus -= gone
         if h.pasts[p].lru == 0:
             unlink(&h.recency, p)
@@ -405,7 +397,7 @@ cdef void history_purge(History* h, int32_t root) noexcept nogil:
     cdef int32_t p
     for p in range(h.num_pasts):        # whole trees go: no past's parent or child is of another namespace
         if h.pasts[p].length > 0 and h.pasts[p].root == root:
-            set_lru(h, p, 0)
+            history_lru_set(h, p, 0)
             history_keep(h, p, 0)
             if is_linked(&h.recency, p):
                 unlink(&h.recency, p)
@@ -420,7 +412,7 @@ cdef void history_lru_clear(History* h) noexcept nogil:
     cdef int32_t p = coldest(&h.recency, 0), hotter
     while p >= 0:
         hotter = h.recency.next[p]
-        set_lru(h, p, min(h.pasts[p].lru, h.pasts[p].kept))
+        history_lru_set(h, p, min(h.pasts[p].lru, h.pasts[p].kept))
         if h.pasts[p].lru == 0:
             unlink(&h.recency, p)
         p = hotter

@@ -49,17 +49,19 @@ cdef inline void unlink(Links* l, int32_t i) noexcept nogil:
     set_prev(l, l.next[i], l.prev[i])
     l.next[i] = UNLINKED
 
+# Room for n numbers, what was there kept. False: no memory, and nothing has changed.
+cdef inline bint int32s_grow(int32_t** array, int32_t n) noexcept nogil:
+    cdef int32_t* grown = <int32_t*>realloc(array[0], n * sizeof(int32_t))
+    if grown == NULL:
+        return False
+    array[0] = grown
+    return True
+
 # Room for elements below `new`, those from `old` on in no list. False: no memory, and what was there is as it was.
 cdef inline bint links_grow(Links* l, int32_t old, int32_t new) noexcept nogil:
     cdef int32_t i
-    cdef int32_t* grown = <int32_t*>realloc(l.prev, new * sizeof(int32_t))
-    if grown == NULL:
+    if not int32s_grow(&l.prev, new) or not int32s_grow(&l.next, new):
         return False
-    l.prev = grown
-    grown = <int32_t*>realloc(l.next, new * sizeof(int32_t))
-    if grown == NULL:
-        return False
-    l.next = grown
     for i in range(old, new):
-        grown[i] = UNLINKED
+        l.next[i] = UNLINKED
     return True

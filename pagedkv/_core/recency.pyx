@@ -17,7 +17,7 @@ from pagedkv._core.block_pool cimport COUNT
 from pagedkv._core.candidates cimport KEPT, NO_SEAT, Candidates, candidates_add, candidates_drop, candidates_has
 from pagedkv._core.hazard cimport hazard_follow, hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span
 from pagedkv._core.links cimport (
-    UNLINKED, Links, coldest, is_linked, link_between, link_hottest, links_grow, unlink,
+    UNLINKED, Links, coldest, int32s_grow, is_linked, link_between, link_hottest, links_grow, unlink,
 )
 from pagedkv._core.place cimport ARC, COST, HAZARD, NUM_CLASSES, NUM_LISTS, S3FIFO, Domain, Fate, Ghost, Ghosts, Place
 from pagedkv._core.radix_tree cimport chain_step, node_ids, node_top, tree_ensure, tree_split
@@ -32,7 +32,6 @@ cdef enum:
 cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
     cdef int32_t capacity, tier, i
     cdef Fate* fates
-    cdef int32_t* grown
     cdef uint8_t* kinds
     if tree_ensure(p.tree, extra) != OK:
         return E_MEMORY
@@ -43,20 +42,16 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
     if fates == NULL:
         return E_MEMORY
     p.fates = fates
-    grown = <int32_t*>realloc(p.domain_of, capacity * sizeof(int32_t))
-    if grown == NULL:
+    if not int32s_grow(&p.domain_of, capacity):
         return E_MEMORY
-    p.domain_of = grown
     for tier in range(p.num_tiers):
         if not links_grow(&p.links[tier], p.fates_capacity, capacity):
             return E_MEMORY
     for tier in range(p.num_tiers if p.policy == HAZARD else 0):
-        grown = <int32_t*>realloc(p.seats[tier], capacity * sizeof(int32_t))
-        if grown == NULL:
+        if not int32s_grow(&p.seats[tier], capacity):
             return E_MEMORY
-        p.seats[tier] = grown
         for i in range(p.fates_capacity, capacity):
-            grown[i] = NO_SEAT
+            p.seats[tier][i] = NO_SEAT
     kinds = <uint8_t*>realloc(p.kind_of, capacity)
     if kinds == NULL:
         return E_MEMORY

@@ -139,6 +139,20 @@ def test_forks_are_one_request_which_is_over_with_the_last_of_them(toy):
     assert all_free(toy.cache)
 
 
+def test_a_request_whose_fork_goes_on_is_not_over_when_its_row_departs(toy):
+    seq = toy.cache.sequence(prompt(1))
+    toy.run(seq)
+    (fork,) = seq.fork()
+    assert toy.cache.table.depart(seq.row) == -1
+    seq.release()
+    fork.append(np.full(2 * BLOCK, 5))
+    toy.run(fork)
+    assert counted(toy, "remembered_blocks") == 0
+    assert toy.cache.table.depart(fork.row) >= 0
+    fork.release()
+    assert counted(toy, "remembered_blocks") == 5
+
+
 def test_an_exported_view_is_part_of_the_request(toy):
     seq = toy.cache.sequence(prompt(1))
     toy.run(seq)

@@ -80,14 +80,32 @@ def test_what_is_expected_back_is_kept_and_what_is_not_goes_first(open_cache):
     assert hits[True] > hits[False] + 600
 
 
-def test_a_forks_hint_is_its_requests(toy):
-    seq = toy.cache.sequence(prompt(1))
-    toy.run(seq)
-    (fork,) = seq.fork()
-    seq.release()
-    fork.expect_return(5)
-    fork.release()
-    assert all_free(toy.cache)
+@pytest.mark.parametrize("seconds", [0, 1.5, math.inf, np.float32(3), np.int64(4), None])
+def test_a_return_is_any_number_of_seconds(toy, seconds):
+    with toy.cache.sequence(prompt(1)) as seq:
+        assert seq.expect_return(seconds) is None
+
+
+def test_room_that_a_step_makes_is_made_by_lru_too(open_cache):
+    toy = Toy(open_cache(8, policy="hazard", clock=Clock()))
+    toy.use(prompt(1))  # three whole blocks of four tokens
+    with toy.cache.sequence(prompt(2, 26)) as seq, toy.cache.step([seq]) as step:  # seven blocks
+        assert toy.cache.explain(prompt(1)).cached_tokens < 12
+        assert toy.cache.stats().hazard["lacking"] == 1  # the block that is not full: the account has whole ones only
+        for layer in range(SPEC.num_layers):
+            step.mark_written(layer)
+
+
+def test_only_a_sequence_is_counted(toy):
+    for odd in (None, 3, "seq"):
+        with pytest.raises(pk.WrongType, match="count takes a Sequence"):
+            toy.cache.count(odd)
+
+
+def test_the_statistics_in_words_compare_with_lru(toy):
+    for _ in range(3):
+        toy.use(prompt(1))
+    assert str(toy.cache.stats()).endswith("; hazard +0 hit blocks beside LRU, 0 victims in its order")
 
 
 def test_a_scheduler_says_whose_request_it_is(toy):

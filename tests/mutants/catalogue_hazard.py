@@ -12,6 +12,8 @@ HISTORY = "pagedkv/_core/history.pyx"
 MODEL = "pagedkv/_core/hazard_model.pyx"
 OWNERS = "pagedkv/_core/owners.pyx"
 TRANSFERS = "pagedkv/_core/transfers.pyx"
+TABLE = "pagedkv/_core/block_table.pyx"
+ENGINE = "pagedkv/engine.py"
 
 MUTANTS = (
     Mutant(
@@ -129,6 +131,18 @@ MUTANTS = (
         ("test_what_a_caller_keeps_is_won_from_nobody",),
     ),
     Mutant(
+        "a step makes room without LRU",
+        ENGINE,
+        (("            self.table.begin(rows)\n", "            pass\n"),),
+        ("test_room_that_a_step_makes_is_made_by_lru_too",),
+    ),
+    Mutant(
+        "a request is over although a fork goes on with it",
+        TABLE,
+        ((".owner != NIL and self.rows[r].next_kin == r:\n", ".owner != NIL:\n"),),
+        ("test_a_request_whose_fork_goes_on_is_not_over_when_its_row_departs",),
+    ),
+    Mutant(
         "LRU makes room for what may never be computed",
         HAZARD,
         (("    if hits >= num_blocks:     ", "    if True:     "),),
@@ -143,7 +157,7 @@ MUTANTS = (
     Mutant(
         "what a request computes again takes no room in LRU before it is over",
         HAZARD,
-        (("        history_fill(h, q)\n", ""),),
+        (("        history_lru_set(h, q, h.pasts[q].length)\n", ""),),
         ("test_lru_beside_it_is_lru_where_requests_hold_what_they_use",),
     ),
     Mutant(
