@@ -9,12 +9,14 @@ from typing import Any
 
 import gguf
 
+from examples.llama_numpy.gguf_reader import Reader
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 AGAIN = "get the file again"
 
 
-class _Table(gguf.GGUFReader):
+class _Table(Reader):
     """Reads metadata and the table of tensors, and no tensors.
 
     Attributes

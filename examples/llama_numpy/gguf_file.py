@@ -27,7 +27,7 @@ LAYER_TENSORS = {  # what is stacked side by side, by our name
     "gate_up": ("ffn_gate", "ffn_up"),
     "ffn_down": ("ffn_down",),
 }
-DAMAGE = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, MemoryError, RuntimeWarning)
+DAMAGE = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, MemoryError, RecursionError, RuntimeWarning)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,12 +54,14 @@ def read_gguf(path: Path) -> Model:
     """
     try:
         import gguf
+
+        from examples.llama_numpy.gguf_reader import Reader
     except ImportError as error:
         raise ImportError("reading GGUF files needs the package gguf: pip install 'pagedkv[examples]'") from error
     if path.stat().st_size == 0:
         raise ModelFileError(path, "the file is empty: give a .gguf file")
     try:
-        reader = gguf.GGUFReader(path)
+        reader = Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except DAMAGE as error:

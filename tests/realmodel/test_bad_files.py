@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from examples.llama_numpy.errors import ModelFileError
 from examples.llama_numpy.gguf_file import read_gguf
+from examples.llama_numpy.gguf_reader import MAX_ELEMENTS
 from tests.realmodel import tiny
 
 CUTS = 60  # places in the tensors where a file is cut
@@ -164,3 +166,51 @@ def test_quantised_weights_are_expanded_to_float32(
     stored = gguf.quants.quantize(tensors["token_embd.weight"], kind)
     assert np.array_equal(weights.embedding, gguf.dequantize(stored, kind))
     assert 0 < np.abs(weights.embedding - tensors["token_embd.weight"]).max() < 0.5
+
+
+def number(value: int, num_bytes: int = 8) -> bytes:
+    return value.to_bytes(num_bytes, "little")
+
+
+def metadata(value: bytes) -> bytes:
+    """A file of version 3 without tensors; its one field holds this value, with its kind in front."""
+    return b"GGUF" + number(3, 4) + number(0) + number(1) + number(1) + b"x" + value
+
+
+def array(kind: int, count: int, content: bytes = b"") -> bytes:
+    return number(kind, 4) + number(count) + content
+
+
+ARRAY, UINT8, INT32, STRING = 9, 0, 5, 8
+HOSTILE = {
+    "arrays in arrays": number(ARRAY, 4) + array(ARRAY, 1) * 20_000 + array(UINT8, 1, b"\1"),
+    "five arrays in arrays": number(ARRAY, 4) + array(ARRAY, 1) * 5 + array(UINT8, 1, b"\1"),
+    "many bytes": number(ARRAY, 4) + array(UINT8, 2**40, bytes(4096)),
+    "many numbers": number(ARRAY, 4) + array(INT32, 2**40, bytes(4096)),
+    "numbers beyond the end": number(ARRAY, 4) + array(INT32, 2**62),
+    "more than can be counted": number(ARRAY, 4) + array(INT32, 2**64 - 1, bytes(4096)),
+    "many empty strings": number(ARRAY, 4) + array(STRING, 2**40, bytes(4096)),
+    "many empty arrays": number(ARRAY, 4) + array(ARRAY, 2**40, array(UINT8, 0) * 400),
+    "more elements than models have": number(ARRAY, 4) + array(UINT8, MAX_ELEMENTS + 1, bytes(MAX_ELEMENTS + 1)),
+    "an unknown kind": number(ARRAY, 4) + array(77, 5, bytes(100)),
+    "a long string": number(STRING, 4) + number(2**60) + bytes(100),
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+def test_metadata_that_claims_more_than_the_file_holds_is_refused_before_it_takes_memory(
+    tmp_path: Path, value: bytes
+) -> None:
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(metadata(value))
+    tracemalloc.start()
+    refused(path, "cut short or damaged", "get the file again")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_arrays_in_arrays_of_a_few_levels_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "nested.gguf"
+    path.write_bytes(metadata(number(ARRAY, 4) + array(ARRAY, 2, array(INT32, 2, bytes(8)) * 2)))
+    refused(path, "its metadata cannot be used: no 'tokenizer.ggml.model'")
