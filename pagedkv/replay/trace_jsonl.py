@@ -25,6 +25,7 @@ from pagedkv.replay.trace import MAX_ACCESSES, MAX_SESSION, MAX_TIME_MS, MAX_TOK
 
 MOONCAKE_BLOCK_SIZE = 512
 MAX_LINE_BYTES = 256 << 20
+MAX_EMPTY_BYTES = 1 << 20  # of empty lines, beyond as many bytes as the requests have
 
 
 def read_jsonl(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
@@ -36,10 +37,15 @@ def read_jsonl(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
     """
     sha256 = hashlib.sha256()
     builder = _Builder(path, block_size)
-    number = 0
+    spare = MAX_EMPTY_BYTES
     for number, line in enumerate(_lines(path, sha256), start=1):
         if line and not line.isspace():
             builder.add(number, line)
+            spare += len(line) + 1
+            continue
+        spare -= len(line) + 1
+        if spare < 0:
+            raise TraceFormatError(path, f"line {number}", f"{MAX_EMPTY_BYTES} bytes more of empty lines than requests")
     return builder.finish(path.name, sha256.hexdigest())
 
 

@@ -26,6 +26,8 @@ from pagedkv.replay.trace import (
     from_segments,
 )
 
+FEW_ACCESSES = 1 << 24  # 64 MiB of int32 paths: what any file may ask for
+MAX_ACCESSES_PER_BYTE = 2048  # of the columns as stored; recorded traces have 3 to 130, those in blocks of 16 about 500
 MAX_DEFLATE_RATIO = 1032  # zlib's own bound: one bit can stand for at most 258 bytes in pairs
 # What zipfile, zlib and numpy's header parser raise on damaged bytes (RuntimeError: encrypted members).
 UNREADABLE = (
@@ -61,6 +63,7 @@ def read_npz(path: Path) -> Trace:
             block_size = _scalar(path, "block_size", _member(archive, members, "block_size", path, size))
             names = (*COLUMNS, SESSION) if SESSION in members else COLUMNS
             column = {name: _column(path, name, _member(archive, members, name, path, size)) for name in names}
+            stored = sum(members[name].compress_size for name in names)
     except TraceFormatError:
         raise
     except UNREADABLE as error:
@@ -68,6 +71,7 @@ def read_npz(path: Path) -> Trace:
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise TraceFormatError(path, "field block_size", f"{block_size} is not in 1..{MAX_BLOCK_SIZE}")
     _check(path, block_size, column)
+    _check_amount(path, int(column["nblk"].sum()), stored)
     return from_segments(
         path.name,
         fields.file_sha256(path),
@@ -111,6 +115,18 @@ def _check(path: Path, block_size: int, column: dict[str, NDArray[np.int64]]) ->
     shared = np.where(ref >= 0, nblk[np.maximum(ref, 0)], 0) if n else lcp
     fields.first_bad(path, "lcp", lcp, lcp > shared, "{value} is longer than the path it refers to")
     fields.totals(path, "field nblk", n, int(nblk.sum()))
+
+
+def _check_amount(path: Path, num_accesses: int, stored_bytes: int) -> None:
+    """A few bytes can name any number of blocks, as each path may refer to an earlier one: no file gets memory beyond
+    what one of its size can mean."""
+    if num_accesses > max(FEW_ACCESSES, MAX_ACCESSES_PER_BYTE * stored_bytes):
+        raise TraceFormatError(
+            path,
+            "field nblk",
+            f"{num_accesses} block accesses in columns of {stored_bytes} bytes, more than {MAX_ACCESSES_PER_BYTE} for "
+            f"each byte; if they are meant, save the trace without compression (numpy.savez)",
+        )
 
 
 def _member(

@@ -10,6 +10,18 @@ SCHEDULE = "pagedkv/replay/schedule.py"
 
 MUTANTS = (
     Mutant(
+        "a small file may name any number of blocks",
+        "pagedkv/replay/trace_npz.py",
+        (("    if num_accesses > max(FEW_ACCESSES, MAX_ACCESSES_PER_BYTE * stored_bytes):\n", "    if False:\n"),),
+        ("test_a_small_file_that_names_very_many_blocks_is_refused_before_they_take_memory",),
+    ),
+    Mutant(
+        "a file of empty lines is read to its end",
+        "pagedkv/replay/trace_jsonl.py",
+        (("        if spare < 0:\n", "        if False:\n"),),
+        ("test_empty_lines_without_end_are_refused_after_a_mebibyte",),
+    ),
+    Mutant(
         "a request that generates lets go of its blocks at once",
         ENGINE,
         (("        if generating is None:\n            cache.close(visit)\n", "        cache.close(visit)\n"),),

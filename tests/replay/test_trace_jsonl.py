@@ -12,6 +12,7 @@ import pytest
 
 from pagedkv.errors import InvalidArgument, TraceFormatError
 from pagedkv.replay import load_trace
+from pagedkv.replay.trace_jsonl import MAX_EMPTY_BYTES
 
 PATHS = [[40, 41, 42], [40, 41, 7], [40, 41, 42]]
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [3, 4]}'
@@ -144,3 +145,19 @@ def test_without_a_zstandard_module_the_error_names_the_extra(data: Path, monkey
     monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(ImportError, match=r"pagedkv\[bench\]"):
         load_trace(data / "chat.jsonl.zst")
+
+
+@pytest.mark.parametrize("empty", [b"\n", b"  \t\r\n", b" " * 5000 + b"\n"])
+def test_empty_lines_without_end_are_refused_after_a_mebibyte(tmp_path: Path, empty: bytes) -> None:
+    """1 MB of gzip can hold 1 GiB of them."""
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD.encode() + b"\n" + empty * (3 * MAX_EMPTY_BYTES // len(empty)), 1))
+    last = 2 + (MAX_EMPTY_BYTES + len(GOOD) + 1) // len(empty)
+    with pytest.raises(TraceFormatError, match=rf"line {last}: .*empty lines"):
+        load_trace(path)
+
+
+def test_a_mebibyte_of_empty_lines_and_one_after_each_request_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\n" * MAX_EMPTY_BYTES + (GOOD.encode() + b"\n\n\n\n") * 1000)
+    assert load_trace(path).num_requests == 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from pagedkv.errors import TraceFormatError
 from pagedkv.replay import load_trace
+from pagedkv.replay.trace_npz import FEW_ACCESSES
 
 
 def save(folder: Path, fields: dict[str, Any]) -> Path:
@@ -152,3 +154,30 @@ def test_a_file_that_is_no_npz_is_an_error(tmp_path: Path) -> None:
         load_trace(tmp_path / "absent.npz")
     with pytest.raises(TraceFormatError, match="is not a file"):
         load_trace(tmp_path)
+
+
+def lightweight(requests: int, blocks: int) -> dict[str, Any]:
+    """A trace of a few bytes for each request, all of which refer to the first one's path."""
+    return {
+        "block_size": np.int64(512), "t_ms": np.zeros(requests, np.int64),
+        "input_tokens": np.full(requests, 512 * blocks), "output_tokens": np.ones(requests, np.int64),
+        "ref": np.r_[-1, np.zeros(requests - 1, np.int64)], "lcp": np.r_[0, np.full(requests - 1, blocks)],
+        "nblk": np.full(requests, blocks),
+    }  # fmt: skip
+
+
+def test_a_small_file_that_names_very_many_blocks_is_refused_before_they_take_memory(tmp_path: Path) -> None:
+    path = save(tmp_path, lightweight(2_000, 20_000))  # 160 MB of paths
+    assert path.stat().st_size < 4096
+    tracemalloc.start()
+    with pytest.raises(TraceFormatError, match=r"field nblk: 40000000 block accesses in columns of \d+ bytes.*savez"):
+        load_trace(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_what_any_file_may_name_and_what_is_saved_uncompressed_is_read(tmp_path: Path) -> None:
+    assert load_trace(save(tmp_path, lightweight(100, 20_000))).num_accesses == 2_000_000
+    np.savez(tmp_path / "plain.npz", **lightweight(1_000, 20_000))
+    assert load_trace(tmp_path / "plain.npz").num_accesses == 20_000_000 > FEW_ACCESSES
