@@ -30,6 +30,7 @@ PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "policies.md"))
 RESULTS = ROOT / "bench" / "results"
 ATTENTION = "attention.json"
 NO_RUN = "No run on a GPU has been made yet: there is no `bench/results/attention.json`, so there are no figures."
+NO_TABLE = "No run, no table."
 BLOCK = re.compile(r"(<!-- table: (?P<file>\S+) (?P<view>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -106,7 +107,7 @@ def fill(page: str, results: Path = RESULTS) -> str:
 
     def draw(found: re.Match[str]) -> str:
         if found["file"] == ATTENTION and not (results / ATTENTION).exists():
-            return f"{found[1]}\n{NO_RUN}\n\n{found[4]}" if found["view"] == "environment" else f"{found[1]}{found[4]}"
+            return f"{found[1]}\n{NO_RUN if found['view'] == 'environment' else NO_TABLE}\n\n{found[4]}"
         document = read_results(results / found["file"])
         return f"{found[1]}\n{render_view(document, found['view'])}\n\n{found[4]}"
 

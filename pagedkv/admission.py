@@ -2,10 +2,14 @@
 
 Only a run that nothing continues is ever refused for its own sake. One that others continue is written in any case:
 without it what hangs on it, part of which may be on the disk already, could not be matched any more.
+
+Judging must not fail a move. A run that could not be judged is written as far as the write budget goes: refusing it
+would lose its blocks, and the budget, which protects the disk, holds all the same.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,7 +18,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from pagedkv.callbacks import Log, came_from_signal
+from pagedkv.clock import Passed
 from pagedkv.cost_model import CostModel
+
+log = Log(logging.getLogger("pagedkv.cache"))
 
 Mode: TypeAlias = Literal["all", "cost", "second_hit", "hazard"]
 Chance: TypeAlias = Callable[[int, float], float | None]  # of a run's node: that it is used within so many seconds
@@ -33,18 +41,18 @@ class WriteBudget:
     ----------
     bytes_per_day : int
     block_bytes : what writing one block takes, header and all.
-    clock : monotonic seconds.
+    clock : seconds; one that goes back costs nothing and wins nothing.
     """
 
     def __init__(self, bytes_per_day: int, block_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = bytes_per_day / DAY_S
         self._room = max(self._rate * BURST_S, float(block_bytes))
-        self._clock = clock
-        self._left, self._seen = self._room, clock()
+        self.now = Passed(clock)  # seconds since it was made
+        self._left, self._seen = self._room, 0.0
 
     def take(self, num_bytes: int, *, overdraw: bool = False) -> bool:
         """Whether that may be written now; with `overdraw` it may, and what is owed is paid before anything else."""
-        now = self._clock()
+        now = self.now()
         self._left = min(self._room, self._left + (now - self._seen) * self._rate)
         self._seen = now
         if num_bytes > self._left and not overdraw and self._left < self._room:  # a full bucket gives to any run
@@ -53,14 +61,11 @@ class WriteBudget:
         return True
 
     def to_spend(self, since: float) -> float:
-        """Bytes to write between then and now: the rate's, and what makes the bucket half full in the long run."""
-        now = self._clock()
+        """Bytes to write between `since`, by `now`, and now: the rate's, and what makes the bucket half full in the
+        long run."""
+        now = self.now()
         left = min(self._room, self._left + (now - self._seen) * self._rate)
         return (now - since) * self._rate + left - self._room / 2
-
-    def now(self) -> float:
-        """By its clock."""
-        return self._clock()
 
 
 class Turnover:
@@ -73,19 +78,19 @@ class Turnover:
     """
 
     def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._num_blocks, self._clock = num_blocks, clock
-        self._written, self._since = 0.0, clock()
+        self._num_blocks, self._now = num_blocks, Passed(clock)
+        self._written, self._since = 0.0, 0.0
 
     def add(self, num_blocks: int) -> None:
         """So many were written."""
         self._written += num_blocks
         if self._written > self._num_blocks:  # what was written before the last filling counts half
-            now = self._clock()
+            now = self._now()
             self._written, self._since = self._written / 2, now - (now - self._since) / 2
 
     def lifetime_s(self) -> float:
         """Seconds from a block's writing to its loss; a day before anything is known, and 30 days at most."""
-        passed = self._clock() - self._since
+        passed = self._now() - self._since
         if not self._written or passed <= 0:
             return float(DAY_S)
         return min(passed * self._num_blocks / self._written, 30.0 * DAY_S)
@@ -143,6 +148,11 @@ class Admission:
     write_bytes : of a block, header and all.
     budget : WriteBudget, optional
     likeliest : Likeliest, for the mode ``"hazard"``
+
+    Attributes
+    ----------
+    failures : int
+        Times that judging a run, or asking the budget, raised an Exception.
     """
 
     def __init__(
@@ -157,9 +167,14 @@ class Admission:
         self._likeliest = likeliest
         self._lock = threading.Lock()
         self._refused = {"refused_by_admission": 0, "refused_by_write_budget": 0}
+        self.failures = 0
 
     def admits(self, tier: int, num_blocks: int, depth: int, continued: bool, matched: bool, node: int = -1) -> bool:
         """Whether to write a run of `num_blocks` blocks to `tier`.
+
+        An Exception in here is counted, the first one is logged, and none comes out, save those of signal handlers. A
+        run that could not be judged is written if the budget affords it; where the budget itself fails, what others
+        continue is written and nothing else.
 
         Parameters
         ----------
@@ -169,18 +184,36 @@ class Admission:
         node : its node in the tree.
         """
         likeliest, num_bytes = self._likeliest, num_blocks * self._write_bytes
+        deserves = affordable = True
         with self._lock:
-            value = likeliest.value(node, depth, num_blocks, tier) if likeliest and not continued else None
-            if not continued and not self._deserves(tier, num_blocks, depth, matched, value):
+            try:
+                value = likeliest.value(node, depth, num_blocks, tier) if likeliest and not continued else None
+                deserves = continued or self._deserves(tier, num_blocks, depth, matched, value)
+                if deserves and likeliest is not None and value is not None:
+                    affordable = likeliest.is_among_the_best(value, num_bytes)
+            except Exception as problem:
+                self._failed(problem)
+            if not deserves:
                 self._refused["refused_by_admission"] += num_blocks
                 return False
-            affordable = likeliest is None or value is None or likeliest.is_among_the_best(value, num_bytes)
-            if affordable and (self._budget is None or self._budget.take(num_bytes, overdraw=continued)):
-                if likeliest is not None:
+            try:
+                affordable = affordable and (self._budget is None or self._budget.take(num_bytes, overdraw=continued))
+                if affordable and likeliest is not None:
                     likeliest.lives.add(num_blocks)
-                return True
-            self._refused["refused_by_write_budget"] += num_blocks
-            return False
+            except Exception as problem:
+                self._failed(problem)
+                affordable = continued
+            if not affordable:
+                self._refused["refused_by_write_budget"] += num_blocks
+            return affordable
+
+    def _failed(self, problem: Exception) -> None:
+        if came_from_signal(problem):
+            raise problem
+        self.failures += 1
+        if self.failures == 1:
+            log.warning("what goes to the disk could not be judged; it is written as far as the write budget goes",
+                        exc_info=problem)  # fmt: skip
 
     def refused(self) -> dict[str, int]:
         """Blocks refused so far, by reason."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -19,14 +20,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import BlockTable
+from pagedkv._core.dispatch import Dispatch
 from pagedkv._core.events import TIER_NAMES, KVEvent
+from pagedkv._core.held import Hold, open_row, own, own_partial
 from pagedkv.budgets import Budget, Disk, blocks_for, check_choice
+from pagedkv.clock import Clock
 from pagedkv.cost_model import CostModel
 from pagedkv.device_kv import DeviceKV
 from pagedkv.durable import Describer, restore
 from pagedkv.engine import KV, Engine
-from pagedkv.errors import DoubleRelease, InvalidArgument, NamespaceRequired, TierError, WrongType
+from pagedkv.errors import (
+    DoubleRelease,
+    InvalidArgument,
+    NamespaceRequired,
+    TierError,
+    WrongType,
+)  # fmt: skip
 from pagedkv.explain import Explanation, explain_match
+from pagedkv.hands import Hands
 from pagedkv.hooks import Hooks
 from pagedkv.interop import Pages, export, pages_of
 from pagedkv.kernels.backend import Backend
@@ -46,6 +57,8 @@ from pagedkv.opening import (
     open_tiers,
 )  # fmt: skip
 from pagedkv.prefetch import Foresight, Prefetch, Prefetcher
+from pagedkv.roots import DEFAULT as DEFAULT_NAMESPACE
+from pagedkv.roots import Root, Roots
 from pagedkv.scrub import MODES, Scrub
 from pagedkv.scrub import Mode as ScrubMode
 from pagedkv.sequence import Batch, Sequence, session_number
@@ -54,6 +67,7 @@ from pagedkv.spec import KVSpec
 from pagedkv.stats import CacheStats
 from pagedkv.step import Step
 from pagedkv.tiers import DeviceTier, DiskTier, Mover
+from pagedkv.tiers.hangs import Errand
 from pagedkv.traced_step import TracedStep
 
 
@@ -104,6 +118,7 @@ class KVCache:
         :meth:`save_learned`. Default: the disk tier's, if there is one.
     clock : callable, optional
         Seconds, a number that never falls: what times to live, ages and bytes per day go by. Default: the system's.
+        One that fails or goes back fails no call: time stands still meanwhile (docs/observability.md).
 
     Attributes
     ----------
@@ -147,7 +162,8 @@ class KVCache:
             require_namespace=require_namespace, partial_hits=partial_hits,
         )  # fmt: skip
         check_choice("scrub", scrub, MODES)
-        folder = check_learning(policy, learned, disk, clock)
+        folder = check_learning(policy, learned, disk)
+        self._clock = None if clock is None else Clock(clock)
         self.spec, self.hooks = spec, Hooks()
         self._require_namespace, self._partial_hits = require_namespace, partial_hits
         self._max_sequences = max_sequences
@@ -158,25 +174,23 @@ class KVCache:
         self.placement = open_placement(sizes, spec.block_size, **core)
         self._costs = CostModel(spec.block_size, spec.block_bytes, cost_tokens, prefill_tokens_per_s)
         self._scrub = Scrub(scrub, sizes[DEVICE], spec.block_size)
-        self._digests: dict[int, bytes] = {}
-        self._roots: dict[Namespace | None, int] = {}
-        self._quotas: dict[bytes, dict[int, int | None]] = {}  # by digest and tier
-        self._kinds: dict[bytes, int] = {}  # by digest
-        self._counts, self._naming = threading.Lock(), threading.RLock()
-        self._pins: set[int] = set()
+        self._roots = Roots(self.placement, self._scrub)
+        self._counts = threading.Lock()
+        self._pins: dict[int, Hold] = {}
         self._prompt_tokens = self._missed_promotions = 0
         self._store: DiskTier | None = None
-        self._left_out = False
+        self._left_out = self._is_over = False
+        self._closing: Errand | None = None
         kv, self._mover = self._open_bytes(sizes, disk, core, gpu, backend, threads)
         names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None)
         self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
         self.table = BlockTable(self.placement, max_sequences)
         each = spec.block_bytes if self._store is None else self._store.write_bytes
-        self._admission = open_admission(disk, each, sizes[DISK], self._costs, self.placement.hazard, clock)
+        self._admission = open_admission(disk, each, sizes[DISK], self._costs, self.placement.hazard, self._clock)
         hooks = self.hooks
-        self._conductor = Conductor(
-            self.placement, self._mover, self._admission, self._costs, self._scrub, hooks, clock
-        )  # fmt: skip
+        dispatch = Dispatch(self.placement)
+        self._hands = Hands(self.placement, dispatch, self._mover, self._admission, self._costs, self._scrub, hooks)
+        self._conductor = Conductor(self.placement, dispatch, self._hands, hooks, self._clock)
         self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s, hooks)
         self._prefetcher = Prefetcher(self._matcher)
         self._learned = open_learned(
@@ -187,6 +201,8 @@ class KVCache:
         self._engine = Engine(
             spec, self.placement, self.table, self._conductor, kv, self._scrub, hooks, measured, self._learned
         )  # fmt: skip
+        if len(self._tiers) > 1:
+            self._hands.start()
 
     # ---- requests
 
@@ -245,32 +261,27 @@ class KVCache:
                 self._hit_tokens[name] += count
 
     def _open(self, prompt: NDArray[np.int32], root: int, session: int | None) -> Sequence:
-        owner, hits, found = self._matcher.acquire(prompt, root)
-        other = -1
-        try:
-            kept = self._matcher.promote(owner) if len(hits) else 0
+        held, hits, found = self._matcher.acquire(prompt, root)
+        with held:  # what the row does not take over is let go of
+            kept = self._matcher.promote(held.handle) if len(hits) else 0
             counts = dict.fromkeys(self._hit_tokens, 0)
             for tier, blocks in enumerate(np.bincount(hits[:kept]).tolist() if kept else ()):
                 if blocks:
                     counts[TIER_NAMES[tier]] = blocks * self.spec.block_size
             rest = prompt[kept * self.spec.block_size : -1]
-            block = common = -1
+            other, block, common = None, -1, 0
             if self._partial_hits and len(rest):
-                other, block, common = self.placement.partial(owner, rest)
-            row, _ = self.table.open(prompt, root, owner=owner)
-        except BaseException:
-            self.placement.release(owner)
-            if other >= 0:
-                self.placement.release(other)
+                other, block, common = own_partial(self.placement, held, rest)
+            seq = Sequence(self._engine, open_row(self.table, prompt, root, held), counts, found, session)
+        try:
+            if other is not None:
+                with other:
+                    seq.hit_tokens["partial"] = self._engine.reuse_part(seq.row, block, common)
+            with self._counts:
+                self._missed_promotions += len(hits) - kept
+        except BaseException:  # it would let go by itself, but only once the traceback is gone
+            seq._let_go()
             raise
-        seq = Sequence(self._engine, row, counts, found, session)
-        if other >= 0:
-            try:
-                seq.hit_tokens["partial"] = self._engine.reuse_part(row, block, common)
-            finally:
-                self.placement.release(other)
-        with self._counts:
-            self._missed_promotions += len(hits) - kept
         return seq
 
     def step(
@@ -361,15 +372,16 @@ class KVCache:
         PinBudgetExceeded
             The budget has no room for its blocks.
         """
-        owner, _ = self.placement.acquire(self._tokens(tokens), self._root(namespace), request=False)
+        held = own(self.placement, self._tokens(tokens), self._root(namespace))
+        handle = held.handle
         try:
-            self.placement.pin(owner)
+            self.placement.pin(handle)
+            self._pins[handle] = held
+            return handle
         except BaseException:
-            self.placement.release(owner)
+            self._pins.pop(handle, None)
+            held.release()
             raise
-        with self._counts:
-            self._pins.add(owner)
-        return owner
 
     def unpin(self, handle: int) -> None:
         """Let go of what :meth:`pin` kept.
@@ -381,11 +393,10 @@ class KVCache:
         """
         self._engine.check_open()
         handle = whole_number(handle, "handle", -(2**63), 2**63 - 1)
-        with self._counts:
-            if handle not in self._pins:
-                raise DoubleRelease(f"pin {handle} was let go of before, or never made by this cache")
-            self._pins.discard(handle)
-        self.placement.release(handle)
+        held = self._pins.pop(handle, None)
+        if held is None:
+            raise DoubleRelease(f"pin {handle} was let go of before, or never made by this cache")
+        held.release()
 
     def set_kind(self, namespace: Namespace | None, kind: str = DEFAULT) -> None:
         """Namespaces of one kind are asked for alike: with ``policy="hazard"`` they teach and ask the same tables.
@@ -403,11 +414,8 @@ class KVCache:
         ------
         WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
-        root, learned = self._root(namespace), self._learning("set_kind")
-        number = learned.kind_number(kind)
-        with self._naming:
-            learned.policy.set_kind(root, number)
-            self._kinds[self._digests[root]] = number
+        digest, learned = self._digest(namespace), self._learning("set_kind")
+        self._roots.set_kind(digest, learned.kind_number(kind))
 
     def save_learned(self) -> int:
         """Write down what ``policy="hazard"`` learned, as :meth:`close` does; files written.
@@ -422,18 +430,32 @@ class KVCache:
         return self._learning("save_learned").save()
 
     def set_quota(self, namespace: Namespace, budget: Budget | None, tier: str = "device") -> None:
-        """The namespace may hold at most this much in a tier; beyond it, its own coldest blocks go first."""
+        """The namespace may have at most this much cached in a tier; beyond it, its own coldest blocks go first.
+
+        A quota bounds what stays cached, not what is in use. Blocks of live sequences that are not committed do not
+        count, and blocks in use are not taken away: the live sequences of a namespace can hold the whole device under
+        any quota. The host bounds those by the number of sequences that it opens for the namespace. Blocks on their
+        way out of the tier, to a colder one, do not count either.
+
+        Parameters
+        ----------
+        namespace : Namespace
+        budget : str, int or None
+            Bytes as a string or blocks as an integer; None lifts the quota.
+        tier : ``"device"``, ``"host"`` or ``"disk"``
+
+        Raises
+        ------
+        WrongType, InvalidArgument, ClosedError
+        """
         if not isinstance(tier, str) or tier not in TIER_NAMES[: len(self.placement.pools)]:
             raise InvalidArgument(f"tier {tier!r} is not one of {TIER_NAMES[: len(self.placement.pools)]}")
         blocks = None if budget is None else blocks_for(budget, self.spec)
         if namespace is None:
             raise InvalidArgument("a quota is for a Namespace; the default namespace is everybody's: name one")
+        digest = self._digest(namespace)
         self._engine.uses_quota = True
-        root, number = self._root(namespace), TIER_NAMES.index(tier)
-        self.placement.set_quota(root, blocks, number)
-        with self._naming:
-            self._quotas.setdefault(self._digests[root], {})[number] = blocks
-        self._conductor.run_decided()
+        self._conductor.when_decided(lambda: self._roots.set_quota(digest, TIER_NAMES.index(tier), blocks))
 
     def purge(self, namespace: Namespace | None) -> int:
         """Forget a namespace: nothing computed before ever matches again, not after a restart or a crash either.
@@ -446,21 +468,20 @@ class KVCache:
         TierError
             The disk would not take it. In memory the namespace is forgotten; after a restart it may be found again.
         """
-        root = self._root(namespace)
+        digest = self._digest(namespace)
+        self._conductor.check_may_wait()
         with self.hooks.span("purge") as span:
-            dropped = self._purge(root)
+            dropped = self._purge(digest)
             span.set(dropped_blocks=dropped)
         return dropped
 
-    def _purge(self, root: int) -> int:
-        with self._naming:
-            for known in [known for known, value in self._roots.items() if value == root]:
-                del self._roots[known]
-            dropped = self.placement.drop_namespace(root)
-        self._conductor.drain_namespace(root)  # what is on its way to the disk is there when the disk is told
+    def _purge(self, digest: bytes) -> int:
+        root, dropped = self._roots.drop(digest)
+        if root is not None:
+            self._conductor.drain_namespace(root)  # what is on its way to the disk is there when the disk is told
         try:
             if self._store is not None:
-                self._store.purge(self._digests[root])
+                self._store.purge(digest)
             elif self._left_out:
                 raise TierError("the disk tier was left out when the cache was opened")
         except TierError as problem:
@@ -485,6 +506,7 @@ class KVCache:
         store, pool = self._store, self.placement.pools[-1]
         if store is None or pool is None:
             return 0
+        self._conductor.check_may_wait()
         with self.hooks.span("flush"):
             self._conductor.write_back(lambda: store.state == "ok")
         counts = pool.counts()
@@ -505,13 +527,17 @@ class KVCache:
     def explain(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Explanation:
         """Which blocks of these tokens are in which tier. Touches nothing."""
         prompt = self._tokens(tokens)
-        tiers, blocks, common = self.placement.match(prompt, self._root(namespace), partial=True)
+        root = self._roots.find(self._digest(namespace))
+        if root is None:  # a namespace that was never used, or not lately: it has nothing, and gets nothing by this
+            return Explanation(len(prompt), 0, (), 0)
+        tiers, blocks, common = self.placement.match(prompt, root, partial=True)
         return explain_match(len(prompt), self.spec.block_size, tiers, blocks, common)
 
     def stats(self) -> CacheStats:
         """Counters so far and what the tiers hold."""
         self._engine.check_process()
         moved = self._mover.stats()
+        clock_failures = 0 if self._clock is None else self._clock.failures
         with self._counts:
             return CacheStats(
                 sequences=self.table.num_rows,
@@ -524,7 +550,9 @@ class KVCache:
                 moved_bytes={f"{TIER_NAMES[a]}_to_{TIER_NAMES[b]}": s.bytes for (a, b), s in moved.items()},
                 failed_moves=sum(s.failed + s.late + s.cancelled + s.left for s in moved.values()),
                 disk=self._disk_stats(),
-                hazard=None if self._learned is None else self._learned.stats(),
+                hazard=None if self._learned is None else {**self._learned.stats(), "clock_failures": clock_failures},
+                clock_failures=clock_failures,
+                hook_failures=self.hooks.failures,
             )
 
     def events(self) -> list[KVEvent]:
@@ -589,10 +617,23 @@ class KVCache:
 
         What is only in memory is lost, so that closing is quick: :meth:`flush` first to keep it on the disk.
         """
-        if self._engine.closed or not self._engine.is_ours:
+        if self._is_over or not self._engine.is_ours:
             return
         self._engine.closed = True
-        self._prefetcher.close()
+        if self._hands.is_this_thread() or self._prefetcher.is_this_thread():  # a hook: others would wait for it
+            self._close(wait=False)
+            return
+        if self._closing is None or self._closing.has_failed:
+            self._closing = Errand(self._close)
+        try:
+            self._closing.ends_within(math.inf)
+        except BaseException:  # what interrupts it comes out when it is closed
+            self._closing.ends_within(math.inf)
+            raise
+
+    def _close(self, *, wait: bool = True) -> None:
+        self._prefetcher.close(wait=wait)
+        self._hands.close()
         self._mover.close()
         try:
             if self._learned is not None:
@@ -600,6 +641,7 @@ class KVCache:
         finally:
             for tier in self._tiers.values():
                 tier.close()
+        self._is_over = True
 
     def __enter__(self) -> KVCache:
         return self
@@ -630,11 +672,12 @@ class KVCache:
             self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
             store, describe = self._tiers.get(DISK), None
             if isinstance(store, DiskTier):
-                restore(self.placement, store, DISK, self._root_of_digest)
-                describe = Describer(self.placement, store.secret, self._digests.__getitem__)
+                restore(self.placement, store, DISK, self._roots.of)
+                describe = Describer(self.placement, store.secret, self.placement.tree.name)
                 self._store = store
             elif disk is not None:
                 self.placement = open_placement([*sizes[:DISK], 0], spec.block_size, **core)
+                self._roots = Roots(self.placement, self._scrub)
                 self._left_out = True
             kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
             mover = Mover(self._tiers, threads=threads, describe=describe)
@@ -659,31 +702,20 @@ class KVCache:
         if self._store is None and not self._left_out:
             return None
         store = {"state": "left_out"} if self._store is None else dataclasses.asdict(self._store.stats())
-        return {**store, "disk_hits_declined": self._matcher.declined_tokens, **self._admission.refused()}
+        admission = self._admission
+        declined = {"disk_hits_declined": self._matcher.declined_tokens, **admission.refused()}
+        return {**store, **declined, "admission_failures": admission.failures}
 
-    def _root(self, namespace: Namespace | None) -> int:
+    def _root(self, namespace: Namespace | None) -> Root:
+        return self._roots.of(self._digest(namespace))
+
+    def _digest(self, namespace: Namespace | None) -> bytes:
         self._engine.check_open()
         if namespace is None and self._require_namespace:
             raise NamespaceRequired("this cache wants every call to name its Namespace: pass namespace=")
         if namespace is not None and not isinstance(namespace, Namespace):
             raise WrongType(f"namespace must be a pagedkv.Namespace, not {type(namespace).__name__}")
-        root = self._roots.get(namespace)
-        if root is None:
-            with self._naming:
-                root = self._root_of_digest((namespace or Namespace()).digest())
-                self._roots[namespace] = root
-        return root
-
-    def _root_of_digest(self, digest: bytes) -> int:
-        root = self.placement.tree.namespace(digest)
-        if root not in self._digests:  # a purged namespace begins anew with another root and the same quotas
-            for tier, blocks in self._quotas.get(digest, {}).items():
-                self.placement.set_quota(root, blocks, tier)
-            if digest in self._kinds and self._learned is not None:
-                self._learned.policy.set_kind(root, self._kinds[digest])
-        self._digests[root] = digest
-        self._scrub.saw(root)
-        return root
+        return DEFAULT_NAMESPACE if namespace is None else namespace.digest()
 
     def _tokens(self, tokens: ArrayLike) -> NDArray[np.int32]:
         return self.placement.tree.tokens(tokens)

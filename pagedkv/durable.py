@@ -142,7 +142,7 @@ def restore(placement: Placement, store: DiskTier, tier: int, root_of: Callable[
         np.concatenate(blocks),
         first,
         np.array([run.parent for run in runs], np.int32),
-        np.array([roots[run.namespace] for run in runs], np.int32),
+        np.array([roots[run.namespace] for run in runs], np.int64),
         tier,
     )
     free = np.ones(pool.capacity, np.bool_)

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import BlockTable, StepArrays
+from pagedkv._core.held import HeldRow
 from pagedkv._core.placement import Placement
 from pagedkv.cost_model import CostModel
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks, PagedKVError
 from pagedkv.hooks import Hooks
 from pagedkv.learned import Learned
 from pagedkv.moving import Conductor
@@ -146,27 +147,35 @@ class Engine:
         self.conductor.expire()
         if self._learned is not None:
             self.table.begin(rows)
-        while True:
-            try:
-                arrays = self.table.step(rows, q_lens, lookahead)
-                break
-            except OutOfBlocks:  # another thread may take the room that is made here: then once more
-                self.conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
-        if self._scrub.active:
-            self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
-        if len(arrays.copies):
-            kv.copy_blocks(arrays.copies)
-            self.table.copies_done(np.ascontiguousarray(arrays.copies[:, 0]))
-        for array in (arrays.slot_mapping, arrays.block_tables, arrays.seq_lens, arrays.q_indptr, arrays.positions):
-            array.flags.writeable = False  # what a step writes and reads goes by these
-        return arrays
+        refused = True
+        try:
+            while True:
+                try:
+                    arrays = self.table.step(rows, q_lens, lookahead)
+                    break
+                except OutOfBlocks:  # another thread may take the room that is made here: then once more
+                    self.conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
+            refused = False
+            if self._scrub.active:
+                self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
+            if len(arrays.copies):
+                kv.copy_blocks(arrays.copies)
+                self.table.copies_done(arrays.copies)
+            for array in (arrays.slot_mapping, arrays.block_tables, arrays.seq_lens, arrays.q_indptr, arrays.positions):
+                array.flags.writeable = False  # what a step writes and reads goes by these
+            return arrays
+        except BaseException as problem:
+            if not (refused and isinstance(problem, PagedKVError)):  # also where it came as `step` returned
+                self.table.cancel(rows)
+            raise
 
     def commit(self, rows: NDArray[np.int64], num_tokens: int) -> None:
         """The step's tokens are written in every layer."""
         self.conductor.expire()
-        self.table.commit(rows)
-        if self.uses_quota:
-            self.conductor.run_decided()
+        if self.uses_quota:  # a commit may decide moves
+            self.conductor.when_decided(lambda: self.table.commit(rows))
+        else:
+            self.table.commit(rows)
         with self._counting:
             self.computed_tokens += num_tokens
 
@@ -182,15 +191,18 @@ class Engine:
                 raise LayoutMismatch(f"{name} must be {wanted}, got {getattr(values, 'shape', type(values).__name__)}")
         rows = np.array([row], np.int64)
         with self.hooks.span("step", sequences=1) as span:
-            arrays = self.begin(rows, None, 0)
+            begun = False
             try:
+                arrays = self.begin(rows, None, 0)
+                begun = True
                 bound = self.kv.bind(arrays)
                 for layer in range(self.spec.num_layers):
                     bound.write(layer, k[layer], v[layer])
-            except BaseException:
-                self.table.cancel(rows)
+                self.commit(rows, len(arrays.tokens))
+            except BaseException as problem:
+                if begun or not isinstance(problem, PagedKVError):
+                    self.table.cancel(rows)
                 raise
-            self.commit(rows, len(arrays.tokens))
             span.set(tokens=len(arrays.tokens))
 
     def reuse_part(self, row: int, block: int, common: int) -> int:
@@ -216,15 +228,15 @@ class Engine:
         self.check_open()
         self.table.hint(row, expected_return_s=expected_return_s)
 
-    def release(self, row: int) -> None:
-        """A row's sequence is over. What its request has taught is learned now, when nobody waits for a token of it."""
+    def release(self, held: HeldRow) -> None:
+        """A row's sequence is over. What its request has taught is learned now: no caller waits for a token of it."""
         if self._learned is None:
-            self.table.release(row)
+            held.release()
             return
         try:
             self._learned.tick()
         finally:  # whatever the caller's clock does
-            self.table.release(row)
+            held.release()
         self._learned.study()
 
     def retain(self, row: int, priority: int, ttl_s: float | None) -> None:

@@ -1,13 +1,14 @@
 """Hooks: whoever wants to be told when the cache begins and ends a piece of work. Needs nothing installed.
 
-A hook is any object with two methods, `begin` and `end`. It can do harm to itself alone: what it raises is logged once,
-and the cache goes on. KeyboardInterrupt and its like are let through when the piece of work they came in is over.
+A hook is any object with two methods, `begin` and `end`. It can do harm to itself alone: an Exception that it raises
+is counted, logged once, and the cache goes on. KeyboardInterrupt and its like, MemoryError, and what a signal handler
+of the program raises are let through when the piece of work they came in is over.
 
     sequence            a prompt becomes a sequence
       match             its cached prefix is found and owned
       promote           and brought to the device
         make_room       blocks are demoted or dropped
-          moves         bytes are copied between two tiers
+          moves         bytes are copied between two tiers (by the dispatcher's thread, in the caller's context)
     step                a forward pass, or a scatter, from its begin to its commit
       allocate          blocks, copies on write and the step's arrays
         make_room ...
@@ -23,9 +24,10 @@ import time
 from types import TracebackType
 from typing import Any, Protocol
 
+from pagedkv.callbacks import Log, came_from_signal
 from pagedkv.errors import InvalidArgument, WrongType
 
-log = logging.getLogger("pagedkv.hooks")
+log = Log(logging.getLogger("pagedkv.hooks"))
 
 
 class Span:
@@ -60,7 +62,12 @@ class Span:
 
 
 class Hook(Protocol):
-    """What is told. Calls come from whatever thread does the work, several at a time if several do."""
+    """What is told. Calls come from whatever thread does the work, several at a time if several do.
+
+    A hook may call the cache. Only in ``moves``, which the thread that carries moves out is about to begin or has just
+    ended, it cannot do what waits for moves (open a sequence or begin a step that needs room, flush, purge): that
+    thread would wait for itself, so it is refused with InvalidArgument.
+    """
 
     def begin(self, span: Span) -> Any:
         """The work is about to begin. What this returns is handed to `end`."""
@@ -78,6 +85,7 @@ class Running:
         self._hooks, self.span = hooks, span
         self._states: list[tuple[Hook, Any]] = []
         self._interrupt: BaseException | None = None
+        self._start = time.perf_counter_ns()
 
     def set(self, **attributes: Any) -> None:
         """Add to what the hooks are told at the end."""
@@ -89,8 +97,12 @@ class Running:
 
     def __enter__(self) -> Running:
         self._start = time.perf_counter_ns()
-        for hook in self._hooks.all:
-            self._begin(hook)
+        try:
+            for hook in self._hooks.all:
+                self._begin(hook)
+        except BaseException as problem:  # a signal's, between two hooks: those told of a begin hear of its end
+            self.__exit__(type(problem), problem, None)
+            raise
         return self
 
     def __exit__(
@@ -121,7 +133,7 @@ class Running:
             self._note(hook, problem)
 
     def _note(self, hook: Hook, problem: BaseException) -> None:
-        if isinstance(problem, Exception):
+        if isinstance(problem, Exception) and not isinstance(problem, MemoryError) and not came_from_signal(problem):
             self._hooks.failed(hook, self.span, problem)
         else:
             self._interrupt = problem
@@ -149,10 +161,16 @@ OFF = Off()
 
 
 class Hooks:
-    """The hooks of one cache (``cache.hooks``). False while there are none."""
+    """The hooks of one cache (``cache.hooks``). False while there are none.
+
+    Attributes
+    ----------
+    failures : calls of hooks that raised an Exception, which went no further.
+    """
 
     def __init__(self) -> None:
         self.all: tuple[Hook, ...] = ()
+        self.failures = 0
         self._changing = threading.Lock()
         self._failing: list[Hook] = []  # those whose first exception was logged
 
@@ -199,6 +217,7 @@ class Hooks:
     def failed(self, hook: Hook, span: Span, problem: Exception) -> None:
         """A hook raised; said once for each hook."""
         with self._changing:
+            self.failures += 1
             if any(known is hook for known in self._failing):
                 return
             self._failing.append(hook)

@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv._core.hazard_policy import HazardPolicy
+from pagedkv.callbacks import Log
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.tiers.directory import close_quietly, file_size_limit, read_start
 from pagedkv.tiers.hangs import HANG_S, ends_within
 
-log = logging.getLogger("pagedkv.learned")
+log = Log(logging.getLogger("pagedkv.learned"))
 
 DEFAULT = "default"  # the kind of every namespace that nobody said anything about: table 0
 MAX_KINDS = 8
@@ -119,7 +120,7 @@ class Folder:
         done: list[str] = []
         if not self._may_write():
             self._failed(len(files), "the disk tier takes no writes now")
-        elif not ends_within(HANG_S, lambda: self._write_all(files, done), "pagedkv-learned"):
+        elif not ends_within(HANG_S, lambda: self._write_all(files, done)):
             self._failed(len(files) - len(done), "the disk does not answer")
         self.counts["tables_written"] += len(done)
         return len(done)
@@ -200,7 +201,7 @@ class Learned:
     ----------
     policy : HazardPolicy
     block_size : tokens of a block; what was learned with another does not fit.
-    now_ns : the cache's clock.
+    now_ns : the cache's clock, which never fails.
     folder : Folder
 
     Attributes
@@ -212,18 +213,12 @@ class Learned:
         self.policy, self._block_size, self._now_ns, self._folder = policy, block_size, now_ns, folder
         self._lock = threading.Lock()
         self._kinds: dict[str, int] = {}
-        self._clock_failures = 0
         self._saved = 0  # samples that had been learned when the files were last written
         self.kind_number(DEFAULT)
 
     def tick(self) -> None:
-        """Tell the policy what time it is. A clock that fails is counted, and time stands still."""
-        try:
-            self.policy.tick(self._now_ns())
-        except Exception as problem:
-            if not self._clock_failures:
-                log.warning("the cache's clock fails, and ages stand still: %s", problem)
-            self._clock_failures += 1
+        """Tell the policy what time it is."""
+        self.policy.tick(self._now_ns())
 
     def study(self) -> None:
         """Learn a little of what was noted: well below a millisecond. For the end of a request."""
@@ -268,8 +263,8 @@ class Learned:
         return written
 
     def stats(self) -> dict[str, int]:
-        """The policy's counters, the clock's and the files'."""
-        return {**self.policy.stats(), "clock_failures": self._clock_failures, **self._folder.counts}
+        """The policy's counters and the files'."""
+        return {**self.policy.stats(), **self._folder.counts}
 
     def _load(self, data: bytes, number: int) -> None:
         self.policy.load_tables(unpack(data, self._block_size), number)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._core.held import Hold, own
 from pagedkv._core.placement import Placement
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import OutOfBlocks
@@ -44,7 +45,7 @@ class Matcher:
         self._counting = threading.Lock()
         self.declined_tokens = 0
 
-    def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8], int]:
+    def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8], int]:
         """Own the part of the cached prefix that is worth having, at least one token short of the prompt.
 
         Waits (within the deadline) for runs that are promoted for others. What is not worth its loading stays where it
@@ -52,8 +53,8 @@ class Matcher:
 
         Returns
         -------
-        owner : int
-            To be released.
+        held : Hold
+            Of that part, to be released.
         tiers : uint8 [n]
             Where each of its blocks was found.
         found : int
@@ -61,31 +62,34 @@ class Matcher:
         """
         if not self._hooks.all:
             return self._acquire(prompt, root)
-        owner = -1
+        held = None
         try:
             with self._hooks.span("match", tokens=len(prompt)) as span:
-                owner, tiers, found = self._acquire(prompt, root)
+                held, tiers, found = self._acquire(prompt, root)
                 span.set(blocks=len(tiers), cold_blocks=int(np.count_nonzero(tiers)))
-        except BaseException:
-            if owner >= 0:
-                self._placement.release(owner)
+        except BaseException:  # it would let go by itself, but only once the traceback is gone
+            if held is not None:
+                held.release()
             raise
-        return owner, tiers, found
+        return held, tiers, found
 
-    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[int, NDArray[np.uint8], int]:
-        placement = self._placement
+    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8], int]:
+        placement, conductor = self._placement, self._conductor
         limit = max(len(prompt) - 1, 0) // self._block_size
         until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
         while True:
-            owner, found = placement.acquire(prompt, root, limit, request=False)  # it is none before it has a row
+            seen = conductor.num_ended
+            held = own(placement, prompt, root, limit)  # it is no request before it has a row
             try:
-                if placement.blocked_by(owner) < 0 or (until is not None and time.monotonic() >= until):
-                    return owner, self._worth_having(owner) if found else NOTHING, found
+                left_s = None if until is None else until - time.monotonic()
+                if placement.blocked_by(held.handle) < 0 or (left_s is not None and left_s <= 0):
+                    found = held.num_blocks
+                    return held, self._worth_having(held.handle) if found else NOTHING, found
             except BaseException:
-                placement.release(owner)
+                held.release()
                 raise
-            placement.release(owner)
-            self._conductor.run_moves(self.deadline_s)
+            held.release()
+            conductor.wait_since(seen, left_s)
 
     def promote(self, owner: int) -> int:
         """Bring what `acquire` owned to the device; its whole blocks there in the end, from the front.
@@ -102,18 +106,37 @@ class Matcher:
             span.set(blocks=kept)
         return kept
 
+    def check_may_wait(self) -> None:
+        """Raise InvalidArgument where the caller must not wait for moves."""
+        self._conductor.check_may_wait()
+
     def prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
         """Bring the cached prefix to the device and let go of it; its tokens there, 0 where there is no room."""
         with self._hooks.span("prefetch", tokens=len(prompt)) as span:
-            owner, _, _ = self.acquire(prompt, root)
+            self._conductor.begin_prefetch()
             try:
-                tokens = self.promote(owner) * self._block_size
-            except OutOfBlocks:
-                tokens = 0
+                tokens = self._prefetch(prompt, root)
             finally:
-                self._placement.release(owner)
+                self._conductor.end_prefetch()
             span.set(hit_tokens=tokens)
         return tokens
+
+    def _prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
+        held, tiers, _ = self.acquire(prompt, root)
+        with held:
+            if int(np.count_nonzero(tiers)) + self._conductor.spoken_for > self._room():
+                return 0
+            try:
+                return self.promote(held.handle) * self._block_size
+            except OutOfBlocks:
+                return 0
+
+    def _room(self) -> int:
+        """Device blocks that are free or can be made free."""
+        device = self._placement.pools[0]
+        assert device is not None
+        counts = device.counts()
+        return counts["available"] + counts["cached"]
 
     def _worth_having(self, owner: int) -> NDArray[np.uint8]:
         tiers = self._placement.tiers_of(owner)

@@ -54,6 +54,8 @@ DISK = {
     "disk_hits_declined": ("disk_declined_tokens", "Tokens computed because loading them would have taken longer."),
     "refused_by_admission": ("disk_refused_by_admission_blocks", "Blocks that admission did not let be written."),
     "refused_by_write_budget": ("disk_refused_by_write_budget_blocks", "Blocks that the write budget had no room for."),
+    "progress_failures": ("disk_progress_failures", "Calls of on_progress that raised."),
+    "admission_failures": ("disk_admission_failures", "Times that what goes to the disk could not be judged."),
 }
 HAZARD = {
     "hits": ("hazard_hit_blocks", "Blocks of requests that were matched, as compared with plain LRU."),
@@ -177,6 +179,8 @@ def samples(stats: CacheStats) -> list[Sample]:
     count("missed_promotion_blocks", "Blocks matched in a colder tier that could not be brought up.",
           stats.missed_promotions)  # fmt: skip
     count("failed_move_blocks", "Blocks whose move failed, came late or was cancelled.", stats.failed_moves)
+    count("clock_failures", "Readings of the caller's clock that failed.", stats.clock_failures)
+    count("hook_failures", "Calls of hooks that raised an Exception.", stats.hook_failures)
     for way, num_bytes in stats.moved_bytes.items():
         source, _, destination = way.partition("_to_")
         count("moved_bytes", "Bytes moved between tiers.", num_bytes, source=source, destination=destination)

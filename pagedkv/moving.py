@@ -1,107 +1,170 @@
-"""The conductor's hands: runs the core's Moves through the mover until there is room, or everything else is held."""
+"""The conductor: has the core decide what moves, and waits until there is room, or everything else is held.
+
+It moves nothing. What the core decides is carried out by the dispatcher's thread (:mod:`pagedkv.hands`), whatever
+becomes of the caller that asked for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pagedkv._core.block_pool import BlockPool
+from pagedkv._core.dispatch import CLOSED, ENDED, NOT_YET, Dispatch
 from pagedkv._core.events import TIER_NAMES
 from pagedkv._core.placement import Placement
-from pagedkv.admission import Admission
-from pagedkv.cost_model import CostModel
-from pagedkv.errors import OutOfBlocks
+from pagedkv.errors import ClosedError, InvalidArgument, OutOfBlocks
+from pagedkv.hands import DEVICE as DEVICE
+from pagedkv.hands import DISK as DISK
+from pagedkv.hands import Hands
 from pagedkv.hooks import Hooks
-from pagedkv.scrub import Scrub
-from pagedkv.tiers import Mover, Ticket
 
-DEVICE, HOST, DISK = 0, 1, 2
+HOST = 1
 ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up
 FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
+SLICE_S = 0.05  # a caller that waits runs Python this often, which is when a signal's exception can arrive
 
 
 class Conductor:
-    """Takes Moves from a Placement, runs them, and reports them back; any thread may call it.
-
-    A thread takes whatever moves are decided, its own or another's; who finds none waits for those in flight.
+    """Makes room and promotes. Any thread may call it, but for the dispatcher's own, which would wait for itself.
 
     Parameters
     ----------
     placement : Placement
-    mover : Mover
-    admission : asked about each demotion to the disk.
-    costs : told how long loads take.
-    scrub : told what promotions leave on the device.
-    hooks : told when room is made and blocks are moved.
+    dispatch : Dispatch of `placement`
+    hands : carry out what is decided.
+    hooks : told when room is made.
     clock : seconds; what ages and times to live go by. None: the system's monotonic clock.
     """
 
     def __init__(
         self,
         placement: Placement,
-        mover: Mover,
-        admission: Admission,
-        costs: CostModel,
-        scrub: Scrub,
+        dispatch: Dispatch,
+        hands: Hands,
         hooks: Hooks,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.placement, self._mover, self._hooks, self._clock = placement, mover, hooks, clock
-        self._admission, self._costs, self._scrub = admission, costs, scrub
-        self._finished = threading.Condition()
-        self.uses_time = placement.policy == "hazard"  # or somebody gave a time to live
-        self._rounds = 0  # completions so far: a waiter compares, so no wake-up is lost
+        self.placement, self._dispatch, self._hands, self._hooks, self._clock = placement, dispatch, hands, hooks, clock
+        self.uses_time = placement.policy == "hazard"  # or a sequence was given a time to live
+        self._prefetching: set[int] = set()  # threads with a prefetch under way
+        self.spoken_for = 0  # device blocks that a scheduler is about to use: prefetches leave so many
 
-    def run_moves(self, deadline_s: float | None = None) -> bool:
-        """Run the moves that are decided, or wait for some that run elsewhere. False if there are neither.
+    # ---- waiting
+
+    def begin_prefetch(self) -> None:
+        """This thread's next moves are a prefetch's, which holds blocks until it is over; others can wait for that."""
+        self._prefetching.add(threading.get_ident())
+        self._dispatch.hold_up(1)
+
+    def end_prefetch(self) -> None:
+        """This thread's prefetch is over and holds nothing any more."""
+        self._prefetching.discard(threading.get_ident())
+        self._dispatch.hold_up(-1)
+
+    def run_moves(self) -> bool:
+        """Wait until a move under way, or another thread's prefetch, is over. False if there is none.
+
+        Raises
+        ------
+        ClosedError, InvalidArgument
+            The cache was closed meanwhile; or the caller is a hook of ``moves``.
+        """
+        return self.wait_since(self.num_ended)
+
+    @property
+    def num_ended(self) -> int:
+        """Moves that are over so far, as :meth:`wait_since` counts them."""
+        return self._dispatch.num_announced
+
+    def wait_since(self, seen: int, timeout_s: float | None = None) -> bool:
+        """Wait until a move or a prefetch is over; False if none is decided or under way.
+
+        What a prefetch holds is about to be let go of, so its end counts as that of a move. Prefetches do not wait for
+        each other's ends.
 
         Parameters
         ----------
-        deadline_s : float, optional
-            Seconds from now; promotions that have not arrived from the disk by then, or not started from memory, are
-            given up, and keep their colder copies. Demotions have no deadline: a late one would lose its block for
-            nothing. Either is given up where the disk hangs.
+        seen : int
+            `num_ended` of before the caller looked whether it has to wait: moves that are over since then count.
+        timeout_s : float, optional
+            True after so many seconds all the same.
+
+        Raises
+        ------
+        ClosedError, InvalidArgument
+            As :meth:`run_moves`.
         """
-        with self._finished:
-            rounds = self._rounds
-        return self._carry_out(self.placement.take_moves(), deadline_s) or self._wait_for_others(rounds)
+        hands, wait = self._hands, self._dispatch.wait
+        self.check_may_wait()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        others = threading.get_ident() not in self._prefetching
+        if not hands.has_thread:
+            hands.pump()
+        while (said := wait(seen, SLICE_S, others)) == NOT_YET:
+            if until is not None and time.monotonic() >= until:
+                return True
+        if hands.interrupts:
+            with contextlib.suppress(IndexError):  # another caller was quicker
+                raise hands.interrupts.popleft()
+        if said == CLOSED:
+            self._dispatch.close()  # what this call had decided after the first close is over, too
+            raise ClosedError("this cache was closed while the call waited for moves between its tiers")
+        return said == ENDED
 
-    def _carry_out(self, moves: NDArray[np.void], deadline_s: float | None = None) -> bool:
-        upward = moves["dst_tier"] < moves["src_tier"]
-        try:
-            self._run("demote", moves[~upward], self._demote)
-        finally:
-            self._run("promote", moves[upward], lambda part: self._promote(part, deadline_s))
-        return len(moves) > 0
+    def check_may_wait(self) -> None:
+        """Raise where the caller must not wait for moves.
 
-    def _run(self, direction: str, moves: NDArray[np.void], carry_out: Callable[[NDArray[np.void]], int]) -> None:
-        if len(moves):
-            num_bytes = len(moves) * self._mover.block_bytes
-            with self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=num_bytes) as span:
-                span.set(moved_blocks=carry_out(moves))
+        Raises
+        ------
+        InvalidArgument
+            It is the dispatcher's thread.
+        """
+        if self._hands.is_this_thread():
+            raise InvalidArgument(
+                "a hook of a `moves` span is called by the thread that carries moves out, so it cannot do what waits "
+                "for moves: do that in another span's hook, or in a thread of your own"
+            )
 
-    def _wait_for_others(self, rounds: int) -> bool:
-        """Wait for the next completion after `rounds`; False if there can be none."""
-        if self.placement.num_in_flight == 0:
-            with self._finished:
-                return self._rounds != rounds
-        with self._finished:
-            self._finished.wait_for(lambda: self._rounds != rounds, timeout=1.0)
-        return True
+    def _hear(self) -> None:
+        """Let the hooks be told of moves that are over before the caller goes on."""
+        dispatch = self._dispatch
+        if self._hooks.all and not self._hands.is_this_thread():
+            while dispatch.is_telling():
+                dispatch.wait(dispatch.num_announced, SLICE_S)
 
-    def run_decided(self) -> None:
-        """Run the moves that are decided, and wait for no others."""
-        self._carry_out(self.placement.take_moves())
+    def _decides(self) -> None:
+        """The caller is about to have the core decide: hooks are told of the moves in its context."""
+        if self._hooks.all:
+            self._hands.context = contextvars.copy_context()
+
+    def when_decided(self, decide: Callable[[], object]) -> None:
+        """Have something decided, and wait until the moves that it decided are over."""
+        self._decides()
+        first = self._dispatch.num_started
+        decide()
+        last = self._dispatch.num_started
+        while first < last:
+            seen = self._dispatch.num_announced
+            if not self._dispatch.under_way(first, last):
+                break
+            self.wait_since(seen)
+        self._hear()
 
     def drain_namespace(self, root: int) -> None:
         """Return once nothing of a namespace is under way."""
-        while self.placement.moving_in(root):
-            self.run_moves()
+        while True:
+            seen = self._dispatch.num_announced
+            if not self.placement.moving_in(root):
+                return
+            self.wait_since(seen)
+
+    # ---- room
 
     def make_room(self, num_blocks: int, tier: int = DEVICE) -> None:
         """Return once `tier` has `num_blocks` free blocks, demoting and dropping as the policy says.
@@ -120,19 +183,17 @@ class Conductor:
                 if not self._has_made_room(goal, tier):
                     raise self.placement.out_of_blocks(num_blocks, tier)
                 if goal == num_blocks:
-                    return
+                    break
+            self._hear()
 
     def _has_made_room(self, num_blocks: int, tier: int) -> bool:
-        """Decide what goes and carry that out, until there is room; False if none can be made."""
+        """Decide what goes and wait for that, until there is room; False if none can be made."""
+        self._decides()
         while True:
-            with self._finished:
-                rounds = self._rounds
-            missing = self.placement.reserve(num_blocks, tier)
-            moves = self.placement.take_moves()  # at once: what others decide is theirs to wait for
-            progressed = self._carry_out(moves)
-            if not missing:
+            seen = self._dispatch.num_announced
+            if not self.placement.reserve(num_blocks, tier):
                 return True
-            if not progressed and not self._wait_for_others(rounds):
+            if not self.wait_since(seen):
                 return not self.placement.reserve(num_blocks, tier)
 
     def _room_below(self, tier: int) -> int:
@@ -143,6 +204,8 @@ class Conductor:
                 return max(1, counts["available"] + counts["cached"])
         return 2**31
 
+    # ---- time
+
     def now_ns(self) -> int:
         """The time in nanoseconds, by the cache's clock."""
         return time.monotonic_ns() if self._clock is None else max(0, int(self._clock() * 1e9))
@@ -152,8 +215,10 @@ class Conductor:
         if self.uses_time:
             self.placement.expire(self.now_ns())
 
+    # ---- up and down
+
     def write_back(self, is_healthy: Callable[[], bool]) -> None:
-        """Demote what nobody holds, tier by tier, until all of it is on the disk, as pressure would.
+        """Demote what is cached and not held, tier by tier, until all of it is on the disk, as pressure would.
 
         Parameters
         ----------
@@ -168,13 +233,19 @@ class Conductor:
         pool = self.placement.pools[tier]
         if pool is None or not (cached := pool.counts()["cached"]):
             return False
-        wanted = pool.num_available + min(cached, FLUSH_BLOCKS, self._room_below(tier))
-        while self.placement.reserve(wanted, tier) and self.run_moves():
-            pass
+        self._has_made_room(pool.num_available + min(cached, FLUSH_BLOCKS, self._room_below(tier)), tier)
+        self._hear()
         return pool.counts()["cached"] < cached
 
     def promote(self, owner: int, deadline_s: float | None = None) -> int:
         """Bring an owned path to the device; whole blocks of it that are there in the end, from the front.
+
+        Parameters
+        ----------
+        owner : int
+        deadline_s : float, optional
+            Seconds from now, also for making room; promotions that have not arrived from the disk by then, or not
+            started from memory, are given up.
 
         Raises
         ------
@@ -182,124 +253,23 @@ class Conductor:
             The device has no room for them. The owner keeps its path as it is.
         """
         placement = self.placement
-        until = None if deadline_s is None else time.monotonic() + deadline_s
+        until = 0 if deadline_s is None else time.monotonic_ns() + int(deadline_s * 1e9)
         for attempt in itertools.count(1):
             cold = int(np.count_nonzero(placement.tiers_of(owner)))
             if not cold:
                 break
             self.make_room(cold)
+            self._decides()
             try:
-                placement.promote(owner)
+                placement.promote(owner, until)
+                break
             except OutOfBlocks:  # another thread took the room: make it again
                 if attempt == ATTEMPTS:
                     raise
-                continue
-            moves = placement.take_moves()
-            self._carry_out(moves, None if until is None else max(0.0, until - time.monotonic()))
-            break
-        while placement.is_moving(owner):
-            self.run_moves()
+        while True:
+            seen = self._dispatch.num_announced
+            if not placement.is_moving(owner):
+                break
+            self.wait_since(seen)
+        self._hear()
         return placement.settle(owner)
-
-    def _demote(self, moves: NDArray[np.void]) -> int:
-        """Copy one tier down, or drop what admission refuses; blocks that arrived."""
-        admitted = [part for part in _transfers(moves) if self._is_admitted(part)]
-        if not admitted:
-            return 0
-        moves = np.concatenate(admitted)
-        try:
-            ticket = self._mover.submit(moves)
-        except BaseException:
-            self._give_up(moves)
-            raise
-        return self._complete(moves, ticket)
-
-    def _is_admitted(self, transfer: NDArray[np.void]) -> bool:
-        """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
-        if transfer["dst_tier"][0] != DISK:
-            return True
-        node = int(transfer["node"][0])
-        depth, continued, matched = self.placement.prospects(node)
-        if self._admission.admits(DISK, len(transfer), depth, continued, matched, node):
-            return True
-        self._give_up(transfer)
-        return False
-
-    def _promote(self, moves: NDArray[np.void], deadline_s: float | None) -> int:
-        """A ticket for each tier, all under way at once, so that each tier's time is its own; blocks that arrived."""
-        parts = {tier: moves[moves["src_tier"] == tier] for tier in np.unique(moves["src_tier"]).tolist()}
-        tickets: dict[int, Ticket] = {}
-        arrived = 0
-        try:
-            for tier, part in parts.items():
-                tickets[tier] = self._mover.submit(part, deadline_s=deadline_s)
-        except BaseException:
-            self._give_up(moves[~np.isin(moves["src_tier"], list(tickets))])
-            raise
-        finally:
-            for tier, ticket in tickets.items():
-                arrived += self._complete(parts[tier], ticket)
-                if ticket.results()[1].all():
-                    self._costs.observe_load(tier, len(parts[tier]) * self._mover.block_bytes, ticket.seconds)
-        return arrived
-
-    def _complete(self, moves: NDArray[np.void], ticket: Ticket) -> int:
-        """Report what a ticket has done; blocks that arrived."""
-        transfers, ok = ticket.results()
-        self._keep_left(moves, ticket)
-        arrived = ok[np.searchsorted(transfers, moves["transfer"])]
-        if not ok.all() or self._scrub.active:  # before anybody else may be given the blocks
-            upward = moves["dst_tier"] == DEVICE
-            self._scrub.spoilt(moves["dst_block"][upward & ~arrived])
-            for part in _transfers(moves[upward & arrived]):
-                self._scrub.holds(part["dst_block"], self.placement.root_of(int(part["node"][0])))
-        _, decided = np.unique(moves["transfer"], return_index=True)
-        order = np.argsort(decided)  # what was colder is colder in the next tier too
-        self._report(transfers[order], ok[order], ticket.tried()[order])
-        return int(np.count_nonzero(arrived))
-
-    def _keep_left(self, moves: NDArray[np.void], ticket: Ticket) -> None:
-        """What a call that was left may still write stays taken until it is back, whoever else lets go of it."""
-        left = moves[ticket.left()]
-        if not len(left):
-            return
-        for pool, blocks in self._destinations(left):
-            pool.incref(blocks)
-
-        def let_go(part: NDArray[np.intp]) -> None:
-            self._scrub.spoilt(moves["dst_block"][part][moves["dst_tier"][part] == DEVICE])
-            for pool, blocks in self._destinations(moves[part]):
-                pool.free(blocks)
-            self._wake()
-
-        ticket.when_back(let_go)
-
-    def _destinations(self, moves: NDArray[np.void]) -> Iterator[tuple[BlockPool, NDArray[np.int32]]]:
-        for tier in np.unique(moves["dst_tier"]).tolist():
-            pool = self.placement.pools[tier]
-            assert pool is not None
-            yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
-
-    def _give_up(self, moves: NDArray[np.void]) -> None:
-        """Moves of which nothing was read or written are over."""
-        transfers = np.unique(moves["transfer"])
-        never = np.zeros(len(transfers), np.bool_)
-        self._report(transfers, never, never)
-
-    def _report(self, transfers: NDArray[np.int64], ok: NDArray[np.bool_], tried: NDArray[np.bool_]) -> None:
-        self.placement.complete(transfers, ok, tried)
-        self._wake()
-
-    def _wake(self) -> None:
-        """Whoever waits for room or for others looks again."""
-        with self._finished:
-            self._rounds += 1
-            self._finished.notify_all()
-
-
-def _transfers(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
-    """Moves transfer by transfer, in their order; the moves of one stand together."""
-    edges = np.flatnonzero(np.diff(moves["transfer"])) + 1
-    if len(moves):
-        for a, b in itertools.pairwise([0, *edges.tolist(), len(moves)]):
-            yield moves[a:b]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pagedkv.errors import InvalidArgument, WrongType
@@ -93,6 +93,7 @@ class Namespace:
     salt: str | bytes | None = None
     modality: str | bytes | None = None
     extra: bytes | None = None
+    _digest: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("model", "tenant", "salt", "modality"):
@@ -111,7 +112,11 @@ class Namespace:
 
     def digest(self) -> bytes:
         """BLAKE2b-256 of :meth:`key`: 32 bytes that name this namespace outside the process."""
-        return hashlib.blake2b(self.key(), digest_size=DIGEST_BYTES, person=b"pagedkv:ns:1").digest()
+        if self._digest is None:
+            digest = hashlib.blake2b(self.key(), digest_size=DIGEST_BYTES, person=b"pagedkv:ns:1").digest()
+            object.__setattr__(self, "_digest", digest)  # the fields never change
+            return digest
+        return self._digest
 
 
 def _check(name: str, value: Any, types: tuple[type, ...]) -> None:

@@ -15,16 +15,17 @@ from pagedkv._core.placement import NEED_CHAIN, Placement
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.budgets import Budget, Disk, blocks_for
+from pagedkv.callbacks import Log
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.learned import Folder, Learned
-from pagedkv.sizes import format_size, number_of_seconds, parse_size, whole_number
+from pagedkv.sizes import format_size, parse_size, whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Tier
 from pagedkv.tiers.directory import path_text
 from pagedkv.tiers.disk_format import PAGE, SHORTEST_SUM, Geometry
 
-log = logging.getLogger("pagedkv.cache")
+log = Log(logging.getLogger("pagedkv.cache"))
 
 DEVICE, HOST, DISK = 0, 1, 2
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
@@ -148,7 +149,7 @@ def open_admission(
     """What is written to a disk tier of so many blocks, each of which takes so many bytes to write."""
     if disk is None:
         return Admission("all", costs, write_bytes)
-    clock, per_day = clock or time.monotonic, disk.write_bytes_per_day
+    clock, per_day = time.monotonic if clock is None else clock, disk.write_bytes_per_day
     budget = None if per_day is None else WriteBudget(per_day, write_bytes, clock)
     likeliest = None
     if disk.admission == "hazard" and policy is not None:
@@ -174,7 +175,7 @@ def open_learned(
     return Learned(policy, block_size, now_ns, files)
 
 
-def check_learning(policy: Any, learned: Any, disk: Disk | None, clock: Any) -> str:
+def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:
     """The directory that was given for learned tables, "" without one; raise where no cache can learn like this.
 
     Raises
@@ -187,10 +188,6 @@ def check_learning(policy: Any, learned: Any, disk: Disk | None, clock: Any) -> 
             f"Disk(admission='hazard') goes by what policy='hazard' learns, and this cache has policy {policy!r}: "
             "take that policy, or admission='cost'"
         )
-    if clock is not None:
-        if not callable(clock):
-            raise WrongType(f"clock must be a function that gives seconds, not {type(clock).__name__}")
-        number_of_seconds(clock(), "what clock gives")
     if learned is None:
         return ""
     if not learns:

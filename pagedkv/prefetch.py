@@ -3,17 +3,26 @@ policy ``hazard`` expects."""
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import os
 import threading
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import Placement
-from pagedkv.errors import ClosedError, StaleHandle
+from pagedkv._monitor import Monitor
+from pagedkv.errors import ClosedError, InvalidArgument, StaleHandle
 from pagedkv.matching import Matcher
+
+State: TypeAlias = Literal["waits", "runs", "cancelled", "over"]
 
 LOOKED_AT = 4096  # ends of prefixes on the device that others are compared with
 
@@ -21,16 +30,23 @@ LOOKED_AT = 4096  # ends of prefixes on the device that others are compared with
 class Prefetch:
     """A prefix on its way up. Made by :meth:`KVCache.prefetch`; needs no closing."""
 
-    def __init__(self, future: Future[int]) -> None:
-        self._future = future
+    def __init__(self, changed: Monitor, work: Callable[[], int], check_may_wait: Callable[[], None]) -> None:
+        self._changed, self._work, self._check_may_wait = changed, work, check_may_wait
+        self._state: State = "waits"
+        self._tokens = 0
+        self._error: BaseException | None = None
 
     def done(self) -> bool:
         """Whether it is over: arrived, failed or cancelled."""
-        return self._future.done()
+        return self._state in ("cancelled", "over")
 
     def cancel(self) -> bool:
         """Do not begin, if it has not begun. Whether that was in time."""
-        return self._future.cancel()
+        with self._changed:
+            if self._state == "waits":
+                self._state = "cancelled"
+                self._changed.notify_all()
+            return self._state == "cancelled"
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Leading tokens that are on the device now; 0 where it was cancelled or there was no room.
@@ -39,39 +55,116 @@ class Prefetch:
         ------
         TimeoutError
             It takes longer than `timeout_s` seconds; it goes on.
+        InvalidArgument
+            It is not over, and the caller is a hook of ``moves``, whose thread would have to carry it out.
         """
+        if not self.done():
+            self._check_may_wait()
+        with self._changed:
+            if not self._changed.wait_for(self.done, timeout_s):
+                raise TimeoutError(f"the prefetch takes longer than {timeout_s} s")
+        if self._error is not None:
+            raise self._error
+        return self._tokens
+
+    def run(self) -> None:
+        """For the prefetcher: do it, unless it was cancelled."""
+        with self._changed:
+            if self._state != "waits":
+                return
+            self._state = "runs"
         try:
-            return self._future.result(timeout_s)
-        except CancelledError:
-            return 0
-        except NotYet:  # another class than the builtin one before Python 3.11
-            raise TimeoutError(f"the prefetch takes longer than {timeout_s} s") from None
+            self._tokens = self._work()
+        except BaseException as problem:
+            self._error = problem
+        with self._changed:
+            self._state = "over"
+            self._changed.notify_all()
 
 
 class Prefetcher:
-    """Runs prefetches in a thread of its own, which starts with the first."""
+    """Runs prefetches one after the other, in a thread that lives while there are any."""
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        self._starting = threading.Lock()
-        self._background: ThreadPoolExecutor | None = None
+        self._changed = Monitor()
+        self._waiting: deque[Prefetch] = deque()
+        self._server = 0  # the thread that runs them; 0 without one
         self._closed = False
+        self._pid = os.getpid()
+        _serving.add(self)
 
     def start(self, prompt: NDArray[np.int32], root: int) -> Prefetch:
         """Bring the cached prefix of a prompt, which is the prefetch's own from now on, to the device."""
-        with self._starting:
+        ticket = Prefetch(self._changed, partial(self._matcher.prefetch, prompt, root), self._check_may_wait)
+        with self._changed:
             if self._closed:
                 raise ClosedError("this cache is closed")
-            if self._background is None:
-                self._background = ThreadPoolExecutor(1, thread_name_prefix="pagedkv-prefetch")
-            return Prefetch(self._background.submit(self._matcher.prefetch, prompt, root))
+            try:
+                self._waiting.append(ticket)
+                if not self._server:
+                    start_thread(self._serve)
+            except BaseException as problem:
+                if ticket in self._waiting:  # or a thread has it
+                    self._waiting.remove(ticket)
+                if isinstance(problem, RuntimeError):
+                    raise MemoryError("the system has no thread for a prefetch") from problem
+                raise
+        return ticket
 
-    def close(self) -> None:
-        """Finish what runs, drop what waits."""
-        with self._starting:
+    def close(self, *, wait: bool = True) -> None:
+        """Finish what runs, drop what waits. Again is fine. Without `wait`, what runs goes on, and fails."""
+        with self._changed:
             self._closed = True
-        if self._background is not None:
-            self._background.shutdown(wait=True, cancel_futures=True)
+            for ticket in self._waiting:
+                ticket.cancel()
+            if wait:
+                self._changed.wait_for(lambda: not self._server)
+
+    def stop(self) -> None:
+        """As `close`, in the process that made it: the process ends."""
+        if self._pid == os.getpid():
+            self.close()
+
+    def is_this_thread(self) -> bool:
+        """Whether the caller is the thread that runs prefetches: a hook of one."""
+        return self._server == threading.get_ident()
+
+    def _check_may_wait(self) -> None:
+        """Raise where the caller must not wait for a prefetch."""
+        self._matcher.check_may_wait()
+        if self.is_this_thread():
+            raise InvalidArgument("a hook of a prefetch is called by the prefetches' thread: it cannot wait for one")
+
+    def _serve(self) -> None:
+        """The thread: prefetches until none waits. If there is one already, it goes."""
+        with self._changed:
+            if self._server or self._closed:
+                return
+            self._server = threading.get_ident()
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._server = 0
+                    self._changed.notify_all()
+                    return
+                ticket = self._waiting.popleft()
+            ticket.run()
+
+
+_serving: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Before the dispatchers are stopped, without which no prefetch ends."""
+    for prefetcher in list(_serving):
+        prefetcher.stop()
+
+
+def start_thread(work: Callable[[], None]) -> None:
+    """A thread that no Python lock has to be waited for: `threading.Thread.start` can be interrupted with one taken."""
+    _thread.start_new_thread(work, ())
 
 
 class Foresight:

@@ -34,7 +34,7 @@ class Scrub:
     def __init__(self, mode: Mode, num_blocks: int, block_size: int) -> None:
         self._mode, self._num_blocks, self._block_size = mode, num_blocks, block_size
         self._only: int | None = None  # the first namespace (root): until there is another, all blocks are its
-        self._last: NDArray[np.int32] | None = None  # whose each block's KV is; None while there is one namespace
+        self._last: NDArray[np.int64] | None = None  # whose each block's KV is; None while there is one namespace
         self._starting = threading.Lock()
 
     @property
@@ -55,7 +55,7 @@ class Scrub:
         self,
         arrays: StepArrays,
         lookahead: int,
-        roots: Callable[[], NDArray[np.int32]],
+        roots: Callable[[], NDArray[np.int64]],
         zero: Callable[[NDArray[np.int32]], None],
     ) -> None:
         """Zero what a step's sequences were given, before anything is written or copied there.
@@ -63,7 +63,7 @@ class Scrub:
         Parameters
         ----------
         arrays, lookahead : of the step.
-        roots : gives int32 [num_seqs], the namespace of each sequence.
+        roots : gives int64 [num_seqs], the namespace of each sequence. No other namespace ever gets the same number.
         zero : fills blocks with zeros.
         """
         starts = np.flatnonzero(arrays.slot_mapping % self._block_size == 0)  # a block's first token is computed now
@@ -73,7 +73,7 @@ class Scrub:
             self._last[arrays.copies[:, 1]] = self._last[arrays.copies[:, 0]]
 
     def _clear_given(
-        self, blocks: NDArray[np.int32], owners: NDArray[np.int32], zero: Callable[[NDArray[np.int32]], None]
+        self, blocks: NDArray[np.int32], owners: NDArray[np.int64], zero: Callable[[NDArray[np.int32]], None]
     ) -> None:
         if self._mode == "across_namespaces":
             assert self._last is not None
@@ -96,15 +96,15 @@ class Scrub:
     def _remember(self) -> None:
         with self._starting:
             if self._last is None:
-                self._last = np.full(self._num_blocks, FOREIGN if self._only is None else self._only, np.int32)
+                self._last = np.full(self._num_blocks, FOREIGN if self._only is None else self._only, np.int64)
 
-    def _note(self, blocks: NDArray[np.int32] | int, roots: NDArray[np.int32] | int) -> None:
+    def _note(self, blocks: NDArray[np.int32] | int, roots: NDArray[np.int64] | int) -> None:
         if self._last is not None:
             self._last[blocks] = roots
 
     def _given(
-        self, arrays: StepArrays, starts: NDArray[np.intp], lookahead: int, roots: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        self, arrays: StepArrays, starts: NDArray[np.intp], lookahead: int, roots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The step's blocks that hold no computed token yet, and the namespace of each."""
         blocks = (arrays.slot_mapping[starts] // self._block_size).astype(np.int32)
         owners = roots[np.searchsorted(arrays.q_indptr, starts, side="right") - 1]

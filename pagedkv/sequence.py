@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedkv._core.held import HeldRow, fork_row
 from pagedkv.engine import Engine
 from pagedkv.errors import ClosedError, InvalidArgument, WrongType
 from pagedkv.interop import View, as_argument, block_views, export
@@ -67,22 +68,31 @@ class Sequence:
         block that agreed only in its first tokens).
     """
 
-    __slots__ = ("__weakref__", "_engine", "_found", "_row", "_session", "hit_tokens")
+    __slots__ = ("__weakref__", "_engine", "_found", "_held", "_session", "hit_tokens")
 
     def __init__(
-        self, engine: Engine, row: int, hit_tokens: Mapping[str, int], found: int = 0, session: int | None = None
+        self, engine: Engine, held: HeldRow, hit_tokens: Mapping[str, int], found: int = 0, session: int | None = None
     ) -> None:
-        self._engine, self._row, self._found = engine, row, found  # blocks of the prompt that were cached when it came
-        self._session = session  # whose request it is, as a number; None: nobody's
+        if not isinstance(held, HeldRow):
+            raise WrongType("sequences are made by KVCache.sequence and Sequence.fork")
+        self._engine, self._held = engine, held
+        self._found = found  # blocks of the prompt that were cached when it came
+        self._session = session  # whose request it is, as a number; None: no session's
         self.hit_tokens = dict(hit_tokens)
 
     @property
     def row(self) -> int:
         """The row's handle in the core's block table."""
-        if self._row < 0:
+        row = self._held.handle
+        if row < 0:
             raise ClosedError("this sequence was released: open another one")
         self._engine.check_process()
-        return self._row
+        return row
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it holds nothing any more: it was released."""
+        return self._held.handle < 0
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -127,10 +137,15 @@ class Sequence:
     def fork(self, n: int = 1) -> list[Sequence]:
         """`n` sequences that go on from here: full blocks are shared, the partly filled one is copied when written."""
         with self._engine.hooks.span("fork", row=self.row) as span:
-            rows = self._engine.table.fork(self.row, n)
-            forks = [Sequence(self._engine, int(row), self.hit_tokens) for row in rows]
-            span.set(forks=len(rows))
-            span.about(rows)
+            rows = fork_row(self._engine.table, self._held, n)
+            try:
+                forks = [Sequence(self._engine, held, self.hit_tokens) for held in rows]
+                span.set(forks=len(forks))
+                span.about(np.array([fork.row for fork in forks], np.int64))
+            except BaseException:  # they would let go by themselves, but only once the traceback is gone
+                for held in rows:
+                    held.release()
+                raise
         return forks
 
     def retain(self, *, priority: int = 50, ttl_s: float | None = None) -> None:
@@ -213,16 +228,19 @@ class Sequence:
 
     def release(self) -> None:
         """Let go of the blocks; full ones stay cached. Twice is fine."""
-        if self._row < 0 or not self._engine.hooks.all or not self._engine.is_ours:
+        row = self._held.handle
+        if row < 0 or not self._engine.hooks.all or not self._engine.is_ours:
             self._let_go()
         else:
-            with self._engine.hooks.span("release", row=self._row):
+            with self._engine.hooks.span("release", row=row):
                 self._let_go()
 
     def _let_go(self) -> None:
-        row, self._row = self._row, -1
-        if row >= 0 and self._engine.is_ours:
-            self._engine.release(row)
+        if self._held.handle >= 0:
+            if self._engine.is_ours:
+                self._engine.release(self._held)
+            else:  # a forked child: the row is the parent's
+                self._held.release()
 
     def __enter__(self) -> Sequence:
         return self
@@ -231,14 +249,14 @@ class Sequence:
         self.release()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_row", -1) >= 0 and not is_finalizing():  # at the end modules are gone, and soon the memory
+        if hasattr(self, "_held") and not is_finalizing():  # at the end modules are gone, and soon the memory
             self._let_go()
 
     def __len__(self) -> int:
         return self.num_tokens
 
     def __repr__(self) -> str:
-        if self._row < 0:
+        if self._held.handle < 0:
             return "<Sequence, released>"
-        num_tokens, computed, num_blocks, committed = self._engine.table.info(self._row)
+        num_tokens, computed, num_blocks, committed = self._engine.table.info(self._held.handle)
         return f"<Sequence, {computed} of {num_tokens} tokens computed, {committed} of {num_blocks} blocks committed>"

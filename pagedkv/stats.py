@@ -37,10 +37,15 @@ class CacheStats:
         be opened; counters of the store (``DiskStats``), such as ``misses`` and ``write_errors`` by reason; and what
         was not worth it: ``disk_hits_declined`` (tokens that were computed instead of loaded),
         ``refused_by_admission`` and ``refused_by_write_budget`` (blocks dropped instead of written).
+        ``admission_failures`` counts what could not be judged.
     hazard : mapping or None
         None with other policies. What the policy ``hazard`` has learned and how it compares with plain LRU
         (``HazardPolicy.stats``), ``clock_failures``, and its files: ``tables_read``, ``tables_refused`` (could not be
         used), ``tables_written``, ``table_write_failures``.
+    clock_failures : int
+        Readings of the caller's clock that failed; time stood still meanwhile.
+    hook_failures : int
+        Calls of hooks that raised an Exception.
     """
 
     sequences: int
@@ -54,6 +59,8 @@ class CacheStats:
     failed_moves: int
     disk: Mapping[str, Any] | None = None
     hazard: Mapping[str, int] | None = None
+    clock_failures: int = 0
+    hook_failures: int = 0
 
     @property
     def token_hit_rate(self) -> float:
@@ -73,6 +80,7 @@ class CacheStats:
         return (
             f"{self.sequences} sequences; hit tokens: {hits} of {self.prompt_tokens} ({self.token_hit_rate:.1%}); "
             f"blocks: {held}; failed moves: {self.failed_moves}{self._disk_in_words()}{self._hazard_in_words()}"
+            f"{f'; {self.clock_failures} readings of the clock failed' if self.clock_failures else ''}"
         )
 
     def _disk_in_words(self) -> str:
@@ -97,6 +105,7 @@ _DISK_WORDS = {
     "disk_hits_declined": "tokens declined",
     "refused_by_admission": "blocks refused by admission",
     "refused_by_write_budget": "blocks refused by the write budget",
+    "admission_failures": "runs that could not be judged",
 }
 
 

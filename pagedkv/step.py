@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
 from pagedkv.engine import BoundStep, Engine
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError, StaleHandle, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.sequence import Batch, Sequence
 from pagedkv.sizes import whole_number
@@ -51,28 +51,53 @@ class Step:
             raise InvalidArgument("this step is under way already")
         self._written, self._attended = set(), set()
         self._began = time.perf_counter()
-        self._arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
-        self._epochs = self._engine.table.epochs(self._rows)
-        self._bound = self._engine.kv.bind(self._arrays)
+        begun = False
+        try:
+            arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
+            begun = True
+            self._epochs = self._engine.table.epochs(self._rows)
+            self._bound = self._engine.kv.bind(arrays)
+            self._arrays = arrays
+        except BaseException as problem:
+            if begun or not isinstance(problem, PagedKVError):  # else nothing was scheduled
+                self._cancel()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        arrays, self._arrays, self._bound = self._arrays, None, None
+        arrays = self._arrays
         if arrays is None:
             return
-        missing = sorted(set(range(self._engine.spec.num_layers)) - self._written)
-        if kind is not None or (missing and len(arrays.tokens)):
-            self._engine.table.cancel(self._rows)
-        else:
-            try:
+        try:
+            if kind is None:
+                self._check_complete(arrays)
                 self._check_rows()
                 self._engine.commit(self._rows, len(arrays.tokens))
-            except BaseException:
-                self._engine.table.cancel(self._rows)
-                raise
-            self._measure(arrays)
+        except BaseException:  # where it came after the commit, there is nothing left to cancel
+            self._cancel()
+            raise
+        if kind is not None:
+            self._cancel()
             return
-        if kind is None:
+        self._arrays = self._bound = None
+        self._measure(arrays)
+
+    def __del__(self) -> None:
+        """An interrupt may come between `__enter__` and the body, or before `__exit__` has begun."""
+        if getattr(self, "_arrays", None) is not None and self._engine.is_ours:
+            try:
+                self._check_rows()
+            except StaleHandle:  # its rows went on without it
+                return
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._engine.table.cancel(self._rows)
+        self._arrays = self._bound = None
+
+    def _check_complete(self, arrays: StepArrays) -> None:
+        missing = sorted(set(range(self._engine.spec.num_layers)) - self._written)
+        if missing and len(arrays.tokens):
             raise InvalidArgument(
                 f"the step ended with layers {missing[:8]} unwritten, so nothing was committed: write every layer, "
                 f"or call mark_written(layer) if your own kernel wrote them"
@@ -162,6 +187,16 @@ class Step:
             q_lens = np.diff(arrays.q_indptr)
             costs.observe_prefill(q_lens, time.perf_counter() - self._began, arrays.seq_lens - q_lens)
 
+    def _check_written(self, layer: int) -> None:
+        """Raise if the slots that attention would read of this layer hold what was there before the step."""
+        layer, num_new = whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1), len(self.arrays.tokens)
+        if num_new and layer not in self._written:
+            raise InvalidArgument(
+                f"attend({layer}) came before write({layer}): the slots of this step's {num_new} new tokens still hold "
+                f"what was there before. Call step.write({layer}, k, v) first, or step.mark_written({layer}) once your "
+                f"own kernel has written them"
+            )
+
     def _check_rows(self) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
         if not np.array_equal(self._engine.table.epochs(self._rows), self._epochs):
@@ -184,7 +219,7 @@ class Step:
         out: Any = None,
         stream: Any = None,
     ) -> Any:
-        """Attention of the new tokens over their sequences' KV, this layer's writes included.
+        """Attention of the new tokens over their sequences' KV, this layer's writes included: write the layer first.
 
         Parameters
         ----------
@@ -201,6 +236,13 @@ class Step:
         Returns
         -------
         o : [num_tokens, num_qo_heads, head_dim], and ``lse`` float32 [num_tokens, num_qo_heads] if asked for
+
+        Raises
+        ------
+        InvalidArgument
+            The step has new tokens, and this layer's K and V are not written yet: their slots hold what was there
+            before.
+        LayoutMismatch, WrongType
         """
         arrays, spec = self.arrays, self._engine.spec
         q = as_argument("q", q, stream=stream)
@@ -216,6 +258,12 @@ class Step:
                 raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
+        try:
+            written = layer in self._written
+        except TypeError:  # what cannot be hashed
+            written = False
+        if not written:
+            self._check_written(layer)
         self._check_rows()
         result = self._under_way.attend(
             layer, q, softmax_scale=softmax_scale, causal=causal, window=window, soft_cap=soft_cap,

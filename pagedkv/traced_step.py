@@ -23,18 +23,20 @@ class TracedStep(Step):
         if self._span is not None:
             return super().__enter__()  # refuses
         span = self._engine.hooks.span("step", sequences=len(self._seqs))
-        span.__enter__()
         try:
+            span.__enter__()
             super().__enter__()
+            span.set(tokens=len(self.arrays.tokens))
+            self._span = span
         except BaseException as error:
+            if self._arrays is not None:
+                self._cancel()
             span.__exit__(type(error), error, error.__traceback__)
             raise
-        span.set(tokens=len(self.arrays.tokens))
-        self._span = span
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        span, self._span = self._span, None
+        span = self._span
         error = rest[0] if rest and isinstance(rest[0], BaseException) else None
         try:
             super().__exit__(kind, *rest)
@@ -42,5 +44,6 @@ class TracedStep(Step):
             error = problem
             raise
         finally:
+            self._span = None
             if span is not None:
                 span.__exit__(type(error) if error else None, error, None)

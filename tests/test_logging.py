@@ -81,3 +81,15 @@ def test_no_file_prints_but_those_of_the_commands_and_none_configures_logging(pa
     assert not names & {"basicConfig", "dictConfig", "fileConfig", "setLevel"} or room == "cli"
     loggers = {literal(call) for call in calls if called_name(call) == "getLogger"}
     assert all(name == "pagedkv" or name.startswith("pagedkv.") for name in loggers), loggers
+
+
+def test_everything_is_logged_so_that_a_handler_that_raises_stops_nothing() -> None:
+    """A logger's own methods let a handler's exception into the call, or the thread, that has something to say."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        shown = str(path.relative_to(PACKAGE))
+        if shown in ("__init__.py", "cli.py", "disk_tools/trial.py"):  # they add and remove handlers and filters
+            continue
+        loggers = [call for call in calls_of(path) if called_name(call) == "getLogger"]
+        said = [call.args[0] for call in calls_of(path) if called_name(call) == "Log" and call.args]
+        safe = [call for call in said if isinstance(call, ast.Call) and called_name(call) == "getLogger"]
+        assert len(loggers) == len(safe), f"{shown}: take callbacks.Log(logging.getLogger(...))"

@@ -96,7 +96,7 @@ def test_everything_that_the_cache_counts_is_given(cache):
     fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk", "hazard"}
     assert fields == {
         "sequences", "prompt_tokens", "hit_tokens", "missed_promotions", "computed_tokens", "blocks", "moved_bytes",
-        "failed_moves",
+        "failed_moves", "clock_failures", "hook_failures",
     }  # fmt: skip
     assert set(stats.blocks["device"]) == {"capacity", "max", "free", "live", "cached", "reserved", "available"}
 

@@ -39,6 +39,7 @@ OUR_FORKS = {
     "pagedkv.sequence": "fork: a second owner of a sequence's blocks, no process",
     "pagedkv.show.demo": "forks a sequence",
     "pagedkv.scheduler.reporting": "forks a sequence",
+    "pagedkv.scheduler.reopening": "forks a sequence",
 }
 USED = {"eval", "exec", "__import__"}  # also without a call
 OF_OS = {f"os.{name}" for name in FORBIDDEN_CALLS}

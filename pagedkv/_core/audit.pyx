@@ -15,72 +15,86 @@ def placement_problems(Placement self):
     """Every disagreement found, as text; see Placement.check_integrity for the equations."""
     cdef Place* p = &self.place
     cdef Tree* t = &self.tree.tree
-    cdef int32_t n, o, tier, i, u
+    cdef int32_t n, o, tier, i, u, d
     problems = []
-    self.lock.acquire()
-    expected = [dict() for _ in range(p.num_tiers)]
-    owners = {}
-    for o in range(p.owners_capacity):
-        if p.owners[o].live:
-            n = p.owners[o].node
-            if t.nodes[n].depth + t.nodes[n].length != p.owners[o].num_blocks:
-                problems.append(f"owner {o}: num_blocks")
-            while t.nodes[n].length > 0:
-                owners[n] = owners.get(n, 0) + 1
-                n = t.nodes[n].parent
-    sizes = [[0, 0] for _ in range(p.num_tiers)]
-    cached = [0] * p.num_tiers
-    kids = {}
-    for n in range(t.num_nodes):
-        if t.nodes[n].root == NIL or t.nodes[n].length == 0:
-            continue
-        if p.fates[n].transfer < 0 and p.fates[n].top != node_top(t, n):
-            problems.append(f"node {n}: top")
-        key = (t.nodes[n].parent, p.fates[n].top)
-        kids[key] = kids.get(key, 0) + 1
-        for tier in range(p.num_tiers):
-            if not (t.nodes[n].tiers >> tier) & 1:
-                if is_linked(&p.links[tier], n):
-                    problems.append(f"node {n}: linked in tier {tier} without a copy there")
+    cdef bint collecting = self.lock.begin_audit()
+    try:
+        expected = [dict() for _ in range(p.num_tiers)]
+        owners = {}
+        for o in range(p.owners_capacity):
+            if p.owners[o].live:
+                n = p.owners[o].node
+                if t.nodes[n].depth + t.nodes[n].length != p.owners[o].num_blocks:
+                    problems.append(f"owner {o}: num_blocks")
+                while t.nodes[n].length > 0:
+                    owners[n] = owners.get(n, 0) + 1
+                    n = t.nodes[n].parent
+        sizes = [[0, 0] for _ in range(p.num_tiers)]
+        cached = [0] * p.num_tiers
+        kids = {}
+        usage = {}
+        for n in range(t.num_nodes):
+            if t.nodes[n].root == NIL or t.nodes[n].length == 0:
                 continue
-            sizes[tier][p.fates[n].queue[tier]] += t.nodes[n].length
-            held = 1 + (owners.get(n, 0) if tier == node_top(t, n) else 0)
-            if p.fates[n].transfer >= 0 and p.transfers[handle_slot(p.fates[n].transfer)].src == tier:
-                held += 1
-            for i in range(t.nodes[n].length):
-                block = node_ids(t, n, tier)[i]
-                refs = p.pools[tier].refs[block]
-                if not refs & TREE or (refs & COUNT) < held:
-                    problems.append(f"node {n} block {block} tier {tier}: {refs & COUNT} references, {held} known")
-                if block in expected[tier]:
-                    problems.append(f"block {block} of tier {tier} is in two runs")
-                expected[tier][block] = n
-                cached[tier] += refs == (TREE | 1)
-            alone = not is_owned(p, n, tier)
-            if p.fates[n].transfer < 0 and alone and not is_linked(&p.links[tier], n):
-                problems.append(f"node {n}: evictable in tier {tier} but in no list")
-            if p.policy != S3FIFO and not alone and is_linked(&p.links[tier], n):
-                problems.append(f"node {n}: owned but in an eviction list of tier {tier}")
-    for n in range(t.num_nodes):
-        if t.nodes[n].root != NIL:
-            for u in range(MAX_TIERS):
-                if p.fates[n].kids[u] != kids.get((n, u), 0):
-                    problems.append(f"node {n}: kids[{u}] = {p.fates[n].kids[u]}, really {kids.get((n, u), 0)}")
-    for tier in range(p.num_tiers):
-        if p.pools[tier] == NULL:
-            continue
-        if [p.size[tier][0], p.size[tier][1]] != sizes[tier]:
-            problems.append(f"tier {tier}: queue sizes {[p.size[tier][0], p.size[tier][1]]} != {sizes[tier]}")
-        if p.pools[tier].num_cached != cached[tier]:
-            problems.append(f"tier {tier}: num_cached {p.pools[tier].num_cached} != {cached[tier]}")
-        for i in range(p.num_domains * NUM_LISTS):
-            n = coldest(&p.links[tier], i)
-            while n >= 0:
-                if list_of(p, tier, n) != i:
-                    problems.append(f"node {n} of tier {tier} is in list {i}, not {list_of(p, tier, n)}")
-                    break
-                n = p.links[tier].next[n]
-    self.lock.release()
+            if p.fates[n].transfer < 0 and p.fates[n].top != node_top(t, n):
+                problems.append(f"node {n}: top")
+            key = (t.nodes[n].parent, p.fates[n].top)
+            kids[key] = kids.get(key, 0) + 1
+            d = p.domain_of[t.nodes[n].root]
+            if p.fates[n].transfer >= 0:
+                i = handle_slot(p.fates[n].transfer)
+                usage[d, p.transfers[i].dst] = usage.get((d, p.transfers[i].dst), 0) + t.nodes[n].length
+                if not p.transfers[i].promotes:
+                    usage[d, p.transfers[i].src] = usage.get((d, p.transfers[i].src), 0) - t.nodes[n].length
+            for tier in range(p.num_tiers):
+                if not (t.nodes[n].tiers >> tier) & 1:
+                    if is_linked(&p.links[tier], n):
+                        problems.append(f"node {n}: linked in tier {tier} without a copy there")
+                    continue
+                sizes[tier][p.fates[n].queue[tier]] += t.nodes[n].length
+                usage[d, tier] = usage.get((d, tier), 0) + t.nodes[n].length
+                held = 1 + (owners.get(n, 0) if tier == node_top(t, n) else 0)
+                if p.fates[n].transfer >= 0 and p.transfers[handle_slot(p.fates[n].transfer)].src == tier:
+                    held += 1
+                for i in range(t.nodes[n].length):
+                    block = node_ids(t, n, tier)[i]
+                    refs = p.pools[tier].refs[block]
+                    if not refs & TREE or (refs & COUNT) < held:
+                        problems.append(f"node {n} block {block} tier {tier}: {refs & COUNT} references, {held} known")
+                    if block in expected[tier]:
+                        problems.append(f"block {block} of tier {tier} is in two runs")
+                    expected[tier][block] = n
+                    cached[tier] += refs == (TREE | 1)
+                alone = not is_owned(p, n, tier)
+                if p.fates[n].transfer < 0 and alone and not is_linked(&p.links[tier], n):
+                    problems.append(f"node {n}: evictable in tier {tier} but in no list")
+                if p.policy != S3FIFO and not alone and is_linked(&p.links[tier], n):
+                    problems.append(f"node {n}: owned but in an eviction list of tier {tier}")
+        for n in range(t.num_nodes):
+            if t.nodes[n].root != NIL:
+                for u in range(MAX_TIERS):
+                    if p.fates[n].kids[u] != kids.get((n, u), 0):
+                        problems.append(f"node {n}: kids[{u}] = {p.fates[n].kids[u]}, really {kids.get((n, u), 0)}")
+        for d in range(p.num_domains):
+            for tier in range(p.num_tiers):
+                if p.domains[d].usage[tier] != usage.get((d, tier), 0):
+                    problems.append(f"domain {d}: {p.domains[d].usage[tier]} in tier {tier}, really {usage.get((d, tier), 0)}")
+        for tier in range(p.num_tiers):
+            if p.pools[tier] == NULL:
+                continue
+            if [p.size[tier][0], p.size[tier][1]] != sizes[tier]:
+                problems.append(f"tier {tier}: queue sizes {[p.size[tier][0], p.size[tier][1]]} != {sizes[tier]}")
+            if p.pools[tier].num_cached != cached[tier]:
+                problems.append(f"tier {tier}: num_cached {p.pools[tier].num_cached} != {cached[tier]}")
+            for i in range(p.num_domains * NUM_LISTS):
+                n = coldest(&p.links[tier], i)
+                while n >= 0:
+                    if list_of(p, tier, n) != i:
+                        problems.append(f"node {n} of tier {tier} is in list {i}, not {list_of(p, tier, n)}")
+                        break
+                    n = p.links[tier].next[n]
+    finally:
+        self.lock.end_audit(collecting)
     return problems
 
 

@@ -14,6 +14,7 @@ from pagedkv._core.lock cimport Lock
 cdef enum:
     TREE = 0x80000000       # the tree holds one of the references counted in the low 31 bits
     COUNT = 0x7FFFFFFF
+    UNNAMEABLE = 0x7FFFFFFF  # a generation: the block goes on in use, but no handle names it any more
 
 cdef struct Pool:
     int32_t capacity
@@ -25,7 +26,7 @@ cdef struct Pool:
     int32_t num_reserved    # promised to reservations, not to be handed out otherwise
     int32_t watermark       # num_available never counts these last blocks
     uint32_t* refs          # [max_capacity]
-    uint32_t* generations   # [max_capacity], raised each time a block becomes free
+    uint32_t* generations   # [max_capacity], raised each time a block becomes free, up to UNNAMEABLE
     int32_t* stack          # [max_capacity]
 
 # Blocks that `pool_alloc` could hand out now, growth included.
@@ -52,7 +53,7 @@ cdef inline void pool_drop_one(Pool* p, int32_t block) noexcept nogil:
     p.refs[block] -= 1
     if p.refs[block] & COUNT == 0:
         p.refs[block] = 0
-        p.generations[block] += 1
+        p.generations[block] += p.generations[block] < UNNAMEABLE
         p.stack[p.num_stack] = block
         p.num_stack += 1
 

@@ -57,7 +57,7 @@ cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcep
         top += (refs == 1)
     if code == OK:
         for j in range(p.num_stack, top):
-            p.generations[p.stack[j]] += 1
+            p.generations[p.stack[j]] += p.generations[p.stack[j]] < UNNAMEABLE
         p.num_stack = top
         return OK
     bad[0] = i
@@ -88,6 +88,7 @@ cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexc
 
 
 @cython.final
+@cython.no_gc_clear      # what dies in the same circle may still have to let go of what is in here
 cdef class BlockPool:
     """Block ids of one tier, with reference counts.
 
@@ -218,18 +219,31 @@ cdef class BlockPool:
         return out
 
     def handles(self, ids):
-        """Handles int64 [n] that name these blocks only until each becomes free."""
+        """Handles int64 [n] that name these blocks only until each becomes free.
+
+        Raises
+        ------
+        InvalidArgument
+            An id is not of this pool.
+        StaleHandle
+            A block has become free 2**31 - 1 times: it goes on in use, but no handle can name it any more.
+        """
         cdef cnp.ndarray array = int32_input(ids, "ids")
         cdef cnp.ndarray out = np.empty(cnp.PyArray_SIZE(array), np.int64)
-        cdef int32_t i, block, bad = -1
+        cdef int32_t i, block, bad = -1, used_up = -1
         self.lock.acquire()
         for i in range(cnp.PyArray_SIZE(array)):
             block = i32(array)[i]
             if <uint32_t>block >= <uint32_t>self.pool.max_capacity:
                 bad = i
                 break
+            if self.pool.generations[block] == UNNAMEABLE:
+                used_up = block
             i64(out)[i] = make_handle(block, <int32_t>self.pool.generations[block])
         self.lock.release()
+        if used_up >= 0:
+            raise StaleHandle(f"block {used_up} has become free 2**31 - 1 times, and no handle can name it any more: "
+                              f"take another block, or hold a reference instead of a handle")
         if bad >= 0:
             self._raise(E_RANGE, array, bad)
         return out
@@ -249,7 +263,8 @@ cdef class BlockPool:
         for i in range(cnp.PyArray_SIZE(array)):
             block = handle_slot(i64(array)[i])
             if (<uint32_t>block >= <uint32_t>self.pool.fresh or pool_count(&self.pool, block) == 0
-                    or self.pool.generations[block] != <uint32_t>handle_generation(i64(array)[i])):
+                    or self.pool.generations[block] != <uint32_t>handle_generation(i64(array)[i])
+                    or self.pool.generations[block] == UNNAMEABLE):
                 bad = i
                 break
             i32(out)[i] = block
@@ -350,13 +365,23 @@ cdef class BlockPool:
 
     def check_integrity(self):
         """Recompute free + live + cached == capacity from the arrays; raise AssertionError where it does not hold."""
-        self.lock.acquire()
-        p = self.pool
-        stack = np.empty(p.num_stack, np.int32)
-        refs = np.empty(p.fresh, np.uint32)
-        memcpy(cnp.PyArray_DATA(stack), p.stack, p.num_stack * sizeof(int32_t))
-        memcpy(cnp.PyArray_DATA(refs), p.refs, p.fresh * sizeof(uint32_t))
-        self.lock.release()
+        cdef Pool p
+        cdef cnp.ndarray stack
+        cdef cnp.ndarray refs
+        cdef int32_t room, used
+        while True:                                 # the arrays are made before the lock is taken
+            self.lock.acquire()
+            room, used = self.pool.num_stack, self.pool.fresh
+            self.lock.release()
+            stack, refs = np.empty(room, np.int32), np.empty(used, np.uint32)
+            self.lock.acquire()
+            p = self.pool
+            if p.num_stack == room and p.fresh == used:
+                memcpy(cnp.PyArray_DATA(stack), p.stack, room * sizeof(int32_t))
+                memcpy(cnp.PyArray_DATA(refs), p.refs, used * sizeof(uint32_t))
+                self.lock.release()
+                break
+            self.lock.release()
         if p.fresh > p.capacity or p.capacity > p.max_capacity or p.num_reserved < 0:
             raise AssertionError(f"bounds: fresh {p.fresh} <= capacity {p.capacity} <= max {p.max_capacity}")
         if len(np.unique(stack)) != len(stack):

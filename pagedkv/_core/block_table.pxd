@@ -37,6 +37,12 @@ cdef struct Change:         # table[row, column] = block, since the changes were
     int32_t column
     int32_t block
 
+cdef struct Copy:           # a copy-on-write under way: table[row, column] was the source and is the target
+    int32_t row             # NIL once the row's step was committed
+    int32_t column
+    int32_t source          # one reference is ours
+    int32_t target
+
 cdef inline int32_t blocks_in(int32_t tokens, int32_t block_size, int32_t shift) noexcept nogil:
     return tokens >> shift if shift >= 0 else tokens // block_size
 
@@ -56,11 +62,12 @@ cdef class BlockTable:
     cdef int32_t* table         # [max_rows][width], NIL beyond a row's blocks
     cdef int32_t* free_rows
     cdef int32_t num_free_rows
+    cdef int32_t num_retired    # rows whose generations are used up: never handed out again
     cdef Change* changes
     cdef int64_t num_changes
     cdef int64_t changes_capacity
     cdef bint changes_lost      # the log overflowed: every live row has to be copied whole
-    cdef int32_t* copied        # sources of copy-on-write under way, still owned by us
+    cdef Copy* copied           # of which `copies_done` was not called yet
     cdef int64_t num_copied
     cdef int64_t copied_capacity
     cdef object __weakref__
@@ -71,8 +78,9 @@ cdef class BlockTable:
     cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                   int64_t* totals) noexcept nogil
     cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
-                   int32_t* arrays, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil
+                   int32_t* arrays, int64_t after, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead)
+    cdef void take_back(self, const int64_t* handles, int32_t n) noexcept nogil
     cdef void evict(self, int64_t want) noexcept nogil
     cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead,
                   int64_t* totals) noexcept nogil
@@ -81,9 +89,15 @@ cdef class BlockTable:
     cdef void end_row(self, int32_t r) noexcept nogil
     cdef void leave_kin(self, int32_t r) noexcept nogil
     cdef void arrives(self, Row* row, int64_t found) noexcept nogil
+    cdef int64_t open_into(self, tokens, namespace, int64_t given, leave, int64_t* computed) except? -1
+    cdef int32_t count_forks(self, n) except -1
+    cdef int fork_into(self, int64_t handle, int32_t count, int64_t* forks) except -1
     cdef bint owns_prefix(self, int32_t slot, int32_t root, const int32_t* data, int64_t n) noexcept nogil
     cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit,
                    int32_t* out) noexcept nogil
+    cdef void uncopy(self, int32_t r) noexcept nogil
+    cdef void keep_copies(self, int32_t r) noexcept nogil
+    cdef void forget_copy(self, int64_t j) noexcept nogil
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil
     cdef object _copy(self, row, bint tokens)
     cdef object raise_(self, int code, object handles, int64_t bad)

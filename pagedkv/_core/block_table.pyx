@@ -6,9 +6,7 @@ A step is one call for the whole batch with the GIL released once; the arrays co
 cimport cython
 cimport numpy as cnp
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
-
-import gc
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 import numpy as np
 
@@ -23,11 +21,13 @@ from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_begin, place_blocks, place_depart, place_hint, place_owner, place_release, place_share,
     place_shorten, place_uncut,
 )
-from pagedkv._core.radix_tree cimport Tree, node_top
+from pagedkv._core.place cimport TAKEN_OVER
+from pagedkv._core.radix_tree cimport Tree, node_top, tree_named
 from pagedkv._core.retention cimport retain
 from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
     E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
+    next_generation,
 )
 from pagedkv.errors import DoubleRelease, InvalidArgument, PagedKVError, StaleHandle, WrongType
 
@@ -100,6 +100,7 @@ no_copies.flags.writeable = False
 
 
 @cython.final
+@cython.no_gc_clear      # what dies in the same circle may still have to let go of what is in here
 cdef class BlockTable:
     """Sequences' tokens and their logical -> physical block maps.
 
@@ -127,7 +128,6 @@ cdef class BlockTable:
                 raise InvalidArgument(f"block_size = {block_size}, but the tree's is {self.block_size}")
         elif isinstance(source, BlockPool):
             self.block_pool = source
-            self.block_pool.attached = True         # no Placement may give the pool another mutex now
             self.block_size = count_input(16 if block_size is None else block_size, "block_size", 1, 256)
         else:
             raise WrongType(f"source is {type(source).__name__}: a BlockPool or a Placement is needed")
@@ -145,6 +145,7 @@ cdef class BlockTable:
         for i in range(self.max_rows):
             self.free_rows[i] = self.max_rows - 1 - i
         self.num_free_rows = self.max_rows
+        self.block_pool.attached = True             # no Placement may give the pool another mutex now
 
     def __dealloc__(self):
         cdef int32_t r
@@ -235,6 +236,8 @@ cdef class BlockTable:
             if row.marked == self.batch:
                 return E_DUPLICATE
             row.marked = self.batch
+            if self.num_copied and row.scheduled:   # a step that ended neither way: its copies may not have been made
+                self.uncopy(r)
             q = row.num_tokens - row.computed
             if q_lens != NULL:
                 if q_lens[i] < 0 or q_lens[i] > q:
@@ -261,12 +264,12 @@ cdef class BlockTable:
                     totals[0] += 1
                     totals[3] += 1
 
-    # Allocates what `plan` counted (the pool has it) and writes the arrays:
-    # int32: [tables n*w | seq_lens n | q_indptr n+1 | positions t | tokens t], int64 slots [t], copies [c][2].
-    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
-                   int32_t* arrays, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil:
+    # Allocates what `plan` counted (the pool has it) and writes the arrays. int32: [tables n*w ... | seq_lens n | q_indptr n+1 |
+    # positions t | tokens t], with seq_lens at `after`, n*w or more; int64 slots [t], copies [c][2].
+    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* arrays,
+                   int64_t after, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil:
         cdef int64_t w = totals[2], t = totals[1], at = 0, c = 0
-        cdef int32_t* seq_lens = arrays + n * w
+        cdef int32_t* seq_lens = arrays + after
         cdef int32_t* q_indptr = seq_lens + n
         cdef int32_t* positions = q_indptr + n + 1
         cdef int32_t* tokens = positions + t
@@ -296,7 +299,10 @@ cdef class BlockTable:
                         pool_alloc(self.pool, 1, &block)
                         copies[2 * c] = table[j]
                         copies[2 * c + 1] = block
-                        self.copied[self.num_copied] = table[j]    # our reference on the source, until copies_done
+                        self.copied[self.num_copied].row = r
+                        self.copied[self.num_copied].column = j
+                        self.copied[self.num_copied].source = table[j]      # the row's reference, until copies_done
+                        self.copied[self.num_copied].target = block
                         self.num_copied += 1
                         c += 1
                         self.put(r, j, block)
@@ -328,6 +334,29 @@ cdef class BlockTable:
             at += row.scheduled
             q_indptr[i + 1] = <int32_t>at
 
+    # Row r has its shared blocks again where copies of them were not made.
+    cdef void uncopy(self, int32_t r) noexcept nogil:
+        cdef int64_t j = 0
+        while j < self.num_copied:
+            if self.copied[j].row != r:
+                j += 1
+                continue
+            self.put(r, self.copied[j].column, self.copied[j].source)
+            pool_drop_one(self.pool, self.copied[j].target)
+            self.rows[r].forked = 1
+            self.forget_copy(j)
+
+    # The targets of row r's copies are written: only the references on the sources are left to let go of.
+    cdef void keep_copies(self, int32_t r) noexcept nogil:
+        cdef int64_t j
+        for j in range(self.num_copied):
+            if self.copied[j].row == r:
+                self.copied[j].row = NIL
+
+    cdef void forget_copy(self, int64_t j) noexcept nogil:
+        self.num_copied -= 1
+        self.copied[j] = self.copied[self.num_copied]
+
     # Full computed blocks become the tree's. Blocks committed.
     cdef int32_t commit_row(self, int32_t r) noexcept nogil:
         cdef Row* row = &self.rows[r]
@@ -350,6 +379,8 @@ cdef class BlockTable:
         cdef Row* row = &self.rows[r]
         cdef int32_t i
         cdef int32_t* table = self.table + <int64_t>r * self.width
+        if self.num_copied:
+            self.uncopy(r)
         for i in range(row.num_blocks - 1, row.num_owned - 1, -1):
             pool_drop_one(self.pool, table[i])
         self.leave_kin(r)
@@ -360,10 +391,12 @@ cdef class BlockTable:
         row.tokens = NULL
         row.tokens_capacity = 0
         row.live = 0
-        row.generation = (row.generation + 1) & 0x7FFFFFFF
-        self.free_rows[self.num_free_rows] = r
-        self.num_free_rows += 1
         self.num_live -= 1
+        if next_generation(&row.generation):
+            self.free_rows[self.num_free_rows] = r
+            self.num_free_rows += 1
+        else:
+            self.num_retired += 1
 
     # A row ends: the request that it stands for goes on in another of its rows, or is over.
     cdef void leave_kin(self, int32_t r) noexcept nogil:
@@ -415,28 +448,41 @@ cdef class BlockTable:
         StaleHandle
             `owner` is not live.
         """
-        cdef cnp.ndarray array = tokens_input(tokens)
-        cdef int64_t n = cnp.PyArray_SIZE(array), limit, given = -1
-        cdef int32_t keep = count_input(leave, "leave", 0, 1 << 30)
-        cdef const int32_t* data = i32(array)
-        cdef int32_t root = 0, r = NIL, code = OK
-        cdef int64_t handle = -1
-        if self.placement is not None:
-            root = self.placement.tree._root(namespace)
+        cdef int64_t given = -1, computed = 0, row
         if owner is not None:
             if self.placement is None:
                 raise InvalidArgument("an owner needs a BlockTable over a Placement")
             given = self.placement._handle(owner)
+        row = self.open_into(tokens, namespace, given, leave, &computed)
+        return row, computed
+
+    # As `open`, with the handle of an owner or -1: the row.
+    cdef int64_t open_into(self, tokens, namespace, int64_t given, leave, int64_t* computed) except? -1:
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int64_t n = cnp.PyArray_SIZE(array), limit
+        cdef int32_t keep = count_input(leave, "leave", 0, 1 << 30)
+        cdef const int32_t* data = i32(array)
+        cdef int32_t root = 0, r = NIL, code = OK
+        cdef int64_t handle = -1, named = 0
+        if self.placement is not None:
+            named = handle_input(namespace, "namespace")
         if n > 1 << 30:
             raise InvalidArgument(f"{n} tokens do not fit in a row")
         limit = (n - keep) // self.block_size if n > keep else 0
         self.lock.acquire()
         with nogil:
-            code = self._open(data, n, root, given, limit, &r)
+            if self.placement is not None:
+                root = tree_named(self.placement.place.tree, named)
+            if root != NIL:
+                code = self._open(data, n, root, given, limit, &r)
+            else:
+                code = E_RANGE
         if code == OK:
             handle = make_handle(r, self.rows[r].generation)
-            n = self.rows[r].computed
+            computed[0] = self.rows[r].computed
         self.lock.release()
+        if code == E_RANGE:
+            raise self.placement.tree.unnamed(named)
         if code == E_BLOCKS:
             raise InvalidArgument(f"all {self.max_rows} rows are in use: release sequences or raise max_rows")
         if code == E_STALE:
@@ -445,7 +491,7 @@ cdef class BlockTable:
             raise InvalidArgument("what is owned is no prefix of these tokens in this namespace, or not settled on the device")
         if code != OK:
             raise MemoryError(f"no memory for a sequence of {n} tokens")
-        return handle, n
+        return handle
 
     # Whether an owner's path is a prefix of these tokens under this root.
     cdef bint owns_prefix(self, int32_t slot, int32_t root, const int32_t* data, int64_t n) noexcept nogil:
@@ -495,8 +541,7 @@ cdef class BlockTable:
             if i < self.placement.place.owners[slot].num_blocks:
                 place_shorten(&self.placement.place, slot, i)
         if given >= 0:                              # the owner is the row's now: the caller's handle names nothing any more
-            self.placement.place.owners[slot].generation = (
-                self.placement.place.owners[slot].generation + 1) & 0x7FFFFFFF
+            self.placement.place.owners[slot].live = TAKEN_OVER
         self.num_free_rows -= 1
         self.num_live += 1
         memcpy(row.tokens, data, n * sizeof(int32_t))
@@ -674,11 +719,11 @@ cdef class BlockTable:
             raise InvalidArgument(f"{len(handles)} rows but {len(values)} tokens")
         return self._build(handles, None, values, count_input(lookahead, "lookahead", 0, 1 << 20))
 
-    # Commits and appends `tokens` (None: neither), then schedules, allocates and fills. Sizes are guessed from the
-    # last step,
-    # so that one section under the lock is enough; a wrong guess costs another round.
+    # Commits and appends `tokens` (None: neither), then schedules, allocates and fills. Sizes are guessed from the last step, so
+    # that one section under the lock is enough; a wrong guess costs another round. All objects are made before that section:
+    # once the rows are scheduled nothing can fail any more.
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead):
-        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), code, i
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), code
         cdef const int32_t* values = NULL if tokens is None else i32(tokens)
         cdef bint appended = False
         cdef int64_t totals[5]
@@ -687,12 +732,30 @@ cdef class BlockTable:
         cdef int32_t* data
         cdef int64_t* slot_data
         cdef int32_t* copy_data
-        cdef cnp.ndarray arrays, slots, copies
-        cdef int64_t w = read_hint(&self.likely_width) + 1, t = n, c = 0, size, slot_size, copy_size, seq
+        cdef cnp.ndarray arrays, slots, copies, tables
+        cdef int64_t w = read_hint(&self.likely_width) + 1, t = n, c = 0, room, seq
+        cdef cnp.npy_intp slot_size
+        cdef int64_t copy_size
+        cdef StepArrays out
         while True:
-            size, slot_size, copy_size = n * w + 2 * n + 1 + 2 * t, t, c
-            arrays, slots = new_int32(size), cnp.PyArray_EMPTY(1, <cnp.npy_intp*>&slot_size, cnp.NPY_INT64, 0)
-            copies = np.empty((copy_size, 2), np.int32) if copy_size else no_copies
+            room, slot_size, copy_size, seq = w, t, c, n * w
+            try:
+                out = StepArrays.__new__(StepArrays)
+                arrays, slots = new_int32(seq + 2 * n + 1 + 2 * t), cnp.PyArray_EMPTY(1, &slot_size, cnp.NPY_INT64, 0)
+                copies = np.empty((copy_size, 2), np.int32) if copy_size else no_copies
+                tables = part_of(arrays, 0, n, room)
+                out.block_tables, out.slot_mapping, out.copies = tables, slots, copies
+                out.seq_lens = part_of(arrays, seq, n, -1)
+                out.q_indptr = part_of(arrays, seq + n, n + 1, -1)
+                out.positions = part_of(arrays, seq + 2 * n + 1, t, -1)
+                out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
+            except BaseException:
+                if appended:
+                    self.lock.acquire()
+                    self.take_back(h, n)
+                    self.lock.release()
+                raise
+            out.block_size = self.block_size
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
             self.lock.acquire()
             with nogil:
@@ -703,21 +766,21 @@ cdef class BlockTable:
                 else:
                     code = self.plan(h, n, q, ahead, totals)
                 w, t, c = totals[2], totals[1], totals[3]
-                if code == OK and (n * w + 2 * n + 1 + 2 * t > size or t != slot_size or c != copy_size):
+                if code == OK and (w > room or t != slot_size or c != copy_size):
                     code = E_STATE                              # now the sizes are known
                 elif code == OK:
                     if totals[0] > pool_available(self.pool) and self.placement is not None:
+                        self.placement.place.no_memory = False
                         self.evict(totals[0] - pool_available(self.pool))
                     if totals[0] > pool_available(self.pool):
-                        code = E_BLOCKS
-                        if appended:
-                            for i in range(n):
-                                self.rows[handle_slot(h[i])].num_tokens -= 1
+                        code = E_MEMORY if self.placement is not None and self.placement.place.no_memory else E_BLOCKS
                     elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c)):
                         code = E_MEMORY
                     else:
                         write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
-                        self.fill(h, n, q, ahead, data, slot_data, totals, copy_data)
+                        self.fill(h, n, q, ahead, data, seq, slot_data, totals, copy_data)
+                if appended and code != OK and code != E_STATE:
+                    self.take_back(h, n)
             self.lock.release()
             if code == OK:
                 break
@@ -727,17 +790,17 @@ cdef class BlockTable:
                 raise self.block_pool._out_of_blocks(totals[0])
             if code != E_STATE:
                 self.raise_(code, handles, totals[4])
-        seq = n * w
-        cdef StepArrays out = StepArrays.__new__(StepArrays)
-        out.block_tables = part_of(arrays, 0, n, w)
-        out.seq_lens = part_of(arrays, seq, n, -1)
-        out.q_indptr = part_of(arrays, seq + n, n + 1, -1)
-        out.positions = part_of(arrays, seq + 2 * n + 1, t, -1)
-        out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
-        out.slot_mapping = slots
-        out.copies = copies
-        out.block_size = self.block_size
+        cnp.PyArray_DIMS(tables)[1] = w                     # as wide as its widest row: no other code has seen it yet
+        cnp.PyArray_STRIDES(tables)[0] = w * sizeof(int32_t)
         return out
+
+    # The tokens that `take` appended go again, from the rows that are still there.
+    cdef void take_back(self, const int64_t* handles, int32_t n) noexcept nogil:
+        cdef int32_t i, r
+        for i in range(n):
+            r = self.row_of(handles[i])
+            if r >= 0 and self.rows[r].num_tokens > self.rows[r].computed:
+                self.rows[r].num_tokens -= 1
 
     # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
     cdef void evict(self, int64_t want) noexcept nogil:
@@ -768,6 +831,8 @@ cdef class BlockTable:
                 prefetch(row.tokens + row.num_tokens)
             r = handle_slot(handles[i])
             row = &self.rows[r]
+            if self.num_copied and row.scheduled:
+                self.keep_copies(r)
             row.computed += row.scheduled
             row.used |= row.scheduled > 0
             row.scheduled = 0
@@ -781,36 +846,46 @@ cdef class BlockTable:
 
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil:
         cdef int64_t capacity
-        cdef int32_t* grown
+        cdef Copy* grown
         if self.num_copied + more <= self.copied_capacity:
             return True
         capacity = 2 * (self.num_copied + more)
-        grown = <int32_t*>realloc(self.copied, capacity * sizeof(int32_t))
+        grown = <Copy*>realloc(self.copied, capacity * sizeof(Copy))
         if grown == NULL:
             return False
         self.copied = grown
         self.copied_capacity = capacity
         return True
 
-    def copies_done(self, sources=None):
-        """The copies of a step have been made: let go of its sources, int32 [n] (None: of all steps' so far)."""
-        cdef cnp.ndarray ids
-        cdef int64_t i, j
-        if sources is None:
-            self.lock.acquire()
-            for i in range(self.num_copied):
-                pool_drop_one(self.pool, self.copied[i])
-            self.num_copied = 0
-            self.lock.release()
-            return
-        ids = int32_input(sources, "sources")
+    def copies_done(self, copies=None):
+        """The copies of a step have been made: let go of their sources.
+
+        Where a step is cancelled before this is called, its rows have their shared blocks again.
+
+        Parameters
+        ----------
+        copies : int32 [n, 2], optional
+            ``StepArrays.copies`` of the step; or only the sources, int32 [n], by a caller that runs one step at a time.
+            None: all steps' so far.
+        """
+        cdef cnp.ndarray pairs
+        cdef const int32_t* data = NULL
+        cdef int64_t i, j, n = 1, columns = 0
+        if copies is not None:
+            pairs = int32_input(np.ravel(copies), "copies")
+            columns = 1 if np.ndim(copies) < 2 else 2
+            data, n = i32(pairs), cnp.PyArray_SIZE(pairs) // columns
         self.lock.acquire()
-        for i in range(cnp.PyArray_SIZE(ids)):
-            for j in range(self.num_copied):
-                if self.copied[j] == i32(ids)[i]:
-                    pool_drop_one(self.pool, self.copied[j])
-                    self.num_copied -= 1
-                    self.copied[j] = self.copied[self.num_copied]
+        for i in range(n):
+            j = 0
+            while j < self.num_copied:
+                if columns and (self.copied[j].source != data[i * columns]
+                                or (columns == 2 and self.copied[j].target != data[2 * i + 1])):
+                    j += 1
+                    continue
+                pool_drop_one(self.pool, self.copied[j].source)
+                self.forget_copy(j)
+                if columns:
                     break
         self.lock.release()
 
@@ -835,6 +910,8 @@ cdef class BlockTable:
             if code == OK:
                 for i in range(n):
                     r = handle_slot(h[i])
+                    if self.num_copied and self.rows[r].scheduled:
+                        self.keep_copies(r)
                     self.rows[r].computed += self.rows[r].scheduled
                     self.rows[r].used |= self.rows[r].scheduled > 0
                     self.rows[r].scheduled = 0
@@ -854,6 +931,8 @@ cdef class BlockTable:
         for i in range(cnp.PyArray_SIZE(handles)):
             r = self.row_of(i64(handles)[i])
             if r >= 0:
+                if self.num_copied and self.rows[r].scheduled:
+                    self.uncopy(r)
                 self.rows[r].scheduled = 0
                 self.rows[r].epoch += 1
         self.lock.release()
@@ -885,7 +964,7 @@ cdef class BlockTable:
         return out
 
     def roots(self, rows):
-        """The namespace (root) of each row, int32 [n].
+        """The namespace of each row, int64 [n].
 
         Raises
         ------
@@ -893,16 +972,17 @@ cdef class BlockTable:
             A row was released.
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
-        cdef cnp.ndarray out = new_int32(cnp.PyArray_SIZE(handles))
+        cdef cnp.ndarray out = np.empty(cnp.PyArray_SIZE(handles), np.int64)
         cdef int64_t i, bad = -1
-        cdef int32_t r
+        cdef int32_t r, root
         self.lock.acquire()
         for i in range(cnp.PyArray_SIZE(handles)):
             r = self.row_of(i64(handles)[i])
             if r < 0:
                 bad = i
                 break
-            i32(out)[i] = self.rows[r].root
+            root = self.rows[r].root
+            i64(out)[i] = 0 if self.placement is None else make_handle(root, self.placement.place.tree.nodes[root].generation)
         self.lock.release()
         if bad >= 0:
             self.raise_(E_STALE, handles, bad)
@@ -928,6 +1008,8 @@ cdef class BlockTable:
         else:
             entry = &self.rows[r]
             table = self.table + <int64_t>r * self.width
+            if self.num_copied and entry.scheduled:
+                self.uncopy(r)
             whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
             if entry.num_owned > whole:
@@ -970,9 +1052,17 @@ cdef class BlockTable:
         ndarray of int64 [n]
         """
         cdef int64_t handle = handle_input(row, "row")
-        cdef int32_t count = count_input(n, "n", 0, self.max_rows), i, j, r, new, code = OK, made = 0, shared = 0
+        cdef int32_t count = self.count_forks(n)
         cdef cnp.ndarray out = np.empty(count, np.int64)
-        cdef int64_t* forks = i64(out)
+        self.fork_into(handle, count, i64(out))
+        return out
+
+    cdef int32_t count_forks(self, n) except -1:
+        return count_input(n, "n", 0, self.max_rows)
+
+    # As `fork`, into handles [count].
+    cdef int fork_into(self, int64_t handle, int32_t count, int64_t* forks) except -1:
+        cdef int32_t i, j, r, new, code = OK, made = 0, shared = 0
         cdef Row* old
         cdef Row* row_new
         self.lock.acquire()
@@ -1031,7 +1121,7 @@ cdef class BlockTable:
             raise InvalidArgument(f"row {handle:#x} is in a step: fork it before or after")
         if code != OK:
             self.raise_(code, [handle], 0)
-        return out
+        return OK
 
     # The request of a row comes; `found` of its blocks were cached, also those that its owner does not hold.
     cdef void arrives(self, Row* row, int64_t found) noexcept nogil:
@@ -1217,29 +1307,26 @@ cdef class BlockTable:
         changes : int32 [n, 3] or None
             (row index, column, block) in order; later entries win. None: too many to list, copy every row.
         """
-        cdef int64_t n
+        cdef int64_t room, n = 0
         cdef bint lost
         cdef cnp.ndarray out
         self.lock.acquire()
-        n = self.num_changes
+        room = self.num_changes
         self.lock.release()
-        out = np.empty((n, 3), np.int32)
+        out = np.empty((room, 3), np.int32)
         self.lock.acquire()
         lost = self.changes_lost
         if not lost:
-            if n > self.num_changes:
-                n = self.num_changes
-                out = out[:n]
+            n = min(room, self.num_changes)                 # another thread may have taken some
             if n:                                       # the list is made with the first change
                 memcpy(i32(out), self.changes, n * sizeof(Change))
             self.num_changes -= n
-            for i in range(self.num_changes):
-                self.changes[i] = self.changes[n + i]
+            memmove(self.changes, self.changes + n, self.num_changes * sizeof(Change))
         else:
             self.num_changes = 0
             self.changes_lost = False
         self.lock.release()
-        return None if lost else out
+        return None if lost else out if n == room else out[:n]
 
     @property
     def num_rows(self):
@@ -1262,37 +1349,37 @@ cdef class BlockTable:
         cdef int64_t j
         problems = []
         held = {}
-        collecting = gc.isenabled()
-        gc.disable()            # Python objects are made under the lock here: no finaliser may ask for it meanwhile
-        self.lock.acquire()
-        live = 0
-        for r in range(self.max_rows):
-            row = self.rows[r]
-            if not row.live:
-                continue
-            live += 1
-            if not (row.num_owned * self.block_size <= row.computed <= row.num_tokens and row.num_owned <= row.num_blocks):
-                problems.append(f"row {r}: {row.num_owned} owned, {row.computed} computed, {row.num_tokens} tokens")
-            if row.computed > row.num_blocks * self.block_size:
-                problems.append(f"row {r}: {row.computed} computed in {row.num_blocks} blocks")
-            for i in range(row.num_blocks):
-                block = self.table[<int64_t>r * self.width + i]
-                if block < 0 or block >= self.pool.fresh or self.pool.refs[block] & COUNT == 0:
-                    problems.append(f"row {r}: block {block} at {i} is free")
-                elif i >= row.num_owned:
-                    held[block] = held.get(block, 0) + 1
-                elif not self.pool.refs[block] >> 31:
-                    problems.append(f"row {r}: committed block {block} is not the tree's")
-        for j in range(self.num_copied):
-            held[self.copied[j]] = held.get(self.copied[j], 0) + 1
-        for block, count in held.items():
-            if self.pool.refs[block] >> 31 or (self.pool.refs[block] & COUNT) < count:
-                problems.append(f"block {block}: {count} rows hold it, references {self.pool.refs[block] & COUNT}")
-        if live != self.num_live or self.num_free_rows + live != self.max_rows:
-            problems.append("live rows")
-        self.lock.release()
-        if collecting:
-            gc.enable()
+        cdef bint collecting = self.lock.begin_audit()
+        try:
+            live = 0
+            for r in range(self.max_rows):
+                row = self.rows[r]
+                if not row.live:
+                    continue
+                live += 1
+                if not (row.num_owned * self.block_size <= row.computed <= row.num_tokens and row.num_owned <= row.num_blocks):
+                    problems.append(f"row {r}: {row.num_owned} owned, {row.computed} computed, {row.num_tokens} tokens")
+                if row.owner != NIL and self.placement.place.owners[row.owner].num_blocks != row.num_owned:
+                    problems.append(f"row {r}: {row.num_owned} owned, its owner has another number")
+                if row.computed > row.num_blocks * self.block_size:
+                    problems.append(f"row {r}: {row.computed} computed in {row.num_blocks} blocks")
+                for i in range(row.num_blocks):
+                    block = self.table[<int64_t>r * self.width + i]
+                    if block < 0 or block >= self.pool.fresh or self.pool.refs[block] & COUNT == 0:
+                        problems.append(f"row {r}: block {block} at {i} is free")
+                    elif i >= row.num_owned:
+                        held[block] = held.get(block, 0) + 1
+                    elif not self.pool.refs[block] >> 31:
+                        problems.append(f"row {r}: committed block {block} is not the tree's")
+            for j in range(self.num_copied):
+                held[self.copied[j].source] = held.get(self.copied[j].source, 0) + 1
+            for block, count in held.items():
+                if self.pool.refs[block] >> 31 or (self.pool.refs[block] & COUNT) < count:
+                    problems.append(f"block {block}: {count} rows hold it, references {self.pool.refs[block] & COUNT}")
+            if live != self.num_live or self.num_free_rows + self.num_retired + live != self.max_rows:
+                problems.append("live rows")
+        finally:
+            self.lock.end_audit(collecting)
         if problems:
             raise AssertionError("; ".join(problems[:8]))
 

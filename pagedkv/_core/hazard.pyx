@@ -280,18 +280,21 @@ cdef int32_t hazard_depart(
 ) noexcept nogil:
     cdef History* h = &z.history
     cdef Visit* v = &z.visits.at[visit]
-    cdef int32_t count, at, i, kept = 0, q, length
+    cdef int32_t count, at, i, kept = 0, q, length, end = num_blocks
     cdef bint cut
     let_go(z, v)
     if not used or num_blocks == 0:
         visit_end(&z.visits, visit)
         return 0
     at = follow(z, num_blocks, &count, &cut)
-    while at < num_blocks:              # the new part, and its last block by itself
-        length = num_blocks - at - 1 if num_blocks - at > 1 else 1
+    if at < num_blocks and history_child(h, z.path[count - 1] if count else NIL, z.keys[at]) != NIL:
+        z.counters.visits_lost += 1     # it could not be followed for want of memory: nothing is remembered twice
+        end = at
+    while at < end:                     # the new part, and its last block by itself
+        length = end - at - 1 if end - at > 1 else 1
         q = NIL
         if path_room(z, count + 4) and history_ensure(h, 1) == OK:
-            q = history_new(h, z.path[count - 1] if count else NIL, z.keys + at, length)
+            q = history_new(h, root, z.path[count - 1] if count else NIL, z.keys + at, length)
         if q == NIL:
             z.counters.visits_lost += 1
             break
@@ -299,7 +302,6 @@ cdef int32_t hazard_depart(
         h.pasts[q].mean_gap, h.pasts[q].least_gap = v.mean_gap, v.least_gap
         h.pasts[q].uses = 1
         h.pasts[q].kind = <uint8_t>kind
-        h.pasts[q].root = root
         z.path[count] = q
         count += 1
         at += length

@@ -19,7 +19,7 @@ from pagedkv._core.hazard_model cimport NUM_WEIGHTS, Model, model_open
 from pagedkv._core.owners cimport place_begin, place_depart, place_hint, place_owner
 from pagedkv._core.place cimport NUM_CLASSES, Place
 from pagedkv._core.placement cimport Placement
-from pagedkv._core.radix_tree cimport node_top
+from pagedkv._core.radix_tree cimport node_top, tree_named
 from pagedkv._core.recency cimport place_ensure
 from pagedkv._core.types cimport NIL, OK
 from pagedkv._core.visits cimport visit_of
@@ -191,8 +191,9 @@ cdef class HazardPolicy:
                 raise WrongType(f"{name} must be a number, not {type(value).__name__}")
             if not value >= 0:
                 raise InvalidArgument(f"{name} must be 0 or more, not {value}")
+        cdef double share = min(slack, 1e9), at_stake = min(stake, 1e9)     # these may run code of the caller's
         self.placement.lock.acquire()
-        hazard_bound(self.placement.place.hazard, min(slack, 1e9), min(stake, 1e9), requests)
+        hazard_bound(self.placement.place.hazard, share, at_stake, requests)
         self.placement.lock.release()
 
     def set_kind(self, namespace, kind):
@@ -200,13 +201,17 @@ cdef class HazardPolicy:
 
         What was remembered before stays with the table it was learned under.
         """
-        cdef int32_t root = self.placement.tree._root(namespace), which = count_input(kind, "kind", 0, MAX_KINDS - 1)
+        cdef int64_t named = handle_input(namespace, "namespace")
+        cdef int32_t which = count_input(kind, "kind", 0, MAX_KINDS - 1), root
         cdef int code
         self.placement.lock.acquire()
+        root = tree_named(self.placement.place.tree, named)
         code = place_ensure(&self.placement.place, 0)       # the root may be younger than the last request
-        if code == OK:
+        if code == OK and root != NIL:
             self.placement.place.kind_of[root] = <uint8_t>which
         self.placement.lock.release()
+        if root == NIL:
+            raise self.placement.tree.unnamed(named)
         if code != OK:
             raise MemoryError("no memory for another namespace")
 

@@ -55,6 +55,9 @@ cdef struct History:
     int32_t capacity
     int32_t free_past           # list through `parent`
     int32_t num_live
+    int32_t num_retired         # ids whose generations are used up
+    int32_t* of_root            # [roots_capacity], owned: pasts of each namespace
+    int32_t roots_capacity
     int64_t num_blocks
     int64_t max_blocks          # remembered at most, when nothing holds more
     int32_t* table              # open addressing by the first block's hash
@@ -71,6 +74,7 @@ cdef int history_open(History* h, int64_t max_blocks, int64_t lru_capacity) noex
 cdef void history_close(History* h) noexcept nogil
 # Room for `extra` more pasts and links: E_MEMORY with nothing changed.
 cdef int history_ensure(History* h, int32_t extra) noexcept nogil
+cdef int history_roots(History* h, int32_t capacity) noexcept nogil    # roots below this may come: OK or E_MEMORY
 # The child of `parent` (NIL: the first run of a prefix) that begins with this block, or NIL.
 cdef int32_t history_child(History* h, int32_t parent, uint64_t key) noexcept nogil
 # Leading blocks of past p that the path `keys` (num_blocks of them left) goes through.
@@ -79,8 +83,8 @@ cdef int32_t history_common(History* h, int32_t p, const uint64_t* keys, int32_t
 cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil
 # Joins p with its only child under the child's id and story, which is longer then. False: no memory, nothing changed.
 cdef bint history_join(History* h, int32_t p) noexcept nogil
-# A new past without a story, linked nowhere yet; NIL without memory. After history_ensure(1).
-cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil
+# A new past of a namespace, without a story, linked nowhere yet; NIL without memory. After history_ensure(1).
+cdef int32_t history_new(History* h, int32_t root, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil
 # A request under way holds it from now on, in LRU what it has of it; and it lets go, which makes it LRU's hottest: both to be
 # called from the end of a path up to its beginning.
 cdef void history_hold(History* h, int32_t p) noexcept nogil

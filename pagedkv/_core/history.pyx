@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
-from pagedkv._core.links cimport Links, coldest, is_linked, link_hottest, links_grow, unlink
-from pagedkv._core.types cimport E_MEMORY, NIL, OK
+from pagedkv._core.links cimport Links, coldest, int32s_grow, is_linked, link_hottest, links_grow, unlink
+from pagedkv._core.types cimport E_MEMORY, NIL, OK, next_generation
 
 cdef enum:
     SCAN = 64                   # pasts that cannot be forgotten are stepped over at most this often in a stage
@@ -47,6 +47,7 @@ cdef void history_close(History* h) noexcept nogil:
         free(h.pasts[p].keys)
     free(h.pasts)
     free(h.table)
+    free(h.of_root)
     links_close(&h.ages)
     links_close(&h.recency)
     memset(h, 0, sizeof(History))
@@ -106,10 +107,10 @@ cdef int table_grow(History* h, int64_t extra) noexcept nogil:
 # ---- pasts
 
 cdef int history_ensure(History* h, int32_t extra) noexcept nogil:
-    cdef int32_t free_ids = h.capacity - h.num_live, capacity = h.capacity
+    cdef int32_t used = h.num_live + h.num_retired, capacity = h.capacity
     cdef Past* grown
-    if free_ids < extra:
-        while capacity - h.num_live < extra:
+    if capacity - used < extra:
+        while capacity - used < extra:
             capacity = capacity * 2 if capacity else 256
         grown = <Past*>realloc(h.pasts, capacity * sizeof(Past))
         if grown == NULL:
@@ -119,6 +120,16 @@ cdef int history_ensure(History* h, int32_t extra) noexcept nogil:
             return E_MEMORY
         h.capacity = capacity
     return table_grow(h, extra)
+
+
+cdef int history_roots(History* h, int32_t capacity) noexcept nogil:
+    if capacity <= h.roots_capacity:
+        return OK
+    if not int32s_grow(&h.of_root, capacity):
+        return E_MEMORY
+    memset(h.of_root + h.roots_capacity, 0, (capacity - h.roots_capacity) * sizeof(int32_t))
+    h.roots_capacity = capacity
+    return OK
 
 
 cdef int32_t take_id(History* h) noexcept nogil:
@@ -138,12 +149,15 @@ cdef int32_t take_id(History* h) noexcept nogil:
 
 cdef void give_id(History* h, int32_t p) noexcept nogil:
     free(h.pasts[p].keys)
+    h.of_root[h.pasts[p].root] -= 1
     h.pasts[p].keys = NULL
     h.pasts[p].length = 0
-    h.pasts[p].generation += 1
-    h.pasts[p].parent = h.free_past
-    h.free_past = p
     h.num_live -= 1
+    if next_generation(&h.pasts[p].generation):
+        h.pasts[p].parent = h.free_past
+        h.free_past = p
+    else:
+        h.num_retired += 1
 
 
 cdef void adopt_child(History* h, int32_t parent, int32_t p) noexcept nogil:
@@ -192,7 +206,7 @@ cdef int32_t history_common(History* h, int32_t p, const uint64_t* keys, int32_t
     return low
 
 
-cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil:
+cdef int32_t history_new(History* h, int32_t root, int32_t parent, const uint64_t* keys, int32_t length) noexcept nogil:
     cdef uint64_t* copy = <uint64_t*>malloc(length * sizeof(uint64_t))
     cdef int32_t p
     cdef Past* past
@@ -201,6 +215,8 @@ cdef int32_t history_new(History* h, int32_t parent, const uint64_t* keys, int32
     memcpy(copy, keys, length * sizeof(uint64_t))
     p = take_id(h)
     past = &h.pasts[p]
+    past.root = root
+    h.of_root[root] += 1
     past.keys, past.length, past.capacity = copy, length, length
     past.depth = h.pasts[parent].depth + h.pasts[parent].length if parent != NIL else 0
     past.last_gap = past.mean_gap = past.least_gap = past.output = -1
@@ -238,6 +254,7 @@ cdef int32_t history_split(History* h, int32_t p, int32_t k) noexcept nogil:
     table_drop(h, p)
     leave_parent(h, p)
     a[0] = b[0]
+    h.of_root[a.root] += 1
     a.generation = generation
     a.first_child = NIL
     a.keys, a.length, a.capacity = keys, k, k
@@ -395,6 +412,8 @@ cdef void history_forget(History* h) noexcept nogil:
 
 cdef void history_purge(History* h, int32_t root) noexcept nogil:
     cdef int32_t p
+    if root >= h.roots_capacity or h.of_root[root] == 0:
+        return
     for p in range(h.num_pasts):        # whole trees go: no past's parent or child is of another namespace
         if h.pasts[p].length > 0 and h.pasts[p].root == root:
             history_lru_set(h, p, 0)
@@ -423,4 +442,5 @@ cdef int64_t history_bytes(History* h) noexcept nogil:
     cdef int32_t p
     for p in range(h.num_pasts):
         keys += h.pasts[p].capacity if h.pasts[p].keys != NULL else 0
-    return h.capacity * (sizeof(Past) + 4 * sizeof(int32_t)) + (h.mask + 1) * sizeof(int32_t) + keys * sizeof(uint64_t)
+    return (h.capacity * (sizeof(Past) + 4 * sizeof(int32_t)) + (h.mask + 1 + h.roots_capacity) * sizeof(int32_t)
+            + keys * sizeof(uint64_t))

@@ -13,7 +13,7 @@ from pagedkv._core.radix_tree cimport (
 from pagedkv._core.recency cimport fate_new, ghost_queue, place_ensure, recency_link, set_top
 from pagedkv._core.retention cimport DEFAULT_CLASS, expiry_push, set_class
 from pagedkv._core.transfers cimport (
-    copy_add, copy_disown, copy_own, copy_remove, event_stored, make_room, quota_of, split, usage_of,
+    copy_add, copy_disown, copy_own, copy_remove, drop_for, event_stored, make_room, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport NIL, OK
 
@@ -76,7 +76,10 @@ cdef int32_t quota_room(Place* p, int32_t n, int32_t want) noexcept nogil:
         return want
     over = usage_of(p, n, 0)[0] + want - quota
     if over > 0:
-        make_room(p, 0, over - p.pending[0], p.domain_of[p.tree.nodes[n].root])
+        make_room(p, 0, over, p.domain_of[p.tree.nodes[n].root])
+        over = usage_of(p, n, 0)[0] + want - quota
+    if over > 0:                                    # the tiers below are busy: better the old blocks are lost than the new
+        drop_for(p, 0, over, p.domain_of[p.tree.nodes[n].root])
         over = usage_of(p, n, 0)[0] + want - quota
     if over <= 0:
         return want
@@ -141,8 +144,9 @@ cdef int32_t place_insert(
                 generation = t.nodes[child].generation
                 if mine(p, blocks + done, k) < k or quota_room(p, n, k) < k:
                     break
-                if t.nodes[child].generation != generation or t.nodes[child].length != k:
-                    continue                        # making room within the quota took of this very run: look again
+                if (t.nodes[child].generation != generation or t.nodes[child].length != k
+                        or p.fates[child].transfer >= 0):
+                    continue                        # making room within the quota took or moves this very run: look again
             adopt(p, child, blocks + done)
             n = child
             p.owners[owner].node = n

@@ -17,7 +17,7 @@ from pagedkv._core.recency cimport is_owned, on_hit, on_miss, past_follow, place
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
 from pagedkv._core.sessions cimport session_key
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
-from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle
+from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle, next_generation
 
 
 cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
@@ -47,20 +47,22 @@ cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
     p.owners[slot].expires = 0
     p.owners[slot].visit = NIL
     p.live_owners += 1
+    p.fates[p.tree.nodes[node].root].born += 1
     return slot
 
 
-cdef void owner_end(Place* p, int32_t slot) noexcept nogil:
+cdef void owner_end(Place* p, int32_t slot, int32_t root) noexcept nogil:
+    p.fates[root].born -= 1
     p.owners[slot].live = 0
-    p.owners[slot].generation = (p.owners[slot].generation + 1) & 0x7FFFFFFF
-    p.owners[slot].node = p.free_owner
-    p.free_owner = slot
     p.live_owners -= 1
+    if next_generation(&p.owners[slot].generation):
+        p.owners[slot].node = p.free_owner
+        p.free_owner = slot
 
 
 cdef int32_t place_owner(Place* p, int64_t handle) noexcept nogil:
     cdef int32_t slot = handle_slot(handle)
-    if slot < 0 or slot >= p.owners_capacity or not p.owners[slot].live:
+    if slot < 0 or slot >= p.owners_capacity or p.owners[slot].live != 1:
         return E_STALE
     return slot if p.owners[slot].generation == handle_generation(handle) else E_STALE
 
@@ -211,6 +213,8 @@ cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bi
     if visit == NIL:
         return -1
     p.owners[owner].visit = NIL
+    if p.fates[p.tree.nodes[n].root].failed:        # the namespace was dropped: nothing of it is remembered
+        used = False
     if hazard_keys(p.hazard, p.owners[owner].num_blocks) == NULL:
         used = False
     else:
@@ -238,7 +242,7 @@ cdef void path_keys(Place* p, int32_t n, uint64_t* keys) noexcept nogil:
 
 
 cdef void place_release(Place* p, int32_t owner) noexcept nogil:
-    cdef int32_t n = p.owners[owner].node, parent
+    cdef int32_t n = p.owners[owner].node, parent, root = p.tree.nodes[n].root
     place_depart(p, owner, True, -1, False)
     p.clock += 1
     p.pinned_blocks -= p.owners[owner].pinned
@@ -246,15 +250,18 @@ cdef void place_release(Place* p, int32_t owner) noexcept nogil:
         parent = p.tree.nodes[n].parent
         run_disown(p, n)
         n = parent
-    owner_end(p, owner)
+    owner_end(p, owner, root)
 
 
 cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
-    cdef int32_t n = p.owners[owner].node, parent, upper
+    cdef int32_t n = p.owners[owner].node, parent
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
         n = p.tree.nodes[n].parent
-    if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks and p.fates[n].transfer >= 0:
-        return E_STATE                                  # a run in flight cannot be cut: nothing has changed
+    if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks:
+        if p.fates[n].transfer >= 0:
+            return E_STATE                              # a run in flight cannot be cut: nothing has changed
+        if split(p, n, num_blocks - p.tree.nodes[n].depth) == NIL:
+            return E_MEMORY                             # nor has anything here
     n = p.owners[owner].node
     p.clock += 1
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
@@ -263,13 +270,6 @@ cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nog
         n = parent
         p.owners[owner].node = n
         p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
-    if p.owners[owner].num_blocks > num_blocks:
-        upper = split(p, n, num_blocks - p.tree.nodes[n].depth)
-        if upper == NIL:
-            return E_MEMORY
-        run_disown(p, n)
-        p.owners[owner].node = upper
-        p.owners[owner].num_blocks = num_blocks
     return OK
 
 

@@ -19,6 +19,7 @@ from pagedkv._core.hazard cimport Hazard
 from pagedkv._core.links cimport Links
 from pagedkv._core.radix_tree cimport Tree
 from pagedkv._core.types cimport MAX_TIERS, Move
+from pagedkv._pthread cimport pthread_cond_t
 
 cdef enum Policy:
     LRU = 0
@@ -32,11 +33,14 @@ cdef enum:
     NUM_CLASSES = 102       # EXPIRED, then priority 0..100
     NUM_LISTS = 204         # per domain: a class has two queues (T1/T2 of ARC, small/main of S3-FIFO; LRU uses the first)
 
-cdef struct Fate:
-    int64_t last_use        # clock of the last release or insertion
+cdef enum:
+    TAKEN_OVER = 2          # by a row: no handle names the owner any more
+
+cdef struct Fate:           # of a root only: last_use, born, failed and kids mean something
+    int64_t last_use        # clock of the last release or insertion; of a root, the event ring's end after its last event
     int64_t expires         # caller's clock in nanoseconds, 0 = never
     int64_t transfer        # id of the transfer in flight, -1 none
-    int64_t born            # serial of the owner that inserted the run
+    int64_t born            # serial of the owner that inserted the run; of a root, how many owners its namespace has
     int32_t kids[MAX_TIERS]   # children by their `top`
     int8_t top              # hottest tier; while being demoted, the tier it goes to
     uint8_t klass
@@ -54,7 +58,7 @@ cdef struct Owner:
     int32_t generation
     int64_t serial
     int64_t blocked         # transfer that ended the match early, -1 none
-    uint8_t live
+    uint8_t live            # 0, 1, or TAKEN_OVER
     int32_t pinned          # blocks counted against the pin budget
     uint8_t klass
     int64_t expires
@@ -65,6 +69,8 @@ cdef struct Transfer:
     int32_t node            # NIL when the slot is free
     int32_t generation
     int32_t num_blocks
+    int64_t number          # counts transfers in the order they were decided
+    int64_t until           # monotonic ns by which a promotion should have arrived, 0 = no deadline
     int8_t src
     int8_t dst
     bint promotes
@@ -84,7 +90,7 @@ cdef struct Ghosts:         # blocks evicted lately, by the hash of their prefix
 cdef struct Domain:         # a namespace with a quota is evicted from its own lists; all others share domain 0
     int32_t root
     int32_t quota[MAX_TIERS]    # blocks, -1 = none
-    int64_t usage[MAX_TIERS]
+    int64_t usage[MAX_TIERS]    # blocks that are there or on their way there; what is being demoted from there has left
     uint64_t mask[MAX_TIERS][4]  # bit per list: may be non-empty
 
 cdef struct Expiry:
@@ -126,6 +132,7 @@ cdef struct Place:
     int32_t* domain_of              # [fates_capacity], by root node
     Domain* domains
     int32_t num_domains
+    int32_t free_domain             # list through `root`: of namespaces that were forgotten
     int64_t size[MAX_TIERS][2]      # resident blocks by queue
     Hazard* hazard                  # NULL with other policies
     Candidates* candidates[MAX_TIERS]   # [num_domains * NUM_CLASSES] with hazard
@@ -142,7 +149,10 @@ cdef struct Place:
     int32_t transfers_capacity
     int32_t free_transfer           # list through `num_blocks`
     int32_t in_flight
+    int64_t num_started             # transfers decided so far
     int64_t pending[MAX_TIERS]      # blocks that transfers in flight will free
+    bint no_memory                  # room could not be made for want of memory, since a caller cleared this
+    pthread_cond_t* decided         # a Dispatch's, told of every new move; NULL without one
     Move* moves                     # decided, not yet taken
     int64_t num_moves
     int64_t moves_capacity

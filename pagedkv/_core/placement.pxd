@@ -16,8 +16,9 @@ cdef class Placement:
     cdef Lock lock
     cdef str policy_name
     cdef object __weakref__
+    cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, int32_t* num_blocks) except? -1
+    cdef int64_t partial_into(self, int64_t handle, tokens, int32_t* at, int32_t* agree) except? -1
     cdef object _path(self, owner, bint tiers)
-    cdef int32_t _field(self, node, bint root) except -1
     cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1
     cdef object _open_hazard(self, history_blocks)

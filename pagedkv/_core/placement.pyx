@@ -11,7 +11,6 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-import gc
 import math
 
 import numpy as np
@@ -26,15 +25,17 @@ from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
 from pagedkv._core.hazard cimport hazard_cleared, hazard_clock, hazard_close, hazard_open, hazard_purged
-from pagedkv._core.place cimport NUM_CLASSES, Place, Policy
-from pagedkv._core.radix_tree cimport RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_next, tree_partial
-from pagedkv._core.recency cimport domain_new, ghosts_free, place_ensure
+from pagedkv._core.place cimport NUM_CLASSES, Fate, Place, Policy
+from pagedkv._core.radix_tree cimport (
+    RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_named, tree_next, tree_partial, tree_remove,
+)
+from pagedkv._core.recency cimport domain_free, domain_new, ghosts_free, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.transfers cimport (
     drop_children, finish_as, make_room, promote_run, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_MEMORY, MAX_TIERS, NIL, OK, Move, make_handle,
+    E_BLOCKS, E_MEMORY, LAST_GENERATION, MAX_TIERS, NIL, OK, Move, handle_slot, make_handle,
 )
 from pagedkv.errors import (
     DoubleRelease, InvalidArgument, OutOfBlocks, PinBudgetExceeded, StaleHandle, WrongType,
@@ -64,7 +65,7 @@ cdef int32_t quota_depth(Place* p, int32_t owner) noexcept nogil:
     n = p.owners[owner].node
     over = usage_of(p, n, 0)[0] + cold - quota
     if over > 0:
-        make_room(p, 0, over - p.pending[0], p.domain_of[p.tree.nodes[n].root])
+        make_room(p, 0, over, p.domain_of[p.tree.nodes[n].root])
         over = usage_of(p, n, 0)[0] + cold - quota
     while over > 0 and p.tree.nodes[n].length > 0:      # the deepest cold runs stay below
         if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0:
@@ -74,7 +75,33 @@ cdef int32_t quota_depth(Place* p, int32_t owner) noexcept nogil:
     return depth
 
 
+# Forgets a root that nothing needs; False if something does.
+cdef bint place_forget(Place* p, int32_t root) noexcept nogil:
+    cdef int32_t tier, d
+    if root == 0 or place_ensure(p, 0) != OK or p.tree.nodes[root].first_child != NIL or p.fates[root].born != 0:
+        return False
+    d = p.domain_of[root]
+    if not p.fates[root].failed:                    # of one that was dropped nothing of this counts any more
+        if p.kind_of[root] != 0:
+            return False
+        for tier in range(p.num_tiers):
+            if d > 0 and p.domains[d].quota[tier] >= 0:
+                return False
+    if p.events.words != NULL and p.fates[root].last_use > p.events.head:
+        return False                                # whose events they are is asked when they are drained
+    if p.hazard != NULL and p.hazard.history.of_root[root] != 0:
+        return False
+    if d > 0:
+        domain_free(p, d)
+    p.domain_of[root] = 0
+    p.kind_of[root] = 0
+    memset(&p.fates[root], 0, sizeof(Fate))
+    tree_remove(p.tree, root)
+    return True
+
+
 @cython.final
+@cython.no_gc_clear      # what dies in the same circle may still have to let go of what is in here
 cdef class Placement:
     """Decides which blocks of a tree stay on which tier, for whom, and what goes first.
 
@@ -143,7 +170,7 @@ cdef class Placement:
         self.place.oldest_first = demotion == "oldest_first"
         self.place.cost_slope = self.tree.tree.block_size / float(cost_tokens)
         self.place.pin_budget = count_input(pin_budget, "pin_budget", 0, 2**31 - 1)
-        self.place.free_owner = self.place.free_transfer = NIL
+        self.place.free_owner = self.place.free_transfer = self.place.free_domain = NIL
         self.place.num_tiers = len(self.pools)
         self.place.tree = &self.tree.tree
         words = count_input(event_words, "event_words", 0, 2**31)
@@ -238,7 +265,7 @@ cdef class Placement:
             block's. 0 otherwise.
         """
         cdef cnp.ndarray array = tokens_input(tokens)
-        cdef int32_t root = self.tree._root(namespace)
+        cdef int64_t named = handle_input(namespace, "namespace")
         cdef Tree* t = &self.tree.tree
         cdef int64_t size = cnp.PyArray_SIZE(array), total = size // t.block_size, done = 0
         cdef cnp.ndarray blocks = new_int32(total)
@@ -246,12 +273,15 @@ cdef class Placement:
         cdef const int32_t* data = i32(array)
         cdef int32_t* ids = i32(blocks)
         cdef uint8_t* tops = <uint8_t*>cnp.PyArray_DATA(tiers)
-        cdef int32_t n = root, k = 0, child, common = 0
+        cdef int32_t root, n, k = 0, child, common = 0
         cdef int32_t where[2]
         cdef bint want_partial = bool(partial)
         self.lock.acquire()
         with nogil:
-            if root < self.place.fates_capacity and self.place.fates[root].failed:
+            n = root = tree_named(t, named)
+            if root == NIL:
+                total = size = 0
+            elif root < self.place.fates_capacity and self.place.fates[root].failed:
                 total = size = 0
             while done < total:
                 child = tree_child(t, n, data + done * t.block_size)
@@ -268,6 +298,8 @@ cdef class Placement:
                 common = tree_partial(t, n, k if n != root else 0, data + done * t.block_size,
                                       <int32_t>min(size - done * t.block_size, <int64_t>t.block_size), 256, where)
         self.lock.release()
+        if root == NIL:
+            raise self.tree.unnamed(named)
         return tiers[:done], blocks[:done], common
 
     def partial(self, owner, tokens):
@@ -288,12 +320,18 @@ cdef class Placement:
             (the 256 youngest
             continuations are looked at).
         """
+        cdef int32_t block = NIL, common = 0
+        cdef int64_t other = self.partial_into(self._handle(owner), tokens, &block, &common)
+        return other, block, common
+
+    # As `partial`: the other owner, -1 without one.
+    cdef int64_t partial_into(self, int64_t handle, tokens, int32_t* at, int32_t* agree) except? -1:
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int32_t size = <int32_t>min(cnp.PyArray_SIZE(array), <Py_ssize_t>self.tree.tree.block_size)
-        cdef int32_t slot, n, child, common = 0, block = NIL, other = NIL
+        cdef int32_t slot, n, child, common = 0, other = NIL
         cdef int32_t where[2]
         cdef Place* p = &self.place
-        cdef int64_t handle = self._handle(owner), second = -1
+        cdef int64_t second = -1
         self.lock.acquire()
         slot = place_owner(p, handle)
         if slot >= 0 and size > 0:
@@ -310,14 +348,13 @@ cdef class Placement:
                 run_own(p, child)
                 p.owners[other].node = child
                 p.owners[other].num_blocks += 1
-                block = node_ids(p.tree, child, 0)[0]
+                at[0] = node_ids(p.tree, child, 0)[0]
+                agree[0] = common
                 second = make_handle(other, p.owners[other].generation)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)
-        if second < 0:
-            return -1, -1, 0
-        return second, block, common
+        return second
 
     def acquire(self, tokens, namespace=0, max_blocks=None, *, request=True):
         """Own the longest cached prefix of `tokens`, in whatever tiers it lies.
@@ -334,28 +371,37 @@ cdef class Placement:
         num_blocks : int
             Whole blocks matched.
         """
+        cdef int32_t num_blocks = 0
+        cdef int64_t handle = self.acquire_into(tokens, namespace, max_blocks, bool(request), &num_blocks)
+        return handle, num_blocks
+
+    # As `acquire`: the owner.
+    cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, int32_t* num_blocks) except? -1:
         cdef cnp.ndarray array = tokens_input(tokens)
-        cdef int32_t root = self.tree._root(namespace)
+        cdef int64_t named = handle_input(namespace, "namespace")
         cdef int64_t limit = -1 if max_blocks is None else count_input(max_blocks, "max_blocks", 0, 2**31 - 1)
         cdef const int32_t* data = i32(array)
         cdef int64_t size = cnp.PyArray_SIZE(array)
-        cdef int32_t slot, num_blocks = 0
+        cdef int32_t slot = E_MEMORY, root
         cdef int64_t handle = -1
-        cdef bint comes = bool(request)
         self.lock.acquire()
         with nogil:
-            slot = place_acquire(&self.place, root, data, size, limit)
+            root = tree_named(&self.tree.tree, named)
+            if root != NIL:
+                slot = place_acquire(&self.place, root, data, size, limit)
             if slot >= 0:
-                num_blocks = self.place.owners[slot].num_blocks
+                num_blocks[0] = self.place.owners[slot].num_blocks
                 if comes:
                     if limit >= 0:              # nothing beyond could have been hit, by any policy
                         size = min(size, limit * self.tree.tree.block_size)
                     place_arrive(&self.place, slot, data, size, 0)
                 handle = make_handle(slot, self.place.owners[slot].generation)
         self.lock.release()
+        if root == NIL:
+            raise self.tree.unnamed(named)
         if slot < 0:
             raise MemoryError("no memory to own another prefix")
-        return handle, num_blocks
+        return handle
 
     def blocked_by(self, owner):
         """Id of the transfer in flight that ended this owner's match early, or -1. Wait for it, release, acquire again."""
@@ -383,7 +429,13 @@ cdef class Placement:
             raise self._stale(handle)
         if shared < 0:
             raise MemoryError("no memory to own another prefix")
-        return other
+        try:
+            return other
+        except BaseException:                       # no memory for the number: no caller could release it
+            self.lock.acquire()
+            place_release(&self.place, shared)
+            self.lock.release()
+            raise
 
     def tiers_of(self, owner):
         """Hottest tier of each owned block, uint8 [num_blocks]."""
@@ -500,9 +552,13 @@ cdef class Placement:
         Returns
         -------
         int
-            Blocks still missing. If not 0, and :meth:`take_moves` or transfers already in flight have
-            something to do, do
+            Blocks still missing. If not 0, and :meth:`take_moves` or transfers already in flight have something to do, do
             it, :meth:`complete` it and ask again; otherwise everything else is held and the request cannot be met now.
+
+        Raises
+        ------
+        MemoryError
+            Room could be made, but there was no memory to do it with. What was decided before stands.
         """
         cdef int64_t wanted = count_input(n, "n", 0, 2**31 - 1)
         cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
@@ -511,12 +567,16 @@ cdef class Placement:
             raise InvalidArgument(f"there is no tier {where}")
         self.lock.acquire()
         short = wanted - pool_available(self.place.pools[where])
+        self.place.no_memory = False
         if short > 0:
             with nogil:
                 if short > self.place.pending[where]:
                     make_room(&self.place, where, short - self.place.pending[where], -1)
                 short = wanted - pool_available(self.place.pools[where])
+        cdef bint no_memory = self.place.no_memory and short > self.place.pending[where]
         self.lock.release()
+        if no_memory:
+            raise MemoryError(f"no memory to make room for {wanted} blocks")
         return short if short > 0 else 0
 
     def allocate(self, n):
@@ -541,12 +601,17 @@ cdef class Placement:
         cdef cnp.ndarray out = new_int32(wanted)
         cdef int32_t* ids = i32(out)
         cdef int code
+        cdef bint no_memory
         self.lock.acquire()
+        self.place.no_memory = False
         with nogil:
             if wanted > pool_available(pool) and self.place.num_tiers == 1:
                 make_room(&self.place, 0, wanted - pool_available(pool), -1)
             code = pool_alloc(pool, <int32_t>wanted, ids)
+        no_memory = self.place.no_memory
         self.lock.release()
+        if code != OK and no_memory:
+            raise MemoryError(f"no memory to make room for {wanted} blocks")
         if code != OK:
             raise self.out_of_blocks(wanted)
         return out
@@ -557,10 +622,17 @@ cdef class Placement:
         return OutOfBlocks(asked, counts["free"] + counts["max"] - counts["capacity"], counts["cached"], counts["live"],
                            ("device", "host", "disk", "remote")[tier])
 
-    def promote(self, owner):
+    def promote(self, owner, until_ns=0):
         """Start bringing the owned blocks that lie below the device up to it; reserve room for them first.
 
         A namespace with a quota on the device promotes no more than that admits, from the front.
+
+        Parameters
+        ----------
+        owner : int
+        until_ns : int
+            When they should have arrived, by the monotonic clock in nanoseconds, for the thread that carries them out; 0:
+            whenever that is.
 
         Returns
         -------
@@ -573,7 +645,7 @@ cdef class Placement:
             The device has fewer free blocks than are needed. Nothing was started.
         """
         cdef int64_t handle = self._handle(owner)
-        cdef int64_t needed = 0
+        cdef int64_t needed = 0, until = count_input(until_ns, "until_ns", 0, 2**63 - 1)
         cdef int32_t slot, n, depth, started = 0
         cdef int code = OK
         cdef Place* p = &self.place
@@ -594,7 +666,9 @@ cdef class Placement:
                     if (node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed
                             and p.tree.nodes[n].depth + p.tree.nodes[n].length <= depth):
                         code = promote_run(p, n)
-                        started += code == OK
+                        if code == OK:
+                            p.transfers[handle_slot(p.fates[n].transfer)].until = until
+                            started += 1
                     n = p.tree.nodes[n].parent
         self.lock.release()
         if slot < 0:
@@ -796,15 +870,17 @@ cdef class Placement:
 
     def set_quota(self, namespace, blocks, tier=0):
         """A namespace may hold at most `blocks` cached blocks in `tier` (None lifts the quota). It is evicted from its own."""
-        cdef int32_t root = self.tree._root(namespace)
+        cdef int64_t named = handle_input(namespace, "namespace")
         cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
         cdef int32_t limit = -1 if blocks is None else count_input(blocks, "blocks", 0, 2**31 - 1)
         cdef Place* p = &self.place
-        cdef int32_t d = 0
+        cdef int32_t root, d = 0
         self.lock.acquire()
         with nogil:
-            d = p.domain_of[root] if place_ensure(p, 0) == OK else E_MEMORY
-            if d == 0:
+            root = tree_named(p.tree, named)
+            if root != NIL:
+                d = p.domain_of[root] if place_ensure(p, 0) == OK else E_MEMORY
+            if d == 0 and root != NIL and limit >= 0:
                 d = domain_new(p, root)
                 if d > 0:
                     change_domain(p, root, d)
@@ -813,42 +889,82 @@ cdef class Placement:
                 if limit >= 0 and p.domains[d].usage[where] > limit:
                     make_room(p, where, p.domains[d].usage[where] - limit, d)
         self.lock.release()
+        if root == NIL:
+            raise self.tree.unnamed(named)
         if d < 0:
             raise MemoryError("no memory for a quota")
 
     def drop_namespace(self, namespace):
-        """Forget a namespace at once: what nobody uses is freed now, the rest when its owners let go. It never matches again.
+        """Forget what is cached of a namespace: what is not in use goes now, the rest when its owners let go. It never matches
+        again. Its number stays until :meth:`forget`.
 
         Returns
         -------
         int
             Blocks dropped now.
         """
-        cdef int32_t root = self.tree._root(namespace)
+        cdef int64_t named = handle_input(namespace, "namespace"), before, dropped = 0
+        cdef int32_t root
         cdef Place* p = &self.place
-        cdef int64_t before
-        for key, value in list(self.tree.namespaces.items()):
-            if value == root:
-                self.tree.namespaces.pop(key, None)
+        cdef int code = OK
+        handle = named
         self.lock.acquire()
-        before = p.tree.num_blocks
+        code = place_ensure(p, 0)
+        self.lock.release()
+        if code != OK:
+            raise MemoryError("no memory to drop a namespace")
+        self.tree.unname(handle)                    # from here on nothing can fail
+        self.lock.acquire()
         with nogil:
-            if place_ensure(p, 0) == OK:
+            root = tree_named(p.tree, named)
+            if root != NIL:
+                before = p.tree.num_blocks
                 drop_children(p, root)
                 if p.hazard != NULL:
                     hazard_purged(p.hazard, root)
                 p.fates[root].failed = 1            # a root that has failed matches nothing and takes nothing, for good
-        before -= p.tree.num_blocks
+                dropped = before - p.tree.num_blocks
+        self.tree.purges += root != NIL
         self.lock.release()
-        return before
+        if root == NIL:
+            raise self.tree.unnamed(named)
+        return dropped
+
+    def forget(self, namespace):
+        """Forget a namespace that nothing needs: its name and its number, and so the memory of both.
+
+        What needs it is a block in any tier, an owner (so a row, a pin), a transfer in flight, a quota or a kind that
+        was set for it (unless it was dropped), events of it that were not drained, and what the policy ``hazard``
+        remembers of it. The default namespace, 0, is never forgotten. `namespace` names nothing afterwards: every
+        call refuses it. Asking ``tree.namespace`` for the same key again makes it anew, with another number.
+
+        Returns
+        -------
+        bool
+            Whether it is forgotten now. Also if it was before.
+        """
+        cdef int64_t named = handle_input(namespace, "namespace")
+        cdef int32_t root
+        cdef bint gone
+        handle = named
+        self.lock.acquire()
+        root = tree_named(self.place.tree, named)
+        gone = root == NIL or place_forget(&self.place, root)
+        self.lock.release()
+        if gone:                                    # no other thread has run since the lock was released: the GIL is held
+            self.tree.unname(handle)
+            self.tree.names.pop(handle, None)
+        return gone
 
     def moving_in(self, namespace):
-        """Transfers in flight of a namespace."""
-        cdef int32_t root = self.tree._root(namespace), i, found = 0
+        """Transfers in flight of a namespace. Of one that was forgotten there are none."""
+        cdef int64_t named = handle_input(namespace, "namespace")
+        cdef int32_t root, i, found = 0
         cdef Place* p = &self.place
         self.lock.acquire()
+        root = tree_named(p.tree, named)
         for i in range(p.transfers_capacity):
-            if p.transfers[i].node != NIL and p.tree.nodes[p.transfers[i].node].root == root:
+            if root != NIL and p.transfers[i].node != NIL and p.tree.nodes[p.transfers[i].node].root == root:
                 found += 1
         self.lock.release()
         return found
@@ -871,7 +987,8 @@ cdef class Placement:
 
     def blocks_in(self, namespace, tier=0):
         """Ids int32 [n] of the blocks that a namespace has in `tier`."""
-        cdef int32_t root = self.tree._root(namespace), where = count_input(tier, "tier", 0, self.place.num_tiers - 1), n
+        cdef int64_t named = handle_input(namespace, "namespace")
+        cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1), n, root
         cdef Tree* t = &self.tree.tree
         cdef int64_t total, done
         cdef cnp.ndarray out
@@ -882,6 +999,10 @@ cdef class Placement:
             out = new_int32(total)
             done = 0
             self.lock.acquire()
+            root = tree_named(t, named)
+            if root == NIL:
+                self.lock.release()
+                raise self.tree.unnamed(named)
             if t.num_blocks <= total:
                 n = tree_next(t, root, root)
                 while n != NIL:
@@ -897,13 +1018,12 @@ cdef class Placement:
         """Drop everything that nobody owns, in every tier and namespace. Returns the blocks dropped."""
         cdef Place* p = &self.place
         cdef int64_t before
-        roots = list(self.tree.namespaces.values())
-        cdef int32_t root
+        cdef int32_t n
         self.lock.acquire()
         before = p.tree.num_blocks
-        for i in range(len(roots)):
-            root = roots[i]
-            drop_children(p, root)
+        for n in range(p.tree.num_nodes):
+            if p.tree.nodes[n].root == n:
+                drop_children(p, n)
         if p.hazard != NULL:
             hazard_cleared(p.hazard)
         ring_put(&p.events, EVENT_CLEARED, 0, NIL, NIL, 0, NULL, 0, NULL, 0)
@@ -921,7 +1041,11 @@ cdef class Placement:
 
     def depth_of(self, node):
         """Blocks of the prefix before the run of a node in flight."""
-        return self._field(node, False)
+        cdef int32_t n = self._node(node)
+        self.lock.acquire()
+        cdef int32_t depth = self.tree.tree.nodes[n].depth
+        self.lock.release()
+        return depth
 
     def anchor(self, node):
         """The deepest known chain key on the way to a node in flight: ``(blocks before it, key)``, ``(0, None)`` if none."""
@@ -975,8 +1099,9 @@ cdef class Placement:
         """
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef cnp.ndarray ids = int32_input(blocks, "blocks")
-        cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), root = self.tree._root(namespace)
-        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(ids), done
+        cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), root
+        cdef int64_t named = handle_input(namespace, "namespace")
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(ids), done = 0
         cdef const int32_t* data = i32(array)
         cdef const int32_t* given = i32(ids)
         if self.place.pools[where] == NULL:
@@ -985,8 +1110,12 @@ cdef class Placement:
             raise InvalidArgument(f"{n} blocks hold {n * self.tree.tree.block_size} tokens, not {len(array)}")
         self.lock.acquire()
         with nogil:
-            done = place_restore(&self.place, root, data, given, n, where)
+            root = tree_named(&self.tree.tree, named)
+            if root != NIL:
+                done = place_restore(&self.place, root, data, given, n, where)
         self.lock.release()
+        if root == NIL:
+            raise self.tree.unnamed(named)
         if done < 0:
             raise InvalidArgument(f"a block that the tree does not have yet (entry {-done - 1}) must be the caller's alone: "
                                   f"nothing was changed")
@@ -1004,7 +1133,7 @@ cdef class Placement:
             Run s is blocks ``[first[s], first[s + 1])``, one at least.
         parents : int32 [num_runs]
             The run that run s continues, an earlier one; -1 for a run that begins a prefix.
-        namespaces : int32 [num_runs]
+        namespaces : int64 [num_runs]
             Of the runs that begin a prefix; the others' are not read.
 
         Returns
@@ -1017,63 +1146,91 @@ cdef class Placement:
         cdef cnp.ndarray ids = int32_input(blocks, "blocks")
         cdef cnp.ndarray edges = int64_input(first, "first")
         cdef cnp.ndarray above = int32_input(parents, "parents")
-        cdef cnp.ndarray roots = int32_input(namespaces, "namespaces")
+        cdef cnp.ndarray named = int64_input(namespaces, "namespaces")
         cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), n = <int32_t>cnp.PyArray_SIZE(above)
         cdef int64_t bad
         if self.place.pools[where] == NULL:
             raise InvalidArgument(f"there is no tier {where}")
         if cnp.PyArray_SIZE(words) != cnp.PyArray_SIZE(ids) * <int64_t>self.tree.tree.block_size:
             raise InvalidArgument(f"{len(ids)} blocks hold {len(ids) * self.tree.tree.block_size} tokens, not {len(words)}")
-        if cnp.PyArray_SIZE(edges) != n + 1 or cnp.PyArray_SIZE(roots) != n:
-            raise InvalidArgument(f"{n} runs have {n + 1} edges and {n} namespaces, not {len(edges)} and {len(roots)}")
+        if cnp.PyArray_SIZE(edges) != n + 1 or cnp.PyArray_SIZE(named) != n:
+            raise InvalidArgument(f"{n} runs have {n + 1} edges and {n} namespaces, not {len(edges)} and {len(named)}")
         if edges[0] != 0 or edges[n] != len(ids) or (n and np.diff(edges).min() < 1):
             raise InvalidArgument("first must rise from 0 to the number of blocks, by one at least for each run")
         if n and (above.min() < -1 or (above >= np.arange(n)).any()):
             raise InvalidArgument("a run continues an earlier one, or -1")
-        for root in np.unique(roots[above < 0]).tolist():
-            self.tree._root(root)
+        cdef cnp.ndarray roots = new_int32(n)
         cdef cnp.ndarray tails = new_int32(n)
         cdef cnp.ndarray done = new_int32(n)
         cdef const int32_t* data = i32(words)
         cdef const int32_t* given = i32(ids)
         cdef const int32_t* up = i32(above)
-        cdef const int32_t* of = i32(roots)
+        cdef const int64_t* names = i64(named)
+        cdef int32_t* of = i32(roots)
+        cdef int32_t i, unknown = -1
         cdef const int64_t* at = i64(edges)
         cdef int32_t* last = i32(tails)
         cdef int32_t* kept = i32(done)
         self.lock.acquire()
         with nogil:
-            bad = place_restore_forest(&self.place, of, up, at, n, data, given, where, last, kept)
+            bad = 0
+            for i in range(n):
+                of[i] = tree_named(&self.tree.tree, names[i]) if up[i] < 0 else NIL
+                if up[i] < 0 and of[i] == NIL and unknown < 0:
+                    unknown = i
+            if unknown < 0:
+                bad = place_restore_forest(&self.place, of, up, at, n, data, given, where, last, kept)
         self.lock.release()
+        if unknown >= 0:
+            raise self.tree.unnamed(names[unknown])
         if bad < 0:
             raise InvalidArgument(f"a block (entry {-bad - 1}) must be the caller's alone and stand there once: "
                                   f"nothing was changed")
         return done
 
     def root_of(self, node):
-        """Namespace (root) of a node in flight."""
-        return self._field(node, True)
+        """Namespace of a node in flight."""
+        cdef int32_t n = self._node(node)
+        cdef Tree* t = &self.tree.tree
+        cdef int64_t handle
+        self.lock.acquire()
+        handle = make_handle(t.nodes[n].root, t.nodes[t.nodes[n].root].generation) if t.nodes[n].root != NIL else -1
+        self.lock.release()
+        if handle < 0:
+            raise StaleHandle(f"node {n} is not in the tree")
+        return handle
 
     def drain_events(self):
         """Events since the last call, oldest first, as :class:`KVEvent` objects."""
         cdef Ring* r = &self.place.events
-        cdef int64_t i, size, total = 0, room
+        cdef int64_t i, size, total, room, begin, end
         cdef cnp.ndarray words
-        self.lock.acquire()
-        room = r.tail - r.head
-        self.lock.release()
-        words = new_int32(room)
-        self.lock.acquire()
-        while r.head < r.tail:                      # whole records, as far as the array reaches
-            size = r.words[r.head & (r.capacity - 1)]
-            if total + size > room:
-                break
-            for i in range(size):
-                i32(words)[total + i] = r.words[(r.head + i) & (r.capacity - 1)]
-            r.head += size
-            total += size
-        self.lock.release()
-        return ring_decode(words[:total], {root: key for key, root in list(self.tree.namespaces.items())})
+        while True:
+            self.lock.acquire()
+            room = r.tail - r.head
+            self.lock.release()
+            words = new_int32(room)
+            total = 0
+            self.lock.acquire()
+            begin = end = r.head
+            while end < r.tail:                     # whole records, as far as the array reaches
+                size = r.words[end & (r.capacity - 1)]
+                if total + size > room:
+                    break
+                for i in range(size):
+                    i32(words)[total + i] = r.words[(end + i) & (r.capacity - 1)]
+                end += size
+                total += size
+            self.lock.release()
+            # Namespaces with events in the ring are not forgotten, so their numbers mean the same until it is emptied below.
+            names = {named & <int64_t>LAST_GENERATION: key for key, named in list(self.tree.namespaces.items())}
+            events = ring_decode(words[:total], names)
+            self.lock.acquire()
+            if r.head == begin:                     # no other thread took them, and none was written over
+                r.head = end
+                self.lock.release()
+                return events
+            self.lock.release()
 
     def stats(self):
         """Counters since the start (blocks, unless they say otherwise), and what is there now."""
@@ -1115,13 +1272,7 @@ cdef class Placement:
         self.lock.release()
         if room != OK:
             raise MemoryError("no memory for the audit")
-        collecting = gc.isenabled()
-        gc.disable()            # Python objects are made under the lock there: no finaliser may ask for it meanwhile
-        try:
-            problems = placement_problems(self)
-        finally:
-            if collecting:
-                gc.enable()
+        problems = placement_problems(self)
         if problems:
             raise AssertionError("; ".join(problems[:8]))
 
@@ -1130,13 +1281,6 @@ cdef class Placement:
         from pagedkv._core.audit import placement_dump
 
         return placement_dump(self)
-
-    cdef int32_t _field(self, node, bint root) except -1:
-        cdef int32_t n = self._node(node), value
-        self.lock.acquire()
-        value = self.tree.tree.nodes[n].root if root else self.tree.tree.nodes[n].depth
-        self.lock.release()
-        return value
 
     cdef int32_t _node(self, node) except -1:
         cdef int32_t n = count_input(node, "node", 0, 2**31 - 1)

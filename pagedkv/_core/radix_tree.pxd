@@ -11,12 +11,13 @@
 #     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
 #     node.key        32 bytes or NULL, owned; the durable chain key of the prefix before the run, once somebody
 # computed it
+#     A root has no tokens and no ids; its chain is one number, made of the namespace's name, with which the chains below begin.
 #     children        found through one open-addressing table keyed by (parent, first block); also a sibling list
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from pagedkv._core.lock cimport Lock
-from pagedkv._core.types cimport MAX_TIERS, NIL
+from pagedkv._core.types cimport MAX_TIERS, NIL, handle_generation, handle_slot
 
 cdef struct Node:
     int32_t parent
@@ -46,6 +47,7 @@ cdef struct Tree:
     int32_t nodes_capacity
     int32_t free_node       # list through next_sibling
     int32_t num_live        # nodes in use, roots included
+    int32_t num_retired     # ids whose generations are used up: never handed out again
     int64_t num_blocks      # blocks in all runs
     int32_t* table
     int64_t table_mask
@@ -83,7 +85,14 @@ cdef void tree_trim(Tree* t, int32_t n, int32_t k) noexcept nogil
 # Joins n with its parent into one run under n's id (the parent must have no other child). False when out of memory.
 cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil
 cdef void tree_remove(Tree* t, int32_t n) noexcept nogil
-cdef int32_t tree_root(Tree* t) noexcept nogil
+# A root without children; NIL when out of memory. `salt` is what the chains below it begin with.
+cdef int32_t tree_root(Tree* t, uint64_t salt) noexcept nogil
+# The root that a namespace's handle names, or NIL: forgotten, or none.
+cdef inline int32_t tree_named(Tree* t, int64_t handle) noexcept nogil:
+    cdef int32_t n = handle_slot(handle)
+    if n < 0 or n >= t.num_nodes or t.nodes[n].root != n or t.nodes[n].generation != handle_generation(handle):
+        return NIL
+    return n
 # Next node of the subtree under `top` in preorder after n, NIL at the end.
 cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil
 # Longest common prefix, in tokens, of `tokens` with the block after the first k of node n (n == root or k == length:
@@ -98,8 +107,11 @@ cdef uint64_t chain_before(Tree* t, int32_t n, int32_t k) noexcept nogil
 cdef class RadixTree:
     cdef Tree tree
     cdef Lock lock
-    cdef dict namespaces    # bytes -> root node
+    cdef dict namespaces    # name (bytes) -> handle of its root, an int
+    cdef dict names         # the other way round, with those that were dropped and are not forgotten yet
+    cdef uint64_t purges    # namespaces dropped so far: what comes after a purge knows nothing again by its chain
     cdef bint attached      # to a Placement: then only it changes the tree
     cdef object __weakref__
-    cdef int32_t _root(self, namespace) except -1
+    cdef object unnamed(self, int64_t handle)
+    cdef object unname(self, handle)
     cdef object path_tokens_of(self, int32_t node, int32_t blocks)

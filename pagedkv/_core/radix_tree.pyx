@@ -13,8 +13,8 @@ from libc.string cimport memcpy, memmove, memset
 import os
 
 from pagedkv._core.arrays cimport index_input, count_input, handle_input, i32, int32_input, new_int32, tokens_input
-from pagedkv._core.types cimport E_MEMORY, MAX_RUN, OK
-from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv._core.types cimport E_MEMORY, MAX_RUN, OK, handle_generation, handle_slot, make_handle, next_generation
+from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 
 cnp.import_array()
 
@@ -45,6 +45,16 @@ cdef extern from *:
 
 cdef inline uint32_t child_hash(Tree* t, int32_t parent, const int32_t* block) noexcept nogil:
     return <uint32_t>(pkv_hash(block, t.block_size, t.seed ^ (<uint64_t>parent * <uint64_t>0xD6E8FEB86659FD93)) >> 32)
+
+
+# What the chains of a namespace begin with: of its name, so that a namespace that was forgotten knows its evicted blocks again.
+cdef uint64_t salt_of(bytes key, uint64_t seed) noexcept:
+    cdef uint64_t salt = seed
+    cdef const unsigned char* text = key
+    cdef Py_ssize_t i
+    for i in range(len(key)):
+        salt = pkv_fold(salt ^ text[i], 0x2D358DCCAA6C78A5) + text[i] + 1
+    return pkv_fold(salt ^ <uint64_t>len(key), 0x589965CC75374CC3)
 
 
 cdef int table_grow(Tree* t) noexcept nogil:
@@ -97,7 +107,7 @@ cdef void table_drop(Tree* t, int32_t n) noexcept nogil:
 
 
 cdef int tree_ensure(Tree* t, int32_t extra) noexcept nogil:
-    cdef int64_t want = <int64_t>t.num_live + extra, capacity
+    cdef int64_t want = <int64_t>t.num_live + t.num_retired + extra, capacity
     cdef Node* nodes
     if want > t.nodes_capacity:
         capacity = t.nodes_capacity * 2 if t.nodes_capacity * 2 > want else want
@@ -128,18 +138,22 @@ cdef int32_t node_take(Tree* t) noexcept nogil:
 
 cdef void node_give(Tree* t, int32_t n) noexcept nogil:
     cdef Node* node = &t.nodes[n]
-    cdef int32_t generation = (node.generation + 1) & 0x7FFFFFFF
+    cdef int32_t generation = node.generation
+    cdef bint again = next_generation(&generation)
     free(node.tokens)
     free(node.ids)
     free(node.chain)
     free(node.key)
     memset(node, 0, sizeof(Node))
     node.generation = generation
-    node.next_sibling = t.free_node
     node.parent = NIL
     node.root = NIL
-    t.free_node = n
     t.num_live -= 1
+    if again:
+        node.next_sibling = t.free_node
+        t.free_node = n
+    else:
+        t.num_retired += 1
 
 
 cdef void child_link(Tree* t, int32_t parent, int32_t n) noexcept nogil:
@@ -170,6 +184,8 @@ cdef bint buffers_new(Tree* t, Node* node, int32_t capacity) noexcept nogil:
         free(node.tokens)
         free(node.ids)
         free(node.chain)
+        node.tokens = node.ids = NULL               # giving the node back frees what it has
+        node.chain = NULL
         return False
     node.capacity = capacity
     return True
@@ -238,7 +254,7 @@ cdef uint64_t chain_before(Tree* t, int32_t n, int32_t k) noexcept nogil:
     if k > 0:
         return node.chain[k - 1]
     if node.parent == NIL:
-        return pkv_fold(t.seed ^ <uint64_t>n, 0x2D358DCCAA6C78A5)
+        return node.chain[0]
     node = &t.nodes[node.parent]
     if node.length == 0:
         return chain_before(t, node.root, 0)
@@ -381,13 +397,21 @@ cdef void tree_remove(Tree* t, int32_t n) noexcept nogil:
         tree_trim(t, n, t.nodes[n].length)
 
 
-cdef int32_t tree_root(Tree* t) noexcept nogil:
+cdef int32_t tree_root(Tree* t, uint64_t salt) noexcept nogil:
     cdef int32_t n
     cdef Node* node
+    cdef uint64_t* chain = NULL
+    if t.keep_chain:
+        chain = <uint64_t*>malloc(sizeof(uint64_t))
+        if chain == NULL:
+            return NIL
+        chain[0] = salt
     if tree_ensure(t, 1) != OK:
+        free(chain)
         return NIL
     n = node_take(t)
     node = &t.nodes[n]
+    node.chain = chain
     node.parent, node.first_child, node.next_sibling, node.prev_sibling, node.root = NIL, NIL, NIL, NIL, n
     return n
 
@@ -430,6 +454,7 @@ cdef int32_t tree_partial(
 
 
 @cython.final
+@cython.no_gc_clear      # what dies in the same circle may still have to let go of what is in here
 cdef class RadixTree:
     """Prefixes of tokens, in whole blocks, mapped to block ids.
 
@@ -455,7 +480,7 @@ cdef class RadixTree:
 
     def __cinit__(self, block_size, num_tiers=1, *, max_run=MAX_RUN, keep_chain=False, seed=None):
         self.lock = Lock()
-        self.namespaces = {}
+        self.namespaces, self.names = {}, {}
         self.tree.block_size = count_input(block_size, "block_size", 1, 256)
         self.tree.num_tiers = count_input(num_tiers, "num_tiers", 1, MAX_TIERS)
         self.tree.max_run = count_input(max_run, "max_run", 1, MAX_RUN)
@@ -506,23 +531,75 @@ cdef class RadixTree:
         return count
 
     def namespace(self, key=b""):
-        """The root (an int) of the namespace called `key` (bytes), made at its first use."""
+        """The namespace called `key` (bytes), made at its first use: an int, which names nothing else once it is forgotten."""
+        cdef uint64_t salt
+        cdef int32_t n
+        cdef int64_t handle = -1
+        cdef bint kept = False
+        own = None
         if not isinstance(key, bytes):
             raise WrongType(f"a namespace key is bytes, not {type(key).__name__}")
-        root = self.namespaces.get(key)
-        if root is not None:
-            return root
+        known = self.namespaces.get(key)
+        if known is not None:
+            return known
+        salt = salt_of(key, self.tree.seed ^ self.purges * 0xA0761D6478BD642FU)
         self.lock.acquire()
-        cdef int32_t n = tree_root(&self.tree)
+        n = tree_root(&self.tree, salt)
+        if n != NIL:
+            handle = make_handle(n, self.tree.nodes[n].generation)
         self.lock.release()
         if n == NIL:
             raise MemoryError("no memory for another namespace")
-        got = self.namespaces.setdefault(key, n)
-        if got != n:                            # another thread was first
-            self.lock.acquire()
-            tree_remove(&self.tree, n)
-            self.lock.release()
-        return got
+        try:
+            own = handle
+            self.names[own] = key
+            known = self.namespaces.setdefault(key, own)
+            kept = known is own
+        finally:
+            if not kept:                        # another thread was first, or there is no memory for its name
+                if own is not None:
+                    self.names.pop(own, None)
+                self.lock.acquire()
+                tree_remove(&self.tree, n)
+                self.lock.release()
+        return known
+
+    def find(self, key=b""):
+        """The namespace called `key` (bytes) if there is one; makes nothing. An int, or None."""
+        if not isinstance(key, bytes):
+            raise WrongType(f"a namespace key is bytes, not {type(key).__name__}")
+        return self.namespaces.get(key)
+
+    def name(self, namespace):
+        """The key (bytes) that a namespace was made with, also after it was dropped.
+
+        Raises
+        ------
+        StaleHandle
+            It was forgotten, or never existed.
+        """
+        key = self.names.get(namespace)
+        if key is None:
+            raise StaleHandle(f"namespace {namespace} was forgotten, or never existed")
+        return key
+
+    @property
+    def num_namespaces(self):
+        """Namespaces that are called by some key now."""
+        return len(self.namespaces)
+
+    # Its key names it no more. Allocates nothing.
+    cdef object unname(self, handle):
+        key = self.names.get(handle)
+        if key is not None and self.namespaces.get(key) == handle:
+            del self.namespaces[key]
+
+    cdef object unnamed(self, int64_t handle):
+        cdef int32_t n = handle_slot(handle)
+        if 0 <= n < self.tree.num_nodes and (self.tree.nodes[n].generation > handle_generation(handle)
+                                             or self.tree.nodes[n].root == NIL):
+            return StaleHandle(f"namespace {handle:#x} was forgotten: ask namespace(key) again")
+        return InvalidArgument(f"namespace {handle} is not one of this tree: use what namespace(key) returned")
 
     cdef object path_tokens_of(self, int32_t node, int32_t blocks):
         # Tokens of the prefix that ends with the first `blocks` blocks of `node`. Takes the lock; retries if the path
@@ -562,19 +639,19 @@ cdef class RadixTree:
     def match(self, tokens, namespace=0, tier=0):
         """Block ids int32 [n] in `tier` of the longest cached prefix of `tokens`, in whole blocks. Changes nothing."""
         cdef cnp.ndarray array = tokens_input(tokens)
-        cdef int32_t root = self._root(namespace)
+        cdef int64_t named = handle_input(namespace, "namespace")
         cdef int32_t want = count_input(tier, "tier", 0, self.tree.num_tiers - 1)
         cdef int64_t total = cnp.PyArray_SIZE(array) // self.tree.block_size
         cdef cnp.ndarray out = new_int32(total)
         cdef const int32_t* at = i32(array)
         cdef int32_t* ids = i32(out)
         cdef int64_t done = 0
-        cdef int32_t n, k
+        cdef int32_t n, k, root
         cdef Tree* t = &self.tree
         self.lock.acquire()
         with nogil:
-            n = root
-            while done < total:
+            n = root = tree_named(t, named)
+            while root != NIL and done < total:
                 n = tree_child(t, n, at + done * t.block_size)
                 if n == NIL or not (t.nodes[n].tiers >> want) & 1:
                     break
@@ -584,6 +661,8 @@ cdef class RadixTree:
                 if k < t.nodes[n].length:
                     break
         self.lock.release()
+        if root == NIL:
+            raise self.unnamed(named)
         return out[:done]
 
     def insert(self, tokens, blocks, namespace=0, tier=0):
@@ -600,21 +679,24 @@ cdef class RadixTree:
         self._standalone("insert")
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef cnp.ndarray ids = int32_input(blocks, "blocks")
-        cdef int32_t root = self._root(namespace)
+        cdef int64_t named = handle_input(namespace, "namespace")
         cdef int32_t into = count_input(tier, "tier", 0, self.tree.num_tiers - 1)
         cdef int64_t total = cnp.PyArray_SIZE(array) // self.tree.block_size, done = 0, adopted = 0
         if cnp.PyArray_SIZE(ids) != total:
             raise InvalidArgument(f"{cnp.PyArray_SIZE(array)} tokens are {total} whole blocks, but {len(ids)} ids were given")
         if ids is not blocks or not ids.flags.writeable:
             raise WrongType("blocks must be a writeable int32 array: it is rewritten where the tree already has a block")
-        cdef int32_t n = root, child, k, upper
+        cdef int32_t n, child, k, upper
+        cdef bint there
         cdef Tree* t = &self.tree
         cdef const int32_t* data = i32(array)
         cdef const int32_t* at
         cdef int32_t* given = i32(ids)
         self.lock.acquire()
         with nogil:
-            while done < total:
+            n = tree_named(t, named)
+            there = n != NIL
+            while there and done < total:
                 at = data + done * t.block_size
                 child = tree_child(t, n, at)
                 if child != NIL:
@@ -640,6 +722,8 @@ cdef class RadixTree:
                 n = child
                 done += k
         self.lock.release()
+        if not there:
+            raise self.unnamed(named)
         if done < total:
             raise MemoryError(f"the tree took {done} of {total} blocks")
         return total - adopted
@@ -654,15 +738,16 @@ cdef class RadixTree:
         """
         self._standalone("trim")
         cdef cnp.ndarray array = tokens_input(tokens)
-        cdef int32_t root = self._root(namespace)
+        cdef int64_t named = handle_input(namespace, "namespace")
         cdef int64_t total = cnp.PyArray_SIZE(array) // self.tree.block_size, done = 0
         cdef int64_t floor = count_input(keep, "keep", 0, 2**31 - 1)
         cdef cnp.ndarray out = new_int32(total)
-        cdef int32_t n = root, child, k = 0, i, parent
+        cdef int32_t n, root, child, k = 0, i, parent
         cdef int64_t taken = 0
         cdef Tree* t = &self.tree
         self.lock.acquire()
-        while done < total:
+        n = root = tree_named(t, named)
+        while root != NIL and done < total:
             child = tree_child(t, n, i32(array) + done * t.block_size)
             if child == NIL:
                 break
@@ -685,24 +770,29 @@ cdef class RadixTree:
             n = parent
             k = t.nodes[n].length
         self.lock.release()
+        if root == NIL:
+            raise self.unnamed(named)
         return out[:taken]
 
     def prefixes(self, namespace=0):
         """Every cached prefix that nothing continues, longest runs spelled out: a list of int32 token arrays."""
-        cdef int32_t root = self._root(namespace)
-        cdef int32_t n
+        cdef int64_t named = handle_input(namespace, "namespace"), count = 0
+        cdef int32_t n, root
         cdef list leaves = []
         self.lock.acquire()
-        n = tree_next(&self.tree, root, root)
-        cdef int64_t count = 0
+        root = tree_named(&self.tree, named)
+        n = tree_next(&self.tree, root, root) if root != NIL else NIL
         while n != NIL:
             count += self.tree.nodes[n].first_child == NIL
             n = tree_next(&self.tree, n, root)
         self.lock.release()
+        if root == NIL:
+            raise self.unnamed(named)
         cdef cnp.ndarray found = new_int32(count + 16)
         self.lock.acquire()
         count = 0
-        n = tree_next(&self.tree, root, root)
+        root = tree_named(&self.tree, named)        # it may have been forgotten meanwhile: then it holds nothing
+        n = tree_next(&self.tree, root, root) if root != NIL else NIL
         while n != NIL and count < cnp.PyArray_SIZE(found):
             if self.tree.nodes[n].first_child == NIL:
                 i32(found)[count] = n
@@ -713,15 +803,6 @@ cdef class RadixTree:
             leaves.append(self.path_tokens_of(i32(found)[i], self.tree.nodes[i32(found)[i]].length))
         return leaves
 
-    cdef int32_t _root(self, namespace) except -1:
-        cdef int64_t n = handle_input(namespace, "namespace")
-        self.lock.acquire()                         # another thread may be moving the nodes
-        cdef bint is_root = 0 <= n < self.tree.num_nodes and self.tree.nodes[n].parent == NIL and self.tree.nodes[n].root == n
-        self.lock.release()
-        if not is_root:
-            raise InvalidArgument(f"namespace {n} is not a root of this tree: use what namespace(key) returned")
-        return <int32_t>n
-
     def _standalone(self, verb):
         if self.attached:
             raise InvalidArgument(f"this tree belongs to a Placement: {verb} through it")
@@ -730,29 +811,30 @@ cdef class RadixTree:
         """Every child is found where its tokens say, depths add up, counts agree; AssertionError where not."""
         cdef Tree* t = &self.tree
         cdef int32_t n, c
-        cdef int64_t blocks = 0, live = 0, children = 0
+        cdef int64_t blocks = 0, live = 0, children = 0, used, expected, alive
         problems = []
-        self.lock.acquire()
-        for n in range(t.num_nodes):
-            if t.nodes[n].root == NIL:
-                continue
-            live += 1
-            blocks += t.nodes[n].length
-            if t.nodes[n].parent == NIL:
-                continue
-            children += 1
-            if not 0 < t.nodes[n].length <= t.nodes[n].capacity or t.nodes[n].length > t.max_run:
-                problems.append((n, "length"))
-            if tree_child(t, t.nodes[n].parent, t.nodes[n].tokens) != n:
-                problems.append((n, "not found under its parent"))
-            c = t.nodes[n].parent
-            if t.nodes[n].depth != t.nodes[c].depth + t.nodes[c].length or t.nodes[n].root != t.nodes[c].root:
-                problems.append((n, "depth or root"))
-            if t.nodes[n].tiers == 0:
-                problems.append((n, "in no tier"))
-        used, expected = t.table_used, t.num_blocks
-        alive = t.num_live
-        self.lock.release()
+        cdef bint collecting = self.lock.begin_audit()
+        try:
+            for n in range(t.num_nodes):
+                if t.nodes[n].root == NIL:
+                    continue
+                live += 1
+                blocks += t.nodes[n].length
+                if t.nodes[n].parent == NIL:
+                    continue
+                children += 1
+                if not 0 < t.nodes[n].length <= t.nodes[n].capacity or t.nodes[n].length > t.max_run:
+                    problems.append((n, "length"))
+                if tree_child(t, t.nodes[n].parent, t.nodes[n].tokens) != n:
+                    problems.append((n, "not found under its parent"))
+                c = t.nodes[n].parent
+                if t.nodes[n].depth != t.nodes[c].depth + t.nodes[c].length or t.nodes[n].root != t.nodes[c].root:
+                    problems.append((n, "depth or root"))
+                if t.nodes[n].tiers == 0:
+                    problems.append((n, "in no tier"))
+            used, expected, alive = t.table_used, t.num_blocks, t.num_live
+        finally:
+            self.lock.end_audit(collecting)
         if problems or blocks != expected or live != alive or used != children:
             raise AssertionError(f"{problems[:5]} blocks {blocks}/{expected} nodes {live}/{alive} table {used}/{children}")
 

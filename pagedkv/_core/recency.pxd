@@ -6,6 +6,8 @@ from pagedkv._core.place cimport Place
 # Room in fates and links for every node the tree has room for, after tree_ensure(extra).
 cdef int place_ensure(Place* p, int32_t extra) noexcept nogil
 cdef int domain_new(Place* p, int32_t root) noexcept nogil
+# The domain of a namespace that is forgotten, and has nothing in it, is free for another.
+cdef void domain_free(Place* p, int32_t d) noexcept nogil
 cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born) noexcept nogil
 # After tree_split(n) -> upper: the halves share one fate and stand next to each other in every list.
 cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil

@@ -16,6 +16,7 @@ from libc.string cimport memset
 from pagedkv._core.block_pool cimport COUNT
 from pagedkv._core.candidates cimport KEPT, NO_SEAT, Candidates, candidates_add, candidates_drop, candidates_has
 from pagedkv._core.hazard cimport hazard_follow, hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span
+from pagedkv._core.history cimport history_roots
 from pagedkv._core.links cimport (
     UNLINKED, Links, coldest, int32s_grow, is_linked, link_between, link_hottest, links_grow, unlink,
 )
@@ -47,6 +48,8 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
     for tier in range(p.num_tiers):
         if not links_grow(&p.links[tier], p.fates_capacity, capacity):
             return E_MEMORY
+    if p.policy == HAZARD and history_roots(&p.hazard.history, capacity) != OK:
+        return E_MEMORY
     for tier in range(p.num_tiers if p.policy == HAZARD else 0):
         if not int32s_grow(&p.seats[tier], capacity):
             return E_MEMORY
@@ -64,11 +67,26 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
     return OK
 
 
+cdef void domain_free(Place* p, int32_t d) noexcept nogil:
+    cdef int32_t tier
+    for tier in range(MAX_TIERS):
+        assert p.domains[d].usage[tier] == 0, "a namespace that is forgotten has no blocks"
+        p.domains[d].quota[tier] = -1
+    p.domains[d].root = p.free_domain
+    p.free_domain = d
+
+
 cdef int domain_new(Place* p, int32_t root) noexcept nogil:
-    cdef int32_t tier, i, d = p.num_domains
+    cdef int32_t tier, i, d = p.free_domain
     cdef int32_t* ends
     cdef Candidates* candidates
-    cdef Domain* domains = <Domain*>realloc(p.domains, (d + 1) * sizeof(Domain))
+    cdef Domain* domains
+    if d != NIL:                                # its lists are empty, and it has no quota
+        p.free_domain = p.domains[d].root
+        p.domains[d].root = root
+        return d
+    d = p.num_domains
+    domains = <Domain*>realloc(p.domains, (d + 1) * sizeof(Domain))
     if domains == NULL:
         return E_MEMORY
     p.domains = domains
@@ -412,10 +430,11 @@ cdef int32_t s3fifo_victim(Place* p, int32_t tier, int32_t list_no, bint childle
                 limit[0] = <int32_t>count
                 return n
             if count < p.tree.nodes[n].length:      # only the tail of the run moves to the main queue
-                if place_ensure(p, 1) != OK:
-                    return NIL
-                upper = tree_split(p.tree, n, p.tree.nodes[n].length - <int32_t>count)
+                upper = NIL
+                if place_ensure(p, 1) == OK:
+                    upper = tree_split(p.tree, n, p.tree.nodes[n].length - <int32_t>count)
                 if upper == NIL:
+                    p.no_memory = True
                     return NIL
                 fate_split(p, upper, n)
             unlink(links, n)

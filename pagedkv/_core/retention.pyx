@@ -137,5 +137,9 @@ cdef void change_domain(Place* p, int32_t root, int32_t domain) noexcept nogil:
             tier = p.transfers[handle_slot(p.fates[n].transfer)].dst
             p.domains[0].usage[tier] -= p.tree.nodes[n].length
             p.domains[domain].usage[tier] += p.tree.nodes[n].length
+            if not p.transfers[handle_slot(p.fates[n].transfer)].promotes:
+                tier = p.transfers[handle_slot(p.fates[n].transfer)].src    # which it has left already
+                p.domains[0].usage[tier] += p.tree.nodes[n].length
+                p.domains[domain].usage[tier] -= p.tree.nodes[n].length
         n = tree_next(p.tree, n, root)
     p.domain_of[root] = domain

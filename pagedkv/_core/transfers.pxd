@@ -18,6 +18,8 @@ cdef bint drop_children(Place* p, int32_t n) noexcept nogil
 cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil
 # Frees `want` more blocks of `tier`, or starts transfers that will. False when it could not.
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil
+# Frees `want` more blocks of `tier` at once, as far as that can be: what would be demoted is dropped.
+cdef void drop_for(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil
 # Starts bringing run n to the device; needs n.length free blocks there. OK or a Code.
 cdef int promote_run(Place* p, int32_t n) noexcept nogil
 # E_STALE when there is no such transfer in flight.

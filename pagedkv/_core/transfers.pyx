@@ -19,7 +19,8 @@ from pagedkv._core.recency cimport (
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push
-from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, NIL, OK, Move, handle_slot, make_handle
+from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, NIL, OK, Move, handle_slot, make_handle, next_generation
+from pagedkv._pthread cimport pthread_cond_signal
 
 
 cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil:
@@ -47,6 +48,7 @@ cdef void event(Place* p, int32_t kind, int32_t n, int32_t tier, int32_t first, 
         parent_block = node_ids(p.tree, node.parent, tier)[p.tree.nodes[node.parent].length - 1]
     ring_put(&p.events, kind, tier, node.root, parent_block, node.depth + first, node_ids(p.tree, n, tier) + first, count,
              node_tokens(p.tree, n, first), count * p.tree.block_size if kind == EVENT_STORED else 0)
+    p.fates[node.root].last_use = p.events.tail
 
 
 cdef void event_stored(Place* p, int32_t n, int32_t tier, int32_t first) noexcept nogil:
@@ -169,14 +171,13 @@ cdef bint drop_children(Place* p, int32_t n) noexcept nogil:
 
 
 cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil:
-    cdef int32_t upper
-    if place_ensure(p, 1) != OK:
+    cdef int32_t upper = tree_split(p.tree, n, k) if place_ensure(p, 1) == OK else NIL
+    if upper == NIL:
+        p.no_memory = True
         return NIL
-    upper = tree_split(p.tree, n, k)
-    if upper != NIL:
-        fate_split(p, upper, n)
-        if p.fates[upper].expires:
-            expiry_push(p, upper)
+    fate_split(p, upper, n)
+    if p.fates[upper].expires:
+        expiry_push(p, upper)
     return upper
 
 
@@ -215,10 +216,10 @@ cdef void transfer_end(Place* p, int32_t slot) noexcept nogil:
     free(t.dst_ids)
     t.dst_ids = NULL
     t.node = NIL
-    t.generation = (t.generation + 1) & 0x7FFFFFFF
-    t.num_blocks = p.free_transfer
-    p.free_transfer = slot
     p.in_flight -= 1
+    if next_generation(&t.generation):
+        t.num_blocks = p.free_transfer
+        p.free_transfer = slot
 
 
 # Starts a transfer of the whole run n; the destination must have room. OK or a Code with nothing changed.
@@ -232,18 +233,24 @@ cdef int start(Place* p, int32_t n, int32_t src, int32_t dst, bint promotes) noe
         capacity = 2 * (p.moves_capacity + node.length)
         moves = <Move*>realloc(p.moves, capacity * sizeof(Move))
         if moves == NULL:
+            p.no_memory = True
             return E_MEMORY
         p.moves = moves
         p.moves_capacity = capacity
     slot = transfer_new(p, node.length)
     if slot == NIL:
+        p.no_memory = True
         return E_MEMORY
     t = &p.transfers[slot]
     if pool_alloc(p.pools[dst], node.length, t.dst_ids) != OK:
         transfer_end(p, slot)
         return E_BLOCKS
     t.node, t.src, t.dst, t.promotes = n, <signed char>src, <signed char>dst, promotes
+    t.number, t.until = p.num_started, 0
+    p.num_started += 1
     usage_of(p, n, dst)[0] += node.length       # towards the quota from now on
+    if not promotes:
+        usage_of(p, n, src)[0] -= node.length   # and no more there, unless it stays
     for tier in range(p.num_tiers):
         recency_unlink(p, tier, n)
     copy_own(p, n, src)
@@ -254,6 +261,8 @@ cdef int start(Place* p, int32_t n, int32_t src, int32_t dst, bint promotes) noe
         moves.src_block, moves.dst_block = node_ids(p.tree, n, src)[i], t.dst_ids[i]
         moves.node, moves.index = n, i
     p.num_moves += node.length
+    if p.decided != NULL:                       # heard once the caller lets go of the mutex: all it decides is taken at once
+        pthread_cond_signal(p.decided)
     return OK
 
 
@@ -321,6 +330,7 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
     owners = <int32_t>(p.pools[src].refs[node_ids(p.tree, n, src)[0]] & COUNT) - 1
     if not promotes:
         p.pending[src] -= num_blocks
+        usage_of(p, n, src)[0] += num_blocks        # it stays, or is taken away below
     if not succeeded:
         for i in range(num_blocks):
             pool_drop_one(p.pools[dst], t.dst_ids[i])
@@ -463,8 +473,16 @@ cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept no
 
 
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil:
+    free_up(p, tier, want, domain, False)
+
+
+cdef void drop_for(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil:
+    free_up(p, tier, want, domain, True)
+
+
+# Demotes what goes first; with `childless`, and where nothing can be demoted, drops leaves.
+cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint childless) noexcept nogil:
     cdef int32_t n, k, limit, lower, room, generation
-    cdef bint childless = False
     cdef uint32_t others
     lower = colder_tier(p, tier)
     while want > 0:

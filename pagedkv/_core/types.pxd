@@ -36,6 +36,17 @@ cdef inline int32_t handle_slot(int64_t handle) noexcept nogil:
 cdef inline int32_t handle_generation(int64_t handle) noexcept nogil:
     return <int32_t>(handle >> 32)
 
+cdef enum:
+    LAST_GENERATION = 0x7FFFFFFF
+
+# A slot is given back. False: its generations are used up, and a handle of its first one would name what came into it next;
+# then it is never used again.
+cdef inline bint next_generation(int32_t* generation) noexcept nogil:
+    if generation[0] == LAST_GENERATION:
+        return False
+    generation[0] += 1
+    return True
+
 # What the mover is asked to do with one block; a transfer is a run of them that succeeds or fails together.
 cdef packed struct Move:
     int64_t transfer

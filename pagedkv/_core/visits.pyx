@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
-from pagedkv._core.types cimport E_STALE, NIL, handle_generation, handle_slot
+from pagedkv._core.types cimport E_STALE, NIL, handle_generation, handle_slot, next_generation
 
 cdef enum:
     MAX_VISITS = 65536
@@ -60,9 +60,9 @@ cdef int32_t visit_new(Visits* v, uint64_t random) noexcept nogil:
 
 cdef void visit_end(Visits* v, int32_t slot) noexcept nogil:
     v.at[slot].live = 0
-    v.at[slot].generation = (v.at[slot].generation + 1) & 0x7FFFFFFF
-    v.at[slot].next_free = v.free_slot
-    v.free_slot = slot
+    if next_generation(&v.at[slot].generation):
+        v.at[slot].next_free = v.free_slot
+        v.free_slot = slot
 
 
 cdef int32_t visit_of(Visits* v, int64_t handle) noexcept nogil:

@@ -6,6 +6,7 @@ is no cache directory at all is an error.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -256,25 +257,25 @@ class StoreReader:
         return fds, readable
 
     def _holder(self) -> int | None:
-        """Who holds LOCK, by the kernel's list: trying to lock it could turn away a process that is opening it."""
-        try:
+        """Who holds LOCK or the directory's own lock, by the kernel's list: trying to lock one of them could turn away
+        a process that is opening the store."""
+        locked = [os.fstat(self.fd)]
+        with contextlib.suppress(FileNotFoundError):  # the next opener makes one
             info = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:  # the next opener makes one
-            return None
-        if not stat.S_ISREG(info.st_mode):
-            self.problems.append(Problem("lock", f"{LOCK} is not a plain file"))
-            return None
-        self._check_private(info, LOCK)
+            if not stat.S_ISREG(info.st_mode):
+                self.problems.append(Problem("lock", f"{LOCK} is not a plain file"))
+                return None
+            self._check_private(info, LOCK)
+            locked.append(info)
         try:
             with open("/proc/locks", encoding="ascii") as file:
                 lines = file.read().splitlines()
         except OSError:
             return None
-        device = info.st_dev
-        place = f"{os.major(device):02x}:{os.minor(device):02x}:{info.st_ino}"
+        places = {f"{os.major(one.st_dev):02x}:{os.minor(one.st_dev):02x}:{one.st_ino}" for one in locked}
         for line in lines:
             fields = line.split()
-            if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == place:
+            if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] in places:
                 return int(fields[4])
         return None
 

@@ -18,12 +18,14 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pagedkv._monitor import Monitor
 from pagedkv._version import __version__
+from pagedkv.callbacks import Told
 from pagedkv.kernels.nvrtc import Nvrtc, default_nvrtc
 from pagedkv.kernels.source import translation_unit
 from pagedkv.kernels.variant import Variant
@@ -86,7 +88,9 @@ class CompileCache:
     def __init__(self, nvrtc: Nvrtc, folder: Path | None, extra_options: Sequence[str] = ()) -> None:
         self.nvrtc, self.folder, self.extra_options = nvrtc, folder, tuple(extra_options)
         self._lock = threading.Lock()
-        self._known: dict[tuple[Variant, str, Kind, str], Future[Binary]] = {}  # the last is the source
+        self._changed = Monitor()
+        self._known: dict[tuple[Variant, str, Kind, str], Binary] = {}  # the last is the source
+        self._making: set[tuple[Variant, str, Kind, str]] = set()  # under way, in some thread
         self._warned = False
 
     def key(self, variant: Variant, arch: str, kind: Kind = "cubin") -> str:
@@ -114,19 +118,25 @@ class CompileCache:
             There is no such kernel.
         """
         asked = (variant, arch, kind, translation_unit(variant.kernel))
-        with self._lock:
-            future = self._known.get(asked)
-            mine = future is None
-            if future is None:
-                future = self._known[asked] = Future()
-        if mine:
-            try:
-                future.set_result(self._make(variant, arch, kind))
-            except BaseException as error:
-                with self._lock:
-                    del self._known[asked]
-                future.set_exception(error)
-        return future.result()
+        known = self._known.get(asked)
+        if known is not None:
+            return known
+        mine = False
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: asked not in self._making)
+                known = self._known.get(asked)
+                if known is not None:
+                    return known
+                mine = True  # before it is noted: an interrupt between the two takes back what is not there
+                self._making.add(asked)
+            made = self._known[asked] = self._make(variant, arch, kind)
+            return made
+        finally:
+            if mine:
+                with self._changed:
+                    self._making.discard(asked)
+                    self._changed.notify_all()
 
     def precompile(
         self,
@@ -144,7 +154,7 @@ class CompileCache:
         variants : may repeat themselves.
         arch_of : architecture of each.
         threads : default: one per CPU this process may use.
-        progress : told (done, total) after each.
+        progress : told (done, total) after each. An Exception in it is logged once, and compiling goes on.
 
         Returns
         -------
@@ -156,7 +166,7 @@ class CompileCache:
             The first that was refused; those not yet begun are given up.
         """
         wanted = list(variants)
-        done = 0
+        done, told = 0, None if progress is None else Told(progress, "progress")
         with ThreadPoolExecutor(threads or available_cpus()) as pool:
             futures = [pool.submit(self.get, one, arch_of(one), kind) for one in wanted]
             try:
@@ -164,8 +174,8 @@ class CompileCache:
                 for future in futures:
                     results.append(future.result())
                     done += 1
-                    if progress is not None:
-                        progress(done, len(wanted))
+                    if told is not None:
+                        told(done, len(wanted))
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

@@ -12,11 +12,18 @@ RETRY_EVERY = 32  # steps, before admission is tried again though nothing of the
 
 
 class Admission:
-    """Begins requests that wait, and takes those up again that were suspended."""
+    """Begins requests that wait, and takes those up again that were suspended.
+
+    Attributes
+    ----------
+    tried : Request or None
+        Whose turn it was last.
+    """
 
     def __init__(self, cache: KVCache, queue: FairQueue, running: Running, options: SchedulerOptions) -> None:
         self._cache, self._queue, self._running, self._options = cache, queue, running, options
         self._blocked_for = -1  # steps since there was no room; -1 where it is worth trying
+        self.tried: Request | None = None
 
     def try_again(self) -> None:
         """Somebody came or ended."""
@@ -31,8 +38,8 @@ class Admission:
 
         Raises
         ------
-        OutOfBlocks, InvalidArgument
-            As :meth:`Running.start`.
+        OutOfBlocks, NoSequences
+            As :meth:`Running.start` and :meth:`Running.has_place`.
         """
         running, most = self._running, self._options.max_batch_tokens
         if self._blocked_for >= 0 and running.requests:
@@ -44,7 +51,7 @@ class Admission:
             if running.computing and sum(map(running.wanted, running.computing)) >= most - len(running.lanes):
                 self._blocked_for = -1
                 return
-            request = self._next()
+            request = self.tried = self._next()
             if request is None:
                 return
             if running.has_place(request):
@@ -52,13 +59,17 @@ class Admission:
                 took = running.start(request, promised)
                 if took >= 0:
                     self._began(request)
+                    if request.state != "running":  # there was no room for its other branches
+                        self._blocked_for = 0
+                        return
                     promised = -1 if request.width > 1 else promised + took
                     continue
             worst = running.requests[-1]
             if worst.priority >= request.priority or by_rank(worst) <= by_rank(request):
                 self._blocked_for = 0
                 return
-            running.suspend(worst)
+            if not running.wait():
+                running.suspend(worst)
             promised = -1
 
     def _began(self, request: Request) -> None:
@@ -70,7 +81,9 @@ class Admission:
 
     def _next(self) -> Request | None:
         """Whose turn it is: of those suspended and those that wait, by rank; or, if so wanted, by what is cached."""
-        suspended, window = self._running.suspended, self._options.window
+        suspended, window, aside = self._running.suspended, self._options.window, self._queue.aside
+        if aside:
+            suspended = [request for request in suspended if request not in aside]
         if self._options.order == "first_come":
             waits = self._queue.next()
             if suspended and (waits is None or by_rank(suspended[0]) < by_rank(waits)):

@@ -23,6 +23,7 @@ class Planner:
 
     def __init__(self, cache: KVCache, running: Running, options: SchedulerOptions) -> None:
         self._table, self._running, self._options = cache.table, running, options
+        self._conductor = cache._conductor
         self._ones = np.ones(options.max_running, np.int32)
         self._ones.flags.writeable = False
 
@@ -37,8 +38,10 @@ class Planner:
         running, lanes, lookahead = self._running, self._running.lanes, self._options.lookahead
         if not running.computing and not drafts:
             rows = lanes.rows.copy()
-            if len(rows) and self._table.blocks_needed(rows, None, lookahead) > running.room():
+            need = self._table.blocks_needed(rows, None, lookahead)
+            if need > running.room():
                 return self._tight(drafts, expired)
+            self._conductor.spoken_for = need
             batch = Batch(lanes.sequences[:], rows)
             return self._made(batch, self._ones[: len(rows)], len(rows), lanes.branches[:], expired, len(rows), False)
         return self._tight(drafts, expired)
@@ -59,7 +62,7 @@ class Planner:
             for i, (_, seq, take) in enumerate(chunks, n):
                 rows[i], q_lens[i] = seq.row, take
                 num_tokens += take
-            need = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
+            need = self._conductor.spoken_for = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
             if not len(rows) or need <= running.room():
                 break
             self._make_way(need, [chunk[0] for chunk in chunks], left_out)
@@ -110,13 +113,16 @@ class Planner:
             if branch in drafts and branch.seq is not None:
                 k = min(len(drafts[branch]), lanes.left(i) - 1, budget)
                 if k > 0:
+                    branch.known = branch.seq.tokens
                     branch.seq.append(drafts[branch][:k])
                     branch.draft = drafts[branch][:k]
+                    branch.known = None
                     budget -= k
         return budget < most
 
     def _make_way(self, need: int, chunks: list[Branch], left_out: set[Branch]) -> None:
-        """Give up what is least wanted: the drafts, then the worst request's chunk, then that request."""
+        """Give up what is least wanted: the drafts, then the worst request's chunk, then, unless something under way
+        leaves room when it is over, that request."""
         running = self._running
         proposed = [branch for branch in running.lanes.branches if len(branch.draft)]
         if proposed:
@@ -125,17 +131,22 @@ class Planner:
             return
         worst = running.requests[-1]
         chunk = next((branch for branch in chunks if branch.request is worst), None)
-        if len(running.requests) == 1:
-            raise running.out_of_blocks(need)
-        if chunk is not None:
+        alone = len(running.requests) == 1
+        if chunk is not None and not alone:
             left_out.add(chunk)
+        elif running.wait():
+            return
+        elif alone:
+            raise running.out_of_blocks(need)
         else:
             running.suspend(worst)
 
     def forget_draft(self, branch: Branch) -> None:
         """Cut a branch back to before its draft."""
         if len(branch.draft) and branch.seq is not None:
+            branch.known = branch.tokens
             branch.seq.truncate(branch.seq.num_tokens - len(branch.draft))
             branch.draft = NO_TOKENS
+            branch.known = None
             if self._running.pending(branch) > 1:
                 self._running.back_to_computing(branch)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections.abc import Iterable
 from operator import attrgetter
 
 from pagedkv.scheduler.request import Request
@@ -50,6 +51,13 @@ class FairQueue:
     Parameters
     ----------
     priority_tokens : head start of one level of priority, in tokens of service.
+
+    Attributes
+    ----------
+    now : time, in tokens of service.
+    num_waiting : requests that have not begun.
+    aside : set of Request
+        Requests whose turn does not come, although they may wait here.
     """
 
     def __init__(self, priority_tokens: int) -> None:
@@ -60,6 +68,7 @@ class FairQueue:
         self._sweep_at = MANY_TENANTS
         self.now = 0.0
         self.num_waiting = 0
+        self.aside: set[Request] = set()
 
     def set_weight(self, tenant: str, weight: float) -> None:
         """A tenant's share from now on."""
@@ -86,14 +95,27 @@ class FairQueue:
         best: Request | None = None
         for tenant in self._tenants.values():
             if tenant.waiting:
-                request = self._ranked(tenant.waiting[0], tenant)
+                head = tenant.waiting[0]
+                if head in self.aside:
+                    turn = [request for request in tenant.waiting if request not in self.aside]
+                    if not turn:
+                        continue
+                    head = turn[0]
+                request = self._ranked(head, tenant)
                 if best is None or request.rank < best.rank or (request.rank == best.rank and request.id < best.id):
                     best = request
         return best
 
+    def waiting(self) -> list[Request]:
+        """All that have not begun, in no order."""
+        return [request for tenant in self._tenants.values() for request in tenant.waiting]
+
     def first(self, n: int) -> list[Request]:
         """Those `n` whose turn is next, in order; their ranks are set."""
-        found = [self._ranked(request, tenant) for tenant in self._tenants.values() for request in tenant.waiting[:n]]
+        aside, found = self.aside, []
+        for tenant in self._tenants.values():
+            turn = tenant.waiting[: n + len(aside)]
+            found += [self._ranked(request, tenant) for request in turn if request not in aside]
         return heapq.nsmallest(n, found, key=by_rank)
 
     def _ranked(self, request: Request, tenant: Tenant) -> Request:
@@ -122,6 +144,20 @@ class FairQueue:
     def serve(self, num_tokens: int) -> None:
         """So many tokens were computed."""
         self.now += num_tokens / max(self._active_weight, 1e-9)
+
+    def make_anew(self, requests: Iterable[Request]) -> None:
+        """These are all requests that have not ended; those that have not begun wait here. Debts stay as they are."""
+        for tenant in self._tenants.values():
+            tenant.waiting, tenant.live = [], 0
+        self._active_weight, self.num_waiting, self.aside = 0.0, 0, set()
+        for request in requests:
+            tenant = self._tenants.get(request.tenant) or self._new(request.tenant)
+            if not tenant.live:
+                self._active_weight += tenant.weight
+            tenant.live += 1
+            if not request.admitted:
+                bisect.insort(tenant.waiting, request, key=by_key)
+                self.num_waiting += 1
 
     def _take_out(self, request: Request) -> None:
         waiting = self._tenants[request.tenant].waiting

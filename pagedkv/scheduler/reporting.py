@@ -11,17 +11,24 @@ import numpy as np
 
 from pagedkv.cache import KVCache
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.scheduler.mending import Before
 from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
 from pagedkv.scheduler.running import Running
 
 
 class Reporter:
-    """Applies reports to what runs. All of a report is looked at before any of it counts."""
+    """Applies reports to what runs. All of a report is looked at before any of it counts.
+
+    Attributes
+    ----------
+    before : what a report that is under way, or was interrupted, may have changed.
+    """
 
     def __init__(self, cache: KVCache, running: Running) -> None:
         self._cache, self._running = cache, running
         self._as_tokens = cache.placement.tree.tokens
+        self.before: Before | None = None
 
     def apply(self, plan: Plan, tokens: Any) -> list[Request]:
         """The lanes of a committed plan go on with these; requests none of whose branches runs any more.
@@ -32,8 +39,15 @@ class Reporter:
             They are no tokens, too many or too few, or contradict a draft. Nothing was changed.
         """
         if self._branches_or_drafts(plan):
-            return self._several(plan, self._entries(plan, tokens))
-        return self._one_each(plan, self._one_token_each(plan, tokens))
+            entries = self._entries(plan, tokens)
+            self.before = Before(plan.lanes, True)
+            finished = self._several(plan, entries)
+        else:
+            values = self._one_token_each(plan, tokens)
+            self.before = Before(plan.lanes, False)
+            finished = self._one_each(plan, values)
+        self.before = None
+        return finished
 
     def _branches_or_drafts(self, plan: Plan) -> bool:
         """Whether a lane may be given something else than one token."""
@@ -94,14 +108,14 @@ class Reporter:
     def _check(self, plan: Plan, entries: Seq[Tokens]) -> None:
         """Raise where entries do not fit what runs."""
         going_on: dict[Request, int] = {}
-        new_rows = 0
+        new_rows = 0  # forks, less the branches that the same report ends
         for i, (branch, entry) in enumerate(zip(plan.lanes, entries, strict=True)):
             request = branch.request
             if _branches_out(branch):
                 stops = sum(token in request.stop_tokens for token in entry.tolist())
                 goes = len(entry) - stops
                 going_on[request] = going_on.get(request, 0) + goes
-                new_rows += max(0, goes - 1)
+                new_rows += -1 if _is_over(branch) else goes - 1
                 if request.beams == 1 and len(entry) != request.n:
                     raise InvalidArgument(f"{_lane(plan, i)} wants {request.n} first tokens, got {len(entry)}")
             elif not 1 <= len(entry) <= 1 + len(branch.draft):
@@ -116,8 +130,9 @@ class Reporter:
                 raise InvalidArgument(f"request {request.id} has {request.width} beams, {goes} go on")
         if new_rows > self._cache.max_sequences - self._cache.table.num_rows:
             raise InvalidArgument(
-                f"{new_rows} branches fork off, and the cache has {self._cache.table.num_rows} of at most "
-                f"{self._cache.max_sequences} sequences: release others, or open it with a larger max_sequences"
+                f"{new_rows} sequences more are needed for the branches that fork off, and the cache has "
+                f"{self._cache.table.num_rows} of at most {self._cache.max_sequences}: release others, or open it with "
+                f"a larger max_sequences"
             )
 
     def _several(self, plan: Plan, entries: Seq[Tokens]) -> list[Request]:
@@ -141,8 +156,11 @@ class Reporter:
                     ended.append(branch)
                 elif self._running.pending(branch) > 1:
                     self._running.back_to_computing(branch)
-        gone = [request for request, pairs in forking.items() if self._fork(request, pairs)]
-        return [*gone, *_end(ended)]
+        going = {request: self._drop(request, pairs) for request, pairs in forking.items()}
+        finished = _end(ended)
+        for request, pairs in going.items():  # all that ends has let go of its sequences by now
+            self._fork(request, pairs)
+        return [*(request for request in going if not request.live()), *finished]
 
     def _extend(self, branch: Branch, entry: Tokens) -> Tokens:
         """Keep what was right of the draft, add the token after it; the tokens that count."""
@@ -155,9 +173,9 @@ class Reporter:
         branch.seq.append(kept[-1:])
         return kept
 
-    def _fork(self, request: Request, pairs: Seq[tuple[Branch, list[int]]]) -> bool:
-        """Each branch goes on with its tokens: none, one, or several in forks. Whether the request is over."""
-        over = pairs[0][0].num_output + 1 >= request.max_new_tokens
+    def _drop(self, request: Request, pairs: Seq[tuple[Branch, list[int]]]) -> list[tuple[Branch, list[int]]]:
+        """Branches end with their last tokens, or without one; those that go on, with the tokens they go on with."""
+        over = _is_over(pairs[0][0])
         going: list[tuple[Branch, list[int]]] = []
         for branch, tokens in pairs:
             goes = [] if over else [token for token in tokens if token not in request.stop_tokens]
@@ -174,7 +192,11 @@ class Reporter:
             else:
                 request.branches.remove(branch)
                 branch.let_go()
-        for branch, goes in going:
+        return going
+
+    def _fork(self, request: Request, pairs: Seq[tuple[Branch, list[int]]]) -> None:
+        """Each branch goes on with its tokens, those after the first in forks."""
+        for branch, goes in pairs:
             assert branch.seq is not None
             forks = branch.seq.fork(len(goes) - 1)
             branch.seq.append(goes[0])
@@ -189,7 +211,6 @@ class Reporter:
                 seq.append(token)
                 request.branches.append(fork)
                 self._running.lanes.add(fork)
-        return not request.live()
 
 
 def _end(ended: Seq[Branch]) -> list[Request]:
@@ -206,6 +227,11 @@ def _branches_out(branch: Branch) -> bool:
     """Whether what it is given are alternatives."""
     request = branch.request
     return request.beams > 1 or (request.n > 1 and branch.num_output == 0)
+
+
+def _is_over(branch: Branch) -> bool:
+    """Whether its next token is the last."""
+    return branch.num_output + 1 >= branch.request.max_new_tokens
 
 
 def _has_length(entry: Any) -> bool:

@@ -29,13 +29,16 @@ class Branch:
         Its tokens while it is suspended.
     draft : int32 [k]
         Tokens proposed for the next step, the last ones of `seq` while a plan that holds them is out.
+    known : int32 [num_tokens] or None
+        Its tokens while those of `seq` are being changed.
     """
 
-    __slots__ = ("_output", "draft", "request", "saved", "seq")
+    __slots__ = ("_output", "draft", "known", "request", "saved", "seq")
 
     def __init__(self, request: Request, saved: Tokens) -> None:
         self.request, self.saved, self.draft = request, saved, NO_TOKENS
         self.seq: Sequence | None = None
+        self.known: Tokens | None = None
         self._output: Tokens | None = None
 
     @property
@@ -48,8 +51,8 @@ class Branch:
         """Prompt and output, int32 [num_tokens], without what is only proposed."""
         if self._output is not None:
             return np.concatenate((self.request.prompt, self._output))
-        if self.seq is None:
-            return self.saved
+        if self.seq is None or self.seq.is_released:
+            return self.saved if self.known is None else self.known
         tokens = self.seq.tokens
         return tokens[: len(tokens) - len(self.draft)] if len(self.draft) else tokens
 
@@ -61,9 +64,24 @@ class Branch:
     @property
     def num_output(self) -> int:
         """How many."""
-        if self._output is not None or self.seq is None:
+        if self._output is not None or self.seq is None or self.seq.is_released:
             return len(self.output)
         return self.seq.num_tokens - len(self.draft) - len(self.request.prompt)
+
+    def known_tokens(self) -> Tokens:
+        """Prompt and output, also in the middle of a call that was interrupted."""
+        if self.known is not None:
+            return self.known
+        if self._output is None and self.seq is not None and self.seq.is_released:
+            return self.saved
+        return self.tokens
+
+    def reopen(self, tokens: Tokens) -> None:
+        """These are its tokens, it holds no sequence, and it has not ended."""
+        self.saved = self.known = tokens
+        self._output = None
+        self.let_go()
+        self.known = None
 
     def end(self, output: Tokens) -> None:
         """This is its output, and it runs no more."""

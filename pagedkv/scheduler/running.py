@@ -6,7 +6,7 @@ A branch that runs is in one of two places:
     lanes       one token is left to compute, and the next is wanted
 
 A request of several branches that is taken up again is `held` until all of them are back: they are opened one after the
-other, so that each finds what the one before has computed, and their common blocks are held once.
+other, and each shares what those before it hold (reopening.py), so their common blocks are held once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from __future__ import annotations
 import bisect
 from typing import Literal
 
+import numpy as np
+
 from pagedkv.cache import KVCache
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.scheduler.lanes import Lanes
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.queue import by_rank
+from pagedkv.scheduler.reopening import reopen
 from pagedkv.scheduler.request import Branch, Request, State
+
+
+class NoSequences(InvalidArgument):
+    """Others than the scheduler hold so many of the cache's sequences that a request does not get its own."""
 
 
 class Running:
@@ -38,10 +45,11 @@ class Running:
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
         self._cache, self._options = cache, options
-        self._table, self._placement = cache.table, cache.placement
+        self._table, self._placement, self._conductor = cache.table, cache.placement, cache._conductor
         pool = self._placement.pools[0]
         assert pool is not None
         self._pool = pool
+        self._seen = 0
         self.capacity = pool.max_blocks
         tiers = enumerate(self._placement.pools)
         self._below = next((tier for tier, pool in tiers if tier and pool is not None), None)  # where to swap to
@@ -58,12 +66,38 @@ class Running:
 
     def room(self) -> int:
         """Blocks that a step may be given: free ones, and those that the tree alone owns."""
+        self._seen = self._conductor.num_ended  # before it looks: what ends after this is worth another look
         counts = self._pool.counts()
         return counts["available"] + counts["cached"]
 
     def out_of_blocks(self, asked: int) -> OutOfBlocks:
         """The error for a scheduler whose last request does not fit beside what others hold."""
         return self._placement.out_of_blocks(asked)
+
+    def wait(self) -> bool:
+        """Wait until a move or a prefetch is over, which may leave room; False if none is under way.
+
+        One that has ended since :meth:`room` was asked, or since the last wait, counts.
+        """
+        is_over = self._conductor.wait_since(self._seen)
+        self._seen = self._conductor.num_ended
+        return is_over
+
+    def left_by_others(self) -> tuple[int, int]:
+        """Blocks and sequences that others than the scheduler do not hold."""
+        rows = self._rows(self.requests)
+        held_by_others = self._pool.counts()["live"] - self._distinct(rows)
+        return self.capacity - held_by_others, self._cache.max_sequences - self._table.num_rows + len(rows)
+
+    def is_beyond(self, request: Request) -> bool:
+        """Whether a running request needs more blocks than its worst case: its branches share less than they could."""
+        return self._distinct(self._rows([request])) + self.promised() > request.worst_blocks
+
+    def _rows(self, requests: list[Request]) -> list[int]:
+        return [branch.seq.row for request in requests for branch in request.live() if branch.seq is not None]
+
+    def _distinct(self, rows: list[int]) -> int:
+        return len(np.unique(np.concatenate([self._table.blocks(row) for row in rows]))) if rows else 0
 
     def pending(self, branch: Branch) -> int:
         """Tokens of it that are not computed."""
@@ -90,23 +124,39 @@ class Running:
 
         Raises
         ------
-        InvalidArgument
+        NoSequences
             Nothing else runs, and still there are too few: others than the scheduler hold the cache's sequences.
         """
         options = self._options
         if self.width + request.width > options.max_running:
             return False
-        open_now, most = self._table.num_rows, self._cache.max_sequences
-        if most - open_now < request.width:
+        if self._lacks_sequences(request.width):
             if self.requests:
                 return False
-            raise InvalidArgument(
-                f"{request} needs {request.width} sequences, and others than the scheduler hold {open_now} of the "
-                f"cache's {most}: release them, or open the cache with a larger max_sequences"
-            )
+            raise self._no_sequences(request)
         if options.admission == "worst_case" and self.requests:
             return self.worst_blocks + request.worst_blocks + self._watermark <= self.capacity
         return True
+
+    def _lacks_sequences(self, more: int) -> bool:
+        """Whether too few sequences are free for so many more beside the branches that the running requests may get."""
+        free = self._cache.max_sequences - self._table.num_rows - more
+        to_come = self.width - len(self.lanes.branches) - len(self.computing)  # or fewer
+        if free >= to_come:
+            return False
+        return free < sum(map(_most_branches, self.requests)) - len(self._rows(self.requests))
+
+    def keep_sequences(self) -> None:
+        """Suspend requests until those that are better placed find sequences for all branches that they may get."""
+        while len(self.requests) > 1 and self._lacks_sequences(0):
+            self.suspend(self.requests[-1])
+
+    def _no_sequences(self, request: Request) -> NoSequences:
+        others = self._table.num_rows - len(self._rows(self.requests))
+        return NoSequences(
+            f"{request} needs {request.width} sequences, and others than the scheduler hold {others} of the cache's "
+            f"{self._cache.max_sequences}: release them, or open the cache with a larger max_sequences"
+        )
 
     def start(self, request: Request, promised: int) -> int:
         """Begin a request that has a place, or take one up again, if there is room now; else nothing has changed.
@@ -143,11 +193,12 @@ class Running:
                 raise
             return -1
         fresh = -(-(len(tokens) + self._options.lookahead) // size) - self._table.info(seq.row)[2]
-        if fresh + beyond > self.room():
-            seq.release()
-            if alone:
-                raise self.out_of_blocks(fresh)
-            return -1
+        while fresh + beyond > self.room():
+            if not alone or not self.wait():
+                seq.release()
+                if alone:
+                    raise self.out_of_blocks(fresh)
+                return -1
         self._cache.count(seq)
         branch.seq = seq
         if not request.admitted:
@@ -172,8 +223,8 @@ class Running:
 
         Raises
         ------
-        OutOfBlocks
-            As :meth:`start`.
+        NoSequences
+            One request is left, and others than the scheduler hold the sequences that its branches need.
         """
         for request in list(self.held):
             if request in self.held:
@@ -183,7 +234,8 @@ class Running:
         for branch in request.live():
             if branch.seq is None:
                 while not self._opened(branch):
-                    self.suspend(self.requests[-1])
+                    if not self.wait():
+                        self.suspend(self.requests[-1])
                     if request.state != "running":
                         return
                 self.computing.append(branch)
@@ -196,13 +248,13 @@ class Running:
             self.lanes.add(branch)
 
     def _opened(self, branch: Branch) -> bool:
-        """Open a branch of a request that runs; False if somebody has to be suspended for it."""
-        try:
-            request = branch.request
-            branch.seq = self._cache.sequence(branch.saved, request.namespace, session=request.session)
-        except OutOfBlocks:
-            if len(self.requests) == 1:
-                raise
+        """Open a branch of a request that runs; False if there is no room for it beside other requests."""
+        alone = len(self.requests) == 1
+        if self._table.num_rows >= self._cache.max_sequences:
+            if alone:
+                raise self._no_sequences(branch.request)
+            return False
+        branch.seq = reopen(self._cache, branch, alone)
         self._keep_again(branch)
         return branch.seq is not None
 
@@ -266,6 +318,15 @@ class Running:
             self.held.append(request)
         self.computing.append(branch)
 
+    def make_anew(self, requests: list[Request]) -> None:
+        """No request runs; of these, which have not ended, those that had begun are suspended."""
+        self.lanes = Lanes(self._options.max_running)
+        self.computing, self.held, self.requests = [], [], []
+        self.width = self.worst_blocks = 0
+        self.suspended = sorted((request for request in requests if request.admitted), key=by_rank)
+        for request in requests:
+            request.state = "suspended" if request.admitted else "waiting"
+
     # ---- tests
 
     def check_integrity(self) -> None:
@@ -289,3 +350,9 @@ class Running:
         for request in self.suspended:
             assert request.state == "suspended"
             assert all(branch.seq is None and len(branch.saved) for branch in request.live())
+
+
+def _most_branches(request: Request) -> int:
+    """Branches that a running request may come to have: beams fork again and again, samples once."""
+    live = request.live()
+    return request.width if request.beams > 1 or not live[0].num_output else len(live)

@@ -14,17 +14,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pagedkv.cache import KVCache
-from pagedkv.errors import InvalidArgument, RequestTooLarge, WrongType
+from pagedkv.clock import Clock
+from pagedkv.errors import InvalidArgument, OutOfBlocks, RequestTooLarge, WrongType
 from pagedkv.namespace import Namespace
 from pagedkv.scheduler.admission import Admission
+from pagedkv.scheduler.aside import Aside
 from pagedkv.scheduler.limits import blocks_at_most
+from pagedkv.scheduler.mending import end_all, set_down, whole
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.planning import Planner
 from pagedkv.scheduler.queue import FairQueue, by_rank
 from pagedkv.scheduler.reporting import Reporter
 from pagedkv.scheduler.request import Branch, Request, State, Tokens
-from pagedkv.scheduler.running import Running
+from pagedkv.scheduler.running import NoSequences, Running
 from pagedkv.sequence import session_number
 from pagedkv.sizes import whole_number
 from pagedkv.step import Step
@@ -43,6 +46,7 @@ class SchedulerStats:
     sequences : that run now.
     finished, aborted, expired : requests so far.
     preempted_by_swap, preempted_by_recompute : suspensions so far.
+    clock_failures : readings of the clock that failed.
     """
 
     waiting: int
@@ -54,6 +58,7 @@ class SchedulerStats:
     expired: int
     preempted_by_swap: int
     preempted_by_recompute: int
+    clock_failures: int = 0
 
 
 class Scheduler:
@@ -72,8 +77,8 @@ class Scheduler:
                 print(request.outputs)
 
     A plan that is not reported never was: its requests are in the next one. When blocks run out, the running request of
-    the worst rank is suspended and goes on later; the one of the best rank never is, so there is always somebody who
-    gets on, and a request that could not run even alone is refused when it is submitted.
+    the worst rank is suspended and goes on later; the one of the best rank never is, so there is always one that gets
+    on, and a request that could not run even alone is refused when it is submitted.
 
     Parameters
     ----------
@@ -81,7 +86,7 @@ class Scheduler:
         Others may use it, too; what they hold is not the scheduler's to give.
     options : SchedulerOptions
     clock : callable
-        Seconds, for deadlines.
+        Seconds, for deadlines. While it fails, time stands still, and no deadline comes nearer.
 
     Raises
     ------
@@ -105,10 +110,12 @@ class Scheduler:
                 f"max_running = {options.max_running}, but the cache has max_sequences = {cache.max_sequences}: "
                 f"open it with more, or run fewer"
             )
-        self.cache, self.options, self._clock = cache, options, clock
+        self.cache, self.options, self._clock = cache, options, Clock(clock)
+        self._conductor = cache._conductor
         self._queue = FairQueue(options.priority_tokens)
         self._running = Running(cache, options)
         self._admission = Admission(cache, self._queue, self._running, options)
+        self._aside = Aside(self._queue, self._running, self._admission)
         self._planner = Planner(cache, self._running, options)
         self._reporter = Reporter(cache, self._running)
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -117,11 +124,15 @@ class Scheduler:
         self._drafts: dict[Branch, Tokens] = {}
         self._plan: Plan | None = None
         self._going: list[Request] = []  # ended while a plan was out: their sequences may be in a step
+        self._unended: dict[Request, int] = {}  # every request that has not ended, as they came; 1 for each
+        self._untold: list[Request] = []  # finished, and not returned by a report yet
+        self.torn = False  # a call is under way, or was interrupted
         self._num_submitted = 0
         self._ended: dict[State, int] = {"finished": 0, "aborted": 0, "expired": 0}
 
     # ---- requests
 
+    @whole
     def submit(
         self,
         prompt: ArrayLike,
@@ -190,12 +201,14 @@ class Scheduler:
         )
         request.worst_blocks = worst
         self._num_submitted += 1
+        self._unended[request] = 1
         self._queue.add(request)
         if deadline is not None:
             self._remember(deadline, request)
         self._admission.try_again()
         return request
 
+    @whole
     def abort(self, request: Request) -> None:
         """End a request, whatever it is doing; what it has generated stays readable. Nothing happens if it has ended.
 
@@ -209,6 +222,7 @@ class Scheduler:
         if not request.ended:
             self._stop(request, "aborted")
 
+    @whole
     def draft(self, branch: Branch | Request, tokens: ArrayLike) -> None:
         """Propose tokens to be verified in the next step, after the last one reported.
 
@@ -237,6 +251,7 @@ class Scheduler:
             raise InvalidArgument(f"{branch} cannot take a draft: it has ended, or is a beam")
         self._drafts[branch] = self._tokens(tokens, "draft")
 
+    @whole
     def set_weight(self, tenant: str, weight: float) -> None:
         """A tenant's share of the service against the others', 1 unless said.
 
@@ -257,16 +272,16 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a request has not ended."""
-        running = self._running
-        return bool(running.requests or running.suspended or self._queue.num_waiting)
+        return bool(self._unended)
 
+    @whole
     def schedule(self) -> Plan:
         """What to run now. A plan that is out and was not reported is taken back first: it never was.
 
         Raises
         ------
         OutOfBlocks
-            Nothing can run beside what others than the scheduler hold. Its requests wait; ask again when there is room.
+            No request fits beside what others than the scheduler hold. They wait; ask again when there is room.
         InvalidArgument
             The same, where others hold the cache's sequences.
         ClosedError
@@ -276,18 +291,20 @@ class Scheduler:
         if self._going:
             self._let_go()
         if self._deadlines:
-            self._expired += self._expire()  # kept until a plan says so
-        running = self._running
-        if running.held:
-            running.open_held()
-        if running.suspended or self._queue.num_waiting:
-            self._admission.admit()
-        suspended = len(running.suspended)
-        plan = self._planner.plan(self._drafts, self._expired)
-        self._drafts, self._expired = {}, ()
-        if len(running.suspended) != suspended:
-            self._admission.hold_back()
+            self._expire()
+        if self._queue.aside:
+            self._aside.look_again()
+        failed: set[Request] = set()
+        while True:
+            try:
+                plan = self._planned()
+                break
+            except (OutOfBlocks, NoSequences):
+                if not self._aside.make_way(failed):
+                    self._conductor.spoken_for = 0
+                    raise
         self._plan = plan if plan else None
+        self._drafts, self._expired = {}, ()
         return plan
 
     def step(self, plan: Plan) -> Step:
@@ -298,9 +315,12 @@ class Scheduler:
         InvalidArgument
             The plan is not the last one, or was reported.
         """
+        if self.torn:
+            self.mend()
         self._check_out(plan)
         return self.cache.step(plan.batch, q_lens=plan.q_lens, lookahead=plan.lookahead)
 
+    @whole
     def cancel(self, plan: Plan) -> None:
         """This plan is not going to be reported, as after a step that raised. The next schedule() says so by itself.
 
@@ -313,6 +333,7 @@ class Scheduler:
         self._take_back(plan)
         self._let_go()
 
+    @whole
     def report(self, plan: Plan, tokens: Any) -> list[Request]:
         """The tokens that a step's lanes go on with, after its step was committed.
 
@@ -327,7 +348,7 @@ class Scheduler:
         Returns
         -------
         list of Request
-            Those that are finished with this.
+            Those that are finished with this, and those of a report before that was interrupted after that.
 
         Raises
         ------
@@ -343,11 +364,13 @@ class Scheduler:
             )
         finished = [request for request in self._reporter.apply(plan, tokens) if not request.ended]
         self._plan = None
+        self._conductor.spoken_for = 0
         self._queue.serve(plan.num_tokens)
         for request in finished:
             self._finish(request)
         if self._going:
             self._let_go()
+        finished, self._untold = self._untold, []
         return finished
 
     def stats(self) -> SchedulerStats:
@@ -363,6 +386,7 @@ class Scheduler:
             expired=self._ended["expired"],
             preempted_by_swap=running.preemptions["swap"],
             preempted_by_recompute=running.preemptions["recompute"],
+            clock_failures=self._clock.failures,
         )
 
     def check_integrity(self) -> None:
@@ -371,6 +395,21 @@ class Scheduler:
         self.cache.check_integrity()
 
     # ---- inside
+
+    def _planned(self) -> Plan:
+        """What to run now, with requests begun or suspended for it."""
+        running = self._running
+        if running.held:
+            running.open_held()
+        if running.suspended or self._queue.num_waiting:
+            self._admission.admit()
+        suspended = len(running.suspended)
+        if running.width > len(running.lanes.branches) + len(running.computing):
+            running.keep_sequences()
+        plan = self._planner.plan(self._drafts, self._expired)
+        if len(running.suspended) != suspended:
+            self._admission.hold_back()
+        return plan
 
     def _tokens(self, given: ArrayLike, name: str) -> Tokens:
         """A copy as int32 [n]; tokens are 0 or more."""
@@ -388,14 +427,15 @@ class Scheduler:
             self._forget_at = max(MANY_DEADLINES, 2 * len(self._deadlines))
         heapq.heappush(self._deadlines, (deadline, request.id, request))
 
-    def _expire(self) -> tuple[Request, ...]:
-        now, expired = self._clock(), []
+    def _expire(self) -> None:
+        """End those whose deadlines are over; they are kept until a plan says so."""
+        now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             request = heapq.heappop(self._deadlines)[2]
             if not request.ended:
+                if request not in self._expired:
+                    self._expired += (request,)
                 self._stop(request, "expired")
-                expired.append(request)
-        return tuple(expired)
 
     def _stop(self, request: Request, state: State) -> None:
         """End a request before it is finished."""
@@ -403,8 +443,10 @@ class Scheduler:
             self._going.append(request)
             request.state = state
             return
-        self._account(request, state)
+        self._account(request)
         output = [(branch, branch.output) for branch in request.live()]
+        for branch, _ in output:
+            branch.known = branch.tokens  # while nothing holds them
         if request.state == "running":
             self._running.leave(request, state)
         elif request.state == "suspended":
@@ -412,6 +454,8 @@ class Scheduler:
         request.state = state
         for branch, tokens in output:
             branch.end(tokens)
+            branch.known = None
+        self._forget(request)
 
     def _let_go(self) -> None:
         """Those that ended while a plan was out let go of their sequences."""
@@ -422,30 +466,68 @@ class Scheduler:
                 self._stop(request, state)
 
     def _finish(self, request: Request) -> None:
-        self._account(request, "finished")
+        self._account(request)
         self._running.leave(request, "finished")
+        self._untold.append(request)
+        self._forget(request)
 
-    def _account(self, request: Request, state: State) -> None:
+    def _forget(self, request: Request) -> None:
+        """It has ended, and is counted."""
+        self._ended[request.state] += self._unended.pop(request, 0)
+
+    def mend(self) -> None:
+        """Put right what a call that was interrupted left half done. Every call does this by itself before it begins.
+
+        All requests that had begun are suspended, with the tokens that they have; a plan that was out is taken back,
+        and a report that was interrupted never was.
+        """
+        if self._reporter.before is not None:
+            self._reporter.before.restore()
+            self._reporter.before = None
+        self._plan, self._drafts, self._going = None, {}, []
+        self._conductor.spoken_for = 0
+        for request in list(self._unended):
+            if not request.ended and not request.live():
+                request.state = "finished"
+            if request.ended:
+                end_all(request)
+                if request.state == "finished" and request not in self._untold:
+                    self._untold.append(request)
+                self._forget(request)
+            else:
+                set_down(request)
+        unended = list(self._unended)
+        self._running.make_anew(unended)
+        self._queue.make_anew(unended)
+        self._deadlines = [(one.deadline, one.id, one) for one in unended if one.deadline is not None]
+        heapq.heapify(self._deadlines)
+        self._aside.one_ended = True
+        self._admission.try_again()
+        self.torn = False
+
+    def _account(self, request: Request) -> None:
         outputs = [branch.num_output for branch in request.branches]
         served = sum(outputs)
         if request.beams > 1:  # those that were dropped ran, too
             served = request.beams * max(outputs, default=0)
         taken = len(request.prompt) + served
         self._queue.end(request, taken)
-        self._ended[state] += 1
+        self._aside.one_ended = True
         self._admission.try_again()
 
     def _take_back(self, plan: Plan) -> None:
         """The plan was not reported: drafts are forgotten; if it was committed, last tokens are computed again."""
         self._plan = None
+        self._conductor.spoken_for = 0
         for branch in plan.lanes:
             if branch.seq is None:
                 continue
             self._planner.forget_draft(branch)
             if self._running.pending(branch) == 0:
-                last = branch.seq.tokens[-1:]
-                branch.seq.truncate(branch.seq.num_tokens - 1)
-                branch.seq.append(last)
+                branch.known = branch.seq.tokens
+                branch.seq.truncate(len(branch.known) - 1)
+                branch.seq.append(branch.known[-1:])
+                branch.known = None
         for branch in plan.lanes:
             going_on = branch.seq is not None and branch not in self._running.computing
             if going_on and self._running.pending(branch) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,14 @@ class VirtualMover(Mover):
         """Of the cache's own blocks."""
         return self._block_bytes
 
-    def submit(self, moves: NDArray[np.void], *, deadline_s: float | None = None) -> Ticket:
+    def submit(
+        self,
+        moves: NDArray[np.void],
+        *,
+        deadline_s: float | None = None,
+        on_done: Callable[[Ticket], object] | None = None,
+        here: bool = False,
+    ) -> Ticket:
         """Every block arrives; no deadline passes, as a virtual promotion begins at once."""
         seconds = 0.0
         links = np.bincount(moves["src_tier"].astype(np.int64) * TIER_COUNT + moves["dst_tier"])

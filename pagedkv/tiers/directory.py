@@ -1,6 +1,7 @@
 """The directory of a disk tier: private, locked by one process, opened without following links.
 
-    LOCK       flock'ed while a tier has the directory open; holds the owner's pid and boot, for humans
+    LOCK       flock'ed while a tier has the directory open, as the directory itself is, so that deleting LOCK lets
+               no second owner in; holds the owner's pid and boot, for humans
     KEY        32 random bytes: the secret of the chain keys of this store
     SUPER      two 4 KiB copies of the superblock
     SUPER.new  in its place while the store is being made
@@ -137,14 +138,14 @@ class Directory:
             if self.made:
                 os.rmdir(self.path)
             raise
-        self.lock_fd = self._open_lock()
-        self._check_plain(os.fstat(self.lock_fd), LOCK)
         try:
+            self._lock_directory()
+            self.lock_fd = self._open_lock()
+            self._check_plain(os.fstat(self.lock_fd), LOCK)
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(self.lock_fd, 80, 0).decode("ascii", "replace").strip() or "unknown"
             raise TierError(
-                f"disk tier {self.path} is in use by {owner}; close that one or use another directory"
+                f"disk tier {self.path} is in use by {self._owner()}; close that one or use another directory"
             ) from None
         if not self.is_still_ours():
             raise TierError(f"{LOCK} of disk tier {self.path} was replaced while it was being opened; try again")
@@ -169,14 +170,43 @@ class Directory:
             self.read_only = "its file system is mounted read-only"
             return os.open(LOCK, os.O_RDONLY | flags, dir_fd=self.fd)
 
+    def _lock_directory(self) -> None:
+        """Lock the directory itself, where its file system can: if LOCK is deleted, the next opener makes another."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # network file systems lock no directories
+            return
+
+    def _owner(self) -> str:
+        """What LOCK says about the process that has the directory open; it may be deleted, or not signed yet."""
+        text = b""
+        with contextlib.suppress(OSError):
+            fd = os.open(LOCK, os.O_RDONLY | os.O_NONBLOCK | _FLAGS, dir_fd=self.fd)
+            try:
+                text = os.pread(fd, 80, 0)
+            finally:
+                close_quietly(fd)
+        return text.decode("ascii", "replace").strip() or "unknown"
+
     def is_still_ours(self) -> bool:
         """Whether the file that this object has locked is the one that others would lock."""
         try:
-            there = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False)
+            there, ours = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False), os.fstat(self.lock_fd)
         except OSError:
             return False
-        mine = os.fstat(self.lock_fd)
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        return os.path.samestat(there, ours)
+
+    def lost_its_lock(self) -> bool:
+        """Whether LOCK is known to be gone or another file: False where its file system does not say."""
+        try:
+            there, ours = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False), os.fstat(self.lock_fd)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return not os.path.samestat(there, ours)
 
     def _sign(self) -> None:
         """Say in LOCK whose it is. Only people read that, so a full disk is no reason to stop."""

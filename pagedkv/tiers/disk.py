@@ -18,26 +18,28 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.budgets import check_choice
+from pagedkv.callbacks import Log, Told
+from pagedkv.clock import Clock
 from pagedkv.errors import InvalidArgument, TierError, WrongType
+from pagedkv.tiers._entrance import Entrance
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk_format import SlotFormat
 from pagedkv.tiers.disk_store import OnMismatch, Store
-from pagedkv.tiers.entrance import Entrance
-from pagedkv.tiers.hangs import HANG_S, ends_within
+from pagedkv.tiers.hangs import HANG_S, Errand
 from pagedkv.tiers.health import Health, State
 from pagedkv.tiers.scan import Scan
 from pagedkv.tiers.segments import PageCache, ReadPath
 from pagedkv.tiers.slots import DiskStats, Slots
 from pagedkv.tiers.superblock import MAX_PURGES
 
-log = logging.getLogger("pagedkv.tiers.disk")
+log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,10 @@ class DiskTier:
     network_fs : bool
         Allow a directory on a network file system, where locks may not keep a second machine out.
     on_progress : callable, optional
-        ``on_progress(done, total)``, in slots, while a store that exists is scanned.
+        ``on_progress(done, total)``, in slots, while a store that exists is scanned. An Exception in it is logged once,
+        and the scan goes on.
     clock : callable
-        Monotonic seconds, for the rests of a tier that fails.
+        Monotonic seconds, for the rests of a tier that fails; while the clock fails, time stands still.
 
     Raises
     ------
@@ -144,24 +147,28 @@ class DiskTier:
         self._abandon.atexit = False  # a mover may still write then, and the descriptors would be somebody else's
         state = self._store.superblock
         form = SlotFormat(self._store.geometry, state.uuid, fingerprint, state.epoch)
-        self._health = Health(self.path, self._store.never_writes, clock)
+        self._health = Health(self.path, self._store.never_writes, Clock(clock))
         self._slots = Slots(
             self._store.segments, form, self._store.first_generation, dict(state.purges), self._health, self.path
         )
         self._entrance = Entrance(f"disk tier {self.path}")
         self._purging = threading.Lock()
+        self._ending: Errand | None = None  # the end of this tier, made by the first close
+        self._is_left = False
+        self._disowned = False
+        self._on_progress = None if on_progress is None else Told(on_progress, "on_progress")
         try:
             if not self._store.made:
-                self._take_over(on_progress)
+                self._take_over()
         except BaseException:
             self._store.close()
             raise
         _open_tiers.add(self)
 
-    def _take_over(self, on_progress: Callable[[int, int], object] | None) -> None:
+    def _take_over(self) -> None:
         if not self._store.was_clean:  # what a refused sync left in memory is not what is on the device
             self._store.segments.forget_cached()
-        self._slots.adopt(Scan(self._store.segments, self._slots.form).everything(on_progress))
+        self._slots.adopt(Scan(self._store.segments, self._slots.form).everything(self._on_progress))
         if self._store.superblock.purges and not self._store.never_writes:
             self._try_to_forget_purges()
 
@@ -220,7 +227,10 @@ class DiskTier:
         if np.unique(slots).size != slots.size:
             raise InvalidArgument("blocks must differ from each other in one write")
         with self._entrance.inside(waits=False) as may:
-            return self._slots.write(slots, records, arena, rows) if may else self._slots.refuse_write(slots)
+            if not may:
+                return self._slots.refuse_write(slots)
+            self._check_owner()
+            return self._slots.write(slots, records, arena, rows)
 
     def read(
         self, blocks: Any, expected: Sequence[Record], arena: NDArray[np.uint8], dst_blocks: Any
@@ -326,7 +336,8 @@ class DiskTier:
 
     def stats(self) -> DiskStats:
         """Counters since opening; also of a closed tier."""
-        return self._slots.stats()
+        failures = 0 if self._on_progress is None else self._on_progress.failures
+        return replace(self._slots.stats(), progress_failures=failures)
 
     def flush(self) -> bool:
         """Wait until the device has what was written; False (and a log line) if it refused some of it.
@@ -367,10 +378,14 @@ class DiskTier:
         Where the device does not answer, the files stay open and the directory locked until it does: a thread that
         comes back must not find somebody else's files under its descriptors. The last one to come back closes them.
         """
-        if not self._entrance.is_ours or not self._entrance.shut():
+        if not self._entrance.is_ours or self._is_left:
             return
+        self._entrance.shut()
         is_empty = self._entrance.is_empty(HANG_S, self._let_go)
-        if not is_empty or not ends_within(HANG_S, self._end, "pagedkv-disk-close"):
+        if self._ending is None:
+            self._ending = Errand(self._end)
+        if not is_empty or not self._ending.ends_within(HANG_S):
+            self._is_left = True
             log.warning(
                 "disk tier %s does not answer: it is left as it is, and its directory locked until it answers or this "
                 "process ends", self.path,
@@ -416,6 +431,12 @@ class DiskTier:
                 )
         return slots, indices
 
+    def _check_owner(self) -> None:
+        """Write no more once LOCK is not the file that was locked: another process may have the directory by then."""
+        if not self._disowned and not self._store.never_writes and self._store.directory.lost_its_lock():
+            self._disowned = True
+            self._health.stop_writing("its LOCK was deleted or replaced; close the cache and open it again")
+
     def _sync(self) -> bool:
         if self._store.never_writes or self._health.hangs:
             return False
@@ -429,6 +450,7 @@ class DiskTier:
 
     def _saved(self, **changes: Any) -> bool:
         """Whether changes of the superblock are on the device, with every purge and clear not saved before."""
+        self._check_owner()
         barriers = tuple(self._slots.barriers().items())
         if self._store.never_writes or self._health.hangs or len(barriers) > MAX_PURGES:
             return False

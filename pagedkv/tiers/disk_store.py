@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any, Literal
 
+from pagedkv.callbacks import Log
 from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
 from pagedkv.tiers.directory import (
     KEY,
@@ -24,7 +25,7 @@ from pagedkv.tiers.disk_format import PAGE, Geometry
 from pagedkv.tiers.segments import PageCache, ReadPath, Segments
 from pagedkv.tiers.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
 
-log = logging.getLogger("pagedkv.tiers.disk")
+log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
 OnMismatch = Literal["refuse", "reset"]
 

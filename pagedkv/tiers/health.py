@@ -9,6 +9,9 @@ space, quota, read-only, file-size limit) and otherwise after `PATIENCE` failure
 `FIRST_REST_S` seconds, doubled by every failure up to `LONGEST_REST_S`, one call is let through; if it succeeds, the
 tier is one state up again. Each change of state is one line in the log.
 
+A tier that is no longer the directory's only owner (its LOCK was deleted or replaced) writes no more until it is
+opened again.
+
 A call that hangs takes the tier off at once. It stays off until every such call has come back, and for a rest after
 that: nobody is sent after them.
 """
@@ -23,7 +26,9 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-log = logging.getLogger("pagedkv.tiers.disk")
+from pagedkv.callbacks import Log
+
+log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
 State = Literal["ok", "read_only", "off"]
 
@@ -54,6 +59,12 @@ class Health:
         if never_writes:
             self._said = "read_only"
             log.warning("disk tier %s is read-only: %s", where, never_writes)
+
+    def stop_writing(self, why: str) -> None:
+        """The tier cannot write any more as long as it is open, for this reason."""
+        with self._lock:
+            self._never_writes = why
+        self.log_state(why)
 
     @property
     def state(self) -> State:

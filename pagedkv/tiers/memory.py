@@ -42,7 +42,7 @@ def anonymous_arena(
     align = HUGE_PAGE if wanted >= HUGE_PAGE else mmap.PAGESIZE
     try:
         memory = mapping(-1, wanted + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError, MemoryError) as problem:
+    except (OSError, ValueError, OverflowError) as problem:
         raise TierError(
             f"cannot reserve {wanted} bytes ({num_blocks} blocks of {block_bytes}) for tier {tier!r}: "
             f"{problem}; give the tier a smaller budget"

@@ -25,6 +25,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.callbacks import Log
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.tiers.base import Record, Tier, is_off, is_store
 from pagedkv.tiers.hangs import HANG_S
@@ -34,7 +35,7 @@ from pagedkv.tiers.shared import DirectionStats, Part, Shared, count_untried, di
 from pagedkv.tiers.ticket import Ticket
 from pagedkv.tiers.transfer import transfer
 
-log = logging.getLogger("pagedkv.tiers.mover")
+log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 MOST_THREADS = 64
 
@@ -111,7 +112,14 @@ class Mover:
             self._shared.threads.append(thread)
             thread.start()
 
-    def submit(self, moves: NDArray[np.void], *, deadline_s: float | None = None) -> Ticket:
+    def submit(
+        self,
+        moves: NDArray[np.void],
+        *,
+        deadline_s: float | None = None,
+        on_done: Callable[[Ticket], object] | None = None,
+        here: bool = False,
+    ) -> Ticket:
         """Queue moves. Waits while the queue is full (not in a worker thread), never for the moves.
 
         Parameters
@@ -121,6 +129,11 @@ class Mover:
         deadline_s : float, optional
             Seconds from now; parts that have not started by then fail, and reads from a store are left behind. Default:
             the mover's.
+        on_done : callable, optional
+            As the mover's, for this ticket. Default: the mover's.
+        here : bool
+            For a dispatcher, which no store may keep: it does not wait for room in the queue, and a single part between
+            two memories is carried out by the calling thread, before this returns.
 
         Raises
         ------
@@ -143,7 +156,8 @@ class Mover:
         dst_blocks = moves["dst_block"].astype(np.int32)
         cuts = list(cut(moves, shared.tiers, self._num_threads))
         transfers = moves["transfer"].astype(np.int64)
-        ticket = Ticket(transfers, len(cuts), deadline, self._on_done, partial(give_up_overdue, shared))
+        watch = partial(give_up_overdue, shared)
+        ticket = Ticket(transfers, len(cuts), deadline, self._on_done if on_done is None else on_done, watch)
         parts = [
             Part(
                 ticket,
@@ -160,15 +174,22 @@ class Mover:
         if not parts:
             ticket.settle()
             return ticket
-        refuse(shared, self._enqueue(parts, moves.size), "left")
+        if here and _is_quick(parts):
+            ticket.part_done(parts[0].moves, _run(shared, parts[0]))
+        else:
+            refuse(shared, self._enqueue(parts, moves.size, here), "left")
         return ticket
 
-    def _enqueue(self, parts: list[Part], count: int) -> list[Part]:
+    def watch(self, ticket: Ticket) -> float:
+        """Give up what takes too long of a ticket; seconds after which to look again."""
+        return give_up_overdue(self._shared, ticket)
+
+    def _enqueue(self, parts: list[Part], count: int, at_once: bool) -> list[Part]:
         """Queue parts of so many blocks as soon as there is room; those that are not, because their store hangs."""
         shared, pause = self._shared, 0.0
         while True:
             with shared.changed:
-                if shared.changed.wait_for(lambda: shared.closed or self._has_room(count), pause):
+                if shared.changed.wait_for(lambda: shared.closed or at_once or self._has_room(count), pause):
                     if shared.closed:
                         raise ClosedError("the mover was closed while a submit waited for room in its queue")
                     hanging = shared.calls.hanging_stores()
@@ -236,6 +257,11 @@ class Mover:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_quick(parts: list[Part]) -> bool:
+    """Whether a dispatcher may carry parts out itself: no store can keep it, and other threads could not help."""
+    return len(parts) == 1 and parts[0].store is None
 
 
 def _check_seconds(what: str, seconds: float | None) -> None:

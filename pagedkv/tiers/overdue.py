@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from pagedkv.callbacks import Log
 from pagedkv.tiers.base import LeavableTier, is_leavable
 from pagedkv.tiers.shared import Part, Shared, count_untried, direction_of, log_once
 from pagedkv.tiers.ticket import Ticket
 
-log = logging.getLogger("pagedkv.tiers.mover")
+log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 WATCH_S = 1.0  # who waits for results looks this often, at least, for what takes too long
 

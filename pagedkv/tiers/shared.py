@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._monitor import Monitor
+from pagedkv.callbacks import Log
 from pagedkv.tiers.base import Record, Tier
 from pagedkv.tiers.hangs import Calls
 from pagedkv.tiers.ticket import Ticket
 
-log = logging.getLogger("pagedkv.tiers.mover")
+log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Shared:
     queued_blocks: int = 0
     busy: int = 0  # parts that threads are at
     closed: bool = False
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    changed: Monitor = field(default_factory=Monitor)
     stats: dict[tuple[int, int], DirectionStats] = field(default_factory=dict)
     logged: set[tuple[int, int, type]] = field(default_factory=set)
     threads: list[threading.Thread] = field(default_factory=list)

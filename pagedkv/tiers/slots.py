@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.callbacks import Log
 from pagedkv.tiers.base import Record
 from pagedkv.tiers.disk_format import SlotFormat
 from pagedkv.tiers.health import HANGS, Health, State
 from pagedkv.tiers.scan import Found
 from pagedkv.tiers.segments import Segments
 
-log = logging.getLogger("pagedkv.tiers.disk")
+log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
 BATCH_BYTES = 16 << 20  # moved by one call without the GIL
 MISS_REASONS = ("empty", "off", "io_error", "short", "header", "misplaced", "stale", "purged", "identity", "tokens",
@@ -46,6 +47,7 @@ class DiskStats:
     write_errors : by the name of the errno.
     writes_refused : not tried, because the tier does not write in its state.
     hung : of calls that did not come back in time and were waited for no longer.
+    progress_failures : calls of ``on_progress`` that raised an Exception.
     """
 
     state: State
@@ -55,6 +57,7 @@ class DiskStats:
     write_errors: dict[str, int]
     writes_refused: int
     hung: int = 0
+    progress_failures: int = 0
 
 
 class Slots:

@@ -21,7 +21,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-log = logging.getLogger("pagedkv.tiers.mover")
+from pagedkv.callbacks import Log
+
+log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 
 class Ticket:
@@ -69,6 +71,11 @@ class Ticket:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the ticket is done, at most `timeout_s` seconds; whether it is."""
         return self._wait_for(self._done, timeout_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """As `done`, but gives up nothing."""
+        return self._settled.is_set()
 
     def done(self) -> bool:
         """Whether the results are final: no thread touches the memory of the moves any more, but for those `left`.

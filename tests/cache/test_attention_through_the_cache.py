@@ -264,12 +264,78 @@ WRONG_Q = {
 @pytest.mark.parametrize("q", WRONG_Q.values(), ids=WRONG_Q)
 def test_queries_that_do_not_fit_are_refused(model, q):
     with model.cache.sequence(prompt(1, 5)) as seq:
-        with pytest.raises(pk.LayoutMismatch), model.cache.step([seq]) as step:
+        with pytest.raises(pk.LayoutMismatch), model.cache.step([seq]) as step:  # noqa: PT012
+            step.write(0, *model.qkv(0, seq.tokens)[1:])
             step.attend(0, q)
         model.step(seq)
 
 
 Q = np.ones((5, 4, 8), np.float32)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_attending_a_layer_before_it_is_written_is_refused(model, hooked):
+    """Its slots hold what was there before: zeros, or the KV of the request that had the blocks before."""
+    if hooked:  # a step with hooks is another class
+        model.cache.hooks.add(Silent())
+    with model.cache.sequence(prompt(1, 5)) as seq:
+        with model.cache.step([seq]) as step:
+            q, k, v = model.qkv(0, seq.tokens)
+            for layer in range(LAYERS):
+                with pytest.raises(pk.InvalidArgument, match=rf"Call step.write\({layer}, k, v\) first"):
+                    step.attend(layer, q)
+                with pytest.raises(pk.InvalidArgument, match=rf"Call step.write\({layer}, k, v\) first"):
+                    step.attend(np.int64(layer), q)
+                step.write(layer, k, v)
+                assert step.attend(np.int64(layer), q).shape == q.shape
+        seq.append([7])
+        with model.cache.step([seq]) as step:  # what the step before wrote does not count
+            q, k, v = model.qkv(0, [7])
+            with pytest.raises(pk.InvalidArgument, match="attend\\(0\\) came before write\\(0\\)"):
+                step.attend(0, q)
+            for layer in range(LAYERS):
+                step.write(layer, k, v)
+
+
+def test_a_write_that_is_refused_does_not_count_as_written(model):
+    with model.cache.sequence(prompt(1, 5)) as seq, model.cache.step([seq]) as step:
+        q, k, v = model.qkv(0, seq.tokens)
+        with pytest.raises(pk.LayoutMismatch):
+            step.write(0, k[:4], v)
+        with pytest.raises(pk.InvalidArgument, match="came before write"):
+            step.attend(0, q)
+        for layer in range(LAYERS):
+            step.write(layer, k, v)
+
+
+def test_a_layer_that_is_marked_as_written_can_be_attended(model):
+    with model.cache.sequence(prompt(1, 5)) as seq, model.cache.step([seq]) as step:
+        q, k, v = model.qkv(0, seq.tokens)
+        step.write(0, k, v)
+        wanted = step.attend(0, q)
+        for kind, values in zip(model.cache.layer(1), (k, v), strict=True):  # as a kernel of the caller's own does it
+            kind[step.slot_mapping // BLOCK, step.slot_mapping % BLOCK] = values
+        step.mark_written(1)
+        assert np.array_equal(step.attend(1, q), wanted)
+
+
+def test_a_step_without_new_tokens_can_be_attended_and_gives_nothing(model):
+    with model.cache.sequence(prompt(1, 5)) as seq:
+        model.step(seq)
+        with model.cache.step([seq]) as step:
+            assert step.attend(0, np.ones((0, 4, 8), np.float32)).shape == (0, 4, 8)
+
+
+class Silent:
+    """A hook that does nothing."""
+
+    def begin(self, span):
+        return None
+
+    def end(self, span, state):
+        return None
+
+
 WRONG_OPTIONS = [
     {"softmax_scale": float("nan")}, {"softmax_scale": "x"}, {"window": 0}, {"window": -1}, {"window": 1.5},
     {"window": "x"},
@@ -282,6 +348,9 @@ WRONG_OPTIONS = [
 @pytest.mark.parametrize("options", WRONG_OPTIONS, ids=lambda options: next(iter(options)))
 def test_options_that_do_not_fit_are_refused(model, options):
     with model.cache.sequence(prompt(1, 5)) as seq:
-        with pytest.raises((pk.LayoutMismatch, pk.InvalidArgument, pk.WrongType)), model.cache.step([seq]) as step:
-            step.attend(0, Q, **options)
+        with model.cache.step([seq]) as step:
+            for layer in range(LAYERS):
+                step.write(layer, *model.qkv(layer, seq.tokens)[1:])
+            with pytest.raises((pk.LayoutMismatch, pk.InvalidArgument, pk.WrongType)):
+                step.attend(0, Q, **options)
         model.step(seq)

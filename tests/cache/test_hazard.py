@@ -232,7 +232,7 @@ def test_it_learns_the_same_when_hooks_watch(open_cache):
     assert found[0][0]["learned"] > 0
 
 
-@pytest.mark.parametrize("now", [1e11, float("nan"), float("inf")])
+@pytest.mark.parametrize("now", [1e11, float("nan"), float("inf"), None, "noon"])
 def test_a_clock_that_tells_no_time_fails_nobody_and_is_counted(toy, clock, now, caplog):
     seq = toy.cache.sequence(prompt(1))
     toy.run(seq)

@@ -14,3 +14,11 @@ def native_hazard() -> ModuleType:
     from tests.model.native import compiled  # only here: nobody else pays for the compiler's modules
 
     return compiled(Path(__file__).parent, ["native_hazard"])
+
+
+@pytest.fixture(scope="session")
+def native_generations() -> ModuleType:
+    """Module ``native_generations``, compiled when its first test asks for it."""
+    from tests.model.native import compiled  # only here: nobody else pays for the compiler's modules
+
+    return compiled(Path(__file__).parent, ["native_generations"])

@@ -210,3 +210,81 @@ def test_a_quota_below_keeps_nobody_else_out_of_that_tier() -> None:
     assert len(placement.blocks_in(bounded, 1)) <= 8
     assert len(placement.blocks_in(free, 1)) == 60
     sound(placement)
+
+
+# ---- quotas over several tiers
+
+
+def test_what_is_leaving_for_a_colder_tier_no_longer_counts_so_the_newest_blocks_stay() -> None:
+    tree, _, placement = tiered(1, (16, 32))
+    mine = tree.namespace(b"mine")
+    placement.set_quota(mine, 4)
+    for first in range(0, 40, 4):
+        cache(placement, list(range(first, first + 4)), mine)
+        sound(placement)
+        tiers, _, _ = placement.match(list(range(first, first + 4)), mine)
+        assert tiers.tolist() == [0, 0, 0, 0], "the newest is on the device"
+        finish(placement)
+        sound(placement)
+        assert len(placement.blocks_in(mine)) == 4
+    assert placement.stats()["refused_by_quota"] == 0
+    assert placement.stats()["demoted"]["device"] == 36
+
+
+def test_a_demotion_that_fails_or_is_cancelled_leaves_no_more_than_the_quota() -> None:
+    for tried in (True, False):
+        tree, _, placement = tiered(1, (16, 32))
+        mine = tree.namespace(b"mine")
+        placement.set_quota(mine, 4)
+        cache(placement, [1, 2, 3, 4], mine)
+        cache(placement, [5, 6, 7, 8], mine)
+        moves = placement.take_moves()
+        back, _ = placement.acquire([1, 2, 3, 4], mine)  # a request for what is leaving: it stays, and counts again
+        transfers = list(dict.fromkeys(moves["transfer"].tolist()))
+        placement.complete(transfers, [False] * len(transfers), [tried] * len(transfers))
+        sound(placement)
+        placement.release(back)
+        sound(placement)
+        cache(placement, [9], mine)
+        finish(placement)
+        assert len(placement.blocks_in(mine)) <= 4
+        sound(placement)
+
+
+def test_a_namespace_that_gets_a_quota_while_its_blocks_move_is_counted_as_if_it_had_had_it() -> None:
+    tree, _, placement = tiered(1, (8, 16))
+    mine = tree.namespace(b"mine")
+    cache(placement, [1, 2, 3, 4], mine)
+    cache(placement, [5, 6, 7, 8])
+    assert placement.reserve(2) == 2
+    placement.set_quota(mine, 3)
+    sound(placement)
+    finish(placement)
+    sound(placement)
+    assert len(placement.blocks_in(mine)) <= 3
+    owner, _ = placement.acquire([1, 2, 3, 4], mine)
+    placement.reserve(4)
+    finish(placement)
+    placement.promote(owner)
+    placement.set_quota(mine, 8)
+    sound(placement)
+    finish(placement)
+    sound(placement)
+    placement.release(owner)
+
+
+def test_where_the_colder_tier_is_busy_old_blocks_are_dropped_rather_than_new_ones_refused() -> None:
+    tree, _, placement = tiered(1, (16, 4, 64))
+    mine = tree.namespace(b"mine")
+    cache(placement, [101, 102, 103, 104])
+    make_room(placement, 16)  # these lie in the colder tier, and fill it: they have to go to the disk first
+    placement.set_quota(mine, 4)
+    for first in range(0, 24, 4):
+        cache(placement, list(range(first, first + 4)), mine)  # nothing is moved meanwhile
+        sound(placement)
+        assert kept(placement, list(range(first, first + 4))) == [0]
+        assert len(placement.match(list(range(first, first + 4)), mine)[0]) == 4
+    assert placement.stats()["refused_by_quota"] == 0
+    assert placement.stats()["dropped"]["device"] > 0
+    finish(placement)
+    sound(placement)

@@ -246,6 +246,18 @@ def test_precompiling_compiles_each_variant_once_and_keeps_their_order(nvrtc: Fa
     assert told == [(done, 12) for done in range(1, 13)]
 
 
+def test_precompiling_goes_on_where_its_progress_callback_raises(
+    nvrtc: FakeNvrtc, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(done: int, total: int) -> None:
+        raise OSError("no terminal")
+
+    cache = CompileCache(nvrtc, folder)  # type: ignore[arg-type]
+    wanted = [variant("plan", NUMBER=number) for number in range(4)]
+    assert len(cache.precompile(wanted, lambda one: "sm_90", threads=1, progress=fail)) == 4
+    assert [record.name for record in caplog.records] == ["pagedkv.callbacks"]
+
+
 def test_precompiling_stops_at_the_first_refusal(nvrtc: FakeNvrtc, folder: Path) -> None:
     cache = CompileCache(nvrtc, folder)  # type: ignore[arg-type]
     nvrtc.problem = CompileError("plan.cu", (), "no")

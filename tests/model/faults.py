@@ -87,9 +87,11 @@ class Faults:
                 damage(Path(tier.path), "overwrite", self.met[kind] * 7919)
             return ok
 
-        def faulty_submit(mover: Mover, moves: NDArray[np.void], *, deadline_s: float | None = None) -> Any:
+        def faulty_submit(
+            mover: Mover, moves: NDArray[np.void], *, deadline_s: float | None = None, **others: Any
+        ) -> Any:
             kind = self._next(MOVES)
-            ticket = submit(mover, moves, deadline_s=0.0 if kind == "late" else deadline_s)
+            ticket = submit(mover, moves, deadline_s=0.0 if kind == "late" else deadline_s, **others)
             if kind == "cancelled":
                 ticket.cancel()
             return ticket

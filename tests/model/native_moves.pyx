@@ -12,7 +12,7 @@ import numpy as np
 
 from pagedkv._core.block_pool cimport pool_available
 from pagedkv._core.transfers cimport finish_as
-from pagedkv._core.types cimport E_STALE, OK, Move
+from pagedkv._core.types cimport E_STALE, OK, Move, handle_slot
 
 cnp.import_array()
 
@@ -52,7 +52,7 @@ cdef class Moves(World):
 
     cdef int new_root(self, int32_t name) except -1:
         cdef int32_t i = self.num_roots
-        self.roots[i] = self.placement.tree.namespace(b"abc"[name:name + 1])
+        self.roots[i] = handle_slot(self.placement.tree.namespace(b"abc"[name:name + 1]))
         self.salts[i] = mixed(self.seed, 1000 + i)
         self.names[name] = i
         self.num_roots += 1

@@ -50,12 +50,12 @@ cdef class Owners(Moves):
         cdef cnp.ndarray tokens = self.array(text.tokens, text.num_tokens)
         cdef int32_t slot, matched
         cdef int64_t handle
-        tiers, blocks, _ = self.placement.match(tokens, text.root)
+        tiers, blocks, _ = self.placement.match(tokens, self.named(text.root))
         matched = self.read_match(text, tiers, blocks)
         if 0 <= limit < matched:
             matched = <int32_t>limit
         if self.chance(50):
-            handle, _ = self.placement.acquire(tokens, text.root, None if limit < 0 else limit)
+            handle, _ = self.placement.acquire(tokens, self.named(text.root), None if limit < 0 else limit)
         else:
             self.placement.lock.acquire()
             slot = place_acquire(self.place, text.root, text.tokens, text.num_tokens, limit)
@@ -240,7 +240,7 @@ cdef class Owners(Moves):
         cdef Text text
         cdef int32_t n
         self.prompt(&text)
-        tiers, blocks, common = self.placement.match(self.array(text.tokens, text.num_tokens), text.root, partial=True)
+        tiers, blocks, common = self.placement.match(self.array(text.tokens, text.num_tokens), self.named(text.root), partial=True)
         n = self.read_match(&text, tiers, blocks)
         if n * self.block_size + common > text.num_tokens:
             raise self.wrong("more agrees than was asked for")
@@ -258,14 +258,14 @@ cdef class Owners(Moves):
         cdef int32_t tier = self.below(self.num_tiers)
         if self.pools[tier] != NULL:
             self.placement.set_quota(
-                self.roots[self.names[self.below(3)]],
+                self.named(self.roots[self.names[self.below(3)]]),
                 self.below(self.pools[tier].max_capacity + 1) if self.chance(60) else None, tier)
         return 0
 
     cdef int drop(self) except -1:
         cdef int32_t name = self.below(3)
         if self.num_roots < MAX_ROOTS and self.chance(30):
-            self.placement.drop_namespace(self.roots[self.names[name]])
+            self.placement.drop_namespace(self.named(self.roots[self.names[name]]))
             self.new_root(name)
             self.count("namespaces dropped")
         return 0

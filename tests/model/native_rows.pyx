@@ -36,7 +36,7 @@ cdef class Rows(Owners):
         tokens = self.array(ours.text.tokens, ours.text.num_tokens)
         ours.scheduled = ours.in_step = ours.pinned = 0
         if not promoted:
-            handle, cached = self.table.open(tokens, ours.text.root, leave=self.below(3))
+            handle, cached = self.table.open(tokens, self.named(ours.text.root), leave=self.below(3))
         else:
             limit = max(ours.text.num_tokens - 1, 0) // bs
             owner = self.acquire(&ours.text, limit)
@@ -51,7 +51,7 @@ cdef class Rows(Owners):
             block = common = -1
             if ours.text.num_tokens - 1 > cached and self.chance(80):
                 other, block, common = self.placement.partial(owner, tokens[cached:ours.text.num_tokens - 1])
-            handle, i = self.table.open(tokens, ours.text.root, owner=owner)
+            handle, i = self.table.open(tokens, self.named(ours.text.root), owner=owner)
             if i != cached:
                 raise self.wrong(f"{i} tokens cached of {cached} that were settled")
         if cached % bs or cached > ours.text.num_tokens:

@@ -66,7 +66,7 @@ cdef class World:
     cdef uint8_t in_tree[TIERS][MAX_POOL]
     cdef uint64_t* ends                         # [ends_capacity], by node: hash of the prefix that ends with it
     cdef int32_t ends_capacity
-    cdef int32_t roots[MAX_ROOTS]
+    cdef int32_t roots[MAX_ROOTS]               # nodes; what Python calls them is `named`
     cdef uint64_t salts[MAX_ROOTS]
     cdef int32_t num_roots
     cdef Holder owners[MAX_OWNERS]
@@ -80,6 +80,7 @@ cdef class World:
     cdef cnp.ndarray mirror                     # the block table as a device would have it, kept by its changes
 
     cdef object wrong(self, object what)
+    cdef int64_t named(self, int32_t root) noexcept nogil
     cdef void sweep(self) noexcept nogil
     cdef void write(self, int32_t block, const Text* text, int32_t first, int32_t count) noexcept nogil
     cdef void copy(self, int32_t src_tier, int32_t src, int32_t dst_tier, int32_t dst) noexcept nogil

@@ -13,7 +13,7 @@ from pagedkv._core.block_table cimport Row
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport S3FIFO, Owner, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_top, tree_next
-from pagedkv._core.types cimport NIL, handle_slot
+from pagedkv._core.types cimport NIL, handle_slot, make_handle
 
 cnp.import_array()
 
@@ -68,6 +68,9 @@ cdef class World:
         for tier in range(TIERS):
             free(self.memory[tier])
         free(self.ends)
+
+    cdef int64_t named(self, int32_t root) noexcept nogil:
+        return make_handle(root, self.tree.nodes[root].generation)
 
     cdef object wrong(self, object what):
         return AssertionError(f"seed {self.seed}, operation {self.operations} ({self.doing}): {what}")
@@ -292,7 +295,7 @@ cdef class World:
         for i in range(self.num_held):
             self.references[0][self.held[i]] += 1
         for j in range(self.table.num_copied):
-            self.references[0][self.table.copied[j]] += 1
+            self.references[0][self.table.copied[j].source] += 1
         for i in range(self.place.transfers_capacity):
             in_flight += self.place.transfers[i].node != NIL
         if in_flight != self.place.in_flight:

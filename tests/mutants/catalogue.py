@@ -9,6 +9,7 @@ from tests.mutants import (
     catalogue_disk,
     catalogue_hazard,
     catalogue_moves,
+    catalogue_names,
     catalogue_replay,
     catalogue_scheduler,
 )
@@ -17,6 +18,7 @@ MUTANTS = (
     catalogue_core.MUTANTS
     + catalogue_cache.MUTANTS
     + catalogue_moves.MUTANTS
+    + catalogue_names.MUTANTS
     + catalogue_disk.MUTANTS
     + catalogue_scheduler.MUTANTS
     + catalogue_cpu.MUTANTS

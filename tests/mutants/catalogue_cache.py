@@ -8,16 +8,16 @@ MUTANTS = (
     Mutant(
         "room for a promotion is made before its prefix is owned",
         "pagedkv/cache.py",
-        (("        owner, hits, found = self._matcher.acquire(prompt, root)\n",
+        (("        held, hits, found = self._matcher.acquire(prompt, root)\n",
           "        cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
           "        self._conductor.make_room(cold)\n"
-          "        owner, hits, found = self._matcher.acquire(prompt, root)\n"),),
+          "        held, hits, found = self._matcher.acquire(prompt, root)\n"),),
         ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
     ),
     Mutant(
         "all namespaces share one root",
-        "pagedkv/cache.py",
-        (("root = self.placement.tree.namespace(digest)", 'root = self.placement.tree.namespace(b"")'),),
+        "pagedkv/roots.py",
+        (("self._placement.tree.namespace(digest)", 'self._placement.tree.namespace(b"")'),),
         ("test_no_block_crosses_namespaces_on_any_tier",),
     ),
     Mutant(
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "the core is told that every move arrived",
-        "pagedkv/moving.py",
+        "pagedkv/hands.py",
         (("        transfers, ok = ticket.results()\n",
           "        transfers, ok = ticket.results()[0], np.ones_like(ticket.results()[1])\n"),),
         ("test_a_disk_that_lost_its_content_is_a_miss_and_never_wrong",),
@@ -81,14 +81,52 @@ MUTANTS = (
     Mutant(
         "the source of a copy is let go of before it is copied",
         "pagedkv/engine.py",
-        (("            kv.copy_blocks(arrays.copies)\n",
-          "            self.table.copies_done()\n            kv.copy_blocks(arrays.copies)\n"),),
+        (("                kv.copy_blocks(arrays.copies)\n",
+          "                self.table.copies_done()\n                kv.copy_blocks(arrays.copies)\n"),),
         ("test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied",),
     ),
     Mutant(
         "a step commits although its body raised",
         "pagedkv/step.py",
-        (("if kind is not None or (missing and len(arrays.tokens)):", "if missing and len(arrays.tokens):"),),
+        (("            if kind is None:\n                self._check_complete",
+          "            if True:\n                self._check_complete"),
+         ("        if kind is not None:\n            self._cancel()\n            return\n", "")),
         ("test_an_exception_inside_commits_nothing",),
+    ),
+    Mutant(
+        "what a clock raises comes out of the call",
+        "pagedkv/clock.py",
+        (("            self._failed(problem)\n            return self._last\n", "            raise\n"),),
+        ("test_a_clock_that_fails_under_the_write_budget_costs_no_request",),
+    ),
+    Mutant(
+        "a clock may give infinity",
+        "pagedkv/clock.py",
+        (("    if not -LIMIT_S < value < LIMIT_S:", "    if False:"),),
+        ("test_the_last_good_reading_stands_in_for_a_bad_one",),
+    ),
+    Mutant(
+        "the write budget pays for a clock's step back",
+        "pagedkv/clock.py",
+        (("max(0.0, now - self._seen)", "now - self._seen"),),
+        ("test_a_day_back_costs_the_write_budget_nothing_and_wins_nothing",),
+    ),
+    Mutant(
+        "what admission raises comes out of the move",
+        "pagedkv/admission.py",
+        (("        if came_from_signal(problem):\n            raise problem\n", "        raise problem\n"),),
+        ("test_a_run_that_cannot_be_judged_is_written_as_far_as_the_budget_goes",),
+    ),
+    Mutant(
+        "the table of what is proved is emptied where there are no rows",
+        "tests/reliability/table.py",
+        (("    if table.count(\"\\n|\") < 2:", "    if False:"),),
+        ("test_a_table_is_not_emptied_for_lack_of_rows",),
+    ),
+    Mutant(
+        "a layer is attended before it is written",
+        "pagedkv/step.py",
+        (("if num_new and layer not in self._written:", "if False:"),),
+        ("test_attending_a_layer_before_it_is_written_is_refused",),
     ),
 )  # fmt: skip

@@ -164,8 +164,8 @@ FILES = (
         ("test_a_second_opener_is_refused_here_and_in_another_process",),
     ),
     Mutant(
-        "a forked child uses its parent's store", "pagedkv/tiers/entrance.py",
-        (("        if not self.is_ours:  # before any lock", "        if False:"),),
+        "a forked child uses its parent's store", "pagedkv/tiers/_entrance.pyx",
+        (("        if not self.is_ours:            # before any lock", "        if False:"),),
         ("test_a_forked_child_is_refused_and_does_not_keep_the_lock",),
     ),
     Mutant(
@@ -250,12 +250,12 @@ HANGS = (
     ),
     Mutant(
         "a tier with a call inside that hangs closes its files under it", "pagedkv/tiers/disk.py",
-        (("if not is_empty or not ends_within(", "if not ends_within("),),
+        (("if not is_empty or not self._ending.", "if not self._ending."),),
         ("test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back",),
     ),
     Mutant(
-        "nobody closes the files that a closer left to whoever hangs in them", "pagedkv/tiers/entrance.py",
-        (("                self._last_out = last_out\n", ""),),
+        "nobody closes the files that a closer left to whoever hangs in them", "pagedkv/tiers/_entrance.pyx",
+        (("                self.last_out = last_out\n", ""),),
         ("test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_the_files",),
     ),
     Mutant(
@@ -265,4 +265,22 @@ HANGS = (
     ),
 )  # fmt: skip
 
-MUTANTS = RECORDS + PURGES + FILES + HANGS
+OWNERS = (
+    Mutant(
+        "a directory without its LOCK has two owners", "pagedkv/tiers/directory.py",
+        (("            self._lock_directory()\n", ""),),
+        ("test_without_its_lock_a_directory_still_has_one_owner",),
+    ),
+    Mutant(
+        "an owner without its LOCK goes on writing", "pagedkv/tiers/disk.py",
+        (("            self._check_owner()\n            return", "            return"),),
+        ("test_an_owner_without_its_lock_writes_no_more_and_says_so_once",),
+    ),
+    Mutant(
+        "a store that is open is taken for closed once its LOCK is gone", "pagedkv/disk_tools/reader.py",
+        (("        locked = [os.fstat(self.fd)]\n", "        locked = []\n"),),
+        ("test_a_store_that_is_open_is_known_as_open_also_without_its_lock",),
+    ),
+)  # fmt: skip
+
+MUTANTS = RECORDS + PURGES + FILES + HANGS + OWNERS

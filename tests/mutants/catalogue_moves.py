@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-MOVING, MOVER, TICKET = "pagedkv/moving.py", "pagedkv/tiers/mover.py", "pagedkv/tiers/ticket.py"
+HANDS, MOVER, TICKET = "pagedkv/hands.py", "pagedkv/tiers/mover.py", "pagedkv/tiers/ticket.py"
 SCRUB, ADMISSION, CACHE = "pagedkv/scrub.py", "pagedkv/admission.py", "pagedkv/cache.py"
 
 CONDUCTOR = (
@@ -17,21 +17,21 @@ CONDUCTOR = (
         ("test_the_proof_holds[schedules]",), 300,
     ),
     Mutant(
-        "a failed promotion is served", MOVING,
+        "a failed promotion is served", HANDS,
         (("        transfers, ok = ticket.results()\n",
           "        transfers, ok = ticket.results()\n        ok = ok | (moves['dst_tier'][0] == DEVICE)\n"),),
         ("test_the_proof_holds[schedules]",), 300,
     ),
     Mutant(
-        "what a damaged or failing disk gave is served", MOVING,
+        "what a damaged or failing disk gave is served", HANDS,
         (("        transfers, ok = ticket.results()\n",
           "        transfers, ok = ticket.results()[0], np.ones_like(ticket.results()[1])\n"),),
         ("test_the_proof_holds[machine]",), 8000,
     ),
     Mutant(
-        "a demotion that admission refused is told to have arrived", MOVING,
-        (("        never = np.zeros(len(transfers), np.bool_)\n",
-          "        never = np.ones(len(transfers), np.bool_)\n"),),
+        "a demotion that admission refused is told to have arrived", HANDS,
+        (("        self._dispatch.give_up(transfer, announce=not self._hooks.all)",
+          "        one = np.ones(1, np.bool_)\n        self._dispatch.finish(transfer['transfer'][:1], one, one)"),),
         ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",
          "test_second_hit_writes_only_what_was_asked_for_again",
          "test_what_is_refused_leaves_no_block_whose_prefix_is_gone"),
@@ -63,14 +63,45 @@ CONDUCTOR = (
         ("test_the_unwritten_tail_of_a_block_shows_nothing_of_another_namespace",),
     ),
     Mutant(
-        "what a failed promotion read stays in its blocks", MOVING,
+        "what a failed promotion read stays in its blocks", HANDS,
         (('            self._scrub.spoilt(moves["dst_block"][upward & ~arrived])\n', ""),),
         ("test_what_a_failed_promotion_read_shows_in_nobodys_block",),
     ),
     Mutant(
-        "a promoted block is not known to be its namespace's", MOVING,
+        "a promoted block is not known to be its namespace's", HANDS,
         (("                self._scrub.holds(part[", "                len(part["),),
         ("test_a_promoted_block_is_known_to_be_its_namespaces",),
+    ),
+)  # fmt: skip
+
+INTERRUPTS = (
+    Mutant(
+        "a row is lost where an exception comes before its sequence is made", "pagedkv/_core/held.pyx",
+        (("        if self.table is not None and self.table.lock.may_be_taken():\n            self.release()\n",
+          "        pass\n"),),
+        ("test_a_row_whose_holder_dies_is_released",),
+    ),
+    Mutant(
+        "an owner is lost where an exception comes before it is released", "pagedkv/_core/held.pyx",
+        (("        if self.placement is not None and self.placement.lock.may_be_taken():\n            self.release()\n",
+          "        pass\n"),),
+        ("test_an_owner_whose_holder_dies_is_released",),
+    ),
+    Mutant(
+        "moves that were taken and lost stay under way for ever", "pagedkv/_core/dispatch.pyx",
+        (("            self.dispatch.give_up_moves(self.moves, False, True)\n", "            pass\n"),),
+        ("test_moves_that_were_taken_and_lost_are_given_up",),
+    ),
+    Mutant(
+        "a copy that was not made is shown after its step was cancelled", "pagedkv/_core/block_table.pyx",
+        (("            if r >= 0:\n                if self.num_copied and self.rows[r].scheduled:\n"
+          "                    self.uncopy(r)\n", "            if r >= 0:\n"),),
+        ("test_a_copy_that_was_not_made_is_undone_with_its_step",),
+    ),
+    Mutant(
+        "a close that was interrupted is never finished", CACHE,
+        (("        if self._is_over or not", "        if self._engine.closed or not"),),
+        ("test_a_close_that_was_interrupted_can_be_repeated",),
     ),
 )  # fmt: skip
 
@@ -84,14 +115,14 @@ MOVERS = (
 
 HANGS = (
     Mutant(
-        "what a read that is not waited for may still write is given to somebody else", MOVING,
+        "what a read that is not waited for may still write is given to somebody else", HANDS,
         (("            pool.incref(blocks)\n", "            pass\n"),
-         ("                pool.free(blocks)\n", "                pass\n")),
+         ("            pool.free(blocks)\n", "            pass\n")),
         ("test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_block",),
     ),
     Mutant(
-        "what a read that was not waited for has filled is never free again", MOVING,
-        (("                pool.free(blocks)\n", "                pass\n"),),
+        "what a read that was not waited for has filled is never free again", HANDS,
+        (("            pool.free(blocks)\n", "            pass\n"),),
         ("test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_block",),
     ),
     Mutant(
@@ -119,4 +150,4 @@ HANGS = (
     ),
 )  # fmt: skip
 
-MUTANTS = CONDUCTOR + MOVERS + HANGS
+MUTANTS = CONDUCTOR + INTERRUPTS + MOVERS + HANGS

@@ -12,6 +12,9 @@ SCHEDULER = "pagedkv/scheduler/scheduler.py"
 QUEUE = "pagedkv/scheduler/queue.py"
 LIMITS = "pagedkv/scheduler/limits.py"
 LANES = "pagedkv/scheduler/lanes.py"
+REOPENING = "pagedkv/scheduler/reopening.py"
+ASIDE = "pagedkv/scheduler/aside.py"
+MOVING = "pagedkv/moving.py"
 
 MUTANTS = (
     Mutant(
@@ -139,5 +142,122 @@ MUTANTS = (
         LANES,
         (("(last <= self._now)", "(last < self._now)"),),
         ("test_one_request_generates_what_its_model_says",),
+    ),
+    Mutant(
+        "branches come back with what the tree has, shared or not",
+        REOPENING,
+        (
+            ("    if table.info(kin.row)[3] >= whole:", "    if True:"),
+            ("            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):", "            if True:"),
+        ),
+        ("test_branches_share_their_prompt_again_although_a_quota_keeps_it_out_of_the_tree",),
+    ),
+    Mutant(
+        "a branch that comes back is not compared with the one before it",
+        REOPENING,
+        (("            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):", "            if True:"),),
+        ("test_branches_share_their_prompt_again_when_it_is_purged_while_they_come_back",),
+    ),
+    Mutant(
+        "branches that come back apart are suspended for ever, and the proof progress sees it",
+        REOPENING,
+        (
+            ("    if table.info(kin.row)[3] >= whole:", "    if True:"),
+            ("            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):", "            if True:"),
+        ),
+        ("test_the_proof_holds[progress]",),
+        proof_count=10_000,
+    ),
+    Mutant(
+        "branches that share less than they could go on like that",
+        ASIDE,
+        (("running.is_beyond(left):", "False:"),),
+        ("test_branches_that_share_less_than_they_could_come_back_once_more",),
+    ),
+    Mutant(
+        "a request whose other branches found no room is begun again at once",
+        ADMISSION,
+        (('if request.state != "running":  # there', 'if request.state == "waiting":  # there'),),
+        ("test_a_request_whose_second_branch_finds_no_room_waits_for_another_step",),
+    ),
+    Mutant(
+        "a request steps aside by what a prefetch holds in passing",
+        ASIDE,
+        (("        while not fitting and running.wait():", "        while False:"),),
+        ("test_a_request_is_not_refused_for_what_a_prefetch_holds_in_passing",),
+    ),
+    Mutant(
+        "a plan does not wait for what is under way",
+        PLANNING,
+        (("        elif running.wait():\n            return\n", ""),),
+        ("test_a_plan_waits_for_a_prefetch_that_is_about_to_let_go",),
+    ),
+    Mutant(
+        "what an interrupted call left is not mended",
+        "pagedkv/scheduler/mending.py",
+        (("        if self.torn:\n            self.mend()\n", ""),),
+        ("test_a_scheduler_that_is_interrupted_at_any_line_goes_on_with_the_same_tokens",),
+    ),
+    Mutant(
+        "a report that was interrupted counts in part",
+        "pagedkv/scheduler/scheduler.py",
+        (("            self._reporter.before.restore()\n", ""),),
+        ("test_a_scheduler_that_is_interrupted_at_any_line_goes_on_with_the_same_tokens",),
+    ),
+    Mutant(
+        "the end of a prefetch is not waited for",
+        MOVING,
+        (("        others = threading.get_ident() not in self._prefetching\n", "        others = False\n"),),
+        ("test_a_step_waits_for_a_prefetch_that_took_the_blocks_after_the_plan_was_made",),
+    ),
+    Mutant(
+        "a prefetch takes the blocks of a plan",
+        "pagedkv/matching.py",
+        ((" + self._conductor.spoken_for >", " >"),),
+        ("test_a_prefetch_leaves_the_blocks_that_a_plan_is_about_to_use",),
+    ),
+    Mutant(
+        "blocks stay spoken for when the plan is reported",
+        SCHEDULER,
+        (("        self._plan = None\n        self._conductor.spoken_for = 0\n        self._queue.serve",
+          "        self._plan = None\n        self._queue.serve"),),
+        ("test_a_step_waits_for_a_prefetch_that_took_the_blocks_after_the_plan_was_made",),
+    ),
+    Mutant(
+        "a request that does not fit beside others' blocks stops those that do",
+        ASIDE,
+        (("        if fitting and left is not None:\n            running.suspend(left)\n        return bool(fitting)\n",
+          "        return False\n"),),
+        ("test_a_request_that_does_not_fit_beside_what_others_hold_lets_those_go_first_that_do",),
+    ),
+    Mutant(
+        "a request that stepped aside stays there until nothing else is left",
+        SCHEDULER,
+        (("            self._aside.look_again()\n", "            pass\n"),),
+        ("test_a_request_takes_its_turn_again_as_soon_as_others_leave_room_for_it",),
+    ),
+    Mutant(
+        "sequences that running requests will need are given away",
+        RUNNING,
+        (("        return free < sum(map(_most_branches, self.requests)) - len(self._rows(self.requests))\n",
+          "        return free < 0\n"),),
+        ("test_no_request_begins_in_a_sequence_that_the_samples_of_another_will_need",
+         "test_a_request_gives_way_where_others_took_the_sequences_that_better_placed_samples_need"),
+    ),
+    Mutant(
+        "a report's forks are counted without what it drops",
+        REPORTING,
+        (("new_rows += -1 if _is_over(branch) else goes - 1", "new_rows += max(0, goes - 1)"),),
+        ("test_a_beam_forks_into_the_sequence_of_one_that_the_same_report_drops",),
+    ),
+    Mutant(
+        "a request forks before another has dropped its beams",
+        REPORTING,
+        (("        going = {request: self._drop(request, pairs) for request, pairs in forking.items()}\n",
+          "        going: dict[Request, list[tuple[Branch, list[int]]]] = {}\n"
+          "        for request, pairs in forking.items():\n"
+          "            going[request] = []\n"
+          "            self._fork(request, self._drop(request, pairs))\n"),),
+        ("test_a_beam_forks_into_the_sequence_that_another_request_drops_later_in_the_report",),
     ),
 )

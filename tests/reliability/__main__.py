@@ -37,7 +37,11 @@ def main(argv: list[str]) -> int:
     """The command. 0, 1 if anything is wrong, 2 if the question is."""
     asked = arguments(argv)
     if asked.table:
-        rows = kept(asked.json or JSON)
+        path = asked.json or JSON
+        rows = kept(path)
+        if not rows:
+            print(f"{path} has no rows for the table: run proofs with --json {path} first", file=sys.stderr)
+            return 2
         DOCS.write_text(write_between_marks(DOCS.read_text(), markdown([rows[name] for name in sorted(rows)])))
         return 0
     there = names(asked.package)

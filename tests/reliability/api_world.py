@@ -155,21 +155,22 @@ class ApiWorld:
         return call
 
     def _forged(self, tokens: Any) -> None:
-        """A sequence around a row that was let go, or never was."""
+        """A row that was let go, or never was; and a sequence around one, which cannot be made."""
         seq = self._fork()
-        row = seq.row
+        row, table = seq.row, self.cache.table
         seq.release()
         for handle in (row, row ^ 1 << 40, 2**62, -(2**62)):
-            forged = pk.Sequence(self.cache._engine, handle, {})
-            try:
-                for use in (lambda f=forged: f.append(tokens), lambda f=forged: f.gather(), lambda f=forged: f.fork(1)):
-                    try:
-                        use()
-                    except pk.PagedKVError:
-                        continue
-                    raise AssertionError(f"row {handle:#x}, which is nobody's, was served")
-            finally:
-                forged._row = -1
+            for use in (
+                lambda h=handle: table.extend(h, tokens),
+                lambda h=handle: table.blocks(h),
+                lambda h=handle: table.fork(h, 1),
+                lambda h=handle: pk.Sequence(self.cache._engine, h, {}),
+            ):
+                try:
+                    use()
+                except pk.PagedKVError:
+                    continue
+                raise AssertionError(f"row {handle:#x}, which is no sequence's, was served")
 
     def check(self) -> list[str]:
         """What is not as it must be."""

@@ -119,8 +119,10 @@ def write_between_marks(text: str, table: str) -> str:
     Raises
     ------
     ValueError
-        The marks are not there, once each and in order.
+        The marks are not there, once each and in order, or the table has no row.
     """
+    if table.count("\n|") < 2:  # its heading and the line below that
+        raise ValueError("a table without rows would empty the page: run proofs with --json first")
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"the table goes between the lines {BEGIN} and {END}, once each")
     before, _, rest = text.partition(BEGIN)

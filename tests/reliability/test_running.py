@@ -97,4 +97,21 @@ def test_the_table_of_the_docs_is_written_between_its_marks(
     assert "old" not in text
     assert text.endswith(f"{table.END}\n\nafter\n")
     with pytest.raises(ValueError, match="once each"):
-        table.write_between_marks("no marks", "")
+        table.write_between_marks("no marks", table.markdown(list(table.kept(path).values())))
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_table_is_not_emptied_for_lack_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    path, docs = tmp_path / "rows.json", tmp_path / "docs.md"
+    docs.write_text(page := f"{table.BEGIN}\nold\n{table.END}\n")
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr("tests.reliability.__main__.DOCS", docs)
+    assert main(["--table", "--json", str(path)]) == 2
+    assert "has no rows for the table" in capfd.readouterr().err
+    assert docs.read_text() == page
+    for nothing in ("", table.markdown([])):
+        with pytest.raises(ValueError, match="without rows"):
+            table.write_between_marks(page, nothing)

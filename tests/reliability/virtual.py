@@ -244,11 +244,6 @@ class Instead(ModuleType):
         return getattr(self._module, name)
 
 
-def threading_under(schedule: Schedule) -> ModuleType:
-    """`threading` with conditions of the schedule."""
-    return Instead(threading, Condition=lambda lock=None: VirtualCondition(schedule))
-
-
 def time_under(schedule: Schedule) -> ModuleType:
     """`time` with the clock of the schedule."""
     return Instead(time, monotonic=lambda: schedule.now, monotonic_ns=lambda: int(schedule.now * 1e9))

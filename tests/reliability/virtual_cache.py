@@ -1,8 +1,9 @@
 """A KVCache whose mover has no threads and whose disk is a dict: when and how every move ends is somebody's choice.
 
-Everything else is the product's: cache, conductor, placement, block table, the mover's queue, tickets and deadlines,
-and the copies themselves. A move goes through three events in any order among all moves: its destination is filled
-with rubbish when it is submitted, its bytes are moved, and it is told to be over.
+Everything else is the product's: cache, conductor, dispatcher, placement, block table, the mover's queue, tickets and
+deadlines, and the copies themselves. The dispatcher's rounds are events, and a move goes through three more, in any
+order among all moves: its destination is filled with rubbish when it is submitted, its bytes are moved, and it is told
+to be over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -21,14 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pagedkv.cache
+import pagedkv.hands
 import pagedkv.matching
 import pagedkv.moving
 import pagedkv.prefetch
+from pagedkv._core.dispatch import NOT_YET, Dispatch
+from pagedkv._core.placement import Placement
+from pagedkv.hands import Hands
 from pagedkv.tiers import Mover, Record, StoredBlock
 from pagedkv.tiers import mover as mover_module
 from pagedkv.tiers.slots import DiskStats
 from pagedkv.tiers.ticket import Ticket
-from tests.reliability.virtual import Chooser, Instead, Schedule, threading_under, time_under
+from tests.reliability.virtual import Chooser, Instead, Schedule, VirtualCondition, time_under
 
 RUBBISH = 0xA5
 FAILURES = ("store says no", "store raises")
@@ -52,17 +56,14 @@ class Scene:
         self.seen: Counter[str] = Counter()
         self._failures = failures
         self._movers: list[Mover] = []
+        self._hands: list[Hands] = []
         self._ran: list[tuple[Any, NDArray[np.bool_] | None]] = []  # parts whose bytes were moved, and how it went
         self.next_failure = ""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Caches made in here are of this scene."""
-        scene, results, submit = self, Ticket.results, Mover.submit
-
-        def waiting_results(ticket: Ticket) -> Any:
-            scene.schedule.wait(ticket.done)
-            return results(ticket)
+        scene, submit = self, Mover.submit
 
         def scribbling_submit(mover: Mover, moves: NDArray[np.void], **options: Any) -> Ticket:
             ticket = submit(mover, moves, **options)
@@ -79,20 +80,31 @@ class Scene:
             scene._movers.append(made)
             return made
 
+        def scheduled_hands(hands: Hands) -> None:
+            hands._thread = _NoThread()  # type: ignore[assignment]
+            scene._hands.append(hands)
+
         with (
-            patch.object(Ticket, "results", waiting_results),
+            patch.object(Hands, "start", scheduled_hands),
+            patch.object(mover_module, "_is_quick", lambda parts: False),
             patch.object(Mover, "submit", scribbling_submit),
+            patch.object(pagedkv.cache, "Dispatch", lambda placement: ScheduledDispatch(placement, self.schedule)),
             patch.object(pagedkv.cache, "Mover", unthreaded),
             patch.object(pagedkv.cache, "DiskTier", type("DictStore", (DictStore,), {"scene": self})),
-            patch.object(pagedkv.prefetch, "ThreadPoolExecutor", lambda *a, **o: ScheduledExecutor(self.schedule)),
+            patch.object(pagedkv.prefetch, "start_thread", self.schedule.start),
+            patch.object(pagedkv.prefetch, "Monitor", lambda: VirtualCondition(self.schedule)),
             patch.object(pagedkv.matching, "time", time_under(self.schedule)),
             patch.object(pagedkv.moving, "time", time_under(self.schedule)),
-            patch.object(pagedkv.moving, "threading", threading_under(self.schedule)),
+            patch.object(pagedkv.hands, "time", time_under(self.schedule)),
         ):
             yield
 
     def _events(self) -> list[tuple[int, Callable[[], object]]]:
         events: list[tuple[int, Callable[[], object]]] = []
+        for hands in self._hands:
+            settled = any(ticket.is_settled for job in hands._jobs for ticket, _ in job.tickets)
+            if settled or hands._dispatch.num_decided:
+                events.append((4, hands.pump))
         for mover in self._movers:
             for part in mover._shared.queue:
                 events.append((4, lambda mover=mover, part=part: self._move(mover, part, "")))
@@ -185,24 +197,18 @@ class DictStore:
         self._slots.clear()
 
 
-class ScheduledExecutor:
-    """An executor whose tasks are clients of the schedule."""
+class ScheduledDispatch:
+    """A Dispatch whose callers wait under the schedule."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
+    def __init__(self, placement: Placement, schedule: Schedule) -> None:
+        self._dispatch, self._schedule = Dispatch(placement), schedule
 
-    def submit(self, body: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatch, name)
 
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_result(body(*arguments))
-
-        self._schedule.start(run)
-        return future
-
-    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
-        pass
+    def wait(self, seen: int, timeout_s: float, others: bool = True) -> int:
+        self._schedule.wait(lambda: self._dispatch.wait(seen, 0.0, others) != NOT_YET, 1.0)
+        return self._dispatch.wait(seen, 0.0, others)
 
 
 class _NoThread:

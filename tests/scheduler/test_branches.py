@@ -178,6 +178,68 @@ def test_forks_without_rows_are_refused_before_anything_changes(serve):
     assert len(request.outputs) == 3
 
 
+def full_of_beams(serve, num_requests=1, max_new_tokens=5):
+    """Requests with as many beams as the cache has sequences, all of them running."""
+    width = 4 // num_requests
+    server = serve(64, max_running=4, max_batch_tokens=64, cache_options={"max_sequences": 4})
+    requests = [server.submit(prompt(i, 10), max_new_tokens, beams=width) for i in range(num_requests)]
+    server.turn()
+    assert server.cache.table.num_rows == 4
+    return server, requests
+
+
+def reported(server, entries):
+    plan = server.scheduler.schedule()
+    server.compute(plan)
+    ended = server.scheduler.report(plan, entries)
+    server.scheduler.check_integrity()
+    return ended
+
+
+def test_a_beam_forks_into_the_sequence_of_one_that_the_same_report_drops(serve):
+    server, (request,) = full_of_beams(serve)
+    kept, given = request.branches[0].tokens.tolist(), [[1, 2], [3], [4], []]
+    reported(server, given)
+    assert len(request.live()) == 4
+    going_on = [branch.tokens.tolist() for branch in request.live()]
+    assert [*kept, 1] in going_on
+    assert [*kept, 2] in going_on
+    for entries in ([[], [5, 6], [7, 8], []], [[], [], [], [9, 10, 11, 12]]):
+        reported(server, entries)
+    assert server.cache.table.num_rows == 4
+    reported(server, [[1], [2], [3], [4]])
+    assert request.state == "finished"
+
+
+def test_a_beam_forks_into_the_sequence_that_another_request_drops_later_in_the_report(serve):
+    server, (first, second) = full_of_beams(serve, 2)
+    reported(server, [[1], [], [5], [6]])
+    plan = server.scheduler.schedule()
+    server.compute(plan)
+    with server.cache.sequence([1]):  # now all four are taken
+        server.scheduler.report(plan, [[1, 2], [5], []])
+    assert (len(first.live()), len(second.live())) == (2, 1)
+    server.run()
+
+
+def test_forks_beyond_what_the_report_drops_are_refused_before_anything_changes(serve):
+    server, (request,) = full_of_beams(serve)
+    reported(server, [[1], [2], [], []])
+    others = [server.cache.sequence([i]) for i in range(2)]
+    plan = server.scheduler.schedule()
+    server.compute(plan)
+    with pytest.raises(pk.InvalidArgument, match="2 sequences more are needed"):
+        server.scheduler.report(plan, [[1, 2], [3, 4]])
+    with pytest.raises(pk.InvalidArgument, match="1 sequences more are needed"):
+        server.scheduler.report(plan, [[1, 2, 3], []])
+    server.scheduler.check_integrity()
+    server.scheduler.report(plan, [[1, 2], []])
+    for seq in others:
+        seq.release()
+    server.run()
+    assert len(request.outputs) == 2
+
+
 def test_expanding_beams_keeps_the_best_and_orders_them():
     tokens, scores = expand_beams([0.0, -1.0], np.log([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]]), 2)
     assert tokens == [[0, 1], []]

@@ -118,11 +118,14 @@ class Run:
         scheduler.check_integrity()
 
     def check_turns(self, ranks: dict[Request, float], begun: list[Request], expired: bool) -> None:
-        """Who began did not pass anybody of a better rank, and nobody who came too late to pass them."""
+        """Who began did not pass anybody of a better rank, and nobody who came too late to pass them; those apart that
+        do not fit beside what the outsider holds."""
+        aside = self.scheduler._queue.aside
         if self.scheduler.options.order != "first_come":
             return
         self.scheduler._queue.first(10**6)  # ranks after what was charged meanwhile
         waiting = [r for r in ranks if r.state == "waiting"]
+        waiting = [r for r in waiting if r not in aside]
         if len(begun) == 1 and not expired:
             for first in {r.tenant: r for r in sorted(waiting, key=by_key, reverse=True)}.values():
                 if first.tenant != begun[0].tenant:

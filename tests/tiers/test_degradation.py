@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import logging
 import os
 import subprocess
 import sys
@@ -327,6 +328,52 @@ def test_a_reopened_store_is_scanned_with_progress(open_tier, arena):
     seen: list[tuple[int, int]] = []
     open_tier(on_progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (NUM_BLOCKS, NUM_BLOCKS)
+
+
+def test_a_progress_callback_that_raises_stops_no_scan_and_is_counted(open_tier, arena, caplog):
+    tier = open_tier()
+    tier.write([0, 5], [name_of(0), name_of(5)], arena, [0, 5])
+    tier.close()
+
+    def fail(done: int, total: int) -> None:
+        raise OSError("no terminal")
+
+    again = open_tier(on_progress=fail)
+    assert [found.block for found in again.records()] == [0, 5]
+    assert again.stats().progress_failures == 1
+    assert [record.name for record in caplog.records] == ["pagedkv.callbacks"]
+
+
+def test_a_clock_that_fails_is_no_failure_of_the_tier(open_tier, arena, clock, monkeypatch):
+    tier = open_tier(clock=clock)
+    clock.now = None
+    assert tier.write([0], [name_of(0)], arena, [0]).all()
+    with monkeypatch.context() as failing:
+        fail_writes(failing, errno.ENOSPC)
+        assert not tier.write([1], [name_of(1)], arena, [1]).any()
+    assert not tier.write([1], [name_of(1)], arena, [1]).any(), "time stands still, so the rest is not over"
+    clock.now = FIRST_REST_S + 1
+    assert tier.write([1], [name_of(1)], arena, [1]).all()
+
+
+def test_a_log_handler_that_raises_does_not_stop_a_tier_that_fails(open_tier, arena, monkeypatch):
+    """Its first failure is logged where the write is under way, its change of state where the tier's lock was held."""
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the log is full")
+
+    handler = Full()
+    logging.getLogger("pagedkv").addHandler(handler)
+    try:
+        tier = open_tier()
+        fail_writes(monkeypatch, errno.ENOSPC)
+        assert not tier.write([0, 5], [name_of(0), name_of(5)], arena, [0, 5]).any()
+        assert tier.state == "read_only"
+        assert tier.stats().write_errors == {"ENOSPC": 2}
+        tier.close()
+    finally:
+        logging.getLogger("pagedkv").removeHandler(handler)
 
 
 @pytest.mark.parametrize("page_cache", ["drop", "keep"])

@@ -152,6 +152,13 @@ def test_a_store_in_use_is_read_and_says_by_whom(tmp_path: Path, run: Run) -> No
     assert run("inspect", tmp_path / "kv", "--json").json["open_by"] is None
 
 
+def test_a_store_that_is_open_is_known_as_open_also_without_its_lock(tmp_path: Path, run: Run) -> None:
+    with open_tier(tmp_path / "kv"):
+        (tmp_path / "kv" / "LOCK").unlink()
+        assert run("inspect", tmp_path / "kv", "--json").json["open_by"] == os.getpid()
+        assert "in use by" in run("verify", tmp_path / "kv", "--repair").err
+
+
 def test_looking_never_turns_an_opener_away(store: Path) -> None:
     """The lock is asked about, not tried."""
     script = (

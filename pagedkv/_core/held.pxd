@@ -1,0 +1,15 @@
+# What a call of the cache holds of the core, as objects that let go of it when they die. A number that a function returns
+# is lost when an exception comes before it is stored; an object is not.
+from libc.stdint cimport int32_t, int64_t
+
+from pagedkv._core.block_table cimport BlockTable
+from pagedkv._core.placement cimport Placement
+
+cdef class Hold:                    # an owner of a prefix
+    cdef readonly Placement placement
+    cdef readonly int64_t handle    # -1: nothing any more
+    cdef readonly int32_t num_blocks    # that it owned at first
+
+cdef class HeldRow:                 # a row of a block table
+    cdef readonly BlockTable table
+    cdef readonly int64_t handle    # -1: released

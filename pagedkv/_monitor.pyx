@@ -1,0 +1,86 @@
+"""A condition variable that an exception from outside cannot leave locked.
+
+`threading.Condition.__enter__` is a Python function. A signal that arrives after it has taken its lock, and before it has
+returned, raises there, and the lock stays taken for good. Here `__enter__` and `__exit__` are C functions, so a signal's
+exception comes before the mutex is taken or inside the ``with``, which gives it back.
+"""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+
+from pagedkv._pthread cimport (
+    cond_init_monotonic, cond_wait_ns, mutex_init_recursive, now_ns, pthread_cond_broadcast, pthread_cond_destroy,
+    pthread_cond_t, pthread_mutex_destroy, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock,
+)
+
+cdef enum:
+    SLICE_NS = 50_000_000       # a thread that waits looks for signals this often
+
+
+@cython.final
+cdef class Monitor:
+    """A mutex and a condition variable, with the methods of ``threading.Condition`` that pagedkv needs. Recursive.
+
+    The thread that has it may run Python code; others wait for it without the GIL.
+    """
+
+    cdef pthread_mutex_t mutex      # recursive: a finaliser may run in a thread that has it
+    cdef pthread_cond_t changed
+    cdef int depth                  # of the thread that has the mutex
+
+    def __cinit__(self):
+        mutex_init_recursive(&self.mutex)
+        cond_init_monotonic(&self.changed)
+
+    def __dealloc__(self):
+        pthread_cond_destroy(&self.changed)
+        pthread_mutex_destroy(&self.mutex)
+
+    def __enter__(self):
+        if pthread_mutex_trylock(&self.mutex) != 0:
+            with nogil:
+                pthread_mutex_lock(&self.mutex)
+        self.depth += 1
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.depth -= 1
+        pthread_mutex_unlock(&self.mutex)
+
+    def notify_all(self):
+        """Have every thread that waits look at its predicate again. The caller has the monitor."""
+        pthread_cond_broadcast(&self.changed)
+
+    def wait_for(self, predicate, timeout=None):
+        """Let go of the monitor until ``predicate()`` is true, or for `timeout` seconds; its last value.
+
+        Raises
+        ------
+        RuntimeError
+            The thread has the monitor more than once, so that it could not be let go of.
+        BaseException
+            What a signal's handler, or the predicate, raises. The thread has the monitor then.
+        """
+        cdef long long until = -1, pause
+        cdef double seconds
+        result = predicate()
+        if result:
+            return result
+        if self.depth != 1:
+            raise RuntimeError("a thread that has a monitor twice cannot wait for it")
+        if timeout is not None:
+            seconds = timeout
+            until = now_ns() + <long long>(max(0.0, min(seconds, 1e9)) * 1e9)
+        while not result:
+            pause = SLICE_NS
+            if until >= 0:
+                pause = min(pause, until - now_ns())
+                if pause <= 0:
+                    break
+            self.depth = 0
+            with nogil:
+                cond_wait_ns(&self.changed, &self.mutex, pause)
+            self.depth = 1
+            PyErr_CheckSignals()
+            result = predicate()
+        return result

@@ -1,0 +1,101 @@
+"""What the library calls of the caller's: an Exception of a clock, a progress callback or a log handler stays there.
+
+What comes out all the same: KeyboardInterrupt, SystemExit and other BaseExceptions, and what one of the program's own
+signal handlers raises, wherever the signal arrives. A timeout by ``signal.alarm`` works through all of these callbacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+
+def came_from_signal(problem: BaseException) -> bool:
+    """Whether a signal handler of the program raised it: its traceback goes through one that is installed now."""
+    installed = (signal.getsignal(number) for number in signal.valid_signals())
+    handlers = {_code_of(handler) for handler in installed if callable(handler)} - {None}
+    trace = problem.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """What runs when a Python function, method, partial or callable object is called; None of what is none of these."""
+    for _ in range(8):  # partials of methods of objects
+        if isinstance(code := getattr(handler, "__code__", None), CodeType):
+            return code
+        for inner in ("__func__", "func"):
+            if callable(getattr(handler, inner, None)):
+                handler = getattr(handler, inner)
+                break
+        else:
+            handler = type(handler).__call__
+    return None
+
+
+class Log:
+    """A logger whose handlers and filters cannot stop what is logged about: what they raise as an Exception is dropped.
+
+    Parameters
+    ----------
+    logger : logging.Logger
+    """
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def warning(self, message: str, *values: object, exc_info: BaseException | None = None) -> None:
+        """As ``logging.Logger.warning``."""
+        self._say(logging.WARNING, message, values, exc_info)
+
+    def exception(self, message: str, *values: object) -> None:
+        """As ``logging.Logger.exception``, where an exception is being handled."""
+        self._say(logging.ERROR, message, values, True)
+
+    def _say(self, level: int, message: str, values: tuple[object, ...], exc_info: BaseException | bool | None) -> None:
+        try:
+            self._logger.log(level, message, *values, exc_info=exc_info, stacklevel=3)
+        except Exception as problem:
+            if came_from_signal(problem):
+                raise
+
+
+log = Log(logging.getLogger("pagedkv.callbacks"))
+
+
+class Told:
+    """A callback of the caller's that is told something and answers nothing; its first Exception is logged.
+
+    Parameters
+    ----------
+    callback : callable
+    name : of the argument that it was given as.
+
+    Attributes
+    ----------
+    failures : calls that raised an Exception.
+    """
+
+    def __init__(self, callback: Callable[..., object], name: str) -> None:
+        self._callback, self._name = callback, name
+        self.failures = 0
+
+    def __call__(self, *values: Any) -> None:
+        try:
+            self._callback(*values)
+        except MemoryError:
+            raise
+        except Exception as problem:
+            if came_from_signal(problem):
+                raise
+            self.failures += 1
+            if self.failures == 1:
+                log.warning("%s raised, and may again; the work goes on", self._name, exc_info=problem)

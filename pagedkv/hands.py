@@ -1,0 +1,315 @@
+"""The mover's dispatcher: a thread that takes the core's decided moves, has them carried out, and reports their end.
+
+A move belongs to the core until this thread takes it, then to a Taken, and with it to the job that the thread made of
+it; the end of the job is the end of the move, whatever raises. No caller ever has a move, so an exception in a caller's
+thread loses none. The thread enters no store, so no disk keeps it; what is small and in memory it copies itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv._core.block_pool import BlockPool
+from pagedkv._core.dispatch import LONGEST_S, Dispatch, Taken
+from pagedkv._core.placement import Placement
+from pagedkv.admission import Admission
+from pagedkv.callbacks import Log
+from pagedkv.cost_model import CostModel
+from pagedkv.hooks import Hooks, Off, Running
+from pagedkv.scrub import Scrub
+from pagedkv.tiers import Mover, Ticket
+
+log = Log(logging.getLogger("pagedkv.tiers.mover"))
+
+DEVICE, DISK = 0, 2
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Moves in one direction that were taken together, between their begin and their end.
+
+    Attributes
+    ----------
+    taken : keeps the moves from being given up.
+    span : what the hooks are told of them, in `context`.
+    tickets : those whose end the core does not know yet, with their moves.
+    arrived : blocks so far.
+    """
+
+    taken: Taken
+    span: Running | Off
+    context: contextvars.Context | None
+    tickets: list[tuple[Ticket, NDArray[np.void]]] = field(default_factory=list)
+    arrived: int = 0
+
+
+class Hands:
+    """Carries out what a Placement decides, in a thread of its own.
+
+    Parameters
+    ----------
+    placement : Placement
+    dispatch : Dispatch of `placement`
+    mover : Mover
+    admission : asked about each demotion to the disk.
+    costs : told how long loads take.
+    scrub : told what promotions leave on the device.
+    hooks : told of moves.
+
+    Attributes
+    ----------
+    context : of the caller that decided last, where there are hooks: they are told of the moves in a copy of it.
+    interrupts : KeyboardInterrupt and its like that hooks raised, for callers that wait.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        dispatch: Dispatch,
+        mover: Mover,
+        admission: Admission,
+        costs: CostModel,
+        scrub: Scrub,
+        hooks: Hooks,
+    ) -> None:
+        self._placement, self._dispatch, self._mover, self._hooks = placement, dispatch, mover, hooks
+        self._admission, self._costs, self._scrub = admission, costs, scrub
+        self._jobs: list[Job] = []
+        self._thread: threading.Thread | None = None
+        self.closing = self._stopping = False
+        self.context: contextvars.Context | None = None
+        self.interrupts: deque[BaseException] = deque()
+        self._pid = os.getpid()
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to take moves. The thread holds this object weakly: a cache that is not closed can be collected."""
+        weakref.finalize(self, self._dispatch.close).atexit = False
+        self._thread = threading.Thread(
+            target=_work, args=(weakref.ref(self), self._dispatch), name="pagedkv-dispatch", daemon=True
+        )
+        _started.add(self)
+        self._thread.start()
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether it was started; if not, :meth:`pump` does the work."""
+        return self._thread is not None
+
+    def is_this_thread(self) -> bool:
+        """Whether the caller is the dispatcher itself: a hook of ``moves``, or what it calls."""
+        return self._thread is threading.current_thread()
+
+    def close(self) -> None:
+        """Finish what is decided and under way, and end the thread. Again is fine, also after an interrupted call."""
+        self.closing = True
+        self._dispatch.wake()
+        if self._thread is None:
+            while self._jobs:
+                self.pump()
+        elif not self.is_this_thread():  # if it is, it ends after this round
+            self._thread.join()
+        self._dispatch.close()
+
+    def stop(self) -> None:
+        """End the thread after its round, whatever is under way: the process ends."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._stopping = True
+            self._dispatch.wake()
+            self._thread.join()
+
+    # ---- the dispatcher's round
+
+    def pump(self) -> float | None:
+        """One round without waiting, as :meth:`round`. For caches without a dispatcher's thread."""
+        return self.round(self._dispatch.take())
+
+    def round(self, taken: Taken | None) -> float | None:
+        """Begin what was taken and end what is settled; seconds until there may be more to do, None where all is done.
+
+        It raises nothing: what goes wrong costs moves, which are given up.
+        """
+        if taken is not None:
+            upward = taken.moves["dst_tier"] < taken.moves["src_tier"]
+            self._begin(taken, taken.moves[~upward], "demote", self._demote)
+            self._begin(taken, taken.moves[upward], "promote", self._promote)
+        for job in list(self._jobs):
+            self._end_settled(job)
+        pause = min((self._mover.watch(ticket) for job in self._jobs for ticket, _ in job.tickets), default=LONGEST_S)
+        return None if self._stopping or (self.closing and not self._jobs) else pause
+
+    def _begin(
+        self, taken: Taken, moves: NDArray[np.void], direction: str, submit: Callable[[Job, NDArray[np.void]], None]
+    ) -> None:
+        if not len(moves):
+            return
+        num_bytes = len(moves) * self._mover.block_bytes
+        span = self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=num_bytes)
+        job = Job(taken, span, self.context)
+        self._tell(job, span.__enter__)
+        self._jobs.append(job)
+        try:
+            submit(job, moves)
+        except BaseException as problem:  # whatever raises, the thread goes on, and each move is somewhere
+            known = [part["transfer"] for _, part in job.tickets]
+            lost = moves[~np.isin(moves["transfer"], np.concatenate(known))] if known else moves
+            self._lose(lost, problem, keep=False)
+
+    def _demote(self, job: Job, moves: NDArray[np.void]) -> None:
+        """Copy one tier down, or drop what admission refuses."""
+        admitted = [part for part in _transfers(moves) if self._is_admitted(part)]
+        if admitted:
+            self._submit(job, np.concatenate(admitted), None)
+
+    def _promote(self, job: Job, moves: NDArray[np.void]) -> None:
+        """A ticket for each tier and deadline, all under way at once, so that each tier's time is its own.
+
+        Those that have not arrived from the disk in time, or not started from memory, are given up, and keep their
+        colder copies. Demotions have no deadline: a late one would lose its blocks for nothing.
+        """
+        parts: dict[tuple[int, int], list[NDArray[np.void]]] = {}
+        for part in _transfers(moves):
+            until = self._dispatch.until(int(part["transfer"][0]))
+            parts.setdefault((int(part["src_tier"][0]), until), []).append(part)
+        now = time.monotonic_ns()
+        for (_, until), some in sorted(parts.items(), key=lambda item: item[0]):
+            self._submit(job, np.concatenate(some), max(0, until - now) * 1e-9 if until else None)
+
+    def _submit(self, job: Job, moves: NDArray[np.void], deadline_s: float | None) -> None:
+        settled = partial(_settled, self._dispatch, job.taken)
+        job.tickets.append((self._mover.submit(moves, deadline_s=deadline_s, on_done=settled, here=True), moves))
+
+    def _is_admitted(self, transfer: NDArray[np.void]) -> bool:
+        """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
+        if transfer["dst_tier"][0] != DISK:
+            return True
+        node = int(transfer["node"][0])
+        depth, continued, matched = self._placement.prospects(node)
+        if self._admission.admits(DISK, len(transfer), depth, continued, matched, node):
+            return True
+        self._dispatch.give_up(transfer, announce=not self._hooks.all)  # with hooks, at the end of the job
+        return False
+
+    def _end_settled(self, job: Job) -> None:
+        settled = [(ticket, moves) for ticket, moves in job.tickets if ticket.is_settled]
+        for ticket, moves in settled:
+            job.tickets.remove((ticket, moves))
+            try:
+                self._complete(job, ticket, moves)
+            except BaseException as problem:
+                self._lose(moves, problem, keep=True)
+        if not job.tickets:
+            self._jobs.remove(job)
+            job.span.set(moved_blocks=job.arrived)
+            self._tell(job, lambda: job.span.__exit__(None, None, None))
+            self._dispatch.announce()
+
+    def _complete(self, job: Job, ticket: Ticket, moves: NDArray[np.void]) -> None:
+        """Report what a ticket has done."""
+        transfers, ok = ticket.results()
+        self._keep_left(moves, ticket)
+        arrived = ok[np.searchsorted(transfers, moves["transfer"])]
+        upward = moves["dst_tier"] == DEVICE
+        if not ok.all() or self._scrub.active:  # before another sequence may be given the blocks
+            self._scrub.spoilt(moves["dst_block"][upward & ~arrived])
+            for part in _transfers(moves[upward & arrived]):
+                self._scrub.holds(part["dst_block"], self._placement.root_of(int(part["node"][0])))
+        if upward[0] and ok.all():
+            self._costs.observe_load(
+                int(moves["src_tier"][0]), len(moves) * self._mover.block_bytes, ticket.seconds
+            )  # fmt: skip
+        _, decided = np.unique(moves["transfer"], return_index=True)
+        order = np.argsort(decided)  # what was colder is colder in the next tier too
+        # with hooks, callers go on once the hooks were told: what they see next is after it
+        at_once = isinstance(job.span, Off) or bool(job.tickets)
+        self._dispatch.finish(transfers[order], ok[order], ticket.tried()[order], announce=at_once)
+        job.arrived += int(np.count_nonzero(arrived))
+
+    def _keep_left(self, moves: NDArray[np.void], ticket: Ticket) -> None:
+        """What a call that was left may still write stays taken until it is back, though the transfer lets go of it."""
+        left = moves[ticket.left()]
+        if not len(left):
+            return
+        for pool, blocks in self._destinations(left):
+            pool.incref(blocks)
+        ticket.when_back(lambda part: self._let_go(moves[part]))
+
+    def _let_go(self, moves: NDArray[np.void]) -> None:
+        self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == DEVICE])
+        for pool, blocks in self._destinations(moves):
+            pool.free(blocks)
+        self._dispatch.room_made()
+
+    def _destinations(self, moves: NDArray[np.void]) -> Iterator[tuple[BlockPool, NDArray[np.int32]]]:
+        for tier in np.unique(moves["dst_tier"]).tolist():
+            pool = self._placement.pools[tier]
+            assert pool is not None
+            yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
+
+    def _lose(self, moves: NDArray[np.void], problem: BaseException, *, keep: bool) -> None:
+        """Give moves up after an exception; `keep`: where a thread may still write into their destinations."""
+        self._dispatch.give_up(moves, keep=keep)
+        with suppress(BaseException):
+            log.warning("%d blocks were not moved", len(moves), exc_info=problem)
+
+    def _tell(self, job: Job, tell: Callable[[], Any]) -> None:
+        """Call hooks, in the context of the caller that decided."""
+        try:
+            if job.context is None:
+                tell()
+            else:
+                job.context.run(tell)
+        except BaseException as interrupt:
+            self.interrupts.append(interrupt)
+
+
+_started: weakref.WeakSet[Hands] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """No thread may still copy when the interpreter frees the arenas. The movers' threads are stopped after this."""
+    for hands in list(_started):
+        hands.stop()
+
+
+def _settled(dispatch: Dispatch, taken: Taken, ticket: Ticket) -> None:
+    """In a worker's thread. The ticket holds `taken`, and with it the moves' memory, while a thread is in it."""
+    dispatch.wake()
+
+
+def _work(weakly: weakref.ref[Hands], dispatch: Dispatch) -> None:
+    """The dispatcher's thread."""
+    pause: float | None = LONGEST_S
+    while pause is not None:
+        taken = dispatch.take(pause)
+        hands = weakly()
+        if hands is None:
+            return
+        pause = hands.round(taken)
+        del hands, taken  # while it waits it holds neither the cache nor moves
+
+
+def _transfers(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Moves transfer by transfer, in their order; the moves of one stand together."""
+    edges = np.flatnonzero(np.diff(moves["transfer"])) + 1
+    if len(moves):
+        for a, b in itertools.pairwise([0, *edges.tolist(), len(moves)]):
+            yield moves[a:b]

@@ -1,0 +1,160 @@
+"""Roots: the numbers that the core gives to the namespaces in use. Forgets those that nothing needs any more.
+
+A namespace is made at its first use. It is forgotten, some time later, when the core does not need it any more (it
+has no block, owner, transfer, quota or kind: `Placement.forget`) and no thread is about to use it. Reference counts
+tell the second: a thread that asked for a namespace refers to its Root, and a Root stays while anything but the table
+here refers to it. So a thread may use its Root at any later time, and the cost of a namespace ends with its use.
+
+Making or purging a namespace looks at up to two known and two purged ones, in turn. So at any moment the table has at
+most about twice as many as are needed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict, deque
+from contextlib import suppress
+
+from pagedkv._core.placement import Placement
+from pagedkv.errors import StaleHandle
+from pagedkv.namespace import Namespace
+from pagedkv.scrub import Scrub
+
+LOOKED_AT = 2  # namespaces, for each that is made
+DEFAULT = Namespace().digest()
+
+
+class Root(int):
+    """The number of a namespace in the core, as an object of its own: to refer to it is to keep it."""
+
+    __slots__ = ()
+
+
+def _references(root: Root) -> int:
+    return sys.getrefcount(root)
+
+
+def _alone() -> int:
+    """What `_references` tells of a Root that only the caller's variable refers to."""
+    root = Root(1 << 40)
+    return _references(root)
+
+
+class Roots:
+    """The Roots of a cache, by digest.
+
+    Parameters
+    ----------
+    placement : Placement
+    scrub : Scrub
+        Is told of each namespace before it is used.
+
+    Attributes
+    ----------
+    quotas : dict, by digest and tier
+        What each namespace may hold. A namespace that is purged begins anew with another number and the same quotas.
+    kinds : dict, by digest
+        Numbers of the kinds that were set, but for the default.
+    """
+
+    def __init__(self, placement: Placement, scrub: Scrub) -> None:
+        self._placement, self._scrub = placement, scrub
+        self._known: OrderedDict[bytes, Root] = OrderedDict()  # with quota and kind; next to look at first
+        self._dropped: deque[Root] = deque()  # purged, and not forgotten yet
+        self._making = threading.RLock()
+        self.quotas: dict[bytes, dict[int, int]] = {}
+        self.kinds: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._dropped)
+
+    def find(self, digest: bytes) -> Root | None:
+        """The Root of a namespace if there is one; makes nothing."""
+        root = self._known.get(digest)
+        if root is None and self._placement.tree.find(digest) is not None:
+            root = self.of(digest)  # its making was interrupted
+        return root
+
+    def of(self, digest: bytes) -> Root:
+        """The Root of a namespace, made at its first use."""
+        root = self._known.get(digest)
+        if root is not None:
+            return root
+        with self._making:
+            root = self._known.get(digest)
+            if root is None:
+                self._forget_some()
+                root = Root(self._placement.tree.namespace(digest))
+                for tier, blocks in self.quotas.get(digest, {}).items():
+                    self._placement.set_quota(root, blocks, tier)
+                if digest in self.kinds and self._placement.hazard is not None:
+                    self._placement.hazard.set_kind(root, self.kinds[digest])
+                self._scrub.saw(int(root))
+                self._known[digest] = root  # last: whatever is interrupted before is done again
+            return root
+
+    def set_quota(self, digest: bytes, tier: int, blocks: int | None) -> None:
+        """The namespace may hold so many blocks in a tier; None lifts that."""
+        with self._making:
+            root = self.find(digest) if blocks is None else self.of(digest)
+            if root is not None:
+                self._placement.set_quota(root, blocks, tier)
+            if blocks is not None:
+                self.quotas.setdefault(digest, {})[tier] = blocks
+            elif digest in self.quotas:
+                self.quotas[digest].pop(tier, None)
+                if not self.quotas[digest]:
+                    del self.quotas[digest]
+
+    def set_kind(self, digest: bytes, kind: int) -> None:
+        """The namespace's requests teach and ask the tables of this kind, with the policy ``hazard``."""
+        with self._making:
+            root = self.of(digest) if kind else self.find(digest)
+            hazard = self._placement.hazard
+            assert hazard is not None
+            if root is not None:
+                hazard.set_kind(root, kind)
+            if kind:
+                self.kinds[digest] = kind
+            else:
+                self.kinds.pop(digest, None)
+
+    def drop(self, digest: bytes) -> tuple[Root | None, int]:
+        """Forget what is cached of a namespace: the Root that it had, if any, and the number of blocks dropped."""
+        with self._making:
+            root = self.find(digest)
+            if root is None:
+                return None, 0
+            self._forget_some()
+            try:
+                self._dropped.append(root)
+                self._known.pop(digest, None)
+                return root, self._placement.drop_namespace(root)
+            except BaseException:
+                if self._placement.tree.find(digest) is not None:  # nothing was dropped
+                    with suppress(ValueError):  # it was not there yet
+                        self._dropped.remove(root)
+                    self._known[digest] = root
+                raise
+
+    def _forget_some(self) -> None:
+        for _ in range(min(LOOKED_AT, len(self._dropped))):
+            self._dropped.rotate(-1)
+            root = self._dropped[-1]  # there, too, and no thread can get it any more
+            try:
+                if _references(root) == _ALONE + 1 and self._placement.forget(root):
+                    self._dropped.pop()
+            except StaleHandle:  # forgotten by a call that was interrupted then
+                self._dropped.pop()
+        for _ in range(min(LOOKED_AT, len(self._known))):
+            digest, root = self._known.popitem(last=False)
+            try:  # no other thread can get the Root now: if no other has it, none will
+                if _references(root) == _ALONE:
+                    self._placement.forget(root)
+            finally:
+                if self._placement.tree.find(digest) == root:  # also where an interrupt came as `forget` returned
+                    self._known[digest] = root  # the last to be looked at again
+
+
+_ALONE = _alone()

@@ -1,0 +1,67 @@
+"""How the other branches of a request come back after a suspension: sharing what the branches before them hold.
+
+A request is refused or taken by its worst case with the prompt shared, so after a suspension its branches have to share
+it again, whatever the tree has. The tree lacks blocks that a quota refused, that were purged, or that were on their way
+to another tier when they were committed. A fork shares blocks without the tree's help.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedkv.cache import KVCache
+from pagedkv.errors import OutOfBlocks
+from pagedkv.scheduler.request import Branch, Tokens
+from pagedkv.sequence import Sequence
+
+
+def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
+    """Open a suspended branch beside those of its request that are open; it holds no block twice that they hold.
+
+    Its sequence comes from the cache if that gives it the blocks that the others hold, because the cache may have some
+    of its own tokens too; otherwise it is forked from the branch with which it shares most tokens.
+
+    Parameters
+    ----------
+    cache : KVCache
+    branch : Branch
+        Suspended; another one of its request is open and has computed all its tokens but the last.
+    must : bool
+        Fork it, which takes no block, where the cache has no room to bring up what it has of the branch. Else None.
+    """
+    relative, common = _closest(branch)
+    kin = relative.seq
+    assert kin is not None
+    size, table = cache.spec.block_size, cache.table
+    whole = common // size
+    if table.info(kin.row)[3] >= whole:  # the tree has them: then a match most likely finds them
+        request = branch.request
+        try:
+            seq = cache.sequence(branch.saved, request.namespace, session=request.session, on_trial=True)
+        except OutOfBlocks:
+            if not must:
+                return None
+        else:
+            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):
+                cache.count(seq)
+                return seq
+            seq.release()
+    (seq,) = kin.fork()
+    seq.truncate(common)
+    seq.append(branch.saved[common:])
+    return seq
+
+
+def _closest(branch: Branch) -> tuple[Branch, int]:
+    """The open branch of the same request that shares most tokens with a suspended one, and how many those are."""
+    open_ones = [other for other in branch.request.live() if other.seq is not None]
+    shared = [common_tokens(other.tokens, branch.saved[:-1]) for other in open_ones]
+    at = int(np.argmax(shared))
+    return open_ones[at], shared[at]
+
+
+def common_tokens(a: Tokens, b: Tokens) -> int:
+    """Leading tokens in which `a` and `b` agree."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n

@@ -1,0 +1,151 @@
+"""Calls of the scheduler that are interrupted at any line: the next call goes on, and every token is the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+import pagedkv.scheduler
+
+SPEC = pk.KVSpec(1, 1, 1, "float32", 4, model="toy")
+ROOM = str(Path(pagedkv.scheduler.__file__).parent)
+WORTH = 23  # every so many lines are interrupted, each time from another one on
+
+
+class Interrupt(BaseException):
+    """From outside."""
+
+
+class At:
+    """A tracer that raises at a line of the scheduler's room, counted over all calls; -1 only counts."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.lines, self.where = at, 0, ""
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(ROOM) or frame.f_code.co_name in ("__exit__", "__enter__"):
+            return None
+        return self.line
+
+    def line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                raise Interrupt
+        return self.line
+
+
+def token(history: np.ndarray, alternative: int = 0) -> int:
+    """What a model says after a history."""
+    return int((np.sum(history * np.arange(1, len(history) + 1)) + 7 * alternative) % 1000)
+
+
+def entries(plan: pk.Plan) -> list[Any]:
+    """What a step gives each lane: first samples and beams, what is right of a draft, then one token each."""
+    told: list[Any] = []
+    for branch in plan.lanes:
+        request, history = branch.request, branch.tokens
+        first = branch.num_output == 0
+        alternatives = request.width if first else 1
+        if len(branch.draft):
+            said = [token(history)]
+            for drafted in branch.draft:
+                if drafted != said[-1]:
+                    break
+                said.append(token(np.append(history, said)))
+            told.append(said)
+        else:
+            told.append([token(history, i) for i in range(alternatives)])
+    return told
+
+
+def outputs(at: int, watch: At | None = None) -> tuple[list[Any], At]:
+    """What all requests come to, with the line `at` interrupted; a small device, so that some are suspended."""
+    cache = pk.KVCache(SPEC, 14, 32)
+    scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=6, max_batch_tokens=12, watermark=0.0))
+    tracer, requests, aborted = At(at), [], []
+
+    def called(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        sys.settrace(tracer)
+        try:
+            return call(*arguments, **options)
+        finally:
+            sys.settrace(None)
+
+    def submit(*arguments: Any, **options: Any) -> None:
+        before = scheduler._num_submitted
+        try:
+            requests.append(called(scheduler.submit, *arguments, **options))
+        except Interrupt:
+            known = [one for one in scheduler._unended if one.id >= before]
+            requests.append(known[0] if known else called(scheduler.submit, *arguments, **options))
+
+    submit(range(9), max_new_tokens=6)
+    submit(range(50, 59), max_new_tokens=5, n=2)
+    submit(range(100, 106), max_new_tokens=5, beams=2)
+    submit(range(150, 170), max_new_tokens=4, priority=90)
+    submit(range(9), max_new_tokens=3)
+    for turn in range(200):
+        if not scheduler.has_work:
+            break
+        try:
+            if turn == 3:
+                aborted.append(requests[4])
+                called(scheduler.abort, requests[4])
+            live = requests[0].live()
+            if turn % 2 and len(live) == 1 and live[0].seq is not None and scheduler._plan is None:
+                guess = token(live[0].tokens)
+                called(scheduler.draft, requests[0], [guess, 1])
+            plan = called(scheduler.schedule)
+            if not plan:
+                continue
+            with scheduler.step(plan) as step:
+                kv = np.zeros((len(step.tokens), 1, 1), np.float32)
+                step.write(0, kv, kv)
+            called(scheduler.report, plan, entries(plan))
+        except Interrupt:
+            if aborted:
+                scheduler.abort(aborted[0])
+        scheduler.has_work  # noqa: B018 - may be asked at any time
+    assert not scheduler.has_work, f"interrupted at {tracer.where}: not all requests have ended"
+    scheduler.check_integrity()
+    assert cache.table.num_rows == 0
+    assert scheduler.stats().finished == 4
+    said = [sorted(output.tolist() for output in request.outputs) for request in requests[:4]]
+    cache.close()
+    return said, tracer
+
+
+@pytest.mark.parametrize("start", range(1, WORTH, 2))
+def test_a_scheduler_that_is_interrupted_at_any_line_goes_on_with_the_same_tokens(start: int) -> None:
+    expected, counted = outputs(-1)
+    assert counted.lines > 1000
+    for at in range(start, counted.lines, WORTH):
+        said, tracer = outputs(at)
+        assert tracer.where, f"line {at} was not reached"
+        assert said == expected, f"interrupted at {tracer.where}"
+
+
+def test_what_is_refused_mends_nothing() -> None:
+    cache = pk.KVCache(SPEC, 16)
+    scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2, max_batch_tokens=12))
+    request = scheduler.submit(range(5), max_new_tokens=3)
+    plan = scheduler.schedule()
+    with scheduler.step(plan) as step:
+        kv = np.zeros((len(step.tokens), 1, 1), np.float32)
+        step.write(0, kv, kv)
+    for wrong in ([], [1, 2], [-1], "x"):
+        with pytest.raises((pk.InvalidArgument, pk.WrongType)):
+            scheduler.report(plan, wrong)
+        assert not scheduler.torn
+    assert request.state == "running"
+    scheduler.report(plan, [7])
+    assert request.outputs[0].tolist() == [7]
