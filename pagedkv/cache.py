@@ -181,28 +181,31 @@ class KVCache:
         self._store: DiskTier | None = None
         self._left_out = self._is_over = False
         self._closing: Errand | None = None
-        kv, self._mover = self._open_bytes(sizes, disk, core, gpu, backend, threads)
-        names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None)
-        self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
-        self.table = BlockTable(self.placement, max_sequences)
-        each = spec.block_bytes if self._store is None else self._store.write_bytes
-        self._admission = open_admission(disk, each, sizes[DISK], self._costs, self.placement.hazard, self._clock)
-        hooks = self.hooks
-        dispatch = Dispatch(self.placement)
-        self._hands = Hands(self.placement, dispatch, self._mover, self._admission, self._costs, self._scrub, hooks)
-        self._conductor = Conductor(self.placement, dispatch, self._hands, hooks, self._clock)
-        self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s, hooks)
-        self._prefetcher = Prefetcher(self._matcher)
-        self._learned = open_learned(
-            self.placement.hazard, folder, disk, self._store, spec.block_size, self._conductor.now_ns
-        )  # fmt: skip
-        self._foresight = Foresight(self.placement, self._prefetcher)
-        measured = self._costs if gpu is None and backend is None else None
-        self._engine = Engine(
-            spec, self.placement, self.table, self._conductor, kv, self._scrub, hooks, measured, self._learned
-        )  # fmt: skip
-        if len(self._tiers) > 1:
-            self._hands.start()
+        with contextlib.ExitStack() as undo:  # whatever interrupts it, no thread and no locked directory is left
+            kv, self._mover = self._open_bytes(undo, sizes, disk, core, gpu, backend, threads)
+            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None)
+            self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
+            self.table = BlockTable(self.placement, max_sequences)
+            each = spec.block_bytes if self._store is None else self._store.write_bytes
+            self._admission = open_admission(disk, each, sizes[DISK], self._costs, self.placement.hazard, self._clock)
+            hooks = self.hooks
+            dispatch = Dispatch(self.placement)
+            self._hands = Hands(self.placement, dispatch, self._mover, self._admission, self._costs, self._scrub, hooks)
+            self._conductor = Conductor(self.placement, dispatch, self._hands, hooks, self._clock)
+            self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s, hooks)
+            self._prefetcher = Prefetcher(self._matcher)
+            self._learned = open_learned(
+                self.placement.hazard, folder, disk, self._store, spec.block_size, self._conductor.now_ns
+            )  # fmt: skip
+            self._foresight = Foresight(self.placement, self._prefetcher)
+            measured = self._costs if gpu is None and backend is None else None
+            self._engine = Engine(
+                spec, self.placement, self.table, self._conductor, kv, self._scrub, hooks, measured, self._learned
+            )  # fmt: skip
+            undo.callback(self._hands.close)
+            if len(self._tiers) > 1:
+                self._hands.start()
+            undo.pop_all()
 
     # ---- requests
 
@@ -454,8 +457,12 @@ class KVCache:
         if namespace is None:
             raise InvalidArgument("a quota is for a Namespace; the default namespace is everybody's: name one")
         digest = self._digest(namespace)
-        self._engine.uses_quota = True
-        self._conductor.when_decided(lambda: self._roots.set_quota(digest, TIER_NAMES.index(tier), blocks))
+
+        def decide() -> None:
+            self._engine.uses_quota = True
+            self._roots.set_quota(digest, TIER_NAMES.index(tier), blocks)
+
+        self._conductor.when_decided(decide)
 
     def purge(self, namespace: Namespace | None) -> int:
         """Forget a namespace: nothing computed before ever matches again, not after a restart or a crash either.
@@ -659,6 +666,7 @@ class KVCache:
 
     def _open_bytes(
         self,
+        undo: contextlib.ExitStack,
         sizes: list[int],
         disk: Disk | None,
         core: dict[str, Any],
@@ -668,20 +676,19 @@ class KVCache:
     ) -> tuple[KV, Mover]:
         """Open what holds, computes and moves the KV's bytes; a simulated cache has none, and overrides this."""
         spec = self.spec
-        with contextlib.ExitStack() as undo:
-            self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
-            store, describe = self._tiers.get(DISK), None
-            if isinstance(store, DiskTier):
-                restore(self.placement, store, DISK, self._roots.of)
-                describe = Describer(self.placement, store.secret, self.placement.tree.name)
-                self._store = store
-            elif disk is not None:
-                self.placement = open_placement([*sizes[:DISK], 0], spec.block_size, **core)
-                self._roots = Roots(self.placement, self._scrub)
-                self._left_out = True
-            kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
-            mover = Mover(self._tiers, threads=threads, describe=describe)
-            undo.pop_all()
+        self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
+        store, describe = self._tiers.get(DISK), None
+        if isinstance(store, DiskTier):
+            restore(self.placement, store, DISK, self._roots.of)
+            describe = Describer(self.placement, store.secret, self.placement.tree.name)
+            self._store = store
+        elif disk is not None:
+            self.placement = open_placement([*sizes[:DISK], 0], spec.block_size, **core)
+            self._roots = Roots(self.placement, self._scrub)
+            self._left_out = True
+        kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
+        mover = Mover(self._tiers, threads=threads, describe=describe)
+        undo.callback(mover.close)
         return kv, mover
 
     def _learning(self, what: str) -> Learned:

@@ -12,6 +12,13 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from pagedkv.errors import PagedKVError
+
+
+def is_refusal(problem: BaseException) -> bool:
+    """Whether the library refused what was asked, with nothing half done. No signal handler's error is that."""
+    return isinstance(problem, PagedKVError) and not came_from_signal(problem)
+
 
 def came_from_signal(problem: BaseException) -> bool:
     """Whether a signal handler of the program raised it: its traceback goes through one that is installed now."""
@@ -63,6 +70,8 @@ class Log:
     def _say(self, level: int, message: str, values: tuple[object, ...], exc_info: BaseException | bool | None) -> None:
         try:
             self._logger.log(level, message, *values, exc_info=exc_info, stacklevel=3)
+        except MemoryError:
+            raise
         except Exception as problem:
             if came_from_signal(problem):
                 raise

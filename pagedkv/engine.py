@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv._core.block_table import BlockTable, StepArrays
 from pagedkv._core.held import HeldRow
 from pagedkv._core.placement import Placement
+from pagedkv.callbacks import is_refusal
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks, PagedKVError
 from pagedkv.hooks import Hooks
@@ -164,8 +165,8 @@ class Engine:
             for array in (arrays.slot_mapping, arrays.block_tables, arrays.seq_lens, arrays.q_indptr, arrays.positions):
                 array.flags.writeable = False  # what a step writes and reads goes by these
             return arrays
-        except BaseException as problem:
-            if not (refused and isinstance(problem, PagedKVError)):  # also where it came as `step` returned
+        except PagedKVError:  # after any other exception the caller cancels: it may come as this returns, too
+            if not refused:
                 self.table.cancel(rows)
             raise
 
@@ -200,7 +201,7 @@ class Engine:
                     bound.write(layer, k[layer], v[layer])
                 self.commit(rows, len(arrays.tokens))
             except BaseException as problem:
-                if begun or not isinstance(problem, PagedKVError):
+                if begun or not is_refusal(problem):
                     self.table.cancel(rows)
                 raise
             span.set(tokens=len(arrays.tokens))

@@ -125,7 +125,8 @@ class Hands:
             while self._jobs:
                 self.pump()
         elif not self.is_this_thread():  # if it is, it ends after this round
-            self._thread.join()
+            with suppress(RuntimeError):  # `start` was interrupted before there was a thread
+                self._thread.join()
         self._dispatch.close()
 
     def stop(self) -> None:

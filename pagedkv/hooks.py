@@ -65,8 +65,8 @@ class Hook(Protocol):
     """What is told. Calls come from whatever thread does the work, several at a time if several do.
 
     A hook may call the cache. Only in ``moves``, which the thread that carries moves out is about to begin or has just
-    ended, it cannot do what waits for moves (open a sequence or begin a step that needs room, flush, purge): that
-    thread would wait for itself, so it is refused with InvalidArgument.
+    ended, it cannot do what waits for moves (open a sequence or begin a step that needs room, flush, purge, set a
+    quota): that thread would wait for itself, so it is refused with InvalidArgument.
     """
 
     def begin(self, span: Span) -> Any:

@@ -11,6 +11,7 @@ import contextvars
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +29,20 @@ HOST = 1
 ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up
 FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
 SLICE_S = 0.05  # a caller that waits runs Python this often, which is when a signal's exception can arrive
+
+
+class Claim:
+    """Device blocks that a scheduler is about to use.
+
+    Attributes
+    ----------
+    blocks : of its last plan, 0 once that is over.
+    """
+
+    __slots__ = ("__weakref__", "blocks")
+
+    def __init__(self) -> None:
+        self.blocks = 0
 
 
 class Conductor:
@@ -53,7 +68,22 @@ class Conductor:
         self.placement, self._dispatch, self._hands, self._hooks, self._clock = placement, dispatch, hands, hooks, clock
         self.uses_time = placement.policy == "hazard"  # or a sequence was given a time to live
         self._prefetching: set[int] = set()  # threads with a prefetch under way
-        self.spoken_for = 0  # device blocks that a scheduler is about to use: prefetches leave so many
+        self._claims: tuple[weakref.ref[Claim], ...] = ()
+        self._claiming = threading.Lock()
+
+    # ---- what schedulers are about to use
+
+    def claim(self) -> Claim:
+        """A scheduler's own: how many device blocks it is about to use. It ends with the object."""
+        claim = Claim()
+        with self._claiming:
+            self._claims = (*(known for known in self._claims if known() is not None), weakref.ref(claim))
+        return claim
+
+    @property
+    def spoken_for(self) -> int:
+        """Device blocks that schedulers are about to use: prefetches leave so many."""
+        return sum(claim.blocks for claim in (known() for known in self._claims) if claim is not None)
 
     # ---- waiting
 
@@ -144,7 +174,14 @@ class Conductor:
             self._hands.context = contextvars.copy_context()
 
     def when_decided(self, decide: Callable[[], object]) -> None:
-        """Have something decided, and wait until the moves that it decided are over."""
+        """Have something decided, and wait until the moves that it decided are over.
+
+        Raises
+        ------
+        InvalidArgument
+            The caller must not wait; nothing was decided.
+        """
+        self.check_may_wait()
         self._decides()
         first = self._dispatch.num_started
         decide()

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
+from pagedkv.callbacks import is_refusal
 from pagedkv.engine import BoundStep, Engine
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError, StaleHandle, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.sequence import Batch, Sequence
 from pagedkv.sizes import whole_number
@@ -59,7 +60,7 @@ class Step:
             self._bound = self._engine.kv.bind(arrays)
             self._arrays = arrays
         except BaseException as problem:
-            if begun or not isinstance(problem, PagedKVError):  # else nothing was scheduled
+            if begun or not is_refusal(problem):  # else nothing was scheduled
                 self._cancel()
             raise
         return self
@@ -199,7 +200,7 @@ class Step:
 
     def _check_rows(self) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
-        if not np.array_equal(self._engine.table.epochs(self._rows), self._epochs):
+        if (self._engine.table.epochs(self._rows) != self._epochs).any():  # array_equal would hide a signal's exception
             raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
 
     def attend(

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from pagedkv.errors import PagedKVError
+from pagedkv.callbacks import is_refusal
 from pagedkv.scheduler.request import Branch, Request, Tokens
 
 Arguments = ParamSpec("Arguments")
@@ -48,8 +48,8 @@ def whole(
         self.torn = True
         try:
             result = call(self, *arguments, **options)
-        except PagedKVError:  # refused, with nothing half done
-            self.torn = False
+        except BaseException as problem:
+            self.torn = not is_refusal(problem)  # a refusal leaves nothing half done
             raise
         self.torn = False
         return result

@@ -28,13 +28,16 @@ class Plan:
     num_tokens : int
     expired : tuple of Request
         Those whose deadline passed before this step.
+    finished : tuple of Request
+        Those whose last report was interrupted before it returned them. Only a plan with nothing to run has any: else
+        the next report returns them.
     from_prompt, has_drafts, expected
         For the report: lanes from here on end their prompt with this step; whether a lane verifies a draft; tokens of
         the first sequence that are computed once the step is committed.
     """
 
     __slots__ = (
-        *("batch", "expected", "expired", "from_prompt", "has_drafts", "lanes"),
+        *("batch", "expected", "expired", "finished", "from_prompt", "has_drafts", "lanes"),
         *("lookahead", "num_tokens", "q_lens"),
     )
 
@@ -52,6 +55,7 @@ class Plan:
     ) -> None:
         self.batch, self.q_lens, self.num_tokens, self.lookahead = batch, q_lens, num_tokens, lookahead
         self.lanes, self.expired = lanes, expired
+        self.finished: tuple[Request, ...] = ()
         self.from_prompt, self.has_drafts, self.expected = from_prompt, has_drafts, expected
 
     @property

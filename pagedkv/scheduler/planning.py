@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache import KVCache
+from pagedkv.moving import Claim
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.queue import by_rank
@@ -19,11 +20,17 @@ Chunk: TypeAlias = tuple[Branch, Sequence, int]  # whose prompt, and how many to
 
 
 class Planner:
-    """Makes plans over what runs, suspending those of the worst rank where there are too few blocks."""
+    """Makes plans over what runs, suspending those of the worst rank where there are too few blocks.
 
-    def __init__(self, cache: KVCache, running: Running, options: SchedulerOptions) -> None:
+    Parameters
+    ----------
+    cache, running, options : of the scheduler.
+    claim : told what the next plan needs.
+    """
+
+    def __init__(self, cache: KVCache, running: Running, options: SchedulerOptions, claim: Claim) -> None:
         self._table, self._running, self._options = cache.table, running, options
-        self._conductor = cache._conductor
+        self._claim = claim
         self._ones = np.ones(options.max_running, np.int32)
         self._ones.flags.writeable = False
 
@@ -41,7 +48,7 @@ class Planner:
             need = self._table.blocks_needed(rows, None, lookahead)
             if need > running.room():
                 return self._tight(drafts, expired)
-            self._conductor.spoken_for = need
+            self._claim.blocks = need
             batch = Batch(lanes.sequences[:], rows)
             return self._made(batch, self._ones[: len(rows)], len(rows), lanes.branches[:], expired, len(rows), False)
         return self._tight(drafts, expired)
@@ -62,7 +69,7 @@ class Planner:
             for i, (_, seq, take) in enumerate(chunks, n):
                 rows[i], q_lens[i] = seq.row, take
                 num_tokens += take
-            need = self._conductor.spoken_for = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
+            need = self._claim.blocks = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
             if not len(rows) or need <= running.room():
                 break
             self._make_way(need, [chunk[0] for chunk in chunks], left_out)

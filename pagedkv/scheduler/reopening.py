@@ -42,7 +42,7 @@ def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
             if not must:
                 return None
         else:
-            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):
+            if seq.blocks[:whole].tolist() == kin.blocks[:whole].tolist():
                 cache.count(seq)
                 return seq
             seq.release()

@@ -121,7 +121,7 @@ class Reporter:
             elif not 1 <= len(entry) <= 1 + len(branch.draft):
                 most = f", after at most {len(branch.draft)} of its draft" if len(branch.draft) else ""
                 raise InvalidArgument(f"{_lane(plan, i)} wants 1 token{most}, got {len(entry)}")
-            elif not np.array_equal(entry[:-1], branch.draft[: len(entry) - 1]):
+            elif entry[:-1].tolist() != branch.draft[: len(entry) - 1].tolist():
                 raise InvalidArgument(
                     f"{_lane(plan, i)} accepted {entry[:-1].tolist()}, its draft was {branch.draft.tolist()}"
                 )

@@ -111,12 +111,12 @@ class Scheduler:
                 f"open it with more, or run fewer"
             )
         self.cache, self.options, self._clock = cache, options, Clock(clock)
-        self._conductor = cache._conductor
+        self._claim = cache._conductor.claim()
         self._queue = FairQueue(options.priority_tokens)
         self._running = Running(cache, options)
         self._admission = Admission(cache, self._queue, self._running, options)
         self._aside = Aside(self._queue, self._running, self._admission)
-        self._planner = Planner(cache, self._running, options)
+        self._planner = Planner(cache, self._running, options, self._claim)
         self._reporter = Reporter(cache, self._running)
         self._deadlines: list[tuple[float, int, Request]] = []
         self._expired: tuple[Request, ...] = ()  # that no plan has told of yet
@@ -271,8 +271,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended."""
-        return bool(self._unended)
+        """Whether a request has not ended, or has and nobody was told because a call was interrupted."""
+        return bool(self._unended or self._untold or self.torn)
 
     @whole
     def schedule(self) -> Plan:
@@ -301,8 +301,10 @@ class Scheduler:
                 break
             except (OutOfBlocks, NoSequences):
                 if not self._aside.make_way(failed):
-                    self._conductor.spoken_for = 0
+                    self._claim.blocks = 0
                     raise
+        if not plan:  # no report comes that would return them
+            plan.finished, self._untold = tuple(self._untold), []
         self._plan = plan if plan else None
         self._drafts, self._expired = {}, ()
         return plan
@@ -364,7 +366,7 @@ class Scheduler:
             )
         finished = [request for request in self._reporter.apply(plan, tokens) if not request.ended]
         self._plan = None
-        self._conductor.spoken_for = 0
+        self._claim.blocks = 0
         self._queue.serve(plan.num_tokens)
         for request in finished:
             self._finish(request)
@@ -485,7 +487,7 @@ class Scheduler:
             self._reporter.before.restore()
             self._reporter.before = None
         self._plan, self._drafts, self._going = None, {}, []
-        self._conductor.spoken_for = 0
+        self._claim.blocks = 0
         for request in list(self._unended):
             if not request.ended and not request.live():
                 request.state = "finished"
@@ -518,7 +520,7 @@ class Scheduler:
     def _take_back(self, plan: Plan) -> None:
         """The plan was not reported: drafts are forgotten; if it was committed, last tokens are computed again."""
         self._plan = None
-        self._conductor.spoken_for = 0
+        self._claim.blocks = 0
         for branch in plan.lanes:
             if branch.seq is None:
                 continue

@@ -21,6 +21,8 @@ import os
 import re
 import resource
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +111,11 @@ class Directory:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, network_fs: bool = False) -> None:
+        self.fd = self.lock_fd = -1
         self.path = Path(path_text(path, "a disk tier's path")).absolute()
         self.made = False
         self.read_only = ""
         self._network_fs = network_fs
-        self.fd = self.lock_fd = -1
         try:
             self._open()
         except OSError as problem:
@@ -375,3 +377,8 @@ class Directory:
             if fd >= 0:
                 close_quietly(fd)
         self.lock_fd = self.fd = -1
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """An interrupt may come as the constructor returns: then nobody else closes it."""
+        if not is_finalizing():  # a mover may still write then, and the descriptors would be somebody else's
+            self.close()

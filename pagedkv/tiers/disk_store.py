@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -71,9 +73,9 @@ class Store:
         one = Geometry(num_blocks, block_bytes, block_tokens, shards, 1)
         self.geometry = replace(one, segment_slots=max(1, segment_bytes // one.slot_bytes))
         self._fingerprint, self._read_path, self._page_cache = fingerprint, read_path, page_cache
-        self.directory = Directory(path, network_fs=network_fs)
         self._super_fd = -1
         self._segments: Segments | None = None
+        self.directory = Directory(path, network_fs=network_fs)
         self.superblock: Superblock
         try:
             empty = not self.directory.holds_store()
@@ -116,6 +118,11 @@ class Store:
         """Close every descriptor; the directory is free for others."""
         self._close_files()
         self.directory.close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """As that of a Directory."""
+        if not is_finalizing() and hasattr(self, "directory"):
+            self.close()
 
     def _close_files(self) -> None:
         if self._segments is not None:

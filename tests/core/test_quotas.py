@@ -73,6 +73,25 @@ def test_pressure_from_others_still_evicts_a_namespace_with_a_quota_in_its_turn(
     sound(placement)
 
 
+def test_a_run_that_making_room_within_the_quota_sends_on_its_way_is_not_adopted() -> None:
+    tree, pools, placement = tiered(1, (4, 1, 4))
+    mine = tree.namespace(b"mine")
+    cache(placement, [1], mine)
+    make_room(placement, 4)
+    assert placement.match([1], mine)[0].tolist() == [1], "it is in the host"
+    placement.set_quota(mine, 1)
+    cache(placement, [2], mine)
+    owner, _ = placement.acquire([], mine)
+    blocks = pools[0].alloc(1)
+    assert placement.insert(owner, [1], blocks) == 0, "it is on its way from the host to the disk"
+    assert placement.num_in_flight == 1
+    finish(placement)
+    sound(placement)
+    pools[0].free(blocks)
+    placement.release(owner)
+    sound(placement)
+
+
 def test_a_quota_below_is_kept_by_demotions_that_overlap() -> None:
     tree, pools, placement = tiered(1, (4, 8))
     mine = tree.namespace(b"mine")

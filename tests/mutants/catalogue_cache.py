@@ -129,4 +129,45 @@ MUTANTS = (
         (("if num_new and layer not in self._written:", "if False:"),),
         ("test_attending_a_layer_before_it_is_written_is_refused",),
     ),
+    Mutant(
+        "a step whose copies the tier refuses stays scheduled",
+        "pagedkv/engine.py",
+        (("            if not refused:\n                self.table.cancel(rows)\n", "            pass\n"),),
+        ("test_a_step_whose_copies_the_tier_refuses_is_cancelled",),
+    ),
+    Mutant(
+        "a step that is interrupted as it begins stays scheduled",
+        "pagedkv/step.py",
+        (("if begun or not is_refusal(problem):", "if begun:"),),
+        ("test_a_step_that_is_interrupted_as_it_begins_is_cancelled",),
+    ),
+    Mutant(
+        "an opening that is interrupted leaves its directory locked",
+        "pagedkv/cache.py",
+        (("            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool",
+          "            undo.pop_all()\n"
+          "            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool"),),
+        ("test_an_opening_that_is_interrupted_leaves_its_directory_and_no_thread",),
+    ),
+    Mutant(
+        "an error of ours that a signal handler raises is taken for a refusal",
+        "pagedkv/callbacks.py",
+        (("    return isinstance(problem, PagedKVError) and not came_from_signal(problem)\n",
+          "    return isinstance(problem, PagedKVError)\n"),),
+        ("test_an_error_of_ours_that_a_signal_handler_raises_is_an_interrupt_and_no_refusal",),
+    ),
+    Mutant(
+        "a hook of moves waits for its own thread",
+        "pagedkv/moving.py",
+        (("        if self._hands.is_this_thread():\n            raise InvalidArgument(",
+          "        if False:\n            raise InvalidArgument("),),
+        ("test_a_hook_of_moves_never_waits_for_its_own_thread",),
+    ),
+    Mutant(
+        "a hook of moves is refused when its quota is set already",
+        "pagedkv/moving.py",
+        (("            The caller must not wait; nothing was decided.\n        \"\"\"\n        self.check_may_wait()\n",
+          "            The caller must not wait; nothing was decided.\n        \"\"\"\n"),),
+        ("test_a_hook_of_moves_that_would_wait_for_moves_is_refused",),
+    ),
 )  # fmt: skip

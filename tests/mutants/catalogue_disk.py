@@ -281,6 +281,19 @@ OWNERS = (
         (("        locked = [os.fstat(self.fd)]\n", "        locked = []\n"),),
         ("test_a_store_that_is_open_is_known_as_open_also_without_its_lock",),
     ),
+    Mutant(
+        "a LOCK that cannot be looked at stops the tier",
+        "pagedkv/tiers/directory.py",
+        (("            return True\n        except OSError:\n            return False\n",
+          "            return True\n"),),
+        ("test_a_lock_that_cannot_be_looked_at_is_no_lost_lock",),
+    ),
+    Mutant(
+        "a directory that nobody was given stays locked",
+        "pagedkv/tiers/directory.py",
+        (("        if not is_finalizing():  # a mover", "        if False:  # a mover"),),
+        ("test_a_directory_that_nobody_was_given_is_free_again",),
+    ),
 )  # fmt: skip
 
 MUTANTS = RECORDS + PURGES + FILES + HANGS + OWNERS

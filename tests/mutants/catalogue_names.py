@@ -137,6 +137,12 @@ QUOTAS = (
         ("test_a_demotion_that_fails_or_is_cancelled_leaves_no_more_than_the_quota",),
     ),
     Mutant(
+        "a run that making room sends on its way is adopted", "pagedkv/_core/insertion.pyx",
+        (("t.nodes[child].length != k\n                        or p.fates[child].transfer >= 0):",
+          "t.nodes[child].length != k):"),),
+        ("test_a_run_that_making_room_within_the_quota_sends_on_its_way_is_not_adopted",),
+    ),
+    Mutant(
         "new blocks are refused where the colder tier is busy", "pagedkv/_core/insertion.pyx",
         (("        drop_for(p, 0, over, p.domain_of[p.tree.nodes[n].root])\n", ""),),
         ("test_where_the_colder_tier_is_busy_old_blocks_are_dropped_rather_than_new_ones_refused",),

@@ -148,14 +148,14 @@ MUTANTS = (
         REOPENING,
         (
             ("    if table.info(kin.row)[3] >= whole:", "    if True:"),
-            ("            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):", "            if True:"),
+            ("            if seq.blocks[:whole].tolist() == kin.blocks[:whole].tolist():", "            if True:"),
         ),
         ("test_branches_share_their_prompt_again_although_a_quota_keeps_it_out_of_the_tree",),
     ),
     Mutant(
         "a branch that comes back is not compared with the one before it",
         REOPENING,
-        (("            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):", "            if True:"),),
+        (("            if seq.blocks[:whole].tolist() == kin.blocks[:whole].tolist():", "            if True:"),),
         ("test_branches_share_their_prompt_again_when_it_is_purged_while_they_come_back",),
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = (
         REOPENING,
         (
             ("    if table.info(kin.row)[3] >= whole:", "    if True:"),
-            ("            if np.array_equal(seq.blocks[:whole], kin.blocks[:whole]):", "            if True:"),
+            ("            if seq.blocks[:whole].tolist() == kin.blocks[:whole].tolist():", "            if True:"),
         ),
         ("test_the_proof_holds[progress]",),
         proof_count=10_000,
@@ -219,7 +219,7 @@ MUTANTS = (
     Mutant(
         "blocks stay spoken for when the plan is reported",
         SCHEDULER,
-        (("        self._plan = None\n        self._conductor.spoken_for = 0\n        self._queue.serve",
+        (("        self._plan = None\n        self._claim.blocks = 0\n        self._queue.serve",
           "        self._plan = None\n        self._queue.serve"),),
         ("test_a_step_waits_for_a_prefetch_that_took_the_blocks_after_the_plan_was_made",),
     ),
@@ -259,5 +259,17 @@ MUTANTS = (
           "            going[request] = []\n"
           "            self._fork(request, self._drop(request, pairs))\n"),),
         ("test_a_beam_forks_into_the_sequence_that_another_request_drops_later_in_the_report",),
+    ),
+    Mutant(
+        "a scheduler that is gone still speaks for blocks",
+        "pagedkv/moving.py",
+        (("weakref.ref(claim))", "lambda: claim)"),),
+        ("test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone",),
+    ),
+    Mutant(
+        "nobody is told of a request that finished in an interrupted report",
+        SCHEDULER,
+        (("            plan.finished, self._untold = tuple(self._untold), []\n", "            self._untold = []\n"),),
+        ("test_a_request_that_finished_in_an_interrupted_report_is_in_the_next_plan_where_nothing_is_left_to_run",),
     ),
 )

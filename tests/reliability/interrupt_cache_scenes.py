@@ -168,6 +168,8 @@ def open_and_close(world: World) -> Act:
     made: list[pk.KVCache] = []
 
     def call() -> None:
+        for cache in made:
+            cache.close()  # an interrupt may have come before the first line of that of `with`
         for _ in range(2):
             made.append(world.open(path))
             with made[-1] as cache, cache.sequence(prompt, A) as seq:

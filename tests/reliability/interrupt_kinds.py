@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,15 @@ def innermost(problem: BaseException, folder: str) -> str:
     return f"{frames[-1].filename.rpartition(folder)[2]}:{frames[-1].lineno}" if frames else "elsewhere"
 
 
+def deliver(number: int, frame: FrameType | None) -> None:
+    """A signal handler of the program's: raises what is `PENDING`. The tracer calls it as if a signal had come."""
+    raise PENDING.pop()
+
+
+PENDING: list[BaseException] = []
+signal.signal(signal.SIGUSR1, deliver)
+
+
 class Alarm:
     """The only owner of SIGALRM in the process: a signal in the middle of a call, or the watchdog, never both.
 
@@ -48,6 +58,7 @@ class Alarm:
         self._patience_s = patience_s
         self._problem: BaseException | None = None
         self._watching = False
+        self._until = 0.0
         self.arrived: list[tuple[str, int, str]] = []
         signal.signal(signal.SIGALRM, self._ring)
 
@@ -56,6 +67,9 @@ class Alarm:
         if problem is None:
             if not self._watching:
                 return  # the call was over before its signal came
+            if (left := self._until - time.monotonic()) > 0:  # nor is this the watchdog's
+                signal.setitimer(signal.ITIMER_REAL, left, self.AGAIN_S)
+                return
             stack = [f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in traceback.extract_stack(frame)[:-7:-1]]
             raise Hung(f"still there after {self._patience_s} s, in {', '.join(stack)}")
         self._set()
@@ -88,6 +102,7 @@ class Alarm:
 
     def _set(self) -> None:
         """Watch from now on."""
+        self._until = time.monotonic() + 0.9 * self._patience_s
         signal.setitimer(signal.ITIMER_REAL, self._patience_s, self.AGAIN_S)
         self._watching = True
 

@@ -3,7 +3,8 @@
 A point is the beginning of a line, the return of a Python function, or the moment after a call when its result stands
 on the stack and in no variable yet. There CPython delivers signals. Left out: the way from the body of a `with` or a
 `try` to its end (the line event of a `with` line after its body; a call that is the last of a body that is returned
-from). No signal can arrive there, and a tracer that raises there would skip ``__exit__`` or ``finally``.
+from; a `try` that begins inside a `with`). No signal can arrive there, and a tracer that raises there would skip
+``__exit__`` or ``finally``. So is the end of a generator that is dropped half way: what it raises is dropped, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ast
 import dis
 import linecache
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from typing import Any
 
 import pagedkv as pk
 from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree
+from tests.reliability.interrupt_kinds import PENDING, deliver
 
 LIBRARY = str(Path(pk.__file__).parent) + "/"
 CORE_CALLS = {
@@ -74,7 +77,7 @@ class Places:
 
     after_call: dict[int, str]
     with_ends: dict[int, int]
-    exits: frozenset[int]  # where the end of a `with` begins, on whatever line the compiler says
+    exits: frozenset[int]  # where the end of a `with` begins, on whatever line the compiler says; and gaps in a `with`
     loops: frozenset[int]
 
 
@@ -99,7 +102,18 @@ def places(code: CodeType) -> Places:
             with_ends[line] = instruction.offset
         elif instruction.opname.startswith(("JUMP_BACKWARD", "JUMP_ABSOLUTE")):
             loops.add(int(instruction.argval))
-    return Places(after_call, with_ends, _exits(code), frozenset(loops))
+    return Places(after_call, with_ends, _exits(code) | _gaps(code, handlers), frozenset(loops))
+
+
+def _gaps(code: CodeType, handlers: list[tuple[int, int, int]]) -> frozenset[int]:
+    """NOPs that the compiler left out of every range of a handler, where a `try` begins inside a `with`."""
+    instructions = list(dis.get_instructions(code))
+    return frozenset(
+        here.offset
+        for before, here, after in zip(instructions, instructions[1:], instructions[2:], strict=False)
+        if here.opname == "NOP"
+        and _handler(handlers, here.offset) < 0 <= min(_handler(handlers, at.offset) for at in (before, after))
+    )
 
 
 def _exits(code: CodeType) -> frozenset[int]:
@@ -165,6 +179,7 @@ class Tracer:
         self.passed = 0
         self.point: Point | None = None
         self.rooms: dict[str, int] = {}
+        self._closing: FrameType | None = None  # of a generator that is dropped half way
 
     def run(self, call: Callable[[], object]) -> None:
         """Call it, traced."""
@@ -183,6 +198,10 @@ class Tracer:
 
     def _within(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "exception":
+            if arg[0] is GeneratorExit:
+                self._closing = frame
+            return self._within
+        if event == "return" and frame is self._closing:
             return self._within
         found = places(frame.f_code)
         if event == "opcode":
@@ -199,7 +218,8 @@ class Tracer:
         elif self.passed == self._target:
             self.point = self._point(frame, event, found)
             assert self._problem is not None
-            raise self._problem
+            PENDING.append(self._problem)
+            deliver(signal.SIGUSR1, frame)
         return self._within
 
     def _point(self, frame: FrameType, event: str, found: Places) -> Point:

@@ -180,8 +180,23 @@ def _ends(world: World) -> tuple[Turns, Callable[[], object]]:
     return turns, submit
 
 
+def _mended(world: World) -> tuple[Turns, Callable[[], object]]:
+    turns = Turns(world, A)
+
+    def submit() -> None:
+        scheduler = turns.scheduler
+        turns.submit(9, 4, n=2), turns.submit(7, 3, beams=2), turns.submit(5, 3)
+        for _ in range(3):
+            turns.turn()
+            scheduler.torn = True  # as if the turn had been interrupted
+        scheduler.schedule()
+        scheduler.torn = True
+
+    return turns, submit
+
+
 for _name, _prepare in (
     ("two requests", _simple), ("parallel samples", _samples), ("beams", _beams), ("drafts", _drafts),
-    ("suspensions", _pressure), ("deadlines, aborts and plans taken back", _ends),
+    ("suspensions", _pressure), ("deadlines, aborts and plans taken back", _ends), ("calls that are mended", _mended),
 ):  # fmt: skip
     add(_name, _prepare)

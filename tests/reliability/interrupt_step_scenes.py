@@ -7,6 +7,9 @@ from contextlib import suppress
 import numpy as np
 
 import pagedkv as pk
+from pagedkv.kernels.jit import CompileCache
+from pagedkv.kernels.nvrtc import default_nvrtc
+from pagedkv.kernels.variant import variant
 from tests.reliability.interrupt_scenes import A, Act, B, release, scene, started
 from tests.reliability.interrupt_world import World
 
@@ -88,6 +91,16 @@ def step_with_demotions(world: World) -> Act:
         world.run(seqs)
 
     return Act(call, lambda: release(seqs), seqs)
+
+
+@scene("a kernel is compiled", lambda world: world.setup.kernels)
+def compiled(world: World) -> Act:
+    compiler = CompileCache(default_nvrtc(), world.folder / f"kernels {world.prompt(0)[0]}")
+
+    def call() -> None:
+        assert compiler.get(variant("plan"), "sm_90").code
+
+    return Act(call)
 
 
 @scene("out of blocks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -214,6 +215,24 @@ def test_a_prefetch_leaves_the_blocks_that_a_plan_is_about_to_use(serve):
     server.run()
     assert outputs_are_right(request)
     assert server.cache.prefetch(ahead).wait(HANGS_S) == 16, "once nothing runs, it may have them"
+
+
+def test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone(serve):
+    server = serve(8, host=16, max_running=2, max_batch_tokens=64, watermark=0.0)
+    conductor = server.cache._conductor
+    other = pk.Scheduler(server.cache, server.scheduler.options)
+    server.submit(prompt(1, 11), 4)
+    other.submit(prompt(2, 7), 2)
+    plans = [server.scheduler.schedule(), other.schedule()]
+    assert [plan.num_tokens for plan in plans] == [11, 7]
+    assert conductor.spoken_for == 5
+    other.cancel(plans.pop())
+    assert conductor.spoken_for == 3
+    other.schedule()
+    assert conductor.spoken_for == 5
+    del other
+    gc.collect()
+    assert conductor.spoken_for == 3, "a scheduler that is gone uses nothing"
 
 
 def held_by_others(server: Server, num_blocks: int) -> pk.Sequence:

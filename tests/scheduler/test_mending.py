@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import pagedkv as pk
 import pagedkv.scheduler
+from pagedkv.hooks import Span
 
 SPEC = pk.KVSpec(1, 1, 1, "float32", 4, model="toy")
 ROOM = str(Path(pagedkv.scheduler.__file__).parent)
@@ -149,3 +151,82 @@ def test_what_is_refused_mends_nothing() -> None:
     assert request.state == "running"
     scheduler.report(plan, [7])
     assert request.outputs[0].tolist() == [7]
+
+
+def write(step: pk.Step) -> None:
+    kv = np.zeros((len(step.tokens), 1, 1), np.float32)
+    step.write(0, kv, kv)
+
+
+def test_a_request_that_finished_in_an_interrupted_report_is_in_the_next_plan_where_nothing_is_left_to_run(monkeypatch):
+    cache = pk.KVCache(SPEC, 16)
+    scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2, max_batch_tokens=12))
+    request = scheduler.submit(range(5), max_new_tokens=1)
+    plan = scheduler.schedule()
+    with scheduler.step(plan) as step:
+        write(step)
+
+    def interrupted(*_: object) -> None:
+        raise Interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "_forget", interrupted)
+        with pytest.raises(Interrupt):
+            scheduler.report(plan, [7])
+    assert scheduler.has_work, "nobody was told of its end"
+    told = []
+    while scheduler.has_work:
+        told += scheduler.schedule().finished
+    assert told == [request]
+    assert (request.state, request.outputs[0].tolist()) == ("finished", [7])
+    assert scheduler.stats().finished == 1
+
+
+class TooSlow(pk.PagedKVError):
+    """What a signal handler raises that takes one of our errors for its own."""
+
+
+class Ringing:
+    """A hook in which a signal arrives, when a step has its arrays."""
+
+    def begin(self, span: Span) -> None:
+        pass
+
+    def end(self, span: Span, state: object) -> None:
+        if span.name == "allocate":
+            signal.raise_signal(signal.SIGUSR1)
+
+
+def test_an_error_of_ours_that_a_signal_handler_raises_is_an_interrupt_and_no_refusal() -> None:
+    def handler(*_: object) -> None:
+        raise TooSlow
+
+    def clock() -> float:
+        if armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGUSR1)
+        return 0.0
+
+    armed: list[bool] = []
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        cache = pk.KVCache(SPEC, 16)
+        scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2, max_batch_tokens=12), clock=clock)
+        request = scheduler.submit(range(5), max_new_tokens=2, deadline_s=5.0)
+        armed.append(True)
+        with pytest.raises(TooSlow):
+            scheduler.schedule()
+        assert scheduler.torn, "the next call has to mend what this one left"
+        while scheduler.has_work:
+            plan = scheduler.schedule()
+            with scheduler.step(plan) as step:
+                write(step)
+            scheduler.report(plan, [3])
+        assert request.outputs[0].tolist() == [3, 3]
+        cache.hooks.add(Ringing())
+        with cache.sequence(range(4)) as seq:
+            with pytest.raises(TooSlow), cache.step([seq]):
+                raise AssertionError("it did not begin")
+            seq.fork()[0].release()  # it is in no step
+    finally:
+        signal.signal(signal.SIGUSR1, before)

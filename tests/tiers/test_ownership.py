@@ -139,9 +139,19 @@ def test_a_lock_that_cannot_be_looked_at_is_no_lost_lock(open_tier, arena, monke
             raise OSError(errno.EIO, "Input/output error")
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, "stat", stat)
-    assert not tier._store.directory.lost_its_lock()
-    assert tier.write([1], [name_of(1)], arena, [1]).all()
+    def fstat(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name, failing in (("stat", stat), ("fstat", fstat)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing)
+            assert not tier._store.directory.lost_its_lock()
+            assert tier.write([1], [name_of(1)], arena, [1]).all()
+
+
+def test_a_directory_that_nobody_was_given_is_free_again(kv):
+    Directory(kv)  # as where an interrupt comes before the caller has it
+    Directory(kv).close()
 
 
 def test_the_directory_is_free_for_others_after_a_close(open_tier, kv):

@@ -21,7 +21,7 @@ ROOMS = (
     "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu",
     "device_kv", "dtypes", "durable", "engine", "explain", "gpu_kv", "hands", "hooks", "interop", "kernels",
     "learned", "matching", "metrics", "moving", "namespace", "opening", "prefetch", "recording", "roots", "scheduler",
-    "scrub", "sequence", "sizes", "spec", "step", "tiers", "traced_step",
+    "scrub", "sequence", "sizes", "spec", "stats", "step", "tiers", "traced_step",
 )  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "matching", "moving", "prefetch", "scheduler", "sequence", "step", "tiers")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -63,6 +65,43 @@ def test_a_step_that_is_interrupted_as_it_begins_is_cancelled(open_cache, monkey
     assert all_free(toy.cache)
 
 
+def test_a_step_whose_copies_the_tier_refuses_is_cancelled(open_cache, monkeypatch):
+    toy = Toy(open_cache(16))
+    seq = toy.cache.sequence(prompt(1, 6))
+    toy.run(seq)
+    (fork,) = seq.fork()
+    fork.append(7)
+
+    def refused(pairs: Any) -> None:
+        raise pk.TierError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy.cache._engine.kv, "copy_blocks", refused)
+        with pytest.raises(pk.TierError), toy.cache.step([fork]):
+            raise AssertionError("it did not begin")
+    (other,) = fork.fork()  # it is in no step
+    toy.run(fork)
+    toy.run(other)
+    toy.check(seq, fork, other)
+
+
+def test_an_opening_that_is_interrupted_leaves_its_directory_and_no_thread(open_cache, monkeypatch, tmp_path):
+    before = {thread.ident for thread in threading.enumerate()}
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("pagedkv.cache.Foresight", "pagedkv.hands.Hands.start", "pagedkv.cache.BlockTable"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, interrupted)
+            with pytest.raises(KeyboardInterrupt) as kept:
+                open_cache(8, host=8, disk=16)
+        ours = [thread for thread in threading.enumerate() if thread.name.startswith("pagedkv")]
+        assert not {thread.ident for thread in ours} - before
+        open_cache(8, host=8, disk=16).close()  # while the traceback lives
+        assert kept.value.__traceback__ is not None
+
+
 def test_a_step_that_was_begun_and_never_ended_lets_go_of_its_rows(open_cache):
     toy = Toy(open_cache(16))
     seq = toy.cache.sequence(prompt(1, 6))
@@ -89,7 +128,7 @@ def test_a_step_that_dies_late_leaves_the_next_one_alone(open_cache):
 
 
 @pytest.mark.parametrize("moment", ["begin", "end"])
-@pytest.mark.parametrize("action", ["use", "purge", "flush", "prefetch"])
+@pytest.mark.parametrize("action", ["use", "purge", "flush", "quota", "prefetch"])
 def test_a_hook_of_moves_that_would_wait_for_moves_is_refused(open_cache, moment, action):
     toy = Toy(open_cache(8, host=8, disk=16))
     said: list[BaseException | None] = []
@@ -114,6 +153,8 @@ def test_a_hook_of_moves_that_would_wait_for_moves_is_refused(open_cache, moment
                     toy.cache.purge(None)
                 elif action == "flush":
                     toy.cache.flush()
+                elif action == "quota":
+                    toy.cache.set_quota(pk.Namespace(tenant="somebody"), 1)
                 else:
                     toy.cache.prefetch(prompt(1))  # a thread of its own does it
             except pk.InvalidArgument as problem:
@@ -128,9 +169,40 @@ def test_a_hook_of_moves_that_would_wait_for_moves_is_refused(open_cache, moment
     else:
         assert "a hook of a `moves` span" in str(said[0])
     toy.cache.hooks.remove(hook)
+    assert not toy.cache._engine.uses_quota, "what is refused changes nothing"
     in_time(lambda: [toy.use(prompt(start)) for start in (1, 2, 3, 4)])
     toy.cache.check_integrity()
     in_time(toy.cache.close)
+
+
+WAITS_IN_MOVES = """
+import numpy as np
+import pagedkv as pk
+
+class Hook:
+    def begin(self, span):
+        if span.name == "moves":
+            try:
+                cache.purge(None)
+            except pk.InvalidArgument as problem:
+                print("refused", flush=True)
+    def end(self, span, state):
+        pass
+
+cache = pk.KVCache(pk.KVSpec(1, 1, 8, "float32", 4, model="t"), 8, 8)
+cache.hooks.add(Hook())
+for number in range(4):
+    with cache.sequence([number * 100 + i for i in range(13)]) as seq:
+        kv = np.zeros((1, len(seq) - seq.num_computed, 1, 8), np.float32)
+        seq.scatter(kv, kv)
+cache.close()
+"""
+
+
+def test_a_hook_of_moves_never_waits_for_its_own_thread():
+    done = subprocess.run([sys.executable, "-c", WAITS_IN_MOVES], stdout=subprocess.PIPE, text=True, timeout=WATCHDOG_S)
+    assert done.returncode == 0
+    assert "refused" in done.stdout
 
 
 def test_a_hook_of_moves_may_close_the_cache(open_cache):
