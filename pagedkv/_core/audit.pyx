@@ -19,7 +19,10 @@ def placement_problems(Placement self):
     problems = []
     cdef bint collecting = self.lock.begin_audit()
     try:
-        expected = [dict() for _ in range(p.num_tiers)]
+        expected, sizes = [], []
+        for tier in range(p.num_tiers):
+            expected.append({})
+            sizes.append([0, 0])
         owners = {}
         for o in range(p.owners_capacity):
             if p.owners[o].live:
@@ -29,7 +32,6 @@ def placement_problems(Placement self):
                 while t.nodes[n].length > 0:
                     owners[n] = owners.get(n, 0) + 1
                     n = t.nodes[n].parent
-        sizes = [[0, 0] for _ in range(p.num_tiers)]
         cached = [0] * p.num_tiers
         kids = {}
         usage = {}

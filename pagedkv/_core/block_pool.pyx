@@ -398,9 +398,12 @@ cdef class BlockPool:
     def dump(self):
         """Everything, for tests: counts, the free stack, and ``{id: references}`` of owned blocks."""
         cdef int32_t i
+        stack = []
+        for i in range(self.pool.num_stack):
+            stack.append(self.pool.stack[i])
         return {
             **self.counts(),
-            "stack": [self.pool.stack[i] for i in range(self.pool.num_stack)],
+            "stack": stack,
             "refs": {i: self.pool.refs[i] & COUNT for i in range(self.pool.fresh) if self.pool.refs[i] & COUNT},
         }
 

@@ -846,10 +846,15 @@ cdef class RadixTree:
         for n in range(t.num_nodes):
             if t.nodes[n].root == NIL:
                 continue
-            tokens = tuple([t.nodes[n].tokens[i] for i in range(t.nodes[n].length * t.block_size)])
-            ids = {tier: [node_ids(t, n, tier)[i] for i in range(t.nodes[n].length)]
-                   for tier in range(t.num_tiers) if (t.nodes[n].tiers >> tier) & 1}
-            out[n] = (t.nodes[n].parent, t.nodes[n].depth, tokens, ids)
+            tokens, ids = [], {}
+            for i in range(t.nodes[n].length * t.block_size):
+                tokens.append(t.nodes[n].tokens[i])
+            for tier in range(t.num_tiers):
+                if (t.nodes[n].tiers >> tier) & 1:
+                    blocks = ids[tier] = []
+                    for i in range(t.nodes[n].length):
+                        blocks.append(node_ids(t, n, tier)[i])
+            out[n] = (t.nodes[n].parent, t.nodes[n].depth, tuple(tokens), ids)
         return out
 
     def __repr__(self):

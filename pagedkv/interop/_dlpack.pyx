@@ -215,8 +215,13 @@ cdef class Taken:
         if ndim < 0 or ndim > MAX_NDIM:
             raise ExchangeRefused(f"the capsule's array has {ndim} axes")
         self.ptr = <uint64_t>tensor.data + tensor.byte_offset
-        self.shape = tuple([tensor.shape[i] for i in range(ndim)])
-        self.strides = None if tensor.strides == NULL else tuple([tensor.strides[i] for i in range(ndim)])
+        shape, strides = [], []
+        for i in range(ndim):
+            shape.append(tensor.shape[i])
+            if tensor.strides != NULL:
+                strides.append(tensor.strides[i])
+        self.shape = tuple(shape)
+        self.strides = None if tensor.strides == NULL else tuple(strides)
         self.dtype = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
         self.device = (tensor.device.device_type, tensor.device.device_id)
 

@@ -121,7 +121,8 @@ def questions(world: World) -> Act:
         world.cache.events()
         world.cache.observe_prefill(100, 0.001, 5)
         world.cache.used_on()
-        samples(world.cache.stats())
+        stats = world.cache.stats()
+        samples(stats), stats.to_dict(), str(stats), stats.token_hit_rate
         repr(world.cache), repr(world.cache.explain(prompt)), world.cache.costs, world.cache.device_arena
 
     return Act(call)

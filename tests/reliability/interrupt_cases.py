@@ -322,7 +322,7 @@ def is_cpythons_own(came: BaseException) -> bool:
     said = str(came)
     if isinstance(came, SystemError):
         return said.endswith(("without exception set", "without setting an exception"))
-    return isinstance(came, RuntimeError) and said == "can't allocate lock"
+    return isinstance(came, RuntimeError) and said in ("can't allocate lock", "can't start new thread")
 
 
 def lost_by_cpython(world: World) -> bool:
@@ -332,9 +332,10 @@ def lost_by_cpython(world: World) -> bool:
     """
     gc.collect()
     everything = gc.get_objects()
-    known = {id(seq) for seq in world.bystanders}
-    strays = [one for one in everything if type(one) is pk.Sequence and id(one) not in known]
-    mine = {id(everything), id(strays)}
+    known, engine = {id(seq) for seq in world.bystanders}, world.cache._engine
+    alive = [one for one in everything if type(one) is pk.Sequence and one._engine is engine and not one.is_released]
+    strays = [one for one in alive if id(one) not in known]
+    mine = {id(everything), id(alive), id(strays)}
     holders = [holder for one in strays for holder in gc.get_referrers(one) if id(holder) not in mine]
     return bool(strays) and all(isinstance(holder, FrameType) for holder in holders)
 

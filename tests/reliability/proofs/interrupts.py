@@ -15,6 +15,7 @@ SHARES = {"points": 0.7, "signals": 0.12, "callbacks": 0.08, "allocations": 0.1}
 SLICE = 4000  # cases of one process: what leaks in the interpreter itself ends with it
 APART = 1_000_000  # case numbers between two slices: some of them fit no scene
 AT_ONCE = 4  # processes
+CONTROL = 400  # interruptions of the control at most: it ends with the first wrong bytes
 MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
@@ -33,8 +34,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="pagedkv-interrupts-") as name, ThreadPoolExecutor(AT_ONCE) as pool:
         place, left = Path(name), count
-        if count >= FULL // 10:  # a race that has to be lost: not for every test run
-            control(max(30, count // 200), seed, place, tally)
+        control(CONTROL, seed, place, tally)
         begun = []
         for mode, share in SHARES.items():
             wanted = left if mode == "allocations" else max(1, round(count * share))
