@@ -26,6 +26,7 @@ from pagedkv._core.held import Hold, open_row, own, own_partial
 from pagedkv.budgets import Budget, Disk, blocks_for, check_choice
 from pagedkv.clock import Clock
 from pagedkv.cost_model import CostModel
+from pagedkv.crew import Errand
 from pagedkv.device_kv import DeviceKV
 from pagedkv.durable import Describer, restore
 from pagedkv.engine import KV, Engine
@@ -67,7 +68,6 @@ from pagedkv.spec import KVSpec
 from pagedkv.stats import CacheStats
 from pagedkv.step import Step
 from pagedkv.tiers import DeviceTier, DiskTier, Mover
-from pagedkv.tiers.hangs import Errand
 from pagedkv.traced_step import TracedStep
 
 

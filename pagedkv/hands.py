@@ -11,6 +11,7 @@ import atexit
 import contextvars
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -31,6 +32,7 @@ from pagedkv._core.placement import Placement
 from pagedkv.admission import Admission
 from pagedkv.callbacks import Log
 from pagedkv.cost_model import CostModel
+from pagedkv.crew import Errand
 from pagedkv.hooks import Hooks, Off, Running
 from pagedkv.scrub import Scrub
 from pagedkv.tiers import Mover, Ticket
@@ -106,7 +108,7 @@ class Hands:
             target=_work, args=(weakref.ref(self), self._dispatch), name="pagedkv-dispatch", daemon=True
         )
         _started.add(self)
-        self._thread.start()
+        Errand(self._thread.start).ends_within(math.inf)
 
     @property
     def has_thread(self) -> bool:

@@ -18,7 +18,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -26,6 +25,7 @@ from typing import Literal
 from pagedkv._monitor import Monitor
 from pagedkv._version import __version__
 from pagedkv.callbacks import Told
+from pagedkv.crew import Crew
 from pagedkv.kernels.nvrtc import Nvrtc, default_nvrtc
 from pagedkv.kernels.source import translation_unit
 from pagedkv.kernels.variant import Variant
@@ -167,18 +167,13 @@ class CompileCache:
         """
         wanted = list(variants)
         done, told = 0, None if progress is None else Told(progress, "progress")
-        with ThreadPoolExecutor(threads or available_cpus()) as pool:
-            futures = [pool.submit(self.get, one, arch_of(one), kind) for one in wanted]
-            try:
-                results = []
-                for future in futures:
-                    results.append(future.result())
-                    done += 1
-                    if told is not None:
-                        told(done, len(wanted))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        results = []
+        with Crew(lambda one: self.get(one, arch_of(one), kind), wanted, threads or available_cpus()) as compiled:
+            for binary in compiled:
+                results.append(binary)
+                done += 1
+                if told is not None:
+                    told(done, len(wanted))
         return results
 
     def _options(self, variant: Variant, arch: str) -> tuple[str, ...]:

@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 from pagedkv.budgets import check_choice
 from pagedkv.callbacks import Log, Told
 from pagedkv.clock import Clock
+from pagedkv.crew import Errand
 from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.tiers._entrance import Entrance
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk_format import SlotFormat
 from pagedkv.tiers.disk_store import OnMismatch, Store
-from pagedkv.tiers.hangs import HANG_S, Errand
+from pagedkv.tiers.hangs import HANG_S
 from pagedkv.tiers.health import Health, State
 from pagedkv.tiers.scan import Scan
 from pagedkv.tiers.segments import PageCache, ReadPath

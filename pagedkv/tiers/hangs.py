@@ -6,13 +6,12 @@ All that can be done is to wait for it no longer, to know that, and to send nobo
 
 from __future__ import annotations
 
-import _thread
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pagedkv._monitor import Monitor
+from pagedkv.crew import Errand
 
 HANG_S = 10.0  # a call into a store that takes longer hangs
 
@@ -63,53 +62,6 @@ class Calls(Generic[Key]):
     def lost_threads(self) -> list[threading.Thread]:
         """Threads inside a call that hangs."""
         return [call.thread for call in self._calls.values() if call.hangs]
-
-
-class Errand:
-    """Work that a thread of its own does once, while callers wait for it: one that is interrupted leaves it whole.
-
-    Parameters
-    ----------
-    work : callable
-        What it raises is raised by :meth:`ends_within`.
-    """
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._work = work
-        self._changed = Monitor()
-        self._state = "waits"
-        self._problem: BaseException | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it is over because it raised."""
-        return self._problem is not None
-
-    def ends_within(self, seconds: float) -> bool:
-        """Begin, unless it was begun before; whether it is over in that time. If not, its thread goes on."""
-        if self._state == "waits":
-            try:
-                _thread.start_new_thread(self._run, ())
-            except RuntimeError:  # the interpreter is ending, and has no more threads
-                self._run()
-        with self._changed:
-            is_over = self._changed.wait_for(lambda: self._state == "over", seconds)
-        if is_over and self._problem is not None:
-            raise self._problem
-        return is_over
-
-    def _run(self) -> None:
-        with self._changed:
-            if self._state != "waits":  # an interrupted caller had begun it
-                return
-            self._state = "runs"
-        try:
-            self._work()
-        except BaseException as problem:
-            self._problem = problem
-        with self._changed:
-            self._state = "over"
-            self._changed.notify_all()
 
 
 def ends_within(seconds: float, work: Callable[[], object]) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.crew import Crew
 from pagedkv.errors import TierError
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.device import import_cupy
@@ -87,10 +87,8 @@ def page_locked_arena(num_blocks: int, block_bytes: int, gpu: int) -> NDArray[np
         flat[start : start + size].fill(0)
 
     starts = range(0, flat.size, size)
-    with ThreadPoolExecutor(min(TOUCH_THREADS, os.cpu_count() or 1, len(starts)), "pagedkv-touch") as threads:
-        for start, _ in zip(
-            starts, threads.map(touch, starts), strict=True
-        ):  # a chunk is locked while later ones are touched
+    with Crew(touch, starts, min(TOUCH_THREADS, os.cpu_count() or 1)) as touched:
+        for start, _ in zip(starts, touched, strict=True):  # a chunk is locked while later ones are touched
             chunk = flat[start : start + size]
             try:
                 with cupy.cuda.Device(gpu):

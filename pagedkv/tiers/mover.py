@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.callbacks import Log
+from pagedkv.crew import Errand
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.tiers.base import Record, Tier, is_off, is_store
 from pagedkv.tiers.hangs import HANG_S
@@ -110,7 +112,7 @@ class Mover:
                 target=_work, args=(self._shared, express), name=f"pagedkv-mover-{number}", daemon=True
             )
             self._shared.threads.append(thread)
-            thread.start()
+            Errand(thread.start).ends_within(math.inf)
 
     def submit(
         self,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.crew import Crew
 from pagedkv.tiers.base import Record
 from pagedkv.tiers.disk_format import SlotFormat, fields_of, intact
 from pagedkv.tiers.segments import Segments
@@ -54,8 +54,8 @@ class Scan:
         total = self._form.geometry.num_blocks
         done, parts = 0, []
         every = list(self.parts(np.arange(total, dtype=np.int64)))
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="pagedkv-scan") as pool:
-            for part, found in zip(every, map(self._find, every) if len(every) == 1 else pool.map(self._find, every)):
+        with Crew(self._find, every, THREADS) as crew:
+            for part, found in zip(every, crew, strict=True):
                 parts.append(found)
                 done += part.size
                 if on_progress is not None:

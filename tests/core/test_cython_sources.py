@@ -10,7 +10,9 @@ import pytest
 import pagedkv
 
 SOURCES = sorted(Path(pagedkv.__file__).parent.rglob("*.pyx"))
-LIST_OF_NEW_OBJECTS = re.compile(r"(?<![\w)\]])\[(?!\s*name for)[^\[\]\n]*(\[[^\[\]\n]*\][^\[\]\n]*)*\bfor\b[^\[\]\n]*\bin\b")
+LIST_OF_NEW_OBJECTS = re.compile(
+    r"(?<![\w)\]])\[(?!\s*name for)[^\[\]\n]*(\[[^\[\]\n]*\][^\[\]\n]*)*\bfor\b[^\[\]\n]*\bin\b"
+)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

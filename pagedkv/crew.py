@@ -1,0 +1,141 @@
+"""Threads for callers that a signal may interrupt at any moment.
+
+``threading.Thread.start`` and the futures of an executor wait in a ``threading.Condition``, and a signal's exception
+that comes while its lock is being taken leaves that taken: the thread, or the pool's end, then waits for ever. Here
+callers wait in a Monitor.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from pagedkv._monitor import Monitor
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Errand:
+    """Work that a thread of its own does once, while callers wait for it: one that is interrupted leaves it whole.
+
+    Parameters
+    ----------
+    work : callable
+        What it raises is raised by :meth:`ends_within`.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._changed = Monitor()
+        self._state = "waits"
+        self._problem: BaseException | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is over because it raised."""
+        return self._problem is not None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Begin, unless it was begun before; whether it is over in that time. If not, its thread goes on."""
+        if self._state == "waits":
+            try:
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:  # the interpreter is ending, and has no more threads
+                self._run()
+        with self._changed:
+            is_over = self._changed.wait_for(lambda: self._state == "over", seconds)
+        if is_over and self._problem is not None:
+            raise self._problem
+        return is_over
+
+    def _run(self) -> None:
+        with self._changed:
+            if self._state != "waits":  # an interrupted caller had begun it
+                return
+            self._state = "runs"
+        try:
+            self._work()
+        except BaseException as problem:
+            self._problem = problem
+        with self._changed:
+            self._state = "over"
+            self._changed.notify_all()
+
+
+class Crew(Generic[Item, Result]):
+    """Does the same to each of some items, several at a time. Iterating gives the results in the items' order.
+
+    A context manager: when it is left, no further item is begun, and what is under way is waited for.
+
+    Parameters
+    ----------
+    work : callable
+        What it raises for an item comes out where that item's result would.
+    items : sequence
+    num_threads : int
+        At most; one is enough for one item.
+    """
+
+    def __init__(self, work: Callable[[Item], Result], items: Sequence[Item], num_threads: int) -> None:
+        self._work, self._items, self._num_threads = work, items, num_threads
+        self._changed = Monitor()
+        self._begun = self._under_way = 0
+        self._stopping = False
+        self._results: dict[int, Result] = {}
+        self._problems: dict[int, BaseException] = {}
+
+    def __enter__(self) -> Crew[Item, Result]:
+        started = 0
+        try:
+            for _ in range(min(self._num_threads, len(self._items))):
+                _thread.start_new_thread(self._serve, ())
+                started += 1
+        except RuntimeError:  # no more threads: those that there are do it, or the caller
+            if not started:
+                self._serve()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.wait_for(lambda: not self._under_way)
+
+    def __iter__(self) -> Iterator[Result]:
+        for at in range(len(self._items)):
+            with self._changed:
+                self._changed.wait_for(partial(self._is_done, at))
+            if at in self._problems:
+                raise self._problems.pop(at)
+            yield self._results.pop(at)
+
+    def _is_done(self, at: int) -> bool:
+        return at in self._results or at in self._problems
+
+    def _serve(self) -> None:
+        """A thread: item after item."""
+        while True:
+            with self._changed:
+                if self._stopping or self._begun == len(self._items):
+                    return
+                at = self._begun
+                self._begun += 1
+                self._under_way += 1
+            try:
+                result = self._work(self._items[at])
+            except BaseException as problem:
+                self._problems[at] = problem
+            else:
+                self._results[at] = result
+                del result
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()

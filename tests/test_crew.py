@@ -1,0 +1,104 @@
+"""Threads for callers that a signal may interrupt: errands and crews."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pagedkv.crew import Crew, Errand
+
+WATCHDOG_S = 60.0
+
+
+def test_results_come_in_the_order_of_the_items_whoever_is_done_first() -> None:
+    second = threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0:
+            assert second.wait(WATCHDOG_S)
+        elif item == 1:
+            second.set()
+        return item * item
+
+    with Crew(work, range(20), 3) as crew:
+        assert list(crew) == [item * item for item in range(20)]
+
+
+def test_what_work_raises_comes_out_at_its_item_and_the_rest_is_not_begun() -> None:
+    begun: list[int] = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 2:
+            raise ZeroDivisionError
+        return item
+
+    def call() -> None:
+        with Crew(work, range(10**6), 1) as crew:
+            results.extend(crew)
+
+    results: list[int] = []
+    with pytest.raises(ZeroDivisionError):
+        call()
+    assert begun[:3] == [0, 1, 2]
+    assert len(begun) < 10**6
+
+
+def test_a_crew_that_is_left_has_nobody_at_work() -> None:
+    at_work, goes_on = threading.Semaphore(0), threading.Event()
+    ended: list[int] = []
+
+    def work(item: int) -> None:
+        at_work.release()
+        assert goes_on.wait(WATCHDOG_S)
+        ended.append(item)
+
+    def call() -> None:
+        with Crew(work, range(10**6), 2):
+            for _ in range(2):
+                assert at_work.acquire(timeout=WATCHDOG_S)
+            threading.Timer(0.01, goes_on.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    num_ended = len(ended)
+    assert {0, 1} <= set(ended), "those that were at work had ended"
+    time.sleep(0.01)
+    assert len(ended) == num_ended, "and nobody began another"
+
+
+def test_no_items_need_nobody() -> None:
+    with Crew(print, [], 4) as crew:
+        assert list(crew) == []
+
+
+def test_where_there_are_no_threads_the_caller_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(work: Callable[[], None], arguments: tuple[()]) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", none)
+    with Crew(str, [1, 2, 3], 4) as crew:
+        assert list(crew) == ["1", "2", "3"]
+    done: list[int] = []
+    assert Errand(lambda: done.append(1)).ends_within(WATCHDOG_S)
+    assert done == [1]
+
+
+def test_an_errand_is_done_once_and_its_error_comes_out_of_every_wait() -> None:
+    done: list[int] = []
+
+    def work() -> None:
+        done.append(1)
+        raise ZeroDivisionError
+
+    errand = Errand(work)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            errand.ends_within(WATCHDOG_S)
+    assert errand.has_failed
+    assert done == [1]
