@@ -377,8 +377,10 @@ cdef class BlockPool:
             self.lock.acquire()
             p = self.pool
             if p.num_stack == room and p.fresh == used:
-                memcpy(cnp.PyArray_DATA(stack), p.stack, room * sizeof(int32_t))
-                memcpy(cnp.PyArray_DATA(refs), p.refs, used * sizeof(uint32_t))
+                if room:
+                    memcpy(cnp.PyArray_DATA(stack), p.stack, room * sizeof(int32_t))
+                if used:
+                    memcpy(cnp.PyArray_DATA(refs), p.refs, used * sizeof(uint32_t))
                 self.lock.release()
                 break
             self.lock.release()

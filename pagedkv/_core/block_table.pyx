@@ -1321,7 +1321,8 @@ cdef class BlockTable:
             if n:                                       # the list is made with the first change
                 memcpy(i32(out), self.changes, n * sizeof(Change))
             self.num_changes -= n
-            memmove(self.changes, self.changes + n, self.num_changes * sizeof(Change))
+            if self.num_changes:
+                memmove(self.changes, self.changes + n, self.num_changes * sizeof(Change))
         else:
             self.num_changes = 0
             self.changes_lost = False

@@ -1,0 +1,165 @@
+"""``python -m bench.instructions``: instructions of the bookkeeping's calls, by callgrind: the same on a busy machine.
+
+One process makes the calls of each case, from a fixed seed, and callgrind counts between two marks (system calls that
+nothing else makes). ``--beside TREE`` counts a second tree, built in place, in the same way, and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.results import ROOT
+
+CASES = (
+    "allocate and free 1 block", "allocate and free 256 blocks", "decode step of 256 rows", "match 8,192 tokens",
+    "own and release 8,192 cached tokens", "insert 8,192 tokens", "evict 64 blocks and insert 64",
+    "evict 64 blocks and insert 64, hazard", "cache.sequence with one promotion and one demotion",
+    "scheduler, decode step of 32 lanes",
+)  # fmt: skip
+CALLS = 60
+
+
+def cases() -> Iterator[Callable[[], object]]:
+    """A call for each of `CASES`, after its setup; each can be made again and again."""
+    import numpy as np
+
+    from bench.core import workloads
+    from bench.core.pagedkv_runner import Cache, random_buffer
+    from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree
+
+    pool = BlockPool(4096)
+    yield lambda: pool.free(pool.alloc(1))
+    yield lambda: pool.free(pool.alloc(256))
+    table = BlockTable(Cache(256 * 64).placement, 256)
+    rows = np.array([table.open(workloads.decode_prompt(i))[0] for i in range(256)], np.int64)
+    table.step(rows)
+    table.commit(rows)
+    sampled = np.full(256, 7, np.int32)
+    yield lambda: table.advance(rows, sampled)
+    cache, prompt = Cache(1024), np.array(workloads.random_tokens(8192, 1), np.int32)
+    cache.insert(prompt, 512)
+    yield lambda: cache.placement.match(prompt)
+    yield lambda: cache.hit(prompt)
+    rng = np.random.default_rng(1)
+    wide = Cache(4 * CALLS * 512)
+    yield lambda: wide.insert(random_buffer(rng, 512), 512)
+    full = Cache(4096)
+    for _ in range(64):
+        full.insert(random_buffer(rng, 64), 64)
+    yield lambda: full.insert(random_buffer(rng, 64), 64)
+    learning = Cache(1)
+    learning.pool, learning.tree = BlockPool(4096), RadixTree(workloads.BLOCK_SIZE, keep_chain=True)
+    learning.placement = Placement(learning.tree, [learning.pool], policy="hazard")
+    for _ in range(64):
+        learning.insert(random_buffer(rng, 64), 64)
+    yield lambda: learning.insert(random_buffer(rng, 64), 64)
+    yield _promotions()
+    yield _decoding()
+
+
+def _promotions() -> Callable[[], object]:
+    """Two prompts take turns on a device that holds one of them: each brings itself up and sends the other down."""
+    import numpy
+
+    import pagedkv
+
+    spec = pagedkv.KVSpec(2, 2, 16, "float16", 16, model="instructions")
+    cache = pagedkv.KVCache(spec, 9, 32, threads=1)
+    prompts = [list(range(1000 * i, 1000 * i + 129)) for i in range(2)]
+    turn = [0]
+
+    def call() -> None:
+        turn[0] += 1
+        with cache.sequence(prompts[turn[0] % 2]) as seq:
+            if (missing := len(seq) - seq.num_computed) > 1:
+                kv = numpy.zeros((2, missing, 2, 16), numpy.float16)
+                seq.scatter(kv, kv)
+        cache._conductor.run_moves()
+
+    for _ in range(6):
+        call()
+    return call
+
+
+def _decoding() -> Callable[[], object]:
+    """A scheduler whose 32 requests all decode; what a model would write is only marked as written."""
+    import pagedkv
+
+    spec = pagedkv.KVSpec(1, 1, 8, "float32", 16, model="instructions")
+    cache = pagedkv.KVCache(spec, 4096, max_sequences=32)
+    scheduler = pagedkv.Scheduler(cache, pagedkv.SchedulerOptions(max_running=32, max_batch_tokens=2048))
+    for number in range(32):
+        scheduler.submit(range(number, number + 20), max_new_tokens=1500)
+
+    def call() -> None:
+        plan = scheduler.schedule()
+        with scheduler.step(plan) as step:
+            step.mark_written(0)
+        scheduler.report(plan, [7] * len(plan.lanes))
+
+    for _ in range(4):
+        call()
+    return call
+
+
+def count_here(calls: int) -> None:
+    """In the counted process: each case's calls between two marks."""
+    for call in cases():
+        call()
+        os.getppid()
+        for _ in range(calls):
+            call()
+        os.getpgrp()
+    os._exit(0)
+
+
+def instructions(tree: Path, calls: int) -> list[int]:
+    """Instructions per call of each case, of the package in `tree`."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "callgrind"
+        command = [
+            *("valgrind", "--tool=callgrind", "--zero-before=getppid", "--dump-before=getpgrp"),
+            *(f"--callgrind-out-file={out}", sys.executable, __file__, "--here", str(calls)),
+        ]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tree), str(ROOT))), "PYTHONHASHSEED": "0"}
+        done = subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True, check=False)
+        found = [re.search(r"^totals: (\d+)", Path(f"{out}.{i + 1}").read_text(), re.M) for i in range(len(CASES))
+                 if Path(f"{out}.{i + 1}").exists()]  # fmt: skip
+    if len(found) < len(CASES) or None in found:
+        raise SystemExit(f"counted {len(found)} of {len(CASES)} cases:\n{done.stderr[-2000:]}")
+    return [round(int(one[1]) / calls) for one in found if one is not None]
+
+
+def main() -> None:
+    """Count, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
+    parser.add_argument("--beside", type=Path, metavar="TREE", help="another tree of pagedkv, built in place")
+    parser.add_argument("--calls", type=int, default=CALLS, help="of each case (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--here", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        count_here(asked.here)
+    if shutil.which("valgrind") is None:
+        raise SystemExit("valgrind is not installed: it counts the instructions (Debian: apt-get install valgrind)")
+    now = instructions(ROOT, asked.calls)
+    before = instructions(asked.beside.resolve(), asked.calls) if asked.beside else None
+    for i, name in enumerate(CASES):
+        change = "" if before is None else f"{before[i]:>12,} {100 * (now[i] / before[i] - 1):+7.2f} %"
+        print(f"{name:55} {now[i]:>12,} {change}")
+    if asked.json:
+        rows = [{"case": name, "now": now[i], "beside": before and before[i]} for i, name in enumerate(CASES)]
+        asked.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
