@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pagedkv as pk
@@ -326,18 +326,32 @@ def is_cpythons_own(came: BaseException) -> bool:
 
 
 def lost_by_cpython(world: World) -> bool:
-    """Whether sequences are alive that nothing refers to: CPython loses references where it has no memory for a frame.
+    """Whether this world's sequences that are held are reachable from nothing: CPython lost a reference.
 
-    A function that calls another, in plain Python and without this library, shows the same.
+    It does where it has no memory for a frame. A function that calls another, in plain Python and without this library,
+    shows the same.
     """
     gc.collect()
-    everything = gc.get_objects()
     known, engine = {id(seq) for seq in world.bystanders}, world.cache._engine
-    alive = [one for one in everything if type(one) is pk.Sequence and one._engine is engine and not one.is_released]
-    strays = [one for one in alive if id(one) not in known]
-    mine = {id(everything), id(alive), id(strays)}
-    holders = [holder for one in strays for holder in gc.get_referrers(one) if id(holder) not in mine]
-    return bool(strays) and all(isinstance(holder, FrameType) for holder in holders)
+    alive = [one for one in gc.get_objects() if type(one) is pk.Sequence and one._engine is engine]
+    strays = [one for one in alive if not one.is_released and id(one) not in known]
+    return bool(strays) and not any(is_reachable(one, world, [alive, strays]) for one in strays)
+
+
+def is_reachable(one: object, world: World, mine: list[object]) -> bool:
+    """Whether a module, a class or the world leads to an object, but for what this call itself holds, and frames."""
+    seen, left = {id(found) for found in (*mine, mine)}, [one]
+    seen.add(id(left))
+    while left:
+        holders = gc.get_referrers(left.pop())
+        seen.add(id(holders))
+        for holder in holders:
+            if isinstance(holder, ModuleType | type) or holder is world or holder is vars(world):
+                return True
+            if id(holder) not in seen and not isinstance(holder, FrameType):
+                seen.add(id(holder))
+                left.append(holder)
+    return False
 
 
 PLACES = [""]  # where the last exception that was caught came from
