@@ -165,7 +165,7 @@ class Admission:
     ) -> None:
         self._mode, self._costs, self._write_bytes, self._budget = mode, costs, write_bytes, budget
         self._likeliest = likeliest
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the clock and log handlers, which are called with it, may ask for `refused`
         self._refused = {"refused_by_admission": 0, "refused_by_write_budget": 0}
         self.failures = 0
 

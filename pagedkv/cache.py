@@ -483,9 +483,10 @@ class KVCache:
         return dropped
 
     def _purge(self, digest: bytes) -> int:
-        root, dropped = self._roots.drop(digest)
-        if root is not None:
+        roots, dropped = self._roots.drop(digest)
+        for root in roots:
             self._conductor.drain_namespace(root)  # what is on its way to the disk is there when the disk is told
+        self._roots.left(digest, roots)
         try:
             if self._store is not None:
                 self._store.purge(digest)

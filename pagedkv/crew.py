@@ -69,7 +69,8 @@ class Errand:
 class Crew(Generic[Item, Result]):
     """Does the same to each of some items, several at a time. Iterating gives the results in the items' order.
 
-    A context manager: when it is left, no further item is begun, and what is under way is waited for.
+    A context manager: when it is left, no further item is begun, and what is under way is waited for. (An exception in
+    the first line of its `__exit__` leaves the threads to go on with the rest.)
 
     Parameters
     ----------

@@ -40,6 +40,7 @@ from pagedkv.tiers import Mover, Ticket
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 DEVICE, DISK = 0, 2
+AGAIN_S = 0.01  # until a round that failed is made again
 
 
 @dataclass(eq=False, slots=True)
@@ -173,7 +174,7 @@ class Hands:
         except BaseException as problem:  # whatever raises, the thread goes on, and each move is somewhere
             known = [part["transfer"] for _, part in job.tickets]
             lost = moves[~np.isin(moves["transfer"], np.concatenate(known))] if known else moves
-            self._lose(lost, problem, keep=False)
+            self._lose(lost, problem)
 
     def _demote(self, job: Job, moves: NDArray[np.void]) -> None:
         """Copy one tier down, or drop what admission refuses."""
@@ -196,8 +197,16 @@ class Hands:
             self._submit(job, np.concatenate(some), max(0, until - now) * 1e-9 if until else None)
 
     def _submit(self, job: Job, moves: NDArray[np.void], deadline_s: float | None) -> None:
-        settled = partial(_settled, self._dispatch, job.taken)
-        job.tickets.append((self._mover.submit(moves, deadline_s=deadline_s, on_done=settled, here=True), moves))
+        """Have moves carried out. The job has their ticket before anything is queued; if this raises, nothing is."""
+        settled, num_tickets = partial(_settled, self._dispatch, job.taken), len(job.tickets)
+        try:
+            self._mover.submit(
+                moves, deadline_s=deadline_s, on_done=settled, here=True,
+                before=lambda ticket: job.tickets.append((ticket, moves)),
+            )  # fmt: skip
+        except BaseException:
+            del job.tickets[num_tickets:]
+            raise
 
     def _is_admitted(self, transfer: NDArray[np.void]) -> bool:
         """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
@@ -205,8 +214,15 @@ class Hands:
             return True
         node = int(transfer["node"][0])
         depth, continued, matched = self._placement.prospects(node)
-        if self._admission.admits(DISK, len(transfer), depth, continued, matched, node):
-            return True
+        try:
+            if self._admission.admits(DISK, len(transfer), depth, continued, matched, node):
+                return True
+        except BaseException as interrupt:
+            if isinstance(interrupt, Exception):
+                raise
+            self.interrupts.append(interrupt)  # of the caller's clock: it comes out of a call that waits for moves
+            if continued:  # as where the budget fails
+                return True
         self._dispatch.give_up(transfer, announce=not self._hooks.all)  # with hooks, at the end of the job
         return False
 
@@ -217,12 +233,14 @@ class Hands:
             try:
                 self._complete(job, ticket, moves)
             except BaseException as problem:
-                self._lose(moves, problem, keep=True)
+                self._lose(moves, problem, ticket)
         if not job.tickets:
             self._jobs.remove(job)
-            job.span.set(moved_blocks=job.arrived)
-            self._tell(job, lambda: job.span.__exit__(None, None, None))
-            self._dispatch.announce()
+            try:
+                job.span.set(moved_blocks=job.arrived)
+                self._tell(job, lambda: job.span.__exit__(None, None, None))
+            finally:
+                self._dispatch.announce()
 
     def _complete(self, job: Job, ticket: Ticket, moves: NDArray[np.void]) -> None:
         """Report what a ticket has done."""
@@ -266,8 +284,17 @@ class Hands:
             assert pool is not None
             yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
 
-    def _lose(self, moves: NDArray[np.void], problem: BaseException, *, keep: bool) -> None:
-        """Give moves up after an exception; `keep`: where a thread may still write into their destinations."""
+    def _lose(self, moves: NDArray[np.void], problem: BaseException, ticket: Ticket | None = None) -> None:
+        """Give moves up after an exception: those of a ticket that is settled, or that were never queued.
+
+        Where a thread may still write into their destinations, or those may hold what nobody knows of, those are kept
+        for good.
+        """
+        keep = True
+        with suppress(BaseException):
+            if ticket is None or not ticket.left().any():
+                self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == DEVICE])
+                keep = False
         self._dispatch.give_up(moves, keep=keep)
         with suppress(BaseException):
             log.warning("%d blocks were not moved", len(moves), exc_info=problem)
@@ -302,12 +329,15 @@ def _work(weakly: weakref.ref[Hands], dispatch: Dispatch) -> None:
     """The dispatcher's thread."""
     pause: float | None = LONGEST_S
     while pause is not None:
-        taken = dispatch.take(pause)
-        hands = weakly()
-        if hands is None:
-            return
-        pause = hands.round(taken)
-        del hands, taken  # while it waits it holds neither the cache nor moves
+        taken = hands = None  # while it waits it holds neither the cache nor moves
+        try:
+            taken = dispatch.take(pause)
+            hands = weakly()
+            if hands is None:
+                return
+            pause = hands.round(taken)
+        except BaseException:  # no memory: what was taken is given up as `taken` dies, and the thread goes on
+            pause = AGAIN_S
 
 
 def _transfers(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:

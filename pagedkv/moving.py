@@ -295,7 +295,12 @@ class Conductor:
             cold = int(np.count_nonzero(placement.tiers_of(owner)))
             if not cold:
                 break
-            self.make_room(cold)
+            try:
+                self.make_room(cold)
+            except OutOfBlocks:
+                if int(np.count_nonzero(placement.tiers_of(owner))) >= cold:
+                    raise
+                continue  # another thread has brought some of it up meanwhile: less is needed
             self._decides()
             try:
                 placement.promote(owner, until)

@@ -11,6 +11,7 @@ most about twice as many as are needed.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections import OrderedDict, deque
@@ -62,6 +63,7 @@ class Roots:
         self._placement, self._scrub = placement, scrub
         self._known: OrderedDict[bytes, Root] = OrderedDict()  # with quota and kind; next to look at first
         self._dropped: deque[Root] = deque()  # purged, and not forgotten yet
+        self._leaving: dict[bytes, list[Root]] = {}  # of those, the ones that a purge has not waited for yet
         self._making = threading.RLock()
         self.quotas: dict[bytes, dict[int, int]] = {}
         self.kinds: dict[bytes, int] = {}
@@ -120,25 +122,48 @@ class Roots:
             else:
                 self.kinds.pop(digest, None)
 
-    def drop(self, digest: bytes) -> tuple[Root | None, int]:
-        """Forget what is cached of a namespace: the Root that it had, if any, and the number of blocks dropped."""
+    def drop(self, digest: bytes) -> tuple[list[Root], int]:
+        """Forget what is cached of a namespace: the Roots whose moves have to be waited for, and the blocks dropped.
+
+        They are those that the namespace had up to now, also in a purge by another thread, or one that was interrupted,
+        until :meth:`left` is told of them.
+        """
         with self._making:
             root = self.find(digest)
             if root is None:
-                return None, 0
+                return list(self._leaving.get(digest, ())), 0
             self._forget_some()
             try:
+                self._leaving.setdefault(digest, []).append(root)
                 self._dropped.append(root)
                 self._known.pop(digest, None)
-                return root, self._placement.drop_namespace(root)
+                dropped = self._placement.drop_namespace(root)
             except BaseException:
                 if self._placement.tree.find(digest) is not None:  # nothing was dropped
+                    self._left(digest, root)
                     with suppress(ValueError):  # it was not there yet
                         self._dropped.remove(root)
                     self._known[digest] = root
                 raise
+            return list(self._leaving[digest]), dropped
+
+    def left(self, digest: bytes, roots: list[Root]) -> None:
+        """Nothing of these is under way any more."""
+        with self._making:
+            for root in roots:
+                self._left(digest, root)
+
+    def _left(self, digest: bytes, root: Root) -> None:
+        leaving = self._leaving.get(digest, [])
+        if root in leaving:
+            leaving.remove(root)
+        if not leaving:
+            self._leaving.pop(digest, None)
 
     def _forget_some(self) -> None:
+        for digest, roots in itertools.islice(list(self._leaving.items()), LOOKED_AT):  # purges that were interrupted
+            for root in [root for root in roots if not self._placement.moving_in(root)]:
+                self._left(digest, root)
         for _ in range(min(LOOKED_AT, len(self._dropped))):
             self._dropped.rotate(-1)
             root = self._dropped[-1]  # there, too, and no thread can get it any more

@@ -29,8 +29,15 @@ class Mendable(Protocol):
 
     torn: bool
 
+    @property
+    def is_half_done(self) -> bool:
+        """Whether a refusal now would leave something half done."""
+
+    def heard(self) -> None:
+        """The caller has what the last call returned."""
+
     def mend(self) -> None:
-        """Put right what an interrupted call left half done."""
+        """Put right what an interrupted call left half done, and tell again what it may have been about to return."""
 
 
 M = TypeVar("M", bound=Mendable)
@@ -45,11 +52,13 @@ def whole(
     def wrapped(self: M, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         if self.torn:
             self.mend()
+        else:
+            self.heard()
         self.torn = True
         try:
             result = call(self, *arguments, **options)
         except BaseException as problem:
-            self.torn = not is_refusal(problem)  # a refusal leaves nothing half done
+            self.torn = self.is_half_done or not is_refusal(problem)
             raise
         self.torn = False
         return result
@@ -68,6 +77,7 @@ class Before:
 
     def __init__(self, lanes: Iterable[Branch], several: bool) -> None:
         self._lanes = lanes
+        self._taken_back: list[tuple[Branch, Tokens]] | None = None  # lanes, with what they go back to
         self._branches: list[tuple[Request, list[tuple[Branch, Tokens | None]]]] = []
         if several:
             for request in dict.fromkeys(branch.request for branch in lanes):
@@ -75,7 +85,7 @@ class Before:
                 self._branches.append((request, known))
 
     def restore(self) -> None:
-        """It is so again; no branch of the lanes holds a sequence."""
+        """It is so again; no branch of the lanes holds a sequence. To be done again where it was interrupted."""
         for request, known in self._branches:
             before = {id(branch) for branch, _ in known}
             for branch in request.branches:
@@ -86,18 +96,22 @@ class Before:
                     branch.reopen(tokens)
             request.branches = [branch for branch, _ in known]
         if not self._branches:
-            for branch in self._lanes:
-                _take_back_one(branch)
+            if self._taken_back is None:  # at once, and before any is changed: what they have now says what they had
+                self._taken_back = [(branch, tokens) for branch in self._lanes
+                                    if (tokens := _before_the_token(branch)) is not None]  # fmt: skip
+            for branch, tokens in self._taken_back:
+                branch.reopen(tokens)
 
 
-def _take_back_one(branch: Branch) -> None:
-    """A lane that got one token, or none yet, has the tokens of before."""
+def _before_the_token(branch: Branch) -> Tokens | None:
+    """The tokens of before of a lane that got one token, or none yet; None where it holds nothing."""
     if branch.done:
-        branch.reopen(branch.tokens[:-1])
-    elif branch.seq is not None and not branch.seq.is_released:
-        tokens = branch.known_tokens()
-        is_given = branch.seq.num_tokens > branch.seq.num_computed  # the plan's step had computed all that it had
-        branch.reopen(tokens[:-1] if is_given else tokens)
+        return branch.tokens[:-1]
+    if branch.seq is None or branch.seq.is_released:
+        return None
+    tokens = branch.known_tokens()
+    is_given = branch.seq.num_tokens > branch.seq.num_computed  # the plan's step had computed all that it had
+    return tokens[:-1] if is_given else tokens
 
 
 def set_down(request: Request) -> None:

@@ -126,9 +126,15 @@ class Scheduler:
         self._going: list[Request] = []  # ended while a plan was out: their sequences may be in a step
         self._unended: dict[Request, int] = {}  # every request that has not ended, as they came; 1 for each
         self._untold: list[Request] = []  # finished, and not returned by a report yet
+        self._telling: tuple[list[Request], tuple[Request, ...]] = [], ()  # finished, expired; by the last call
         self.torn = False  # a call is under way, or was interrupted
         self._num_submitted = 0
         self._ended: dict[State, int] = {"finished": 0, "aborted": 0, "expired": 0}
+
+    @property
+    def is_half_done(self) -> bool:
+        """Whether a refusal now would leave something half done: a report that has begun to change branches."""
+        return self._reporter.before is not None
 
     # ---- requests
 
@@ -304,9 +310,13 @@ class Scheduler:
                     self._claim.blocks = 0
                     raise
         if not plan:  # no report comes that would return them
-            plan.finished, self._untold = tuple(self._untold), []
+            plan.finished = tuple(self._untold)
         self._plan = plan if plan else None
-        self._drafts, self._expired = {}, ()
+        self._drafts = {}
+        self._telling = list(plan.finished), self._expired
+        self._expired = ()
+        if not plan:
+            self._untold = []
         return plan
 
     def step(self, plan: Plan) -> Step:
@@ -372,8 +382,9 @@ class Scheduler:
             self._finish(request)
         if self._going:
             self._let_go()
-        finished, self._untold = self._untold, []
-        return finished
+        self._telling = self._untold, ()
+        self._untold = []
+        return list(self._telling[0])
 
     def stats(self) -> SchedulerStats:
         """Counts of requests."""
@@ -477,6 +488,10 @@ class Scheduler:
         """It has ended, and is counted."""
         self._ended[request.state] += self._unended.pop(request, 0)
 
+    def heard(self) -> None:
+        """The caller has what the last call returned."""
+        self._telling = [], ()
+
     def mend(self) -> None:
         """Put right what a call that was interrupted left half done. Every call does this by itself before it begins.
 
@@ -486,6 +501,10 @@ class Scheduler:
         if self._reporter.before is not None:
             self._reporter.before.restore()
             self._reporter.before = None
+        finished, expired = self._telling
+        self._untold = [*(one for one in finished if one not in self._untold), *self._untold]
+        self._expired = (*(one for one in expired if one not in self._expired), *self._expired)
+        self._telling = [], ()
         self._plan, self._drafts, self._going = None, {}, []
         self._claim.blocks = 0
         for request in list(self._unended):

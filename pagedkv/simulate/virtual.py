@@ -70,6 +70,7 @@ class VirtualMover(Mover):
         deadline_s: float | None = None,
         on_done: Callable[[Ticket], object] | None = None,
         here: bool = False,
+        before: Callable[[Ticket], object] | None = None,
     ) -> Ticket:
         """Every block arrives; no deadline passes, as a virtual promotion begins at once."""
         seconds = 0.0
@@ -84,7 +85,10 @@ class VirtualMover(Mover):
             took = tier.up_s(num_bytes) if is_up else tier.down_s(num_bytes)
             seconds = max(seconds, took)
             (self._up if is_up else self._down)[colder] += took
-        return VirtualTicket(np.ascontiguousarray(moves["transfer"]), seconds)
+        ticket = VirtualTicket(np.ascontiguousarray(moves["transfer"]), seconds)
+        if before is not None:
+            before(ticket)
+        return ticket
 
     def take_seconds(self) -> tuple[float, float]:
         """Seconds of promotions and of demotions since the last call, of the busiest link each."""

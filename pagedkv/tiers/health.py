@@ -52,7 +52,7 @@ class Health:
 
     def __init__(self, where: str, never_writes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._where, self._never_writes, self._clock = where, never_writes, clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # clocks and log handlers, which are called with it, may ask for the state
         self._writes, self._reads = _Gate(), _Gate()
         self._hanging = 0  # calls
         self._said: State = "ok"

@@ -121,6 +121,7 @@ class Mover:
         deadline_s: float | None = None,
         on_done: Callable[[Ticket], object] | None = None,
         here: bool = False,
+        before: Callable[[Ticket], object] | None = None,
     ) -> Ticket:
         """Queue moves. Waits while the queue is full (not in a worker thread), never for the moves.
 
@@ -136,13 +137,17 @@ class Mover:
         here : bool
             For a dispatcher, which no store may keep: it does not wait for room in the queue, and a single part between
             two memories is carried out by the calling thread, before this returns.
+        before : callable, optional
+            Called with the ticket before anything is queued.
 
         Raises
         ------
         WrongType, InvalidArgument
-            The moves cannot be carried out as a whole; nothing is queued.
+            The moves cannot be carried out as a whole.
         ClosedError, TierError
             The mover is closed, or belongs to the process this one was forked from.
+
+        Whatever is raised, nothing is queued or under way.
         """
         shared = self._shared
         if shared.pid != os.getpid():
@@ -173,21 +178,22 @@ class Mover:
             )
             for src, dst, chosen in cuts
         ]
+        if before is not None:
+            before(ticket)
         if not parts:
             ticket.settle()
-            return ticket
-        if here and _is_quick(parts):
+        elif here and _is_quick(parts):
             ticket.part_done(parts[0].moves, _run(shared, parts[0]))
         else:
-            refuse(shared, self._enqueue(parts, moves.size, here), "left")
+            self._enqueue(parts, moves.size, here)
         return ticket
 
     def watch(self, ticket: Ticket) -> float:
         """Give up what takes too long of a ticket; seconds after which to look again."""
         return give_up_overdue(self._shared, ticket)
 
-    def _enqueue(self, parts: list[Part], count: int, at_once: bool) -> list[Part]:
-        """Queue parts of so many blocks as soon as there is room; those that are not, because their store hangs."""
+    def _enqueue(self, parts: list[Part], count: int, at_once: bool) -> None:
+        """Queue parts of so many blocks as soon as there is room; those whose store hangs are over instead."""
         shared, pause = self._shared, 0.0
         while True:
             with shared.changed:
@@ -195,11 +201,19 @@ class Mover:
                     if shared.closed:
                         raise ClosedError("the mover was closed while a submit waited for room in its queue")
                     hanging = shared.calls.hanging_stores()
+                    refuse(shared, [part for part in parts if part.store in hanging], "left")
                     queued = [part for part in parts if part.store not in hanging]
-                    shared.queue.extend(queued)
-                    shared.queued_blocks += sum(part.moves.size for part in queued)
+                    num_blocks = shared.queued_blocks + sum(part.moves.size for part in queued)
+                    before = len(shared.queue)
+                    try:
+                        shared.queue.extend(queued)
+                    except BaseException:  # there was no memory for all of them, and no thread has seen one
+                        while len(shared.queue) > before:
+                            shared.queue.pop()
+                        raise
+                    shared.queued_blocks = num_blocks
                     shared.changed.notify_all()
-                    return [part for part in parts if part.store in hanging]
+                    return
             pause = give_up_overdue(shared)
 
     def _has_room(self, count: int) -> bool:
@@ -316,7 +330,8 @@ def _join(shared: Shared) -> None:
                 break
     for thread in shared.threads:
         if thread not in lost:
-            thread.join()
+            with suppress(RuntimeError):  # its start was interrupted
+                thread.join()
     if lost:
         log.warning("%d of the mover's threads are in a call that does not come back, and are left there", len(lost))
 

@@ -83,7 +83,7 @@ class Slots:
         where: str,
     ) -> None:
         self._segments, self._form, self._health, self._where = segments, form, health, where
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a log handler, which is called with it, may ask for the statistics
         self._counts: Counter[str] = Counter()
         self._logged: set[str] = set()
         count = form.geometry.num_blocks

@@ -334,3 +334,42 @@ def test_a_prefetch_that_was_interrupted_as_it_was_asked_for_is_forgotten(open_c
             toy.cache.prefetch(prompt(1))
     assert not toy.cache._prefetcher._waiting
     assert in_time(lambda: toy.cache.prefetch(prompt(1)).wait()) is None
+
+
+def test_a_purge_that_is_made_again_waits_for_what_the_interrupted_one_waited_for(open_cache, monkeypatch):
+    toy, tenant = Toy(open_cache(8, host=8)), pk.Namespace(tenant="gone")
+    toy.use(prompt(1), tenant)
+    conductor, waited = toy.cache._conductor, []
+
+    def interrupted(root: int) -> None:
+        waited.append(root)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor, "drain_namespace", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                toy.cache.purge(tenant)
+    assert waited == [waited[0]] * 2, "its moves may still be under way"
+    toy.cache.purge(tenant)
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor, "drain_namespace", interrupted)
+        toy.cache.purge(tenant)
+    assert len(waited) == 2, "nothing of it is under way any more"
+
+
+def test_the_clock_of_a_write_budget_and_a_log_handler_may_ask_the_cache(open_cache, tmp_path):
+    asked: list[object] = []
+
+    def clock() -> float:
+        if opened:
+            asked.append(opened[0].stats())
+        return float(len(asked))
+
+    opened: list[pk.KVCache] = []
+    disk = pk.Disk(str(tmp_path / "budget"), 64, admission="all", write_budget="1GiB")
+    toy = Toy(open_cache(8, disk=disk, clock=clock))
+    opened.append(toy.cache)
+    in_time(lambda: [toy.use(prompt(start)) for start in range(6)])
+    assert asked
+    opened.clear()

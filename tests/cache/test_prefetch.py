@@ -170,3 +170,24 @@ def test_threads_that_prefetch_first_at_the_same_time_leave_no_thread_behind(ope
             thread.join()
         cache.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pagedkv-prefetch")]
+
+
+def test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up(open_cache, monkeypatch):
+    toy = Toy(open_cache(8, host=32))
+    long = prompt(1, 6 * BLOCK + 1)
+    toy.use(long)
+    toy.use(prompt(2, 8 * BLOCK))
+    assert where(toy.cache, long) == [("host", 6)]
+    conductor, real, called = toy.cache._conductor, toy.cache._conductor.make_room, []
+
+    def make_room(num_blocks, *tier):
+        called.append(num_blocks)
+        if len(called) == 1:  # as another thread would, while this one waits for room
+            with toy.cache.sequence(long[: 3 * BLOCK + 1]):
+                pass
+        return real(num_blocks, *tier)
+
+    monkeypatch.setattr(conductor, "make_room", make_room)
+    assert toy.use(long) == {"host": 6 * BLOCK}
+    assert called == [6, 3, 3], "six, three by the other meanwhile, and once six were in vain the other three"
+    assert all_free(toy.cache)

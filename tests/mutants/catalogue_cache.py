@@ -170,4 +170,17 @@ MUTANTS = (
           "            The caller must not wait; nothing was decided.\n        \"\"\"\n"),),
         ("test_a_hook_of_moves_that_would_wait_for_moves_is_refused",),
     ),
+    Mutant(
+        "a purge that is made again waits for nothing",
+        "pagedkv/roots.py",
+        (("                return list(self._leaving.get(digest, ())), 0\n", "                return [], 0\n"),),
+        ("test_a_purge_that_is_made_again_waits_for_what_the_interrupted_one_waited_for",),
+    ),
+    Mutant(
+        "a queue that could not grow keeps what it took",
+        "pagedkv/tiers/mover.py",
+        (("                        while len(shared.queue) > before:\n                            shared.queue.pop()\n",
+          ""),),
+        ("test_where_the_queue_cannot_grow_nothing_is_queued",),
+    ),
 )  # fmt: skip

@@ -269,7 +269,32 @@ MUTANTS = (
     Mutant(
         "nobody is told of a request that finished in an interrupted report",
         SCHEDULER,
-        (("            plan.finished, self._untold = tuple(self._untold), []\n", "            self._untold = []\n"),),
+        (("            plan.finished = tuple(self._untold)\n", "            plan.finished = ()\n"),),
         ("test_a_request_that_finished_in_an_interrupted_report_is_in_the_next_plan_where_nothing_is_left_to_run",),
+    ),
+    Mutant(
+        "a mending that is interrupted cuts a token twice",
+        "pagedkv/scheduler/mending.py",
+        (("            if self._taken_back is None:  # at once,", "            if True:  # at once,"),),
+        ("test_a_mending_that_is_interrupted_too_cuts_no_token_twice",),
+    ),
+    Mutant(
+        "a refusal in the middle of a report loses the request",
+        "pagedkv/scheduler/mending.py",
+        (("self.torn = self.is_half_done or not is_refusal(problem)", "self.torn = not is_refusal(problem)"),),
+        ("test_a_fork_that_another_thread_left_no_sequence_for_loses_no_request",),
+    ),
+    Mutant(
+        "what an interrupted call was about to return is told to nobody",
+        SCHEDULER,
+        (("        finished, expired = self._telling\n", "        finished, expired = [], ()\n"),),
+        ("test_what_an_interrupted_call_was_about_to_return_is_told_again",),
+    ),
+    Mutant(
+        "a promotion asks for room that it needs no more",
+        "pagedkv/moving.py",
+        (("                if int(np.count_nonzero(placement.tiers_of(owner))) >= cold:\n                    raise\n",
+          "                raise\n"),),
+        ("test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up",),
     ),
 )

@@ -15,6 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pagedkv as pk
+from pagedkv.hands import Hands
 from tests.reliability.interrupt_control import OldOrder
 from tests.reliability.interrupt_kinds import KINDS, Alarm, Foreign, Hung, innermost
 from tests.reliability.interrupt_points import LIBRARY, Point, Tracer
@@ -24,7 +25,7 @@ from tests.reliability.proof import Tally
 
 FINDINGS = os.environ.get("PAGEDKV_INTERRUPT_FINDINGS", "")
 GOLDEN = 0.6180339887498949
-MODES = ("points", "signals", "callbacks", "allocations", "control")
+MODES = ("points", "signals", "callbacks", "allocations", "dispatcher", "control")
 
 
 @dataclass
@@ -69,11 +70,12 @@ class Cases:
         self._known: dict[tuple[str, str], float] = {}  # by setup and scene: points, or seconds
         self._alloc: Any = None
         self._point: Point | None = None
-        if mode == "allocations":
+        if mode in ("allocations", "dispatcher"):
             from tests.reliability.failing_alloc import FailingAlloc
 
             self._alloc = FailingAlloc()
             self._alloc.spare("_multiarray_umath")  # NumPy's own ways out corrupt memory
+        self._rounds = FailingRounds(self._alloc) if mode == "dispatcher" else None
 
     def run(self, case: Case) -> bool:
         """One case; whether its world can be used for another."""
@@ -112,7 +114,7 @@ class Cases:
             if isinstance(found, Leaked) and self._lost_handle(case):
                 self.tally.add("handles of pins lost between the end of the call and its caller")
                 bare(found)
-            elif isinstance(found, Leaked) and self.mode == "allocations" and lost_by_cpython(case.world):
+            elif isinstance(found, Leaked) and self._alloc is not None and lost_by_cpython(case.world):
                 self.tally.add("sequences that CPython lost a reference of where its own allocation failed")
                 bare(found)
             else:
@@ -169,6 +171,11 @@ class Cases:
             finally:
                 seen = self._alloc.disarm()
             return float(seen)
+        if self._rounds is not None:
+            self._rounds.arm(0)
+            act.call()
+            case.world.settle(self.patience_s)
+            return float(self._rounds.disarm())
         begun = time.perf_counter()
         act.call()
         return time.perf_counter() - begun
@@ -260,6 +267,22 @@ class Cases:
             return f"allocation {target} in {place}", f"{came!r} came in place of a MemoryError at {PLACES[0]}"
         return f"allocation {target} in {place}", ""
 
+    def _dispatcher(self, case: Case, act: Act, size: float) -> tuple[str, str]:
+        rounds, target = self._rounds, 1 + int(case.walk * size)
+        assert rounds is not None
+        rounds.arm(target)
+        with self.alarm.watch():
+            came = caught(act.call)
+            case.world.settle(self.patience_s)
+        rounds.disarm()
+        if not rounds.where:
+            return "", "" if came is None else _unexpected(came)
+        self.tally.add("allocations of the dispatcher")
+        where = f"allocation {target} of the dispatcher, in {rounds.where}"
+        if came is None or isinstance(came, MemoryError):  # of a hook that was being told
+            return where, ""
+        return where, f"{came!r} came out of the call, at {PLACES[0]}"
+
     def _outcome(self, came: BaseException | None, problem: BaseException, stack: tuple[str, ...]) -> str:
         if came is problem:
             self.tally.add(f"{type(problem).__name__} came out")
@@ -315,6 +338,42 @@ def caught(call: Callable[[], object]) -> BaseException | None:
         bare(problem)
         return problem
     return None
+
+
+class FailingRounds:
+    """Has an allocation fail in the dispatcher's thread: number `target` of its rounds since :meth:`arm`.
+
+    Attributes
+    ----------
+    where : what asked for it, "" as long as none has failed.
+    """
+
+    def __init__(self, alloc: Any) -> None:
+        self._alloc, self._target, self._seen, self._counts = alloc, 0, 0, False
+        self.where = ""
+        real = Hands.round
+
+        def armed_round(hands: Hands, taken: Any) -> float | None:
+            if not self._counts:
+                return real(hands, taken)
+            alloc.arm(max(0, self._target - self._seen))
+            try:
+                return real(hands, taken)
+            finally:
+                self._seen += alloc.disarm()
+                if alloc.failed:
+                    self.where, self._target = alloc.where or "somewhere", 0
+
+        Hands.round = armed_round  # type: ignore[method-assign]  # for the life of this process
+
+    def arm(self, target: int) -> None:
+        """Count from here; 0: have none fail."""
+        self._target, self._seen, self._counts, self.where = target, 0, True, ""
+
+    def disarm(self) -> int:
+        """None fails any more; how many there were."""
+        self._counts = False
+        return self._seen
 
 
 def is_cpythons_own(came: BaseException) -> bool:

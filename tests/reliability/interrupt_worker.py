@@ -74,10 +74,12 @@ def plan(mode: str, first: int, seed: int, setups: list[Setup]) -> Iterator[tupl
 def main(mode: str, first: int, count: int, seed: int, progress: int) -> Tally:
     """So many cases; `progress` is a file that says which is under way."""
     tally, alarm = Tally(), Alarm(PATIENCE_S)
-    backend = kernels_backend() if mode != "allocations" else None
+    backend = kernels_backend() if mode not in ("allocations", "dispatcher") else None
     setups = [setup for setup in SETUPS if not setup.kernels or backend is not None]
     if mode == "callbacks":
         setups = [setup for setup in setups if setup.hooks or setup.clock]
+    if mode == "dispatcher":
+        setups = [setup for setup in setups if len(setup.tiers) > 1]
     slow_transfers()
     gc.collect()
     gc.freeze()  # so that collections look at little

@@ -15,6 +15,7 @@ import pytest
 import pagedkv as pk
 import pagedkv.scheduler
 from pagedkv.hooks import Span
+from pagedkv.scheduler import Branch
 
 SPEC = pk.KVSpec(1, 1, 1, "float32", 4, model="toy")
 ROOM = str(Path(pagedkv.scheduler.__file__).parent)
@@ -230,3 +231,108 @@ def test_an_error_of_ours_that_a_signal_handler_raises_is_an_interrupt_and_no_re
             seq.fork()[0].release()  # it is in no step
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def begun(cache: pk.KVCache, **options: Any) -> tuple[pk.Scheduler, Any, pk.Plan]:
+    """A scheduler with one request whose prompt is computed, and the plan to report."""
+    scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=4, max_batch_tokens=64))
+    request = scheduler.submit([1, 2, 3, 4, 5, 6], 4, **options)
+    plan = scheduler.schedule()
+    with scheduler.step(plan) as step:
+        write(step)
+    return scheduler, request, plan
+
+
+def run_to_the_end(scheduler: pk.Scheduler) -> list[Any]:
+    told = []
+    for _ in range(100):
+        if not scheduler.has_work:
+            return told
+        plan = scheduler.schedule()
+        told += [*plan.finished, *plan.expired]
+        if plan:
+            with scheduler.step(plan) as step:
+                write(step)
+            told += scheduler.report(plan, entries(plan))
+    raise AssertionError(f"still at work: {scheduler.stats()}")
+
+
+def test_a_mending_that_is_interrupted_too_cuts_no_token_twice(monkeypatch) -> None:
+    with pk.KVCache(SPEC, 32) as cache:
+        scheduler, request, _ = begun(cache)
+        run_to_the_end(scheduler)
+        wanted = request.outputs[0].tolist()
+    with pk.KVCache(SPEC, 32) as cache:
+        scheduler, request, plan = begun(cache)
+
+        def interrupted(*_: object) -> None:
+            raise Interrupt
+
+        with monkeypatch.context() as patch:  # once the token is appended
+            patch.setattr(scheduler._queue, "serve", interrupted)
+            patch.setattr(scheduler._reporter, "before", None)
+            reporter, real = scheduler._reporter, scheduler._reporter._one_each
+
+            def one_each(*arguments: Any) -> Any:
+                real(*arguments)
+                raise Interrupt
+
+            patch.setattr(reporter, "_one_each", one_each)
+            with pytest.raises(Interrupt):
+                scheduler.report(plan, entries(plan))
+            assert reporter.before is not None
+            before = reporter.before
+        reporter.before = before
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(Branch, "let_go", interrupted)
+                with pytest.raises(Interrupt):
+                    scheduler.schedule()
+        run_to_the_end(scheduler)
+        assert request.outputs[0].tolist() == wanted
+
+
+def test_a_fork_that_another_thread_left_no_sequence_for_loses_no_request() -> None:
+    with pk.KVCache(SPEC, 64, max_sequences=4) as cache:
+        scheduler, request, plan = begun(cache, n=4)
+        others: list[pk.Sequence] = []
+
+        class Other:
+            def begin(self, span: Span) -> None:
+                if span.name == "fork" and not others:
+                    others.append(cache.sequence([9, 9, 9, 9]))
+
+            def end(self, span: Span, state: object) -> None:
+                pass
+
+        hook = Other()
+        cache.hooks.add(hook)
+        with pytest.raises(pk.InvalidArgument):
+            scheduler.report(plan, entries(plan))
+        assert scheduler.torn, "the branch had left the prompts already"
+        cache.hooks.remove(hook)
+        others.pop().release()
+        assert run_to_the_end(scheduler) == [request]
+        assert [len(output) for output in request.outputs] == [4] * 4
+        scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("what", ["finished", "expired"])
+def test_what_an_interrupted_call_was_about_to_return_is_told_again(what: str) -> None:
+    now = [0.0]
+    with pk.KVCache(SPEC, 32) as cache:
+        scheduler = pk.Scheduler(cache, clock=lambda: now[0])
+        request = scheduler.submit([1, 2, 3], 1, deadline_s=5.0)
+        plan = scheduler.schedule()
+        if what == "finished":
+            with scheduler.step(plan) as step:
+                write(step)
+            assert scheduler.report(plan, [7]) == [request]
+        else:
+            now[0] = 9.0
+            assert scheduler.schedule().expired == (request,)
+        scheduler.torn = True  # as where the signal comes before the caller has what was returned
+        assert run_to_the_end(scheduler) == [request]
+        assert run_to_the_end(scheduler) == []
+        scheduler.submit([1, 2], 1)
+        assert request not in run_to_the_end(scheduler), "what was heard is not told again"

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections import deque
 
 import numpy as np
 import pytest
@@ -547,3 +548,19 @@ def test_moves_between_memories_do_not_wait_for_a_disk(tiers):
         assert not loading.done()
         assert not waiting.done()
         go_on.set()
+
+
+def test_where_the_queue_cannot_grow_nothing_is_queued(held_mover):
+    class Short(deque):
+        def extend(self, parts):
+            super().append(parts[0])
+            raise MemoryError
+
+    shared, told = held_mover._shared, []
+    queued, shared.queue = shared.queue, Short(shared.queue)
+    before = len(shared.queue), shared.queued_blocks
+    with pytest.raises(MemoryError):
+        held_mover.submit(moves_of(*line(1, HOST, DISK, range(4))), before=told.append)
+    assert (len(shared.queue), shared.queued_blocks) == before
+    assert len(told) == 1, "its caller had the ticket before"
+    shared.queue = queued

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tests.reliability import child, failing_alloc
 from tests.reliability.proof import Proof, Tally, Tick
 
-SHARES = {"points": 0.7, "signals": 0.12, "callbacks": 0.08, "allocations": 0.1}
+SHARES = {"points": 0.7, "signals": 0.12, "callbacks": 0.08, "dispatcher": 0.03, "allocations": 0.07}
 SLICE = 4000  # cases of one process: what leaks in the interpreter itself ends with it
 APART = 1_000_000  # case numbers between two slices: some of them fit no scene
 AT_ONCE = 4  # processes
@@ -19,7 +19,7 @@ CONTROL = 400  # interruptions of the control at most: it ends with the first wr
 MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
-    "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu",
+    "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu", "crew",
     "device_kv", "dtypes", "durable", "engine", "explain", "gpu_kv", "hands", "hooks", "interop", "kernels",
     "learned", "matching", "metrics", "moving", "namespace", "opening", "prefetch", "recording", "roots", "scheduler",
     "scrub", "sequence", "sizes", "spec", "stats", "step", "tiers", "traced_step",
@@ -40,7 +40,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
             wanted = left if mode == "allocations" else max(1, round(count * share))
             left -= wanted
             try:
-                environment = failing_alloc.environment(place) if mode == "allocations" else {}
+                environment = failing_alloc.environment(place) if mode in ("allocations", "dispatcher") else {}
             except failing_alloc.Unbuildable as problem:
                 tally.skipped = (f"failing allocations: {problem}",)
                 continue
