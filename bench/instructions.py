@@ -25,7 +25,7 @@ CASES = (
     "evict 64 blocks and insert 64, hazard", "cache.sequence with one promotion and one demotion",
     "scheduler, decode step of 32 lanes",
 )  # fmt: skip
-CALLS = 60
+CALLS, WARM_UP = 200, 20
 
 
 def cases() -> Iterator[Callable[[], object]]:
@@ -114,7 +114,8 @@ def _decoding() -> Callable[[], object]:
 def count_here(calls: int) -> None:
     """In the counted process: each case's calls between two marks."""
     for call in cases():
-        call()
+        for _ in range(WARM_UP):
+            call()
         os.getppid()
         for _ in range(calls):
             call()
