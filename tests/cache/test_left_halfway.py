@@ -373,3 +373,27 @@ def test_the_clock_of_a_write_budget_and_a_log_handler_may_ask_the_cache(open_ca
     in_time(lambda: [toy.use(prompt(start)) for start in range(6)])
     assert asked
     opened.clear()
+
+
+def test_an_interrupt_of_a_clock_that_the_dispatcher_reads_comes_out_of_a_call_that_waits(open_cache, tmp_path):
+    armed: list[bool] = []
+
+    def clock() -> float:
+        if armed and threading.current_thread() is not threading.main_thread():
+            armed.clear()
+            raise KeyboardInterrupt
+        return 0.0
+
+    disk = pk.Disk(str(tmp_path / "budget"), 64, admission="all", write_budget="1GiB")
+    toy = Toy(open_cache(8, disk=disk, clock=clock))
+    toy.use(prompt(1))
+    armed.append(True)
+
+    def until_it_comes_out() -> None:
+        for start in range(2, 40):
+            toy.use(prompt(start))
+
+    with pytest.raises(KeyboardInterrupt):
+        until_it_comes_out()
+    for start in range(2, 6):
+        toy.use(prompt(start))

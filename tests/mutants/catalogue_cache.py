@@ -183,4 +183,11 @@ MUTANTS = (
           ""),),
         ("test_where_the_queue_cannot_grow_nothing_is_queued",),
     ),
+    Mutant(
+        "an interrupt of a clock that the dispatcher reads is dropped",
+        "pagedkv/hands.py",
+        (("            self.interrupts.append(interrupt)  # of the caller's clock",
+          "            # of the caller's clock"),),
+        ("test_an_interrupt_of_a_clock_that_the_dispatcher_reads_comes_out_of_a_call_that_waits",),
+    ),
 )  # fmt: skip
