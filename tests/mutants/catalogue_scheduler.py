@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "what an interrupted call left is not mended",
         "pagedkv/scheduler/mending.py",
-        (("        if self.torn:\n            self.mend()\n", ""),),
+        (("        if self.torn:\n            self.mend()\n        else:\n            self.heard()\n", ""),),
         ("test_a_scheduler_that_is_interrupted_at_any_line_goes_on_with_the_same_tokens",),
     ),
     Mutant(
