@@ -161,7 +161,8 @@ FILES = (
         "two processes have one directory open", DIRECTORY,
         (("fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
           "fcntl.flock(self.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)"),
-         ("fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)", "fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)")),
+         ("fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+          "fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)")),
         ("test_a_second_opener_is_refused_here_and_in_another_process",),
     ),
     Mutant(
