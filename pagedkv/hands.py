@@ -118,7 +118,8 @@ class Hands:
 
     def is_this_thread(self) -> bool:
         """Whether the caller is the dispatcher itself: a hook of ``moves``, or what it calls."""
-        return self._thread is threading.current_thread()
+        thread = self._thread  # `current_thread` would make an object for each thread that has none, and keep it
+        return thread is not None and thread.ident == threading.get_ident() and thread.is_alive()
 
     def close(self) -> None:
         """Finish what is decided and under way, and end the thread. Again is fine, also after an interrupted call."""

@@ -219,7 +219,12 @@ class Mover:
     def _has_room(self, count: int) -> bool:
         queued = self._shared.queued_blocks
         has_room = queued == 0 or queued + count <= self._max_queued_blocks
-        return has_room or threading.current_thread() in self._shared.threads
+        return has_room or self._is_a_worker()
+
+    def _is_a_worker(self) -> bool:
+        """Whether the caller is one of the mover's threads."""
+        own = threading.get_ident()  # `current_thread` would make an object for each thread that has none, and keep it
+        return any(thread.ident == own for thread in self._shared.threads)
 
     def _records(self, moves: NDArray[np.void]) -> dict[int, Record]:
         stored = stored_moves(moves, self._shared.tiers)
@@ -262,7 +267,7 @@ class Mover:
         """
         if self._shared.pid != os.getpid():
             return
-        if threading.current_thread() in self._shared.threads:
+        if self._is_a_worker():
             raise InvalidArgument("a mover cannot be closed from its own on_done callback")
         _tell_to_stop(self._shared, cancel=cancel)
         _join(self._shared)

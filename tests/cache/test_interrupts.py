@@ -57,8 +57,9 @@ def held(cache):
 
 
 def settle(cache):
-    """Until nothing is under way."""
-    while cache.stats().placement["in_flight"]:
+    """Until nothing is under way, and no prefetch holds anything."""
+    prefetcher = cache._prefetcher
+    while cache.stats().placement["in_flight"] or prefetcher._server or prefetcher._waiting:
         time.sleep(0.001)
 
 

@@ -214,6 +214,8 @@ class ScheduledDispatch:
 class _NoThread:
     """Never runs; the scene does its work."""
 
+    ident = None
+
     def __init__(self, **_: Any) -> None:
         pass
 
