@@ -20,7 +20,7 @@ def placement_problems(Placement self):
     cdef bint collecting = self.lock.begin_audit()
     try:
         expected, sizes = [], []
-        for tier in range(p.num_tiers):
+        for _tier in range(p.num_tiers):
             expected.append({})
             sizes.append([0, 0])
         owners = {}
