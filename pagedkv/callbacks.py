@@ -70,8 +70,6 @@ class Log:
     def _say(self, level: int, message: str, values: tuple[object, ...], exc_info: BaseException | bool | None) -> None:
         try:
             self._logger.log(level, message, *values, exc_info=exc_info, stacklevel=3)
-        except MemoryError:
-            raise
         except Exception as problem:
             if came_from_signal(problem):
                 raise
