@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from tests.reliability.proof import Tally
 WARM_UP = 200  # cycles in which caches of the interpreter fill
 SAMPLES = 10
 REQUESTS = 5  # of a cycle
+CALM, GONE_S = 50, 60.0  # looks (a millisecond apart) at threads, none of which goes; a watchdog
 OTHER_SPEC = pk.KVSpec(3, 2, 4, "float32", 4, model="toy")
 NAMESPACE = pk.Namespace(tenant="a")
 TOKENS = np.arange(40, dtype=np.int32)
@@ -53,9 +54,21 @@ class Sample:
         private = sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("Private_"))
         watched = SPEC, OTHER_SPEC, NAMESPACE, TOKENS
         return Sample(
-            cycles, len(os.listdir("/proc/self/fd")), threading.active_count(), sys.getallocatedblocks(), private,
+            cycles, len(os.listdir("/proc/self/fd")), threads(), sys.getallocatedblocks(), private,
             tuple(map(sys.getrefcount, watched)),
         )  # fmt: skip
+
+
+def threads(at_most: int = -1) -> int:
+    """Threads of the process, of the system's count. Those that have done their work may take a moment to be gone: they
+    are waited for until there are `at_most`, a minute at the longest; or until none has gone for a while."""
+    fewest, calm = len(os.listdir("/proc/self/task")), 0
+    until = time.monotonic() + GONE_S
+    while (fewest > at_most if at_most >= 0 else calm < CALM) and time.monotonic() < until:
+        time.sleep(0.001)
+        now = len(os.listdir("/proc/self/task"))
+        fewest, calm = min(now, fewest), calm + 1 if now >= fewest else 0
+    return fewest
 
 
 def cycle(path: str, choose: random.Random, tally: Tally) -> None:
@@ -118,7 +131,9 @@ def main(cycles: int, seed: int) -> Tally:
 def judge(samples: list[Sample], seed: int, tally: Tally) -> None:
     """What must be equal is equal, and what may vary does not grow."""
     first, last = samples[0], samples[-1]
-    for what in ("descriptors", "threads", "references"):
+    if last.threads > first.threads and (left := threads(first.threads)) > first.threads:
+        tally.fail(f"seed {seed}: {first.threads} threads before and {left} after {last.cycles} cycles")
+    for what in ("descriptors", "references"):
         before, after = getattr(first, what), getattr(last, what)
         if before != after:
             tally.fail(f"seed {seed}: {what} {before} before and {after} after {last.cycles} cycles")
@@ -133,7 +148,7 @@ def judge(samples: list[Sample], seed: int, tally: Tally) -> None:
         tally.fail(f"seed {seed}: {memory:.0f} bytes more per cycle: {[s.private_bytes for s in samples]}")
     tally.found |= {
         "descriptors more": last.descriptors - first.descriptors,
-        "threads more": last.threads - first.threads,
+        "threads more": max(0, threads(first.threads) - first.threads),
         "objects more": last.objects - first.objects,
         "private bytes more": last.private_bytes - first.private_bytes,
     }
