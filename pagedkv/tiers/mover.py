@@ -224,7 +224,7 @@ class Mover:
     def _is_a_worker(self) -> bool:
         """Whether the caller is one of the mover's threads."""
         own = threading.get_ident()  # `current_thread` would make an object for each thread that has none, and keep it
-        return any(thread.ident == own for thread in self._shared.threads)
+        return any(thread.ident == own and thread.is_alive() for thread in self._shared.threads)
 
     def _records(self, moves: NDArray[np.void]) -> dict[int, Record]:
         stored = stored_moves(moves, self._shared.tiers)
