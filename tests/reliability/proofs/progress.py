@@ -64,7 +64,7 @@ PROOF = Proof(
     "every request that submit takes ends with the tokens it comes to alone, through quotas, purges, pins, prefetches, "
     "other callers and suspensions, as soon as others leave room for it; only submit refuses others",
     "requests",
-    quick=4_000,
+    quick=5_000,
     full=1_000_000,
     run=run,
 )
