@@ -39,10 +39,15 @@ class Claim:
     blocks : of its last plan, 0 once that is over.
     """
 
-    __slots__ = ("__weakref__", "blocks")
+    __slots__ = ("__weakref__", "_claiming", "blocks")
 
-    def __init__(self) -> None:
-        self.blocks = 0
+    def __init__(self, claiming: threading.Lock) -> None:
+        self._claiming, self.blocks = claiming, 0
+
+    def take(self, blocks: int) -> None:
+        """So many are about to be used: prefetches that have not been decided yet leave them."""
+        with self._claiming:
+            self.blocks = blocks
 
 
 class Conductor:
@@ -75,7 +80,7 @@ class Conductor:
 
     def claim(self) -> Claim:
         """A scheduler's own: how many device blocks it is about to use. It ends with the object."""
-        claim = Claim()
+        claim = Claim(self._claiming)
         with self._claiming:
             self._claims = (*(known for known in self._claims if known() is not None), weakref.ref(claim))
         return claim
@@ -274,6 +279,18 @@ class Conductor:
         self._hear()
         return pool.counts()["cached"] < cached
 
+    def _decide_promotion(self, owner: int, until: int, cold: int) -> None:
+        """Have the core promote a path; a prefetch does so only beside what schedulers have claimed by then."""
+        if threading.get_ident() not in self._prefetching:
+            self.placement.promote(owner, until)
+            return
+        pool = self.placement.pools[DEVICE]
+        assert pool is not None
+        with self._claiming:  # a scheduler claims before it looks at the room: it sees this, or this sees its claim
+            counts = pool.counts()
+            if cold + self.spoken_for <= counts["available"] + counts["cached"]:
+                self.placement.promote(owner, until)
+
     def promote(self, owner: int, deadline_s: float | None = None) -> int:
         """Bring an owned path to the device; whole blocks of it that are there in the end, from the front.
 
@@ -303,7 +320,7 @@ class Conductor:
                 continue  # another thread has brought some of it up meanwhile: less is needed
             self._decides()
             try:
-                placement.promote(owner, until)
+                self._decide_promotion(owner, until, cold)
                 break
             except OutOfBlocks:  # another thread took the room: make it again
                 if attempt == ATTEMPTS:

@@ -46,9 +46,9 @@ class Planner:
         if not running.computing and not drafts:
             rows = lanes.rows.copy()
             need = self._table.blocks_needed(rows, None, lookahead)
-            if need > running.room():
+            self._claim.take(need)
+            if need > running.room():  # a prefetch took it meanwhile
                 return self._tight(drafts, expired)
-            self._claim.blocks = need
             batch = Batch(lanes.sequences[:], rows)
             return self._made(batch, self._ones[: len(rows)], len(rows), lanes.branches[:], expired, len(rows), False)
         return self._tight(drafts, expired)
@@ -69,7 +69,8 @@ class Planner:
             for i, (_, seq, take) in enumerate(chunks, n):
                 rows[i], q_lens[i] = seq.row, take
                 num_tokens += take
-            need = self._claim.blocks = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
+            need = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
+            self._claim.take(need)
             if not len(rows) or need <= running.room():
                 break
             self._make_way(need, [chunk[0] for chunk in chunks], left_out)

@@ -208,7 +208,13 @@ MUTANTS = (
         "the end of a prefetch is not waited for",
         MOVING,
         (("        others = threading.get_ident() not in self._prefetching\n", "        others = False\n"),),
-        ("test_a_step_waits_for_a_prefetch_that_took_the_blocks_after_the_plan_was_made",),
+        ("test_a_plan_waits_for_a_prefetch_that_is_about_to_let_go",),
+    ),
+    Mutant(
+        "a prefetch under way takes what a plan has claimed meanwhile",
+        MOVING,
+        (('if cold + self.spoken_for <= counts["available"] + counts["cached"]:', "if True:"),),
+        ("test_a_prefetch_under_way_takes_nothing_that_a_plan_has_claimed_meanwhile",),
     ),
     Mutant(
         "a prefetch takes the blocks of a plan",
@@ -221,7 +227,7 @@ MUTANTS = (
         SCHEDULER,
         (("        self._plan = None\n        self._claim.blocks = 0\n        self._queue.serve",
           "        self._plan = None\n        self._queue.serve"),),
-        ("test_a_step_waits_for_a_prefetch_that_took_the_blocks_after_the_plan_was_made",),
+        ("test_a_prefetch_leaves_the_blocks_that_a_plan_is_about_to_use",),
     ),
     Mutant(
         "a request that does not fit beside others' blocks stops those that do",
