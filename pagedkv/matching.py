@@ -124,7 +124,7 @@ class Matcher:
     def _prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
         held, tiers, _ = self.acquire(prompt, root)
         with held:
-            if int(np.count_nonzero(tiers)) + self._conductor.spoken_for > self._room():
+            if int(np.count_nonzero(tiers)) > self._room():  # what is claimed is looked at when it is decided
                 return 0
             try:
                 return self.promote(held.handle) * self._block_size

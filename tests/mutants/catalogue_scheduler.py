@@ -217,17 +217,11 @@ MUTANTS = (
         ("test_a_prefetch_under_way_takes_nothing_that_a_plan_has_claimed_meanwhile",),
     ),
     Mutant(
-        "a prefetch takes the blocks of a plan",
-        "pagedkv/matching.py",
-        ((" + self._conductor.spoken_for >", " >"),),
-        ("test_a_prefetch_leaves_the_blocks_that_a_plan_is_about_to_use",),
-    ),
-    Mutant(
         "blocks stay spoken for when the plan is reported",
         SCHEDULER,
         (("        self._plan = None\n        self._claim.blocks = 0\n        self._queue.serve",
           "        self._plan = None\n        self._queue.serve"),),
-        ("test_a_prefetch_leaves_the_blocks_that_a_plan_is_about_to_use",),
+        ("test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone",),
     ),
     Mutant(
         "a request that does not fit beside others' blocks stops those that do",

@@ -233,6 +233,9 @@ def test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_
     del other
     gc.collect()
     assert conductor.spoken_for == 3, "a scheduler that is gone uses nothing"
+    server.compute(plans[0])
+    server.scheduler.report(plans[0], [server.choose(branch) for branch in plans[0].lanes])
+    assert conductor.spoken_for == 0, "nor does a plan that is reported"
 
 
 def held_by_others(server: Server, num_blocks: int) -> pk.Sequence:
