@@ -288,8 +288,8 @@ class Hands:
     def _lose(self, moves: NDArray[np.void], problem: BaseException, ticket: Ticket | None = None) -> None:
         """Give moves up after an exception: those of a ticket that is settled, or that were never queued.
 
-        Where a thread may still write into their destinations, or those may hold what nobody knows of, those are kept
-        for good.
+        Where a thread may still write into their destinations, or the scrub could not be told of what those hold, no
+        sequence is ever given those blocks again.
         """
         keep = True
         with suppress(BaseException):

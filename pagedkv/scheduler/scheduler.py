@@ -277,7 +277,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended, or has and nobody was told because a call was interrupted."""
+        """Whether a request has not ended, or ended in a call that was interrupted before it returned the request."""
         return bool(self._unended or self._untold or self.torn)
 
     @whole

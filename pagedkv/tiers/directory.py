@@ -379,6 +379,6 @@ class Directory:
         self.lock_fd = self.fd = -1
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """An interrupt may come as the constructor returns: then nobody else closes it."""
-        if not is_finalizing():  # a mover may still write then, and the descriptors would be somebody else's
+        """A signal's exception may come as the constructor returns, before its caller has what it could close."""
+        if not is_finalizing():  # a mover's thread may still write then, into what had the same descriptor next
             self.close()

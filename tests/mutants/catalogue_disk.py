@@ -293,7 +293,7 @@ OWNERS = (
     Mutant(
         "a directory that nobody was given stays locked",
         "pagedkv/tiers/directory.py",
-        (("        if not is_finalizing():  # a mover", "        if False:  # a mover"),),
+        (("        if not is_finalizing():  # a mover's thread", "        if False:  # a mover"),),
         ("test_a_directory_that_nobody_was_given_is_free_again",),
     ),
 )  # fmt: skip
