@@ -39,6 +39,7 @@ def judge(mutant: Mutant, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.fixture(scope="module")
 def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verdict]:
     """What came of a mutant. All that are selected are under way from the first question on."""
+    tmp_path_factory.getbasetemp()  # made here, as the threads below would make two
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="mutants") as pool:
         trials: dict[str, Future[Outcome]] = {}
         for item in request.session.items:

@@ -234,6 +234,7 @@ def test_what_has_not_started_by_its_deadline_is_late(held, held_mover):
     in_time = held_mover.submit(moves_of(*line(3, HOST, DISK, range(4, 6))), deadline_s=5.5)
     held_mover.test_clock[0] += 5
     let_go(held, 2)
+    assert held.started.acquire(timeout=TIMEOUT_S)  # the worker itself has judged `late`, before anybody waits for it
     assert [t.results()[1].tolist() for t in (first, late, in_time)] == [[True], [False], [True]]
     assert held.calls == [[0, 1], [4, 5]]
     assert held_mover.stats()[HOST, DISK].late == 2
