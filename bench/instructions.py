@@ -1,7 +1,8 @@
 """``python -m bench.instructions``: instructions of the bookkeeping's calls, by callgrind: the same on a busy machine.
 
-One process makes the calls of each case, from a fixed seed, and callgrind counts between two marks (system calls that
-nothing else makes). ``--beside TREE`` counts a second tree, built in place, in the same way, and compares.
+A process sets every case up from a fixed seed, and one more for each case then calls it: callgrind counts both, all of
+their threads, and the difference is what the calls took. ``--beside TREE`` counts a second tree, built in place, in the
+same way, and compares.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
 
 from bench.results import ROOT
 
@@ -111,33 +115,39 @@ def _decoding() -> Callable[[], object]:
     return call
 
 
-def count_here(calls: int) -> None:
-    """In the counted process: each case's calls between two marks."""
-    for call in cases():
-        for _ in range(WARM_UP):
+def make_calls(which: int, calls: int) -> None:
+    """In a counted process: every case is set up and warm, and one of them (-1: none) is called so many times more."""
+    for number, call in enumerate(cases()):
+        for _ in range(WARM_UP + calls * (number == which)):
             call()
-        os.getppid()
-        for _ in range(calls):
-            call()
-        os.getpgrp()
     os._exit(0)
 
 
-def instructions(tree: Path, calls: int) -> list[int]:
-    """Instructions per call of each case, of the package in `tree`."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "callgrind"
-        command = [
-            *("valgrind", "--tool=callgrind", "--zero-before=getppid", "--dump-before=getpgrp"),
-            *(f"--callgrind-out-file={out}", sys.executable, __file__, "--here", str(calls)),
-        ]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tree), str(ROOT))), "PYTHONHASHSEED": "0"}
-        done = subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True, check=False)
-        found = [re.search(r"^totals: (\d+)", Path(f"{out}.{i + 1}").read_text(), re.M) for i in range(len(CASES))
-                 if Path(f"{out}.{i + 1}").exists()]  # fmt: skip
-    if len(found) < len(CASES) or None in found:
-        raise SystemExit(f"counted {len(found)} of {len(CASES)} cases:\n{done.stderr[-2000:]}")
-    return [round(int(one[1]) / calls) for one in found if one is not None]
+def counted(tree: Path, which: int, calls: int) -> int:
+    """Instructions of such a process, all of its threads, with the package in `tree`."""
+    command = [
+        *("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"),
+        *(sys.executable, __file__, "--here", str(which), str(calls)),
+    ]
+    # what would differ from run to run is off: hashing, writing bytecode, the threads of a library that nothing calls
+    steady = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | steady | {"PYTHONPATH": os.pathsep.join((str(tree), str(ROOT)))}
+    done = subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True, check=False)
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    if done.returncode or found is None:
+        raise SystemExit(f"{CASES[which]}: the counted process ended with {done.returncode}\n{done.stderr[-2000:]}")
+    return int(found[1])
+
+
+def instructions(trees: list[Path], calls: int) -> list[list[int]]:
+    """Instructions per call of each case, for each tree."""
+    jobs = [(tree, which) for tree in trees for which in range(-1, len(CASES))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = pool.map(lambda job: counted(*job, calls), jobs)
+        found = list(track(done, "counting", len(jobs), console=Console(stderr=True)))
+    width = 1 + len(CASES)
+    rows = [found[i * width : (i + 1) * width] for i in range(len(trees))]
+    return [[round((count - base) / calls) for count in counts] for base, *counts in rows]
 
 
 def main() -> None:
@@ -146,14 +156,14 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, metavar="TREE", help="another tree of pagedkv, built in place")
     parser.add_argument("--calls", type=int, default=CALLS, help="of each case (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--here", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--here", type=int, nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
-        count_here(asked.here)
+        make_calls(*asked.here)
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed: it counts the instructions (Debian: apt-get install valgrind)")
-    now = instructions(ROOT, asked.calls)
-    before = instructions(asked.beside.resolve(), asked.calls) if asked.beside else None
+    now, *others = instructions([ROOT, *([asked.beside.resolve()] if asked.beside else [])], asked.calls)
+    before = others[0] if others else None
     for i, name in enumerate(CASES):
         change = "" if before is None else f"{before[i]:>12,} {100 * (now[i] / before[i] - 1):+7.2f} %"
         print(f"{name:55} {now[i]:>12,} {change}")

@@ -162,8 +162,6 @@ class Engine:
             if len(arrays.copies):
                 kv.copy_blocks(arrays.copies)
                 self.table.copies_done(arrays.copies)
-            for array in (arrays.slot_mapping, arrays.block_tables, arrays.seq_lens, arrays.q_indptr, arrays.positions):
-                array.flags.writeable = False  # what a step writes and reads goes by these
             return arrays
         except PagedKVError:  # after any other exception the caller cancels: it may come as this returns, too
             if not refused:

@@ -135,8 +135,7 @@ class Matcher:
         """Device blocks that are free or can be made free."""
         device = self._placement.pools[0]
         assert device is not None
-        counts = device.counts()
-        return counts["available"] + counts["cached"]
+        return device.num_obtainable
 
     def _worth_having(self, owner: int) -> NDArray[np.uint8]:
         tiers = self._placement.tiers_of(owner)

@@ -242,8 +242,7 @@ class Conductor:
         """Blocks that the tier below can take at once, at least 1: what is demoted beyond that would be dropped."""
         for pool in self.placement.pools[tier + 1 :]:
             if pool is not None:
-                counts = pool.counts()
-                return max(1, counts["available"] + counts["cached"])
+                return max(1, pool.num_obtainable)
         return 2**31
 
     # ---- time
@@ -287,8 +286,7 @@ class Conductor:
         pool = self.placement.pools[DEVICE]
         assert pool is not None
         with self._claiming:  # a scheduler claims before it looks at the room: it sees this, or this sees its claim
-            counts = pool.counts()
-            if cold + self.spoken_for <= counts["available"] + counts["cached"]:
+            if cold + self.spoken_for <= pool.num_obtainable:
                 self.placement.promote(owner, until)
 
     def promote(self, owner: int, deadline_s: float | None = None) -> int:

@@ -200,7 +200,7 @@ class Step:
 
     def _check_rows(self) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
-        if (self._engine.table.epochs(self._rows) != self._epochs).any():  # array_equal would hide a signal's exception
+        if not self._engine.table.are_at(self._rows, self._epochs):
             raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
 
     def attend(

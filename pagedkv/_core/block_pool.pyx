@@ -21,6 +21,8 @@ cnp.import_array()
 
 
 cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
+    cdef uint32_t* counts = p.refs              # in locals, and unsigned: a third fewer instructions
+    cdef uint32_t* taken = <uint32_t*>out
     cdef int32_t i, from_stack
     cdef int64_t grown
     if n > pool_available(p):
@@ -35,34 +37,44 @@ cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
         grown = p.capacity + (<int64_t>p.fresh - p.capacity + p.chunk - 1) // p.chunk * p.chunk
         p.capacity = <int32_t>grown if grown < p.max_capacity else p.max_capacity
     for i in range(n):
-        p.refs[out[i]] = 1
+        counts[taken[i]] = 1
     return OK
 
 
 cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
-    cdef int32_t i, j, block, top = p.num_stack
-    cdef uint32_t refs
+    cdef uint32_t* counts = p.refs
+    cdef uint32_t* generations = p.generations
+    cdef uint32_t* stack = <uint32_t*>p.stack
+    cdef uint32_t left, raised, highest = 0
+    cdef size_t block, top = p.num_stack, fresh = <uint32_t>p.fresh
+    cdef int32_t i, j
     cdef int code = OK
     for i in range(n):
-        block = ids[i]
-        if <uint32_t>block >= <uint32_t>p.fresh:
+        block = <uint32_t>ids[i]
+        if block >= fresh:
             code = E_RANGE
             break
-        refs = p.refs[block]
-        if refs == 0 or refs & TREE:            # none left, or only a Placement may let go of it
+        left = counts[block] - 1
+        if left >= COUNT:                       # there was none, or only a Placement may let go of it
             code = E_UNDERFLOW
             break
-        p.refs[block] = refs - 1
-        p.stack[top] = block                    # kept only if that was the last reference
-        top += (refs == 1)
+        counts[block] = left
+        stack[top] = block                      # kept only if that was the last reference
+        top += (left == 0)
     if code == OK:
-        for j in range(p.num_stack, top):
-            p.generations[p.stack[j]] += p.generations[p.stack[j]] < UNNAMEABLE
-        p.num_stack = top
+        for i in range(p.num_stack, <int32_t>top):
+            raised = generations[stack[i]] + 1
+            generations[stack[i]] = raised
+            highest |= raised
+        if highest > UNNAMEABLE:                # at least one was there already: it stays there
+            for i in range(p.num_stack, <int32_t>top):
+                if generations[stack[i]] > UNNAMEABLE:
+                    generations[stack[i]] = UNNAMEABLE
+        p.num_stack = <int32_t>top
         return OK
     bad[0] = i
     for j in range(i):
-        p.refs[ids[j]] += 1
+        counts[ids[j]] += 1
     return code
 
 
@@ -360,6 +372,15 @@ cdef class BlockPool:
         cdef int64_t count
         self.lock.acquire()
         count = pool_available(&self.pool)
+        self.lock.release()
+        return count
+
+    @property
+    def num_obtainable(self):
+        """Blocks that can be had in the end: those that `num_available` counts, and those that the tree alone owns."""
+        cdef int64_t count
+        self.lock.acquire()
+        count = <int64_t>pool_available(&self.pool) + self.pool.num_cached
         self.lock.release()
         return count
 

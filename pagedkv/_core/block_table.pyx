@@ -52,7 +52,7 @@ cdef inline int64_t generated(Row* row) noexcept nogil:
 @cython.final
 @cython.freelist(8)
 cdef class StepArrays:
-    """What a step's kernels need, as views of one int32 and one int64 buffer.
+    """What a step's kernels need, as views of one int32 and one int64 buffer. What writes and reads go by is read-only.
 
     Attributes
     ----------
@@ -86,12 +86,13 @@ cdef class StepArrays:
         return indptr, self.block_tables[used], last
 
 
-# Part of `base` (int32) from element `at` on, [rows] or, with columns >= 0, [rows, columns]; shares its memory.
+# Part of `base` (int32) from element `at` on, [rows] or, with columns >= 0, [rows, columns]; shares its memory, read-only.
 cdef object part_of(cnp.ndarray base, int64_t at, int64_t rows, int64_t columns):
     cdef cnp.npy_intp[2] shape
     shape[0], shape[1] = rows, columns
     cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1 if columns < 0 else 2, shape, cnp.NPY_INT32, i32(base) + at)
     cnp.set_array_base(view, base)
+    cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
     return view
 
 
@@ -755,6 +756,8 @@ cdef class BlockTable:
                     self.take_back(h, n)
                     self.lock.release()
                 raise
+            cnp.PyArray_CLEARFLAGS(slots, cnp.NPY_ARRAY_WRITEABLE)
+            cnp.PyArray_ENABLEFLAGS(out.tokens, cnp.NPY_ARRAY_WRITEABLE)
             out.block_size = self.block_size
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
             self.lock.acquire()
@@ -962,6 +965,33 @@ cdef class BlockTable:
         if bad >= 0:
             self.raise_(E_STALE, handles, bad)
         return out
+
+    def are_at(self, rows, epochs):
+        """Whether :meth:`epochs` of these rows still says `epochs` (int64 [n]): their slots are still their step's.
+
+        Raises
+        ------
+        StaleHandle
+            A row was released.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray known = int64_input(epochs, "epochs")
+        cdef int64_t i, n = cnp.PyArray_SIZE(handles), bad = -1
+        cdef bint same = True
+        cdef int32_t r
+        if cnp.PyArray_SIZE(known) != n:
+            raise InvalidArgument(f"{n} rows but {len(known)} epochs")
+        self.lock.acquire()
+        for i in range(n):
+            r = self.row_of(i64(handles)[i])
+            if r < 0:
+                bad = i
+                break
+            same &= self.rows[r].epoch == i64(known)[i]
+        self.lock.release()
+        if bad >= 0:
+            self.raise_(E_STALE, handles, bad)
+        return same
 
     def roots(self, rows):
         """The namespace of each row, int64 [n].

@@ -67,8 +67,7 @@ class Running:
     def room(self) -> int:
         """Blocks that a step may be given: free ones, and those that the tree alone owns."""
         self._seen = self._conductor.num_ended  # before it looks: what ends after this is worth another look
-        counts = self._pool.counts()
-        return counts["available"] + counts["cached"]
+        return self._pool.num_obtainable
 
     def out_of_blocks(self, asked: int) -> OutOfBlocks:
         """The error for a scheduler whose last request does not fit beside what others hold."""

@@ -309,13 +309,15 @@ class Scheduler:
                 if not self._aside.make_way(failed):
                     self._claim.blocks = 0
                     raise
-        if not plan:  # no report comes that would return them
+        if plan:
+            self._plan = plan
+        else:  # no report comes that would return them
             plan.finished = tuple(self._untold)
-        self._plan = plan if plan else None
+            self._plan = None
         self._drafts = {}
         self._telling = list(plan.finished), self._expired
         self._expired = ()
-        if not plan:
+        if self._plan is None:
             self._untold = []
         return plan
 

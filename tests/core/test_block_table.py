@@ -55,6 +55,34 @@ def test_the_arrays_have_their_documented_types() -> None:
     assert all(array.dtype == np.int32 for array in step.to_csr(4))
 
 
+def test_what_writes_and_reads_go_by_is_read_only() -> None:
+    table = bare()
+    step = table.step([table.open([1, 2])[0]])
+    names = ("block_tables", "seq_lens", "q_indptr", "positions", "slot_mapping")
+    assert not any(getattr(step, name).flags.writeable for name in names)
+    assert step.tokens.flags.writeable
+
+
+def test_rows_are_where_they_were_until_one_is_stepped_cut_or_released() -> None:
+    table = bare()
+    rows = [table.open(tokens)[0] for tokens in ([1, 2], [3])]
+    table.step(rows)
+    known = table.epochs(rows)
+    assert table.are_at(rows, known)
+    table.commit(rows)
+    assert not table.are_at(rows, known)
+    known = table.epochs(rows)
+    table.truncate(rows[0], 1)
+    assert not table.are_at(rows, known)
+    assert table.are_at(rows[1:], known[1:])
+    with pytest.raises(InvalidArgument, match="2 rows but 1 epochs"):
+        table.are_at(rows, known[:1])
+    table.release(rows[1])
+    with pytest.raises(StaleHandle):
+        table.are_at(rows, known)
+    sound(table)
+
+
 def test_a_batch_of_uneven_rows_is_padded_with_minus_one() -> None:
     table = bare()
     rows = [table.open(tokens)[0] for tokens in ([1] * 9, [2], [], [3] * 4)]

@@ -39,6 +39,8 @@ class Life:
 
     def has_room(self, num_blocks: int) -> bool:
         """Room for blocks on the device; if there is none, everything must be held by somebody."""
+        counts = self.device.counts()
+        assert self.device.num_obtainable == counts["available"] + counts["cached"]
         while self.placement.reserve(num_blocks):
             if not self.finish_moves(0.9):
                 assert self.device.counts()["cached"] == 0, "an evictable block was not evicted"

@@ -8,22 +8,26 @@ MUTANTS = (
     Mutant(
         "a reference that nobody holds can be given back",
         "pagedkv/_core/block_pool.pyx",
-        (("if refs == 0 or refs & TREE:", "if refs & TREE:"),),
+        (("if left >= COUNT:", "if left >= COUNT and left != 0xFFFFFFFFU:"),),
         ("test_double_release_raises_and_changes_nothing",),
     ),
     Mutant(
         "ids of one call are checked before any is counted so the same id twice passes",
         "pagedkv/_core/block_pool.pyx",
         (
-            ("        p.refs[block] = refs - 1\n", ""),
-            (
-                "    if code == OK:\n        for j in range(p.num_stack, top):",
-                "    if code == OK:\n        for j in range(n):\n            p.refs[ids[j]] -= 1\n"
-                "        for j in range(p.num_stack, top):",
-            ),
-            ("        p.refs[ids[j]] += 1\n    return code", "        pass\n    return code"),
+            ("        counts[block] = left\n", ""),
+            ("    if code == OK:\n        for i in range(p.num",
+             "    if code == OK:\n        for i in range(n):\n            counts[ids[i]] -= 1\n"
+             "        for i in range(p.num"),
+            ("        counts[ids[j]] += 1\n    return code", "        pass\n    return code"),
         ),
         ("test_the_same_id_twice_in_one_free_counts_twice",),
+    ),
+    Mutant(
+        "a row that was stepped again is as it was",
+        "pagedkv/_core/block_table.pyx",
+        (("            same &= self.rows[r].epoch == i64(known)[i]\n", "            same = True\n"),),
+        ("test_rows_are_where_they_were_until_one_is_stepped_cut_or_released",),
     ),
     Mutant(
         "blocks under the watermark are handed out",

@@ -121,6 +121,11 @@ HANDLES = (
          ("\n                    or self.pool.generations[block] == UNNAMEABLE):", "):")),
         ("test_a_block_whose_generations_are_used_up_stays_in_use_but_has_no_handle",),
     ),
+    Mutant(
+        "a block's generation goes on after it is used up", "pagedkv/_core/block_pool.pyx",
+        (("        if highest > UNNAMEABLE: ", "        if False: "),),
+        ("test_a_block_whose_generations_are_used_up_stays_in_use_but_has_no_handle",),
+    ),
 )
 
 QUOTAS = (

@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "a prefetch under way takes what a plan has claimed meanwhile",
         MOVING,
-        (('if cold + self.spoken_for <= counts["available"] + counts["cached"]:', "if True:"),),
+        (("if cold + self.spoken_for <= pool.num_obtainable:", "if True:"),),
         ("test_a_prefetch_under_way_takes_nothing_that_a_plan_has_claimed_meanwhile",),
     ),
     Mutant(
