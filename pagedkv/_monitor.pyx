@@ -10,7 +10,7 @@ from cpython.exc cimport PyErr_CheckSignals
 
 from pagedkv._pthread cimport (
     cond_init_monotonic, cond_wait_ns, mutex_init_recursive, now_ns, pthread_cond_broadcast, pthread_cond_destroy,
-    pthread_cond_t, pthread_mutex_destroy, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock,
+    pthread_mutex_destroy, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
 )
 
 cdef enum:
@@ -24,10 +24,6 @@ cdef class Monitor:
     The thread that has it may run Python code; others wait for it without the GIL.
     """
 
-    cdef pthread_mutex_t mutex      # recursive: a finaliser may run in a thread that has it
-    cdef pthread_cond_t changed
-    cdef int depth                  # of the thread that has the mutex
-
     def __cinit__(self):
         mutex_init_recursive(&self.mutex)
         cond_init_monotonic(&self.changed)
@@ -36,20 +32,29 @@ cdef class Monitor:
         pthread_cond_destroy(&self.changed)
         pthread_mutex_destroy(&self.mutex)
 
-    def __enter__(self):
+    cdef void take(self) noexcept:
         if pthread_mutex_trylock(&self.mutex) != 0:
             with nogil:
                 pthread_mutex_lock(&self.mutex)
         self.depth += 1
-        return self
 
-    def __exit__(self, kind, error, trace):
+    cdef void give(self) noexcept:
         self.depth -= 1
         pthread_mutex_unlock(&self.mutex)
 
+    cdef void notify(self) noexcept:
+        pthread_cond_broadcast(&self.changed)
+
+    def __enter__(self):
+        self.take()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.give()
+
     def notify_all(self):
         """Have every thread that waits look at its predicate again. The caller has the monitor."""
-        pthread_cond_broadcast(&self.changed)
+        self.notify()
 
     def wait_for(self, predicate, timeout=None):
         """Let go of the monitor until ``predicate()`` is true, or for `timeout` seconds; its last value.

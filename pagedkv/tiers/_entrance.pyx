@@ -4,14 +4,14 @@ Files must not be closed, nor all slots be changed at once, while another thread
 that was forked off may not come in at all: its copies of the locks may be held by threads it does not have.
 
 What `inside` and `alone` return is entered and left in C, so that no exception from outside can come between being
-counted and being able to leave.
+counted and being able to leave. Leaving makes no object, so that it needs no memory.
 """
 
 cimport cython
 
 import os
 
-from pagedkv._monitor import Monitor
+from pagedkv._monitor cimport Monitor
 from pagedkv.errors import ClosedError, TierError
 
 
@@ -26,7 +26,7 @@ cdef class Entrance:
 
     cdef object what
     cdef object pid
-    cdef object changed
+    cdef Monitor changed
     cdef int num_inside
     cdef int num_lost           # of them, callers that hang
     cdef bint is_alone
@@ -89,14 +89,16 @@ cdef class Entrance:
 
     def lose_one(self):
         """A caller inside hangs: others do not wait for it."""
-        with self.changed:
-            self.num_lost += 1
-            self.changed.notify_all()
+        self.changed.take()
+        self.num_lost += 1
+        self.changed.notify()
+        self.changed.give()
 
     def find_one(self):
         """A caller that hung has left."""
-        with self.changed:
-            self.num_lost -= 1
+        self.changed.take()
+        self.num_lost -= 1
+        self.changed.give()
 
     def _is_quiet(self):
         return self.num_inside <= self.num_lost and not self.is_alone
@@ -117,13 +119,15 @@ cdef class Entrance:
             raise ClosedError(f"{self.what} is closed")
 
     cdef object leave(self, int inside, bint alone):
-        last_out = None
-        with self.changed:
-            self.num_inside -= inside
-            self.is_alone = self.is_alone and not alone
-            self.changed.notify_all()
-            if not (self.num_inside or self.is_alone):
-                last_out, self.last_out = self.last_out, None
+        cdef object last_out = None
+        self.changed.take()
+        self.num_inside -= inside
+        if alone:
+            self.is_alone = False
+        self.changed.notify()
+        if not (self.num_inside or self.is_alone):
+            last_out, self.last_out = self.last_out, None
+        self.changed.give()
         if last_out is not None:
             last_out()
 
@@ -172,6 +176,7 @@ cdef class Visit:
             self.leave()
 
     cdef object leave(self):
-        inside, alone = self.inside, self.alone
+        cdef int inside = self.inside
+        cdef bint alone = self.alone
         self.inside, self.alone = 0, False
         self.entrance.leave(inside, alone)

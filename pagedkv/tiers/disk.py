@@ -379,11 +379,11 @@ class DiskTier:
         Where the device does not answer, the files stay open and the directory locked until it does: a thread that
         comes back must not find somebody else's files under its descriptors. The last one to come back closes them.
         """
-        if not self._entrance.is_ours or self._is_left:
+        if not self._entrance.is_ours or self._is_left or self._store.is_closed:
             return
         self._entrance.shut()
         is_empty = self._entrance.is_empty(HANG_S, self._let_go)
-        if self._ending is None:
+        if self._ending is None or self._ending.has_failed:
             self._ending = Errand(self._end)
         if not is_empty or not self._ending.ends_within(HANG_S):
             self._is_left = True
@@ -400,8 +400,8 @@ class DiskTier:
             self._let_go()
 
     def _let_go(self) -> None:
-        _open_tiers.discard(self)
-        self._abandon()
+        self._store.close()
+        self._abandon.detach()
 
     def __reduce__(self) -> NoReturn:
         raise TierError(f"disk tier {self.path} belongs to one process; another one must open a directory of its own")

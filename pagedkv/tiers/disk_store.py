@@ -116,8 +116,15 @@ class Store:
 
     def close(self) -> None:
         """Close every descriptor; the directory is free for others."""
-        self._close_files()
-        self.directory.close()
+        try:
+            self._close_files()
+        finally:
+            self.directory.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the directory is free for others."""
+        return self.directory.fd < 0
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """As that of a Directory."""

@@ -256,6 +256,17 @@ HANGS = (
         ("test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back",),
     ),
     Mutant(
+        "a caller stays inside who leaves where there is no memory", "pagedkv/tiers/_entrance.pyx",
+        (("        cdef object last_out = None\n",
+          "        cdef object last_out = None\n        with self.changed:\n            last_out = None\n"),),
+        ("test_a_caller_leaves_also_where_there_is_no_memory",),
+    ),
+    Mutant(
+        "an end that failed is not tried again", "pagedkv/tiers/disk.py",
+        (("if self._ending is None or self._ending.has_failed:", "if self._ending is None:"),),
+        ("test_a_tier_whose_end_failed_is_closed_by_the_next_close",),
+    ),
+    Mutant(
         "nobody closes the files that a closer left to whoever hangs in them", "pagedkv/tiers/_entrance.pyx",
         (("                self.last_out = last_out\n", ""),),
         ("test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_the_files",),

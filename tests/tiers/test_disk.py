@@ -300,6 +300,22 @@ def test_a_forked_child_is_refused_and_does_not_keep_the_lock(open_tier, arena):
         os.close(tell)
 
 
+def test_a_tier_whose_end_failed_is_closed_by_the_next_close(open_tier, monkeypatch):
+    tier = open_tier()
+    real, problems = tier._store.close, [MemoryError()]
+
+    def close():
+        if problems:
+            raise problems.pop()
+        real()
+
+    monkeypatch.setattr(tier._store, "close", close)
+    with pytest.raises(MemoryError):
+        tier.close()
+    tier.close()
+    open_tier().close()
+
+
 def test_a_tier_dropped_without_close_unlocks_its_directory(tmp_path, open_tier):
     tier = DiskTier(tmp_path / "kv", 2, 64, fingerprint=FINGERPRINT)
     del tier
