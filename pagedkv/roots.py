@@ -62,6 +62,7 @@ class Roots:
     def __init__(self, placement: Placement, scrub: Scrub) -> None:
         self._placement, self._scrub = placement, scrub
         self._known: OrderedDict[bytes, Root] = OrderedDict()  # with quota and kind; next to look at first
+        self._unsettled: dict[bytes, Root | None] = {}  # being made (None), or not known while it may be forgotten
         self._dropped: deque[Root] = deque()  # purged, and not forgotten yet
         self._leaving: dict[bytes, list[Root]] = {}  # of those, the ones that a purge has not waited for yet
         self._making = threading.RLock()
@@ -87,14 +88,22 @@ class Roots:
             root = self._known.get(digest)
             if root is None:
                 self._forget_some()
-                root = Root(self._placement.tree.namespace(digest))
-                for tier, blocks in self.quotas.get(digest, {}).items():
-                    self._placement.set_quota(root, blocks, tier)
-                if digest in self.kinds and self._placement.hazard is not None:
-                    self._placement.hazard.set_kind(root, self.kinds[digest])
-                self._scrub.saw(int(root))
-                self._known[digest] = root  # last: whatever is interrupted before is done again
+                root = self._known.get(digest)  # now, where a call that was interrupted had begun to make it
+            if root is None:
+                self._unsettled[digest] = None
+                root = self._make(digest)
+                del self._unsettled[digest]
             return root
+
+    def _make(self, digest: bytes) -> Root:
+        """A Root that is known. To be done again where it was interrupted."""
+        root = Root(self._placement.tree.namespace(digest))
+        for tier, blocks in self.quotas.get(digest, {}).items():
+            self._placement.set_quota(root, blocks, tier)
+        if digest in self.kinds and self._placement.hazard is not None:
+            self._placement.hazard.set_kind(root, self.kinds[digest])
+        self._scrub.saw(int(root))
+        return self._known.setdefault(digest, root)
 
     def set_quota(self, digest: bytes, tier: int, blocks: int | None) -> None:
         """The namespace may hold so many blocks in a tier; None lifts that."""
@@ -172,14 +181,24 @@ class Roots:
                     self._dropped.pop()
             except StaleHandle:  # forgotten by a call that was interrupted then
                 self._dropped.pop()
-        for _ in range(min(LOOKED_AT, len(self._known))):
-            digest, root = self._known.popitem(last=False)
-            try:  # no other thread can get the Root now: if no other has it, none will
-                if _references(root) == _ALONE:
-                    self._placement.forget(root)
-            finally:
-                if self._placement.tree.find(digest) == root:  # also where an interrupt came as `forget` returned
-                    self._known[digest] = root  # the last to be looked at again
+        self._settle()  # what a call left that was interrupted
+        for digest in list(itertools.islice(self._known, LOOKED_AT)):
+            root = self._unsettled[digest] = self._known[digest]
+            del self._known[digest]  # no other thread can get the Root now: if no other has it, none will
+            if _references(root) == _ALONE + 1:
+                self._placement.forget(root)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Those that the core still has are known, as the last to be looked at."""
+        while self._unsettled:
+            digest, root = next(iter(self._unsettled.items()))
+            in_core = self._placement.tree.find(digest)
+            if in_core is not None and root is None:
+                self._make(digest)
+            elif in_core == root and root is not None:
+                self._known[digest] = root
+            del self._unsettled[digest]
 
 
 _ALONE = _alone()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv import roots as roots_module
 from pagedkv.roots import Roots
 
 from .conftest import BLOCK, SPEC, Toy, prompt
@@ -224,3 +229,50 @@ def test_a_table_of_names_keeps_the_namespace_itself_no_longer() -> None:
         assert isinstance(roots, Roots)
         assert all(type(digest) is bytes and len(digest) == 32 for digest in roots._known)
         assert np.all([len(cache.placement.tree.name(root)) == 32 for root in roots._known.values()])
+
+
+class Stopped(BaseException):
+    """Comes out at a line of the library, as a signal's exception would."""
+
+
+def lines_of(call: Callable[[], object], target: int = 0) -> int:
+    """How many lines of roots.py a call passes; it is stopped before number `target`."""
+    passed = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal passed
+        if event == "line" and frame.f_code.co_filename == roots_module.__file__:
+            passed += 1
+            if passed == target:
+                raise Stopped
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Stopped:
+        pass
+    finally:
+        sys.settrace(before)
+    return passed
+
+
+def test_an_interrupt_at_any_line_loses_no_namespace() -> None:
+    names = [pk.Namespace(tenant=str(number)) for number in range(6)]
+    with pk.KVCache(SPEC, 64) as cache:
+        for target in range(1, 200):
+            for name in names:
+                use(cache, name, prompt(1, BLOCK + 1))  # needed: each has a block
+            stopped = lines_of(lambda: use(cache, pk.Namespace(tenant="new"), prompt(2, BLOCK + 1)), target) == target
+            for number in range(8):  # whatever was stopped is put right by calls for other namespaces
+                use(cache, pk.Namespace(tenant=f"other {number}"), prompt(3, BLOCK + 1))
+            tree, roots = cache.placement.tree, cache._roots
+            assert tree.num_namespaces <= len(roots._known) + 1, f"line {target}"
+            cache.check_integrity()
+            cache.purge(pk.Namespace(tenant="new"))
+            for number in range(8):
+                cache.purge(pk.Namespace(tenant=f"other {number}"))
+            if not stopped:
+                break
+        assert 30 < target < 199

@@ -39,13 +39,29 @@ NAMES = (
     ),
     Mutant(
         "a name that a thread is about to use is forgotten", ROOTS,
-        (("                if _references(root) == _ALONE:\n", "                if True:\n"),),
+        (("            if _references(root) == _ALONE + 1:\n", "            if True:\n"),),
         ("test_a_name_that_a_thread_is_about_to_use_is_not_forgotten",),
     ),
     Mutant(
         "no name is ever forgotten", ROOTS,
-        (("        for _ in range(min(LOOKED_AT, len(self._known))):\n", "        for _ in range(0):\n"),),
+        (("        for digest in list(itertools.islice(self._known, LOOKED_AT)):\n", "        for digest in ():\n"),),
         ("test_a_hundred_thousand_names_used_once_and_evicted_leave_as_many_as_are_cached",),
+    ),
+    Mutant(
+        "a name is lost where an interrupt comes while it is looked at", ROOTS,
+        (("            root = self._unsettled[digest] = self._known[digest]\n",
+          "            root = self._known[digest]\n            self._unsettled.clear()\n"),
+         ("            if _references(root) == _ALONE + 1:\n", "            if _references(root) == _ALONE:\n"),
+         ("                self._placement.forget(root)\n            self._settle()\n",
+          "                self._placement.forget(root)\n"
+          "            self._unsettled[digest] = root\n            self._settle()\n")),
+        ("test_an_interrupt_at_any_line_loses_no_namespace",),
+    ),
+    Mutant(
+        "a name is lost where an interrupt comes while it is made", ROOTS,
+        (("                self._unsettled[digest] = None\n", ""),
+         ("                del self._unsettled[digest]\n            return", "            return")),
+        ("test_an_interrupt_at_any_line_loses_no_namespace",),
     ),
     Mutant(
         "what was purged is never forgotten", ROOTS,
@@ -54,20 +70,20 @@ NAMES = (
     ),
     Mutant(
         "a purged namespace begins anew without its quota", ROOTS,
-        (("                for tier, blocks in self.quotas.get(digest, {}).items():\n",
-          "                for tier, blocks in {}.items():\n"),),
+        (("        for tier, blocks in self.quotas.get(digest, {}).items():\n",
+          "        for tier, blocks in {}.items():\n"),),
         ("test_quotas_and_kinds_outlive_purges_and_names_that_come_and_go",),
     ),
     Mutant(
         "a name whose making was interrupted goes without its quota", ROOTS,
-        (("                root = Root(self._placement.tree.namespace(digest))\n",
-          "                root = self._known[digest] = Root(self._placement.tree.namespace(digest))\n"),
-         ("                for tier, blocks in self.quotas.get(digest, {}).items():\n"
-          "                    self._placement.set_quota(root, blocks, tier)\n", ""),
-         ("                self._scrub.saw(int(root))\n",
-          "                self._scrub.saw(int(root))\n"
-          "                for tier, blocks in self.quotas.get(digest, {}).items():\n"
-          "                    self._placement.set_quota(root, blocks, tier)\n")),
+        (("        root = Root(self._placement.tree.namespace(digest))\n",
+          "        root = self._known[digest] = Root(self._placement.tree.namespace(digest))\n"),
+         ("        for tier, blocks in self.quotas.get(digest, {}).items():\n"
+          "            self._placement.set_quota(root, blocks, tier)\n", ""),
+         ("        self._scrub.saw(int(root))\n",
+          "        self._scrub.saw(int(root))\n"
+          "        for tier, blocks in self.quotas.get(digest, {}).items():\n"
+          "            self._placement.set_quota(root, blocks, tier)\n")),
         ("test_the_makings_of_a_name_that_were_interrupted_are_done_again",),
     ),
     Mutant(

@@ -80,6 +80,7 @@ SETUPS = (
 )  # fmt: skip
 
 TENANT = pk.Namespace(tenant="a")
+MOST_NAMESPACES = 8  # three, and about as many that were purged and are not forgotten yet
 NAMESPACES: tuple[pk.Namespace | None, ...] = (None, TENANT, pk.Namespace(tenant="b", salt=b"salt"))
 
 
@@ -315,6 +316,9 @@ class World:
     def _books(self) -> dict[str, int]:
         stats, placement = self.cache.stats(), self.cache.stats().placement
         books = {"rows": stats.sequences, "owners": placement["owners"], "pinned blocks": placement["pinned_blocks"]}
+        known, in_core = len(self.cache._roots._known), self.cache.placement.tree.num_namespaces
+        books["namespaces that nobody knows"] = max(0, in_core - known - 1)  # 1: the core's own first
+        books["namespaces too many"] = max(0, len(self.cache._roots) - MOST_NAMESPACES)
         return books | {f"live on {tier}": counts["live"] for tier, counts in stats.blocks.items()}
 
     def check_books(self, patience_s: float) -> bool:

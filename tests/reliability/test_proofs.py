@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+import pagedkv
+from tests.reliability.proofs import interrupts
 from tests.reliability.running import load, names, problem
 
 SEED = 1
@@ -27,3 +30,9 @@ def test_the_proof_holds(name: str) -> None:
     if tally.skipped and not (tally.count or tally.wrong):
         pytest.skip("; ".join(tally.skipped))
     assert not problem(tally, count), f"seed {SEED}: {problem(tally, count)}"
+
+
+def test_every_room_of_the_package_is_interrupted_or_said_not_to_be() -> None:
+    paths = [path for path in Path(pagedkv.__file__).parent.iterdir() if path.suffix in (".py", ".pyx", "")]
+    rooms = {path.stem.lstrip("_") for path in paths if path.name != "__pycache__"} - {"py"}
+    assert rooms - {"typed"} == {*interrupts.ROOMS, *interrupts.NOT_OF_A_CACHE}

@@ -24,6 +24,10 @@ ROOMS = (
     "learned", "matching", "metrics", "moving", "namespace", "opening", "prefetch", "recording", "roots", "scheduler",
     "scrub", "sequence", "sizes", "spec", "stats", "step", "tiers", "traced_step",
 )  # fmt: skip
+NOT_OF_A_CACHE = {
+    "cli", "disk_tools", "doctor", "main__", "replay", "show", "simulate", "sizing",  # commands, and what they use
+    "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
+}  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "matching", "moving", "prefetch", "scheduler", "sequence", "step", "tiers")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}
 OUT = ("KeyboardInterrupt", "SystemExit", "HandlerTimeout", "MemoryError")
