@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,15 +118,30 @@ def test_nothing_is_left_however_it_ends(
     assert not list(tmp_path.iterdir())
 
 
+INTERRUPTS_ITSELF = """
+import os, signal, sys
+from pagedkv.cli import main
+from pagedkv.tiers import DiskTier
+
+real, calls = DiskTier.write, []
+
+def write(self, *arguments):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(self, *arguments)
+
+DiskTier.write = write
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background is born with it ignored
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_control_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pagedkv", "doctor", "--disk", str(tmp_path), "--size", "1GiB"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not list(tmp_path.glob("*/*")):  # a file of the trial, whichever
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert err == "pagedkv: interrupted\n"
+    command = [sys.executable, "-c", INTERRUPTS_ITSELF, "doctor", "--disk", str(tmp_path), "--size", "64MiB"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 130, ran.stderr
+    assert ran.stderr == "pagedkv: interrupted\n"
     assert not list(tmp_path.iterdir())
 
 
