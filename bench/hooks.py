@@ -14,7 +14,7 @@ from typing import Any
 import pagedkv as pk
 from bench.timing import environment, measure, print_table, write_results
 from pagedkv.hooks import Span
-from pagedkv.recording import Recorder
+from pagedkv.lab.recording import Recorder
 
 SPEC = pk.KVSpec(1, 1, 8, "float16", 16)
 PROMPT = list(range(513))

@@ -2,7 +2,7 @@
 
 import pagedkv as pk
 from pagedkv.core import BlockPool
-from pagedkv.sizing import blocks_needed
+from pagedkv.lab.sizing import blocks_needed
 
 
 class Allocator:

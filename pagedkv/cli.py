@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pagedkv import doctor
 from pagedkv._version import __version__
-from pagedkv.disk_tools import command as disk_command
 from pagedkv.errors import PagedKVError
-from pagedkv.replay import command as replay_command
-from pagedkv.show import command as show_command
-from pagedkv.simulate import command as simulate_command
-from pagedkv.sizing import command as plan_command
+from pagedkv.lab.replay import command as replay_command
+from pagedkv.lab.show import command as show_command
+from pagedkv.lab.simulate import command as simulate_command
+from pagedkv.lab.sizing import command as plan_command
+from pagedkv.tools import doctor
+from pagedkv.tools.store import command as disk_command
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -144,4 +144,4 @@ class TraceFormatError(FileFormatError):
 
 
 class RecordingFormatError(FileFormatError):
-    """A recording of a run (:mod:`pagedkv.recording`) cannot be read, or contradicts itself."""
+    """A recording of a run (:mod:`pagedkv.lab.recording`) cannot be read, or contradicts itself."""

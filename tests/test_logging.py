@@ -11,17 +11,10 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli import main
-from tests.test_import_arrows import PACKAGE, called_name, literal
+from tests.test_import_arrows import PACKAGE, called_name, literal, module_of, room_of
 
 SPEAKS = {
-    "cli",
-    "doctor",
-    "disk_tools",
-    "replay",
-    "show",
-    "simulate",
-    "sizing",
-    "kernels",
+    *("cli", "kernels", "lab.replay", "lab.show", "lab.simulate", "lab.sizing", "tools.doctor", "tools.store"),
 }  # rooms with a command's output
 
 LEFT_OUT = """
@@ -60,7 +53,7 @@ def test_the_command_shows_warnings_while_it_runs_and_cleans_up(
         logging.getLogger("pagedkv.tiers.disk").info("not this")
         return 0
 
-    monkeypatch.setattr("pagedkv.show.command.run", warn)
+    monkeypatch.setattr("pagedkv.lab.show.command.run", warn)
     before = list(logging.getLogger("pagedkv").handlers)
     assert main(["show"]) == 0
     assert capsys.readouterr().err == "the disk is slow\n"
@@ -73,7 +66,7 @@ def calls_of(path: Path) -> list[ast.Call]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_file_prints_but_those_of_the_commands_and_none_configures_logging(path: Path) -> None:
-    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    room = room_of(module_of(path, PACKAGE))
     calls = calls_of(path)
     if room not in SPEAKS:
         assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
@@ -87,7 +80,7 @@ def test_everything_is_logged_so_that_a_handler_that_raises_stops_nothing() -> N
     """A logger's own methods let a handler's exception into the call, or the thread, that has something to say."""
     for path in sorted(PACKAGE.rglob("*.py")):
         shown = str(path.relative_to(PACKAGE))
-        if shown in ("__init__.py", "cli.py", "disk_tools/trial.py"):  # they add and remove handlers and filters
+        if shown in ("__init__.py", "cli.py", "tools/store/trial.py"):  # they add and remove handlers and filters
             continue
         loggers = [call for call in calls_of(path) if called_name(call) == "getLogger"]
         said = [call.args[0] for call in calls_of(path) if called_name(call) == "Log" and call.args]

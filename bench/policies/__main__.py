@@ -27,9 +27,9 @@ from bench.policies.progress import progress
 from bench.policies.serving import POLICIES, Run, run
 from bench.policies.views import gaps
 from bench.timing import environment, gc_off, print_table, write_results
-from pagedkv.replay import References, Trace
-from pagedkv.replay.progress import Progress
-from pagedkv.replay.trace import Int32
+from pagedkv.lab.replay import References, Trace
+from pagedkv.lab.replay.progress import Progress
+from pagedkv.lab.replay.trace import Int32
 
 TIMED = ("lru", "hazard")
 Row = dict[str, Any]

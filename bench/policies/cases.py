@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.results import ROOT
-from pagedkv.replay import Trace, load_trace
+from pagedkv.lab.replay import Trace, load_trace
 
 TRACES = Path(os.environ.get("PAGEDKV_SHARED") or ROOT.parent / "shared") / "traces"
 FILES = {"chat": "mooncake_conversation_dev", "agents": "weka_dev_b512", "miniswe": "lmcache_miniswe_dev"}

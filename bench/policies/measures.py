@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pagedkv.replay import Trace
-from pagedkv.replay.trace import Int32, Int64
-from pagedkv.replay.weights import flop_weighted_hit_rate, token_hit_rate
+from pagedkv.lab.replay import Trace
+from pagedkv.lab.replay.trace import Int32, Int64
+from pagedkv.lab.replay.weights import flop_weighted_hit_rate, token_hit_rate
 
 WINDOW = 10_000  # requests: the window of the policy hazard's bound
 

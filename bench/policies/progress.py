@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from pagedkv.replay.progress import Progress, Silent, have_rich
+from pagedkv.lab.replay.progress import Progress, Silent, have_rich
 
 
 class Lines(Silent):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pagedkv.replay import Trace
-from pagedkv.replay.engine_sim import SimCache, serve
-from pagedkv.replay.progress import Progress
-from pagedkv.replay.trace import Int32
-from pagedkv.replay.weights import LLAMA_3_8B
+from pagedkv.lab.replay import Trace
+from pagedkv.lab.replay.engine_sim import SimCache, serve
+from pagedkv.lab.replay.progress import Progress
+from pagedkv.lab.replay.trace import Int32
+from pagedkv.lab.replay.weights import LLAMA_3_8B
 
 STRICT, UNBOUNDED = "hazard, stake 0", "hazard, no bound"
 UNNAMED = "hazard, no sessions"  # which the trace knows, and the policy is not told

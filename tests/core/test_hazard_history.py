@@ -11,8 +11,8 @@ import pytest
 
 from pagedkv.core import BlockPool
 from pagedkv.errors import StaleHandle
-from pagedkv.replay import bounds, load_trace
-from pagedkv.replay.trace import Trace
+from pagedkv.lab.replay import bounds, load_trace
+from pagedkv.lab.replay.trace import Trace
 from tests.core.hazard_requests import NS, HazardCache, HeldLru, PlainLru, Prompt, branching, rising
 from tests.core.helpers import finish
 from tests.replay.conftest import shared_folder

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv import cpu, doctor
+from pagedkv import cpu
 from pagedkv.cli import main
-from pagedkv.doctor import Check
 from pagedkv.errors import KernelsUnavailable
 from pagedkv.kernels import cupy_backend
 from pagedkv.kernels.nvrtc import Nvrtc, default_nvrtc
@@ -20,6 +19,8 @@ from pagedkv.kernels.recorder import Recorder
 from pagedkv.kernels.shipped import shipped
 from pagedkv.kernels.source import kernel_names
 from pagedkv.kernels.variant import variant
+from pagedkv.tools import doctor
+from pagedkv.tools.doctor import Check
 from tests.kernels.fake_cupy import FakeCupy
 
 Capture = pytest.CaptureFixture[str]

@@ -290,7 +290,7 @@ OWNERS = (
         ("test_an_owner_without_its_lock_writes_no_more_and_says_so_once",),
     ),
     Mutant(
-        "a store that is open is taken for closed once its LOCK is gone", "pagedkv/disk_tools/reader.py",
+        "a store that is open is taken for closed once its LOCK is gone", "pagedkv/tools/store/reader.py",
         (("        locked = [os.fstat(self.fd)]\n", "        locked = []\n"),),
         ("test_a_store_that_is_open_is_known_as_open_also_without_its_lock",),
     ),

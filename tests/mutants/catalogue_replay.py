@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-BOUNDS = "pagedkv/replay/bounds.pyx"
-ENGINE = "pagedkv/replay/engine_sim.py"
-SCHEDULE = "pagedkv/replay/schedule.py"
+BOUNDS = "pagedkv/lab/replay/bounds.pyx"
+ENGINE = "pagedkv/lab/replay/engine_sim.py"
+SCHEDULE = "pagedkv/lab/replay/schedule.py"
 
 MUTANTS = (
     Mutant(
         "a small file may name any number of blocks",
-        "pagedkv/replay/trace_npz.py",
+        "pagedkv/lab/replay/trace_npz.py",
         (("    if num_accesses > max(FEW_ACCESSES, MAX_ACCESSES_PER_BYTE * stored_bytes):\n", "    if False:\n"),),
         ("test_a_small_file_that_names_very_many_blocks_is_refused_before_they_take_memory",),
     ),
     Mutant(
         "a file of empty lines is read to its end",
-        "pagedkv/replay/trace_jsonl.py",
+        "pagedkv/lab/replay/trace_jsonl.py",
         (("        if spare < 0:\n", "        if False:\n"),),
         ("test_empty_lines_without_end_are_refused_after_a_mebibyte",),
     ),

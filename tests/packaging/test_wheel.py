@@ -73,7 +73,7 @@ def test_every_pyx_ships_compiled_with_its_stub(built: Distribution) -> None:
 
 def test_every_module_declaration_and_stub_ships(built: Distribution) -> None:
     wanted = {*sources("*.py"), *sources("*.pxd"), *sources("*.pyi"), "pagedkv/py.typed"}
-    wanted |= {f"pagedkv/show/page.{kind}" for kind in ("html", "css", "js")}
+    wanted |= {f"pagedkv/lab/show/page.{kind}" for kind in ("html", "css", "js")}
     assert wanted <= built.wheel_names, f"missing: {sorted(wanted - built.wheel_names)}"
 
 

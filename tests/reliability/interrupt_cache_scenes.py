@@ -143,7 +143,7 @@ def new_namespace(world: World) -> Act:
 
 @scene("hooks that come and go, and a recorder")
 def hooks(world: World) -> Act:
-    from pagedkv.recording import Recorder
+    from pagedkv.lab.recording import Recorder
 
     made: list[Any] = []
 

@@ -18,7 +18,7 @@ import pagedkv as pk
 from pagedkv.hands import Hands
 from tests.reliability.interrupt_control import OldOrder
 from tests.reliability.interrupt_kinds import KINDS, Alarm, Foreign, Hung, innermost
-from tests.reliability.interrupt_points import LIBRARY, Point, Tracer
+from tests.reliability.interrupt_points import LIBRARY, Point, Tracer, room_of
 from tests.reliability.interrupt_scenes import Act, Scene
 from tests.reliability.interrupt_world import SLOWNESS, Leaked, World, Wrong
 from tests.reliability.proof import Tally
@@ -257,7 +257,7 @@ class Cases:
         if not alloc.failed:
             return "", "" if came is None else _unexpected(came)
         place = alloc.where
-        room = place.removeprefix(LIBRARY).partition("/")[0].lstrip("_") if place.startswith(LIBRARY) else "interpreter"
+        room = room_of(place.removeprefix(LIBRARY)) if place.startswith(LIBRARY) else "interpreter"
         self.tally.add(f"allocations in {room}")
         if came is None:
             self.tally.add("allocations done without")

@@ -26,9 +26,16 @@ from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree
 from tests.reliability.interrupt_kinds import PENDING, deliver
 
 LIBRARY = str(Path(pk.__file__).parent) + "/"
+WINGS = {"cache", "lab", "observe", "spec", "threads", "tools"}  # folders whose modules and folders are rooms
 CORE_CALLS = {
     name for kind in (BlockPool, BlockTable, Placement, RadixTree) for name in dir(kind) if not name.startswith("_")
 } | {"BlockPool", "BlockTable", "Placement", "RadixTree"}  # fmt: skip
+
+
+def room_of(file: str) -> str:
+    """The room of a file of the library: a folder, or a module of its top level or of a wing."""
+    parts = file.split("/")
+    return parts[len(parts) > 1 and parts[0] in WINGS].removesuffix(".py").removesuffix(".pyx").lstrip("_")
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,8 @@ class Point:
 
     @property
     def rooms(self) -> tuple[str, ...]:
-        """The library's room (a folder, or a module of its top level), and `core` where that has just answered."""
-        first = self.file.partition("/")[0].removesuffix(".py").lstrip("_")
+        """The library's room, and `core` where that has just answered."""
+        first = room_of(self.file)
         return (first, "core") if self.callee in CORE_CALLS else (first,)
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pagedkv
+from tests.reliability.interrupt_points import room_of
 from tests.reliability.proofs import interrupts
 from tests.reliability.running import load, names, problem
 
@@ -33,6 +34,9 @@ def test_the_proof_holds(name: str) -> None:
 
 
 def test_every_room_of_the_package_is_interrupted_or_said_not_to_be() -> None:
-    paths = [path for path in Path(pagedkv.__file__).parent.iterdir() if path.suffix in (".py", ".pyx", "")]
-    rooms = {path.stem.lstrip("_") for path in paths if path.name != "__pycache__"} - {"py"}
-    assert rooms - {"typed"} == {*interrupts.ROOMS, *interrupts.NOT_OF_A_CACHE}
+    package = Path(pagedkv.__file__).parent
+    sources = [path for kind in ("py", "pyx") for path in package.rglob(f"*.{kind}")]
+    assert {room_of(str(path.relative_to(package))) for path in sources} == {
+        *interrupts.ROOMS,
+        *interrupts.NOT_OF_A_CACHE,
+    }

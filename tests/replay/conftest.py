@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.replay import Trace, load_trace
+from pagedkv.lab.replay import Trace, load_trace
 
 HERE = Path(__file__).parent
 BLOCK = 512

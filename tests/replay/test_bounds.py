@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.replay import References, Trace, bounds, load_trace
+from pagedkv.lab.replay import References, Trace, bounds, load_trace
 
 TRACES = ("mooncake_conversation_dev", "weka_dev_b512")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.replay import Capacity, Trace, load_trace, resolve
+from pagedkv.lab.replay import Capacity, Trace, load_trace, resolve
 
 
 @pytest.fixture(scope="module")

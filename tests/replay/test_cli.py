@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pagedkv.cli import main
-from pagedkv.replay import KNOWN
+from pagedkv.lab.replay import KNOWN
 
 Capture = pytest.CaptureFixture[str]
 

@@ -14,8 +14,8 @@ import pytest
 from pagedkv.cache import KVCache
 from pagedkv.cli import main
 from pagedkv.errors import InvalidArgument
-from pagedkv.replay import POLICIES, Capacity, Options, References, Trace, engine_real, load_trace, replay
-from pagedkv.replay.payload import Bytes, Payload
+from pagedkv.lab.replay import POLICIES, Capacity, Options, References, Trace, engine_real, load_trace, replay
+from pagedkv.lab.replay.payload import Bytes, Payload
 from pagedkv.tiers import DeviceTier, HostTier, RamTier
 
 REAL = Options(engine="real", block_bytes=4096)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.replay import POLICIES, Capacity, Options, References, Trace, load_trace, replay
-from pagedkv.replay.engine_sim import SimCache
+from pagedkv.lab.replay import POLICIES, Capacity, Options, References, Trace, load_trace, replay
+from pagedkv.lab.replay.engine_sim import SimCache
 
 
 @pytest.mark.parametrize("name", ["mooncake_conversation_dev", "weka_dev_b512"])
@@ -110,7 +110,7 @@ def test_a_replay_is_the_same_every_time() -> None:
 
 
 def _trace_of(paths: list[list[int]]) -> Trace:
-    from pagedkv.replay.trace import from_segments
+    from pagedkv.lab.replay.trace import from_segments
 
     assert paths  # each path is new, or the same as an earlier one
     ref = [paths.index(p) if paths.index(p) < i else -1 for i, p in enumerate(paths)]

@@ -15,10 +15,10 @@ import pytest
 
 from pagedkv.cli import main
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.replay import POLICIES, Capacity, Options, References, Trace, bounds, load_trace
-from pagedkv.replay import replay as run_replay
-from pagedkv.replay.engine_sim import SimCache
-from pagedkv.replay.schedule import arrivals_and_ends
+from pagedkv.lab.replay import POLICIES, Capacity, Options, References, Trace, bounds, load_trace
+from pagedkv.lab.replay import replay as run_replay
+from pagedkv.lab.replay.engine_sim import SimCache
+from pagedkv.lab.replay.schedule import arrivals_and_ends
 
 TINY = [
     Capacity(1),

@@ -13,7 +13,7 @@ import pytest
 
 from pagedkv.cli import main
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.replay import Capacity, Options, load_trace, replay
+from pagedkv.lab.replay import Capacity, Options, load_trace, replay
 
 
 def hits(stake: float | None) -> int:

@@ -1,4 +1,4 @@
-"""``pagedkv.replay.replay`` and its Results: what is asked for comes back, and nonsense is refused first."""
+"""``pagedkv.lab.replay.replay`` and its Results: what is asked for comes back, and nonsense is refused first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pagedkv.errors import InvalidArgument, TraceFormatError, WrongType
-from pagedkv.replay import KNOWN, Capacity, Options, Trace, load_trace, replay
+from pagedkv.lab.replay import KNOWN, Capacity, Options, Trace, load_trace, replay
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pagedkv.replay import Trace, load_trace
-from pagedkv.replay.payload import Payload, chains
+from pagedkv.lab.replay import Trace, load_trace
+from pagedkv.lab.replay.payload import Payload, chains
 
 BYTES = 4096
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import InvalidArgument
-from pagedkv.replay import References, Trace, load_trace
+from pagedkv.lab.replay import References, Trace, load_trace
 
 
 @pytest.mark.parametrize("name", ["chat", "agent"])

@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-from pagedkv.replay import Capacity, Options, load_trace, replay
-from pagedkv.replay import progress as progress_module
-from pagedkv.replay import table as table_module
-from pagedkv.replay.progress import Bar, Lines, Silent, progress
-from pagedkv.replay.table import print_table, table
+from pagedkv.lab.replay import Capacity, Options, load_trace, replay
+from pagedkv.lab.replay import progress as progress_module
+from pagedkv.lab.replay import table as table_module
+from pagedkv.lab.replay.progress import Bar, Lines, Silent, progress
+from pagedkv.lab.replay.table import print_table, table
 
 
 class Terminal(io.StringIO):

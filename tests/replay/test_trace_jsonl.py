@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pagedkv.errors import InvalidArgument, TraceFormatError
-from pagedkv.replay import load_trace
-from pagedkv.replay.trace_jsonl import MAX_EMPTY_BYTES
+from pagedkv.lab.replay import load_trace
+from pagedkv.lab.replay.trace_jsonl import MAX_EMPTY_BYTES
 
 PATHS = [[40, 41, 42], [40, 41, 7], [40, 41, 42]]
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [3, 4]}'

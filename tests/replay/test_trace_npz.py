@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import TraceFormatError
-from pagedkv.replay import load_trace
-from pagedkv.replay.trace_npz import FEW_ACCESSES
+from pagedkv.lab.replay import load_trace
+from pagedkv.lab.replay.trace_npz import FEW_ACCESSES
 
 
 def save(folder: Path, fields: dict[str, Any]) -> Path:

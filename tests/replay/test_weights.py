@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagedkv.replay import load_trace
-from pagedkv.replay.weights import LLAMA_3_8B, ModelShape, flop_weighted_hit_rate, hit_tokens, token_hit_rate
+from pagedkv.lab.replay import load_trace
+from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape, flop_weighted_hit_rate, hit_tokens, token_hit_rate
 
 ONE = ModelShape("one", 1, 1, 1, 1, 1, 1)  # 4 weights for attention, 3 for the MLP
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.recording import Recording
-from pagedkv.show.demo import record
+from pagedkv.lab.recording import Recording
+from pagedkv.lab.show.demo import record
 
 BLOCK = 4
 SPEC = pk.KVSpec(1, 1, 2, "float32", BLOCK, model="its own token")

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from pagedkv.cli import main
-from pagedkv.recording import read_recording
-from pagedkv.show import picture, steps
-from pagedkv.show.command import show
-from pagedkv.show.demo import record
+from pagedkv.lab.recording import read_recording
+from pagedkv.lab.show import picture, steps
+from pagedkv.lab.show.command import show
+from pagedkv.lab.show.demo import record
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_colours_are_for_terminals_where_rich_is(demo, monkeypatch):
 
 
 def test_a_terminal_without_rich_gets_plain_text(demo, monkeypatch):
-    monkeypatch.setattr("pagedkv.show.command.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("pagedkv.lab.show.command.importlib.util.find_spec", lambda name: None)
     terminal = Terminal()
     show(demo, 15, terminal)
     assert terminal.getvalue() == f"{picture(demo, 15)}\n"

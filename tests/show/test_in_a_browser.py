@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pagedkv.show import page, picture
+from pagedkv.lab.show import page, picture
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

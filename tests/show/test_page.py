@@ -12,7 +12,7 @@ import re
 import pytest
 
 import pagedkv as pk
-from pagedkv.show import page, picture
+from pagedkv.lab.show import page, picture
 
 
 def parts(document: str) -> tuple[str, str, str, str]:

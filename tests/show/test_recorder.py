@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.recording import Move, Recorder, read_recording
+from pagedkv.lab.recording import Move, Recorder, read_recording
 
 from .conftest import BLOCK, compute, serve
 

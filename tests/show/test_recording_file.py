@@ -10,8 +10,8 @@ import random
 import pytest
 
 from pagedkv.errors import PagedKVError, RecordingFormatError
-from pagedkv.recording import read_recording
-from pagedkv.recording.file import write_recording
+from pagedkv.lab.recording import read_recording
+from pagedkv.lab.recording.file import write_recording
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 import pagedkv as pk
-from pagedkv.recording import HeldBlock, Recorder
-from pagedkv.show import picture, steps
+from pagedkv.lab.recording import HeldBlock, Recorder
+from pagedkv.lab.show import picture, steps
 
 from .conftest import compute
 

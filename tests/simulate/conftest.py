@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pagedkv.replay.trace import Trace, from_segments
-from pagedkv.simulate import Workload
-from pagedkv.simulate.hardware import GPUS, MODELS, Gpu, Hardware, Model
-from pagedkv.simulate.hardware import ModelShape as Shape
-from pagedkv.simulate.links import Rates, TierSize
-from pagedkv.sizing import LayerGroup
-from pagedkv.sizing import Model as SizedModel
+from pagedkv.lab.replay.trace import Trace, from_segments
+from pagedkv.lab.simulate import Workload
+from pagedkv.lab.simulate.hardware import GPUS, MODELS, Gpu, Hardware, Model
+from pagedkv.lab.simulate.hardware import ModelShape as Shape
+from pagedkv.lab.simulate.links import Rates, TierSize
+from pagedkv.lab.sizing import LayerGroup
+from pagedkv.lab.sizing import Model as SizedModel
 
 TINY = Model(SizedModel("tiny", (LayerGroup(2, 1, 8),), 7000), Shape("tiny", 2, 2, 1, 8, 16, 32))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli import main
-from pagedkv.simulate import Hardware, load_workload, simulate
-from pagedkv.simulate.table import FOUND_LEGEND, LEGEND, rows
+from pagedkv.lab.simulate import Hardware, load_workload, simulate
+from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, rows
 
 TRACE = "synthetic:chat:3:30"
 

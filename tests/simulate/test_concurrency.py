@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pagedkv as pk
-from pagedkv.simulate.concurrency import concurrency
+from pagedkv.lab.simulate.concurrency import concurrency
 
 
 def test_formulas_and_service_agree_where_all_requests_are_alike(machine, requests):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagedkv.simulate import simulate
-from pagedkv.simulate.found import by_place, place_of
-from pagedkv.simulate.links import LATENCY_S, Rates, TierSize
+from pagedkv.lab.simulate import simulate
+from pagedkv.lab.simulate.found import by_place, place_of
+from pagedkv.lab.simulate.links import LATENCY_S, Rates, TierSize
 
 TIERS = (TierSize("host", 10**9, Rates(1e6, 1e6)), TierSize("disk", 10**9, Rates(1e5, 1e5)))
 

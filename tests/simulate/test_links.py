@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pagedkv as pk
-from pagedkv.simulate.links import LATENCY_S, Rates, TierSize, parse_tiers, read_moves
+from pagedkv.lab.simulate.links import LATENCY_S, Rates, TierSize, parse_tiers, read_moves
 
 MIB = 1 << 20
 ROWS = [

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.replay.progress import Silent
-from pagedkv.simulate import SYSTEMS, Workload, load_workload, simulate
-from pagedkv.simulate.contiguous import MOST_TOGETHER, ContiguousServer, Regions, region_length
-from pagedkv.simulate.hardware import GPUS, MODELS, Hardware
-from pagedkv.simulate.links import Rates, TierSize
+from pagedkv.lab.replay.progress import Silent
+from pagedkv.lab.simulate import SYSTEMS, Workload, load_workload, simulate
+from pagedkv.lab.simulate.contiguous import MOST_TOGETHER, ContiguousServer, Regions, region_length
+from pagedkv.lab.simulate.hardware import GPUS, MODELS, Hardware
+from pagedkv.lab.simulate.links import Rates, TierSize
 
 PAGED = [name for name, system in SYSTEMS.items() if system.paged]
 ALL = list(SYSTEMS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pagedkv as pk
-from pagedkv.simulate import studies
+from pagedkv.lab.simulate import studies
 
 
 def test_waste_is_what_the_last_blocks_leave_empty(requests):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagedkv import InvalidArgument, WrongType
 from pagedkv.core import BlockPool, BlockTable
-from pagedkv.sizing import (
+from pagedkv.lab.sizing import (
     blocks_needed,
     contiguous_utilisation,
     expected_utilisation,

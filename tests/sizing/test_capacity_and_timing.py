@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedkv import InvalidArgument, WrongType
 from pagedkv.core import BlockPool
-from pagedkv.sizing import (
+from pagedkv.lab.sizing import (
     batch_size,
     blocks_needed,
     decode_seconds,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedkv import OutOfBlocks
-from pagedkv.sizing import blocks_needed
+from pagedkv.lab.sizing import blocks_needed
 
 pytestmark = pytest.mark.checkout
 

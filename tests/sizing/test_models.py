@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pagedkv import InvalidArgument, WrongType
-from pagedkv.sizing import MODELS, KVFormat, LayerGroup, Model, find_model, sequence_bytes, token_bytes
-from pagedkv.sizing.models import with_window_kept
+from pagedkv.lab.sizing import MODELS, KVFormat, LayerGroup, Model, find_model, sequence_bytes, token_bytes
+from pagedkv.lab.sizing.models import with_window_kept
 
 
 def dense(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pagedkv.cli import main
-from pagedkv.sizing import GPUS, MODELS, Machines, Users, find_model, plan, token_bytes
+from pagedkv.lab.sizing import GPUS, MODELS, Machines, Users, find_model, plan, token_bytes
 
 Capture = pytest.CaptureFixture[str]
 

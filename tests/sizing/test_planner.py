@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedkv import InvalidArgument, WrongType
-from pagedkv.sizing import (
+from pagedkv.lab.sizing import (
     GPUS,
     MODELS,
     Gpu,
@@ -27,7 +27,7 @@ from pagedkv.sizing import (
     plan,
     token_bytes,
 )
-from pagedkv.sizing.replica import session_bytes
+from pagedkv.lab.sizing.replica import session_bytes
 
 GB = 10**9
 EASY = Gpu("easy", 1000, 100.0, 2000.0, 10.0)  # bytes, bytes/s, operations/s, bytes/s

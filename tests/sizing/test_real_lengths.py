@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagedkv.sizing import contiguous_utilisation, expected_waste, mean_waste, utilisation
+from pagedkv.lab.sizing import contiguous_utilisation, expected_waste, mean_waste, utilisation
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedkv import InvalidArgument, KVSpec, WrongType
-from pagedkv.sizing import KVFormat, LayerGroup, block_bytes, mla, sequence_bytes, token_bytes
+from pagedkv.lab.sizing import KVFormat, LayerGroup, block_bytes, mla, sequence_bytes, token_bytes
 
 
 def test_grouped_queries_keep_only_the_kv_heads() -> None:

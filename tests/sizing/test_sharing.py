@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedkv import InvalidArgument, KVCache, KVSpec, WrongType
 from pagedkv.core import BlockPool, BlockTable
-from pagedkv.sizing import Saving, blocks_needed, fork_sharing, prefix_sharing, tree_blocks_per_sequence
+from pagedkv.lab.sizing import Saving, blocks_needed, fork_sharing, prefix_sharing, tree_blocks_per_sequence
 
 SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32", block_size=4)
 

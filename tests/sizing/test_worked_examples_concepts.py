@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv.sizing import (
+from pagedkv.lab.sizing import (
     GPUS,
     Machines,
     Users,

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from pagedkv.sizing import (
+from pagedkv.lab.sizing import (
     batch_size,
     block_bytes,
     blocks_needed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from pagedkv.core import BlockPool
-from pagedkv.sizing import (
+from pagedkv.lab.sizing import (
     KVFormat,
     LayerGroup,
     batch_size,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.disk_tools import trial
-from pagedkv.disk_tools.benchmark import Contents, geometry_for, measure, measured_bytes, open_store, record_of
 from pagedkv.tiers import DiskTier
 from pagedkv.tiers.disk_format import SlotFormat
+from pagedkv.tools.store import trial
+from pagedkv.tools.store.benchmark import Contents, geometry_for, measure, measured_bytes, open_store, record_of
 from tests.tools.conftest import Run, is_refused
 
 SIZE = "32MiB"

@@ -335,7 +335,7 @@ def test_bad_options_are_one_line(arguments: list[str], capsys: pytest.CaptureFi
 
 
 def test_an_interrupt_is_130_and_leaves_nothing(store: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedkv.disk_tools import command
+    from pagedkv.tools.store import command
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pagedkv.disk_tools import show
+from pagedkv.tools.store import show
 
 
 class Terminal(io.StringIO):

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from pagedkv._core.chain_key import chain_key
-from pagedkv.disk_tools import verify as verify_module
-from pagedkv.disk_tools.reader import StoreReader
-from pagedkv.disk_tools.scan import ChainBuilder, batches
-from pagedkv.disk_tools.verify import verify
 from pagedkv.durable import whole_prefixes
 from pagedkv.errors import PagedKVError
 from pagedkv.tiers import DiskTier, Record
 from pagedkv.tiers.disk import StoredBlock
 from pagedkv.tiers.segments import Segments
+from pagedkv.tools.store import verify as verify_module
+from pagedkv.tools.store.reader import StoreReader
+from pagedkv.tools.store.scan import ChainBuilder, batches
+from pagedkv.tools.store.verify import verify
 from tests.tools.conftest import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
@@ -138,7 +138,7 @@ def test_a_repair_keeps_out_and_is_kept_out_by_the_lock(store: Path, run: Run, m
                 held.append(True)
         return verify(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pagedkv.disk_tools.repair.verify", while_repairing)
+    monkeypatch.setattr("pagedkv.tools.store.repair.verify", while_repairing)
     assert run("verify", store, "--repair").code == 0
     assert held == [True]
 
@@ -406,7 +406,7 @@ def test_an_interrupted_repair_leaves_the_store_usable_and_unlocked(
         raise KeyboardInterrupt
 
     wreck(store)
-    monkeypatch.setattr("pagedkv.disk_tools.repair._bury", interrupted)
+    monkeypatch.setattr("pagedkv.tools.store.repair._bury", interrupted)
     ran = run("verify", store, "--repair")
     assert (ran.code, ran.out, ran.err) == (130, "", "pagedkv: interrupted\n")
     monkeypatch.undo()

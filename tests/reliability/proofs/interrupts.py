@@ -25,7 +25,7 @@ ROOMS = (
     "scrub", "sequence", "sizes", "spec", "stats", "step", "tiers", "traced_step",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
-    "cli", "disk_tools", "doctor", "main__", "replay", "show", "simulate", "sizing",  # commands, and what they use
+    "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing",  # commands, and what they use
     "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "matching", "moving", "prefetch", "scheduler", "sequence", "step", "tiers")

@@ -1,0 +1,1 @@
+"""What one does with a cache beside serving: replay traces, simulate, size, record, show. Nothing else imports it."""

@@ -1,0 +1,9 @@
+"""A run as a series of pictures: who holds which block on which tier, after each thing that the cache did."""
+
+from pagedkv.lab.recording.file import read_recording as read_recording
+from pagedkv.lab.recording.model import Frame as Frame
+from pagedkv.lab.recording.model import HeldBlock as HeldBlock
+from pagedkv.lab.recording.model import Move as Move
+from pagedkv.lab.recording.model import Recording as Recording
+from pagedkv.lab.recording.model import SequenceState as SequenceState
+from pagedkv.lab.recording.recorder import Recorder as Recorder

@@ -1,0 +1,22 @@
+"""Replays traces through the cache: what a policy and its tiers are worth, and how far from optimal."""
+
+from pagedkv.lab.replay.capacity import Capacity, resolve
+from pagedkv.lab.replay.load import load_trace
+from pagedkv.lab.replay.options import KNOWN, POLICIES, Options
+from pagedkv.lab.replay.references import References
+from pagedkv.lab.replay.result import Result
+from pagedkv.lab.replay.run import replay
+from pagedkv.lab.replay.trace import Trace
+
+__all__ = [
+    "KNOWN",
+    "POLICIES",
+    "Capacity",
+    "Options",
+    "References",
+    "Result",
+    "Trace",
+    "load_trace",
+    "replay",
+    "resolve",
+]

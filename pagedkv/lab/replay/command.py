@@ -1,0 +1,170 @@
+"""``pagedkv replay``: options in, table, JSON and plot out. Exit code 0 done, 1 wrong bytes, 2 bad input."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+
+from pagedkv.errors import InvalidArgument
+from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN
+from pagedkv.lab.replay.load import DEFAULT_TRACE, load_trace
+from pagedkv.lab.replay.options import DEFAULT_BLOCK_BYTES, DEMOTIONS, KNOWN, Options, check_policies
+from pagedkv.lab.replay.plot import plot, require_matplotlib
+from pagedkv.lab.replay.progress import progress
+from pagedkv.lab.replay.references import BOUNDS, References
+from pagedkv.lab.replay.report import Report, require_writable
+from pagedkv.lab.replay.run import replay
+from pagedkv.lab.replay.sweep import DEFAULT_SWEEP, capacities
+from pagedkv.lab.replay.table import print_table
+from pagedkv.sizes import parse_size
+
+DESCRIPTION = """Replay a serving trace through the real cache and report what each eviction policy is worth.
+A size is blocks (5000), a share of the trace's unique blocks (5%) or bytes (40GiB)."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``replay`` command and its options."""
+    parser = commands.add_parser("replay", help="replay a serving trace through the cache", description=DESCRIPTION)
+    add = parser.add_argument
+    add(
+        "trace",
+        nargs="?",
+        default=DEFAULT_TRACE,
+        metavar="TRACE",
+        help=".npz, .jsonl[.gz|.zst], or synthetic:chat|agent[:SEED[:REQUESTS]] (default: %(default)s)",
+    )
+    add(
+        "--policy",
+        action="append",
+        metavar="P",
+        help=f"may be repeated; of: {' '.join(KNOWN)} (default: all; engine real: lru and the bounds)",
+    )
+    add("--device", metavar="N", help="device tier (default: 1%% with host 4%% and disk 10%%)")
+    add("--host", metavar="N", help="host tier (default: none)")
+    add("--disk", metavar="N[:DIR]", help="disk tier and its folder (default: none; a temporary folder)")
+    add(
+        "--sweep",
+        nargs="?",
+        const=DEFAULT_SWEEP,
+        metavar="N,N,...",
+        help="several device sizes (default: %(const)s)",
+    )
+    add(
+        "--engine",
+        default="sim",
+        metavar="sim|real",
+        help="sim: no bytes; real: a KVCache, every byte verified",
+    )
+    add(
+        "--demotion",
+        default=DEMOTIONS[0],
+        metavar="ORDER",
+        help=f"{' or '.join(DEMOTIONS)} (default: %(default)s)",
+    )
+    add(
+        "--inclusive",
+        default="disk",
+        metavar="TIERS",
+        help="tiers that keep their copy on promotion (default: disk)",
+    )
+    add(
+        "--generating",
+        type=float,
+        metavar="MS",
+        help="milliseconds per output token, in which a request holds its blocks, also in the bounds (default: none)",
+    )
+    add(
+        "--hazard-stake",
+        type=float,
+        metavar="X",
+        help="policy hazard: share of what it won over LRU lately that may be at risk too; 0: strict, inf: no bound "
+        "(default: 1)",
+    )
+    add("--requests", type=int, metavar="N", help="only the first N requests of the trace")
+    add("--block-size", type=int, metavar="TOKENS", help="of a .jsonl trace (default: 512)")
+    add(
+        "--bytes-per-token",
+        type=int,
+        default=LLAMA_3_8B_BYTES_PER_TOKEN,
+        metavar="N",
+        help="default: %(default)s",
+    )
+    add(
+        "--block-bytes",
+        default=str(DEFAULT_BLOCK_BYTES),
+        metavar="N",
+        help="payload of a block, engine real: 64KiB",
+    )
+    add("--json", metavar="OUT", help="write the report; - for stdout (the table then goes to stderr)")
+    add("--plot", metavar="OUT.png", help="write a plot (needs the bench extra)")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--progress", action="store_true", default=None, help="progress even if stderr is no terminal")
+    shown.add_argument("--quiet", action="store_false", dest="progress", help="no progress")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Do what the options say; raises the errors that ``pagedkv.cli`` turns into one line and exit code 2."""
+    start = time.perf_counter()
+    policies = [
+        name.strip() for given in arguments.policy or _default_policies(arguments.engine) for name in given.split(",")
+    ]
+    check_policies(policies)
+    inclusive = tuple(name.strip() for name in arguments.inclusive.split(",") if name.strip() != "none")
+    options = Options(
+        engine=arguments.engine,
+        demotion=arguments.demotion,
+        inclusive=inclusive,
+        bytes_per_token=arguments.bytes_per_token,
+        block_bytes=_bytes("--block-bytes", arguments.block_bytes),
+        generating=arguments.generating,
+        hazard_stake=arguments.hazard_stake,
+    )
+    if arguments.json not in (None, "-"):
+        require_writable("--json", arguments.json)
+    if arguments.plot is not None:
+        require_writable("--plot", arguments.plot)
+        require_format(arguments.plot)
+    trace = load_trace(arguments.trace, block_size=arguments.block_size)
+    if arguments.requests is not None:
+        trace = trace.head(arguments.requests)
+    sizes = capacities(
+        trace, arguments.device, arguments.host, arguments.disk, arguments.sweep, options.bytes_per_token
+    )
+    references = References(trace, options.generating)
+    with progress(arguments.progress) as shown:
+        results = replay(trace, policies, sizes, options=options, progress=shown, references=references)
+    command = shlex.join(["pagedkv", *argv])
+    report = Report(trace, results, command, time.perf_counter() - start, options)
+    print_table(trace, results, sys.stderr if arguments.json == "-" else sys.stdout)
+    if arguments.json is not None:
+        report.write_json(arguments.json)
+    if arguments.plot is not None:
+        plot(trace, results, arguments.plot, references)
+    wrong = sum(result.wrong_bytes for result in results)
+    if wrong:
+        print(f"pagedkv: error: {wrong} wrong bytes were served", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _default_policies(engine: str) -> tuple[str, ...]:
+    """All of them; where bytes move, one policy's worth of bytes."""
+    return ("lru", *BOUNDS) if engine == "real" else KNOWN
+
+
+def require_format(out: str) -> None:
+    """matplotlib is there and can write a file with this suffix."""
+    known = require_matplotlib().figure().canvas.get_supported_filetypes()
+    suffix = out.rpartition(".")[2].lower()
+    if "." not in out or suffix not in known:
+        raise InvalidArgument(f"--plot: {out} must end in one of {', '.join('.' + name for name in sorted(known))}")
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_size(int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{option}: {error}") from None

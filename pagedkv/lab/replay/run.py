@@ -1,0 +1,162 @@
+"""``pagedkv replay`` as a library: one trace, some policies, some capacities, a Result for each pair."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from pagedkv.errors import InvalidArgument
+from pagedkv.lab.replay.capacity import Capacity, resolve
+from pagedkv.lab.replay.engine_real import require_folder, run_real
+from pagedkv.lab.replay.engine_sim import run_sim
+from pagedkv.lab.replay.load import load_trace
+from pagedkv.lab.replay.options import Options, check_policies
+from pagedkv.lab.replay.progress import Progress, Silent
+from pagedkv.lab.replay.references import BOUNDS, References
+from pagedkv.lab.replay.result import MOVES, Json, Outcome, Result, hit_counts
+from pagedkv.lab.replay.trace import Trace, require_trace
+from pagedkv.lab.replay.weights import flop_weighted_hit_rate, token_hit_rate
+
+
+def replay(
+    trace: Trace | str | os.PathLike[str],
+    policies: Sequence[str] = ("lru",),
+    capacities: Capacity | str | int | Iterable[Capacity | str | int] = "5%",
+    *,
+    options: Options | None = None,
+    progress: Progress | None = None,
+    references: References | None = None,
+) -> list[Result]:
+    """Replay a trace under each policy at each capacity, every time from an empty cache.
+
+    Parameters
+    ----------
+    trace : a Trace, or what ``load_trace`` takes.
+    policies : of ``lru arc s3fifo cost hazard`` and the bounds ``infinite min min-bypass``.
+    capacities : one or several; a string or int is the size of a device tier alone (``5000``, ``"5%"``).
+    options : engine and the rest; default ``Options()``.
+    progress : told about each replay (default: nobody is).
+    references : bounds already computed for this trace, with the same ``options.generating``.
+
+    Returns
+    -------
+    list of Result, capacity by capacity, in the order of ``policies``.
+
+    Raises
+    ------
+    InvalidArgument : unknown policy (the message lists the known), empty lists, a capacity that is none, requests that
+        generate in a trace without output lengths, a stake without the policy ``hazard``.
+    TraceFormatError : ``trace`` names a file that cannot be read as one.
+    """
+    options = Options() if options is None else options
+    progress = Silent() if progress is None else progress
+    loaded = load_trace(trace) if isinstance(trace, str | os.PathLike) else require_trace(trace)
+    check_policies(policies)
+    if options.hazard_stake is not None and "hazard" not in policies:
+        raise InvalidArgument(
+            f"hazard_stake is for the policy 'hazard', not among {', '.join(policies)}: add it, or leave it out"
+        )
+    sizes = [_capacity(loaded, capacity, options) for capacity in _several(capacities)]
+    if not sizes:
+        raise InvalidArgument("at least one capacity is needed")
+    for size in sizes:
+        require_folder(size)
+    references = References(loaded, options.generating) if references is None else references
+    if references.generating != options.generating:
+        raise InvalidArgument(
+            f"references were made for generating={references.generating}, options say {options.generating}: "
+            "make them with References(trace, options.generating)"
+        )
+    return [_one(loaded, policy, size, options, progress, references) for size in sizes for policy in policies]
+
+
+def _several(
+    capacities: Capacity | str | int | Iterable[Capacity | str | int],
+) -> list[Capacity | str | int]:
+    return [capacities] if isinstance(capacities, Capacity | str | int) else list(capacities)
+
+
+def _capacity(trace: Trace, capacity: Capacity | str | int, options: Options) -> Capacity:
+    if isinstance(capacity, Capacity):
+        return capacity
+    return resolve(trace, device=capacity, bytes_per_token=options.bytes_per_token)
+
+
+def _one(
+    trace: Trace,
+    policy: str,
+    capacity: Capacity,
+    options: Options,
+    progress: Progress,
+    references: References,
+) -> Result:
+    progress.start(f"{policy} {'+'.join(f'{n:,}' for _, n in capacity.tiers())}", trace.num_requests)
+    start = time.perf_counter()
+    if policy in BOUNDS:
+        engine, outcome = "bound", references.outcome(policy, capacity)
+        parameters: Json = {}
+        progress.advance(trace.num_requests)
+    else:
+        engine = options.engine
+        block_bytes = options.block_bytes if engine == "real" else trace.block_size * options.bytes_per_token
+        sim = partial(run_sim, generating=options.generating, hazard_stake=options.hazard_stake)
+        run = run_real if engine == "real" else sim
+        outcome = run(
+            trace,
+            policy,
+            capacity,
+            demotion=options.demotion,
+            inclusive=options.inclusive,
+            block_bytes=block_bytes,
+            cost_blocks=options.model.balance_tokens / trace.block_size,
+            progress=progress,
+        )
+        parameters = {
+            "demotion": options.demotion,
+            "inclusive": list(options.inclusive),
+            "block_bytes": block_bytes,
+            "cost_tokens": options.model.balance_tokens,
+        }
+    parameters["generating_ms"] = options.generating
+    if policy == "hazard":
+        stake = options.hazard_stake
+        parameters["hazard_stake"] = str(stake) if stake == float("inf") else stake  # JSON knows no infinity
+    gap = references.gap_closed(int(outcome.hits.sum(dtype=np.int64)), capacity)
+    wall_s = time.perf_counter() - start
+    return _result(trace, policy, engine, capacity, options, outcome, parameters, gap, wall_s)
+
+
+def _result(
+    trace: Trace,
+    policy: str,
+    engine: str,
+    capacity: Capacity,
+    options: Options,
+    outcome: Outcome,
+    parameters: Json,
+    gap: float | None,
+    wall_s: float,
+) -> Result:
+    ns = outcome.bookkeeping_ns
+    return Result(
+        policy=policy,
+        engine=engine,
+        capacity=capacity,
+        block_accesses=trace.num_accesses,
+        hit_blocks=hit_counts(outcome),
+        token_hit_rate=token_hit_rate(trace, outcome.hits),
+        flop_weighted_hit_rate=flop_weighted_hit_rate(trace, outcome.hits, options.model),
+        gap_to_min_closed=gap,
+        bytes={name: int(outcome.moved_bytes.get(name, 0)) for name in MOVES},
+        bookkeeping_us_per_request=None if ns is None else ns / 1000 / trace.num_requests,
+        wrong_bytes=outcome.wrong_bytes,
+        verified_bytes=outcome.verified_bytes,
+        wall_s=wall_s,
+        parameters=parameters,
+        counters=dict(outcome.counters),
+        hits_per_request=outcome.hits.astype(np.int64),
+    )

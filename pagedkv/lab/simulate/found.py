@@ -1,0 +1,67 @@
+"""When the first token came, by where the prompt's prefix was found.
+
+``device``, ``host``, ``disk``   at least half of the prompt was cached, and this is the coldest tier that some of it
+                                 came from: what the rest had to wait for
+``part``                         less than half of it was cached, wherever
+``none``                         nothing was
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.lab.simulate.links import TIERS, TierSize
+
+PLACES = ("device", *TIERS)
+KINDS = (*PLACES, "part", "none")
+Found = Mapping[str, Mapping[str, float]]
+
+
+def place_of(name: str) -> int:
+    """The column of a tier as a request's hits name it; what is reused of a block in part is copied on the device."""
+    return 0 if name == "partial" else PLACES.index(name)
+
+
+def by_place(
+    found: NDArray[np.int64], prompts: NDArray[np.int64], ttft_s: NDArray[np.float64], tiers: Sequence[TierSize],
+    token_bytes: int,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Figures of the requests of each kind that there are.
+
+    Parameters
+    ----------
+    found : int64 [num_requests, 3]; prompt tokens by the tier that they were found in.
+    prompts : int64 [num_requests]
+    ttft_s : float64 [num_requests]; NaN for a request without a first token, which is left out.
+    tiers : under the device.
+    token_bytes : of KV.
+
+    Returns
+    -------
+    dict
+        By kind: ``requests``; means of ``prompt_tokens`` and ``found_tokens``; the median of ``load_s``, which a
+        request's own bytes take on their links with nobody before them; ``ttft_p50_s`` and ``ttft_p99_s``.
+    """
+    total = found.sum(axis=1)
+    coldest = np.where(found > 0, np.arange(len(PLACES)), 0).max(axis=1)
+    kinds = np.where(total == 0, KINDS.index("none"), np.where(2 * total < prompts, KINDS.index("part"), coldest))
+    loads = np.zeros(len(found))
+    for tier in tiers:
+        tokens = found[:, PLACES.index(tier.name)]
+        loads += np.where(tokens, tier.up_s(tokens * token_bytes), 0.0)
+    figures = {}
+    for number, kind in enumerate(KINDS):
+        chosen = (kinds == number) & ~np.isnan(ttft_s)
+        if chosen.any():
+            figures[kind] = {
+                "requests": int(chosen.sum()),
+                "prompt_tokens": float(prompts[chosen].mean()),
+                "found_tokens": float(total[chosen].mean()),
+                "load_s": float(np.median(loads[chosen])),
+                "ttft_p50_s": float(np.median(ttft_s[chosen])),
+                "ttft_p99_s": float(np.percentile(ttft_s[chosen], 99)),
+            }
+    return figures

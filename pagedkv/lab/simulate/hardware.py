@@ -1,0 +1,227 @@
+"""What a step costs: a roofline over data-sheet numbers. Compute or memory traffic, whichever takes longer.
+
+A step of n tokens over sequences whose contexts are c_i after it, q_i of them new, takes
+
+    max(flops / (peak * compute_efficiency), bytes / (bandwidth * memory_efficiency)) + overhead
+
+    flops = 2 * weights * n + 4 * layers * heads * head_dim * sum(q_i * (c_i - (q_i - 1) / 2))
+    bytes = weight bytes + KV bytes per token * sum(c_i)
+
+Several GPUs are one tensor-parallel group: memory, bandwidth and compute add up, times `parallel_efficiency` for more
+than one. The efficiencies and the overhead are assumptions, and in every report; bandwidths and peaks are the vendors'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.admission import Mode
+from pagedkv.errors import InvalidArgument
+from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
+from pagedkv.lab.simulate.links import TIERS, TierSize
+from pagedkv.lab.sizing.machines import GPUS, Gpu
+from pagedkv.lab.sizing.models import Model as SizedModel
+from pagedkv.lab.sizing.models import find_model
+from pagedkv.lab.sizing.shape import token_bytes
+from pagedkv.sizes import format_size
+
+MAX_GPUS = 4096
+Numbers: TypeAlias = NDArray[np.float64]
+_GPUS = re.compile(r"(?:(\d{1,4})[xX])?([A-Za-z0-9-]+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model in 16-bit weights and KV.
+
+    Attributes
+    ----------
+    sizes : its weights and KV, as ``pagedkv plan`` counts them.
+    shape : its widths, which its compute goes by.
+    """
+
+    sizes: SizedModel
+    shape: ModelShape
+
+    @property
+    def name(self) -> str:
+        """As ``pagedkv plan`` calls it."""
+        return self.sizes.name
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.sizes.weight_bytes()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of one token over all layers."""
+        return token_bytes(self.sizes.groups)
+
+
+# Of the models that `pagedkv plan` knows by name, those whose widths are written down here.
+_LLAMA_7B = ModelShape("llama-7b", 32, 32, 32, 128, 4096, 11_008)
+_LLAMA_13B = ModelShape("llama-13b", 40, 40, 40, 128, 5120, 13_824)
+_LLAMA_3_70B = ModelShape("llama-3-70b", 80, 64, 8, 128, 8192, 28_672)
+_SHAPES = {
+    "llama-7b": _LLAMA_7B, "llama-13b": _LLAMA_13B, "llama-2-7b": _LLAMA_7B, "llama-2-13b": _LLAMA_13B,
+    "llama-2-70b": _LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, "llama-3-70b": _LLAMA_3_70B, "llama-3.1-8b": LLAMA_3_8B,
+    "llama-3.1-70b": _LLAMA_3_70B, "llama-3.1-405b": ModelShape("llama-3.1-405b", 126, 128, 8, 128, 16_384, 53_248),
+    "mistral-7b-v0.3": LLAMA_3_8B, "qwen2.5-7b": ModelShape("qwen2.5-7b", 28, 28, 4, 128, 3584, 18_944),
+    "qwen3-8b": ModelShape("qwen3-8b", 36, 32, 8, 128, 4096, 12_288),
+    "qwen3-32b": ModelShape("qwen3-32b", 64, 64, 8, 128, 5120, 25_600),
+}  # fmt: skip
+MODELS = {name: Model(find_model(name), shape) for name, shape in _SHAPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The cost of a step in numbers.
+
+    Attributes
+    ----------
+    token_flops, key_flops : of a new token; of a new token and a token that it attends to.
+    weight_bytes, token_bytes : read in each step; read of each token of context.
+    flops_per_s, bytes_per_s : as far as they are reached.
+    overhead_s : of a step.
+    """
+
+    token_flops: int
+    key_flops: int
+    weight_bytes: int
+    token_bytes: int
+    flops_per_s: float
+    bytes_per_s: float
+    overhead_s: float
+
+    def step_s(self, q_lens: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> float:
+        """Seconds of a step: new tokens of each sequence, and its tokens with them; both int32 [num_seqs]."""
+        q, context = q_lens.astype(np.int64), seq_lens.astype(np.int64)
+        twice = int(q @ (2 * context - q + 1))  # q tokens attend to (context - q + 1) .. context others
+        return self.seconds(int(q.sum()), twice / 2, int(context.sum()))
+
+    def seconds(self, num_tokens: int, keys: float, context: int) -> float:
+        """Seconds of a step of so many new tokens, pairs of a new token and one that it attends to, and tokens read."""
+        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys) / self.flops_per_s
+        read = (self.weight_bytes + self.token_bytes * float(context)) / self.bytes_per_s
+        return max(compute, read) + self.overhead_s
+
+    def run_s(self, num_tokens: int, keys: Numbers, context: Numbers) -> Numbers:
+        """As `seconds`, of several steps of `num_tokens` each; float64 [num_steps]."""
+        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys) / self.flops_per_s
+        read = (self.weight_bytes + self.token_bytes * context) / self.bytes_per_s
+        seconds: Numbers = np.maximum(compute, read) + self.overhead_s
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The machine and the model on it.
+
+    Attributes
+    ----------
+    gpu, num_gpus, model
+    tiers : tiers under the device, hottest first.
+    memory_share : of the GPUs' memory that weights and KV may fill.
+    compute_efficiency, memory_efficiency, parallel_efficiency : 0..1, of the data sheet's numbers.
+    overhead_s : of a step, besides.
+    disk_admission : what is written to the disk, as ``pagedkv.Disk(admission=)``.
+    moves : where the tiers' rates were measured, for the report.
+    """
+
+    gpu: Gpu = GPUS["h100"]
+    num_gpus: int = 1
+    model: Model = field(default_factory=lambda: MODELS["llama-3-8b"])
+    tiers: tuple[TierSize, ...] = ()
+    memory_share: float = 0.9
+    compute_efficiency: float = 0.5
+    memory_efficiency: float = 0.8
+    parallel_efficiency: float = 0.9
+    overhead_s: float = 0.002
+    disk_admission: Mode = "cost"
+    moves: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> str:
+        """Such as ``4xH100``."""
+        return f"{self.num_gpus}x{self.gpu.name.upper()}"
+
+    @property
+    def kv_bytes(self) -> int:
+        """Device memory left for KV.
+
+        Raises
+        ------
+        InvalidArgument
+            The weights do not leave any.
+        """
+        room = int(self.num_gpus * self.gpu.memory_bytes * self.memory_share)
+        if room <= self.model.weight_bytes:
+            raise InvalidArgument(
+                f"{self.model.name} has {format_size(self.model.weight_bytes)} of weights, and "
+                f"{self.gpus} have {format_size(room)} for them and the KV: take more GPUs"
+            )
+        return room - self.model.weight_bytes
+
+    def blocks(self, block_size: int) -> list[int]:
+        """Blocks of device, host and disk; 0 where there is no such tier."""
+        block_bytes = block_size * self.model.kv_bytes_per_token
+        below = {tier.name: tier.num_bytes // block_bytes for tier in self.tiers}
+        return [self.kv_bytes // block_bytes, *(below.get(name, 0) for name in TIERS)]
+
+    def step_s(self, q_lens: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> float:
+        """Seconds of a step: new tokens of each sequence, and its tokens with them; both int32 [num_seqs]."""
+        return self.roofline().step_s(q_lens, seq_lens)
+
+    def roofline(self) -> Roofline:
+        """What steps cost, with all that does not change between them worked out."""
+        shape, model = self.model.shape, self.model
+        share = self.num_gpus * (self.parallel_efficiency if self.num_gpus > 1 else 1.0)
+        return Roofline(
+            2 * shape.matmul_weights, 4 * shape.num_layers * shape.num_qo_heads * shape.head_dim,
+            model.weight_bytes, model.kv_bytes_per_token, self.gpu.flops_per_s * share * self.compute_efficiency,
+            self.gpu.read_bytes_per_s * share * self.memory_efficiency, self.overhead_s,
+        )  # fmt: skip
+
+    def assumptions(self) -> dict[str, object]:
+        """Every number that a result hangs on, for the report."""
+        return {
+            "gpus": self.gpus, "memory_bytes": self.gpu.memory_bytes,
+            "bandwidth_bytes_per_s": self.gpu.read_bytes_per_s, "flops": self.gpu.flops_per_s,
+            "model": self.model.name, "weight_bytes": self.model.weight_bytes,
+            "kv_bytes_per_token": self.model.kv_bytes_per_token,
+            "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
+            "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,
+            "overhead_s": self.overhead_s, "disk_admission": self.disk_admission,
+            "moves": dict(self.moves),
+            "tiers": {
+                tier.name: {
+                    "bytes": tier.num_bytes, "up_bytes_per_s": tier.rates.up, "down_bytes_per_s": tier.rates.down,
+                }
+                for tier in self.tiers
+            },
+        }  # fmt: skip
+
+
+def parse_gpus(text: str) -> tuple[Gpu, int]:
+    """``"H100"`` or ``"4xH100"``: which, and how many. ``"A100"`` is enough where one name only begins so.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    found = _GPUS.fullmatch(text)
+    wanted = "" if found is None else found[2].lower()
+    alike = [gpu for name, gpu in GPUS.items() if name == wanted or name.startswith(f"{wanted}-")]
+    if found is None or len(alike) != 1:
+        raise InvalidArgument(f"--gpus: {text[:40]!r} is none of {', '.join(GPUS)}, nor such as 4xH100")
+    number = int(found[1] or 1)
+    if not 1 <= number <= MAX_GPUS:
+        raise InvalidArgument(f"--gpus: {number} GPUs; 1 to {MAX_GPUS} are possible")
+    return alike[0], number

@@ -1,0 +1,179 @@
+"""Serves a workload with the real Scheduler over a virtual cache, on a virtual clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagedkv.errors import RequestTooLarge
+from pagedkv.lab.replay.progress import Progress
+from pagedkv.lab.simulate.found import PLACES, by_place, place_of
+from pagedkv.lab.simulate.hardware import Hardware
+from pagedkv.lab.simulate.links import TIERS
+from pagedkv.lab.simulate.result import Log, SimResult, summarise
+from pagedkv.lab.simulate.systems import System
+from pagedkv.lab.simulate.virtual import VirtualCache
+from pagedkv.lab.simulate.workload import Workload, own_token
+from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
+
+SAMPLE_EVERY = 16  # steps, between looks at the memory
+FEW = 8  # requests: then every step is sampled, and a short run has samples at all
+PROGRESS_EVERY = 64  # requests
+
+
+class PagedServer:
+    """One run.
+
+    The clock: a step takes what the hardware says; promotions hold the step up, as they do in the cache, and demotions
+    run beside it, so that the longer of the two counts.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        system: System,
+        hardware: Hardware,
+        block_size: int,
+        max_running: int,
+        max_batch_tokens: int,
+        progress: Progress,
+    ) -> None:
+        self.workload = Workload(workload.trace, workload.speed, shared=system.shared)
+        self.system, self.hardware, self.progress = system, hardware, progress
+        blocks = hardware.blocks(block_size)
+        if not system.tiered:
+            blocks = [blocks[0], 0, 0]
+        self.cache = VirtualCache(blocks, block_size, hardware, max_running + 8, system.preemption)
+        self.roofline = hardware.roofline()
+        self.now = 0.0
+        options = SchedulerOptions(
+            max_running=max_running,
+            max_batch_tokens=max_batch_tokens,
+            admission="prompt" if system.preempts else "worst_case",
+        )
+        self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now)
+        self.arrivals = self.workload.arrivals_s
+        self.log = Log(self.arrivals)
+        self.index: dict[Request, int] = {}
+        self.live: set[Request] = set()
+        self.lanes: Sequence[Branch] = ()
+        self.own = np.empty(0, np.int32)  # what each of these lanes generates
+        self.refused = self.steps = self.arrived = self.done = self.unsampled = 0
+        self.since_sample = 0.0
+        self.found = np.zeros((len(self.arrivals), len(PLACES)), np.int64)
+
+    def run(self) -> SimResult:
+        """Serve everything."""
+        start = time.perf_counter()
+        count = len(self.workload)
+        while self.arrived < count or self.scheduler.has_work:
+            while self.arrived < count and self.arrivals[self.arrived] <= self.now:
+                self._arrive()
+            if not self.scheduler.has_work:
+                if self.arrived < count:
+                    self.now = max(self.now, float(self.arrivals[self.arrived]))
+                continue
+            self._step()
+        self.progress.advance(self.done % PROGRESS_EVERY)
+        result = self._result(time.perf_counter() - start)
+        self.cache.close()
+        return result
+
+    def _arrive(self) -> None:
+        i = self.arrived
+        self.arrived += 1
+        _, output = self.workload.num_tokens(i)
+        try:
+            request = self.scheduler.submit(self.workload.prompt(i), output)
+        except RequestTooLarge:
+            self.refused += 1
+            self._one_done()
+            return
+        self.index[request] = i
+        self.live.add(request)
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule()
+        with self.scheduler.step(plan) as step:
+            step.mark_written(0)
+            seq_lens = step.seq_lens
+            compute_s = self.roofline.step_s(plan.q_lens, seq_lens)
+        self._measure(plan, compute_s)
+        up_s, down_s = self.cache.virtual_mover.take_seconds()
+        seconds = up_s + max(compute_s, down_s)
+        self.now += seconds
+        self.steps += 1
+        for branch in plan.lanes[plan.from_prompt :]:
+            i = self.index[branch.request]
+            if np.isnan(self.log.first_s[i]):
+                self.log.first_s[i] = self.now
+        self.since_sample += seconds
+        self.unsampled += 1
+        if self.unsampled == SAMPLE_EVERY or len(self.live) <= FEW:
+            self._sample()
+        if plan.lanes != self.lanes:  # in most steps they are the same as before
+            self.lanes = plan.lanes
+            self.own = np.array([own_token(self.index[branch.request]) for branch in plan.lanes], np.int32)
+        for request in self.scheduler.report(plan, self.own):
+            self._end(request)
+
+    def _measure(self, plan: Plan, compute_s: float) -> None:
+        """Tell the cache's cost model how long prompts take, as a server would."""
+        chunks = len(plan.batch) - plan.from_prompt
+        tokens = plan.num_tokens - plan.from_prompt
+        if chunks and tokens >= 128:
+            self.cache.observe_prefill(tokens, compute_s)
+
+    def _sample(self) -> None:
+        used = sum(
+            branch.seq.num_computed
+            for request in self.live
+            if request.state == "running"
+            for branch in request.branches
+            if branch.seq is not None
+        )
+        held = self.cache.stats().blocks["device"]["live"] * self.cache.spec.block_size
+        self.log.sample(self.since_sample, used, held, self.scheduler.stats().sequences)
+        self.since_sample, self.unsampled = 0.0, 0
+
+    def _end(self, request: Request) -> None:
+        i = self.index.pop(request)
+        self.log.ended_s[i] = self.now
+        self.live.discard(request)
+        for tier, tokens in request.hit_tokens.items():
+            self.found[i, place_of(tier)] += tokens
+        self._one_done()
+
+    def _one_done(self) -> None:
+        self.done += 1
+        if self.done % PROGRESS_EVERY == 0:
+            self.progress.advance(PROGRESS_EVERY)
+
+    def _result(self, wall_s: float) -> SimResult:
+        lengths = np.array([self.workload.num_tokens(i) for i in range(len(self.workload))], np.int64)
+        prompts, outputs = lengths[:, 0], lengths[:, 1]
+        stats, cached = self.scheduler.stats(), self.cache.stats()
+        served = ~np.isnan(self.log.ended_s)
+        found = self.found.sum(axis=0)
+        rates = dict(zip(PLACES, (found / max(1, int(prompts[served].sum()))).tolist(), strict=True))
+        needed = int((prompts + outputs - 1)[served].sum() - found.sum())
+        again = sum(cached.hit_tokens.get(tier, 0) for tier in TIERS) - int(found[1:].sum())
+        block_size = self.cache.spec.block_size
+        return summarise(
+            self.system.name, self.log, outputs, prompts, cached.blocks["device"]["max"] * block_size, self.refused,
+            hit_rate={**rates, "total": sum(rates.values())},
+            preemptions={"swap": stats.preempted_by_swap, "recompute": stats.preempted_by_recompute},
+            computed_tokens=cached.computed_tokens,
+            recomputed_tokens=cached.computed_tokens - needed,
+            restored_blocks=again // block_size,
+            moved_bytes=dict(cached.moved_bytes),
+            found=by_place(
+                self.found, prompts, self.log.first_s - self.log.arrived_s,
+                self.hardware.tiers, self.hardware.model.kv_bytes_per_token,
+            ),
+            steps=self.steps,
+            wall_s=round(wall_s, 3),
+            parameters={"blocks": {tier: counts["max"] for tier, counts in cached.blocks.items()}},
+        )  # fmt: skip

@@ -1,0 +1,59 @@
+"""The commands ``pagedkv inspect`` and ``pagedkv verify``. Exit code 0 clean, 1 something is wrong, 2 bad input."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from pagedkv.tools.store.reader import StoreReader
+from pagedkv.tools.store.repair import repair
+from pagedkv.tools.store.show import progress
+from pagedkv.tools.store.survey import survey
+from pagedkv.tools.store.verify import total_bytes, verify
+
+INSPECT = """What is in a cache directory, read from its headers. Changes nothing, also while another process has it
+open."""
+VERIFY = """Check every header, checksum, chain key and parent of a cache directory. Exit code 0: nothing is wrong;
+1: something is (with --repair: was); 2: it is no cache directory that can be read. Blocks that are merely of no use any
+more are counted, not wrong."""
+
+
+def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the two commands."""
+    inspect = commands.add_parser("inspect", help="show what is in a cache directory", description=INSPECT)
+    check = commands.add_parser("verify", help="check every byte of a cache directory", description=VERIFY)
+    for parser in (inspect, check):
+        parser.add_argument("directory", metavar="DIR", help="directory of a disk tier")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    check.add_argument(
+        "--repair", action="store_true",
+        help="lock the directory and bury what is wrong or of no use; nothing that is right is touched",
+    )  # fmt: skip
+    inspect.set_defaults(run=run_inspect)
+    check.set_defaults(run=run_verify)
+
+
+def run_inspect(arguments: argparse.Namespace, argv: Any = None) -> int:
+    """Print a survey; 0."""
+    with StoreReader(arguments.directory) as reader:
+        g = reader.form.geometry
+        with progress("headers", g.num_blocks * g.header_bytes) as tick:
+            found = survey(reader, tick)
+    if arguments.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        found.print(sys.stdout)
+    return 0
+
+
+def run_verify(arguments: argparse.Namespace, argv: Any = None) -> int:
+    """Print a verdict; 0 if nothing is wrong, else 1."""
+    with StoreReader(arguments.directory) as reader, progress("checked", total_bytes(reader)) as tick:
+        verdict = repair(arguments.directory, tick) if arguments.repair else verify(reader, tick)
+    if arguments.json:
+        print(json.dumps(verdict.to_dict(), indent=2))
+    else:
+        verdict.print(sys.stdout)
+    return 0 if verdict.ok else 1

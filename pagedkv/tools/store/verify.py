@@ -1,0 +1,155 @@
+"""``pagedkv verify``: every header, every payload's sums, every chain key and parent of a store. Repairs nothing.
+
+Wrong is what no tier wrote there, and whatever makes a tier refuse the directory. What is merely of no use (a block
+whose beginning has gone, an older copy of a block, a block of a purged namespace) comes from ordinary work and is
+counted apart. While another process has the store open, a slot that changes between two looks is neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.sizes import format_size
+from pagedkv.tools.store.reader import Problem, StoreReader
+from pagedkv.tools.store.scan import DAMAGED, Batch, ChainBuilder, Tick, batches, look_at
+from pagedkv.tools.store.show import counted
+
+BATCH_BYTES = 64 << 20  # of slots read and checked at a time
+SHOWN = 20  # slots listed per reason for people; JSON has all
+
+
+@dataclass
+class Verdict:
+    """What the check found.
+
+    Attributes
+    ----------
+    path : the directory.
+    num_slots : slots of the store; those that are lost with their file are among the problems, not listed.
+    blocks, num_bytes : live blocks whose payload was checked, and their bytes.
+    wrong : by reason, the slots: `scan.DAMAGED`, ``"payload"``, ``"wrong_key"``.
+    useless : by reason, the slots: ``"orphan"``, ``"doubled"``, ``"purged"``, ``"stale"``.
+    problems : of the directory as a whole.
+    changed : slots that another process changed while they were checked.
+    chains_checked : False without the right KEY.
+    repaired : what a repair did, in words; None without one.
+    """
+
+    path: str
+    num_slots: int = 0
+    blocks: int = 0
+    num_bytes: int = 0
+    wrong: dict[str, list[int]] = field(default_factory=dict)
+    useless: dict[str, list[int]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    changed: int = 0
+    chains_checked: bool = False
+    repaired: list[str] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.wrong and not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def print(self, file: TextIO) -> None:
+        """For people."""
+        slots, blocks = counted(self.num_slots, "slot"), counted(self.blocks, "block")
+        print(f"{self.path}: {slots}, {blocks} ({format_size(self.num_bytes)})", file=file)
+        for problem in self.problems:
+            print(f"wrong    {problem.reason:10} {problem.detail}", file=file)
+        for said, found in (("wrong", self.wrong), ("useless", self.useless)):
+            for reason, numbers in found.items():
+                print(f"{said:8} {reason:10} {_listed(numbers)}", file=file)
+        if self.changed:
+            slots = counted(self.changed, "slot")
+            print(f"changed  {slots} while being read: another process works on the store", file=file)
+        if not self.chains_checked:
+            print("skipped  chain keys and parents: they need the right KEY", file=file)
+        for line in self.repaired or ():
+            print(f"repair   {line}", file=file)
+        is_ = "is" if self.repaired is None else "was"
+        print(f"{'nothing' if self.ok else 'something'} {is_} wrong", file=file)
+
+
+def verify(reader: StoreReader, tick: Tick) -> Verdict:
+    """Check everything; `tick` is called with the bytes read."""
+    g = reader.form.geometry
+    verdict = Verdict(str(reader.path), g.num_blocks, problems=list(reader.problems))
+    chains = ChainBuilder(reader.secret) if reader.secret is not None else None
+    step = min(max(1, BATCH_BYTES // g.slot_bytes), g.num_blocks, g.segment_slots)
+    rows = np.zeros((step, g.block_bytes), np.uint8)
+    wrong: dict[int, str] = {}
+    for batch in batches(reader, step):
+        verdict.blocks += len(batch.records)
+        reasons = {i: state for i, state in enumerate(batch.states) if state in DAMAGED}
+        reasons.update(_wrong_payloads(reader, batch, rows))
+        doubted = np.array(sorted(reasons), np.intp)
+        again = look_at(reader, batch.slots[doubted]) if doubted.size else batch
+        for place, i in enumerate(doubted.tolist()):
+            if reader.open_by is not None and (again.headers[place] != batch.headers[i]).any():
+                verdict.changed += 1
+            else:
+                wrong[int(batch.slots[i])] = reasons[i]
+        for i, record in batch.records.items():
+            if chains is not None and i not in reasons:
+                chains.add(int(batch.slots[i]), int(batch.generations[i]), record)
+        for i, state in enumerate(batch.states):
+            if state in ("purged", "stale"):
+                verdict.useless.setdefault(state, []).append(int(batch.slots[i]))
+        reader.forget_cached(batch.slots)
+        tick(batch.headers.nbytes + len(batch.records) * g.block_bytes)
+    verdict.num_bytes = verdict.blocks * g.block_bytes
+    for slot, reason in sorted(wrong.items()):
+        verdict.wrong.setdefault(reason, []).append(slot)
+    if chains is not None:
+        verdict.chains_checked = True
+        found = chains.result()
+        lists = (("orphan", found.orphans), ("doubled", found.doubled))
+        verdict.useless.update((reason, slots) for reason, slots in lists if slots)
+        if found.wrong_key:
+            verdict.wrong["wrong_key"] = sorted(found.wrong_key)
+    return verdict
+
+
+def _wrong_payloads(reader: StoreReader, batch: Batch, rows: NDArray[np.uint8]) -> dict[int, str]:
+    """Reasons why live blocks of a batch would be misses, by index into the batch."""
+    form, g = reader.form, reader.form.geometry
+    places = np.array(sorted(batch.records), np.intp)
+    if not places.size:
+        return {}
+    slots = batch.slots[places]
+    names = [(int(batch.generations[i]), batch.records[i]) for i in places.tolist()]
+    seeds = np.array([form.seed(*name) for name in names], np.uint64)
+    headers, outcomes, sums = reader.slots(slots, rows, seeds)
+    found: dict[int, str] = {}
+    for place, i in enumerate(places.tolist()):
+        reason: str | None
+        if outcomes[place] < 0:
+            reason = "io_error"
+        elif outcomes[place] != g.header_bytes + g.block_bytes:
+            reason = "short"
+        else:
+            reason = form.mismatch(int(slots[place]), *names[place], memoryview(headers[place]), sums[place])
+        if reason is not None:
+            found[i] = reason
+    return found
+
+
+def total_bytes(reader: StoreReader) -> int:
+    """Bytes that `verify` reads at most."""
+    g = reader.form.geometry
+    return g.num_blocks * (g.header_bytes + g.block_bytes)
+
+
+def _listed(slots: list[int]) -> str:
+    shown = ", ".join(map(str, slots[:SHOWN]))
+    more = f" and {len(slots) - SHOWN:,} more" if len(slots) > SHOWN else ""
+    return f"{len(slots):,} slots: {shown}{more}" if len(slots) > 1 else f"slot {shown}"
