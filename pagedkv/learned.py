@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv.callbacks import Log
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.tiers.directory import close_quietly, file_size_limit, read_start
-from pagedkv.tiers.hangs import HANG_S, ends_within
+from pagedkv.tiers.disk.directory import close_quietly, file_size_limit, read_start
+from pagedkv.tiers.mover.hangs import HANG_S, ends_within
 
 log = Log(logging.getLogger("pagedkv.learned"))
 

@@ -22,8 +22,8 @@ from pagedkv.learned import Folder, Learned
 from pagedkv.sizes import format_size, parse_size, whole_number
 from pagedkv.spec import KVSpec
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Tier
-from pagedkv.tiers.directory import path_text
-from pagedkv.tiers.disk_format import PAGE, SHORTEST_SUM, Geometry
+from pagedkv.tiers.disk.directory import path_text
+from pagedkv.tiers.disk.format import PAGE, SHORTEST_SUM, Geometry
 
 log = Log(logging.getLogger("pagedkv.cache"))
 

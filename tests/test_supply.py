@@ -110,8 +110,8 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.lab.show.demo": "a private temporary folder for the disk tier",
         "pagedkv.tools.store.benchmark": "a plain file to compare a store with, in the directory that trial makes",
         "pagedkv.tools.store.trial": "a private temporary directory inside the one to be tried",
-        "pagedkv.tiers.directory": "makes the store's directory and files, all private, below one descriptor",
-        "pagedkv.tiers.disk_store": "writes the superblock",
+        "pagedkv.tiers.disk.directory": "makes the store's directory and files, all private, below one descriptor",
+        "pagedkv.tiers.disk.store": "writes the superblock",
     },
 }  # fmt: skip
 

@@ -2,12 +2,12 @@
 
 from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier
 from pagedkv.tiers.device import DeviceTier
-from pagedkv.tiers.disk import DiskTier, StoredBlock
+from pagedkv.tiers.disk.slots import DiskStats
+from pagedkv.tiers.disk.tier import DiskTier, StoredBlock
 from pagedkv.tiers.host import HostTier
-from pagedkv.tiers.mover import Mover
-from pagedkv.tiers.shared import DirectionStats
-from pagedkv.tiers.slots import DiskStats
-from pagedkv.tiers.ticket import Ticket
+from pagedkv.tiers.mover.mover import Mover
+from pagedkv.tiers.mover.shared import DirectionStats
+from pagedkv.tiers.mover.ticket import Ticket
 
 __all__ = [
     "DeviceTier",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.tiers.segments import Segments
+from pagedkv.tiers.disk.segments import Segments
 
 from .conftest import BLOCK, Toy, all_free, prompt, where
 

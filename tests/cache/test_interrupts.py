@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.tiers import mover as mover_module
+from pagedkv.tiers.mover import mover as mover_module
 from tests.reliability.interrupt_cases import caught
 from tests.reliability.interrupt_kinds import Alarm, HandlerTimeout
 from tests.reliability.interrupt_points import LIBRARY, Tracer

@@ -37,19 +37,19 @@ MUTANTS = (
     ),
     Mutant(
         "moves that came too late count as done",
-        "pagedkv/tiers/mover.py",
+        "pagedkv/tiers/mover/mover.py",
         ((' else "late")\n        return None', ' else "late")\n        return np.ones(part.moves.shape, np.bool_)'),),
         ("test_what_has_not_started_by_its_deadline_is_late",),
     ),
     Mutant(
         "a transfer of which one block arrived counts as done",
-        "pagedkv/tiers/ticket.py",
+        "pagedkv/tiers/mover/ticket.py",
         (("return ids, failed == 0", "return ids, failed < np.bincount(index.reshape(-1))"),),
         ("test_one_bad_block_fails_its_transfer_and_no_other",),
     ),
     Mutant(
         "two moves may have the same destination",
-        "pagedkv/tiers/parts.py",
+        "pagedkv/tiers/mover/parts.py",
         (("if np.unique(targets).size != targets.size:", "if False:"),),
         ("test_moves_that_cannot_be_carried_out_are_refused_as_a_whole",),
     ),
@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     Mutant(
         "a queue that could not grow keeps what it took",
-        "pagedkv/tiers/mover.py",
+        "pagedkv/tiers/mover/mover.py",
         (("                        while len(shared.queue) > before:\n                            shared.queue.pop()\n",
           ""),),
         ("test_where_the_queue_cannot_grow_nothing_is_queued",),

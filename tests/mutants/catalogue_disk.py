@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FORMAT, SLOTS, STORE = "pagedkv/tiers/disk_format.py", "pagedkv/tiers/slots.py", "pagedkv/tiers/disk_store.py"
-SEGMENTS, DIRECTORY, SUPER = "pagedkv/tiers/segments.py", "pagedkv/tiers/directory.py", "pagedkv/tiers/superblock.py"
-IO = "pagedkv/tiers/_io.pyx"
+FORMAT, SLOTS, STORE = "pagedkv/tiers/disk/format.py", "pagedkv/tiers/disk/slots.py", "pagedkv/tiers/disk/store.py"
+SEGMENTS, DIRECTORY = "pagedkv/tiers/disk/segments.py", "pagedkv/tiers/disk/directory.py"
+SUPER = "pagedkv/tiers/disk/superblock.py"
+IO = "pagedkv/tiers/disk/_io.pyx"
 
 COMPARE = "if header[: g.tokens_end] != expected:"
 SEALED = 'if not sealed(header, slot):\n            return "header"\n        if'
@@ -125,7 +126,7 @@ PURGES = (
         ("test_a_purged_namespace_is_gone_at_once_and_others_stay",),
     ),
     Mutant(
-        "a crash takes a purge back", "pagedkv/tiers/disk.py",
+        "a crash takes a purge back", "pagedkv/tiers/disk/tier.py",
         (("                if not self._saved():\n", "                if False:\n"),),
         ("test_a_purged_namespace_is_gone_after_reopening",),
     ),
@@ -150,7 +151,7 @@ PURGES = (
         ("test_generations_do_not_repeat_after_a_crash",),
     ),
     Mutant(
-        "a damaged header is forgotten, and a purge of what it named too", "pagedkv/tiers/scan.py",
+        "a damaged header is forgotten, and a purge of what it named too", "pagedkv/tiers/disk/scan.py",
         (("        doubtful[damaged[headers[damaged].any(axis=1)]] = True  # all zeros: never written\n", ""),),
         ("test_a_damaged_header_that_heals_brings_nothing_back_that_was_purged",),
     ),
@@ -166,7 +167,7 @@ FILES = (
         ("test_a_second_opener_is_refused_here_and_in_another_process",),
     ),
     Mutant(
-        "a forked child uses its parent's store", "pagedkv/tiers/_entrance.pyx",
+        "a forked child uses its parent's store", "pagedkv/tiers/disk/_entrance.pyx",
         (("        if not self.is_ours:            # before any lock", "        if False:"),),
         ("test_a_forked_child_is_refused_and_does_not_keep_the_lock",),
     ),
@@ -222,7 +223,7 @@ FILES = (
         ("test_a_network_file_system_is_refused_unless_it_is_asked_for",),
     ),
     Mutant(
-        "a full disk is tried again by every write", "pagedkv/tiers/health.py",
+        "a full disk is tried again by every write", "pagedkv/tiers/disk/health.py",
         (("self.shut = self.shut or self._failed >= PATIENCE or not HOPELESS.isdisjoint(failures)", "pass"),),
         ("test_a_full_disk_makes_the_tier_read_only_until_it_works_again",),
     ),
@@ -237,7 +238,7 @@ FILES = (
         ("test_a_limit_of_file_sizes_is_no_signal",),
     ),
     Mutant(
-        "two blocks of one write go into one slot", "pagedkv/tiers/disk.py",
+        "two blocks of one write go into one slot", "pagedkv/tiers/disk/tier.py",
         (("if np.unique(slots).size != slots.size:", "if False:"),),
         ("test_every_way_to_misuse_a_call_is_refused_before_anything_is_written",),
     ),
@@ -251,28 +252,28 @@ HANGS = (
          "test_a_step_goes_on_when_its_demotion_hangs_and_nothing_wrong_is_found_after_a_restart"),
     ),
     Mutant(
-        "a tier with a call inside that hangs closes its files under it", "pagedkv/tiers/disk.py",
+        "a tier with a call inside that hangs closes its files under it", "pagedkv/tiers/disk/tier.py",
         (("if not is_empty or not self._ending.", "if not self._ending."),),
         ("test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back",),
     ),
     Mutant(
-        "a caller stays inside who leaves where there is no memory", "pagedkv/tiers/_entrance.pyx",
+        "a caller stays inside who leaves where there is no memory", "pagedkv/tiers/disk/_entrance.pyx",
         (("        cdef object last_out = None\n",
           "        cdef object last_out = None\n        with self.changed:\n            last_out = None\n"),),
         ("test_a_caller_leaves_also_where_there_is_no_memory",),
     ),
     Mutant(
-        "an end that failed is not tried again", "pagedkv/tiers/disk.py",
+        "an end that failed is not tried again", "pagedkv/tiers/disk/tier.py",
         (("if self._ending is None or self._ending.has_failed:", "if self._ending is None:"),),
         ("test_a_tier_whose_end_failed_is_closed_by_the_next_close",),
     ),
     Mutant(
-        "nobody closes the files that a closer left to whoever hangs in them", "pagedkv/tiers/_entrance.pyx",
+        "nobody closes the files that a closer left to whoever hangs in them", "pagedkv/tiers/disk/_entrance.pyx",
         (("                self.last_out = last_out\n", ""),),
         ("test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_the_files",),
     ),
     Mutant(
-        "a purge during which a call hangs forgets what others have stored", "pagedkv/tiers/disk.py",
+        "a purge during which a call hangs forgets what others have stored", "pagedkv/tiers/disk/tier.py",
         (("            if self._health.hangs:  # no reason", "            if False:  # no reason"),),
         ("test_a_purge_during_which_a_call_hangs_forgets_nothing_of_others",),
     ),
@@ -280,12 +281,12 @@ HANGS = (
 
 OWNERS = (
     Mutant(
-        "a directory without its LOCK has two owners", "pagedkv/tiers/directory.py",
+        "a directory without its LOCK has two owners", "pagedkv/tiers/disk/directory.py",
         (("            self._lock_directory()\n", ""),),
         ("test_without_its_lock_a_directory_still_has_one_owner",),
     ),
     Mutant(
-        "an owner without its LOCK goes on writing", "pagedkv/tiers/disk.py",
+        "an owner without its LOCK goes on writing", "pagedkv/tiers/disk/tier.py",
         (("            self._check_owner()\n            return", "            return"),),
         ("test_an_owner_without_its_lock_writes_no_more_and_says_so_once",),
     ),
@@ -296,14 +297,14 @@ OWNERS = (
     ),
     Mutant(
         "a LOCK that cannot be looked at stops the tier",
-        "pagedkv/tiers/directory.py",
+        "pagedkv/tiers/disk/directory.py",
         (("            return True\n        except OSError:\n            return False\n",
           "            return True\n"),),
         ("test_a_lock_that_cannot_be_looked_at_is_no_lost_lock",),
     ),
     Mutant(
         "a directory that nobody was given stays locked",
-        "pagedkv/tiers/directory.py",
+        "pagedkv/tiers/disk/directory.py",
         (("        if not is_finalizing():  # a mover's thread", "        if False:  # a mover"),),
         ("test_a_directory_that_nobody_was_given_is_free_again",),
     ),

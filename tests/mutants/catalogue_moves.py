@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-HANDS, MOVER, TICKET = "pagedkv/hands.py", "pagedkv/tiers/mover.py", "pagedkv/tiers/ticket.py"
+HANDS, MOVER, TICKET = "pagedkv/hands.py", "pagedkv/tiers/mover/mover.py", "pagedkv/tiers/mover/ticket.py"
 SCRUB, ADMISSION, CACHE = "pagedkv/scrub.py", "pagedkv/admission.py", "pagedkv/cache.py"
 
 CONDUCTOR = (
@@ -143,7 +143,7 @@ HANGS = (
          "test_what_is_asked_for_in_the_rest_after_a_hang_stays_on_the_disk"),
     ),
     Mutant(
-        "a log that raises loses the result of a call that is left", "pagedkv/tiers/overdue.py",
+        "a log that raises loses the result of a call that is left", "pagedkv/tiers/mover/overdue.py",
         (("    finally:\n        for part in left:\n", "    finally:\n        for part in left:\n"
           "            log_once(shared, part, TimeoutError, 'the tier does not answer in time')\n"),),
         ("test_who_is_interrupted_while_a_hang_is_logged_costs_nobody_the_result",),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pagedkv.tiers import DiskTier, Record, _io
+from pagedkv.tiers import DiskTier, Record
+from pagedkv.tiers.disk import _io
 
 DIGEST = b"n" * 32
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pagedkv.tiers import Record
-from pagedkv.tiers.disk_format import IDENTITY, IDENTITY_FIELDS, PAGE, Geometry, SlotFormat, sum_of
+from pagedkv.tiers.disk.format import IDENTITY, IDENTITY_FIELDS, PAGE, Geometry, SlotFormat, sum_of
 from tests.reliability import small_store as small
 from tests.reliability.small_store import HEADER_BYTES, NUM_BLOCKS, SLOT_BYTES, Image, file_of, payload_of
 

@@ -119,7 +119,7 @@ SLOWNESS = Slowness()
 
 def slow_transfers() -> None:
     """From now on each part of a move waits before its bytes are copied, as `SLOWNESS` says. Once in a process."""
-    mover: Any = importlib.import_module("pagedkv.tiers.mover")
+    mover: Any = importlib.import_module("pagedkv.tiers.mover.mover")
     real = mover.transfer
 
     def transfer(*arguments: Any) -> Any:

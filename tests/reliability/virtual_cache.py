@@ -29,9 +29,9 @@ from pagedkv._core.dispatch import NOT_YET, Dispatch
 from pagedkv._core.placement import Placement
 from pagedkv.hands import Hands
 from pagedkv.tiers import Mover, Record, StoredBlock
-from pagedkv.tiers import mover as mover_module
-from pagedkv.tiers.slots import DiskStats
-from pagedkv.tiers.ticket import Ticket
+from pagedkv.tiers.disk.slots import DiskStats
+from pagedkv.tiers.mover import mover as mover_module
+from pagedkv.tiers.mover.ticket import Ticket
 from tests.reliability.virtual import Chooser, Instead, Schedule, VirtualCondition, time_under
 
 RUBBISH = 0xA5

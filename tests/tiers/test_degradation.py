@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import StoreDamaged, TierError
-from pagedkv.tiers import directory
-from pagedkv.tiers.file_system import file_system_of, is_network
-from pagedkv.tiers.health import FIRST_REST_S, LONGEST_REST_S, PATIENCE, Health
-from pagedkv.tiers.segments import Segments
+from pagedkv.tiers.disk import directory
+from pagedkv.tiers.disk.file_system import file_system_of, is_network
+from pagedkv.tiers.disk.health import FIRST_REST_S, LONGEST_REST_S, PATIENCE, Health
+from pagedkv.tiers.disk.segments import Segments
 
 from .conftest import BLOCK_BYTES, FINGERPRINT, NUM_BLOCKS, name_of
 

@@ -14,7 +14,7 @@ import pytest
 
 from pagedkv.errors import LayoutMismatch, TierError
 from pagedkv.tiers import DiskTier
-from pagedkv.tiers.directory import Directory
+from pagedkv.tiers.disk.directory import Directory
 
 from .conftest import FINGERPRINT, NUM_BLOCKS, name_of
 
@@ -176,8 +176,8 @@ def test_one_damaged_superblock_is_survived_and_two_are_refused(open_tier, kv):
 def test_an_unknown_version_or_feature_is_refused(open_tier, kv, major, incompat):
     from dataclasses import replace
 
-    from pagedkv.tiers.disk_format import PAGE
-    from pagedkv.tiers.superblock import pack_super, parse_super
+    from pagedkv.tiers.disk.format import PAGE
+    from pagedkv.tiers.disk.superblock import pack_super, parse_super
 
     data = (kv / "SUPER").read_bytes()
     copies = [parse_super(data[:PAGE]), parse_super(data[PAGE:])]

@@ -9,7 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from pagedkv.tiers.disk_format import IDENTITY_FIELDS
+from pagedkv.tiers.disk.format import IDENTITY_FIELDS
 
 from .conftest import BLOCK_BYTES, NUM_BLOCKS, name_of
 

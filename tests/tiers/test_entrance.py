@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagedkv.errors import ClosedError
-from pagedkv.tiers._entrance import Entrance
+from pagedkv.tiers.disk._entrance import Entrance
 
 testcapi = pytest.importorskip("_testcapi", reason="this Python has no _testcapi, which makes allocations fail")
 

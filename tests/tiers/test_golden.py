@@ -10,8 +10,8 @@ import pytest
 
 from pagedkv.errors import LayoutMismatch
 from pagedkv.tiers import DiskTier
-from pagedkv.tiers.disk_format import PAGE, sum_of
-from pagedkv.tiers.superblock import parse_super
+from pagedkv.tiers.disk.format import PAGE, sum_of
+from pagedkv.tiers.disk.superblock import parse_super
 
 from .golden.make import GOLDEN, Golden, unpack
 

@@ -14,12 +14,12 @@ import pytest
 
 from pagedkv.errors import ClosedError, TierError
 from pagedkv.tiers import DiskTier, HostTier, Mover
-from pagedkv.tiers.hangs import HANG_S as SHIPPED_HANG_S
-from pagedkv.tiers.hangs import ends_within
-from pagedkv.tiers.health import FIRST_REST_S, Health
-from pagedkv.tiers.parts import cut
-from pagedkv.tiers.segments import Segments
-from pagedkv.tiers.superblock import MAX_PURGES
+from pagedkv.tiers.disk.health import FIRST_REST_S, Health
+from pagedkv.tiers.disk.segments import Segments
+from pagedkv.tiers.disk.superblock import MAX_PURGES
+from pagedkv.tiers.mover.hangs import HANG_S as SHIPPED_HANG_S
+from pagedkv.tiers.mover.hangs import ends_within
+from pagedkv.tiers.mover.parts import cut
 
 from .conftest import BLOCK_BYTES, name_of
 from .test_degradation import Clock
@@ -293,7 +293,7 @@ def test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_t
         sync(segments)
 
     monkeypatch.setattr(Segments, "sync", stuck)
-    monkeypatch.setattr("pagedkv.tiers.disk.HANG_S", 0)
+    monkeypatch.setattr("pagedkv.tiers.disk.tier.HANG_S", 0)
     thread = threading.Thread(target=tier.flush)
     thread.start()
     assert inside.wait(TIMEOUT_S)

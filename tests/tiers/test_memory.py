@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record, _io, transfer
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record
 from pagedkv.tiers.device import neighbours
+from pagedkv.tiers.disk import _io
+from pagedkv.tiers.mover import transfer
 
 TIERS = [DeviceTier, HostTier]
 

@@ -17,7 +17,7 @@ import pytest
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover
-from pagedkv.tiers import parts as parts_module
+from pagedkv.tiers.mover import parts as parts_module
 
 from .conftest import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, bytes_of, name_of
 

@@ -11,14 +11,14 @@ import sys
 import pytest
 
 from pagedkv.errors import TierError
-from pagedkv.tiers.directory import Directory
+from pagedkv.tiers.disk.directory import Directory
 
 from .conftest import name_of
 
 OPEN = """
 import sys
 from pagedkv.errors import TierError
-from pagedkv.tiers.directory import Directory
+from pagedkv.tiers.disk.directory import Directory
 try:
     Directory(sys.argv[1]).close()
     print("open")

@@ -11,9 +11,9 @@ import pytest
 
 from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.tiers import DiskTier, Record
-from pagedkv.tiers.directory import Directory
-from pagedkv.tiers.segments import Segments
-from pagedkv.tiers.superblock import MAX_PURGES
+from pagedkv.tiers.disk.directory import Directory
+from pagedkv.tiers.disk.segments import Segments
+from pagedkv.tiers.disk.superblock import MAX_PURGES
 
 from .conftest import BLOCK_BYTES, NUM_BLOCKS, name_of
 

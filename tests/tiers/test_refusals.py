@@ -19,8 +19,8 @@ import pytest
 
 from pagedkv.errors import LayoutMismatch, TierError
 from pagedkv.tiers import DiskTier
-from pagedkv.tiers.disk_format import PAGE
-from pagedkv.tiers.superblock import Superblock, pack_super, parse_super
+from pagedkv.tiers.disk.format import PAGE
+from pagedkv.tiers.disk.superblock import Superblock, pack_super, parse_super
 from tests.reliability.header_mutator import SUPER_FIELDS, WIDTHS, page_sum
 
 from .conftest import NUM_BLOCKS, name_of

@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 from pagedkv.errors import InvalidArgument
-from pagedkv.tiers import _io
+from pagedkv.tiers.disk import _io
 
 LENGTHS = [
     241,

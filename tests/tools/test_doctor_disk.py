@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pagedkv.tiers import DiskTier
-from pagedkv.tiers.disk_format import SlotFormat
+from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tools.store import trial
 from pagedkv.tools.store.benchmark import Contents, geometry_for, measure, measured_bytes, open_store, record_of
 from tests.tools.conftest import Run, is_refused

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.tiers.superblock import pack_super, parse_super
+from pagedkv.tiers.disk.superblock import pack_super, parse_super
 from tests.tools.conftest import (
     BLOCK_BYTES,
     BLOCK_TOKENS,

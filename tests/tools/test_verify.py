@@ -17,8 +17,8 @@ from pagedkv._core.chain_key import chain_key
 from pagedkv.durable import whole_prefixes
 from pagedkv.errors import PagedKVError
 from pagedkv.tiers import DiskTier, Record
-from pagedkv.tiers.disk import StoredBlock
-from pagedkv.tiers.segments import Segments
+from pagedkv.tiers.disk.segments import Segments
+from pagedkv.tiers.disk.tier import StoredBlock
 from pagedkv.tools.store import verify as verify_module
 from pagedkv.tools.store.reader import StoreReader
 from pagedkv.tools.store.scan import ChainBuilder, batches

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import TierError
-from pagedkv.tiers import DiskTier, Record, _io
+from pagedkv.tiers import DiskTier, Record
 from pagedkv.tiers.base import DIGEST_BYTES
-from pagedkv.tiers.disk_format import PAGE, Geometry
+from pagedkv.tiers.disk import _io
+from pagedkv.tiers.disk.format import PAGE, Geometry
 
 BLOCK_BYTES = 2 << 20  # 16 tokens of Llama 3 8B in 16 bits
 BLOCK_TOKENS = 16

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, TierError
-from pagedkv.tiers import _io
-from pagedkv.tiers.directory import KEY, LEARNED, LOCK, SECRET_BYTES, SUPER
-from pagedkv.tiers.disk_format import PAGE, SlotFormat, sum_of
-from pagedkv.tiers.superblock import MAJOR, Superblock, key_check, parse_super
+from pagedkv.tiers.disk import _io
+from pagedkv.tiers.disk.directory import KEY, LEARNED, LOCK, SECRET_BYTES, SUPER
+from pagedkv.tiers.disk.format import PAGE, SlotFormat, sum_of
+from pagedkv.tiers.disk.superblock import MAJOR, Superblock, key_check, parse_super
 
 KeyState = Literal["ok", "missing", "unreadable", "wrong"]
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

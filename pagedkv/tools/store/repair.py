@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 
 from pagedkv.errors import TierError
-from pagedkv.tiers.disk_store import Store
+from pagedkv.tiers.disk.store import Store
 from pagedkv.tools.store.reader import StoreReader
 from pagedkv.tools.store.scan import DAMAGED, Tick, look_at
 from pagedkv.tools.store.verify import Verdict, verify

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pagedkv._core.chain_key import ROOT_PARENT, chain_key
 from pagedkv.tiers.base import Record
-from pagedkv.tiers.disk_format import RECORD_VERSION, SLOT_MAGIC, SUM, TOMBSTONE, fields_of, sealed, written_at
+from pagedkv.tiers.disk.format import RECORD_VERSION, SLOT_MAGIC, SUM, TOMBSTONE, fields_of, sealed, written_at
 from pagedkv.tools.store.reader import StoreReader
 
 BATCH_BYTES = 8 << 20  # of headers read by one call

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from pagedkv.sizes import format_size
-from pagedkv.tiers.disk_format import Geometry
-from pagedkv.tiers.file_system import file_system_of
-from pagedkv.tiers.superblock import Superblock
+from pagedkv.tiers.disk.file_system import file_system_of
+from pagedkv.tiers.disk.format import Geometry
+from pagedkv.tiers.disk.superblock import Superblock
 from pagedkv.tools.store.reader import Problem, StoreReader
 from pagedkv.tools.store.scan import DAMAGED, LOST, ORDINARY, ChainBuilder, Chains, Tick, batches
 from pagedkv.tools.store.show import age, counted, print_table

@@ -12,8 +12,8 @@ import numpy as np
 
 from pagedkv.errors import InvalidArgument, PagedKVError
 from pagedkv.tiers import Record
-from pagedkv.tiers.disk_format import Geometry, SlotFormat
-from pagedkv.tiers.superblock import MAX_PURGES, Superblock, key_check, pack_super, parse_super
+from pagedkv.tiers.disk.format import Geometry, SlotFormat
+from pagedkv.tiers.disk.superblock import MAX_PURGES, Superblock, key_check, pack_super, parse_super
 from tests.reliability import small_store as small
 from tests.reliability.header_mutator import PAGE, SLOT_FIELDS, SUPER_FIELDS, Mutator, field, page_sum, same, spans
 from tests.reliability.proof import Proof, Tally, Tick

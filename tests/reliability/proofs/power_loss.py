@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.tiers.disk_format import SlotFormat
+from pagedkv.tiers.disk.format import SlotFormat
 from tests.reliability.faults import Entry, Faults, preloaded
 from tests.reliability.ledger import Ledger, after
 from tests.reliability.life import Life

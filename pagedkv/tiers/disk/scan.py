@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from pagedkv.crew import Crew
 from pagedkv.tiers.base import Record
-from pagedkv.tiers.disk_format import SlotFormat, fields_of, intact
-from pagedkv.tiers.segments import Segments
+from pagedkv.tiers.disk.format import SlotFormat, fields_of, intact
+from pagedkv.tiers.disk.segments import Segments
 
 PART_BYTES = 4 << 20  # of headers read by one call without the GIL
 THREADS = 8  # a cold header is one small random read: devices want several at a time

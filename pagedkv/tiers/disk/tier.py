@@ -29,16 +29,16 @@ from pagedkv.callbacks import Log, Told
 from pagedkv.clock import Clock
 from pagedkv.crew import Errand
 from pagedkv.errors import InvalidArgument, TierError, WrongType
-from pagedkv.tiers._entrance import Entrance
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
-from pagedkv.tiers.disk_format import SlotFormat
-from pagedkv.tiers.disk_store import OnMismatch, Store
-from pagedkv.tiers.hangs import HANG_S
-from pagedkv.tiers.health import Health, State
-from pagedkv.tiers.scan import Scan
-from pagedkv.tiers.segments import PageCache, ReadPath
-from pagedkv.tiers.slots import DiskStats, Slots
-from pagedkv.tiers.superblock import MAX_PURGES
+from pagedkv.tiers.disk._entrance import Entrance
+from pagedkv.tiers.disk.format import SlotFormat
+from pagedkv.tiers.disk.health import Health, State
+from pagedkv.tiers.disk.scan import Scan
+from pagedkv.tiers.disk.segments import PageCache, ReadPath
+from pagedkv.tiers.disk.slots import DiskStats, Slots
+from pagedkv.tiers.disk.store import OnMismatch, Store
+from pagedkv.tiers.disk.superblock import MAX_PURGES
+from pagedkv.tiers.mover.hangs import HANG_S
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from pagedkv.callbacks import Log
 from pagedkv.tiers.base import Record
-from pagedkv.tiers.disk_format import SlotFormat
-from pagedkv.tiers.health import HANGS, Health, State
-from pagedkv.tiers.scan import Found
-from pagedkv.tiers.segments import Segments
+from pagedkv.tiers.disk.format import SlotFormat
+from pagedkv.tiers.disk.health import HANGS, Health, State
+from pagedkv.tiers.disk.scan import Found
+from pagedkv.tiers.disk.segments import Segments
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
@@ -41,7 +41,7 @@ class DiskStats:
 
     Attributes
     ----------
-    state : ``"ok"``, ``"read_only"`` or ``"off"``, see :mod:`pagedkv.tiers.health`.
+    state : ``"ok"``, ``"read_only"`` or ``"off"``, see :mod:`pagedkv.tiers.disk.health`.
     blocks_read, blocks_written : served and stored.
     misses : by reason, one of `MISS_REASONS` each.
     write_errors : by the name of the errno.

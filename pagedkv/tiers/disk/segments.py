@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import StoreDamaged, TierError
-from pagedkv.tiers import _io
-from pagedkv.tiers.directory import RESTART, Directory, close_quietly, file_size_limit
-from pagedkv.tiers.disk_format import PAGE, Geometry, sum_of
+from pagedkv.tiers.disk import _io
+from pagedkv.tiers.disk.directory import RESTART, Directory, close_quietly, file_size_limit
+from pagedkv.tiers.disk.format import PAGE, Geometry, sum_of
 
 ReadPath = Literal["auto", "direct", "pread", "mapping"]
 PageCache = Literal["drop", "keep"]

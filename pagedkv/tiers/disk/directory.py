@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedkv.errors import InvalidArgument, StoreDamaged, TierError, WrongType
-from pagedkv.tiers.file_system import file_system_of, is_network
+from pagedkv.tiers.disk.file_system import file_system_of, is_network
 
 LOCK, KEY, SUPER, SUPER_NEW = "LOCK", "KEY", "SUPER", "SUPER.new"
 SECRET_BYTES = 32

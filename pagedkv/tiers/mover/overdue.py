@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from pagedkv.callbacks import Log
 from pagedkv.tiers.base import LeavableTier, is_leavable
-from pagedkv.tiers.shared import Part, Shared, count_untried, direction_of, log_once
-from pagedkv.tiers.ticket import Ticket
+from pagedkv.tiers.mover.shared import Part, Shared, count_untried, direction_of, log_once
+from pagedkv.tiers.mover.ticket import Ticket
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument
-from pagedkv.tiers import _io
 from pagedkv.tiers.base import Record
+from pagedkv.tiers.disk import _io
 
 SHORTEST_SUM = 256  # bytes
 

@@ -30,12 +30,12 @@ from pagedkv.callbacks import Log
 from pagedkv.crew import Errand
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.tiers.base import Record, Tier, is_off, is_store
-from pagedkv.tiers.hangs import HANG_S
-from pagedkv.tiers.overdue import begin_call, end_call, give_up_overdue, refuse
-from pagedkv.tiers.parts import check_moves, cut, stored_moves
-from pagedkv.tiers.shared import DirectionStats, Part, Shared, count_untried, direction_of, log_once
-from pagedkv.tiers.ticket import Ticket
-from pagedkv.tiers.transfer import transfer
+from pagedkv.tiers.mover.hangs import HANG_S
+from pagedkv.tiers.mover.overdue import begin_call, end_call, give_up_overdue, refuse
+from pagedkv.tiers.mover.parts import check_moves, cut, stored_moves
+from pagedkv.tiers.mover.shared import DirectionStats, Part, Shared, count_untried, direction_of, log_once
+from pagedkv.tiers.mover.ticket import Ticket
+from pagedkv.tiers.mover.transfer import transfer
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 

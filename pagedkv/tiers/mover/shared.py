@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pagedkv._monitor import Monitor
 from pagedkv.callbacks import Log
 from pagedkv.tiers.base import Record, Tier
-from pagedkv.tiers.hangs import Calls
-from pagedkv.tiers.ticket import Ticket
+from pagedkv.tiers.mover.hangs import Calls
+from pagedkv.tiers.mover.ticket import Ticket
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 

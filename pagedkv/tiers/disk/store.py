@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pagedkv.callbacks import Log
 from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
-from pagedkv.tiers.directory import (
+from pagedkv.tiers.disk.directory import (
     KEY,
     RESTART,
     SUPER,
@@ -23,9 +23,9 @@ from pagedkv.tiers.directory import (
     file_size_limit,
     read_start,
 )
-from pagedkv.tiers.disk_format import PAGE, Geometry
-from pagedkv.tiers.segments import PageCache, ReadPath, Segments
-from pagedkv.tiers.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
+from pagedkv.tiers.disk.format import PAGE, Geometry
+from pagedkv.tiers.disk.segments import PageCache, ReadPath, Segments
+from pagedkv.tiers.disk.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
 

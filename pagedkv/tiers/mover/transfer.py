@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.tiers import _io
 from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier, is_store
 from pagedkv.tiers.device import DeviceTier, cuda_copy
+from pagedkv.tiers.disk import _io
 from pagedkv.tiers.host import page_locked_arena
 
 BOUNCE_BLOCKS = 4

@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 
 from pagedkv.errors import InvalidArgument
-from pagedkv.tiers.disk_format import PAGE, SUM, Geometry, seal, sealed
+from pagedkv.tiers.disk.format import PAGE, SUM, Geometry, seal, sealed
 
 MAJOR, MINOR = 1, 0
 ENDIAN = 0x01020304

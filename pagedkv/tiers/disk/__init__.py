@@ -1,0 +1,1 @@
+"""The disk tier: a directory of preallocated files, checked block by block."""
