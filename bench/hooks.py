@@ -13,8 +13,8 @@ from typing import Any
 
 import pagedkv as pk
 from bench.timing import environment, measure, print_table, write_results
-from pagedkv.hooks import Span
 from pagedkv.lab.recording import Recorder
+from pagedkv.observe.hooks import Span
 
 SPEC = pk.KVSpec(1, 1, 8, "float16", 16)
 PROMPT = list(range(513))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pagedkv as pk
-from pagedkv.hooks import Span
+from pagedkv.observe.hooks import Span
 
 
 class OpenTelemetryHook:

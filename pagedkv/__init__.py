@@ -3,7 +3,6 @@
 import logging
 
 from pagedkv._version import __version__ as __version__
-from pagedkv.budgets import Disk as Disk
 from pagedkv.cache import KVCache as KVCache
 from pagedkv.errors import ClosedError as ClosedError
 from pagedkv.errors import DoubleRelease as DoubleRelease
@@ -20,12 +19,13 @@ from pagedkv.errors import StoreDamaged as StoreDamaged
 from pagedkv.errors import TierError as TierError
 from pagedkv.errors import TraceFormatError as TraceFormatError
 from pagedkv.errors import WrongType as WrongType
-from pagedkv.namespace import Namespace as Namespace
+from pagedkv.observe.stats import CacheStats as CacheStats
 from pagedkv.scheduler import Scheduler as Scheduler
 from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 from pagedkv.sequence import Sequence as Sequence
-from pagedkv.spec import KVSpec as KVSpec
-from pagedkv.stats import CacheStats as CacheStats
+from pagedkv.spec.budgets import Disk as Disk
+from pagedkv.spec.kv_spec import KVSpec as KVSpec
+from pagedkv.spec.namespace import Namespace as Namespace
 from pagedkv.step import Step as Step
 
 logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # what is said there is for whoever listens

@@ -18,9 +18,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from pagedkv.callbacks import Log, came_from_signal
-from pagedkv.clock import Passed
 from pagedkv.cost_model import CostModel
+from pagedkv.observe.callbacks import Log, came_from_signal
+from pagedkv.observe.clock import Passed
 
 log = Log(logging.getLogger("pagedkv.cache"))
 

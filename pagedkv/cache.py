@@ -23,10 +23,7 @@ from pagedkv._core.block_table import BlockTable
 from pagedkv._core.dispatch import Dispatch
 from pagedkv._core.events import TIER_NAMES, KVEvent
 from pagedkv._core.held import Hold, open_row, own, own_partial
-from pagedkv.budgets import Budget, Disk, blocks_for, check_choice
-from pagedkv.clock import Clock
 from pagedkv.cost_model import CostModel
-from pagedkv.crew import Errand
 from pagedkv.device_kv import DeviceKV
 from pagedkv.durable import Describer, restore
 from pagedkv.engine import KV, Engine
@@ -39,13 +36,14 @@ from pagedkv.errors import (
 )  # fmt: skip
 from pagedkv.explain import Explanation, explain_match
 from pagedkv.hands import Hands
-from pagedkv.hooks import Hooks
 from pagedkv.interop import Pages, export, pages_of
 from pagedkv.kernels.backend import Backend
 from pagedkv.learned import DEFAULT, Learned
 from pagedkv.matching import Matcher
 from pagedkv.moving import Conductor
-from pagedkv.namespace import Namespace
+from pagedkv.observe.clock import Clock
+from pagedkv.observe.hooks import Hooks
+from pagedkv.observe.stats import CacheStats
 from pagedkv.opening import (
     DEVICE,
     DISK,
@@ -63,10 +61,12 @@ from pagedkv.roots import Root, Roots
 from pagedkv.scrub import MODES, Scrub
 from pagedkv.scrub import Mode as ScrubMode
 from pagedkv.sequence import Batch, Sequence, session_number
-from pagedkv.sizes import number_of_seconds, whole_number
-from pagedkv.spec import KVSpec
-from pagedkv.stats import CacheStats
+from pagedkv.spec.budgets import Budget, Disk, blocks_for, check_choice
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.namespace import Namespace
+from pagedkv.spec.sizes import number_of_seconds, whole_number
 from pagedkv.step import Step
+from pagedkv.threads.crew import Errand
 from pagedkv.tiers import DeviceTier, DiskTier, Mover
 from pagedkv.traced_step import TracedStep
 

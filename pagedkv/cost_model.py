@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 DECAY = 0.9  # weight of everything seen so far when something new is seen
 FRESH_S = 600.0  # a load rate not seen for so long is not believed: what is declined for it could never show otherwise

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from pagedkv import cpu
 from pagedkv._core.block_table import StepArrays
-from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
 from pagedkv.interop import as_array, exchanges
 from pagedkv.reference import paged_attention
-from pagedkv.sizes import whole_number
-from pagedkv.spec import KVSpec, layer_view
+from pagedkv.spec.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from pagedkv.spec.kv_spec import KVSpec, layer_view
+from pagedkv.spec.sizes import whole_number
 
 _CONVERTIBLE = ("float16", "float32", "float64")
 _FAST = ("float32", "float16", "bfloat16")  # of queries

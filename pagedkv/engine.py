@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv._core.block_table import BlockTable, StepArrays
 from pagedkv._core.held import HeldRow
 from pagedkv._core.placement import Placement
-from pagedkv.callbacks import is_refusal
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks, PagedKVError
-from pagedkv.hooks import Hooks
 from pagedkv.learned import Learned
 from pagedkv.moving import Conductor
+from pagedkv.observe.callbacks import is_refusal
+from pagedkv.observe.hooks import Hooks
 from pagedkv.scrub import Scrub
-from pagedkv.spec import KVSpec
+from pagedkv.spec.kv_spec import KVSpec
 
 
 class BoundStep(Protocol):

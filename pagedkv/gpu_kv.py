@@ -21,8 +21,8 @@ from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.write_kv import write_kv
-from pagedkv.sizes import whole_number
-from pagedkv.spec import KVSpec, layer_view
+from pagedkv.spec.kv_spec import KVSpec, layer_view
+from pagedkv.spec.sizes import whole_number
 
 _STEP_ARRAYS = ("block_tables", "seq_lens", "q_indptr", "slot_mapping")
 

@@ -30,11 +30,11 @@ from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.dispatch import LONGEST_S, Dispatch, Taken
 from pagedkv._core.placement import Placement
 from pagedkv.admission import Admission
-from pagedkv.callbacks import Log
 from pagedkv.cost_model import CostModel
-from pagedkv.crew import Errand
-from pagedkv.hooks import Hooks, Off, Running
+from pagedkv.observe.callbacks import Log
+from pagedkv.observe.hooks import Hooks, Off, Running
 from pagedkv.scrub import Scrub
+from pagedkv.threads.crew import Errand
 from pagedkv.tiers import Mover, Ticket
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv._core.hazard_policy import HazardPolicy
-from pagedkv.callbacks import Log
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.disk.directory import close_quietly, file_size_limit, read_start
 from pagedkv.tiers.mover.hangs import HANG_S, ends_within
 

@@ -12,8 +12,8 @@ from pagedkv._core.held import Hold, own
 from pagedkv._core.placement import Placement
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import OutOfBlocks
-from pagedkv.hooks import Hooks
 from pagedkv.moving import DISK, Conductor
+from pagedkv.observe.hooks import Hooks
 
 NOTHING = np.empty(0, np.uint8)  # was found
 

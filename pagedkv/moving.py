@@ -23,7 +23,7 @@ from pagedkv.errors import ClosedError, InvalidArgument, OutOfBlocks
 from pagedkv.hands import DEVICE as DEVICE
 from pagedkv.hands import DISK as DISK
 from pagedkv.hands import Hands
-from pagedkv.hooks import Hooks
+from pagedkv.observe.hooks import Hooks
 
 HOST = 1
 ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up

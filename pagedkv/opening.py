@@ -14,13 +14,13 @@ from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import NEED_CHAIN, Placement
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv.admission import Admission, Likeliest, Turnover, WriteBudget
-from pagedkv.budgets import Budget, Disk, blocks_for
-from pagedkv.callbacks import Log
 from pagedkv.cost_model import CostModel
 from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.learned import Folder, Learned
-from pagedkv.sizes import format_size, parse_size, whole_number
-from pagedkv.spec import KVSpec
+from pagedkv.observe.callbacks import Log
+from pagedkv.spec.budgets import Budget, Disk, blocks_for
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import format_size, parse_size, whole_number
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Tier
 from pagedkv.tiers.disk.directory import path_text
 from pagedkv.tiers.disk.format import PAGE, SHORTEST_SUM, Geometry

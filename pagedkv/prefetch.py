@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import Placement
-from pagedkv._monitor import Monitor
 from pagedkv.errors import ClosedError, InvalidArgument, StaleHandle
 from pagedkv.matching import Matcher
+from pagedkv.threads.monitor import Monitor
 
 State: TypeAlias = Literal["waits", "runs", "cancelled", "over"]
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 
 from pagedkv._core.placement import Placement
 from pagedkv.errors import StaleHandle
-from pagedkv.namespace import Namespace
 from pagedkv.scrub import Scrub
+from pagedkv.spec.namespace import Namespace
 
 LOOKED_AT = 2  # namespaces, for each that is made
 DEFAULT = Namespace().digest()

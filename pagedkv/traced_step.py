@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from numpy.typing import ArrayLike
 
 from pagedkv.engine import Engine
-from pagedkv.hooks import Off, Running
+from pagedkv.observe.hooks import Off, Running
 from pagedkv.sequence import Batch, Sequence
 from pagedkv.step import Step
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.budgets import Disk, blocks_for
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.spec import KVSpec
+from pagedkv.spec.budgets import Disk, blocks_for
+from pagedkv.spec.kv_spec import KVSpec
 
 SPEC = KVSpec(32, 8, 128)  # 2 MiB a block
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pagedkv.callbacks import Log, Told, came_from_signal
-from pagedkv.clock import Clock
+from pagedkv.observe.callbacks import Log, Told, came_from_signal
+from pagedkv.observe.clock import Clock
 
 
 class Timeout(Exception):

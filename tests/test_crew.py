@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pagedkv.crew import Crew, Errand
+from pagedkv.threads.crew import Crew, Errand
 
 WATCHDOG_S = 60.0
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.dtypes import bfloat16_to_float32, dtype_name, float32_to_bfloat16, numpy_dtype
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.spec.dtypes import bfloat16_to_float32, dtype_name, float32_to_bfloat16, numpy_dtype
 
 
 def test_every_bfloat16_survives_the_round_trip_bit_by_bit_but_for_the_quiet_bit() -> None:

@@ -14,74 +14,91 @@ from pathlib import Path
 
 import pytest
 
-WINGS = {"lab", "tools"}  # folders whose folders and modules are rooms
-SPEC_ROOM = {"spec", "sizes", "budgets", "namespace", "dtypes"}
+WINGS = {"lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
 
 ARROWS: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "reference": set(),
     "spec": {"errors"},
-    "_pthread": set(),
-    "_monitor": {"_pthread"},
-    "_core": {"errors", "_pthread"},
-    "crew": {"_monitor"},
+    "threads.pthread": set(),
+    "threads.monitor": {"threads.pthread"},
+    "_core": {"errors", "threads.pthread"},
+    "threads.crew": {"threads.monitor"},
     "core": {"errors", "_core"},
-    "kernels": {"errors", "_version", "_monitor", "callbacks", "crew"},
+    "kernels": {"errors", "_version", "threads.monitor", "observe.callbacks", "threads.crew"},
     "cpu": {"errors", "spec"},
     "interop": {"errors"},
-    "stats": {"errors"},
-    "hooks": {"errors", "callbacks"},
-    "metrics": {"errors", "stats"},
-    "tiers": {"errors", "spec", "_monitor", "callbacks", "clock", "crew"},
+    "observe.stats": {"errors"},
+    "observe.hooks": {"errors", "observe.callbacks"},
+    "observe.metrics": {"errors", "observe.stats"},
+    "tiers": {"errors", "spec", "threads.monitor", "observe.callbacks", "observe.clock", "threads.crew"},
     "lab.sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
     "device_kv": {"errors", "spec", "_core", "interop", "cpu", "reference"},
     "gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
     "durable": {"errors", "spec", "_core", "tiers"},
     "cost_model": {"errors", "spec"},
-    "callbacks": {"errors"},
-    "clock": {"errors", "callbacks"},
-    "admission": {"callbacks", "clock", "cost_model"},
+    "observe.callbacks": {"errors"},
+    "observe.clock": {"errors", "observe.callbacks"},
+    "admission": {"observe.callbacks", "observe.clock", "cost_model"},
     "scrub": {"_core"},
     "roots": {"errors", "spec", "_core", "scrub"},
-    "learned": {"errors", "_core", "tiers", "callbacks"},
-    "opening": {"errors", "spec", "_core", "tiers", "callbacks", "cost_model", "admission", "learned"},
-    "hands": {"_core", "tiers", "callbacks", "crew", "cost_model", "admission", "scrub", "hooks"},
-    "moving": {"errors", "_core", "hands", "hooks"},
-    "matching": {"errors", "_core", "cost_model", "moving", "hooks"},
-    "engine": {"errors", "spec", "_core", "callbacks", "cost_model", "scrub", "moving", "hooks", "learned"},
-    "explain": {"errors", "spec", "_core"},
-    "prefetch": {"errors", "_core", "_monitor", "matching"},
-    "sequence": {"errors", "spec", "_core", "interop", "engine"},
-    "step": {"errors", "spec", "_core", "callbacks", "interop", "engine", "sequence"},
-    "cache": {
-        *("errors", "spec", "_core", "core", "tiers", "stats", "interop", "attention", "kernels", "device_kv"),
-        *("gpu_kv", "durable", "hands", "moving", "engine", "explain", "prefetch", "sequence", "step"),
-        *("cost_model", "admission", "scrub", "roots", "learned", "opening", "matching", "hooks", "traced_step"),
-        *("clock", "crew"),
+    "learned": {"errors", "_core", "tiers", "observe.callbacks"},
+    "opening": {
+        *("errors", "spec", "_core", "tiers", "observe.callbacks", "cost_model", "admission"),
+        *("learned",),
     },
-    "traced_step": {"engine", "hooks", "sequence", "step"},
-    "lab.recording": {"errors", "spec", "_core", "hooks", "cache"},
+    "hands": {
+        *("_core", "tiers", "observe.callbacks", "threads.crew", "cost_model", "admission", "scrub"),
+        *("observe.hooks",),
+    },
+    "moving": {"errors", "_core", "hands", "observe.hooks"},
+    "matching": {"errors", "_core", "cost_model", "moving", "observe.hooks"},
+    "engine": {
+        *("errors", "spec", "_core", "observe.callbacks", "cost_model", "scrub", "moving"),
+        *("observe.hooks", "learned"),
+    },
+    "explain": {"errors", "spec", "_core"},
+    "prefetch": {"errors", "_core", "threads.monitor", "matching"},
+    "sequence": {"errors", "spec", "_core", "interop", "engine"},
+    "step": {"errors", "spec", "_core", "observe.callbacks", "interop", "engine", "sequence"},
+    "cache": {
+        *("errors", "spec", "_core", "core", "tiers", "observe.stats", "interop"),
+        *("attention", "kernels", "device_kv"),
+        *("gpu_kv", "durable", "hands", "moving", "engine", "explain", "prefetch", "sequence", "step"),
+        *("cost_model", "admission", "scrub", "roots", "learned", "opening", "matching"),
+        *("observe.hooks", "traced_step"),
+        *("observe.clock", "threads.crew"),
+    },
+    "traced_step": {"engine", "observe.hooks", "sequence", "step"},
+    "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache"},
     "lab.show": {"errors", "spec", "sequence", "cache", "lab.recording"},
-    "scheduler": {"errors", "spec", "callbacks", "clock", "moving", "sequence", "step", "stats", "cache"},
+    "scheduler": {
+        *("errors", "spec", "observe.callbacks", "observe.clock", "moving", "sequence", "step"),
+        *("observe.stats", "cache"),
+    },
     "lab.simulate": {
         *("errors", "spec", "lab.sizing", "admission", "tiers", "engine", "cache", "scheduler", "lab.replay"),
         "_version",
     },
-    "lab.replay": {"errors", "spec", "_core", "core", "stats", "cache", "_version"},
+    "lab.replay": {"errors", "spec", "_core", "core", "observe.stats", "cache", "_version"},
     "tools.store": {"errors", "spec", "_core", "tiers"},
     "tools.doctor": {"errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "_version"},
     "cli": {
-        *("errors", "spec", "core", "stats", "lab.sizing", "cache", "lab.replay", "lab.simulate", "tools.doctor"),
+        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache", "lab.replay"),
+        *("lab.simulate", "tools.doctor"),
         *("tools.store", "lab.show"),
         "_version",
     },
     "lab": set(),
+    "threads": set(),
+    "observe": set(),
     "tools": set(),
     "__main__": {"cli"},
     "__init__": {
-        *("errors", "spec", "core", "stats", "lab.sizing", "explain", "prefetch", "sequence", "step", "cache"),
+        *("errors", "spec", "core", "observe.stats", "lab.sizing", "explain", "prefetch"),
+        *("sequence", "step", "cache"),
         *("scheduler", "_version"),
     },
 }
@@ -116,8 +133,7 @@ def package_dir() -> Path:
 def room_of(module: str) -> str:
     """Room of a dotted module of ours; of the package itself, ``__init__``."""
     parts = module.split(".")
-    room = ".".join(parts[1:3] if parts[1:2] and parts[1] in WINGS else parts[1:2]) or "__init__"
-    return "spec" if room in SPEC_ROOM else room
+    return ".".join(parts[1:3] if parts[1:2] and parts[1] in WINGS else parts[1:2]) or "__init__"
 
 
 def module_of(path: Path, package: Path) -> str:
@@ -241,12 +257,12 @@ def test_the_arrows_have_no_circle() -> None:
         ("tiers/deep/x.py", "from ..._core import types"),
         ("tiers/__init__.py", "from .._core import types"),
         ("tiers/x.py", "from pagedkv import cache"),
-        ("_core/x.py", "from pagedkv.spec import KVSpec"),
+        ("_core/x.py", "from pagedkv.spec.kv_spec import KVSpec"),
         ("_core/x.pyx", "from pagedkv.tiers.disk._io cimport read"),
         ("_core/x.pyx", "cimport numpy, pagedkv.tiers.disk._io"),
         ("_core/x.pyx", "if True:\n    from pagedkv.cache import (\n        KVCache,\n    )"),
-        ("spec.py", "from pagedkv.cache import KVCache"),
-        ("errors.py", "import pagedkv.sizes"),
+        ("spec/kv_spec.py", "from pagedkv.cache import KVCache"),
+        ("errors.py", "import pagedkv.spec.sizes"),
         ("garden/x.py", ""),
         ("cache.py", "import pickle"),
         ("cache.py", "from multiprocessing.shared_memory import SharedMemory"),
@@ -271,7 +287,7 @@ def test_the_check_itself_finds_what_is_forbidden(path: str, text: str) -> None:
     [
         (
             "tiers/x.py",
-            "from pagedkv.budgets import Disk\nfrom . import base\nfrom .base import Tier\nimport numpy",
+            "from pagedkv.spec.budgets import Disk\nfrom . import base\nfrom .base import Tier\nimport numpy",
         ),
         ("tiers/__init__.py", "from .base import Tier"),
         (

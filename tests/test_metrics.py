@@ -12,7 +12,7 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.errors import WrongType
-from pagedkv.metrics import BY_TIER, DISK, HAZARD, HAZARD_NOW, NOW, TOLD, CacheCollector, samples
+from pagedkv.observe.metrics import BY_TIER, DISK, HAZARD, HAZARD_NOW, NOW, TOLD, CacheCollector, samples
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
@@ -174,7 +174,7 @@ def test_without_the_extra_the_error_names_it_and_importing_needs_nothing():
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "import pagedkv\n"
-        "from pagedkv.metrics import CacheCollector\n"
+        "from pagedkv.observe.metrics import CacheCollector\n"
         "try:\n    CacheCollector()\n"
         "except ImportError as problem:\n    print(problem)"
     )
@@ -184,7 +184,7 @@ def test_without_the_extra_the_error_names_it_and_importing_needs_nothing():
 
 
 def test_importing_the_module_does_not_import_prometheus():
-    code = "import sys, pagedkv.metrics; print('prometheus_client' in sys.modules)"
+    code = "import sys, pagedkv.observe.metrics; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False\n", "")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.namespace import MAX_FIELD_BYTES, Namespace, encode_fields
+from pagedkv.spec.namespace import MAX_FIELD_BYTES, Namespace, encode_fields
 
 FIELDS = ["model", "adapter", "tenant", "salt", "modality", "extra"]
 DIGEST = bytes(range(32))

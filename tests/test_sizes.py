@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedkv.errors import InvalidArgument, PagedKVError, WrongType
-from pagedkv.sizes import MAX_SIZE, UNITS, format_size, parse_size, whole_number
+from pagedkv.spec.sizes import MAX_SIZE, UNITS, format_size, parse_size, whole_number
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
-from pagedkv.spec import KVSpec, layer_view
+from pagedkv.spec.kv_spec import KVSpec, layer_view
 
 LLAMA3_8B = KVSpec(num_layers=32, num_kv_heads=8, head_dim=128)
 SMALL = KVSpec(3, 2, 4, "float32", 5)
@@ -103,7 +103,7 @@ def test_any_change_of_a_field_changes_the_fingerprint() -> None:
 
 
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
-    script = "from pagedkv.spec import KVSpec; print(KVSpec(3, 2, 4, 'float32', 5).fingerprint().hex())"
+    script = "from pagedkv.spec.kv_spec import KVSpec; print(KVSpec(3, 2, 4, 'float32', 5).fingerprint().hex())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == SMALL.fingerprint().hex()
 

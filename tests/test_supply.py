@@ -89,7 +89,7 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.lab.simulate.table": "rich, an extra",
         "pagedkv.tiers.device": "CuPy, an extra",
         "pagedkv.tools.store.show": "rich, an extra",
-        "pagedkv.metrics": "prometheus_client, an extra",
+        "pagedkv.observe.metrics": "prometheus_client, an extra",
         "pagedkv.lab.show.command": "rich, an extra",
     },
     "environment": {

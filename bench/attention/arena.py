@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.attention.device import Device
-from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from pagedkv.spec.dtypes import bfloat16_to_float32, float32_to_bfloat16
 
 LARGE_PERIOD = 8 * 2_097_169  # elements
 SMALL_PERIOD = 8 * 4_099

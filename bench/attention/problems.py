@@ -14,7 +14,7 @@ from bench.attention.arena import ALIGNMENT, FP8_SCALE, Arena
 from bench.attention.device import Device
 from bench.attention.shapes import ELEMENT_BYTES, Shape, indptr
 from bench.attention.systems import Unsupported
-from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from pagedkv.spec.dtypes import bfloat16_to_float32, float32_to_bfloat16
 
 POOL_LAYERS = 32  # of a block-major pool; its layers are the copies that calls rotate through
 

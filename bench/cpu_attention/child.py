@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.cpu_attention.problems import Problem, arrays
 from bench.cpu_attention.systems import SYSTEMS
-from pagedkv.dtypes import bfloat16_to_float32
+from pagedkv.spec.dtypes import bfloat16_to_float32
 
 LEAST_S, FEWEST_CALLS = 0.25, 5  # of a round
 

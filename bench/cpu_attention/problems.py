@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.dtypes import float32_to_bfloat16
+from pagedkv.spec.dtypes import float32_to_bfloat16
 from pagedkv.tiers.memory import anonymous_arena
 
 BLOCK_SIZE = 16

@@ -23,8 +23,8 @@ from examples.llama_numpy.sampling import Sampling
 from examples.llama_numpy.serving import serve, submit
 from examples.llama_numpy.tokenizer import Tokenizer
 from examples.llama_numpy.weight_cache import load_model
-from pagedkv.budgets import blocks_for
 from pagedkv.scheduler import Request
+from pagedkv.spec.budgets import blocks_for
 
 BAD_INPUT, INTERRUPTED = 2, 130
 AS_MADE = "--model, --block-size, --kv-dtype and --disk-size"  # what the KV on a disk depends on

@@ -17,7 +17,7 @@ from examples.llama_numpy.chat import SYSTEM
 from examples.llama_numpy.devices import array_module
 from examples.llama_numpy.errors import LlamaError, OptionError
 from examples.llama_numpy.folders import models_folder
-from pagedkv.sizes import parse_size
+from pagedkv.spec.sizes import parse_size
 
 CHUNK, DISK_SIZE, MAX_BATCH_TOKENS, MAX_RUNNING = 256, "1GiB", 256, 8  # where nothing else is said
 AMONG = 1024  # sequences of a KVCache, unless it is opened for more

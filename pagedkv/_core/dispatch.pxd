@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t
 
 from pagedkv._core.lock cimport Lock
 from pagedkv._core.placement cimport Placement
-from pagedkv._pthread cimport pthread_cond_t
+from pagedkv.threads.pthread cimport pthread_cond_t
 
 cdef class Taken:
     cdef Placement placement

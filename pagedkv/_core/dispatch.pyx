@@ -16,7 +16,7 @@ from pagedkv._core.place cimport Place
 from pagedkv._core.placement import MOVE_DTYPE as _MOVE_DTYPE
 from pagedkv._core.transfers cimport finish_as
 from pagedkv._core.types cimport MAX_TIERS, NIL, OK, Move, handle_slot
-from pagedkv._pthread cimport (
+from pagedkv.threads.pthread cimport (
     cond_init_monotonic, cond_wait_ns, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal,
 )
 from pagedkv.errors import InvalidArgument, WrongType

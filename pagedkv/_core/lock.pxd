@@ -5,7 +5,7 @@
 #   * nobody waits for the mutex while holding the GIL, so a thread that holds the mutex can always get the GIL back.
 from libc.stdint cimport int64_t
 
-from pagedkv._pthread cimport pthread_mutex_t
+from pagedkv.threads.pthread cimport pthread_mutex_t
 
 cdef extern from *:
     """

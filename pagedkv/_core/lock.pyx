@@ -5,7 +5,7 @@ cimport cython
 import atexit
 import os
 
-from pagedkv._pthread cimport (
+from pagedkv.threads.pthread cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
 )
 

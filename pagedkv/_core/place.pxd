@@ -19,7 +19,7 @@ from pagedkv._core.hazard cimport Hazard
 from pagedkv._core.links cimport Links
 from pagedkv._core.radix_tree cimport Tree
 from pagedkv._core.types cimport MAX_TIERS, Move
-from pagedkv._pthread cimport pthread_cond_t
+from pagedkv.threads.pthread cimport pthread_cond_t
 
 cdef enum Policy:
     LRU = 0

@@ -20,7 +20,7 @@ from pagedkv._core.recency cimport (
 )
 from pagedkv._core.retention cimport expiry_push
 from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, NIL, OK, Move, handle_slot, make_handle, next_generation
-from pagedkv._pthread cimport pthread_cond_signal
+from pagedkv.threads.pthread cimport pthread_cond_signal
 
 
 cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil:

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv import cpu
-from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.reference import paged_attention
+from pagedkv.spec.dtypes import bfloat16_to_float32, float32_to_bfloat16
 
 KERNELS = ("auto", "cpu", "reference")
 

@@ -6,7 +6,7 @@ import os
 
 from pagedkv.cpu import _attend
 from pagedkv.errors import InvalidArgument
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 MOST_THREADS = 256
 THREADS_VARIABLE, ISA_VARIABLE = "PAGEDKV_NUM_THREADS", "PAGEDKV_CPU_ISA"

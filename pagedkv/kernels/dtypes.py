@@ -18,7 +18,7 @@ CUDA_NAMES = {
 ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1, "int8": 1}
 QUANTISED = frozenset({"float8_e4m3", "float8_e5m2", "int8"})
 
-# Bits of a type NumPy has not: bfloat16 as uint16 (pagedkv.dtypes); fp8 as uint8 only when the caller names it.
+# Bits of a type NumPy has not: bfloat16 as uint16 (pagedkv.spec.dtypes); fp8 as uint8 only when the caller names it.
 _HOLDERS = {
     "float32": "float32",
     "float16": "float16",

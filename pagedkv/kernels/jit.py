@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pagedkv._monitor import Monitor
 from pagedkv._version import __version__
-from pagedkv.callbacks import Told
-from pagedkv.crew import Crew
 from pagedkv.kernels.nvrtc import Nvrtc, default_nvrtc
 from pagedkv.kernels.source import translation_unit
 from pagedkv.kernels.variant import Variant
+from pagedkv.observe.callbacks import Told
+from pagedkv.threads.crew import Crew
+from pagedkv.threads.monitor import Monitor
 
 Kind = Literal["cubin", "ptx"]
 Origin = Literal["compiled", "disk"]

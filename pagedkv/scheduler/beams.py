@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pagedkv.errors import InvalidArgument
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 
 def expand_beams(

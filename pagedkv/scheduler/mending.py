@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from pagedkv.callbacks import is_refusal
+from pagedkv.observe.callbacks import is_refusal
 from pagedkv.scheduler.request import Branch, Request, Tokens
 
 Arguments = ParamSpec("Arguments")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedkv.budgets import check_choice
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.sizes import whole_number
+from pagedkv.spec.budgets import check_choice
+from pagedkv.spec.sizes import whole_number
 
 ORDERS = ("first_come", "longest_prefix")
 ADMISSIONS = ("prompt", "worst_case")

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.namespace import Namespace
 from pagedkv.sequence import Sequence
+from pagedkv.spec.namespace import Namespace
 
 Tokens: TypeAlias = NDArray[np.int32]
 State: TypeAlias = Literal["waiting", "running", "suspended", "finished", "aborted", "expired"]

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pagedkv.cache import KVCache
-from pagedkv.clock import Clock
 from pagedkv.errors import InvalidArgument, OutOfBlocks, RequestTooLarge, WrongType
-from pagedkv.namespace import Namespace
+from pagedkv.observe.clock import Clock
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.aside import Aside
 from pagedkv.scheduler.limits import blocks_at_most
@@ -29,7 +28,8 @@ from pagedkv.scheduler.reporting import Reporter
 from pagedkv.scheduler.request import Branch, Request, State, Tokens
 from pagedkv.scheduler.running import NoSequences, Running
 from pagedkv.sequence import session_number
-from pagedkv.sizes import whole_number
+from pagedkv.spec.namespace import Namespace
+from pagedkv.spec.sizes import whole_number
 from pagedkv.step import Step
 
 LONGEST = 1 << 30  # tokens of a sequence

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.crew import Crew
 from pagedkv.errors import TierError
+from pagedkv.threads.crew import Crew
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.device import import_cupy
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks

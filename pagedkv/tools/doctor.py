@@ -39,7 +39,7 @@ from pagedkv.kernels.source import kernel_names, sources_dir
 from pagedkv.kernels.toolkits import installed_nvrtcs, nvrtc_for
 from pagedkv.kernels.variant import Variant
 from pagedkv.reference import paged_attention
-from pagedkv.sizes import parse_size
+from pagedkv.spec.sizes import parse_size
 from pagedkv.tools.store import trial
 
 Status = Literal["ok", "warning", "failed", "skipped"]

@@ -11,8 +11,8 @@ import numpy as np
 from bench.attention.device import Device
 from bench.attention.problems import Problem
 from bench.attention.systems import Prepared, Unsupported
-from pagedkv.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from pagedkv.reference import paged_attention
+from pagedkv.spec.dtypes import bfloat16_to_float32, float32_to_bfloat16
 
 
 def on_host(problem: Problem, copy: int) -> np.ndarray:

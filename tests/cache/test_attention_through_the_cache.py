@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-import pagedkv.spec
+import pagedkv.spec.kv_spec
 
 from .conftest import BLOCK, prompt, where
 
@@ -200,7 +200,7 @@ def test_grouped_queries(open_cache, group):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bits"])
 def test_every_dtype_layout_and_block_size(open_cache, monkeypatch, dtype, block_size, layout):
     if dtype == "bits":
-        monkeypatch.setattr(pagedkv.spec, "numpy_dtype", lambda name: np.dtype(np.uint16))
+        monkeypatch.setattr(pagedkv.spec.kv_spec, "numpy_dtype", lambda name: np.dtype(np.uint16))
         dtype = "bfloat16"
     elif dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")

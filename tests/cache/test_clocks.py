@@ -10,8 +10,8 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.admission import BURST_S, DAY_S, Admission, Likeliest, Turnover, WriteBudget
-from pagedkv.clock import LIMIT_S, Clock, Passed
 from pagedkv.cost_model import CostModel
+from pagedkv.observe.clock import LIMIT_S, Clock, Passed
 
 from .conftest import BLOCK, Toy, prompt
 

@@ -9,7 +9,7 @@ import pytest
 
 import pagedkv as pk
 import pagedkv.cache
-from pagedkv.sizes import parse_size
+from pagedkv.spec.sizes import parse_size
 from pagedkv.tiers import DiskTier
 
 from .conftest import BLOCK, Toy, all_free, prompt, where

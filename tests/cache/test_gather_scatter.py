@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-import pagedkv.spec
-from pagedkv.dtypes import bfloat16_to_float32
+import pagedkv.spec.kv_spec
+from pagedkv.spec.dtypes import bfloat16_to_float32
 
 from .conftest import BLOCK, SPEC, Toy, prompt
 
@@ -20,9 +20,9 @@ def bfloat16(request, monkeypatch):
     if request.param == "ml_dtypes":
         pytest.importorskip("ml_dtypes")
     else:
-        real = pagedkv.spec.numpy_dtype
+        real = pagedkv.spec.kv_spec.numpy_dtype
         monkeypatch.setattr(
-            pagedkv.spec, "numpy_dtype", lambda name: np.dtype(np.uint16) if name == "bfloat16" else real(name)
+            pagedkv.spec.kv_spec, "numpy_dtype", lambda name: np.dtype(np.uint16) if name == "bfloat16" else real(name)
         )
     return request.param
 

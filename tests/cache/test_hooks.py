@@ -11,7 +11,7 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.core import MOVE_DTYPE
-from pagedkv.hooks import OFF, Hooks, Span
+from pagedkv.observe.hooks import OFF, Hooks, Span
 from pagedkv.step import Step
 
 from .conftest import BLOCK, Toy, all_free, prompt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pagedkv as pk
-from pagedkv.hooks import Span
+from pagedkv.observe.hooks import Span
 
 from .conftest import Toy, all_free
 

@@ -22,7 +22,7 @@ MUTANTS = (
     ),
     Mutant(
         "the same value in another field makes the same namespace",
-        "pagedkv/namespace.py",
+        "pagedkv/spec/namespace.py",
         (("_HEADER.pack(tag, kind, len(data))", "_HEADER.pack(0, kind, len(data))"),),
         ("test_the_same_value_in_another_field_is_another_namespace",),
     ),
@@ -95,19 +95,19 @@ MUTANTS = (
     ),
     Mutant(
         "what a clock raises comes out of the call",
-        "pagedkv/clock.py",
+        "pagedkv/observe/clock.py",
         (("            self._failed(problem)\n            return self._last\n", "            raise\n"),),
         ("test_a_clock_that_fails_under_the_write_budget_costs_no_request",),
     ),
     Mutant(
         "a clock may give infinity",
-        "pagedkv/clock.py",
+        "pagedkv/observe/clock.py",
         (("    if not -LIMIT_S < value < LIMIT_S:", "    if False:"),),
         ("test_the_last_good_reading_stands_in_for_a_bad_one",),
     ),
     Mutant(
         "the write budget pays for a clock's step back",
-        "pagedkv/clock.py",
+        "pagedkv/observe/clock.py",
         (("max(0.0, now - self._seen)", "now - self._seen"),),
         ("test_a_day_back_costs_the_write_budget_nothing_and_wins_nothing",),
     ),
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "an error of ours that a signal handler raises is taken for a refusal",
-        "pagedkv/callbacks.py",
+        "pagedkv/observe/callbacks.py",
         (("    return isinstance(problem, PagedKVError) and not came_from_signal(problem)\n",
           "    return isinstance(problem, PagedKVError)\n"),),
         ("test_an_error_of_ours_that_a_signal_handler_raises_is_an_interrupt_and_no_refusal",),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import pagedkv as pk
-from pagedkv.metrics import samples
+from pagedkv.observe.metrics import samples
 from tests.reliability.interrupt_scenes import NONE, A, Act, B, scene
 from tests.reliability.interrupt_world import TENANT, World
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from pagedkv.namespace import Namespace
+from pagedkv.spec.namespace import Namespace
 
 Fields: TypeAlias = dict[str, Any]
 NAMES = ("model", "adapter", "tenant", "salt", "modality", "extra")

@@ -8,7 +8,7 @@ from pagedkv._core.lock cimport Lock
 from pagedkv._core.owners cimport place_acquire, place_blocks, place_release
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.types cimport OK
-from pagedkv._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
+from pagedkv.threads.pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 
 
 def churn(BlockPool pool, int32_t rounds, bint locked=True):

@@ -14,7 +14,7 @@ import pytest
 
 import pagedkv as pk
 import pagedkv.scheduler
-from pagedkv.hooks import Span
+from pagedkv.observe.hooks import Span
 from pagedkv.scheduler import Branch
 
 SPEC = pk.KVSpec(1, 1, 1, "float32", 4, model="toy")

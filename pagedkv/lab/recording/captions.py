@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pagedkv.hooks import Span
 from pagedkv.lab.recording.model import Frame, Move
 from pagedkv.lab.recording.snapshot import Snapshot
+from pagedkv.observe.hooks import Span
 
 
 def opened(block_size: int, tiers: dict[str, int]) -> str:

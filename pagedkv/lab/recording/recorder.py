@@ -11,12 +11,12 @@ from typing import Any
 from pagedkv._core.events import TIER_NAMES
 from pagedkv.cache import KVCache
 from pagedkv.errors import WrongType
-from pagedkv.hooks import Span
 from pagedkv.lab.recording import captions
 from pagedkv.lab.recording.file import write_recording
 from pagedkv.lab.recording.model import Frame, Move, Recording
 from pagedkv.lab.recording.snapshot import Known, Snapshot, take
-from pagedkv.sizes import whole_number
+from pagedkv.observe.hooks import Span
+from pagedkv.spec.sizes import whole_number
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ALWAYS = {"sequence", "fork", "truncate", "allocate", "step", "release"}  # a frame even where no block changed hands

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.replay.trace import Trace
-from pagedkv.sizes import UNITS, whole_number
+from pagedkv.spec.sizes import UNITS, whole_number
 
 LLAMA_3_8B_BYTES_PER_TOKEN = 131_072  # 32 layers x 2 (K, V) x 8 heads x 128 x 2 bytes
 MAX_BLOCKS = 2**31 - 1  # block ids are int32

@@ -19,7 +19,7 @@ from pagedkv.lab.replay.report import Report, require_writable
 from pagedkv.lab.replay.run import replay
 from pagedkv.lab.replay.sweep import DEFAULT_SWEEP, capacities
 from pagedkv.lab.replay.table import print_table
-from pagedkv.sizes import parse_size
+from pagedkv.spec.sizes import parse_size
 
 DESCRIPTION = """Replay a serving trace through the real cache and report what each eviction policy is worth.
 A size is blocks (5000), a share of the trace's unique blocks (5%) or bytes (40GiB)."""

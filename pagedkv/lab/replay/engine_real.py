@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pagedkv.budgets import Disk
 from pagedkv.cache import KVCache
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.lab.replay.capacity import TIER_NAMES, Capacity
@@ -34,8 +33,9 @@ from pagedkv.lab.replay.progress import Progress
 from pagedkv.lab.replay.result import Outcome
 from pagedkv.lab.replay.schedule import TOKEN_MS, arrivals_and_ends
 from pagedkv.lab.replay.trace import Int32, Int64, Trace
-from pagedkv.sizes import format_size
-from pagedkv.spec import KVSpec
+from pagedkv.spec.budgets import Disk
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import format_size
 
 TOKENS = 2  # per block: enough for a block to be partly filled
 LAST_TOKEN = np.iinfo(np.int32).max

@@ -12,7 +12,7 @@ from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN, MAX_BYTES_PE
 from pagedkv.lab.replay.references import BOUNDS
 from pagedkv.lab.replay.schedule import require_token_ms
 from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 KNOWN = (*POLICIES, *BOUNDS)
 ENGINES = ("sim", "real")

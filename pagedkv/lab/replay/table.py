@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from pagedkv.lab.replay.progress import have_rich
 from pagedkv.lab.replay.result import Result
 from pagedkv.lab.replay.trace import Trace
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 
 
 def print_table(trace: Trace, results: Sequence[Result], file: TextIO | None = None) -> None:

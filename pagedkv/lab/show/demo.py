@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pagedkv.budgets import Disk
 from pagedkv.cache import KVCache
 from pagedkv.lab.recording import Recorder, Recording
 from pagedkv.sequence import Sequence
-from pagedkv.spec import KVSpec
+from pagedkv.spec.budgets import Disk
+from pagedkv.spec.kv_spec import KVSpec
 
 SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4, model="demo")
 SYSTEM = "you are a helpful bot . be brief"

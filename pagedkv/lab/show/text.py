@@ -7,7 +7,7 @@ from typing import Literal
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.recording import Frame, HeldBlock, Recording
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 Style = Literal["", "head", "dim", "shared", "copied", "moving"]
 Line = list[tuple[str, Style]]

@@ -14,7 +14,6 @@ import numpy as np
 
 from pagedkv._version import __version__
 from pagedkv.admission import Mode
-from pagedkv.budgets import check_choice
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.replay.command import require_format
 from pagedkv.lab.replay.progress import progress
@@ -30,6 +29,7 @@ from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, Row, found_rows, ma
 from pagedkv.lab.simulate.workload import Workload, load_workload
 from pagedkv.lab.sizing.checks import by_name
 from pagedkv.lab.sizing.machines import GPUS
+from pagedkv.spec.budgets import check_choice
 
 DESCRIPTION = """Serve a trace with the real scheduler and cache, with a cost model in place of a model and on a virtual
 clock, and compare ways to hold the KV."""

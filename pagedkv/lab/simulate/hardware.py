@@ -29,7 +29,7 @@ from pagedkv.lab.sizing.machines import GPUS, Gpu
 from pagedkv.lab.sizing.models import Model as SizedModel
 from pagedkv.lab.sizing.models import find_model
 from pagedkv.lab.sizing.shape import token_bytes
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 
 MAX_GPUS = 4096
 Numbers: TypeAlias = NDArray[np.float64]

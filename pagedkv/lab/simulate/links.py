@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pagedkv.errors import InvalidArgument
-from pagedkv.sizes import parse_size
+from pagedkv.spec.sizes import parse_size
 
 TIERS = ("host", "disk")
 LATENCY_S = {"host": 20e-6, "disk": 100e-6}

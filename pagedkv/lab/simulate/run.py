@@ -12,7 +12,7 @@ from pagedkv.lab.simulate.paged import PagedServer
 from pagedkv.lab.simulate.result import SimResult
 from pagedkv.lab.simulate.systems import DEFAULT_SYSTEMS, choose
 from pagedkv.lab.simulate.workload import Workload
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 
 def simulate(

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from pagedkv.lab.replay.progress import have_rich
 from pagedkv.lab.replay.table import terminal_width
 from pagedkv.lab.simulate.result import SimResult
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 
 Row = dict[str, str]
 LEGEND = {

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.budgets import Disk
 from pagedkv.cache import KVCache
 from pagedkv.engine import KV
 from pagedkv.errors import PagedKVError
 from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS, TierSize
 from pagedkv.lab.simulate.systems import Preemption
-from pagedkv.spec import KVSpec
+from pagedkv.spec.budgets import Disk
+from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.tiers import DirectionStats, Mover, Ticket
 
 TIER_COUNT = 1 + len(TIERS)  # with the device

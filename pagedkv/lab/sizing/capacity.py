@@ -8,7 +8,7 @@ from pagedkv.errors import InvalidArgument
 from pagedkv.lab.sizing.blocks import blocks_needed
 from pagedkv.lab.sizing.checks import block_tokens, byte_count, real_number, token_count
 from pagedkv.lab.sizing.sharing import MAX_SEQUENCES
-from pagedkv.sizes import format_size, whole_number
+from pagedkv.spec.sizes import format_size, whole_number
 
 
 def batch_size(memory_bytes: int, weight_bytes: int, sequence_bytes: int) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.sizes import MAX_SIZE, whole_number
-from pagedkv.spec import MAX_BLOCK_SIZE
+from pagedkv.spec.kv_spec import MAX_BLOCK_SIZE
+from pagedkv.spec.sizes import MAX_SIZE, whole_number
 
 Named = TypeVar("Named")
 MAX_TOKENS = 2**40  # in one sequence: past any context, and far from overflow

@@ -17,7 +17,7 @@ from pagedkv.lab.sizing.result import Plan
 from pagedkv.lab.sizing.shape import FORMATS, KVFormat, LayerGroup, mla, token_bytes
 from pagedkv.lab.sizing.table import lines, params, shape
 from pagedkv.lab.sizing.users import Users
-from pagedkv.sizes import format_size, parse_size
+from pagedkv.spec.sizes import format_size, parse_size
 
 DEFAULT_MODEL, DEFAULT_GPU = "llama-3.1-70b", "h100"
 DESCRIPTION = """Where users' KV fits and how long they wait for it. Without arguments: one million users on 1,000 GPUs.

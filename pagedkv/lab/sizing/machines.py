@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagedkv.errors import WrongType
 from pagedkv.lab.sizing.checks import by_name, byte_count, rate
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 PCIE4_X16, PCIE5_X16 = 31.5e9, 63.0e9  # bytes/s in one direction: 16 lanes of 16 or 32 GT/s, 128 bits in 130
 

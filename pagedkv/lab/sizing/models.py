@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.sizing.checks import MAX_PARAMS, MAX_TOKENS, by_name
 from pagedkv.lab.sizing.shape import LayerGroup, mla
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pagedkv.lab.sizing.shape import KVFormat, token_bytes
 from pagedkv.lab.sizing.sharing import MAX_SEQUENCES, shareable_blocks
 from pagedkv.lab.sizing.timing import decode_seconds, prefill_seconds, transfer_seconds
 from pagedkv.lab.sizing.users import Users
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 
 SECONDS_PER_HOUR = 3600
 

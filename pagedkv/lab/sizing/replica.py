@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.sizing.models import Model
 from pagedkv.lab.sizing.shape import KVFormat
-from pagedkv.sizes import format_size, whole_number
+from pagedkv.spec.sizes import format_size, whole_number
 
 
 def session_bytes(

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from pagedkv.dtypes import ITEMSIZES
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.sizing.checks import MAX_TOKENS, block_tokens, token_count
-from pagedkv.sizes import whole_number
-from pagedkv.spec import MAX_DIMENSION, KVSpec
+from pagedkv.spec.dtypes import ITEMSIZES
+from pagedkv.spec.kv_spec import MAX_DIMENSION, KVSpec
+from pagedkv.spec.sizes import whole_number
 
 FORMATS = {name: 8 * size for name, size in ITEMSIZES.items()} | {"fp8": 8, "int8": 8, "int4": 4}  # bits of a number
 

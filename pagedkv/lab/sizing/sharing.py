@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.sizing.blocks import blocks_needed
 from pagedkv.lab.sizing.checks import block_tokens, token_count
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 MAX_SEQUENCES = 2**40
 

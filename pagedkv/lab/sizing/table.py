@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pagedkv.lab.sizing.models import Model
 from pagedkv.lab.sizing.result import Plan, TierPlan
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 
 _MEANING = {"device": "hot", "host": "warm", "disk": "cold", "none": "computed again"}
 

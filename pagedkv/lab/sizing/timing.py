@@ -21,7 +21,7 @@ from pagedkv.lab.sizing.checks import (
     real_number,
     token_count,
 )
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 
 def transfer_seconds(num_bytes: int, bytes_per_s: float, latency_s: float = 0.0) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagedkv.lab.sizing.checks import MAX_TOKENS, real_number, token_count
 from pagedkv.lab.sizing.sharing import MAX_SEQUENCES
-from pagedkv.sizes import whole_number
+from pagedkv.spec.sizes import whole_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ cimport cython
 
 import os
 
-from pagedkv._monitor cimport Monitor
+from pagedkv.threads.monitor cimport Monitor
 from pagedkv.errors import ClosedError, TierError
 
 

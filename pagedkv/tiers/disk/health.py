@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from pagedkv.callbacks import Log
+from pagedkv.observe.callbacks import Log
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.crew import Crew
+from pagedkv.threads.crew import Crew
 from pagedkv.tiers.base import Record
 from pagedkv.tiers.disk.format import SlotFormat, fields_of, intact
 from pagedkv.tiers.disk.segments import Segments

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.callbacks import Log
+from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.base import Record
 from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.health import HANGS, Health, State

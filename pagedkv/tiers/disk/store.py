@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from pagedkv.callbacks import Log
 from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
+from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.disk.directory import (
     KEY,
     RESTART,

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.budgets import check_choice
-from pagedkv.callbacks import Log, Told
-from pagedkv.clock import Clock
-from pagedkv.crew import Errand
 from pagedkv.errors import InvalidArgument, TierError, WrongType
+from pagedkv.observe.callbacks import Log, Told
+from pagedkv.observe.clock import Clock
+from pagedkv.spec.budgets import check_choice
+from pagedkv.threads.crew import Errand
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk._entrance import Entrance
 from pagedkv.tiers.disk.format import SlotFormat

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pagedkv.crew import Errand
+from pagedkv.threads.crew import Errand
 
 HANG_S = 10.0  # a call into a store that takes longer hangs
 

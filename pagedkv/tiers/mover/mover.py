@@ -26,9 +26,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.callbacks import Log
-from pagedkv.crew import Errand
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.observe.callbacks import Log
+from pagedkv.threads.crew import Errand
 from pagedkv.tiers.base import Record, Tier, is_off, is_store
 from pagedkv.tiers.mover.hangs import HANG_S
 from pagedkv.tiers.mover.overdue import begin_call, end_call, give_up_overdue, refuse

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from pagedkv.callbacks import Log
+from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.base import LeavableTier, is_leavable
 from pagedkv.tiers.mover.shared import Part, Shared, count_untried, direction_of, log_once
 from pagedkv.tiers.mover.ticket import Ticket

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._monitor import Monitor
-from pagedkv.callbacks import Log
+from pagedkv.observe.callbacks import Log
+from pagedkv.threads.monitor import Monitor
 from pagedkv.tiers.base import Record, Tier
 from pagedkv.tiers.mover.hangs import Calls
 from pagedkv.tiers.mover.ticket import Ticket

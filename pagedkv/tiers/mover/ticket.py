@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.callbacks import Log
+from pagedkv.observe.callbacks import Log
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 

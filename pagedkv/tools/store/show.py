@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 
 SECONDS_BETWEEN_LINES = 2.0
 

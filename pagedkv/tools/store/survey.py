@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 from pagedkv.tiers.disk.file_system import file_system_of
 from pagedkv.tiers.disk.format import Geometry
 from pagedkv.tiers.disk.superblock import Superblock

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pagedkv.errors import InvalidArgument, TierError
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 from pagedkv.tiers.disk.file_system import file_system_of, is_network
 from pagedkv.tiers.disk.format import Geometry
 from pagedkv.tools.store.benchmark import (

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.sizes import format_size
+from pagedkv.spec.sizes import format_size
 from pagedkv.tools.store.reader import Problem, StoreReader
 from pagedkv.tools.store.scan import DAMAGED, Batch, ChainBuilder, Tick, batches, look_at
 from pagedkv.tools.store.show import counted

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from pagedkv.callbacks import Log, came_from_signal
 from pagedkv.errors import InvalidArgument, PagedKVError, WrongType
+from pagedkv.observe.callbacks import Log, came_from_signal
 
 log = Log(logging.getLogger("pagedkv.clock"))
 

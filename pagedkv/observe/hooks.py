@@ -24,8 +24,8 @@ import time
 from types import TracebackType
 from typing import Any, Protocol
 
-from pagedkv.callbacks import Log, came_from_signal
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.observe.callbacks import Log, came_from_signal
 
 log = Log(logging.getLogger("pagedkv.hooks"))
 

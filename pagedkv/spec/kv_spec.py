@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.dtypes import ITEMSIZES, dtype_name, numpy_dtype
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
-from pagedkv.namespace import DIGEST_BYTES, MAX_FIELD_BYTES, encode_fields
-from pagedkv.sizes import format_size, whole_number
+from pagedkv.spec.dtypes import ITEMSIZES, dtype_name, numpy_dtype
+from pagedkv.spec.namespace import DIGEST_BYTES, MAX_FIELD_BYTES, encode_fields
+from pagedkv.spec.sizes import format_size, whole_number
 
 MAX_BLOCK_SIZE = 256  # tokens
 MAX_BLOCK_BYTES = 2**31 - 1  # offsets within one block fit in int32; offsets between blocks are 64-bit

@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from pagedkv._monitor import Monitor
+from pagedkv.threads.monitor import Monitor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -1,5 +1,5 @@
 # For Cython: the same monitor without the methods that Python looks up, which may find no memory.
-from pagedkv._pthread cimport pthread_cond_t, pthread_mutex_t
+from pagedkv.threads.pthread cimport pthread_cond_t, pthread_mutex_t
 
 cdef class Monitor:
     cdef pthread_mutex_t mutex      # recursive: a finaliser may run in a thread that has it

@@ -8,7 +8,7 @@ exception comes before the mutex is taken or inside the ``with``, which gives it
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 
-from pagedkv._pthread cimport (
+from pagedkv.threads.pthread cimport (
     cond_init_monotonic, cond_wait_ns, mutex_init_recursive, now_ns, pthread_cond_broadcast, pthread_cond_destroy,
     pthread_mutex_destroy, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
 )

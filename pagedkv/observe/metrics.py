@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pagedkv.errors import WrongType
-from pagedkv.stats import CacheStats
+from pagedkv.observe.stats import CacheStats
 
 # counters of the core: name there -> name here, what it counts
 BY_TIER = {

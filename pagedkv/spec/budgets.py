@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.sizes import format_size, parse_size, whole_number
-from pagedkv.spec import KVSpec
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import format_size, parse_size, whole_number
 
 Budget: TypeAlias = str | int
 
