@@ -3,7 +3,9 @@
 import logging
 
 from pagedkv._version import __version__ as __version__
-from pagedkv.cache import KVCache as KVCache
+from pagedkv.cache.cache import KVCache as KVCache
+from pagedkv.cache.sequence import Sequence as Sequence
+from pagedkv.cache.step import Step as Step
 from pagedkv.errors import ClosedError as ClosedError
 from pagedkv.errors import DoubleRelease as DoubleRelease
 from pagedkv.errors import ExchangeRefused as ExchangeRefused
@@ -22,10 +24,8 @@ from pagedkv.errors import WrongType as WrongType
 from pagedkv.observe.stats import CacheStats as CacheStats
 from pagedkv.scheduler import Scheduler as Scheduler
 from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
-from pagedkv.sequence import Sequence as Sequence
 from pagedkv.spec.budgets import Disk as Disk
 from pagedkv.spec.kv_spec import KVSpec as KVSpec
 from pagedkv.spec.namespace import Namespace as Namespace
-from pagedkv.step import Step as Step
 
 logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # what is said there is for whoever listens

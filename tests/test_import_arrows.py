@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-WINGS = {"lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
+WINGS = {"cache", "lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
 
 ARROWS: dict[str, set[str]] = {
     "_version": set(),
@@ -35,70 +35,75 @@ ARROWS: dict[str, set[str]] = {
     "tiers": {"errors", "spec", "threads.monitor", "observe.callbacks", "observe.clock", "threads.crew"},
     "lab.sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
-    "device_kv": {"errors", "spec", "_core", "interop", "cpu", "reference"},
-    "gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
-    "durable": {"errors", "spec", "_core", "tiers"},
-    "cost_model": {"errors", "spec"},
+    "cache.device_kv": {"errors", "spec", "_core", "interop", "cpu", "reference"},
+    "cache.gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
+    "cache.durable": {"errors", "spec", "_core", "tiers"},
+    "cache.cost_model": {"errors", "spec"},
     "observe.callbacks": {"errors"},
     "observe.clock": {"errors", "observe.callbacks"},
-    "admission": {"observe.callbacks", "observe.clock", "cost_model"},
-    "scrub": {"_core"},
-    "roots": {"errors", "spec", "_core", "scrub"},
-    "learned": {"errors", "_core", "tiers", "observe.callbacks"},
-    "opening": {
-        *("errors", "spec", "_core", "tiers", "observe.callbacks", "cost_model", "admission"),
-        *("learned",),
+    "cache.admission": {"observe.callbacks", "observe.clock", "cache.cost_model"},
+    "cache.scrub": {"_core"},
+    "cache.roots": {"errors", "spec", "_core", "cache.scrub"},
+    "cache.learned": {"errors", "_core", "tiers", "observe.callbacks"},
+    "cache.opening": {
+        *("errors", "spec", "_core", "tiers", "observe.callbacks", "cache.cost_model", "cache.admission"),
+        *("cache.learned",),
     },
-    "hands": {
-        *("_core", "tiers", "observe.callbacks", "threads.crew", "cost_model", "admission", "scrub"),
+    "cache.hands": {
+        *("_core", "tiers", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
         *("observe.hooks",),
     },
-    "moving": {"errors", "_core", "hands", "observe.hooks"},
-    "matching": {"errors", "_core", "cost_model", "moving", "observe.hooks"},
-    "engine": {
-        *("errors", "spec", "_core", "observe.callbacks", "cost_model", "scrub", "moving"),
-        *("observe.hooks", "learned"),
+    "cache.moving": {"errors", "_core", "cache.hands", "observe.hooks"},
+    "cache.matching": {"errors", "_core", "cache.cost_model", "cache.moving", "observe.hooks"},
+    "cache.engine": {
+        *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moving"),
+        *("observe.hooks", "cache.learned"),
     },
-    "explain": {"errors", "spec", "_core"},
-    "prefetch": {"errors", "_core", "threads.monitor", "matching"},
-    "sequence": {"errors", "spec", "_core", "interop", "engine"},
-    "step": {"errors", "spec", "_core", "observe.callbacks", "interop", "engine", "sequence"},
-    "cache": {
+    "cache.explain": {"errors", "spec", "_core"},
+    "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matching"},
+    "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
+    "cache.step": {
+        *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
+    },
+    "cache.cache": {
         *("errors", "spec", "_core", "core", "tiers", "observe.stats", "interop"),
-        *("attention", "kernels", "device_kv"),
-        *("gpu_kv", "durable", "hands", "moving", "engine", "explain", "prefetch", "sequence", "step"),
-        *("cost_model", "admission", "scrub", "roots", "learned", "opening", "matching"),
-        *("observe.hooks", "traced_step"),
+        *("attention", "kernels", "cache.device_kv"),
+        *("cache.gpu_kv", "cache.durable", "cache.hands", "cache.moving", "cache.engine", "cache.explain"),
+        *("cache.prefetch", "cache.sequence", "cache.step", "cache.cost_model", "cache.admission", "cache.scrub"),
+        *("cache.roots", "cache.learned", "cache.opening", "cache.matching"),
+        *("observe.hooks", "cache.traced_step"),
         *("observe.clock", "threads.crew"),
     },
-    "traced_step": {"engine", "observe.hooks", "sequence", "step"},
-    "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache"},
-    "lab.show": {"errors", "spec", "sequence", "cache", "lab.recording"},
+    "cache.traced_step": {"cache.engine", "observe.hooks", "cache.sequence", "cache.step"},
+    "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache.cache"},
+    "lab.show": {"errors", "spec", "cache.sequence", "cache.cache", "lab.recording"},
     "scheduler": {
-        *("errors", "spec", "observe.callbacks", "observe.clock", "moving", "sequence", "step"),
-        *("observe.stats", "cache"),
+        *("errors", "spec", "observe.callbacks", "observe.clock", "cache.moving", "cache.sequence", "cache.step"),
+        *("observe.stats", "cache.cache"),
     },
     "lab.simulate": {
-        *("errors", "spec", "lab.sizing", "admission", "tiers", "engine", "cache", "scheduler", "lab.replay"),
+        *("errors", "spec", "lab.sizing", "cache.admission", "tiers", "cache.engine", "cache.cache"),
+        *("scheduler", "lab.replay"),
         "_version",
     },
-    "lab.replay": {"errors", "spec", "_core", "core", "observe.stats", "cache", "_version"},
+    "lab.replay": {"errors", "spec", "_core", "core", "observe.stats", "cache.cache", "_version"},
     "tools.store": {"errors", "spec", "_core", "tiers"},
     "tools.doctor": {"errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "_version"},
     "cli": {
-        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache", "lab.replay"),
+        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache.cache", "lab.replay"),
         *("lab.simulate", "tools.doctor"),
         *("tools.store", "lab.show"),
         "_version",
     },
+    "cache": set(),
     "lab": set(),
     "threads": set(),
     "observe": set(),
     "tools": set(),
     "__main__": {"cli"},
     "__init__": {
-        *("errors", "spec", "core", "observe.stats", "lab.sizing", "explain", "prefetch"),
-        *("sequence", "step", "cache"),
+        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache.explain", "cache.prefetch"),
+        *("cache.sequence", "cache.step", "cache.cache"),
         *("scheduler", "_version"),
     },
 }
@@ -235,7 +240,7 @@ def test_core_tiers_and_kernels_do_not_know_each_other() -> None:
 
 
 def test_only_the_conductors_know_the_cache() -> None:
-    knowing = {room for room, known in ARROWS.items() if "cache" in known}
+    knowing = {room for room, known in ARROWS.items() if "cache.cache" in known}
     assert knowing == {"scheduler", "__init__", "cli", "lab.replay", "lab.simulate", "lab.recording", "lab.show"}
 
 
@@ -256,25 +261,25 @@ def test_the_arrows_have_no_circle() -> None:
         ("tiers/x.py", "from pagedkv._core.types import Move"),
         ("tiers/deep/x.py", "from ..._core import types"),
         ("tiers/__init__.py", "from .._core import types"),
-        ("tiers/x.py", "from pagedkv import cache"),
+        ("tiers/x.py", "from pagedkv.cache import cache"),
         ("_core/x.py", "from pagedkv.spec.kv_spec import KVSpec"),
         ("_core/x.pyx", "from pagedkv.tiers.disk._io cimport read"),
         ("_core/x.pyx", "cimport numpy, pagedkv.tiers.disk._io"),
-        ("_core/x.pyx", "if True:\n    from pagedkv.cache import (\n        KVCache,\n    )"),
-        ("spec/kv_spec.py", "from pagedkv.cache import KVCache"),
+        ("_core/x.pyx", "if True:\n    from pagedkv.cache.cache import (\n        KVCache,\n    )"),
+        ("spec/kv_spec.py", "from pagedkv.cache.cache import KVCache"),
         ("errors.py", "import pagedkv.spec.sizes"),
         ("garden/x.py", ""),
-        ("cache.py", "import pickle"),
-        ("cache.py", "from multiprocessing.shared_memory import SharedMemory"),
-        ("cache.py", "def f():\n    from torch.utils import dlpack"),
+        ("cache/cache.py", "import pickle"),
+        ("cache/cache.py", "from multiprocessing.shared_memory import SharedMemory"),
+        ("cache/cache.py", "def f():\n    from torch.utils import dlpack"),
         ("tiers/x.pyx", "import socket"),
-        ("cache.py", "eval('1')"),
-        ("cache.py", "importlib.import_module('torch.utils')"),
-        ("cache.py", "import_module(name)"),
+        ("cache/cache.py", "eval('1')"),
+        ("cache/cache.py", "importlib.import_module('torch.utils')"),
+        ("cache/cache.py", "import_module(name)"),
         ("tiers/x.py", "importlib.import_module('.cache', 'pagedkv')"),
-        ("cache.py", "os.system('ls')"),
-        ("cache.py", "np.load(path, allow_pickle=True)"),
-        ("cache.py", "np.load(path, allow_pickle=flag)"),
+        ("cache/cache.py", "os.system('ls')"),
+        ("cache/cache.py", "np.load(path, allow_pickle=True)"),
+        ("cache/cache.py", "np.load(path, allow_pickle=flag)"),
         ("_core/x.pyx", "exec (text)"),
     ],
 )
@@ -295,8 +300,8 @@ def test_the_check_itself_finds_what_is_forbidden(path: str, text: str) -> None:
             "from pagedkv.errors import X\nfrom pagedkv._core.types cimport NIL\ncimport numpy as cnp",
         ),
         ("_core/x.pyx", '"""import socket"""\n# import pickle\n'),
-        ("cache.py", "np.load(path, allow_pickle=False)"),
-        ("cache.py", "importlib.import_module('cupy')"),
+        ("cache/cache.py", "np.load(path, allow_pickle=False)"),
+        ("cache/cache.py", "importlib.import_module('cupy')"),
     ],
 )
 def test_the_check_itself_lets_pass_what_is_allowed(path: str, text: str) -> None:

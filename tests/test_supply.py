@@ -36,7 +36,7 @@ FORBIDDEN_NAMES = {
     *("posix_spawn", "posix_spawnp", "startfile", "fork", "forkpty", "vfork", "ProcessPoolExecutor"),
 }
 OUR_FORKS = {
-    "pagedkv.sequence": "fork: a second owner of a sequence's blocks, no process",
+    "pagedkv.cache.sequence": "fork: a second owner of a sequence's blocks, no process",
     "pagedkv.lab.show.demo": "forks a sequence",
     "pagedkv.scheduler.reporting": "forks a sequence",
     "pagedkv.scheduler.reopening": "forks a sequence",
@@ -104,7 +104,7 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.lab.replay.plot": "--plot FILE",
         "pagedkv.lab.simulate.plot": "--plot FILE",
         "pagedkv.lab.replay.engine_real": "a private temporary folder for the disk tier",
-        "pagedkv.learned": "what an eviction policy learned, beside the disk tier or where the caller says",
+        "pagedkv.cache.learned": "what an eviction policy learned, beside the disk tier or where the caller says",
         "pagedkv.lab.recording.file": "Recorder.save(FILE)",
         "pagedkv.lab.show.command": "--html FILE",
         "pagedkv.lab.show.demo": "a private temporary folder for the disk tier",

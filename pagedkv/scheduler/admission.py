@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.queue import FairQueue, by_rank
 from pagedkv.scheduler.request import Request

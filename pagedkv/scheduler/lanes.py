@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagedkv.cache.sequence import Sequence
 from pagedkv.scheduler.request import Branch, Tokens
-from pagedkv.sequence import Sequence
 
 NO_STOP = -1  # no token: they are 0 or more
 ROW, LAST, STOPS = 0, 1, 2  # lines of the table

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.scheduler.request import Branch, Request
-from pagedkv.sequence import Batch, Sequence
 
 
 class Plan:

@@ -7,14 +7,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cache import KVCache
-from pagedkv.moving import Claim
+from pagedkv.cache.cache import KVCache
+from pagedkv.cache.moving import Claim
+from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.queue import by_rank
 from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
 from pagedkv.scheduler.running import Running
-from pagedkv.sequence import Batch, Sequence
 
 Chunk: TypeAlias = tuple[Branch, Sequence, int]  # whose prompt, and how many tokens of it
 

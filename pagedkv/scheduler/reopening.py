@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
+from pagedkv.cache.sequence import Sequence
 from pagedkv.errors import OutOfBlocks
 from pagedkv.scheduler.request import Branch, Tokens
-from pagedkv.sequence import Sequence
 
 
 def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.scheduler.mending import Before
 from pagedkv.scheduler.plan import Plan

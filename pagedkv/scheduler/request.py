@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.sequence import Sequence
+from pagedkv.cache.sequence import Sequence
 from pagedkv.spec.namespace import Namespace
 
 Tokens: TypeAlias = NDArray[np.int32]

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.scheduler.lanes import Lanes
 from pagedkv.scheduler.options import SchedulerOptions

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
+from pagedkv.cache.sequence import session_number
+from pagedkv.cache.step import Step
 from pagedkv.errors import InvalidArgument, OutOfBlocks, RequestTooLarge, WrongType
 from pagedkv.observe.clock import Clock
 from pagedkv.scheduler.admission import Admission
@@ -27,10 +29,8 @@ from pagedkv.scheduler.queue import FairQueue, by_rank
 from pagedkv.scheduler.reporting import Reporter
 from pagedkv.scheduler.request import Branch, Request, State, Tokens
 from pagedkv.scheduler.running import NoSequences, Running
-from pagedkv.sequence import session_number
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.sizes import whole_number
-from pagedkv.step import Step
 
 LONGEST = 1 << 30  # tokens of a sequence
 MANY_DEADLINES = 1024  # before those of requests that have ended are looked for

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.admission import BURST_S, DAY_S, Admission, WriteBudget
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.admission import BURST_S, DAY_S, Admission, WriteBudget
+from pagedkv.cache.cost_model import CostModel
 
 from .conftest import BLOCK, SPEC, Toy, prompt, where
 from .test_cost_model import Clock

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 import pagedkv as pk
-from pagedkv.admission import BURST_S, DAY_S, Admission, Likeliest, Turnover, WriteBudget
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.admission import BURST_S, DAY_S, Admission, Likeliest, Turnover, WriteBudget
+from pagedkv.cache.cost_model import CostModel
 from pagedkv.observe.clock import LIMIT_S, Clock, Passed
 
 from .conftest import BLOCK, Toy, prompt

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.cost_model import FRESH_S, CostModel, Line
+from pagedkv.cache.cost_model import FRESH_S, CostModel, Line
 from pagedkv.errors import InvalidArgument, WrongType
 
 BLOCK_SIZE, BLOCK_BYTES, COST_TOKENS = 16, 1000, 30000.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-import pagedkv.cache
+import pagedkv.cache.cache
 from pagedkv.spec.sizes import parse_size
 from pagedkv.tiers import DiskTier
 
@@ -59,7 +59,7 @@ def nonsense(blocks):
 @pytest.fixture
 def toy(open_cache, monkeypatch):
     """Prompts 1 and 2 are on a flaky disk, prompt 3 on the device."""
-    monkeypatch.setattr(pagedkv.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
     toy = Toy(open_cache(4, disk=40))
     for start in (1, 2, 3):
         toy.use(prompt(start))
@@ -101,7 +101,7 @@ def test_a_failed_block_is_not_offered_again(toy):
 
 
 def test_failed_reads_under_traffic_never_give_wrong_content(open_cache, monkeypatch):
-    monkeypatch.setattr(pagedkv.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
     choose = np.random.default_rng(5)
     for demotion in ("leaf_first", "oldest_first"):
         toy = Toy(open_cache(12, host=6, disk=30, demotion=demotion))
@@ -122,7 +122,7 @@ def test_failed_reads_under_traffic_never_give_wrong_content(open_cache, monkeyp
 
 @pytest.mark.parametrize("failure", [always, raising, nonsense])
 def test_a_disk_that_takes_nothing_loses_only_what_was_to_go_there(open_cache, monkeypatch, failure):
-    monkeypatch.setattr(pagedkv.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
     toy = Toy(open_cache(8, host=4, disk=40))
     toy.cache._tiers[2].fail_writes = failure
     for start in range(12):
@@ -137,7 +137,7 @@ def test_a_disk_that_takes_nothing_loses_only_what_was_to_go_there(open_cache, m
 
 
 def test_live_sequences_lose_nothing_whatever_the_disk_does(open_cache, monkeypatch):
-    monkeypatch.setattr(pagedkv.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
     toy = Toy(open_cache(16, disk=20))
     disk = toy.cache._tiers[2]
     disk.fail_reads = disk.fail_writes = raising
@@ -189,7 +189,7 @@ def test_bytes_changed_under_a_running_cache_are_misses(open_cache, tmp_path):
 @pytest.fixture
 def slow(open_cache, monkeypatch):
     """As `toy`, with one thread, a deadline, and reads that wait until `go` is set."""
-    monkeypatch.setattr(pagedkv.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
     toy = Toy(open_cache(8, disk=40, threads=1, deadline_s=0.05))
     for start in (1, 2, 3, 4):
         toy.use(prompt(start))

@@ -114,7 +114,7 @@ class Unwell(DiskTier):
 
 @pytest.fixture
 def unwell(open_cache, monkeypatch):
-    monkeypatch.setattr(pk.cache, "DiskTier", Unwell)
+    monkeypatch.setattr(pk.cache.cache, "DiskTier", Unwell)
     toy = Toy(open_cache(400, disk=400))
     for start in range(1, 100):
         toy.use(prompt(start))
@@ -188,7 +188,7 @@ def test_a_purge_catches_what_is_on_its_way_to_the_disk(open_cache, monkeypatch,
             written.set()
             return ok
 
-    monkeypatch.setattr(pk.cache, "DiskTier", Slow)
+    monkeypatch.setattr(pk.cache.cache, "DiskTier", Slow)
     cache = open_cache(8, disk=60)
     toy = Toy(cache)
     toy.use(prompt(1, 7 * BLOCK), A)

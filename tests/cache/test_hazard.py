@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.learned import MAX_KINDS, STUDY
+from pagedkv.cache.learned import MAX_KINDS, STUDY
 from tests.cache.oddities import NUMBERS, ODDITIES, attempt
 
 from .conftest import BLOCK, SPEC, Toy, all_free, prompt

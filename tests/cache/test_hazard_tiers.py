@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import pagedkv as pk
-from pagedkv.admission import BURST_S, DAY_S, Admission, Likeliest, Turnover, WriteBudget
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.admission import BURST_S, DAY_S, Admission, Likeliest, Turnover, WriteBudget
+from pagedkv.cache.cost_model import CostModel
 
 from .conftest import BLOCK, SPEC, Toy, all_free, prompt, where
 from .test_cost_model import Clock

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.cache.step import Step
 from pagedkv.core import MOVE_DTYPE
 from pagedkv.observe.hooks import OFF, Hooks, Span
-from pagedkv.step import Step
 
 from .conftest import BLOCK, Toy, all_free, prompt
 

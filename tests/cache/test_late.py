@@ -76,7 +76,7 @@ class Stuck(DiskTier):
 
 
 def test_a_read_that_takes_longer_than_the_deadline_and_what_waits_behind_it_are_late(open_cache, monkeypatch):
-    monkeypatch.setattr(pk.cache, "DiskTier", Stuck)
+    monkeypatch.setattr(pk.cache.cache, "DiskTier", Stuck)
     cache = open_cache(8, disk=40, threads=1, deadline_s=0.2)
     toy = Toy(cache)
     for start in range(1, 6):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv import learned
+from pagedkv.cache import learned
+from pagedkv.cache.learned import HEADER, MAGIC, VERSION, pack, unpack
 from pagedkv.cli import main
-from pagedkv.learned import HEADER, MAGIC, VERSION, pack, unpack
 
 from .conftest import BLOCK, SPEC, Toy, prompt
 from .test_cost_model import Clock

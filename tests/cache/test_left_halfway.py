@@ -91,7 +91,7 @@ def test_an_opening_that_is_interrupted_leaves_its_directory_and_no_thread(open_
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for place in ("pagedkv.cache.Foresight", "pagedkv.hands.Hands.start", "pagedkv.cache.BlockTable"):
+    for place in ("pagedkv.cache.cache.Foresight", "pagedkv.cache.hands.Hands.start", "pagedkv.cache.cache.BlockTable"):
         with monkeypatch.context() as patch:
             patch.setattr(place, interrupted)
             with pytest.raises(KeyboardInterrupt) as kept:
@@ -329,7 +329,7 @@ def test_a_prefetch_that_was_interrupted_as_it_was_asked_for_is_forgotten(open_c
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("pagedkv.prefetch.start_thread", interrupted)
+        patch.setattr("pagedkv.cache.prefetch.start_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             toy.cache.prefetch(prompt(1))
     assert not toy.cache._prefetcher._waiting

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv import roots as roots_module
-from pagedkv.roots import Roots
+from pagedkv.cache import roots as roots_module
+from pagedkv.cache.roots import Roots
 
 from .conftest import BLOCK, SPEC, Toy, prompt
 

@@ -177,7 +177,7 @@ class Lying(DiskTier):
 
 @pytest.mark.parametrize("namespaces", [(A, B), (A, A)], ids=["another", "the same"])
 def test_what_a_failed_promotion_read_shows_in_nobodys_block(open_cache, monkeypatch, namespaces):
-    monkeypatch.setattr(pk.cache, "DiskTier", Lying)
+    monkeypatch.setattr(pk.cache.cache, "DiskTier", Lying)
     cache = open_cache(4, disk=20)
     toy = Toy(cache)
     toy.use(prompt(1), namespaces[0])

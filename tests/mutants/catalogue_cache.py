@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "room for a promotion is made before its prefix is owned",
-        "pagedkv/cache.py",
+        "pagedkv/cache/cache.py",
         (("        held, hits, found = self._matcher.acquire(prompt, root)\n",
           "        cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
           "        self._conductor.make_room(cold)\n"
@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "all namespaces share one root",
-        "pagedkv/roots.py",
+        "pagedkv/cache/roots.py",
         (("self._placement.tree.namespace(digest)", 'self._placement.tree.namespace(b"")'),),
         ("test_no_block_crosses_namespaces_on_any_tier",),
     ),
@@ -55,39 +55,39 @@ MUTANTS = (
     ),
     Mutant(
         "the core is told that every move arrived",
-        "pagedkv/hands.py",
+        "pagedkv/cache/hands.py",
         (("        transfers, ok = ticket.results()\n",
           "        transfers, ok = ticket.results()[0], np.ones_like(ticket.results()[1])\n"),),
         ("test_a_disk_that_lost_its_content_is_a_miss_and_never_wrong",),
     ),
     Mutant(
         "a stored block is believed although its key is not that of its content",
-        "pagedkv/durable.py",
+        "pagedkv/cache/durable.py",
         ((" or record.key != chain_key(secret, record.namespace, record.parent, record.tokens)", ""),),
         ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
     ),
     Mutant(
         "blocks whose beginning is gone stay on the disk",
-        "pagedkv/durable.py",
+        "pagedkv/cache/durable.py",
         (("    orphans += [found.block for key, found in records.items() if key not in reached]\n", ""),),
         ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
     ),
     Mutant(
         "a token without a slot is written into the last block",
-        "pagedkv/device_kv.py",
+        "pagedkv/cache/device_kv.py",
         (("if len(slots) and slots.min() < 0:", "if False:"),),
         ("test_a_token_with_slot_minus_one_is_written_nowhere",),
     ),
     Mutant(
         "the source of a copy is let go of before it is copied",
-        "pagedkv/engine.py",
+        "pagedkv/cache/engine.py",
         (("                kv.copy_blocks(arrays.copies)\n",
           "                self.table.copies_done()\n                kv.copy_blocks(arrays.copies)\n"),),
         ("test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied",),
     ),
     Mutant(
         "a step commits although its body raised",
-        "pagedkv/step.py",
+        "pagedkv/cache/step.py",
         (("            if kind is None:\n                self._check_complete",
           "            if True:\n                self._check_complete"),
          ("        if kind is not None:\n            self._cancel()\n            return\n", "")),
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "what admission raises comes out of the move",
-        "pagedkv/admission.py",
+        "pagedkv/cache/admission.py",
         (("        if came_from_signal(problem):\n            raise problem\n", "        raise problem\n"),),
         ("test_a_run_that_cannot_be_judged_is_written_as_far_as_the_budget_goes",),
     ),
@@ -125,25 +125,25 @@ MUTANTS = (
     ),
     Mutant(
         "a layer is attended before it is written",
-        "pagedkv/step.py",
+        "pagedkv/cache/step.py",
         (("if num_new and layer not in self._written:", "if False:"),),
         ("test_attending_a_layer_before_it_is_written_is_refused",),
     ),
     Mutant(
         "a step whose copies the tier refuses stays scheduled",
-        "pagedkv/engine.py",
+        "pagedkv/cache/engine.py",
         (("            if not refused:\n                self.table.cancel(rows)\n", "            pass\n"),),
         ("test_a_step_whose_copies_the_tier_refuses_is_cancelled",),
     ),
     Mutant(
         "a step that is interrupted as it begins stays scheduled",
-        "pagedkv/step.py",
+        "pagedkv/cache/step.py",
         (("if begun or not is_refusal(problem):", "if begun:"),),
         ("test_a_step_that_is_interrupted_as_it_begins_is_cancelled",),
     ),
     Mutant(
         "an opening that is interrupted leaves its directory locked",
-        "pagedkv/cache.py",
+        "pagedkv/cache/cache.py",
         (("            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool",
           "            undo.pop_all()\n"
           "            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool"),),
@@ -158,21 +158,21 @@ MUTANTS = (
     ),
     Mutant(
         "a hook of moves waits for its own thread",
-        "pagedkv/moving.py",
+        "pagedkv/cache/moving.py",
         (("        if self._hands.is_this_thread():\n            raise InvalidArgument(",
           "        if False:\n            raise InvalidArgument("),),
         ("test_a_hook_of_moves_never_waits_for_its_own_thread",),
     ),
     Mutant(
         "a hook of moves is refused when its quota is set already",
-        "pagedkv/moving.py",
+        "pagedkv/cache/moving.py",
         (("            The caller must not wait; nothing was decided.\n        \"\"\"\n        self.check_may_wait()\n",
           "            The caller must not wait; nothing was decided.\n        \"\"\"\n"),),
         ("test_a_hook_of_moves_that_would_wait_for_moves_is_refused",),
     ),
     Mutant(
         "a purge that is made again waits for nothing",
-        "pagedkv/roots.py",
+        "pagedkv/cache/roots.py",
         (("                return list(self._leaving.get(digest, ())), 0\n", "                return [], 0\n"),),
         ("test_a_purge_that_is_made_again_waits_for_what_the_interrupted_one_waited_for",),
     ),
@@ -185,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "an interrupt of a clock that the dispatcher reads is dropped",
-        "pagedkv/hands.py",
+        "pagedkv/cache/hands.py",
         (("            self.interrupts.append(interrupt)  # of the caller's clock",
           "            # of the caller's clock"),),
         ("test_an_interrupt_of_a_clock_that_the_dispatcher_reads_comes_out_of_a_call_that_waits",),

@@ -13,7 +13,7 @@ MODEL = "pagedkv/_core/hazard_model.pyx"
 OWNERS = "pagedkv/_core/owners.pyx"
 TRANSFERS = "pagedkv/_core/transfers.pyx"
 TABLE = "pagedkv/_core/block_table.pyx"
-ENGINE = "pagedkv/engine.py"
+ENGINE = "pagedkv/cache/engine.py"
 
 MUTANTS = (
     Mutant(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-HANDS, MOVER, TICKET = "pagedkv/hands.py", "pagedkv/tiers/mover/mover.py", "pagedkv/tiers/mover/ticket.py"
-SCRUB, ADMISSION, CACHE = "pagedkv/scrub.py", "pagedkv/admission.py", "pagedkv/cache.py"
+HANDS, MOVER, TICKET = "pagedkv/cache/hands.py", "pagedkv/tiers/mover/mover.py", "pagedkv/tiers/mover/ticket.py"
+SCRUB, ADMISSION, CACHE = "pagedkv/cache/scrub.py", "pagedkv/cache/admission.py", "pagedkv/cache/cache.py"
 
 CONDUCTOR = (
     Mutant(
@@ -37,7 +37,7 @@ CONDUCTOR = (
          "test_what_is_refused_leaves_no_block_whose_prefix_is_gone"),
     ),
     Mutant(
-        "what loads slower than it computes is loaded", "pagedkv/matching.py",
+        "what loads slower than it computes is loaded", "pagedkv/cache/matching.py",
         (("        if worth < len(tiers):", "        if False:"),),
         ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",),
     ),

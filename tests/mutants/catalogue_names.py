@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PLACEMENT, TRANSFERS, TREE = (f"pagedkv/_core/{name}.pyx" for name in ("placement", "transfers", "radix_tree"))
-OWNERS, TABLE, ROOTS = "pagedkv/_core/owners.pyx", "pagedkv/_core/block_table.pyx", "pagedkv/roots.py"
+OWNERS, TABLE, ROOTS = "pagedkv/_core/owners.pyx", "pagedkv/_core/block_table.pyx", "pagedkv/cache/roots.py"
 
 NAMES = (
     Mutant(
@@ -87,7 +87,7 @@ NAMES = (
         ("test_the_makings_of_a_name_that_were_interrupted_are_done_again",),
     ),
     Mutant(
-        "explain makes a name", "pagedkv/cache.py",
+        "explain makes a name", "pagedkv/cache/cache.py",
         (("        root = self._roots.find(self._digest(namespace))\n", "        root = self._root(namespace)\n"),),
         ("test_explain_of_a_namespace_that_was_never_used_makes_nothing",),
     ),

@@ -14,7 +14,7 @@ LIMITS = "pagedkv/scheduler/limits.py"
 LANES = "pagedkv/scheduler/lanes.py"
 REOPENING = "pagedkv/scheduler/reopening.py"
 ASIDE = "pagedkv/scheduler/aside.py"
-MOVING = "pagedkv/moving.py"
+MOVING = "pagedkv/cache/moving.py"
 
 MUTANTS = (
     Mutant(
@@ -262,7 +262,7 @@ MUTANTS = (
     ),
     Mutant(
         "a scheduler that is gone still speaks for blocks",
-        "pagedkv/moving.py",
+        "pagedkv/cache/moving.py",
         (("weakref.ref(claim))", "lambda: claim)"),),
         ("test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone",),
     ),
@@ -292,7 +292,7 @@ MUTANTS = (
     ),
     Mutant(
         "a promotion asks for room that it needs no more",
-        "pagedkv/moving.py",
+        "pagedkv/cache/moving.py",
         (("                if int(np.count_nonzero(placement.tiers_of(owner))) >= cold:\n                    raise\n",
           "                raise\n"),),
         ("test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up",),

@@ -15,7 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pagedkv as pk
-from pagedkv.hands import Hands
+from pagedkv.cache.hands import Hands
 from tests.reliability.interrupt_control import OldOrder
 from tests.reliability.interrupt_kinds import KINDS, Alarm, Foreign, Hung, innermost
 from tests.reliability.interrupt_points import LIBRARY, Point, Tracer, room_of

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pagedkv as pk
-from pagedkv.prefetch import Prefetch
-from pagedkv.scrub import Mode
+from pagedkv.cache.prefetch import Prefetch
+from pagedkv.cache.scrub import Mode
 from tests.reliability.interrupt_kinds import Callbacks
 
 SPEC = pk.KVSpec(1, 1, 8, "float32", 4, model="interrupts")

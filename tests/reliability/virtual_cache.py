@@ -20,14 +20,14 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-import pagedkv.cache
-import pagedkv.hands
-import pagedkv.matching
-import pagedkv.moving
-import pagedkv.prefetch
+import pagedkv.cache.cache
+import pagedkv.cache.hands
+import pagedkv.cache.matching
+import pagedkv.cache.moving
+import pagedkv.cache.prefetch
 from pagedkv._core.dispatch import NOT_YET, Dispatch
 from pagedkv._core.placement import Placement
-from pagedkv.hands import Hands
+from pagedkv.cache.hands import Hands
 from pagedkv.tiers import Mover, Record, StoredBlock
 from pagedkv.tiers.disk.slots import DiskStats
 from pagedkv.tiers.mover import mover as mover_module
@@ -88,14 +88,16 @@ class Scene:
             patch.object(Hands, "start", scheduled_hands),
             patch.object(mover_module, "_is_quick", lambda parts: False),
             patch.object(Mover, "submit", scribbling_submit),
-            patch.object(pagedkv.cache, "Dispatch", lambda placement: ScheduledDispatch(placement, self.schedule)),
-            patch.object(pagedkv.cache, "Mover", unthreaded),
-            patch.object(pagedkv.cache, "DiskTier", type("DictStore", (DictStore,), {"scene": self})),
-            patch.object(pagedkv.prefetch, "start_thread", self.schedule.start),
-            patch.object(pagedkv.prefetch, "Monitor", lambda: VirtualCondition(self.schedule)),
-            patch.object(pagedkv.matching, "time", time_under(self.schedule)),
-            patch.object(pagedkv.moving, "time", time_under(self.schedule)),
-            patch.object(pagedkv.hands, "time", time_under(self.schedule)),
+            patch.object(
+                pagedkv.cache.cache, "Dispatch", lambda placement: ScheduledDispatch(placement, self.schedule)
+            ),
+            patch.object(pagedkv.cache.cache, "Mover", unthreaded),
+            patch.object(pagedkv.cache.cache, "DiskTier", type("DictStore", (DictStore,), {"scene": self})),
+            patch.object(pagedkv.cache.prefetch, "start_thread", self.schedule.start),
+            patch.object(pagedkv.cache.prefetch, "Monitor", lambda: VirtualCondition(self.schedule)),
+            patch.object(pagedkv.cache.matching, "time", time_under(self.schedule)),
+            patch.object(pagedkv.cache.moving, "time", time_under(self.schedule)),
+            patch.object(pagedkv.cache.hands, "time", time_under(self.schedule)),
         ):
             yield
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
 from pagedkv.cli import main
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.replay import POLICIES, Capacity, Options, References, Trace, engine_real, load_trace, replay

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.cost_model import FRESH_S, CostModel
+from pagedkv.cache.cost_model import FRESH_S, CostModel
+from pagedkv.cache.sequence import Batch
 from pagedkv.scheduler.limits import blocks_at_most
-from pagedkv.sequence import Batch
 
 from .conftest import SPEC, greedy, prompt
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from pagedkv._core.events import TIER_NAMES
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
 from pagedkv.errors import WrongType
 from pagedkv.lab.recording import captions
 from pagedkv.lab.recording.file import write_recording

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.lab.replay.capacity import TIER_NAMES, Capacity
 from pagedkv.lab.replay.engine_sim import PROGRESS_EVERY, all_counters

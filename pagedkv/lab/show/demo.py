@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
+from pagedkv.cache.sequence import Sequence
 from pagedkv.lab.recording import Recorder, Recording
-from pagedkv.sequence import Sequence
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 

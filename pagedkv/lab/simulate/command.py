@@ -13,7 +13,7 @@ from typing import TextIO, get_args
 import numpy as np
 
 from pagedkv._version import __version__
-from pagedkv.admission import Mode
+from pagedkv.cache.admission import Mode
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.replay.command import require_format
 from pagedkv.lab.replay.progress import progress

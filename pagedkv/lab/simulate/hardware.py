@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.admission import Mode
+from pagedkv.cache.admission import Mode
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
 from pagedkv.lab.simulate.links import TIERS, TierSize

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagedkv.cache import KVCache
+from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.simulate.contiguous import region_length
 from pagedkv.lab.simulate.hardware import Hardware

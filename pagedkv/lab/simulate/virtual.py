@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cache import KVCache
-from pagedkv.engine import KV
+from pagedkv.cache.cache import KVCache
+from pagedkv.cache.engine import KV
 from pagedkv.errors import PagedKVError
 from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS, TierSize

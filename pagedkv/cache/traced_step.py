@@ -6,10 +6,10 @@ from collections.abc import Sequence as Seq
 
 from numpy.typing import ArrayLike
 
-from pagedkv.engine import Engine
+from pagedkv.cache.engine import Engine
+from pagedkv.cache.sequence import Batch, Sequence
+from pagedkv.cache.step import Step
 from pagedkv.observe.hooks import Off, Running
-from pagedkv.sequence import Batch, Sequence
-from pagedkv.step import Step
 
 
 class TracedStep(Step):

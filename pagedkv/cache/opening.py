@@ -13,10 +13,10 @@ from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import NEED_CHAIN, Placement
 from pagedkv._core.radix_tree import RadixTree
-from pagedkv.admission import Admission, Likeliest, Turnover, WriteBudget
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget
+from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.learned import Folder, Learned
 from pagedkv.errors import InvalidArgument, TierError, WrongType
-from pagedkv.learned import Folder, Learned
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Budget, Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec

@@ -1,6 +1,6 @@
 """The conductor: has the core decide what moves, and waits until there is room, or everything else is held.
 
-It moves nothing. What the core decides is carried out by the dispatcher's thread (:mod:`pagedkv.hands`), whatever
+It moves nothing. What the core decides is carried out by the dispatcher's thread (:mod:`pagedkv.cache.hands`), whatever
 becomes of the caller that asked for it.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from pagedkv._core.dispatch import CLOSED, ENDED, NOT_YET, Dispatch
 from pagedkv._core.events import TIER_NAMES
 from pagedkv._core.placement import Placement
+from pagedkv.cache.hands import DEVICE as DEVICE
+from pagedkv.cache.hands import DISK as DISK
+from pagedkv.cache.hands import Hands
 from pagedkv.errors import ClosedError, InvalidArgument, OutOfBlocks
-from pagedkv.hands import DEVICE as DEVICE
-from pagedkv.hands import DISK as DISK
-from pagedkv.hands import Hands
 from pagedkv.observe.hooks import Hooks
 
 HOST = 1

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
-from pagedkv.engine import BoundStep, Engine
+from pagedkv.cache.engine import BoundStep, Engine
+from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
-from pagedkv.sequence import Batch, Sequence
 from pagedkv.spec.sizes import whole_number
 
 MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of long prompts

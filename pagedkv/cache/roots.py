@@ -18,8 +18,8 @@ from collections import OrderedDict, deque
 from contextlib import suppress
 
 from pagedkv._core.placement import Placement
+from pagedkv.cache.scrub import Scrub
 from pagedkv.errors import StaleHandle
-from pagedkv.scrub import Scrub
 from pagedkv.spec.namespace import Namespace
 
 LOOKED_AT = 2  # namespaces, for each that is made

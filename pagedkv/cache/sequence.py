@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.held import HeldRow, fork_row
-from pagedkv.engine import Engine
+from pagedkv.cache.engine import Engine
 from pagedkv.errors import ClosedError, InvalidArgument, WrongType
 from pagedkv.interop import View, as_argument, block_views, export
 

@@ -13,13 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv._core.block_table import BlockTable, StepArrays
 from pagedkv._core.held import HeldRow
 from pagedkv._core.placement import Placement
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.learned import Learned
+from pagedkv.cache.moving import Conductor
+from pagedkv.cache.scrub import Scrub
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks, PagedKVError
-from pagedkv.learned import Learned
-from pagedkv.moving import Conductor
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.observe.hooks import Hooks
-from pagedkv.scrub import Scrub
 from pagedkv.spec.kv_spec import KVSpec
 
 

@@ -23,28 +23,16 @@ from pagedkv._core.block_table import BlockTable
 from pagedkv._core.dispatch import Dispatch
 from pagedkv._core.events import TIER_NAMES, KVEvent
 from pagedkv._core.held import Hold, open_row, own, own_partial
-from pagedkv.cost_model import CostModel
-from pagedkv.device_kv import DeviceKV
-from pagedkv.durable import Describer, restore
-from pagedkv.engine import KV, Engine
-from pagedkv.errors import (
-    DoubleRelease,
-    InvalidArgument,
-    NamespaceRequired,
-    TierError,
-    WrongType,
-)  # fmt: skip
-from pagedkv.explain import Explanation, explain_match
-from pagedkv.hands import Hands
-from pagedkv.interop import Pages, export, pages_of
-from pagedkv.kernels.backend import Backend
-from pagedkv.learned import DEFAULT, Learned
-from pagedkv.matching import Matcher
-from pagedkv.moving import Conductor
-from pagedkv.observe.clock import Clock
-from pagedkv.observe.hooks import Hooks
-from pagedkv.observe.stats import CacheStats
-from pagedkv.opening import (
+from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.device_kv import DeviceKV
+from pagedkv.cache.durable import Describer, restore
+from pagedkv.cache.engine import KV, Engine
+from pagedkv.cache.explain import Explanation, explain_match
+from pagedkv.cache.hands import Hands
+from pagedkv.cache.learned import DEFAULT, Learned
+from pagedkv.cache.matching import Matcher
+from pagedkv.cache.moving import Conductor
+from pagedkv.cache.opening import (
     DEVICE,
     DISK,
     blocks_of,
@@ -55,20 +43,32 @@ from pagedkv.opening import (
     open_placement,
     open_tiers,
 )  # fmt: skip
-from pagedkv.prefetch import Foresight, Prefetch, Prefetcher
-from pagedkv.roots import DEFAULT as DEFAULT_NAMESPACE
-from pagedkv.roots import Root, Roots
-from pagedkv.scrub import MODES, Scrub
-from pagedkv.scrub import Mode as ScrubMode
-from pagedkv.sequence import Batch, Sequence, session_number
+from pagedkv.cache.prefetch import Foresight, Prefetch, Prefetcher
+from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
+from pagedkv.cache.roots import Root, Roots
+from pagedkv.cache.scrub import MODES, Scrub
+from pagedkv.cache.scrub import Mode as ScrubMode
+from pagedkv.cache.sequence import Batch, Sequence, session_number
+from pagedkv.cache.step import Step
+from pagedkv.cache.traced_step import TracedStep
+from pagedkv.errors import (
+    DoubleRelease,
+    InvalidArgument,
+    NamespaceRequired,
+    TierError,
+    WrongType,
+)  # fmt: skip
+from pagedkv.interop import Pages, export, pages_of
+from pagedkv.kernels.backend import Backend
+from pagedkv.observe.clock import Clock
+from pagedkv.observe.hooks import Hooks
+from pagedkv.observe.stats import CacheStats
 from pagedkv.spec.budgets import Budget, Disk, blocks_for, check_choice
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.sizes import number_of_seconds, whole_number
-from pagedkv.step import Step
 from pagedkv.threads.crew import Errand
 from pagedkv.tiers import DeviceTier, DiskTier, Mover
-from pagedkv.traced_step import TracedStep
 
 
 class KVCache:
@@ -702,7 +702,7 @@ class KVCache:
         if gpu is None and backend is None:
             return DeviceKV(self.spec, tier.arena)
         from pagedkv.attention.places import cuda_backend  # only here: nobody else pays for the kernels' modules
-        from pagedkv.gpu_kv import GpuKV
+        from pagedkv.cache.gpu_kv import GpuKV
 
         return GpuKV(self.spec, tier.arena, backend or cuda_backend(gpu or 0), tier.used_by, tier.before_use)
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pagedkv._core.held import Hold, own
 from pagedkv._core.placement import Placement
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.moving import DISK, Conductor
 from pagedkv.errors import OutOfBlocks
-from pagedkv.moving import DISK, Conductor
 from pagedkv.observe.hooks import Hooks
 
 NOTHING = np.empty(0, np.uint8)  # was found

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.dispatch import LONGEST_S, Dispatch, Taken
 from pagedkv._core.placement import Placement
-from pagedkv.admission import Admission
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.admission import Admission
+from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.scrub import Scrub
 from pagedkv.observe.callbacks import Log
 from pagedkv.observe.hooks import Hooks, Off, Running
-from pagedkv.scrub import Scrub
 from pagedkv.threads.crew import Errand
 from pagedkv.tiers import Mover, Ticket
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import Placement
+from pagedkv.cache.matching import Matcher
 from pagedkv.errors import ClosedError, InvalidArgument, StaleHandle
-from pagedkv.matching import Matcher
 from pagedkv.threads.monitor import Monitor
 
 State: TypeAlias = Literal["waits", "runs", "cancelled", "over"]

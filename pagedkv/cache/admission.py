@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from pagedkv.cost_model import CostModel
+from pagedkv.cache.cost_model import CostModel
 from pagedkv.observe.callbacks import Log, came_from_signal
 from pagedkv.observe.clock import Passed
 

@@ -1,0 +1,1 @@
+"""The conductor: KVCache, its steps and sequences, and how prefixes are found, moved, written and released."""
