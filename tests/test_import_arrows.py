@@ -1,7 +1,7 @@
 """Who may import whom, read from the sources; and what nobody may import.
 
-The rooms and the arrows are those of docs/architecture.md. A file of the package belongs to the room that its
-path names, and may import its own room, what ``ARROWS`` gives that room, and nothing else of ours.
+A file of the package belongs to the room that its path names, and may import its own room, what ``ARROWS`` gives that
+room (tests/arrows.py), and nothing else of ours.
 """
 
 from __future__ import annotations
@@ -14,99 +14,7 @@ from pathlib import Path
 
 import pytest
 
-WINGS = {"cache", "lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
-
-ARROWS: dict[str, set[str]] = {
-    "_version": set(),
-    "errors": set(),
-    "reference": set(),
-    "spec": {"errors"},
-    "threads.pthread": set(),
-    "threads.monitor": {"threads.pthread"},
-    "_core": {"errors", "threads.pthread"},
-    "threads.crew": {"threads.monitor"},
-    "core": {"errors", "_core"},
-    "kernels": {"errors", "_version", "threads.monitor", "observe.callbacks", "threads.crew"},
-    "cpu": {"errors", "spec"},
-    "interop": {"errors"},
-    "observe.stats": {"errors"},
-    "observe.hooks": {"errors", "observe.callbacks"},
-    "observe.metrics": {"errors", "observe.stats"},
-    "tiers": {"errors", "spec", "threads.monitor", "observe.callbacks", "observe.clock", "threads.crew"},
-    "lab.sizing": {"errors", "spec"},
-    "attention": {"errors", "spec", "kernels", "cpu", "reference"},
-    "cache.device_kv": {"errors", "spec", "_core", "interop", "cpu", "reference"},
-    "cache.gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
-    "cache.durable": {"errors", "spec", "_core", "tiers"},
-    "cache.cost_model": {"errors", "spec"},
-    "observe.callbacks": {"errors"},
-    "observe.clock": {"errors", "observe.callbacks"},
-    "cache.admission": {"observe.callbacks", "observe.clock", "cache.cost_model"},
-    "cache.scrub": {"_core"},
-    "cache.roots": {"errors", "spec", "_core", "cache.scrub"},
-    "cache.learned": {"errors", "_core", "tiers", "observe.callbacks"},
-    "cache.opening": {
-        *("errors", "spec", "_core", "tiers", "observe.callbacks", "cache.cost_model", "cache.admission"),
-        *("cache.learned",),
-    },
-    "cache.hands": {
-        *("_core", "tiers", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
-        *("observe.hooks",),
-    },
-    "cache.moving": {"errors", "_core", "cache.hands", "observe.hooks"},
-    "cache.matching": {"errors", "_core", "cache.cost_model", "cache.moving", "observe.hooks"},
-    "cache.engine": {
-        *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moving"),
-        *("observe.hooks", "cache.learned"),
-    },
-    "cache.explain": {"errors", "spec", "_core"},
-    "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matching"},
-    "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
-    "cache.step": {
-        *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
-    },
-    "cache.cache": {
-        *("errors", "spec", "_core", "core", "tiers", "observe.stats", "interop"),
-        *("attention", "kernels", "cache.device_kv"),
-        *("cache.gpu_kv", "cache.durable", "cache.hands", "cache.moving", "cache.engine", "cache.explain"),
-        *("cache.prefetch", "cache.sequence", "cache.step", "cache.cost_model", "cache.admission", "cache.scrub"),
-        *("cache.roots", "cache.learned", "cache.opening", "cache.matching"),
-        *("observe.hooks", "cache.traced_step"),
-        *("observe.clock", "threads.crew"),
-    },
-    "cache.traced_step": {"cache.engine", "observe.hooks", "cache.sequence", "cache.step"},
-    "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache.cache"},
-    "lab.show": {"errors", "spec", "cache.sequence", "cache.cache", "lab.recording"},
-    "scheduler": {
-        *("errors", "spec", "observe.callbacks", "observe.clock", "cache.moving", "cache.sequence", "cache.step"),
-        *("observe.stats", "cache.cache"),
-    },
-    "lab.simulate": {
-        *("errors", "spec", "lab.sizing", "cache.admission", "tiers", "cache.engine", "cache.cache"),
-        *("scheduler", "lab.replay"),
-        "_version",
-    },
-    "lab.replay": {"errors", "spec", "_core", "core", "observe.stats", "cache.cache", "_version"},
-    "tools.store": {"errors", "spec", "_core", "tiers"},
-    "tools.doctor": {"errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "_version"},
-    "cli": {
-        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache.cache", "lab.replay"),
-        *("lab.simulate", "tools.doctor"),
-        *("tools.store", "lab.show"),
-        "_version",
-    },
-    "cache": set(),
-    "lab": set(),
-    "threads": set(),
-    "observe": set(),
-    "tools": set(),
-    "__main__": {"cli"},
-    "__init__": {
-        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache.explain", "cache.prefetch"),
-        *("cache.sequence", "cache.step", "cache.cache"),
-        *("scheduler", "_version"),
-    },
-}
+from tests.arrows import ARROWS, WINGS, in_docs
 
 FORBIDDEN_MODULES = {
     *("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "copyreg"),
@@ -231,6 +139,12 @@ SOURCES = sorted(path for kind in ("py", "pyi", "pyx", "pxd", "pxi") for path in
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_only_along_the_arrows(path: Path) -> None:
     assert not problems(str(path), path.read_text(), PACKAGE)
+
+
+@pytest.mark.checkout
+def test_the_page_has_the_same_arrows() -> None:
+    page = Path(__file__).parent.parent / "docs" / "architecture.md"
+    assert in_docs() in page.read_text(), "python -m tests.arrows"
 
 
 def test_core_tiers_and_kernels_do_not_know_each_other() -> None:

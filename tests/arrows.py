@@ -1,0 +1,125 @@
+"""Which room may import which: the table of the import test, and of docs/architecture.md.
+
+``python -m tests.arrows`` writes it into the page. A room is a folder of the package, or a module of its top level or
+of a wing; it may import itself, what stands here, and nothing else of ours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+WINGS = {"cache", "lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
+
+ARROWS: dict[str, set[str]] = {
+    "_version": set(),
+    "errors": set(),
+    "reference": set(),
+    "spec": {"errors"},
+    "threads.pthread": set(),
+    "threads.monitor": {"threads.pthread"},
+    "_core": {"errors", "threads.pthread"},
+    "threads.crew": {"threads.monitor"},
+    "core": {"errors", "_core"},
+    "kernels": {"errors", "_version", "threads.monitor", "observe.callbacks", "threads.crew"},
+    "cpu": {"errors", "spec"},
+    "interop": {"errors"},
+    "observe.stats": {"errors"},
+    "observe.hooks": {"errors", "observe.callbacks"},
+    "observe.metrics": {"errors", "observe.stats"},
+    "tiers": {"errors", "spec", "threads.monitor", "observe.callbacks", "observe.clock", "threads.crew"},
+    "lab.sizing": {"errors", "spec"},
+    "attention": {"errors", "spec", "kernels", "cpu", "reference"},
+    "cache.device_kv": {"errors", "spec", "_core", "interop", "cpu", "reference"},
+    "cache.gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
+    "cache.durable": {"errors", "spec", "_core", "tiers"},
+    "cache.cost_model": {"errors", "spec"},
+    "observe.callbacks": {"errors"},
+    "observe.clock": {"errors", "observe.callbacks"},
+    "cache.admission": {"observe.callbacks", "observe.clock", "cache.cost_model"},
+    "cache.scrub": {"_core"},
+    "cache.roots": {"errors", "spec", "_core", "cache.scrub"},
+    "cache.learned": {"errors", "_core", "tiers", "observe.callbacks"},
+    "cache.opening": {
+        *("errors", "spec", "_core", "tiers", "observe.callbacks", "cache.cost_model", "cache.admission"),
+        *("cache.learned",),
+    },
+    "cache.hands": {
+        *("_core", "tiers", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
+        *("observe.hooks",),
+    },
+    "cache.moving": {"errors", "_core", "cache.hands", "observe.hooks"},
+    "cache.matching": {"errors", "_core", "cache.cost_model", "cache.moving", "observe.hooks"},
+    "cache.engine": {
+        *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moving"),
+        *("observe.hooks", "cache.learned"),
+    },
+    "cache.explain": {"errors", "spec", "_core"},
+    "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matching"},
+    "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
+    "cache.step": {
+        *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
+    },
+    "cache.cache": {
+        *("errors", "spec", "_core", "core", "tiers", "observe.stats", "interop"),
+        *("attention", "kernels", "cache.device_kv"),
+        *("cache.gpu_kv", "cache.durable", "cache.hands", "cache.moving", "cache.engine", "cache.explain"),
+        *("cache.prefetch", "cache.sequence", "cache.step", "cache.cost_model", "cache.admission", "cache.scrub"),
+        *("cache.roots", "cache.learned", "cache.opening", "cache.matching"),
+        *("observe.hooks", "cache.traced_step"),
+        *("observe.clock", "threads.crew"),
+    },
+    "cache.traced_step": {"cache.engine", "observe.hooks", "cache.sequence", "cache.step"},
+    "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache.cache"},
+    "lab.show": {"errors", "spec", "cache.sequence", "cache.cache", "lab.recording"},
+    "scheduler": {
+        *("errors", "spec", "observe.callbacks", "observe.clock", "cache.moving", "cache.sequence", "cache.step"),
+        *("observe.stats", "cache.cache"),
+    },
+    "lab.simulate": {
+        *("errors", "spec", "lab.sizing", "cache.admission", "tiers", "cache.engine", "cache.cache"),
+        *("scheduler", "lab.replay"),
+        "_version",
+    },
+    "lab.replay": {"errors", "spec", "_core", "core", "observe.stats", "cache.cache", "_version"},
+    "tools.store": {"errors", "spec", "_core", "tiers"},
+    "tools.doctor": {"errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "_version"},
+    "cli": {
+        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache.cache", "lab.replay"),
+        *("lab.simulate", "tools.doctor"),
+        *("tools.store", "lab.show"),
+        "_version",
+    },
+    "cache": set(),
+    "lab": set(),
+    "threads": set(),
+    "observe": set(),
+    "tools": set(),
+    "__main__": {"cli"},
+    "__init__": {
+        *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache.explain", "cache.prefetch"),
+        *("cache.sequence", "cache.step", "cache.cache"),
+        *("scheduler", "_version"),
+    },
+}
+
+BEGIN, END = "<!-- arrows -->\n", "<!-- end of arrows -->\n"
+
+
+def in_docs() -> str:
+    """The table for the page, a line for each room that imports any."""
+    width = max(map(len, ARROWS))
+    lines = [f"{room:{width}} -> {', '.join(sorted(known))}" for room, known in sorted(ARROWS.items()) if known]
+    alone = sorted(room for room, known in ARROWS.items() if not known and room not in WINGS)
+    return "\n".join([BEGIN + "```text", *lines, f"{', '.join(alone)} import nothing of ours", "```", END])
+
+
+def main() -> None:
+    """Write it into docs/architecture.md."""
+    page = Path(__file__).parent.parent / "docs" / "architecture.md"
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    page.write_text(before + in_docs() + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()
