@@ -6,9 +6,11 @@ import _thread
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from pagedkv.threads import crew
 from pagedkv.threads.crew import Crew, Errand
 
 WATCHDOG_S = 60.0
@@ -102,3 +104,18 @@ def test_an_errand_is_done_once_and_its_error_comes_out_of_every_wait() -> None:
             errand.ends_within(WATCHDOG_S)
     assert errand.has_failed
     assert done == [1]
+
+
+def test_an_errand_whose_thread_never_begins_is_begun_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, started = crew._thread.start_new_thread, []
+
+    def start(work: Any, arguments: Any) -> int:
+        started.append(work)
+        return 0 if len(started) == 1 else real(work, arguments)
+
+    monkeypatch.setattr(crew, "START_S", 0.01)
+    monkeypatch.setattr(crew._thread, "start_new_thread", start)
+    done: list[int] = []
+    assert Errand(lambda: done.append(1)).ends_within(60)
+    assert done == [1]
+    assert len(started) > 1

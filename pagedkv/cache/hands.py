@@ -149,7 +149,8 @@ class Hands:
     def round(self, taken: Taken | None) -> float | None:
         """Begin what was taken and end what is settled; seconds until there may be more to do, None where all is done.
 
-        It raises nothing: what goes wrong costs moves, which are given up.
+        What goes wrong costs moves, which are given up. Where it raises all the same, there was no memory even for
+        that: :meth:`recover` what was taken.
         """
         if taken is not None:
             upward = taken.moves["dst_tier"] < taken.moves["src_tier"]
@@ -159,6 +160,16 @@ class Hands:
             self._end_settled(job)
         pause = min((self._mover.watch(ticket) for job in self._jobs for ticket, _ in job.tickets), default=LONGEST_S)
         return None if self._stopping or (self.closing and not self._jobs) else pause
+
+    def recover(self, taken: Taken) -> None:
+        """Give up what a round that raised has taken and put into no ticket. To be called again where it raises.
+
+        That `taken` gives moves up as it dies is not enough: without memory CPython may lose a reference to it, and it
+        never dies.
+        """
+        known = [part["transfer"] for job in self._jobs for _, part in job.tickets]
+        lost = taken.moves[~np.isin(taken.moves["transfer"], np.concatenate(known))] if known else taken.moves
+        self._lose(lost, MemoryError())
 
     def _begin(
         self, taken: Taken, moves: NDArray[np.void], direction: str, submit: Callable[[Job, NDArray[np.void]], None]
@@ -230,11 +241,11 @@ class Hands:
     def _end_settled(self, job: Job) -> None:
         settled = [(ticket, moves) for ticket, moves in job.tickets if ticket.is_settled]
         for ticket, moves in settled:
-            job.tickets.remove((ticket, moves))
             try:
                 self._complete(job, ticket, moves)
             except BaseException as problem:
-                self._lose(moves, problem, ticket)
+                self._lose(moves, problem, ticket)  # where that raises, the next round ends the ticket again
+            job.tickets.remove((ticket, moves))
         if not job.tickets:
             self._jobs.remove(job)
             try:
@@ -329,15 +340,25 @@ def _settled(dispatch: Dispatch, taken: Taken, ticket: Ticket) -> None:
 def _work(weakly: weakref.ref[Hands], dispatch: Dispatch) -> None:
     """The dispatcher's thread."""
     pause: float | None = LONGEST_S
+    taken: Taken | None = None  # by a round that is not over
     while pause is not None:
-        taken = hands = None  # while it waits it holds neither the cache nor moves
+        hands = None  # while it waits it holds neither the cache nor, but for AGAIN_S, moves
         try:
-            taken = dispatch.take(pause)
-            hands = weakly()
-            if hands is None:
-                return
-            pause = hands.round(taken)
-        except BaseException:  # no memory: what was taken is given up as `taken` dies, and the thread goes on
+            if taken is None:
+                taken = dispatch.take(pause)
+                hands = weakly()
+                if hands is None:
+                    return
+                pause = hands.round(taken)
+            else:
+                time.sleep(AGAIN_S)
+                hands = weakly()
+                if hands is None:
+                    return
+                hands.recover(taken)
+                pause = 0.0
+            taken = None
+        except BaseException:  # no memory: the thread goes on, and recovers what was taken
             pause = AGAIN_S
 
 

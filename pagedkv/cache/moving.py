@@ -99,8 +99,8 @@ class Conductor:
 
     def end_prefetch(self) -> None:
         """This thread's prefetch is over and holds nothing any more."""
+        self._dispatch.hold_up(-1)  # first, as it needs no memory: others may wait for it
         self._prefetching.discard(threading.get_ident())
-        self._dispatch.hold_up(-1)
 
     def run_moves(self) -> bool:
         """Wait until a move under way, or another thread's prefetch, is over. False if there is none.

@@ -7,6 +7,7 @@ import _thread
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from pagedkv.threads.monitor import Monitor
 
 State: TypeAlias = Literal["waits", "runs", "cancelled", "over"]
 
+AGAIN_S = 0.01  # until a thread without memory tries again
 LOOKED_AT = 4096  # ends of prefixes on the device that others are compared with
 
 
@@ -77,8 +79,9 @@ class Prefetch:
             self._tokens = self._work()
         except BaseException as problem:
             self._error = problem
+        finally:
+            self._state = "over"  # those who wait see it soon, even where there is no memory to wake them
         with self._changed:
-            self._state = "over"
             self._changed.notify_all()
 
 
@@ -138,18 +141,25 @@ class Prefetcher:
 
     def _serve(self) -> None:
         """The thread: prefetches until none waits. If there is one already, it goes."""
+        own = threading.get_ident()
         with self._changed:
             if self._server or self._closed:
                 return
-            self._server = threading.get_ident()
+            self._server = own
         while True:
-            with self._changed:
-                if not self._waiting:
-                    self._server = 0
-                    self._changed.notify_all()
-                    return
-                ticket = self._waiting.popleft()
-            ticket.run()
+            try:
+                with self._changed:
+                    if not self._waiting:
+                        self._server = 0
+                        self._changed.notify_all()
+                        return
+                    ticket = self._waiting[0]
+                ticket.run()
+                with self._changed:
+                    if self._waiting and self._waiting[0] is ticket:
+                        self._waiting.popleft()
+            except BaseException:  # noqa: PERF203 - no memory: the thread goes on, with the same ticket if it has not begun
+                time.sleep(AGAIN_S)
 
 
 _serving: weakref.WeakSet[Prefetcher] = weakref.WeakSet()

@@ -163,10 +163,10 @@ class Roots:
                 self._left(digest, root)
 
     def _left(self, digest: bytes, root: Root) -> None:
-        leaving = self._leaving.get(digest, [])
-        if root in leaving:
-            leaving.remove(root)
-        if not leaving:
+        rest = [other for other in self._leaving.get(digest, ()) if other != root]
+        if rest:
+            self._leaving[digest] = rest
+        else:
             self._leaving.pop(digest, None)
 
     def _forget_some(self) -> None:

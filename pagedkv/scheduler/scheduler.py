@@ -129,6 +129,7 @@ class Scheduler:
         self._telling: tuple[list[Request], tuple[Request, ...]] = [], ()  # finished, expired; by the last call
         self.torn = False  # a call is under way, or was interrupted
         self._num_submitted = 0
+        self._counting: tuple[Request, State, int] | None = None  # the next to be counted, and what it makes
         self._ended: dict[State, int] = {"finished": 0, "aborted": 0, "expired": 0}
 
     @property
@@ -487,8 +488,18 @@ class Scheduler:
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        """It has ended, and is counted."""
-        self._ended[request.state] += self._unended.pop(request, 0)
+        """It has ended, and is counted, once whatever interrupts this."""
+        if request in self._unended:
+            self._counting = request, request.state, self._ended[request.state] + 1
+            self._count()
+
+    def _count(self) -> None:
+        """To be done again where it was interrupted."""
+        if self._counting is not None:
+            request, state, number = self._counting
+            self._ended[state] = number
+            self._unended.pop(request, None)
+            self._counting = None
 
     def heard(self) -> None:
         """The caller has what the last call returned."""
@@ -500,6 +511,7 @@ class Scheduler:
         All requests that had begun are suspended, with the tokens that they have; a plan that was out is taken back,
         and a report that was interrupted never was.
         """
+        self._count()
         if self._reporter.before is not None:
             self._reporter.before.restore()
             self._reporter.before = None

@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 
 from pagedkv.threads.monitor import Monitor
 
+START_S = 1.0  # until a thread that has not begun is taken for one that never will
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -41,11 +43,13 @@ class Errand:
 
     def ends_within(self, seconds: float) -> bool:
         """Begin, unless it was begun before; whether it is over in that time. If not, its thread goes on."""
-        if self._state == "waits":
+        while self._state == "waits":
             try:
                 _thread.start_new_thread(self._run, ())
             except RuntimeError:  # the interpreter is ending, and has no more threads
                 self._run()
+            with self._changed:
+                self._changed.wait_for(lambda: self._state != "waits", START_S)  # a thread may die before it begins
         with self._changed:
             is_over = self._changed.wait_for(lambda: self._state == "over", seconds)
         if is_over and self._problem is not None:
@@ -54,15 +58,16 @@ class Errand:
 
     def _run(self) -> None:
         with self._changed:
-            if self._state != "waits":  # an interrupted caller had begun it
+            if self._state != "waits":  # another thread had begun it
                 return
             self._state = "runs"
         try:
             self._work()
         except BaseException as problem:
             self._problem = problem
+        finally:
+            self._state = "over"  # those who wait see it soon, even where there is no memory to wake them
         with self._changed:
-            self._state = "over"
             self._changed.notify_all()
 
 

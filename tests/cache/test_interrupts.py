@@ -16,6 +16,8 @@ from tests.reliability.interrupt_cases import caught
 from tests.reliability.interrupt_kinds import Alarm, HandlerTimeout
 from tests.reliability.interrupt_points import LIBRARY, Tracer
 
+from .conftest import BLOCK, Toy, prompt
+
 SPEC = pk.KVSpec(1, 1, 8, "float32", 4, model="t@1")
 WATCHDOG_S = 60
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -370,3 +372,24 @@ def test_the_points_are_found_in_the_library_and_say_where_they_are():
         tracer.run(lambda: use(cache, 0))
     assert tracer.point is not None
     assert (LIBRARY + tracer.point.file).endswith(".py")
+
+
+def test_moves_that_a_round_without_memory_had_taken_are_given_up(open_cache, monkeypatch):
+    """CPython may lose a reference to what was taken where it has no memory: it never dies then."""
+    cache = open_cache(4, host=16)
+    toy = Toy(cache)
+    toy.use(prompt(1))
+    real, kept = type(cache._hands).round, []
+
+    def round_without_memory(hands, taken):
+        if taken is not None and not kept:
+            kept.append(taken)
+            raise MemoryError
+        return real(hands, taken)
+
+    monkeypatch.setattr(type(cache._hands), "round", round_without_memory)
+    toy.use(prompt(2, 4 * BLOCK))  # makes room: what is to be demoted is lost, and the request goes on
+    assert kept
+    assert cache.placement.num_in_flight == 0
+    toy.use(prompt(3, 4 * BLOCK))
+    cache.check_integrity()

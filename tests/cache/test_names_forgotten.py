@@ -276,3 +276,19 @@ def test_an_interrupt_at_any_line_loses_no_namespace() -> None:
             if not stopped:
                 break
         assert 30 < target < 199
+
+
+def test_a_purge_that_is_interrupted_at_any_line_leaves_nothing() -> None:
+    name = pk.Namespace(tenant="purged")
+    with pk.KVCache(SPEC, 64) as cache:
+        for target in range(1, 300):
+            use(cache, name, prompt(1, BLOCK + 1))
+            stopped = lines_of(lambda: cache.purge(name), target) == target
+            cache.purge(name)
+            for number in range(3):  # calls for others settle what is left
+                use(cache, pk.Namespace(tenant=f"other {number}"), prompt(3, BLOCK + 1))
+                cache.purge(pk.Namespace(tenant=f"other {number}"))
+            assert (cache._roots._leaving, cache._roots._unsettled) == ({}, {}), f"line {target}"
+            if not stopped:
+                break
+        assert 15 < target < 299

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.cache.prefetch import Prefetch
 
 from .conftest import BLOCK, Toy, all_free, prompt, where
 
@@ -191,3 +192,21 @@ def test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_
     assert toy.use(long) == {"host": 6 * BLOCK}
     assert called == [6, 3, 3], "six, three by the other meanwhile, and once six were in vain the other three"
     assert all_free(toy.cache)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_thread_of_prefetches_goes_on_where_it_found_no_memory(toy, monkeypatch, when):
+    real, problems = Prefetch.run, [MemoryError()]
+
+    def run(ticket):
+        if problems and when == "before":
+            raise problems.pop()
+        real(ticket)
+        if problems:
+            raise problems.pop()
+
+    monkeypatch.setattr(Prefetch, "run", run)
+    assert toy.cache.prefetch(prompt(1)).wait(TIMEOUT_S) == 3 * BLOCK
+    assert toy.cache.prefetch(prompt(1)).wait(TIMEOUT_S) == 3 * BLOCK
+    assert not problems
+    toy.cache.close()

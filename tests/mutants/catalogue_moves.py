@@ -54,7 +54,7 @@ CONDUCTOR = (
     ),
     Mutant(
         "a purge does not wait for what is on its way to the disk", CACHE,
-        (("        self._conductor.drain_namespace(root)  # what is on its way", "        # what is on its way"),),
+        (("            self._conductor.drain_namespace(root)", "            pass"),),
         ("test_the_proof_holds[schedules]",), 2000,
     ),
     Mutant(
@@ -108,8 +108,48 @@ INTERRUPTS = (
 MOVERS = (
     Mutant(
         "a ticket is settled when its first part is over", TICKET,
-        (("            last = self._pending == 0\n", "            last = True\n"),),
+        (("            last = self._pending == 0\n        if left:", "            last = True\n        if left:"),),
         ("test_a_ticket_is_not_done_before_its_last_part",),
+    ),
+    Mutant(
+        "a part that a worker tells of twice counts twice", TICKET,
+        (("            again = bool(self._over[moves[0]])\n", "            again = False\n"),),
+        ("test_a_part_that_is_told_of_twice_counts_once",),
+    ),
+    Mutant(
+        "a worker that finds no memory ends", MOVER,
+        (("        except BaseException:  # noqa: PERF203 - no memory",
+          "        except ZeroDivisionError:  # no memory"),),
+        ("test_a_worker_that_finds_no_memory_fails_its_part_and_goes_on",),
+    ),
+    Mutant(
+        "what a round without memory has taken is left to a Taken that never dies", HANDS,
+        (("                hands.recover(taken)\n", "                pass\n"),),
+        ("test_moves_that_a_round_without_memory_had_taken_are_given_up",),
+    ),
+    Mutant(
+        "a thread that dies before it begins is waited for", "pagedkv/threads/crew.py",
+        (('        while self._state == "waits":\n', '        for _ in range(self._state == "waits"):\n'),),
+        ("test_an_errand_whose_thread_never_begins_is_begun_by_another",),
+    ),
+    Mutant(
+        "a prefetch that finds no memory ends its thread", "pagedkv/cache/prefetch.py",
+        (("            except BaseException:  # noqa: PERF203 - no memory",
+          "            except ZeroDivisionError:  # no memory"),),
+        ("test_the_thread_of_prefetches_goes_on_where_it_found_no_memory",),
+    ),
+    Mutant(
+        "a request that ends in an interrupted call is not counted", "pagedkv/scheduler/scheduler.py",
+        (("        self._count()\n        if self._reporter.before", "        if self._reporter.before"),),
+        ("test_a_request_is_counted_once_wherever_its_end_is_interrupted",),
+    ),
+    Mutant(
+        "an interrupted purge leaves an entry for good", "pagedkv/cache/roots.py",
+        (("        if rest:\n            self._leaving[digest] = rest\n        else:\n",
+          "        self._leaving[digest] = rest\n        if not rest:\n"),
+         ("        for digest, roots in itertools.islice(list(self._leaving.items()), LOOKED_AT):",
+          "        for digest, roots in [entry for entry in self._leaving.items() if entry[1]][:LOOKED_AT]:")),
+        ("test_a_purge_that_is_interrupted_at_any_line_leaves_nothing",),
     ),
 )  # fmt: skip
 
@@ -127,7 +167,7 @@ HANGS = (
     ),
     Mutant(
         "a read that comes back too late is served", TICKET,
-        (("            if ok is not None and not left:\n", "            if ok is not None:\n"),),
+        (("            if ok is not None and not left and not again:\n", "            if ok is not None:\n"),),
         ("test_a_read_is_left_at_its_deadline_and_what_it_does_later_changes_nothing",),
     ),
     Mutant(

@@ -336,3 +336,32 @@ def test_what_an_interrupted_call_was_about_to_return_is_told_again(what: str) -
         assert run_to_the_end(scheduler) == []
         scheduler.submit([1, 2], 1)
         assert request not in run_to_the_end(scheduler), "what was heard is not told again"
+
+
+def test_a_request_is_counted_once_wherever_its_end_is_interrupted() -> None:
+    """At every line of the scheduler's room that a report passes which finishes a request."""
+    with pk.KVCache(SPEC, 16) as cache:
+        for at in range(1, 500):
+            scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2))
+            scheduler.submit([at, 2, 3], 1)
+            plan = scheduler.schedule()
+            with scheduler.step(plan) as step:
+                step.mark_written(0)
+            tracer, before = At(at), sys.gettrace()
+            sys.settrace(tracer)
+            try:
+                scheduler.report(plan, [7] * len(plan.lanes))
+            except Interrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            while scheduler.has_work:
+                plan = scheduler.schedule()
+                if plan:
+                    with scheduler.step(plan) as step:
+                        step.mark_written(0)
+                    scheduler.report(plan, [7] * len(plan.lanes))
+            assert scheduler.stats().finished == 1, tracer.where
+            if not tracer.where:
+                break
+        assert 20 < at < 499

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from pagedkv.errors import ClosedError
@@ -25,3 +27,26 @@ def test_a_caller_leaves_also_where_there_is_no_memory(alone: bool) -> None:
     assert entrance.is_empty(0.0, None)
     with pytest.raises(ClosedError, match="it is closed"), entrance.inside():
         pass
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("calls", [1, 2, 3, 5])
+def test_a_caller_that_is_refused_without_memory_leaves_the_entrance_as_it_was(alone: bool, calls: int) -> None:
+    """The refusal is an exception, and what is made for that may fail, too."""
+    entrance = Entrance("it")
+    entrance.shut()
+    no_memory, memory = testcapi.set_nomemory, testcapi.remove_mem_hooks
+    for first in range(40):
+        visit = entrance.alone() if alone else entrance.inside()
+        enter = visit.__enter__
+        no_memory(first, first + calls)
+        try:
+            enter()
+        except (MemoryError, ClosedError):
+            pass
+        finally:
+            memory()
+    waiting = threading.Thread(target=entrance.is_empty, args=(0.0, None))
+    waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive(), "its mutex is taken"

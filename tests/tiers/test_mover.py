@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Ticket
+from pagedkv.tiers.mover import mover as mover_module
 from pagedkv.tiers.mover import parts as parts_module
 
 from .conftest import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, bytes_of, name_of
@@ -565,3 +566,40 @@ def test_where_the_queue_cannot_grow_nothing_is_queued(held_mover):
     assert (len(shared.queue), shared.queued_blocks) == before
     assert len(told) == 1, "its caller had the ticket before"
     shared.queue = queued
+
+
+@pytest.mark.parametrize("where", ["begin_call", "end_call", "is_off", "part_done"])
+def test_a_worker_that_finds_no_memory_fails_its_part_and_goes_on(held, held_mover, monkeypatch, where):
+    problems = [MemoryError()]
+
+    def short_of_memory(real):
+        def call(*arguments):
+            if problems:
+                raise problems.pop()
+            return real(*arguments)
+
+        return call
+
+    home = Ticket if where == "part_done" else mover_module
+    monkeypatch.setattr(home, where, short_of_memory(getattr(home, where)))
+    let_go(held, 2)
+    first = held_mover.submit(moves_of(*line(1, HOST, DISK, range(2))))
+    assert first.wait(TIMEOUT_S)
+    assert first.results()[1].tolist() == [where == "end_call"]  # which is made again
+    assert not problems
+    second = held_mover.submit(moves_of(*line(2, HOST, DISK, range(2))))
+    assert second.wait(TIMEOUT_S)
+    assert second.results()[1].tolist() == [True]
+    assert until(lambda: held_mover._shared.busy == 0)
+
+
+def test_a_part_that_is_told_of_twice_counts_once():
+    done = []
+    ticket = Ticket(np.array([1, 1, 2]), 2, None, done.append)
+    ticket.part_done(np.array([0, 1]), np.ones(2, bool))
+    ticket.part_done(np.array([0, 1]), None)
+    assert not ticket.is_settled
+    ticket.part_done(np.array([2]), np.ones(1, bool))
+    assert ticket.is_settled
+    assert ticket.results()[1].tolist() == [True, True]
+    assert done == [ticket]

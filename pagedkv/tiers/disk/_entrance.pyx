@@ -4,7 +4,8 @@ Files must not be closed, nor all slots be changed at once, while another thread
 that was forked off may not come in at all: its copies of the locks may be held by threads it does not have.
 
 What `inside` and `alone` return is entered and left in C, so that no exception from outside can come between being
-counted and being able to leave. Leaving makes no object, so that it needs no memory.
+counted and being able to leave. Leaving makes no object, so that it needs no memory. No `with` is used here: Cython's
+needs memory for the exception that it hands to `__exit__`.
 """
 
 cimport cython
@@ -71,8 +72,10 @@ cdef class Entrance:
 
     def shut(self):
         """Let no caller in any more; False if it was shut before."""
-        with self.changed:
-            was_shut, self.is_shut = self.is_shut, True
+        cdef bint was_shut
+        self.changed.take()
+        was_shut, self.is_shut = self.is_shut, True
+        self.changed.give()
         return not was_shut
 
     def is_empty(self, limit_s, last_out):
@@ -80,12 +83,15 @@ cdef class Entrance:
 
         If it is not, `last_out` is called by the caller that leaves last; else never.
         """
-        with self.changed:
+        self.changed.take()
+        try:
             self.changed.wait_for(self._is_quiet, limit_s)
             if self.num_inside or self.is_alone:
                 self.last_out = last_out
                 return False
-        return True
+            return True
+        finally:
+            self.changed.give()
 
     def lose_one(self):
         """A caller inside hangs: others do not wait for it."""
@@ -149,7 +155,8 @@ cdef class Visit:
     def __enter__(self):
         cdef Entrance entrance = self.entrance
         entrance.check_process()
-        with entrance.changed:
+        entrance.changed.take()
+        try:
             if self.waits:
                 entrance.changed.wait_for(entrance._is_free)
             entrance.check_open()
@@ -166,7 +173,9 @@ cdef class Visit:
             except BaseException:
                 self.leave()
                 raise
-        return None
+            return None
+        finally:
+            entrance.changed.give()
 
     def __exit__(self, kind, error, trace):
         self.leave()

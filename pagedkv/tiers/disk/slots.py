@@ -101,8 +101,7 @@ class Slots:
         that no write has had, is buried."""
         slots = found.slots
         self._generations[slots] = found.generations
-        rows, which = np.unique(found.namespaces, axis=0, return_inverse=True)
-        which = which.reshape(-1)
+        rows, which = _distinct(found.namespaces)
         digests = [row.astype("<u8").tobytes() for row in rows]
         self._namespaces[slots] = np.array([self._number_of(digest) for digest in digests], np.int32)[which]
         barriers = np.array([self._barriers.get(digest, 0) for digest in digests], np.uint64)[which]
@@ -377,3 +376,17 @@ class Slots:
             self._logged.add(what)
         if first:
             log.warning("disk tier %s: %s (others of this kind are only counted)", self._where, message)
+
+
+def _distinct(rows: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+    """The distinct rows of [n, 4], and which of them each row is.
+
+    ``np.unique(axis=0)`` would turn a signal's exception into a TypeError.
+    """
+    order = np.lexsort(rows.T)
+    ordered = rows[order]
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    which = np.empty(len(rows), np.intp)
+    which[order] = np.cumsum(is_first) - 1
+    return ordered[is_first], which

@@ -39,6 +39,8 @@ from pagedkv.tiers.mover.transfer import transfer
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
+AGAIN_S = 0.01  # until a worker without memory tries again
+
 MOST_THREADS = 64
 
 
@@ -350,23 +352,34 @@ def _work(shared: Shared, express: bool) -> None:
     def first() -> Part | None:
         return next((part for part in shared.queue if part.store is None or not express), None)
 
+    part: Part | None = None  # taken out of the queue, and counted as busy; an idle thread keeps no ticket alive
+    is_begun = is_told = False
     while True:
-        with shared.changed:
-            shared.changed.wait_for(lambda: first() is not None or shared.closed)
-            part = first()
-            if part is None:
-                return
-            shared.queue.remove(part)
-            shared.queued_blocks -= part.moves.size
-            shared.busy += 1
-            shared.changed.notify_all()
         try:
-            part.ticket.part_done(part.moves, _run(shared, part))
-        finally:
-            del part  # an idle thread keeps no ticket alive
+            if part is None:
+                with shared.changed:
+                    shared.changed.wait_for(lambda: first() is not None or shared.closed)
+                    chosen = first()
+                    if chosen is None:
+                        return
+                    left, busy = shared.queued_blocks - chosen.moves.size, shared.busy + 1
+                    shared.queue.remove(chosen)  # nothing from here on needs memory
+                    part, chosen, is_begun, is_told = chosen, None, False, False
+                    shared.queued_blocks, shared.busy = left, busy
+                    shared.changed.notify_all()
+            if not is_told:
+                if is_begun:
+                    part.ticket.part_done(part.moves, None)
+                else:
+                    is_begun = True
+                    part.ticket.part_done(part.moves, _run(shared, part))
+                is_told = True
             with shared.changed:
                 shared.busy -= 1
                 shared.changed.notify_all()
+            part = None
+        except BaseException:  # noqa: PERF203 - no memory for the books: a part that was begun fails, the thread goes on
+            time.sleep(AGAIN_S)
 
 
 def _run(shared: Shared, part: Part) -> NDArray[np.bool_] | None:
@@ -389,7 +402,12 @@ def _run(shared: Shared, part: Part) -> NDArray[np.bool_] | None:
         off = off or is_off(src)
     except BaseException as raised:  # whatever a tier does, the thread lives
         arrived, ok, problem = 0, None, raised
-    end_call(shared, part)
+    while True:
+        try:
+            end_call(shared, part)
+            break
+        except MemoryError:  # else it would count as a call that hangs
+            time.sleep(AGAIN_S)
     if problem is not None:
         with suppress(BaseException):  # and whatever a log does
             log_once(shared, part, type(problem), repr(problem))

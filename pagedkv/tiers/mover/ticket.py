@@ -17,11 +17,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.observe.callbacks import Log
+from pagedkv.threads.monitor import Monitor
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
@@ -58,6 +60,7 @@ class Ticket:
         self._ok = np.zeros(transfers.size, np.bool_)
         self._tried = np.ones(transfers.size, np.bool_)
         self._left = np.zeros(transfers.size, np.bool_)
+        self._over = np.zeros(transfers.size, np.bool_)  # by the first move of a part
         self._back: list[NDArray[np.intp]] = []  # parts that were left, are back, and nobody was told of
         self._tell_back: Callable[[NDArray[np.intp]], object] | None = None
         self._begun = self._ended = time.perf_counter()
@@ -65,24 +68,24 @@ class Ticket:
         self._on_done, self._watch = on_done, watch
         self._lock = threading.Lock()
         self._cancelled = False
-        self._settled = threading.Event()
-        self._done = threading.Event()
+        self._changed = Monitor()  # a signal's exception may come out of a wait, and leave no lock taken
+        self._is_settled = self._is_done = False
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the ticket is done, at most `timeout_s` seconds; whether it is."""
-        return self._wait_for(self._done, timeout_s)
+        return self._wait_for(lambda: self._is_done, timeout_s)
 
     @property
     def is_settled(self) -> bool:
         """As `done`, but gives up nothing."""
-        return self._settled.is_set()
+        return self._is_settled
 
     def done(self) -> bool:
         """Whether the results are final: no thread touches the memory of the moves any more, but for those `left`.
 
         Waits for nothing, but gives up what takes too long.
         """
-        return self._wait_for(self._settled, 0)
+        return self._wait_for(lambda: self._is_settled, 0)
 
     def results(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Wait until the ticket is settled, then say what became of each transfer.
@@ -133,20 +136,21 @@ class Ticket:
             tell(moves)
 
     def _wait(self) -> None:
-        self._wait_for(self._settled, None)
+        self._wait_for(lambda: self._is_settled, None)
 
-    def _wait_for(self, event: threading.Event, timeout_s: float | None) -> bool:
-        """Wait for an event, and give up what takes too long meanwhile; whether it came in time."""
+    def _wait_for(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until something is over, and give up what takes too long meanwhile; whether it came in time."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while not event.is_set():
+        while not is_over():
             watch = self._watch
             pauses = [] if watch is None else [watch(self)]
             if end is not None:
                 pauses.append(max(0.0, end - time.monotonic()))
-            event.wait(min(pauses, default=None))
+            with self._changed:
+                self._changed.wait_for(is_over, min(pauses, default=None))
             if end is not None and time.monotonic() >= end:
                 break
-        return event.is_set()
+        return is_over()
 
     @property
     def seconds(self) -> float:
@@ -163,15 +167,23 @@ class Ticket:
         return self._cancelled
 
     def part_done(self, moves: NDArray[np.intp], ok: NDArray[np.bool_] | None) -> None:
-        """For the mover: a part is over. `ok` is bool per move of the part, or None if none arrived."""
+        """For the mover: a part is over. `ok` is bool per move of the part, or None if none arrived.
+
+        To be called again where it raises for want of memory; only the first call that came so far counts.
+        """
         with self._lock:
             left = self.is_left(moves)
-            if ok is not None and not left:
+            again = bool(self._over[moves[0]])
+            if ok is not None and not left and not again:
                 self._ok[moves] = ok
+            if not left and not again:
+                self._over[moves[0]] = True
+                self._pending -= 1
+            last = self._pending == 0
         if left:
             self._came_back(moves)
-        else:
-            self.one_less()
+        elif last and not self._is_done:
+            self.settle()
 
     def leave(self, moves: NDArray[np.intp], *, reading: bool) -> None:
         """For the mover: a part is not waited for any more; its `part_done`, when it comes, changes no result.
@@ -208,8 +220,9 @@ class Ticket:
         try:
             if tell is not None:
                 tell(moves)
-        except BaseException:  # a worker thread survives everything
-            log.exception("what was to be told that a call is back raised; it is told all the same")
+        except BaseException:  # a worker thread survives everything, and tells once
+            with suppress(BaseException):
+                log.exception("what was to be told that a call is back raised; it is told all the same")
 
     def not_tried(self, moves: NDArray[np.intp]) -> None:
         """For the mover: these moves were given up before anything of them was read or written."""
@@ -219,11 +232,19 @@ class Ticket:
         """For the mover: no part is left."""
         self._ended = time.perf_counter()
         self._watch = None
-        self._settled.set()
+        self._is_settled = True
+        self._wake()
         try:
             if self._on_done is not None:
                 self._on_done(self)
         except BaseException:  # a worker thread survives everything
-            log.exception("the on_done callback of a ticket raised; the ticket is done all the same")
+            with suppress(BaseException):
+                log.exception("the on_done callback of a ticket raised; the ticket is done all the same")
         finally:
-            self._done.set()
+            self._is_done = True
+            self._wake()
+
+    def _wake(self) -> None:
+        """Those who wait look again. They do so soon in any case, also where there is no memory for this."""
+        with suppress(MemoryError), self._changed:
+            self._changed.notify_all()
