@@ -162,8 +162,8 @@ class Conductor:
         """
         if self._hands.is_this_thread():
             raise InvalidArgument(
-                "a hook of a `moves` span is called by the thread that carries moves out, so it cannot do what waits "
-                "for moves: do that in another span's hook, or in a thread of your own"
+                "a hook of a `moves` span, a clock or a log handler was called by the thread that carries moves out, "
+                "so it cannot do what waits for moves: do that in another span's hook, or in a thread of your own"
             )
 
     def _hear(self) -> None:

@@ -149,7 +149,15 @@ class Sequence:
         return forks
 
     def retain(self, *, priority: int = 50, ttl_s: float | None = None) -> None:
-        """How long the cache should keep this prefix after release: priority 0..100 and a time to live in seconds."""
+        """How long the cache should keep this prefix after release.
+
+        Parameters
+        ----------
+        priority : 0..100; what has a lower one is evicted first.
+        ttl_s : float, optional
+            Seconds after which the prefix is evicted before all others. Until it is evicted it can still be hit: to end
+            hits, :meth:`KVCache.purge` its namespace.
+        """
         self._engine.retain(self.row, priority, ttl_s)
 
     def expect_return(self, expected_return_s: float | None) -> None:
