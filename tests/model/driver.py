@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from pagedkv.reference.tiers_model import DEVICE
 from tests.model.pair import Pair
+from tests.oracle.tiers_model import DEVICE
 
 NAMESPACES = (b"", b"a")
 

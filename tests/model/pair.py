@@ -14,8 +14,8 @@ import pytest
 
 from pagedkv.core import BlockPool, Placement, RadixTree
 from pagedkv.errors import OutOfBlocks, PinBudgetExceeded
-from pagedkv.reference.cache_model import CacheModel, NoRoom, Owner
-from pagedkv.reference.tiers_model import DEVICE, Content, Transfer
+from tests.oracle.cache_model import CacheModel, NoRoom, Owner
+from tests.oracle.tiers_model import DEVICE, Content, Transfer
 
 TIERS = ("device", "host", "disk")
 

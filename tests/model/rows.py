@@ -10,9 +10,9 @@ import pytest
 
 from pagedkv.core import BlockTable
 from pagedkv.errors import OutOfBlocks
-from pagedkv.reference.sequence_model import SequenceModel, compute
-from pagedkv.reference.tiers_model import DEVICE
 from tests.model.pair import Pair
+from tests.oracle.sequence_model import SequenceModel, compute
+from tests.oracle.tiers_model import DEVICE
 
 
 class Rows:

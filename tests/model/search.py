@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from pagedkv.reference.tiers_model import Block
 from tests.model.pair import Pair
+from tests.oracle.tiers_model import Block
 
 Operation = tuple[Any, ...]
 

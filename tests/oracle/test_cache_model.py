@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pagedkv.reference.cache_model import CacheModel, NoRoom, Owner
+from tests.oracle.cache_model import CacheModel, NoRoom, Owner
 
 DEVICE, HOST, DISK = 0, 1, 2
 

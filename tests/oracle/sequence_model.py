@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from .cache_model import CacheModel, Owner
-from .tiers_model import DEVICE, NoRoom
+from tests.oracle.cache_model import CacheModel, Owner
+from tests.oracle.tiers_model import DEVICE, NoRoom
 
 
 class OwnBlock:

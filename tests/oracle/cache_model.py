@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from .tiers_model import DEVICE, Block, NoRoom, TiersModel
+from tests.oracle.tiers_model import DEVICE, Block, NoRoom, TiersModel
 
 
 class Owner:
