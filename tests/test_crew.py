@@ -119,3 +119,13 @@ def test_an_errand_whose_thread_never_begins_is_begun_by_another(monkeypatch: py
     assert Errand(lambda: done.append(1)).ends_within(60)
     assert done == [1]
     assert len(started) > 1
+
+
+def test_a_thread_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    thread = threading.Thread(name="lost")
+    monkeypatch.setattr(crew, "BEGIN_S", 0.05)
+    monkeypatch.setattr(thread, "start", lambda: never.wait(WATCHDOG_S))
+    with pytest.raises(MemoryError, match="thread lost did not begin"):
+        crew.start(thread)
+    never.set()

@@ -11,7 +11,6 @@ import atexit
 import contextvars
 import itertools
 import logging
-import math
 import os
 import threading
 import time
@@ -34,7 +33,7 @@ from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.scrub import Scrub
 from pagedkv.observe.callbacks import Log
 from pagedkv.observe.hooks import Hooks, Off, Running
-from pagedkv.threads.crew import Errand
+from pagedkv.threads import crew
 from pagedkv.tiers import Mover, Ticket
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
@@ -109,7 +108,7 @@ class Hands:
             target=_work, args=(weakref.ref(self), self._dispatch), name="pagedkv-dispatch", daemon=True
         )
         _started.add(self)
-        Errand(self._thread.start).ends_within(math.inf)
+        crew.start(self._thread)
 
     @property
     def has_thread(self) -> bool:

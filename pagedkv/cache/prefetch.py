@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import math
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from pagedkv.threads.monitor import Monitor
 
 State: TypeAlias = Literal["waits", "runs", "cancelled", "over"]
 
+LOOK_S = 1.0  # a caller that waits for a prefetch looks so often whether a thread serves it
 AGAIN_S = 0.01  # until a thread without memory tries again
 LOOKED_AT = 4096  # ends of prefixes on the device that others are compared with
 
@@ -32,8 +34,15 @@ LOOKED_AT = 4096  # ends of prefixes on the device that others are compared with
 class Prefetch:
     """A prefix on its way up. Made by :meth:`KVCache.prefetch`; needs no closing."""
 
-    def __init__(self, changed: Monitor, work: Callable[[], int], check_may_wait: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        changed: Monitor,
+        work: Callable[[], int],
+        check_may_wait: Callable[[], None],
+        have_served: Callable[[], None],
+    ) -> None:
         self._changed, self._work, self._check_may_wait = changed, work, check_may_wait
+        self._have_served = have_served
         self._state: State = "waits"
         self._tokens = 0
         self._error: BaseException | None = None
@@ -62,9 +71,12 @@ class Prefetch:
         """
         if not self.done():
             self._check_may_wait()
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
-            if not self._changed.wait_for(self.done, timeout_s):
-                raise TimeoutError(f"the prefetch takes longer than {timeout_s} s")
+            while not self._changed.wait_for(self.done, min(LOOK_S, max(0.0, until - time.monotonic()))):
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"the prefetch takes longer than {timeout_s} s")
+                self._have_served()
         if self._error is not None:
             raise self._error
         return self._tokens
@@ -99,7 +111,8 @@ class Prefetcher:
 
     def start(self, prompt: NDArray[np.int32], root: int) -> Prefetch:
         """Bring the cached prefix of a prompt, which is the prefetch's own from now on, to the device."""
-        ticket = Prefetch(self._changed, partial(self._matcher.prefetch, prompt, root), self._check_may_wait)
+        work = partial(self._matcher.prefetch, prompt, root)
+        ticket = Prefetch(self._changed, work, self._check_may_wait, self._have_served)
         with self._changed:
             if self._closed:
                 raise ClosedError("this cache is closed")
@@ -114,6 +127,12 @@ class Prefetcher:
                     raise MemoryError("the system has no thread for a prefetch") from problem
                 raise
         return ticket
+
+    def _have_served(self) -> None:
+        """Start a thread where prefetches wait and none serves: the one that was started found no memory to begin."""
+        with self._changed:
+            if self._waiting and not self._server and not self._closed:
+                start_thread(self._serve)
 
     def close(self, *, wait: bool = True) -> None:
         """Finish what runs, drop what waits. Again is fine. Without `wait`, what runs goes on, and fails."""

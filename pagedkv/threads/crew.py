@@ -8,6 +8,7 @@ callers wait in a Monitor.
 from __future__ import annotations
 
 import _thread
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Generic, TypeVar
 
 from pagedkv.threads.monitor import Monitor
 
+BEGIN_S = 60.0  # until a thread that does not say that it has begun is given up
 START_S = 1.0  # until a thread that has not begun is taken for one that never will
 
 Item = TypeVar("Item")
@@ -69,6 +71,18 @@ class Errand:
             self._state = "over"  # those who wait see it soon, even where there is no memory to wake them
         with self._changed:
             self._changed.notify_all()
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread, in an errand.
+
+    Raises
+    ------
+    MemoryError
+        It has not begun within a minute: without memory a thread may die before it can say that it has begun.
+    """
+    if not Errand(thread.start).ends_within(BEGIN_S):
+        raise MemoryError(f"thread {thread.name} did not begin: the system has no memory for it")
 
 
 class Crew(Generic[Item, Result]):

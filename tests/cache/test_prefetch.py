@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.cache import prefetch as prefetch_module
 from pagedkv.cache.prefetch import Prefetch
 
 from .conftest import BLOCK, Toy, all_free, prompt, where
@@ -210,3 +211,20 @@ def test_the_thread_of_prefetches_goes_on_where_it_found_no_memory(toy, monkeypa
     assert toy.cache.prefetch(prompt(1)).wait(TIMEOUT_S) == 3 * BLOCK
     assert not problems
     toy.cache.close()
+
+
+def test_who_waits_has_another_thread_started_where_the_first_never_began(toy, monkeypatch):
+    real, started = prefetch_module.start_thread, []
+
+    def start(work):
+        started.append(work)
+        if len(started) > 1:
+            real(work)
+
+    monkeypatch.setattr(prefetch_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(prefetch_module, "start_thread", start)
+    ticket = toy.cache.prefetch(prompt(1))
+    with pytest.raises(TimeoutError):
+        ticket.wait(0.0)
+    assert ticket.wait(TIMEOUT_S) == 3 * BLOCK
+    assert len(started) > 1

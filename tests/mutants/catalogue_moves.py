@@ -133,6 +133,17 @@ MOVERS = (
         ("test_an_errand_whose_thread_never_begins_is_begun_by_another",),
     ),
     Mutant(
+        "a thread that never says that it has begun is waited for", "pagedkv/threads/crew.py",
+        (("    if not Errand(thread.start).ends_within(BEGIN_S):\n",
+          "    if not Errand(thread.start).ends_within(1e6):\n"),),
+        ("test_a_thread_that_never_begins_is_given_up",),
+    ),
+    Mutant(
+        "who waits for a prefetch does not see that no thread serves it", "pagedkv/cache/prefetch.py",
+        (("                self._have_served()\n", "                pass\n"),),
+        ("test_who_waits_has_another_thread_started_where_the_first_never_began",),
+    ),
+    Mutant(
         "a prefetch that finds no memory ends its thread", "pagedkv/cache/prefetch.py",
         (("            except BaseException:  # noqa: PERF203 - no memory",
           "            except ZeroDivisionError:  # no memory"),),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import threading
 import time
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.observe.callbacks import Log
-from pagedkv.threads.crew import Errand
+from pagedkv.threads import crew
 from pagedkv.tiers.base import Record, Tier, is_off, is_store
 from pagedkv.tiers.mover.hangs import HANG_S
 from pagedkv.tiers.mover.overdue import begin_call, end_call, give_up_overdue, refuse
@@ -114,7 +113,7 @@ class Mover:
                 target=_work, args=(self._shared, express), name=f"pagedkv-mover-{number}", daemon=True
             )
             self._shared.threads.append(thread)
-            Errand(thread.start).ends_within(math.inf)
+            crew.start(thread)
 
     def submit(
         self,
