@@ -208,7 +208,7 @@ class Cases:
         if not inside:
             return "", "" if came is None or came is problem else _unexpected(came)
         self.tally.add("signals")
-        self.tally.add(f"in {inside[0].partition('/')[0].partition('.')[0]}")
+        self.tally.add(f"in {room_of(inside[0].partition(':')[0])}")
         in_callback = any(Path(file).name in ("weakref.py", "_weakrefset.py") for file, _, _ in self.alarm.arrived)
         stack = (*(name for _, _, name in self.alarm.arrived), *(("__del__",) if in_callback else ()))
         innermost = ", ".join(f"{Path(file).name}:{line} ({name})" for file, line, name in self.alarm.arrived[:3])

@@ -50,3 +50,29 @@ def test_a_caller_that_is_refused_without_memory_leaves_the_entrance_as_it_was(a
     waiting.start()
     waiting.join(10)
     assert not waiting.is_alive(), "its mutex is taken"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_every_allocation_of_a_visit_may_fail(alone: bool) -> None:
+    entrance = Entrance("it")
+    no_memory, memory = testcapi.set_nomemory, testcapi.remove_mem_hooks
+
+    def visit() -> None:
+        with entrance.alone() if alone else entrance.inside():
+            pass
+
+    visit()
+    for first in range(100):
+        failed = False
+        no_memory(first, first + 1)
+        try:
+            visit()
+        except MemoryError:
+            failed = True
+        finally:
+            memory()
+        visit()
+        if not failed and first > 5:
+            break
+    assert entrance.shut()
+    assert entrance.is_empty(0.0, None)
