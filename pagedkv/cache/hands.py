@@ -168,7 +168,8 @@ class Hands:
         """
         known = [part["transfer"] for job in self._jobs for _, part in job.tickets]
         lost = taken.moves[~np.isin(taken.moves["transfer"], np.concatenate(known))] if known else taken.moves
-        self._lose(lost, MemoryError())
+        if len(lost):
+            self._lose(lost, MemoryError())
 
     def _begin(
         self, taken: Taken, moves: NDArray[np.void], direction: str, submit: Callable[[Job, NDArray[np.void]], None]

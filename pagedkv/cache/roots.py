@@ -92,7 +92,7 @@ class Roots:
             if root is None:
                 self._unsettled[digest] = None
                 root = self._make(digest)
-                del self._unsettled[digest]
+                self._unsettled.pop(digest, None)  # a signal handler may have settled it
             return root
 
     def _make(self, digest: bytes) -> Root:
@@ -198,7 +198,7 @@ class Roots:
                 self._make(digest)
             elif in_core == root and root is not None:
                 self._known[digest] = root
-            del self._unsettled[digest]
+            self._unsettled.pop(digest, None)
 
 
 _ALONE = _alone()

@@ -17,6 +17,7 @@ import pytest
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, TierError, WrongType
 from pagedkv.tiers import DiskTier, Record
 from pagedkv.tiers.base import StoreTier
+from pagedkv.tiers.disk import slots as slots_module
 from pagedkv.tiers.memory import anonymous_arena
 
 from .conftest import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, NUM_BLOCKS, bytes_of, name_of
@@ -410,3 +411,13 @@ def test_a_block_that_was_just_written_is_read_back_past_the_page_cache(open_tie
         assert tier.write(slot, [name_of(number)], arena, np.array([0], np.int32)).all()
         assert tier.read(slot, [name_of(number)], arena, np.array([9], np.int32)).all()
         np.testing.assert_array_equal(arena[9], arena[0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_distinct_rows_are_those_of_numpy(count):
+    rows = np.random.default_rng(count).integers(0, 2, (count, 4)).astype(np.uint64)
+    found, which = slots_module._distinct(rows)
+    wanted = {tuple(row) for row in rows.tolist()}
+    assert len(found) == len(wanted)
+    assert {tuple(row) for row in found.tolist()} == wanted
+    assert np.array_equal(found[which], rows)
