@@ -318,6 +318,9 @@ class Hands:
                 tell()
             else:
                 job.context.run(tell)
+        except MemoryError as problem:
+            with suppress(BaseException):
+                self._hooks.no_memory(problem)
         except BaseException as interrupt:
             self.interrupts.append(interrupt)
 

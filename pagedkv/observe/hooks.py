@@ -2,7 +2,8 @@
 
 A hook is any object with two methods, `begin` and `end`. It can do harm to itself alone: an Exception that it raises
 is counted, logged once, and the cache goes on. KeyboardInterrupt and its like, MemoryError, and what a signal handler
-of the program raises are let through when the piece of work they came in is over.
+of the program raises are let through when the piece of work they came in is over. A MemoryError in ``moves`` is
+counted like an Exception: it is the dispatcher's thread that has no memory, and no call of the caller's failed.
 
     sequence            a prompt becomes a sequence
       match             its cached prefix is found and owned
@@ -111,8 +112,8 @@ class Running:
         span = self.span
         span.error = error
         span.ended_ns = span.began_ns + time.perf_counter_ns() - self._start
-        for hook, state in reversed(self._states):
-            self._end(hook, state)
+        while self._states:  # emptied: where the begin was interrupted, this is called at the end too
+            self._end(*self._states.pop())
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
             try:
@@ -165,7 +166,7 @@ class Hooks:
 
     Attributes
     ----------
-    failures : calls of hooks that raised an Exception, which went no further.
+    failures : calls of hooks that raised an Exception, or MemoryError in ``moves``, which went no further.
     """
 
     def __init__(self) -> None:
@@ -213,6 +214,12 @@ class Hooks:
     def span(self, name: str, subject: Any = None, /, **attributes: Any) -> Running | Off:
         """A context manager around a piece of work."""
         return Running(self, Span(name, subject, attributes)) if self.all else OFF
+
+    def no_memory(self, problem: MemoryError) -> None:
+        """The dispatcher's thread had no memory while it told of ``moves``: there is no caller to raise that in."""
+        self.failures += 1
+        if self.failures == 1:
+            log.warning("no memory while hooks were told of moves; the cache goes on", exc_info=problem)
 
     def failed(self, hook: Hook, span: Span, problem: Exception) -> None:
         """A hook raised; said once for each hook."""

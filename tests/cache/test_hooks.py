@@ -212,6 +212,48 @@ def test_an_interrupt_inside_a_hook_comes_through_and_the_books_agree(open_cache
     assert toy.cache.stats().placement["in_flight"] == 0
 
 
+@pytest.mark.parametrize("moment", ["begin", "end"])
+def test_without_memory_for_hooks_of_moves_no_later_call_fails(open_cache, moment):
+    """The dispatcher's thread had none; a caller that only waits for moves did nothing wrong."""
+
+    class Hungry(Log):
+        def starve(self, span: Span, when: str) -> None:
+            if span.name == "moves" and when == moment:
+                raise MemoryError("the hook's")
+
+        def begin(self, span: Span) -> Any:
+            self.starve(span, "begin")
+
+        def end(self, span: Span, state: Any) -> None:
+            self.starve(span, "end")
+
+    toy = Toy(open_cache(4, host=8))
+    toy.cache.hooks.add(Hungry())
+    for start in (1, 2, 1, 2):
+        toy.use(prompt(start))
+    toy.cache.flush()
+    assert toy.cache.hooks.failures >= 3
+    assert toy.cache.stats().placement["in_flight"] == 0
+    toy.cache.check_integrity()
+
+
+def test_no_end_is_told_twice_where_the_begin_was_interrupted():
+    """As the dispatcher does: it ends a span whose begin was cut off between two hooks."""
+
+    class Cut(tuple[Any, ...]):
+        def __iter__(self) -> Any:
+            yield self[0]
+            raise MemoryError("between two hooks")
+
+    log, hooks = Log(), Hooks()
+    hooks.all = Cut((log,))
+    span = hooks.span("moves")
+    with pytest.raises(MemoryError):
+        span.__enter__()
+    span.__exit__(None, None, None)
+    assert (len(log.ended), hooks.failures) == (1, 0)
+
+
 def test_a_hook_may_ask_the_cache_and_even_use_it(open_cache):
     toy = Toy(open_cache(8, host=8))
 

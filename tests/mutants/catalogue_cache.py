@@ -190,4 +190,19 @@ MUTANTS = (
           "            # of the caller's clock"),),
         ("test_an_interrupt_of_a_clock_that_the_dispatcher_reads_comes_out_of_a_call_that_waits",),
     ),
+    Mutant(
+        "a MemoryError of the dispatcher's hooks comes out of a later call",
+        "pagedkv/cache/hands.py",
+        (("        except MemoryError as problem:\n            with suppress(BaseException):\n"
+          "                self._hooks.no_memory(problem)\n", ""),),
+        ("test_without_memory_for_hooks_of_moves_no_later_call_fails",),
+    ),
+    Mutant(
+        "a span whose begin was interrupted is ended twice",
+        "pagedkv/observe/hooks.py",
+        (("        while self._states:  # emptied: where the begin was interrupted, this is called at the end too\n"
+          "            self._end(*self._states.pop())\n",
+          "        for hook, state in reversed(self._states):\n            self._end(hook, state)\n"),),
+        ("test_no_end_is_told_twice_where_the_begin_was_interrupted",),
+    ),
 )  # fmt: skip
