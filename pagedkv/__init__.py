@@ -2,24 +2,30 @@
 
 import logging
 
+from pagedkv import errors as errors
 from pagedkv._version import __version__ as __version__
 from pagedkv.cache.cache import KVCache as KVCache
 from pagedkv.cache.sequence import Sequence as Sequence
 from pagedkv.cache.step import Step as Step
 from pagedkv.errors import ClosedError as ClosedError
+from pagedkv.errors import CompileError as CompileError
 from pagedkv.errors import DoubleRelease as DoubleRelease
 from pagedkv.errors import ExchangeRefused as ExchangeRefused
+from pagedkv.errors import FileFormatError as FileFormatError
 from pagedkv.errors import InvalidArgument as InvalidArgument
+from pagedkv.errors import KernelsUnavailable as KernelsUnavailable
 from pagedkv.errors import LayoutMismatch as LayoutMismatch
 from pagedkv.errors import NamespaceRequired as NamespaceRequired
 from pagedkv.errors import OutOfBlocks as OutOfBlocks
 from pagedkv.errors import PagedKVError as PagedKVError
 from pagedkv.errors import PinBudgetExceeded as PinBudgetExceeded
+from pagedkv.errors import RecordingFormatError as RecordingFormatError
 from pagedkv.errors import RequestTooLarge as RequestTooLarge
 from pagedkv.errors import StaleHandle as StaleHandle
 from pagedkv.errors import StoreDamaged as StoreDamaged
 from pagedkv.errors import TierError as TierError
 from pagedkv.errors import TraceFormatError as TraceFormatError
+from pagedkv.errors import UnsupportedVariant as UnsupportedVariant
 from pagedkv.errors import WrongType as WrongType
 from pagedkv.observe.stats import CacheStats as CacheStats
 from pagedkv.scheduler import Scheduler as Scheduler

@@ -20,8 +20,10 @@ class WrongType(PagedKVError, TypeError):
     """An argument has a type (or dtype, or memory layout) that cannot be used."""
 
 
-class OutOfBlocks(PagedKVError):
+class OutOfBlocks(PagedKVError, MemoryError):
     """A pool cannot give the blocks that were asked for, even after eviction.
+
+    A MemoryError, as CuPy's and RMM's are, so that code which gives memory back on MemoryError takes this one too.
 
     Attributes
     ----------

@@ -20,6 +20,11 @@ def is_refusal(problem: BaseException) -> bool:
     return isinstance(problem, PagedKVError) and not came_from_signal(problem)
 
 
+def has_no_memory(problem: BaseException) -> bool:
+    """Whether the process has no memory. OutOfBlocks is a MemoryError as well, but says that a tier is full."""
+    return isinstance(problem, MemoryError) and not isinstance(problem, PagedKVError)
+
+
 def came_from_signal(problem: BaseException) -> bool:
     """Whether a signal handler of the program raised it: its traceback goes through one that is installed now."""
     installed = (signal.getsignal(number) for number in signal.valid_signals())
@@ -98,10 +103,8 @@ class Told:
     def __call__(self, *values: Any) -> None:
         try:
             self._callback(*values)
-        except MemoryError:
-            raise
         except Exception as problem:
-            if came_from_signal(problem):
+            if has_no_memory(problem) or came_from_signal(problem):
                 raise
             self.failures += 1
             if self.failures == 1:

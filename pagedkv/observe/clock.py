@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from pagedkv.errors import InvalidArgument, PagedKVError, WrongType
-from pagedkv.observe.callbacks import Log, came_from_signal
+from pagedkv.observe.callbacks import Log, came_from_signal, has_no_memory
 
 log = Log(logging.getLogger("pagedkv.clock"))
 
@@ -59,10 +59,10 @@ class Clock:
         self.failures = 0
         try:
             self._last = seconds(read())
-        except (PagedKVError, MemoryError):
+        except PagedKVError:
             raise
         except Exception as problem:
-            if came_from_signal(problem):
+            if has_no_memory(problem) or came_from_signal(problem):
                 raise
             said = f"{type(problem).__name__}: {problem}"
             raise InvalidArgument(f"the clock failed at its first reading, {said}; give one that works") from problem
@@ -73,10 +73,8 @@ class Clock:
             now = self._read()
             if type(now) is not float or not -LIMIT_S < now < LIMIT_S:
                 now = seconds(now)
-        except MemoryError:
-            raise
         except Exception as problem:
-            if came_from_signal(problem):
+            if has_no_memory(problem) or came_from_signal(problem):
                 raise
             self._failed(problem)
             return self._last

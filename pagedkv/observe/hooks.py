@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.observe.callbacks import Log, came_from_signal
+from pagedkv.observe.callbacks import Log, came_from_signal, has_no_memory
 
 log = Log(logging.getLogger("pagedkv.hooks"))
 
@@ -134,7 +134,7 @@ class Running:
             self._note(hook, problem)
 
     def _note(self, hook: Hook, problem: BaseException) -> None:
-        if isinstance(problem, Exception) and not isinstance(problem, MemoryError) and not came_from_signal(problem):
+        if isinstance(problem, Exception) and not has_no_memory(problem) and not came_from_signal(problem):
             self._hooks.failed(hook, self.span, problem)
         else:
             self._interrupt = problem

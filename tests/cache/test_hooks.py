@@ -237,6 +237,15 @@ def test_without_memory_for_hooks_of_moves_no_later_call_fails(open_cache, momen
     toy.cache.check_integrity()
 
 
+def test_a_full_tier_met_by_a_hook_is_the_hooks_own_trouble(open_cache):
+    """OutOfBlocks is a MemoryError, but not the process's: it is counted like any other Exception."""
+    toy = Toy(open_cache(4))
+    toy.cache.hooks.add(Failing(pk.OutOfBlocks(9, 0, 0, 4)))
+    toy.use(prompt(1))
+    assert toy.cache.hooks.failures > 0
+    assert toy.cache.stats().hook_failures == toy.cache.hooks.failures
+
+
 def test_no_end_is_told_twice_where_the_begin_was_interrupted():
     """As the dispatcher does: it ends a span whose begin was cut off between two hooks."""
 

@@ -205,4 +205,11 @@ MUTANTS = (
           "        for hook, state in reversed(self._states):\n            self._end(hook, state)\n"),),
         ("test_no_end_is_told_twice_where_the_begin_was_interrupted",),
     ),
+    Mutant(
+        "a full tier passes for a process without memory",
+        "pagedkv/observe/callbacks.py",
+        (("    return isinstance(problem, MemoryError) and not isinstance(problem, PagedKVError)\n",
+          "    return isinstance(problem, MemoryError)\n"),),
+        ("test_a_full_tier_met_by_a_hook_is_the_hooks_own_trouble",),
+    ),
 )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Every error of ours is at the top of the package, travels between processes, and is also what Python calls it."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+import pagedkv as pk
+from pagedkv import errors
+from pagedkv.observe.callbacks import has_no_memory
+
+OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_an_error_is_at_the_top(kind):
+    assert getattr(pk, kind.__name__) is kind
+    assert issubclass(kind, pk.PagedKVError)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (pk.OutOfBlocks(3, 0, 2, 5, "host"), MemoryError),
+        (pk.WrongType("w"), TypeError),
+        (pk.InvalidArgument("i"), ValueError),
+        (pk.KernelsUnavailable("k"), ImportError),
+        (pk.TraceFormatError("t.jsonl", "line 3", "is empty"), ValueError),
+        (pk.CompileError("k", ("-O3",), "said"), Exception),
+        (pk.RequestTooLarge(9, 3, "blocks", "ask for less"), Exception),
+    ],
+)
+def test_an_error_travels_and_is_its_builtin(error, builtin):
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, builtin)
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_a_full_tier_is_not_a_process_without_memory():
+    assert has_no_memory(MemoryError())
+    assert not has_no_memory(pk.OutOfBlocks(1, 0, 0, 4))
