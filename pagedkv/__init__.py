@@ -7,6 +7,7 @@ from pagedkv._version import __version__ as __version__
 from pagedkv.cache.cache import KVCache as KVCache
 from pagedkv.cache.sequence import Sequence as Sequence
 from pagedkv.cache.step import Step as Step
+from pagedkv.core import Tier as Tier
 from pagedkv.errors import ClosedError as ClosedError
 from pagedkv.errors import CompileError as CompileError
 from pagedkv.errors import DoubleRelease as DoubleRelease

@@ -9,12 +9,12 @@ from pagedkv._core.block_table import BlockTable as BlockTable
 from pagedkv._core.block_table import StepArrays as StepArrays
 from pagedkv._core.chain_key import chain_key as chain_key
 from pagedkv._core.chain_key import chain_keys as chain_keys
-from pagedkv._core.events import TIER_NAMES as TIER_NAMES
 from pagedkv._core.events import KVEvent as KVEvent
 from pagedkv._core.placement import DEFAULT_PRIORITY as DEFAULT_PRIORITY
 from pagedkv._core.placement import MOVE_DTYPE as MOVE_DTYPE
 from pagedkv._core.placement import POLICIES as POLICIES
 from pagedkv._core.placement import Placement as Placement
 from pagedkv._core.radix_tree import RadixTree as RadixTree
-
-DEVICE, HOST, DISK, REMOTE = range(4)
+from pagedkv._core.row_info import RowInfo as RowInfo
+from pagedkv._core.tier import TIER_NAMES as TIER_NAMES
+from pagedkv._core.tier import Tier as Tier

@@ -29,6 +29,7 @@ from pagedkv._core.types cimport (
     E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
     next_generation,
 )
+from pagedkv._core.row_info import RowInfo
 from pagedkv.errors import DoubleRelease, InvalidArgument, PagedKVError, StaleHandle, WrongType
 
 cnp.import_array()
@@ -1288,7 +1289,7 @@ cdef class BlockTable:
             self.raise_(E_STALE, [handle], 0)
 
     def info(self, row):
-        """``(num_tokens, computed, num_blocks, num_committed)`` of a row."""
+        """What the row has: a :class:`RowInfo`, ``(num_tokens, num_computed, num_blocks, num_committed)``."""
         cdef int64_t handle = handle_input(row, "row")
         cdef Row copy
         memset(&copy, 0, sizeof(Row))
@@ -1299,7 +1300,7 @@ cdef class BlockTable:
         self.lock.release()
         if r < 0:
             self.raise_(E_STALE, [handle], 0)
-        return copy.num_tokens, copy.computed, copy.num_blocks, copy.num_owned
+        return RowInfo._make((copy.num_tokens, copy.computed, copy.num_blocks, copy.num_owned))
 
     def tokens(self, row):
         """Tokens of a row, int32 [num_tokens] (a copy)."""

@@ -1,11 +1,11 @@
 from dataclasses import dataclass
 
-TIER_NAMES: tuple[str, ...]
+from pagedkv._core.tier import Tier
 
 @dataclass(frozen=True)
 class KVEvent:
     kind: str
-    tier: str
+    tier: Tier | None
     namespace: bytes | None
     block_ids: tuple[int, ...]
     parent_block_id: int | None

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TIER_NAMES = ("device", "host", "disk", "remote")
+from pagedkv._core.tier import Tier
+
+_TIERS = tuple(Tier)
 _KINDS = ("stored", "removed", "cleared")
 
 
@@ -18,8 +20,8 @@ class KVEvent:
     ----------
     kind : str
         ``"stored"`` (blocks became visible in a tier), ``"removed"`` (they left it), ``"cleared"`` (all left).
-    tier : str
-        ``"device"``, ``"host"``, ``"disk"`` or ``"remote"``; empty for ``"cleared"``.
+    tier : Tier or None
+        None for ``"cleared"``.
     namespace : bytes or None
         Key of the namespace, None for ``"cleared"`` or a namespace since dropped.
     block_ids : tuple of int
@@ -34,7 +36,7 @@ class KVEvent:
     """
 
     kind: str
-    tier: str
+    tier: Tier | None
     namespace: bytes | None
     block_ids: tuple
     parent_block_id: int | None
@@ -98,7 +100,7 @@ cdef list ring_decode(object words, dict names):
         num_blocks, parent, depth = header[4], header[5], header[6]
         ids = tuple(flat[at + 8:at + 8 + num_blocks])
         tokens = tuple(flat[at + 8 + num_blocks:at + size])
-        out.append(KVEvent(_KINDS[kind], TIER_NAMES[tier] if kind != EVENT_CLEARED else "", names.get(root), ids,
+        out.append(KVEvent(_KINDS[kind], _TIERS[tier] if kind != EVENT_CLEARED else None, names.get(root), ids,
                            None if parent < 0 else parent, depth, tokens))
         at += size
     return out

@@ -21,8 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import BlockTable
 from pagedkv._core.dispatch import Dispatch
-from pagedkv._core.events import TIER_NAMES, KVEvent
+from pagedkv._core.events import KVEvent
 from pagedkv._core.held import Hold, open_row, own, own_partial
+from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.cache.durable import Describer, restore
@@ -33,8 +34,6 @@ from pagedkv.cache.learned import DEFAULT, Learned
 from pagedkv.cache.matching import Matcher
 from pagedkv.cache.moving import Conductor
 from pagedkv.cache.opening import (
-    DEVICE,
-    DISK,
     blocks_of,
     check_learning,
     check_options,
@@ -173,7 +172,7 @@ class KVCache:
         }  # fmt: skip
         self.placement = open_placement(sizes, spec.block_size, **core)
         self._costs = CostModel(spec.block_size, spec.block_bytes, cost_tokens, prefill_tokens_per_s)
-        self._scrub = Scrub(scrub, sizes[DEVICE], spec.block_size)
+        self._scrub = Scrub(scrub, sizes[Tier.DEVICE], spec.block_size)
         self._roots = Roots(self.placement, self._scrub)
         self._counts = threading.Lock()
         self._pins: dict[int, Hold] = {}
@@ -183,12 +182,11 @@ class KVCache:
         self._closing: Errand | None = None
         with contextlib.ExitStack() as undo:  # whatever interrupts it, no thread and no locked directory is left
             kv, self._mover = self._open_bytes(undo, sizes, disk, core, gpu, backend, threads)
-            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None)
-            self._hit_tokens = dict.fromkeys([*names, "partial"], 0)
+            self._hit_tokens = dict.fromkeys([*self._tier_names(), "partial"], 0)
             self.table = BlockTable(self.placement, max_sequences)
             each = spec.block_bytes if self._store is None else self._store.write_bytes
-            self._admission = open_admission(disk, each, sizes[DISK], self._costs, self.placement.hazard, self._clock)
-            hooks = self.hooks
+            policy_told, hooks = self.placement.hazard, self.hooks
+            self._admission = open_admission(disk, each, sizes[Tier.DISK], self._costs, policy_told, self._clock)
             dispatch = Dispatch(self.placement)
             self._hands = Hands(self.placement, dispatch, self._mover, self._admission, self._costs, self._scrub, hooks)
             self._conductor = Conductor(self.placement, dispatch, self._hands, hooks, self._clock)
@@ -432,7 +430,7 @@ class KVCache:
         self._engine.check_open()
         return self._learning("save_learned").save()
 
-    def set_quota(self, namespace: Namespace, budget: Budget | None, tier: str = "device") -> None:
+    def set_quota(self, namespace: Namespace, budget: Budget | None, tier: Tier = Tier.DEVICE) -> None:
         """The namespace may have at most this much cached in a tier; beyond it, its own coldest blocks go first.
 
         A quota bounds what stays cached, not what is in use. Blocks of live sequences that are not committed do not
@@ -445,14 +443,16 @@ class KVCache:
         namespace : Namespace
         budget : str, int or None
             Bytes as a string or blocks as an integer; None lifts the quota.
-        tier : ``"device"``, ``"host"`` or ``"disk"``
+        tier : Tier
 
         Raises
         ------
         WrongType, InvalidArgument, ClosedError
         """
-        if not isinstance(tier, str) or tier not in TIER_NAMES[: len(self.placement.pools)]:
-            raise InvalidArgument(f"tier {tier!r} is not one of {TIER_NAMES[: len(self.placement.pools)]}")
+        if not isinstance(tier, Tier):
+            raise WrongType(f"tier must be a pagedkv.Tier, such as Tier.HOST, not {tier!r:.40}")
+        if tier >= len(self.placement.pools) or self.placement.pools[tier] is None:
+            raise InvalidArgument(f"this cache has no {tier} tier; it has {', '.join(self._tier_names())}")
         blocks = None if budget is None else blocks_for(budget, self.spec)
         if namespace is None:
             raise InvalidArgument("a quota is for a Namespace; the default namespace is everybody's: name one")
@@ -460,7 +460,7 @@ class KVCache:
 
         def decide() -> None:
             self._engine.uses_quota = True
-            self._roots.set_quota(digest, TIER_NAMES.index(tier), blocks)
+            self._roots.set_quota(digest, int(tier), blocks)
 
         self._conductor.when_decided(decide)
 
@@ -575,7 +575,7 @@ class KVCache:
     @property
     def device_arena(self) -> Any:
         """The device's bytes, uint8 [num_blocks, block_bytes]."""
-        return self._tiers[DEVICE].arena  # type: ignore[attr-defined]
+        return self._tiers[Tier.DEVICE].arena  # type: ignore[attr-defined]
 
     def used_on(self, stream: Any = None) -> None:
         """Say that kernels of the caller's own, or a captured graph, were launched that read or write the device arena.
@@ -592,7 +592,7 @@ class KVCache:
         ClosedError
         """
         self._engine.check_open()
-        self._tiers[DEVICE].used_by(stream)  # type: ignore[attr-defined]
+        self._tiers[Tier.DEVICE].used_by(stream)  # type: ignore[attr-defined]
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer as views into the device arena, [num_blocks, block_size, num_kv_heads, head_dim]."""
@@ -678,19 +678,22 @@ class KVCache:
         """Open what holds, computes and moves the KV's bytes; a simulated cache has none, and overrides this."""
         spec = self.spec
         self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
-        store, describe = self._tiers.get(DISK), None
+        store, describe = self._tiers.get(Tier.DISK), None
         if isinstance(store, DiskTier):
-            restore(self.placement, store, DISK, self._roots.of)
+            restore(self.placement, store, Tier.DISK, self._roots.of)
             describe = Describer(self.placement, store.secret, self.placement.tree.name)
             self._store = store
         elif disk is not None:
-            self.placement = open_placement([*sizes[:DISK], 0], spec.block_size, **core)
+            self.placement = open_placement([*sizes[:Tier.DISK], 0], spec.block_size, **core)
             self._roots = Roots(self.placement, self._scrub)
             self._left_out = True
-        kv = self._kv_of(self._tiers[DEVICE], gpu, backend)  # type: ignore[arg-type]
+        kv = self._kv_of(self._tiers[Tier.DEVICE], gpu, backend)  # type: ignore[arg-type]
         mover = Mover(self._tiers, threads=threads, describe=describe)
         undo.callback(mover.close)
         return kv, mover
+
+    def _tier_names(self) -> list[str]:
+        return [TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None]
 
     def _learning(self, what: str) -> Learned:
         if self._learned is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.events import TIER_NAMES
+from pagedkv._core.tier import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class CachedRun:
 
     Attributes
     ----------
-    tier : ``"device"``, ``"host"``, ``"disk"`` or ``"remote"``
+    tier : Tier
     first_token, num_tokens : int
     block_ids : tuple of int, in that tier
     """
 
-    tier: str
+    tier: Tier
     first_token: int
     num_tokens: int
     block_ids: tuple[int, ...]
@@ -64,7 +64,7 @@ def explain_match(
     """Group a match (tiers uint8 [n], blocks int32 [n]) into runs."""
     edges = [0, *(np.flatnonzero(np.diff(tiers)) + 1).tolist(), len(tiers)] if len(tiers) else [0]
     runs = tuple(
-        CachedRun(TIER_NAMES[int(tiers[a])], a * block_size, (b - a) * block_size, tuple(int(i) for i in blocks[a:b]))
+        CachedRun(Tier(int(tiers[a])), a * block_size, (b - a) * block_size, tuple(int(i) for i in blocks[a:b]))
         for a, b in itertools.pairwise(edges)
     )
     return Explanation(num_tokens, len(tiers) * block_size, runs, partial)

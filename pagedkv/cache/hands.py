@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.dispatch import LONGEST_S, Dispatch, Taken
 from pagedkv._core.placement import Placement
+from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.scrub import Scrub
@@ -38,7 +39,6 @@ from pagedkv.tiers import Mover, Ticket
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
-DEVICE, DISK = 0, 2
 AGAIN_S = 0.01  # until a round that failed is made again
 
 
@@ -222,12 +222,12 @@ class Hands:
 
     def _is_admitted(self, transfer: NDArray[np.void]) -> bool:
         """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
-        if transfer["dst_tier"][0] != DISK:
+        if transfer["dst_tier"][0] != Tier.DISK:
             return True
         node = int(transfer["node"][0])
         depth, continued, matched = self._placement.prospects(node)
         try:
-            if self._admission.admits(DISK, len(transfer), depth, continued, matched, node):
+            if self._admission.admits(Tier.DISK, len(transfer), depth, continued, matched, node):
                 return True
         except BaseException as interrupt:
             if isinstance(interrupt, Exception):
@@ -259,7 +259,7 @@ class Hands:
         transfers, ok = ticket.results()
         self._keep_left(moves, ticket)
         arrived = ok[np.searchsorted(transfers, moves["transfer"])]
-        upward = moves["dst_tier"] == DEVICE
+        upward = moves["dst_tier"] == Tier.DEVICE
         if not ok.all() or self._scrub.active:  # before another sequence may be given the blocks
             self._scrub.spoilt(moves["dst_block"][upward & ~arrived])
             for part in _transfers(moves[upward & arrived]):
@@ -285,7 +285,7 @@ class Hands:
         ticket.when_back(lambda part: self._let_go(moves[part]))
 
     def _let_go(self, moves: NDArray[np.void]) -> None:
-        self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == DEVICE])
+        self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == Tier.DEVICE])
         for pool, blocks in self._destinations(moves):
             pool.free(blocks)
         self._dispatch.room_made()
@@ -305,7 +305,7 @@ class Hands:
         keep = True
         with suppress(BaseException):
             if ticket is None or not ticket.left().any():
-                self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == DEVICE])
+                self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == Tier.DEVICE])
                 keep = False
         self._dispatch.give_up(moves, keep=keep)
         with suppress(BaseException):

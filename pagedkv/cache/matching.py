@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from pagedkv._core.held import Hold, own
 from pagedkv._core.placement import Placement
+from pagedkv._core.tier import Tier
 from pagedkv.cache.cost_model import CostModel
-from pagedkv.cache.moving import DISK, Conductor
+from pagedkv.cache.moving import Conductor
 from pagedkv.errors import OutOfBlocks
 from pagedkv.observe.hooks import Hooks
 
@@ -139,7 +140,7 @@ class Matcher:
 
     def _worth_having(self, owner: int) -> NDArray[np.uint8]:
         tiers = self._placement.tiers_of(owner)
-        worth = self._costs.worth_loading(tiers, DISK)
+        worth = self._costs.worth_loading(tiers, Tier.DISK)
         if worth < len(tiers):
             kept = self._placement.shorten(owner, worth)
             with self._counting:

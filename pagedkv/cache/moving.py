@@ -17,15 +17,12 @@ from collections.abc import Callable
 import numpy as np
 
 from pagedkv._core.dispatch import CLOSED, ENDED, NOT_YET, Dispatch
-from pagedkv._core.events import TIER_NAMES
 from pagedkv._core.placement import Placement
-from pagedkv.cache.hands import DEVICE as DEVICE
-from pagedkv.cache.hands import DISK as DISK
+from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.hands import Hands
 from pagedkv.errors import ClosedError, InvalidArgument, OutOfBlocks
 from pagedkv.observe.hooks import Hooks
 
-HOST = 1
 ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up
 FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
 SLICE_S = 0.05  # a caller that waits runs Python this often, which is when a signal's exception can arrive
@@ -208,7 +205,7 @@ class Conductor:
 
     # ---- room
 
-    def make_room(self, num_blocks: int, tier: int = DEVICE) -> None:
+    def make_room(self, num_blocks: int, tier: int = Tier.DEVICE) -> None:
         """Return once `tier` has `num_blocks` free blocks, demoting and dropping as the policy says.
 
         Raises
@@ -266,7 +263,7 @@ class Conductor:
         is_healthy : asked before every few blocks; once it is False the rest stays where it is, or it would be lost.
         """
         self.expire()
-        while is_healthy() and any(self._push_down(tier) for tier in (HOST, DEVICE)):
+        while is_healthy() and any(self._push_down(tier) for tier in (Tier.HOST, Tier.DEVICE)):
             pass
 
     def _push_down(self, tier: int) -> bool:
@@ -283,7 +280,7 @@ class Conductor:
         if threading.get_ident() not in self._prefetching:
             self.placement.promote(owner, until)
             return
-        pool = self.placement.pools[DEVICE]
+        pool = self.placement.pools[Tier.DEVICE]
         assert pool is not None
         with self._claiming:  # a scheduler claims before it looks at the room: it sees this, or this sees its claim
             if cold + self.spoken_for <= pool.num_obtainable:

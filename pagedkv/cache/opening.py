@@ -13,6 +13,7 @@ from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import NEED_CHAIN, Placement
 from pagedkv._core.radix_tree import RadixTree
+from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Folder, Learned
@@ -21,13 +22,13 @@ from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Budget, Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import format_size, parse_size, whole_number
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Tier
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier
+from pagedkv.tiers import Tier as OpenTier
 from pagedkv.tiers.disk.directory import path_text
 from pagedkv.tiers.disk.format import PAGE, SHORTEST_SUM, Geometry
 
 log = Log(logging.getLogger("pagedkv.cache"))
 
-DEVICE, HOST, DISK = 0, 1, 2
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
 
 
@@ -96,7 +97,7 @@ def open_tiers(
     gpu: int | None,
     undo: contextlib.ExitStack,
     store: type[DiskTier] = DiskTier,
-) -> dict[int, Tier]:
+) -> dict[int, OpenTier]:
     """The tiers by number, the disk a `store`; `undo` closes them.
 
     A disk tier that is not required and cannot be opened is left out, with a line in the log.
@@ -105,20 +106,20 @@ def open_tiers(
     ------
     TierError, LayoutMismatch, ImportError
     """
-    tiers: dict[int, Tier] = {}
-    for number, kind in ((DEVICE, DeviceTier), (HOST, HostTier)):
+    tiers: dict[int, OpenTier] = {}
+    for number, kind in ((Tier.DEVICE, DeviceTier), (Tier.HOST, HostTier)):
         if sizes[number]:
             tiers[number] = kind(sizes[number], spec.block_bytes, gpu=gpu)
             undo.callback(tiers[number].close)
     if disk is not None:
         try:
-            tiers[DISK] = _open_disk(store, spec, sizes[DISK], disk)
+            tiers[Tier.DISK] = _open_disk(store, spec, sizes[Tier.DISK], disk)
         except (TierError, OSError) as problem:
             if disk.required:
                 raise
             log.warning("the disk tier %s is left out: %s", disk.path, problem)
         else:
-            undo.callback(tiers[DISK].close)
+            undo.callback(tiers[Tier.DISK].close)
     return tiers
 
 

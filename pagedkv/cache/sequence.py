@@ -102,12 +102,12 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Tokens so far."""
-        return self._engine.table.info(self.row)[0]
+        return self._engine.table.info(self.row).num_tokens
 
     @property
     def num_computed(self) -> int:
         """Leading tokens whose KV is written."""
-        return self._engine.table.info(self.row)[1]
+        return self._engine.table.info(self.row).num_computed
 
     @property
     def blocks(self) -> NDArray[np.int32]:
@@ -213,7 +213,7 @@ class Sequence:
             A step of this sequence is under way; or the cache has `max_sequences` already, and this would be one more.
         """
         (holder,) = self.fork()
-        committed = self._engine.table.info(holder.row)[3]
+        committed = self._engine.table.info(holder.row).num_committed
         holder.truncate(committed * self._engine.spec.block_size)
         spec = self._engine.spec
         first = export(self._engine.kv.layer(0)[0], dtype=spec.dtype, stream=stream)

@@ -88,7 +88,7 @@ class Planner:
         from_prompt: int,
         has_drafts: bool,
     ) -> Plan:
-        expected = self._table.info(batch.rows[0])[1] + int(q_lens[0]) if len(batch) else 0
+        expected = self._table.info(batch.rows[0]).num_computed + int(q_lens[0]) if len(batch) else 0
         lookahead = self._options.lookahead
         return Plan(batch, q_lens, num_tokens, lookahead, wanting, expired, from_prompt, has_drafts, expected)
 

@@ -34,7 +34,7 @@ def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
     assert kin is not None
     size, table = cache.spec.block_size, cache.table
     whole = common // size
-    if table.info(kin.row)[3] >= whole:  # the tree has them: then a match most likely finds them
+    if table.info(kin.row).num_committed >= whole:  # the tree has them: then a match most likely finds them
         request = branch.request
         try:
             seq = cache.sequence(branch.saved, request.namespace, session=request.session, on_trial=True)

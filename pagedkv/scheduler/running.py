@@ -191,7 +191,7 @@ class Running:
             if alone:
                 raise
             return -1
-        fresh = -(-(len(tokens) + self._options.lookahead) // size) - self._table.info(seq.row)[2]
+        fresh = -(-(len(tokens) + self._options.lookahead) // size) - self._table.info(seq.row).num_blocks
         while fresh + beyond > self.room():
             if not alone or not self.wait():
                 seq.release()

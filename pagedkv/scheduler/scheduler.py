@@ -372,7 +372,7 @@ class Scheduler:
         WrongType
         """
         self._check_out(plan)
-        if self.cache.table.info(plan.batch.rows[0])[1] != plan.expected:
+        if self.cache.table.info(plan.batch.rows[0]).num_computed != plan.expected:
             raise InvalidArgument(
                 "the step of this plan was not committed: report after `with scheduler.step(plan)`, and after a step "
                 "that raised, ask for a new plan"

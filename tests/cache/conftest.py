@@ -106,7 +106,7 @@ def prompt(start: int, num_tokens: int = 3 * BLOCK + 1) -> list[int]:
 
 def where(cache: pk.KVCache, tokens: Any, namespace: pk.Namespace | None = None) -> list[tuple[str, int]]:
     """The runs of a prompt as (tier, blocks)."""
-    return [(run.tier, len(run.block_ids)) for run in cache.explain(tokens, namespace).runs]
+    return [(str(run.tier), len(run.block_ids)) for run in cache.explain(tokens, namespace).runs]
 
 
 def all_free(cache: pk.KVCache) -> bool:

@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 
+import pagedkv as pk
+
 from .conftest import BLOCK, SPEC, Toy, prompt, where
 
 
@@ -30,7 +32,8 @@ def test_the_runs_name_tier_tokens_and_blocks_in_prompt_order(open_cache):
     held = toy.cache.sequence(prompt(2, 5 * BLOCK))
     toy.run(held)
     found = toy.cache.explain([*tokens, 1, 2, 3])
-    assert [(run.tier, run.first_token, run.num_tokens) for run in found.runs] == [("device", 0, 12), ("host", 12, 12)]
+    runs = [(run.tier, run.first_token, run.num_tokens) for run in found.runs]
+    assert runs == [(pk.Tier.DEVICE, 0, 12), (pk.Tier.HOST, 12, 12)]
     assert all(len(run.block_ids) * BLOCK == run.num_tokens for run in found.runs)
     assert set(found.runs[0].block_ids).isdisjoint(held.blocks.tolist())
     k_view, _ = toy.cache.layer(0)
@@ -151,11 +154,11 @@ def test_a_closed_cache_still_tells_its_counters(open_cache):
 def test_events_tell_what_was_stored_and_removed_and_where(open_cache):
     toy = Toy(open_cache(4, host=8, event_words=1 << 12))
     toy.use(prompt(1))
-    kinds = [(event.kind, event.tier) for event in toy.cache.events()]
+    kinds = [(event.kind, str(event.tier)) for event in toy.cache.events()]
     assert kinds == [("stored", "device")]
     assert toy.cache.events() == []
     toy.use(prompt(2, 4 * BLOCK))
-    kinds = {(event.kind, event.tier) for event in toy.cache.events()}
+    kinds = {(event.kind, str(event.tier)) for event in toy.cache.events()}
     assert {("stored", "device"), ("removed", "device"), ("stored", "host")} <= kinds
 
 

@@ -116,7 +116,7 @@ def test_an_exception_just_after_moves_were_queued_never_lets_them_overwrite_ano
         for number in range(4):
             use(cache, number)
         use(cache, 90, namespace=GOING)
-        assert cache.explain(range(NUM_TOKENS)).runs[-1].tier == "host"
+        assert cache.explain(range(NUM_TOKENS)).runs[-1].tier == pk.Tier.HOST
         cache.purge(GOING)  # room on the device, so that the next moves are the promotion
         go.clear()
         with pytest.raises(Interrupt):

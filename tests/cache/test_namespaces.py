@@ -211,7 +211,10 @@ def test_a_quota_set_later_evicts_at_once(open_cache):
 
 @pytest.mark.parametrize(
     "wrong",
-    [("nobody", 4), (A, 0), (A, -1), (A, 1.5), (A, "x"), (A, 4, "remote"), (A, 4, "disk"), (A, 4, 0), (A, 4, None)],
+    [
+        *[("nobody", 4), (A, 0), (A, -1), (A, 1.5), (A, "x"), (A, 4, "host"), (A, 4, 0), (A, 4, None)],
+        *[(A, 4, pk.Tier.DISK), (A, 4, pk.Tier.REMOTE)],
+    ],
     ids=str,
 )
 def test_an_impossible_quota_is_refused(open_cache, wrong):

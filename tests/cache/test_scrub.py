@@ -158,7 +158,7 @@ def test_a_promoted_block_is_known_to_be_its_namespaces(open_cache, below):
     assert where(cache, prompt(1), A) == [(below, 3)]
     mine.use(prompt(1), A)  # came up into blocks that were B's
     (run,) = cache.explain(prompt(1), A).runs
-    assert run.tier == "device"
+    assert run.tier == pk.Tier.DEVICE
     assert_zeroed_for(cache, B, run.block_ids)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.core import HOST, BlockPool, BlockTable, Placement, RadixTree
+from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree, Tier
 
 DAMAGED_IDS = [
     None,
@@ -166,7 +166,7 @@ def below(capacities: tuple[int, ...] = (4, 8), **options: Any) -> Placement:
     _, _, placement = tiered(1, capacities, **options)
     cache(placement, [1, 2, 3, 4])
     make_room(placement, capacities[0])
-    assert where(placement, [1, 2, 3, 4]) == [HOST] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.HOST] * 4
     return placement
 
 

@@ -54,7 +54,7 @@ class Runtime:
 
     def step(self, rows: list[int], q_lens: list[int] | None = None, lookahead: int = 0) -> StepArrays:
         """Build a step, make its copies, write its tokens."""
-        before = [self.table.info(row)[1] for row in rows]
+        before = [self.table.info(row).num_computed for row in rows]
         step = self.table.step(rows, q_lens, lookahead)
         self.check_step(step, rows, before, q_lens)
         self.write(step, rows)

@@ -135,7 +135,7 @@ def advanced(world: World) -> None:
             before = world.table.info(world.row)
             world.table.advance([world.row], [token])
     except MemoryError:
-        assert world.table.info(world.row)[0] == before[0], "a token stayed although the step was refused"
+        assert world.table.info(world.row).num_tokens == before.num_tokens, "the step was refused, the token stayed"
         raise
     finally:
         world.table.cancel([world.row])
@@ -148,11 +148,11 @@ def advanced_after_a_fork(world: World) -> None:
     fork = int(world.table.fork(world.row, 1)[0])
     try:
         rows = [fork, world.row]
-        before = [world.table.info(row)[0] for row in rows]
+        before = [world.table.info(row).num_tokens for row in rows]
         try:
             world.table.advance(rows, [7, 8])  # sizes are guessed wrong: a copy is made, which takes a second round
         except MemoryError:
-            assert before == [world.table.info(row)[0] for row in rows], "a token stayed although the step was refused"
+            assert before == [world.table.info(row).num_tokens for row in rows], "refused, but a token stayed"
             raise
         world.table.copies_done()
         world.table.commit(rows)

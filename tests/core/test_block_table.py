@@ -113,8 +113,8 @@ def test_chunked_prefill_and_decode_read_back_what_was_written(block_size: int) 
     runtime = Runtime(BlockPool(600), block_size)
     rows = [runtime.open(list(range(n))) for n in (1, block_size - 1, block_size, block_size + 1, 300)]
     rng = Random(block_size)
-    while any(runtime.table.info(row)[0] > runtime.table.info(row)[1] for row in rows):
-        left = [runtime.table.info(row)[0] - runtime.table.info(row)[1] for row in rows]
+    while any(runtime.table.info(row).num_tokens > runtime.table.info(row).num_computed for row in rows):
+        left = [runtime.table.info(row).num_tokens - runtime.table.info(row).num_computed for row in rows]
         runtime.step(rows, [rng.randint(0, n) for n in left])
         runtime.commit(rows)
         runtime.check()
@@ -192,7 +192,7 @@ def test_needed_blocks_are_what_a_step_takes() -> None:
     table = bare(200, 4, 8)
     rows = [table.open([0] * rng.randint(0, 20))[0] for _ in range(8)]
     for _ in range(60):
-        left = [table.info(row)[0] - table.info(row)[1] for row in rows]
+        left = [table.info(row).num_tokens - table.info(row).num_computed for row in rows]
         q_lens = [rng.randint(0, n) for n in left]
         ahead = rng.choice([0, 0, 5])
         needed, free = table.blocks_needed(rows, q_lens, ahead), table.block_pool.num_free

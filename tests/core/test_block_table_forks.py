@@ -342,7 +342,7 @@ def _drive(runtime: Runtime, rng: Random, *, lookahead: bool, num_ops: int) -> N
         elif what < 0.6:
             runtime.append(some, [rng.randint(0, 1) for _ in some])
         else:
-            left = [runtime.table.info(row)[0] - runtime.table.info(row)[1] for row in some]
+            left = [runtime.table.info(row).num_tokens - runtime.table.info(row).num_computed for row in some]
             q_lens = None if rng.random() < 0.5 else [rng.randint(0, n) for n in left]
             try:
                 runtime.step(some, q_lens, rng.choice([0, 3]) if lookahead else 0)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pagedkv.core import TIER_NAMES, KVEvent, Placement
+from pagedkv.core import KVEvent, Placement, Tier
 from tests.core.helpers import cache, finish, make_room, remember, single, tiered
 
 
@@ -23,14 +23,14 @@ def test_what_is_stored_is_told_with_its_tokens_and_its_parent() -> None:
     owner = remember(placement, [1, 1, 2, 2], mine)
     first, second = placement.blocks_of(owner).tolist()
     assert placement.drain_events() == [
-        KVEvent("stored", "device", b"mine", (first, second), None, 0, (1, 1, 2, 2)),
+        KVEvent("stored", Tier.DEVICE, b"mine", (first, second), None, 0, (1, 1, 2, 2)),
     ]
     assert placement.drain_events() == []
     placement.release(owner)
     cache(placement, [1, 1, 3, 3], mine)
     (event,) = placement.drain_events()
     third = placement.match([1, 1, 3, 3], mine)[1].tolist()[1]
-    assert event == KVEvent("stored", "device", b"mine", (third,), first, 1, (3, 3))
+    assert event == KVEvent("stored", Tier.DEVICE, b"mine", (third,), first, 1, (3, 3))
 
 
 def test_a_run_that_is_extended_tells_only_its_new_blocks() -> None:
@@ -53,7 +53,7 @@ def test_what_is_evicted_is_told_without_its_tokens() -> None:
     ids = placement.match([1, 2, 3])[1].tolist()
     placement.drain_events()
     placement.reserve(2)
-    assert placement.drain_events() == [KVEvent("removed", "device", b"", (ids[2],), ids[1], 2, ())]
+    assert placement.drain_events() == [KVEvent("removed", Tier.DEVICE, b"", (ids[2],), ids[1], 2, ())]
 
 
 def test_adopted_duplicates_are_no_news() -> None:
@@ -72,7 +72,7 @@ def test_a_demotion_is_told_when_it_has_succeeded_and_not_before() -> None:
     placement.reserve(2)
     assert placement.drain_events() == []
     finish(placement)
-    assert [(event.kind, event.tier, len(event.block_ids)) for event in placement.drain_events()] == [
+    assert [(event.kind, str(event.tier), len(event.block_ids)) for event in placement.drain_events()] == [
         ("stored", "host", 2),
         ("removed", "device", 2),
     ]
@@ -87,7 +87,7 @@ def test_clearing_is_told_and_a_dropped_namespace_has_no_name_any_more() -> None
     events = placement.drain_events()
     assert [(event.kind, event.namespace) for event in events] == [
         ("stored", b""), ("stored", None), ("removed", None), ("removed", b""), ("cleared", None)]  # fmt: skip
-    assert (events[-1].tier, events[-1].block_ids) == ("", ())
+    assert (events[-1].tier, events[-1].block_ids) == (None, ())
 
 
 def test_a_full_ring_loses_the_oldest_and_counts_them() -> None:
@@ -115,7 +115,7 @@ def test_an_event_larger_than_the_ring_is_lost_and_counted() -> None:
 def test_replaying_all_events_gives_what_is_cached(seed: int, inclusive: bool) -> None:
     rng = Random(seed)
     _, _, placement = tiered(2, (6, 8), inclusive=(False, inclusive), event_words=1 << 16, tree_max_run=3)
-    known: dict[tuple[str, int], tuple[int, ...]] = {}
+    known: dict[tuple[Tier | None, int], tuple[int, ...]] = {}
     for _ in range(150):
         tokens = [rng.randint(0, 1) for _ in range(2 * rng.randint(0, 5))]
         owner, matched = placement.acquire(tokens)
@@ -137,7 +137,7 @@ def test_replaying_all_events_gives_what_is_cached(seed: int, inclusive: bool) -
     placement.check_integrity()
 
 
-def replay(known: dict[tuple[str, int], tuple[int, ...]], events: list[KVEvent]) -> None:
+def replay(known: dict[tuple[Tier | None, int], tuple[int, ...]], events: list[KVEvent]) -> None:
     """Block tokens by (tier, id), as a router would keep them."""
     for event in events:
         for i, block in enumerate(event.block_ids):
@@ -151,7 +151,7 @@ def replay(known: dict[tuple[str, int], tuple[int, ...]], events: list[KVEvent])
 
 def cached(placement: Placement) -> dict[tuple[str, int], tuple[int, ...]]:
     return {
-        (TIER_NAMES[tier], block): tuple(node["tokens"][2 * i : 2 * i + 2])
+        (Tier(tier), block): tuple(node["tokens"][2 * i : 2 * i + 2])
         for node in placement.dump().values()
         for tier, ids in node["ids"].items()
         for i, block in enumerate(ids)

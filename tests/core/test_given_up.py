@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagedkv.core import DEVICE, HOST, BlockTable, Placement
+from pagedkv.core import BlockTable, Placement, Tier
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 from tests.core.helpers import (
     below,
@@ -36,7 +36,7 @@ def test_a_promotion_given_up_is_a_miss_now_and_a_hit_later() -> None:
     assert placement.settle(owner) == 0
     placement.release(owner)
     sound(placement)
-    assert where(placement, [1, 2, 3, 4]) == [HOST] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.HOST] * 4
     assert (placement.stats()["late_promotions"], placement.stats()["failed_promotions"]) == (4, 0)
     again, matched = placement.acquire([1, 2, 3, 4])
     assert matched == 4
@@ -88,9 +88,9 @@ def test_a_deeper_run_may_arrive_although_the_one_before_it_was_given_up() -> No
     assert placement.settle(owner) == 0
     placement.release(owner)
     sound(placement)
-    assert where(placement, [1, 2, 3, 4]) == [HOST, HOST, DEVICE, DEVICE]
+    assert where(placement, [1, 2, 3, 4]) == [Tier.HOST, Tier.HOST, Tier.DEVICE, Tier.DEVICE]
     make_room(placement, 8)
-    assert where(placement, [1, 2, 3, 4]) == [HOST] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.HOST] * 4
     sound(placement)
 
 
@@ -99,7 +99,7 @@ def test_a_demotion_given_up_drops_its_blocks_and_counts_as_refused() -> None:
     cache(placement, [1, 2, 3, 4])
     placement.reserve(2)
     give_up(placement)
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE] * 2
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE] * 2
     assert (placement.stats()["refused_demotions"], placement.stats()["failed_demotions"]) == (2, 0)
     assert placement.reserve(2) == 0
     sound(placement)
@@ -113,7 +113,7 @@ def test_a_demotion_given_up_drops_nothing_that_somebody_came_back_for() -> None
     give_up(placement)
     assert placement.settle(owner) == 4
     placement.release(owner)
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE] * 4
     sound(placement)
 
 
@@ -141,7 +141,7 @@ def test_a_path_is_let_go_of_in_part() -> None:
     placement.release(owner)
     with pytest.raises(StaleHandle):
         placement.shorten(owner, 0)
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE] * 4
 
 
 def test_a_run_in_flight_is_not_cut_by_letting_go_of_a_part() -> None:

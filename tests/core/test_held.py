@@ -47,7 +47,7 @@ def test_what_a_row_took_over_is_the_rows() -> None:
         row = open_row(table, [1, 2, 3], 0, hold)
         assert hold.handle == -1
     assert owners(placement) == table.num_rows == 1
-    assert table.info(row.handle)[1] == 2
+    assert table.info(row.handle).num_computed == 2
     with pytest.raises(StaleHandle, match="let go of"):
         open_row(table, [1, 2, 3], 0, hold)
     assert row.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedkv.core import DEVICE, HOST
+from pagedkv.core import Tier
 from tests.core.helpers import (
     cache,
     cached_prefixes,
@@ -20,7 +20,7 @@ def test_oldest_first_sends_the_blocks_nearest_the_root_away_first() -> None:
     for n in range(1, 7):
         assert placement.reserve(n) == 1
         finish(placement)
-        assert where(placement, [1, 2, 3, 4, 5, 6]) == [HOST] * n + [DEVICE] * (6 - n)
+        assert where(placement, [1, 2, 3, 4, 5, 6]) == [Tier.HOST] * n + [Tier.DEVICE] * (6 - n)
         sound(placement)
 
 
@@ -30,8 +30,8 @@ def test_oldest_first_spares_a_stem_that_another_branch_needs() -> None:
     cache(placement, [1, 2, 7, 8])
     placement.reserve(1)
     finish(placement)
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE, DEVICE, HOST, DEVICE]
-    assert where(placement, [1, 2, 7, 8]) == [DEVICE] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE, Tier.DEVICE, Tier.HOST, Tier.DEVICE]
+    assert where(placement, [1, 2, 7, 8]) == [Tier.DEVICE] * 4
     sound(placement)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.core import DISK, HOST
+from pagedkv.core import Tier
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 from tests.core.helpers import (
     cache,
@@ -30,7 +30,7 @@ def test_a_prefix_found_again_below_is_matched_there() -> None:
     _, pools, placement = tiered(1, (4, 4, 8))
     ids = pools[2].alloc(3)
     assert placement.restore([1, 2, 3], ids) == 3
-    assert where(placement, [1, 2, 3]) == [DISK] * 3
+    assert where(placement, [1, 2, 3]) == [Tier.DISK] * 3
     assert states(placement)[2] == (5, 0, 3)
     more = pools[2].alloc(1)
     assert placement.restore([1, 2, 9], [*ids[:2].tolist(), int(more[0])]) == 3
@@ -45,7 +45,7 @@ def test_blocks_to_restore_that_the_caller_does_not_own_alone_change_nothing(ids
     pools[1].incref([3])
     cache(placement, [9])  # the tree is not empty
     with nothing_changes(placement), pytest.raises(InvalidArgument):
-        placement.restore([1, 2], ids, tier=HOST)
+        placement.restore([1, 2], ids, tier=Tier.HOST)
 
 
 def test_restoring_a_part_of_a_run_in_flight_leaves_the_transfer_whole() -> None:
@@ -53,7 +53,7 @@ def test_restoring_a_part_of_a_run_in_flight_leaves_the_transfer_whole() -> None
     cache(placement, [1, 2, 3, 4])
     placement.reserve(4)
     ids = pools[1].alloc(2)
-    placement.restore([1, 2], ids, tier=HOST)
+    placement.restore([1, 2], ids, tier=Tier.HOST)
     finish(placement)
     sound(placement)
     assert not any(node["in_flight"] for node in placement.dump().values())
@@ -65,7 +65,7 @@ def test_nothing_is_restored_into_a_dropped_namespace() -> None:
     gone = tree.namespace(b"gone")
     placement.drop_namespace(gone)
     ids = pools[1].alloc(2)
-    assert placement.restore([1, 2], ids, gone, HOST) == 0
+    assert placement.restore([1, 2], ids, gone, Tier.HOST) == 0
     assert pools[1].refs(ids).tolist() == [1, 1]
     sound(placement)
 
@@ -79,7 +79,7 @@ def test_a_run_that_could_not_be_read_and_has_children_is_not_dropped_before_the
     placement.release(owner)
     finish(placement, ok=False)
     sound(placement)
-    placement.reserve(4, HOST)
+    placement.reserve(4, Tier.HOST)
     sound(placement)
     finish(placement)
     sound(placement)

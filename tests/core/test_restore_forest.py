@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.core import DISK, Placement
+from pagedkv.core import Placement, Tier
 from pagedkv.errors import InvalidArgument
 from tests.core.helpers import cache, cached_prefixes, make_room, nothing_changes, sound, states, tiered, where
 
@@ -26,7 +26,7 @@ def forest(placement: Placement, runs: list[tuple[int, list[int]]], roots: list[
         np.concatenate(([0], np.cumsum(lengths))),
         np.array([parent for parent, _ in runs], np.int32),
         np.array(roots or [0] * len(runs), np.int32),
-        DISK,
+        Tier.DISK,
     )
 
 
@@ -52,7 +52,7 @@ def test_a_run_longer_than_a_node_stays_one_prefix() -> None:
     _, _, placement = tiered(1, (4, 4, 4 * MAX_RUN))
     tokens = list(range(3 * MAX_RUN + 7))
     assert forest(placement, [(-1, tokens), (0, [9])]).tolist() == [len(tokens), 1]
-    assert where(placement, [*tokens, 9]) == [DISK] * (len(tokens) + 1)
+    assert where(placement, [*tokens, 9]) == [Tier.DISK] * (len(tokens) + 1)
     sound(placement)
 
 
@@ -84,7 +84,7 @@ def test_an_earlier_run_is_hotter_and_no_parent_goes_before_its_children() -> No
     forest(placement, [(-1, [1, 2]), (0, [3]), (0, [4]), (-1, [5]), (-1, [6])])
     left = []
     for wanted in range(3, 9):
-        make_room(placement, wanted, DISK)
+        make_room(placement, wanted, Tier.DISK)
         left.append([path for path in ([1], [1, 2], [1, 2, 3], [1, 2, 4], [5], [6]) if _is_whole(placement, path)])
     assert left == [
         [[1], [1, 2], [1, 2, 3], [1, 2, 4], [5]], [[1], [1, 2], [1, 2, 3], [1, 2, 4]], [[1], [1, 2], [1, 2, 3]],
@@ -102,7 +102,7 @@ def test_a_run_whose_place_is_taken_and_what_continues_it_stay_out() -> None:
     cache(placement, [1, 9])
     assert forest(placement, [(-1, [1, 2]), (0, [3]), (-1, [4])]).tolist() == [0, 0, 1]
     assert pools[2].refs(range(4)).tolist()[:3] == [1, 1, 1]
-    assert where(placement, [4]) == [DISK]
+    assert where(placement, [4]) == [Tier.DISK]
     sound(placement)
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pagedkv.core import DEVICE, DISK, HOST, MOVE_DTYPE
+from pagedkv.core import MOVE_DTYPE, Tier
 from pagedkv.errors import OutOfBlocks
 from tests.core.helpers import (
     below,
@@ -32,21 +32,21 @@ def test_a_demotion_names_every_block_and_holds_both_sides_until_it_is_complete(
     assert placement.reserve(2) == 2
     moves = placement.take_moves()
     assert moves.dtype == MOVE_DTYPE
-    assert moves["src_tier"].tolist() == [DEVICE] * 2
-    assert moves["dst_tier"].tolist() == [HOST] * 2
+    assert moves["src_tier"].tolist() == [Tier.DEVICE] * 2
+    assert moves["dst_tier"].tolist() == [Tier.HOST] * 2
     assert moves["src_block"].tolist() == placement.match([1, 2, 3, 4])[1].tolist()[2:]
     assert len(set(moves["transfer"].tolist())) == len(set(moves["node"].tolist())) == 1
     assert moves["index"].tolist() == [0, 1]
     assert placement.path_tokens(int(moves["node"][0])).tolist() == [1, 2, 3, 4]
     assert placement.depth_of(int(moves["node"][0])) == 2
     assert placement.root_of(int(moves["node"][0])) == 0
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE] * 4
     assert pools[1].refs(moves["dst_block"]).tolist() == [1, 1]
     assert states(placement) == [(0, 2, 2), (6, 2, 0)]
     assert placement.num_in_flight == 1
     sound(placement)
     placement.complete(moves["transfer"][:1], [True])
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE, DEVICE, HOST, HOST]
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE, Tier.DEVICE, Tier.HOST, Tier.HOST]
     assert states(placement) == [(2, 0, 2), (6, 0, 2)]
     assert placement.reserve(2) == 0
     assert placement.stats()["demoted"]["device"] == 2
@@ -79,7 +79,7 @@ def test_what_was_demoted_piece_by_piece_is_one_run_again() -> None:
         assert placement.reserve(n) == 1
         finish(placement)
         sound(placement)
-    assert where(placement, [1, 2, 3, 4, 5, 6]) == [HOST] * 6
+    assert where(placement, [1, 2, 3, 4, 5, 6]) == [Tier.HOST] * 6
     assert tree.num_nodes == 2
     owner, matched = placement.acquire([1, 2, 3, 4, 5, 6])
     assert (matched, placement.promote(owner)) == (6, 1)
@@ -100,7 +100,7 @@ def test_pieces_completed_in_any_order_are_one_run_again() -> None:
         for transfer in transfers:
             placement.complete([transfer], [True])
             sound(placement)
-        assert where(placement, [1, 2, 3, 4, 5, 6]) == [HOST] * 6
+        assert where(placement, [1, 2, 3, 4, 5, 6]) == [Tier.HOST] * 6
         assert len(cached_prefixes(tree)) == 6
 
 
@@ -122,12 +122,12 @@ def test_a_block_wanted_again_while_it_is_demoted_stays_where_it_was() -> None:
     placement.reserve(4)
     owner, matched = placement.acquire([1, 2, 3, 4])
     assert matched == 4
-    assert placement.tiers_of(owner).tolist() == [DEVICE] * 4
+    assert placement.tiers_of(owner).tolist() == [Tier.DEVICE] * 4
     assert not placement.is_moving(owner)
     assert placement.settle(owner) == 4
     sound(placement)
     finish(placement)
-    assert placement.tiers_of(owner).tolist() == [DEVICE] * 4
+    assert placement.tiers_of(owner).tolist() == [Tier.DEVICE] * 4
     assert states(placement) == [(0, 4, 0), (8, 0, 0)]
     placement.release(owner)
     sound(placement)
@@ -143,7 +143,7 @@ def test_a_block_wanted_again_leaves_a_clean_copy_behind_where_the_tier_is_inclu
     placement.release(owner)
     sound(placement)
     assert placement.reserve(4) == 0  # no move needed: the copy is there
-    assert where(placement, [1, 2, 3, 4]) == [HOST] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.HOST] * 4
     assert placement.stats()["trimmed"]["device"] == 4
     sound(placement)
 
@@ -172,7 +172,7 @@ def test_a_run_in_flight_cannot_be_cut_and_names_the_transfer_to_wait_for() -> N
     placement.complete(moves["transfer"][:1], [True])
     other, matched = placement.acquire([1, 2, 9])
     assert (matched, placement.blocked_by(other)) == (2, -1)
-    assert placement.tiers_of(other).tolist() == [HOST] * 2
+    assert placement.tiers_of(other).tolist() == [Tier.HOST] * 2
     placement.release(owner)
     placement.release(other)
     sound(placement)
@@ -208,14 +208,14 @@ def test_a_promotion_is_visible_only_when_it_is_complete() -> None:
     assert matched == 4
     assert placement.promote(owner) == 1
     moves = placement.take_moves()
-    assert (moves["src_tier"].tolist(), moves["dst_tier"].tolist()) == ([HOST] * 4, [DEVICE] * 4)
-    assert placement.tiers_of(owner).tolist() == [HOST] * 4
+    assert (moves["src_tier"].tolist(), moves["dst_tier"].tolist()) == ([Tier.HOST] * 4, [Tier.DEVICE] * 4)
+    assert placement.tiers_of(owner).tolist() == [Tier.HOST] * 4
     assert placement.is_moving(owner)
     assert placement.promote(owner) == 0
     sound(placement)
     placement.complete(moves["transfer"][:1], [True])
     assert not placement.is_moving(owner)
-    assert placement.tiers_of(owner).tolist() == [DEVICE] * 4
+    assert placement.tiers_of(owner).tolist() == [Tier.DEVICE] * 4
     assert placement.blocks_of(owner).tolist() == moves["dst_block"].tolist()
     assert placement.settle(owner) == 4
     assert states(placement) == [(0, 4, 0), (8, 0, 0)]
@@ -244,8 +244,8 @@ def test_a_redundant_copy_goes_before_anything_is_lost() -> None:
     placement.promote(owner)
     finish(placement)
     placement.release(owner)
-    assert placement.reserve(4, HOST) == 0
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE] * 4
+    assert placement.reserve(4, Tier.HOST) == 0
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE] * 4
     assert len(cached_prefixes(tree)) == 4
     sound(placement)
 
@@ -265,10 +265,10 @@ def test_settling_keeps_what_is_on_the_device_from_the_front() -> None:
     cache(placement, [1, 2, 3, 4])
     placement.reserve(6)
     finish(placement)
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE, DEVICE, HOST, HOST]
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE, Tier.DEVICE, Tier.HOST, Tier.HOST]
     owner, matched = placement.acquire([1, 2, 3, 4])
     assert (matched, placement.settle(owner)) == (4, 2)
-    assert placement.tiers_of(owner).tolist() == [DEVICE] * 2
+    assert placement.tiers_of(owner).tolist() == [Tier.DEVICE] * 2
     assert placement.settle(owner) == 2
     assert states(placement)[1] == (6, 0, 2)
     placement.release(owner)
@@ -302,7 +302,7 @@ def test_blocks_computed_again_replace_a_copy_that_could_not_be_read() -> None:
     owner, matched = placement.acquire([1, 2, 3, 4])
     assert matched == 0
     insert(placement, owner, [1, 2, 3, 4])
-    assert where(placement, [1, 2, 3, 4]) == [DEVICE] * 4
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE] * 4
     sound(placement)
     placement.release(broken)
     placement.release(owner)
@@ -316,7 +316,7 @@ def test_blocks_computed_meanwhile_take_the_place_of_a_colder_copy() -> None:
     owner, _ = placement.acquire([1, 2, 3, 4], max_blocks=0)
     blocks = insert(placement, owner, [1, 2, 3, 4])
     assert placement.blocks_of(reader).tolist() == blocks.tolist()
-    assert placement.tiers_of(reader).tolist() == [DEVICE] * 4
+    assert placement.tiers_of(reader).tolist() == [Tier.DEVICE] * 4
     assert states(placement) == [(0, 4, 0), (8, 0, 0)]
     sound(placement)
     placement.release(reader)
@@ -348,10 +348,10 @@ def test_an_owner_may_leave_while_its_promotion_is_in_flight(ok: bool) -> None:
     placement.release(owner)
     sound(placement)
     finish(placement, ok=ok)
-    assert where(placement, [1, 2, 3, 4]) == ([DEVICE] * 4 if ok else [])
+    assert where(placement, [1, 2, 3, 4]) == ([Tier.DEVICE] * 4 if ok else [])
     sound(placement)
     make_room(placement, 4)
-    make_room(placement, 8, HOST)
+    make_room(placement, 8, Tier.HOST)
     sound(placement)
 
 
@@ -359,14 +359,14 @@ def test_a_promotion_from_the_disk_leaves_its_copy_there_and_needs_no_second_wri
     _, _, placement = tiered(1, (2, 2, 4))
     cache(placement, [1, 2])
     make_room(placement, 2)
-    make_room(placement, 2, HOST)
-    assert where(placement, [1, 2]) == [DISK] * 2
+    make_room(placement, 2, Tier.HOST)
+    assert where(placement, [1, 2]) == [Tier.DISK] * 2
     owner, _ = placement.acquire([1, 2])
     placement.promote(owner)
     finish(placement)
     placement.release(owner)
     assert states(placement) == [(0, 0, 2), (2, 0, 0), (2, 0, 2)]
     assert placement.reserve(2) == 0  # dropped from the device, no move
-    assert where(placement, [1, 2]) == [DISK] * 2
+    assert where(placement, [1, 2]) == [Tier.DISK] * 2
     assert placement.num_in_flight == 0
     sound(placement)

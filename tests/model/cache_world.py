@@ -242,7 +242,8 @@ class World:
         there = ahead.wait(60)
         assert self.known(namespace, tokens[:there]), "prefetched what was never computed"
         runs = self.cache.explain(tokens, NAMESPACES[namespace]).runs
-        assert there <= sum(run.num_tokens for run in runs if run.tier == "device"), "prefetched less than it said"
+        on_device = sum(run.num_tokens for run in runs if run.tier == pk.Tier.DEVICE)
+        assert there <= on_device, "prefetched less than it said"
 
     def explain(self) -> None:
         namespace, tokens = self.prompt()

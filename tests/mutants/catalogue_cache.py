@@ -144,9 +144,9 @@ MUTANTS = (
     Mutant(
         "an opening that is interrupted leaves its directory locked",
         "pagedkv/cache/cache.py",
-        (("            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool",
+        (("            self._hit_tokens = dict.fromkeys(",
           "            undo.pop_all()\n"
-          "            names = (TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool"),),
+          "            self._hit_tokens = dict.fromkeys("),),
         ("test_an_opening_that_is_interrupted_leaves_its_directory_and_no_thread",),
     ),
     Mutant(

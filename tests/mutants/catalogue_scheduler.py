@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant(
         "a report of a step that was not committed counts",
         SCHEDULER,
-        (("if self.cache.table.info(plan.batch.rows[0])[1] != plan.expected:", "if plan.expected < 0:"),),
+        (("if self.cache.table.info(plan.batch.rows[0]).num_computed != plan.expected:", "if plan.expected < 0:"),),
         ("test_an_exception_inside_the_step_commits_nothing_and_the_requests_go_on",),
     ),
     Mutant(
@@ -147,7 +147,7 @@ MUTANTS = (
         "branches come back with what the tree has, shared or not",
         REOPENING,
         (
-            ("    if table.info(kin.row)[3] >= whole:", "    if True:"),
+            ("    if table.info(kin.row).num_committed >= whole:", "    if True:"),
             ("            if seq.blocks[:whole].tolist() == kin.blocks[:whole].tolist():", "            if True:"),
         ),
         ("test_branches_share_their_prompt_again_although_a_quota_keeps_it_out_of_the_tree",),
@@ -162,7 +162,7 @@ MUTANTS = (
         "branches that come back apart are suspended for ever, and the proof progress sees it",
         REOPENING,
         (
-            ("    if table.info(kin.row)[3] >= whole:", "    if True:"),
+            ("    if table.info(kin.row).num_committed >= whole:", "    if True:"),
             ("            if seq.blocks[:whole].tolist() == kin.blocks[:whole].tolist():", "            if True:"),
         ),
         ("test_the_proof_holds[progress]",),

@@ -81,10 +81,11 @@ def quota(world: World) -> Act:
 
     def call() -> None:
         for tier in world.setup.tiers:
-            world.cache.set_quota(TENANT, 2, tier)
+            world.cache.set_quota(TENANT, 2, pk.Tier[tier.upper()])
         world.serve(world.prompt(2), A)
         for tier in world.setup.tiers:
-            world.cache.set_quota(TENANT, 4 if world.setup.quota and tier == "device" else None, tier)
+            kept = 4 if world.setup.quota and tier == "device" else None
+            world.cache.set_quota(TENANT, kept, pk.Tier[tier.upper()])
 
     return Act(call)
 

@@ -283,7 +283,7 @@ class World:
     def where(self, prompt: list[int], namespace: pk.Namespace | None) -> str:
         """The coldest tier that holds some of a prompt; "" where none does."""
         runs = self.cache.explain(prompt, namespace).runs
-        return max((run.tier for run in runs), key=("device", "host", "disk").index, default="")
+        return str(max((run.tier for run in runs), default=""))
 
     def put_into(self, tier: str, namespace: pk.Namespace | None, blocks: int = 2) -> list[int]:
         """A prompt whose cached prefix lies in this tier, as far as the cache can be brought to that."""

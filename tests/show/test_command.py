@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -46,7 +47,14 @@ def test_without_a_file_the_built_in_run_is_listed_and_its_last_step_drawn(capsy
 
 
 def test_the_built_in_run_is_the_same_every_time(demo):
-    assert record() == demo
+    """But for what else is on its way while the dispatcher tells of one move: that is the threads' to decide."""
+
+    def told(recording):
+        frames = [replace(frame, tiers={}) if frame.what == "moves" else frame for frame in recording.frames]
+        return replace(recording, frames=tuple(frames))
+
+    for _ in range(3):
+        assert told(record()) == told(demo)
 
 
 def test_the_built_in_run_shows_everything_that_can_happen(demo):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pagedkv._core.events import TIER_NAMES
+from pagedkv._core.tier import TIER_NAMES
 from pagedkv.cache.cache import KVCache
 from pagedkv.errors import WrongType
 from pagedkv.lab.recording import captions

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pagedkv._core.block_table import BlockTable
-from pagedkv._core.events import TIER_NAMES
 from pagedkv._core.placement import Placement
+from pagedkv._core.tier import TIER_NAMES
 from pagedkv.errors import StaleHandle
 from pagedkv.lab.recording.model import HeldBlock, Move, Moving, SequenceState
 
@@ -53,7 +53,7 @@ def _look(placement: Placement, table: BlockTable, known: list[Known], moves: li
     for one in known:
         try:
             tokens, blocks = table.tokens(one.row).tolist(), table.blocks(one.row).tolist()
-            computed = table.info(one.row)[1]
+            computed = table.info(one.row).num_computed
         except StaleHandle:
             continue
         sequences.append(SequenceState(one.name, one.parent, tuple(tokens), computed, tuple(blocks)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from pagedkv.core import Tier
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.replay.trace import Trace
 from pagedkv.spec.sizes import UNITS, whole_number
@@ -15,7 +16,7 @@ from pagedkv.spec.sizes import UNITS, whole_number
 LLAMA_3_8B_BYTES_PER_TOKEN = 131_072  # 32 layers x 2 (K, V) x 8 heads x 128 x 2 bytes
 MAX_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_BYTES_PER_TOKEN = 1 << 30
-TIER_NAMES = ("device", "host", "disk")
+TIER_NAMES = tuple(str(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,12})?)\s*([A-Za-z%]*)", re.ASCII)
 
 

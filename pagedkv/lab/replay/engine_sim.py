@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.core import DEVICE, BlockPool, Placement, RadixTree
+from pagedkv.core import BlockPool, Placement, RadixTree, Tier
 from pagedkv.lab.replay.capacity import TIER_NAMES, Capacity
 from pagedkv.lab.replay.progress import Progress
 from pagedkv.lab.replay.result import Outcome
@@ -106,13 +106,13 @@ class SimCache:
         if self._hazard is not None:
             self._hazard.begin(owner)
         tiers = placement.tiers_of(owner)
-        cold = hit - int(np.count_nonzero(tiers == DEVICE))
+        cold = hit - int(np.count_nonzero(tiers == Tier.DEVICE))
         squeezed = False
         if cold:
             room = self._make_room(cold)
             squeezed = room < cold
             if squeezed:
-                placement.shorten(owner, int(np.searchsorted(np.cumsum(tiers != DEVICE), room, "right")))
+                placement.shorten(owner, int(np.searchsorted(np.cumsum(tiers != Tier.DEVICE), room, "right")))
             placement.promote(owner)
             self._answer_moves()
             hit = placement.settle(owner)
