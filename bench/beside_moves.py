@@ -103,8 +103,10 @@ def cold_cache(
 ) -> Iterator[tuple[pk.KVCache, list[Any]]]:
     """A cache with PREFIXES prefixes on its disk, room for two of them on the device, and sequences that decode."""
     room = 2 * PREFIX_BLOCKS + num_seqs * (2 + 2 * (steps + 5) // SPEC.block_size)
-    disk = pk.Disk(directory / "kv", PREFIXES * PREFIX_BLOCKS + 64, page_cache=page_cache, admission="all", shards=8)
-    with pk.KVCache(SPEC, room, disk=disk, threads=threads, max_sequences=num_seqs + 2) as cache:
+    disk = pk.Disk(
+        directory / "kv", pk.Blocks(PREFIXES * PREFIX_BLOCKS + 64), page_cache=page_cache, admission="all", shards=8
+    )
+    with pk.KVCache(SPEC, pk.Blocks(room), disk=disk, threads=threads, max_sequences=num_seqs + 2) as cache:
         for number in range(PREFIXES):
             with cache.sequence(prefix(number)) as seq:
                 run(cache, [seq])

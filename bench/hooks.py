@@ -58,7 +58,7 @@ def request_of(cache: pk.KVCache) -> Work:
 def rows(num_seqs: int, recorded: bool) -> list[dict[str, Any]]:
     """Medians of each kind of work with each kind of hook, microseconds."""
     found: dict[tuple[str, str], list[float]] = {}
-    with pk.KVCache(SPEC, device=40 + 2 * num_seqs) as cache:
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(40 + 2 * num_seqs)) as cache:
         with cache.sequence(PROMPT) as seq, cache.step([seq]) as step:
             step.mark_written(0)
         seqs = [cache.sequence(PROMPT) for _ in range(num_seqs)]

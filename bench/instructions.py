@@ -77,7 +77,7 @@ def _promotions() -> Callable[[], object]:
     import pagedkv
 
     spec = pagedkv.KVSpec(2, 2, 16, "float16", 16, model="instructions")
-    cache = pagedkv.KVCache(spec, 9, 32, threads=1)
+    cache = pagedkv.KVCache(spec, pagedkv.Blocks(9), pagedkv.Blocks(32), threads=1)
     prompts = [list(range(1000 * i, 1000 * i + 129)) for i in range(2)]
     turn = [0]
 
@@ -99,7 +99,7 @@ def _decoding() -> Callable[[], object]:
     import pagedkv
 
     spec = pagedkv.KVSpec(1, 1, 8, "float32", 16, model="instructions")
-    cache = pagedkv.KVCache(spec, 4096, max_sequences=32)
+    cache = pagedkv.KVCache(spec, pagedkv.Blocks(4096), max_sequences=32)
     scheduler = pagedkv.Scheduler(cache, pagedkv.SchedulerOptions(max_running=32, max_batch_tokens=2048))
     for number in range(32):
         scheduler.submit(range(number, number + 20), max_new_tokens=1500)

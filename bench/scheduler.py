@@ -37,7 +37,7 @@ class Load:
     def __init__(self, case: str, count: int) -> None:
         self.case, self.random, self.number = case, Random(1), 0
         blocks = count * (PROMPT + 128) // 16 if case == "full" else count * 80
-        self.cache = pk.KVCache(SPEC, blocks, max_sequences=count + 8)
+        self.cache = pk.KVCache(SPEC, pk.Blocks(blocks), max_sequences=count + 8)
         options = pk.SchedulerOptions(max_running=count, max_batch_tokens=2048 + count)
         self.scheduler = pk.Scheduler(self.cache, options)
         for _ in range(count + 32):
@@ -101,7 +101,7 @@ def rows(case: str, count: int, steps: int) -> list[dict[str, Any]]:
 
 def plain(count: int, steps: int) -> list[dict[str, Any]]:
     """The same decode steps without a scheduler."""
-    cache = pk.KVCache(SPEC, count * 80, max_sequences=count)
+    cache = pk.KVCache(SPEC, pk.Blocks(count * 80), max_sequences=count)
     seqs = [cache.sequence(np.arange(PROMPT, dtype=np.int32) + 1000 * i) for i in range(count)]
     table, handles, tokens = cache.table, np.array([seq.row for seq in seqs]), np.full(count, 7, np.int32)
 

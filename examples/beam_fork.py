@@ -19,7 +19,7 @@ def log_probs(cache: pk.KVCache, beams: list[pk.Sequence]) -> np.ndarray:
     return scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
 
-with pk.KVCache(spec, device=200) as cache:
+with pk.KVCache(spec, device_memory=pk.Blocks(200)) as cache:
     start = cache.sequence(list(range(10)))
     beams, totals = [start], np.zeros(1)
     for _ in range(LENGTH):

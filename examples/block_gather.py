@@ -30,7 +30,7 @@ def gather(blocks: Any, block_tables: Any, seq_lens: Any) -> Any:
 
 def main() -> None:
     draw = np.random.default_rng(0)
-    with pk.KVCache(SPEC, device=20) as cache:
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(20)) as cache:
         written = [draw.standard_normal((2, SPEC.num_layers, n, 8, 64)).astype(np.float32) for n in LENGTHS]
         seqs = [cache.sequence([100 * i]) for i in range(len(LENGTHS))]
         for end in range(10, max(LENGTHS) + 1, 10):  # they grow in turn, so their blocks lie among each other

@@ -30,7 +30,7 @@ class ChromeTrace:
 
 spec = pk.KVSpec(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=4)
 trace = ChromeTrace()
-with pk.KVCache(spec, device=8, host=16) as cache:
+with pk.KVCache(spec, device_memory=pk.Blocks(8), host_memory=pk.Blocks(16)) as cache:
     cache.hooks.add(trace)
     for start in (0, 100, 200, 0):  # the last prompt is the first one again: it comes up from the host
         with cache.sequence(range(start, start + 21)) as seq:

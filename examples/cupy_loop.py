@@ -43,7 +43,7 @@ def main() -> int:
     weights = cupy.asarray(rng.standard_normal((1000, NUM_QO_HEADS + 4, SPEC.head_dim)).astype(np.float16))
     stream = cupy.cuda.Stream(non_blocking=True)
     prompt = list(range(100))
-    with pk.KVCache(SPEC, device="64MiB", host="256MiB", gpu=0) as cache:
+    with pk.KVCache(SPEC, device_memory="64MiB", host_memory="256MiB", device="cuda:0") as cache:
         for _ in range(2):
             with cache.sequence(prompt) as seq:
                 print(f"{seq.num_computed} of {len(prompt)} tokens came from the cache")

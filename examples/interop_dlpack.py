@@ -25,7 +25,7 @@ class Guest:
         return self.array.__dlpack_device__()
 
 
-with pk.KVCache(pk.KVSpec(LAYERS, HEADS, DIM, "float32", block_size=16), device="4MiB") as cache:
+with pk.KVCache(pk.KVSpec(LAYERS, HEADS, DIM, "float32", block_size=16), device_memory="4MiB") as cache:
     seq = cache.sequence(range(40))
     with cache.step([seq]) as step:
         for layer in range(LAYERS):

@@ -33,7 +33,7 @@ def decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, tables: np.ndarray, seq_
 
 
 draw = np.random.default_rng(0)
-with pk.KVCache(spec, device="1MiB") as cache:
+with pk.KVCache(spec, device_memory="1MiB") as cache:
     seqs = [cache.sequence(list(range(start, start + n))) for start, n in ((0, 9), (100, 6), (200, 1))]
     for count in (None, 1):  # the prompts, and then a token each
         with cache.step(seqs) as step:

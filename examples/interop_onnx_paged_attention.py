@@ -35,7 +35,7 @@ class PagedAttention(OpRun):
 
 model = ReferenceEvaluator(parser.parse_model(MODEL), new_ops=[PagedAttention])
 draw = np.random.default_rng(0)
-with pk.KVCache(pk.KVSpec(1, KV_HEADS, DIM, "float16", block_size=16), device="1MiB") as cache:
+with pk.KVCache(pk.KVSpec(1, KV_HEADS, DIM, "float16", block_size=16), device_memory="1MiB") as cache:
     seqs = [cache.sequence(range(start, start + n)) for start, n in ((0, 40), (100, 7), (200, 16))]
     for turn in range(3):
         with cache.step(seqs) as step:

@@ -49,7 +49,7 @@ def forward(seq: pk.Sequence, sessions: list[ort.InferenceSession]) -> np.ndarra
 
 
 sessions, answers = [session() for _ in range(LAYERS)], []
-with pk.KVCache(pk.KVSpec(LAYERS, HEADS, DIM, "float32"), device="4MiB") as cache:
+with pk.KVCache(pk.KVSpec(LAYERS, HEADS, DIM, "float32"), device_memory="4MiB") as cache:
     for _ in range(2):
         with cache.sequence(list(range(40))) as seq:
             cached = seq.num_computed

@@ -38,7 +38,7 @@ draw = np.random.default_rng(0)
 embedding = draw.standard_normal((50, HEADS * DIM)).astype(np.float32)
 weights = [[Tensor(w) for w in layer] for layer in draw.standard_normal((LAYERS, 4, 16, 16)).astype(np.float32) / 4]
 answers = []
-with pk.KVCache(pk.KVSpec(LAYERS, HEADS, DIM, "float32", block_size=4), device="1MiB") as cache:
+with pk.KVCache(pk.KVSpec(LAYERS, HEADS, DIM, "float32", block_size=4), device_memory="1MiB") as cache:
     for _ in range(2):
         with cache.sequence(list(range(10))) as seq, cache.step([seq]) as step:
             print(f"{seq.num_computed} of {len(seq)} prompt tokens cached")

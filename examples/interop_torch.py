@@ -30,7 +30,7 @@ def forward(step: pk.Step) -> torch.Tensor:
 
 prompt = np.random.default_rng(0).integers(0, VOCAB, 40).tolist()
 answers = []
-with pk.KVCache(spec, device="4MiB") as cache:
+with pk.KVCache(spec, device_memory="4MiB") as cache:
     for _ in range(2):
         with cache.sequence(prompt) as seq:
             print(f"{seq.num_computed} of {len(prompt)} prompt tokens cached")

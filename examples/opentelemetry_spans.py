@@ -51,7 +51,7 @@ def main() -> int:
     tracer = provider.get_tracer("example")
 
     spec = pk.KVSpec(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=4)
-    with pk.KVCache(spec, device=8, host=16) as cache:
+    with pk.KVCache(spec, device_memory=pk.Blocks(8), host_memory=pk.Blocks(16)) as cache:
         cache.hooks.add(OpenTelemetryHook(tracer))
         for start in (0, 100, 0):
             with tracer.start_as_current_span("request"), cache.sequence(range(start, start + 21)) as seq:

@@ -33,8 +33,8 @@ def serve(cache: pk.KVCache, prompt: np.ndarray) -> dict[str, int]:
 
 def open_cache(folder: str) -> pk.KVCache:
     """Room for one prompt and a half on the device, half a prompt in host memory, the rest on disk."""
-    disk = pk.Disk(str(Path(folder, "kv")), size=64, admission="all")  # however fast this toy computes
-    return pk.KVCache(SPEC, device=9, host=3, disk=disk, demotion="oldest_first")
+    disk = pk.Disk(str(Path(folder, "kv")), size=pk.Blocks(64), admission="all")  # however fast this toy computes
+    return pk.KVCache(SPEC, device_memory=pk.Blocks(9), host_memory=pk.Blocks(3), disk=disk, demotion="oldest_first")
 
 
 def fill(folder: str) -> None:

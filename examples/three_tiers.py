@@ -30,8 +30,10 @@ def serve(cache: pk.KVCache, prompt: np.ndarray) -> None:
 prompts = [np.arange(100 * i, 100 * i + 25) for i in range(8)]  # six whole blocks and a token each
 
 with tempfile.TemporaryDirectory() as folder:
-    disk = pk.Disk(str(Path(folder, "kv")), size=64)
-    with pk.KVCache(spec, device=10, host=12, disk=disk, demotion="oldest_first") as cache:
+    disk = pk.Disk(str(Path(folder, "kv")), size=pk.Blocks(64))
+    with pk.KVCache(
+        spec, device_memory=pk.Blocks(10), host_memory=pk.Blocks(12), disk=disk, demotion="oldest_first"
+    ) as cache:
         for prompt in prompts:
             serve(cache, prompt)
         for i in (0, 3, 6, 7):
@@ -43,7 +45,9 @@ with tempfile.TemporaryDirectory() as folder:
         print("bytes moved:", dict(stats.moved_bytes))
         assert stats.hit_tokens["disk"] > 0
 
-    with pk.KVCache(spec, device=10, host=12, disk=disk) as cache:  # as after a restart
+    with pk.KVCache(
+        spec, device_memory=pk.Blocks(10), host_memory=pk.Blocks(12), disk=disk
+    ) as cache:  # as after a restart
         print("reopened:", cache.explain(prompts[1]))
         serve(cache, prompts[1])
         assert cache.stats().hit_tokens["disk"] > 0

@@ -34,5 +34,8 @@ from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 from pagedkv.spec.budgets import Disk as Disk
 from pagedkv.spec.kv_spec import KVSpec as KVSpec
 from pagedkv.spec.namespace import Namespace as Namespace
+from pagedkv.spec.sizes import Blocks as Blocks
+from pagedkv.spec.sizes import Bytes as Bytes
+from pagedkv.spec.sizes import Size as Size
 
 logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # what is said there is for whoever listens

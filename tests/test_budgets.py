@@ -1,4 +1,4 @@
-"""Budgets: a string is bytes, an integer is blocks; and what a Disk checks before anything is opened."""
+"""Sizes say their unit, places are no sizes, and what a Disk checks before anything is opened."""
 
 from __future__ import annotations
 
@@ -8,39 +8,89 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pagedkv as pk
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.budgets import Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import Blocks, Bytes, Size
 
 SPEC = KVSpec(32, 8, 128)  # 2 MiB a block
 
 
 @pytest.mark.parametrize(
-    ("budget", "num_blocks"),
+    ("size", "num_blocks"),
     [
         ("8GiB", 4096),
         ("2MiB", 1),
         ("4095KiB", 1),
-        (1, 1),
-        (5000, 5000),
-        (np.int32(7), 7),
-        (2**31 - 1, 2**31 - 1),
+        (Bytes(2**21), 1),
+        (Bytes(np.int64(2**33)), 4096),
+        (Blocks(1), 1),
+        (Blocks(np.int32(7)), 7),
+        (Blocks(2**31 - 1), 2**31 - 1),
     ],
 )
-def test_a_string_is_bytes_and_an_integer_is_blocks(budget: Any, num_blocks: int) -> None:
-    assert blocks_for(budget, SPEC) == num_blocks
+def test_a_size_is_so_many_blocks(size: Size, num_blocks: int) -> None:
+    assert blocks_for(size, SPEC, "size") == num_blocks
 
 
-@pytest.mark.parametrize("budget", ["0B", "2047KiB", 0, -1, 2**31, "8192TiB", "8", ""])
-def test_budgets_without_a_whole_block_or_beyond_the_ids_are_refused(budget: Any) -> None:
-    with pytest.raises(InvalidArgument):
-        blocks_for(budget, SPEC)
+TOO_SMALL_OR_LARGE: list[Size] = ["0B", "2047KiB", Blocks(0), Bytes(1), Blocks(2**31), "8192TiB"]
 
 
-@pytest.mark.parametrize("budget", [None, True, 1.0, float("nan"), b"8GiB", ["8GiB"]])
-def test_a_budget_of_another_type_is_refused(budget: Any) -> None:
+@pytest.mark.parametrize("size", TOO_SMALL_OR_LARGE, ids=repr)
+def test_a_size_without_a_whole_block_or_beyond_the_ids_is_refused(size: Size) -> None:
+    with pytest.raises(InvalidArgument, match="device_memory="):
+        blocks_for(size, SPEC, "device_memory")
+
+
+@pytest.mark.parametrize("size", [8, 0, -1, np.int64(4096), 1.0, float("nan"), 2**100])
+def test_a_bare_number_has_no_unit(size: Any) -> None:
+    with pytest.raises(WrongType, match=r"has no unit: write pagedkv\.Blocks\("):
+        blocks_for(size, SPEC, "device_memory")
+
+
+@pytest.mark.parametrize("size", ["8", "", "8 blocks", "-1GiB", "nan"])
+def test_a_string_needs_its_unit(size: str) -> None:
+    with pytest.raises(InvalidArgument, match="write a number and a unit"):
+        blocks_for(size, SPEC, "device_memory")
+
+
+@pytest.mark.parametrize("size", [None, True, b"8GiB", ["8GiB"]])
+def test_a_size_of_another_type_is_refused(size: Any) -> None:
     with pytest.raises(WrongType):
-        blocks_for(budget, SPEC)
+        blocks_for(size, SPEC, "device_memory")
+
+
+@pytest.mark.parametrize("kind", [Blocks, Bytes])
+@pytest.mark.parametrize("number", [-1, 2**63, 1.5, True, "8", None, float("nan")])
+def test_a_number_with_a_unit_is_a_whole_number(kind: Any, number: Any) -> None:
+    with pytest.raises((InvalidArgument, WrongType)):
+        kind(number)
+
+
+def test_a_size_reads_as_it_is_written() -> None:
+    assert (repr(Blocks(8)), repr(Bytes(9)), Blocks(8) + 1) == ("Blocks(8)", "Bytes(9)", 9)
+
+
+def test_a_place_is_no_size_and_a_size_is_no_place() -> None:
+    spec: Any = KVSpec(1, 1, 8, "float32", 4)
+    with pytest.raises(InvalidArgument, match="device='cuda:0'"):
+        pk.KVCache(spec, "cuda:0")
+    with pytest.raises(InvalidArgument, match="device_memory='8GiB'"):
+        pk.KVCache(spec, "1MiB", device="8GiB")
+    for wrong in (0, None, 1.5, pk.Blocks(8)):
+        with pytest.raises(WrongType, match="device is a place"):
+            pk.KVCache(spec, "1MiB", device=wrong)  # type: ignore[arg-type]
+    for wrong in ("gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "", "cuda:99999"):
+        with pytest.raises(InvalidArgument, match="device must be 'cpu'"):
+            pk.KVCache(spec, "1MiB", device=wrong)
+    pk.KVCache(spec, "1MiB", device="cpu").close()
+
+
+@pytest.mark.parametrize("size", [8, "1", Blocks(2**40), -3])
+def test_nothing_can_be_pinned_beyond_a_budget_that_is_a_size(size: Any) -> None:
+    with pytest.raises((InvalidArgument, WrongType), match="pin_budget"):
+        pk.KVCache(KVSpec(1, 1, 8, "float32", 4), "1MiB", pin_budget=size)
 
 
 def test_a_disk_keeps_its_path_as_text_and_touches_nothing(tmp_path: Path) -> None:
@@ -51,9 +101,9 @@ def test_a_disk_keeps_its_path_as_text_and_touches_nothing(tmp_path: Path) -> No
 
 
 def test_a_disk_says_how_much_may_be_written() -> None:
-    assert Disk("kv", 8).write_bytes_per_day is None
-    assert Disk("kv", 8, write_budget="2TB").write_bytes_per_day == 2 * 10**12
-    assert Disk("kv", 8, write_budget=4096).write_bytes_per_day == 4096
+    assert Disk("kv", Blocks(8)).write_bytes_per_day is None
+    assert Disk("kv", Blocks(8), write_budget="2TB").write_bytes_per_day == 2 * 10**12
+    assert Disk("kv", Blocks(8), write_budget=Bytes(4096)).write_bytes_per_day == 4096
 
 
 @pytest.mark.parametrize(
@@ -64,7 +114,9 @@ def test_a_disk_says_how_much_may_be_written() -> None:
         ({"on_mismatch": "ignore"}, InvalidArgument),
         ({"page_cache": True}, WrongType),
         ({"page_cache": np.array(["drop"])}, WrongType),
-        ({"write_budget": 0}, InvalidArgument),
+        ({"write_budget": 0}, WrongType),
+        ({"write_budget": "0B"}, InvalidArgument),
+        ({"write_budget": Blocks(3)}, WrongType),
         ({"write_budget": "lots"}, InvalidArgument),
         ({"write_budget": 1.5}, WrongType),
         ({"network_fs": 1}, WrongType),
@@ -76,9 +128,11 @@ def test_a_disk_says_how_much_may_be_written() -> None:
         ({"path": b"kv"}, WrongType),
         ({"path": 3}, WrongType),
         ({"size": "200"}, InvalidArgument),
-        ({"size": 0}, InvalidArgument),
+        ({"size": 0}, WrongType),
         ({"size": 2.5}, WrongType),
-        ({"segment_size": 0}, InvalidArgument),
+        ({"segment_size": 0}, WrongType),
+        ({"segment_size": Bytes(0)}, InvalidArgument),
+        ({"segment_size": Blocks(8)}, WrongType),
         ({"segment_size": "1Gb"}, InvalidArgument),
         ({"shards": 0}, InvalidArgument),
         ({"shards": 1025}, InvalidArgument),

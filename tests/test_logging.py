@@ -21,8 +21,8 @@ LEFT_OUT = """
 import sys
 import pagedkv as pk
 open("file", "w").close()
-disk = pk.Disk("file", 8, required=False)
-pk.KVCache(pk.KVSpec(1, 1, 2, "float32", 4, model="m"), device=8, disk=disk).close()
+disk = pk.Disk("file", pk.Blocks(8), required=False)
+pk.KVCache(pk.KVSpec(1, 1, 2, "float32", 4, model="m"), device_memory=pk.Blocks(8), disk=disk).close()
 """
 
 

@@ -56,7 +56,13 @@ def labels(**pairs: str) -> Labels:
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[pk.KVCache]:
     """Three tiers, all of which have been used."""
-    with pk.KVCache(SPEC, device=8, host=4, disk=pk.Disk(str(tmp_path / "kv"), 12), threads=1) as cache:
+    with pk.KVCache(
+        SPEC,
+        device_memory=pk.Blocks(8),
+        host_memory=pk.Blocks(4),
+        disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(12)),
+        threads=1,
+    ) as cache:
         serve(cache, 1, 2, 3, 4, 5, 1, 4)
         yield cache
 
@@ -104,7 +110,7 @@ def test_everything_that_the_cache_counts_is_given(cache):
 def test_what_the_policy_hazard_counts_is_given_and_nothing_of_it_with_others(cache):
     assert cache.stats().hazard is None
     assert not [name for name in scraped(CacheCollector(a=cache)) if "hazard" in name]
-    with pk.KVCache(SPEC, device=8, policy="hazard") as learning:
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(8), policy="hazard") as learning:
         serve(learning, 1, 1, 2)
         stats, found = learning.stats().hazard, scraped(CacheCollector(a=learning))
     assert set(stats) == set(HAZARD) | set(HAZARD_NOW)
@@ -113,7 +119,7 @@ def test_what_the_policy_hazard_counts_is_given_and_nothing_of_it_with_others(ca
 
 
 def test_several_caches_have_their_own_label_and_one_family_each_name(cache):
-    with pk.KVCache(SPEC, device=8) as other:
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(8)) as other:
         serve(other, 1)
         collector = CacheCollector(llama=cache)
         collector.add("draft", other)
@@ -157,8 +163,8 @@ def test_counters_never_go_down(cache):
 
 def test_a_disk_that_was_left_out_says_so(tmp_path):
     (tmp_path / "kv").write_text("no directory")
-    disk = pk.Disk(str(tmp_path / "kv"), 8, required=False)
-    with pk.KVCache(SPEC, device=8, disk=disk) as cache:
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(8), required=False)
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(8), disk=disk) as cache:
         found = scraped(CacheCollector(a=cache))
     assert found["pagedkv_disk_state"][labels(cache="a", state="left_out")] == 1
     assert sum(found["pagedkv_disk_state"].values()) == 1

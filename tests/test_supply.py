@@ -377,7 +377,7 @@ spec = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
 
 def work(store):
     hits = 0
-    with pk.KVCache(spec, 6, 4, pk.Disk(store, 64)) as cache:
+    with pk.KVCache(spec, pk.Blocks(6), pk.Blocks(4), pk.Disk(store, pk.Blocks(64))) as cache:
         tenants = [None, pk.Namespace(tenant="a"), pk.Namespace(tenant="b")]
         for turn in range(2):
             for n in range(6):

@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     model_file = _load(arguments)
     tokenizer = Tokenizer(model_file.vocabulary)
-    q_dtype = "float32" if arguments.gpu is None else arguments.kv_dtype
-    model = Llama(model_file.weights, array_module(arguments.gpu), q_dtype=q_dtype)
+    q_dtype = "float32" if arguments.device == "cpu" else arguments.kv_dtype
+    model = Llama(model_file.weights, array_module(arguments.device), q_dtype=q_dtype)
     prompts = [_tokens(tokenizer, text, arguments) for text in arguments.prompts]
     for name, prompt in zip(arguments.names, prompts, strict=True):
         with naming(name):
@@ -91,18 +91,18 @@ def _open_cache(model_file: Model, arguments: argparse.Namespace) -> pk.KVCache:
         spec = model_file.weights.config.kv_spec(
             f"{model_file.name}@sha256:{model_file.sha256}", block_size=arguments.block_size, dtype=arguments.kv_dtype
         )
-    for option, budget in (("--device", arguments.device), ("--host", arguments.host)):
-        if budget is not None:
-            with naming(option):
-                blocks_for(budget, spec)
+    for name in ("device_memory", "host_memory"):
+        if (size := getattr(arguments, name)) is not None:
+            with naming(f"--{name.replace('_', '-')}"):
+                blocks_for(size, spec, name)
     if arguments.disk is None:
-        return pk.KVCache(spec, arguments.device, arguments.host, gpu=arguments.gpu)
+        return pk.KVCache(spec, arguments.device_memory, arguments.host_memory, device=arguments.device)
     with naming("--disk"):
         disk = pk.Disk(
             arguments.disk, arguments.disk_size or DISK_SIZE, on_mismatch="reset" if arguments.reset_disk else "refuse"
         )
         try:
-            return pk.KVCache(spec, arguments.device, arguments.host, disk, gpu=arguments.gpu)
+            return pk.KVCache(spec, arguments.device_memory, arguments.host_memory, disk, device=arguments.device)
         except (pk.LayoutMismatch, pk.StoreDamaged) as error:
             said = str(error).replace("on_mismatch='reset'", "--reset-disk")
             as_made = f", or give the {AS_MADE} it was made with" if isinstance(error, pk.LayoutMismatch) else ""

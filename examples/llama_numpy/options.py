@@ -62,11 +62,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
                 raise OptionError(f"{arguments.disk} is no directory")
     with naming("--block-size"):
         pk.KVSpec(1, 1, 1, arguments.kv_dtype, arguments.block_size)
-    if arguments.gpu is not None:
-        with naming("--gpu"):
+    if arguments.device != "cpu":
+        with naming("--device"):
             if arguments.kv_dtype == "bfloat16":
                 raise OptionError("--kv-dtype bfloat16 is for the CPU: take float16 or float32 on a GPU")
-            array_module(arguments.gpu)
+            array_module(arguments.device)
     return arguments
 
 
@@ -188,8 +188,12 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
 
     cache = parser.add_argument_group("the cache")
-    cache.add_argument("--device", type=_size, default="256MiB", metavar="SIZE", help="memory for KV (default 256MiB)")
-    cache.add_argument("--host", type=_size, metavar="SIZE", help="a second tier in memory, for what does not fit")
+    cache.add_argument(
+        "--device-memory", type=_size, default="256MiB", metavar="SIZE", help="memory for KV (default 256MiB)"
+    )
+    cache.add_argument(
+        "--host-memory", type=_size, metavar="SIZE", help="a second tier in memory, for what does not fit"
+    )
     cache.add_argument("--disk", metavar="DIR", help="a disk tier: what is computed now is found by later runs")
     cache.add_argument("--disk-size", type=_size, metavar="SIZE", help=f"of the directory (default {DISK_SIZE})")
     cache.add_argument(
@@ -201,7 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     cache.add_argument("--kv-dtype", default="float32", choices=("float32", "float16", "bfloat16"))
     cache.add_argument(
-        "--gpu", type=_whole(0), metavar="N", help="compute on CUDA device N with CuPy, and keep the KV there"
+        "--device",
+        default="cpu",
+        metavar="PLACE",
+        help="compute and keep the KV on cpu (default), cuda or cuda:N (by CuPy)",
     )
 
     weights = parser.add_argument_group("the weights")
@@ -219,6 +226,6 @@ package's data is used:
                                                    {models_folder()})
 Reading them needs two packages more:
   pip install 'pagedkv[examples]'
---gpu needs 'pagedkv[cuda12]' or 'pagedkv[cuda13]' as well.
+--device cuda needs 'pagedkv[cuda12]' or 'pagedkv[cuda13]' as well.
 Environment: NumPy's matrix products run on one thread unless OPENBLAS_NUM_THREADS says otherwise; pagedkv's attention
 runs on PAGEDKV_NUM_THREADS threads (default: all CPUs)."""

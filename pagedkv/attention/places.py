@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.errors import WrongType
 from pagedkv.kernels.backend import Backend
+from pagedkv.spec.place import cuda_number
 
 # "cpu", "cuda", "cuda:1", or a backend of one's own.
 Device: TypeAlias = str | Backend
@@ -26,12 +27,8 @@ def backend_of(device: Device) -> Backend | None:
     """
     if not isinstance(device, str):
         return device
-    if device == "cpu":
-        return None
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not (number == "" or number.isdecimal()):
-        raise InvalidArgument(f"device must be 'cpu', 'cuda' or 'cuda:<number>', got {device[:40]!r}")
-    return cuda_backend(int(number or 0))
+    number = cuda_number(device)
+    return None if number is None else cuda_backend(number)
 
 
 def home_of(**arrays: Any) -> Backend | None:

@@ -62,10 +62,11 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.observe.clock import Clock
 from pagedkv.observe.hooks import Hooks
 from pagedkv.observe.stats import CacheStats
-from pagedkv.spec.budgets import Budget, Disk, blocks_for, check_choice
+from pagedkv.spec.budgets import Disk, blocks_for, check_choice
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.namespace import Namespace
-from pagedkv.spec.sizes import number_of_seconds, whole_number
+from pagedkv.spec.place import cuda_number
+from pagedkv.spec.sizes import Size, number_of_seconds, whole_number
 from pagedkv.threads.crew import Errand
 from pagedkv.tiers import DeviceTier, DiskTier, Mover
 
@@ -76,8 +77,9 @@ class KVCache:
     Parameters
     ----------
     spec : KVSpec
-    device, host : str or int
-        Budget of the tier: bytes as a string (``"8GiB"``) or blocks as an integer. `host` may be None.
+    device_memory, host_memory : Size
+        How much KV the tier holds: a string such as ``"8GiB"``, ``Bytes(n)`` or ``Blocks(n)``. A bare number has no
+        unit and is refused. No `host_memory`, no host tier.
     disk : Disk, optional
         A directory and how much of it to use. Reopening it finds what had been demoted to it.
     policy : ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"cost"`` or ``"hazard"``
@@ -85,15 +87,16 @@ class KVCache:
     demotion : ``"leaf_first"`` or ``"oldest_first"``
     inclusive : sequence of bool, optional
         By tier: keep the copy there when a block is promoted. Default: on disk only.
-    gpu : int, optional
-        CUDA device for the device arena (CuPy); the host arena is page-locked then, and `step.write`, `step.attend`,
-        `gather` and `scatter` take and give CuPy arrays. Default: CPU memory.
+    device : str
+        Where the device tier lies: ``"cpu"``, ``"cuda"`` or ``"cuda:<number>"``. On a CUDA device the device arena is
+        CuPy's, the host arena is page-locked, and `step.write`, `step.attend`, `gather` and `scatter` take and give
+        CuPy arrays.
     backend : Backend, optional
-        What launches the kernels (:mod:`pagedkv.kernels.backend`). Default: CuPy on `gpu`; without `gpu`, none.
+        What launches the kernels (:mod:`pagedkv.kernels.backend`). Default: CuPy on a CUDA `device`, else none.
     max_sequences : int
         Live sequences at most.
-    pin_budget : int
-        Blocks that `pin` may hold at most.
+    pin_budget : Size, optional
+        How much KV all pins together may hold. Default: nothing can be pinned.
     threads : int
         Threads that move blocks between tiers.
     deadline_s : float, optional
@@ -133,17 +136,17 @@ class KVCache:
     def __init__(
         self,
         spec: KVSpec,
-        device: Budget,
-        host: Budget | None = None,
+        device_memory: Size,
+        host_memory: Size | None = None,
         disk: Disk | None = None,
         *,
         policy: str = "lru",
         demotion: str = "leaf_first",
         inclusive: Seq[bool] | None = None,
-        gpu: int | None = None,
+        device: str = "cpu",
         backend: Backend | None = None,
         max_sequences: int = 1024,
-        pin_budget: int = 0,
+        pin_budget: Size | None = None,
         threads: int = 2,
         deadline_s: float | None = None,
         require_namespace: bool = False,
@@ -155,7 +158,8 @@ class KVCache:
         learned: str | os.PathLike[str] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        sizes = blocks_of(device, host, disk, spec)
+        sizes = blocks_of(device_memory, host_memory, disk, spec)
+        gpu, pinned = cuda_number(device), 0 if pin_budget is None else blocks_for(pin_budget, spec, "pin_budget")
         check_options(
             deadline_s, max_sequences, threads, inclusive,
             require_namespace=require_namespace, partial_hits=partial_hits,
@@ -167,7 +171,7 @@ class KVCache:
         self._require_namespace, self._partial_hits = require_namespace, partial_hits
         self._max_sequences = max_sequences
         core: dict[str, Any] = {
-            "policy": policy, "inclusive": inclusive, "demotion": demotion, "pin_budget": pin_budget,
+            "policy": policy, "inclusive": inclusive, "demotion": demotion, "pin_budget": pinned,
             "event_words": event_words, "cost_tokens": cost_tokens,
         }  # fmt: skip
         self.placement = open_placement(sizes, spec.block_size, **core)
@@ -430,7 +434,7 @@ class KVCache:
         self._engine.check_open()
         return self._learning("save_learned").save()
 
-    def set_quota(self, namespace: Namespace, budget: Budget | None, tier: Tier = Tier.DEVICE) -> None:
+    def set_quota(self, namespace: Namespace, size: Size | None, tier: Tier = Tier.DEVICE) -> None:
         """The namespace may have at most this much cached in a tier; beyond it, its own coldest blocks go first.
 
         A quota bounds what stays cached, not what is in use. Blocks of live sequences that are not committed do not
@@ -441,8 +445,8 @@ class KVCache:
         Parameters
         ----------
         namespace : Namespace
-        budget : str, int or None
-            Bytes as a string or blocks as an integer; None lifts the quota.
+        size : Size or None
+            None lifts the quota.
         tier : Tier
 
         Raises
@@ -453,7 +457,7 @@ class KVCache:
             raise WrongType(f"tier must be a pagedkv.Tier, such as Tier.HOST, not {tier!r:.40}")
         if tier >= len(self.placement.pools) or self.placement.pools[tier] is None:
             raise InvalidArgument(f"this cache has no {tier} tier; it has {', '.join(self._tier_names())}")
-        blocks = None if budget is None else blocks_for(budget, self.spec)
+        blocks = None if size is None else blocks_for(size, self.spec, "size")
         if namespace is None:
             raise InvalidArgument("a quota is for a Namespace; the default namespace is everybody's: name one")
         digest = self._digest(namespace)

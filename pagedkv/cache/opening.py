@@ -19,9 +19,9 @@ from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Folder, Learned
 from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.observe.callbacks import Log
-from pagedkv.spec.budgets import Budget, Disk, blocks_for
+from pagedkv.spec.budgets import Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.spec.sizes import format_size, parse_size, whole_number
+from pagedkv.spec.sizes import Blocks, Size, format_size, parse_size, whole_number
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier
 from pagedkv.tiers import Tier as OpenTier
 from pagedkv.tiers.disk.directory import path_text
@@ -32,7 +32,7 @@ log = Log(logging.getLogger("pagedkv.cache"))
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
 
 
-def blocks_of(device: Budget, host: Budget | None, disk: Disk | None, spec: KVSpec) -> list[int]:
+def blocks_of(device: Size, host: Size | None, disk: Disk | None, spec: KVSpec) -> list[int]:
     """Blocks of device, host and disk; 0 for a tier that is not wanted.
 
     Raises
@@ -49,22 +49,21 @@ def blocks_of(device: Budget, host: Budget | None, disk: Disk | None, spec: KVSp
             f"served: name the model and the revision of its weights in KVSpec(model=...), or see to it yourself and "
             f"say Disk(..., unnamed_model=True)"
         )
-    if device is None:
-        raise InvalidArgument("the device tier needs a budget")
-    sizes = [0 if budget is None else blocks_for(budget, spec) for budget in (device, host)]
-    return [*sizes, 0 if disk is None else _disk_blocks(disk, spec)]
+    on_device = blocks_for(device, spec, "device_memory")
+    on_host = 0 if host is None else blocks_for(host, spec, "host_memory")
+    return [on_device, on_host, 0 if disk is None else _disk_blocks(disk, spec)]
 
 
 def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
     """Blocks of a disk tier: a size in bytes is for headers, padding and the small files, too."""
-    if not isinstance(disk.size, str):
-        return blocks_for(disk.size, spec)
+    if isinstance(disk.size, Blocks):
+        return blocks_for(disk.size, spec, "size")
     slot_bytes = Geometry(1, spec.block_bytes, spec.block_size, _shards(disk, spec), 1).slot_bytes
     num_blocks = (parse_size(disk.size) - SMALL_FILES_BYTES) // slot_bytes
     if num_blocks < 1:
         needed = format_size(slot_bytes + SMALL_FILES_BYTES)
         raise InvalidArgument(f"a disk tier of {disk.size!r} does not hold one block with its header: {needed}")
-    return blocks_for(num_blocks, spec)
+    return blocks_for(Blocks(num_blocks), spec, "size")
 
 
 def _shards(disk: Disk, spec: KVSpec) -> int:

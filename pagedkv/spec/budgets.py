@@ -1,17 +1,15 @@
-"""Budgets: how much a tier may use, in bytes (a string) or in blocks (an integer)."""
+"""How much each tier may use, and the disk tier's options."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.spec.sizes import format_size, parse_size, whole_number
-
-Budget: TypeAlias = str | int
+from pagedkv.spec.sizes import Blocks, Bytes, Size, check_size, format_size, num_bytes_of, parse_size, whole_number
 
 MAX_BLOCKS = 2**31 - 1
 _CHOICES = {
@@ -28,15 +26,18 @@ class Disk:
     Parameters
     ----------
     path : directory; made when the tier opens. There is no default, least of all a shared temporary one.
-    size : string of bytes (``"200GiB"``) for everything in the directory, or integer number of blocks.
-    segment_size : bytes of one file, as a string or an integer.
+    size : Size
+        ``"200GiB"`` or ``Bytes(n)`` for everything in the directory, or ``Blocks(n)`` for KV blocks alone.
+    segment_size : str or Bytes
+        Of one file.
     shards : equal parts of a block with a checksum each, 1..1024, dividing its bytes. Default: one per layer.
     admission : ``"cost"``, ``"second_hit"``, ``"all"`` or ``"hazard"``
         What is written: blocks that load faster than they are computed again (all of them until both rates are known);
         blocks asked for again since they were computed; everything; blocks whose chance of being asked for again makes
         up for writing them, the likeliest first where there is a `write_budget` (with ``KVCache(policy="hazard")``).
         What is not written is dropped, and counted.
-    write_budget : bytes per day, as a string or an integer; None for no limit. At most an hour's share comes at once.
+    write_budget : str or Bytes
+        Bytes per day; None for no limit. At most an hour's share comes at once.
     on_mismatch : ``"refuse"`` or ``"reset"``
         What becomes of a store there that cannot be used: an error, or a new store. Old bytes are never reinterpreted.
     unnamed_model : allow a KVSpec that names no model. Then nothing tells KV of other weights of the same shape apart:
@@ -54,12 +55,12 @@ class Disk:
     """
 
     path: str
-    size: Budget
+    size: Size
     _: KW_ONLY
-    segment_size: str | int = "1GiB"
+    segment_size: str | Bytes = "1GiB"
     shards: int | None = None
     admission: Literal["all", "cost", "second_hit", "hazard"] = "cost"
-    write_budget: str | int | None = None
+    write_budget: str | Bytes | None = None
     on_mismatch: Literal["refuse", "reset"] = "refuse"
     unnamed_model: bool = False
     network_fs: bool = False
@@ -77,12 +78,12 @@ class Disk:
         if not path or "\0" in path:
             raise InvalidArgument("path must not be empty or hold a NUL")
         object.__setattr__(self, "path", path)
-        _check_budget(self.size)
-        if parse_size(self.segment_size) < 1:
+        check_size(self.size, "size")
+        if num_bytes_of(self.segment_size, "segment_size") < 1:
             raise InvalidArgument("segment_size must be at least one byte")
         if self.shards is not None:
             object.__setattr__(self, "shards", whole_number(self.shards, "shards", 1, 1024))
-        if self.write_budget is not None and parse_size(self.write_budget) < 1:
+        if self.write_budget is not None and num_bytes_of(self.write_budget, "write_budget") < 1:
             raise InvalidArgument("write_budget must be at least one byte per day")
         for name, words in _CHOICES.items():
             check_choice(name, getattr(self, name), words)
@@ -103,8 +104,14 @@ class Disk:
         return None if self.write_budget is None else parse_size(self.write_budget)
 
 
-def blocks_for(budget: Budget, spec: KVSpec) -> int:
-    """Whole blocks in a budget: an integer is blocks already, a string is bytes, rounded down.
+def blocks_for(size: Size, spec: KVSpec, name: str) -> int:
+    """Whole blocks in a size; bytes are rounded down to blocks.
+
+    Parameters
+    ----------
+    size : Size
+    spec : KVSpec
+    name : of the argument, for errors.
 
     Returns
     -------
@@ -114,17 +121,17 @@ def blocks_for(budget: Budget, spec: KVSpec) -> int:
     Raises
     ------
     WrongType
-        Neither a string nor an integer.
+        It does not say its unit.
     InvalidArgument
-        Not a size, less than one block, or more blocks than ids.
+        Not a size, less than one block, or more blocks than there are ids.
     """
-    amount = _check_budget(budget)
-    num_blocks = amount // spec.block_bytes if isinstance(budget, str) else amount
+    check_size(size, name)
+    num_blocks = int(size) if isinstance(size, Blocks) else parse_size(size) // spec.block_bytes
     if num_blocks < 1:
         one = format_size(spec.block_bytes)
-        raise InvalidArgument(f"a budget of {budget!r} does not hold one block of {one}")
+        raise InvalidArgument(f"{name}={size!r} does not hold one block of {one}")
     if num_blocks > MAX_BLOCKS:
-        raise InvalidArgument(f"a budget of {budget!r} is {num_blocks} blocks; at most {MAX_BLOCKS}")
+        raise InvalidArgument(f"{name}={size!r} is {num_blocks} blocks; at most {MAX_BLOCKS}")
     return num_blocks
 
 
@@ -139,10 +146,3 @@ def check_choice(name: str, value: Any, words: tuple[str, ...]) -> None:
         raise WrongType(f"{name} must be one of {words}, not {type(value).__name__}")
     if value not in words:
         raise InvalidArgument(f"{name} must be one of {words}, not {value!r}")
-
-
-def _check_budget(budget: Budget) -> int:
-    """Bytes of a string, blocks of an integer."""
-    if isinstance(budget, str):
-        return parse_size(budget)
-    return whole_number(budget, "a budget in blocks", 1, MAX_BLOCKS)

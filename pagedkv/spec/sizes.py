@@ -1,4 +1,4 @@
-"""Sizes in words: ``"8GiB"`` to bytes, and the whole-number checks that every public constructor shares."""
+"""Sizes: strings such as ``"8GiB"``, ``Bytes`` and ``Blocks``, and the number checks that public constructors share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import operator
 import re
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.spec.place import is_place
 
 MAX_SIZE = 2**63 - 1
 UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15} | {
@@ -23,6 +24,86 @@ UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**1
 
 # ASCII digits only, and few enough of them that no input can make the arithmetic slow.
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", re.ASCII)
+
+
+class Blocks(int):
+    """A number of KV blocks, where a size is asked for: ``device_memory=Blocks(5000)``.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        No whole number, negative, or past ``2**63 - 1``.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, number: int) -> Blocks:
+        return super().__new__(cls, whole_number(number, "a number of blocks", 0, MAX_SIZE))
+
+    def __repr__(self) -> str:
+        return f"Blocks({int(self)})"
+
+
+class Bytes(int):
+    """A number of bytes, where a size is asked for and the number is at hand; else write ``"8GiB"``.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        No whole number, negative, or past ``2**63 - 1``.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, number: int) -> Bytes:
+        return super().__new__(cls, whole_number(number, "a number of bytes", 0, MAX_SIZE))
+
+    def __repr__(self) -> str:
+        return f"Bytes({int(self)})"
+
+
+Size: TypeAlias = str | Blocks | Bytes
+
+
+def check_size(value: Any, name: str) -> None:
+    """Raise unless `value` says its unit: a string such as ``"8GiB"``, `Blocks` or `Bytes`.
+
+    Raises
+    ------
+    WrongType
+        A bare number, or something else.
+    InvalidArgument
+        A string that is no size.
+    """
+    if isinstance(value, Blocks | Bytes):
+        return
+    if isinstance(value, str):
+        try:
+            parse_size(value)
+        except InvalidArgument as problem:
+            hint = f"; a place goes into device={value!r}" if is_place(value) else ""
+            raise InvalidArgument(f"{name}: {problem}{hint}") from None
+        return
+    if isinstance(value, Real) and not isinstance(value, bool):
+        shown = value if 0 < value <= MAX_SIZE else "..."  # type: ignore[operator]
+        raise WrongType(
+            f"{name}={value!r:.40} has no unit: write pagedkv.Blocks({shown}), pagedkv.Bytes({shown}) or a string "
+            f"such as '8GiB'"
+        )
+    raise WrongType(f"{name} must be a size: a string such as '8GiB', Blocks or Bytes, not {type(value).__name__}")
+
+
+def num_bytes_of(value: str | Bytes, name: str) -> int:
+    """Bytes of a size that is given in bytes: a string or `Bytes`; `Blocks` are refused.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    check_size(value, name)
+    if isinstance(value, Blocks):
+        raise WrongType(f"{name} is a size in bytes: write a string such as '8GiB' or Bytes, not {value!r}")
+    return parse_size(value)
 
 
 def number_of_seconds(value: Any, what: str) -> float:

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import pagedkv as pk
+from tests.in_blocks import cache_options
 
 SPEC = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
 BLOCK = SPEC.block_size
@@ -121,8 +122,8 @@ def open_cache(tmp_path: Path) -> Iterator[Callable[..., pk.KVCache]]:
 
     def open_it(device: Any = 16, spec: pk.KVSpec = SPEC, disk: Any = None, **options: Any) -> pk.KVCache:
         if isinstance(disk, int):
-            disk = pk.Disk(str(tmp_path / "kv"), disk)
-        cache = pk.KVCache(spec, device, disk=disk, **options)
+            disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(disk))
+        cache = pk.KVCache(spec, **cache_options(device=device, disk=disk, **options))
         opened.append(cache)
         return cache
 

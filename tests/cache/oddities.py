@@ -79,7 +79,7 @@ class World:
     """A small cache with a bystander that must never notice anything, and a victim to try things on."""
 
     def __init__(self):
-        self.toy = Toy(pk.KVCache(SPEC, 24, host=16, pin_budget=4, threads=1))
+        self.toy = Toy(pk.KVCache(SPEC, pk.Blocks(24), host_memory=pk.Blocks(16), pin_budget=pk.Blocks(4), threads=1))
         self.cache = self.toy.cache
         for start in (1, 2, 3, 4):
             self.toy.use(prompt(start, 6 * BLOCK))

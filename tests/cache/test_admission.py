@@ -116,7 +116,7 @@ def test_a_refusal_by_admission_costs_nothing_of_the_budget() -> None:
 def open_toy(open_cache, tmp_path):
     def open_it(device=4, host=None, **options):
         prefill = options.pop("prefill_tokens_per_s", None)
-        disk = pk.Disk(str(tmp_path / "kv"), 60, **options)
+        disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(60), **options)
         return Toy(open_cache(device, host=host, disk=disk, prefill_tokens_per_s=prefill))
 
     return open_it
@@ -157,7 +157,7 @@ def test_what_is_refused_leaves_no_block_whose_prefix_is_gone(open_toy, host):
 
 
 def test_a_budget_bounds_what_is_written(open_toy):
-    toy = open_toy(admission="all", write_budget=24 * 5 * SPEC.block_bytes)
+    toy = open_toy(admission="all", write_budget=pk.Bytes(24 * 5 * SPEC.block_bytes))
     for start in range(20):
         toy.use(prompt(start))
     stats = toy.cache.stats()

@@ -129,7 +129,7 @@ def test_a_step_over_odd_collections_is_refused():
     @FEW
     @given(st.lists(st.sampled_from(["seq", "bystander", "released", "foreign", None, 3]), max_size=4))
     def fuzz(names):
-        with world() as w, pk.KVCache(SPEC, 4) as other:
+        with world() as w, pk.KVCache(SPEC, pk.Blocks(4)) as other:
             released = w.cache.sequence([1])
             released.release()
             members = {"seq": w.seq, "bystander": w.bystander, "released": released, "foreign": other.sequence([1])}
@@ -180,8 +180,8 @@ def test_attend_refuses_options_it_cannot_use():
 
 
 OPTIONS = (
-    "device", "host", "disk", "policy", "demotion", "inclusive", "pin_budget", "deadline_s", "require_namespace",
-    "partial_hits",
+    "device_memory", "host_memory", "device", "disk", "policy", "demotion", "inclusive", "pin_budget", "deadline_s",
+    "require_namespace", "partial_hits",
 )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def test_a_cache_is_opened_or_refused(option):
     @given(ANY)
     def fuzz(value):
         try:
-            cache = pk.KVCache(SPEC, **({"device": 8} | {option: value}))
+            cache = pk.KVCache(SPEC, **({"device_memory": pk.Blocks(8)} | {option: value}))
         except (pk.PagedKVError, ForeignError):
             return
         with cache:
@@ -209,7 +209,7 @@ def test_a_cache_is_opened_or_refused(option):
 @pytest.mark.parametrize("value", [-1, 0.5, None, "2", True, float("nan"), [2], np.array([1, 2])], ids=repr)
 def test_a_number_that_sizes_something_must_be_possible(option, value):
     with pytest.raises((pk.InvalidArgument, pk.WrongType)):
-        pk.KVCache(SPEC, 4, **{option: value}).close()
+        pk.KVCache(SPEC, pk.Blocks(4), **{option: value}).close()
 
 
 @MORE

@@ -72,14 +72,17 @@ def history(cache: pk.KVCache) -> list[np.ndarray]:
 
 
 def test_a_history_through_the_kernels_equals_the_one_on_the_cpu(backend: Any) -> None:
-    with pk.KVCache(SPEC, 14, 20) as exact, pk.KVCache(SPEC, 14, 20, backend=backend) as cache:
+    with (
+        pk.KVCache(SPEC, pk.Blocks(14), pk.Blocks(20)) as exact,
+        pk.KVCache(SPEC, pk.Blocks(14), pk.Blocks(20), backend=backend) as cache,
+    ):
         for layer, (wanted, found) in enumerate(zip(history(exact), history(cache), strict=True)):
             assert wanted.shape == found.shape
             assert np.abs(wanted - found).max() < 3e-3, layer
 
 
 def test_steps_of_different_sequences_may_take_turns(backend: Any) -> None:
-    with pk.KVCache(SPEC, 14) as exact, pk.KVCache(SPEC, 14, backend=backend) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(14)) as exact, pk.KVCache(SPEC, pk.Blocks(14), backend=backend) as cache:
         found: list[list[np.ndarray]] = []
         for one in (exact, cache):
             seqs = [one.sequence([1, 2, 3, 4, 5]), one.sequence([7, 8])]
@@ -98,7 +101,7 @@ def test_steps_of_different_sequences_may_take_turns(backend: Any) -> None:
 
 
 def test_log_sum_exp_and_out_reach_the_caller(backend: Any) -> None:
-    with pk.KVCache(SPEC, 14) as exact, pk.KVCache(SPEC, 14, backend=backend) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(14)) as exact, pk.KVCache(SPEC, pk.Blocks(14), backend=backend) as cache:
         found = []
         for one in (exact, cache):
             seq = one.sequence([1, 2, 3, 4, 5])
@@ -117,7 +120,7 @@ def test_log_sum_exp_and_out_reach_the_caller(backend: Any) -> None:
 
 def test_scatter_and_gather_are_each_others_inverse_on_the_kernels(backend: Any) -> None:
     rng = np.random.default_rng(0)
-    with pk.KVCache(SPEC, 14, backend=backend) as cache, cache.sequence([1, 2, 3, 4, 5, 6]) as seq:
+    with pk.KVCache(SPEC, pk.Blocks(14), backend=backend) as cache, cache.sequence([1, 2, 3, 4, 5, 6]) as seq:
         k, v = (rng.standard_normal((2, 6, 2, 32)).astype(np.float16) for _ in "kv")
         seq.scatter(k, v)
         for found, wanted in zip(seq.gather(), (k, v), strict=True):
@@ -131,7 +134,7 @@ def test_float32_is_converted_to_the_dtype_of_the_cache(backend: Any, layout: st
     k, v = (rng.standard_normal((1, 6, 2, 32)).astype(np.float32) for _ in "kv")
     results = []
     for options in ({}, {"backend": backend}):
-        with pk.KVCache(spec, 14, **options) as cache, cache.sequence([1, 2, 3, 4, 5, 6]) as seq:
+        with pk.KVCache(spec, pk.Blocks(14), **options) as cache, cache.sequence([1, 2, 3, 4, 5, 6]) as seq:
             seq.scatter(k, v)
             results.append([np.array(x).view(np.uint16) for x in seq.gather()])
     assert np.array_equal(results[0], results[1])
@@ -140,7 +143,7 @@ def test_float32_is_converted_to_the_dtype_of_the_cache(backend: Any, layout: st
 def test_other_peoples_kernels_are_told_to_the_device_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     monkeypatch.setattr(pk.tiers.DeviceTier, "used_by", lambda self, stream: told.append(stream))
-    cache = pk.KVCache(SPEC, 14)
+    cache = pk.KVCache(SPEC, pk.Blocks(14))
     cache.used_on(7)
     assert told == [7]
     cache.close()
@@ -149,7 +152,7 @@ def test_other_peoples_kernels_are_told_to_the_device_tier(monkeypatch: pytest.M
 
 
 def test_a_stream_where_there_is_no_gpu_is_refused() -> None:
-    with pk.KVCache(SPEC, 14) as cache, cache.sequence([1, 2]) as seq, cache.step([seq]) as step:
+    with pk.KVCache(SPEC, pk.Blocks(14)) as cache, cache.sequence([1, 2]) as seq, cache.step([seq]) as step:
         kv = values(step.tokens, step.positions, 1)
         with pytest.raises(pk.errors.WrongType, match="stream"):
             step.write(0, kv, kv, stream=object())
@@ -159,7 +162,7 @@ def test_a_stream_where_there_is_no_gpu_is_refused() -> None:
 
 def test_a_block_that_changes_its_namespace_is_zeroed_on_the_device(backend: Any) -> None:
     tenants = [pk.Namespace(tenant=name) for name in "ab"]
-    with pk.KVCache(SPEC, 4, backend=backend) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(4), backend=backend) as cache:
         first = cache.sequence(list(range(14)), tenants[0])
         with cache.step([first]) as step:
             cache.device_arena[first.blocks] = 0xFF

@@ -55,7 +55,7 @@ def test_the_last_good_reading_stands_in_for_a_bad_one(bad, caplog):
 def test_a_clock_whose_first_reading_fails_is_refused(bad, open_cache):
     for opened in (
         lambda clock: Clock(clock),
-        lambda clock: pk.KVCache(pk.KVSpec(1, 1, 8, "float32", 4), 8, clock=clock),
+        lambda clock: pk.KVCache(pk.KVSpec(1, 1, 8, "float32", 4), pk.Blocks(8), clock=clock),
         lambda clock: pk.Scheduler(open_cache(8), clock=clock),
     ):
         with pytest.raises((pk.WrongType, pk.InvalidArgument), match="clock"):
@@ -171,7 +171,7 @@ def in_time(work):
 @pytest.mark.parametrize("bad", BAD, ids=repr)
 def test_a_clock_that_fails_under_the_write_budget_costs_no_request(open_cache, tmp_path, bad, caplog):
     hands = Hands()
-    store = pk.Disk(str(tmp_path / "kv"), 64, admission="all", write_budget="1GiB")
+    store = pk.Disk(str(tmp_path / "kv"), pk.Blocks(64), admission="all", write_budget="1GiB")
     cache = open_cache(8, disk=store, clock=hands)
     toy = Toy(cache)
 
@@ -229,7 +229,7 @@ def test_after_a_step_back_times_to_live_stand_still_until_the_clock_has_passed_
 @pytest.mark.parametrize("back", [0, 3600, DAY_S])
 def test_a_clock_that_goes_back_stops_no_writes_to_the_disk(open_cache, tmp_path, back):
     hands = Hands()
-    store = pk.Disk(str(tmp_path / "kv"), 200, admission="all", write_budget="1GiB")
+    store = pk.Disk(str(tmp_path / "kv"), pk.Blocks(200), admission="all", write_budget="1GiB")
     toy = Toy(open_cache(8, disk=store, clock=hands))
     for i in range(40):
         hands.now += 3600 - (back if i == 8 else 0)

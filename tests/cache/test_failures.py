@@ -11,6 +11,7 @@ import pagedkv as pk
 import pagedkv.cache.cache
 from pagedkv.spec.sizes import parse_size
 from pagedkv.tiers import DiskTier
+from tests.in_blocks import in_blocks
 
 from .conftest import BLOCK, Toy, all_free, prompt, where
 
@@ -156,7 +157,7 @@ def test_live_sequences_lose_nothing_whatever_the_disk_does(open_cache, monkeypa
 def test_a_full_filesystem_is_refused_when_the_cache_opens(tmp_path):
     spec = pk.KVSpec(32, 32, 128, "float32", 256, model="toy")
     with pytest.raises((pk.TierError, pk.InvalidArgument)):
-        pk.KVCache(spec, 1, disk=pk.Disk(str(tmp_path / "kv"), "8000TiB"))
+        pk.KVCache(spec, pk.Blocks(1), disk=pk.Disk(str(tmp_path / "kv"), "8000TiB"))
     assert not list(tmp_path.glob("kv/data*"))
 
 
@@ -274,10 +275,10 @@ def test_a_description_that_fails_costs_the_move_and_nothing_else(toy, monkeypat
 
 
 def test_opening_fails_whole_and_leaves_the_directory_to_others(tmp_path, open_cache):
-    disk = pk.Disk(str(tmp_path / "kv"), 10)
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(10))
     for options in ({"threads": 0}, {"threads": "two"}):
         with pytest.raises((pk.InvalidArgument, pk.WrongType)):
-            pk.KVCache(SPEC, 4, disk=disk, **options)
+            pk.KVCache(SPEC, pk.Blocks(4), disk=disk, **options)
     toy = Toy(open_cache(4, disk=10))
     toy.use(prompt(1))
 
@@ -285,18 +286,18 @@ def test_opening_fails_whole_and_leaves_the_directory_to_others(tmp_path, open_c
 @pytest.mark.parametrize("path", ["", "a\0b"])
 def test_a_disk_without_a_usable_path_is_refused(path):
     with pytest.raises(pk.InvalidArgument):
-        pk.Disk(path, 10)
+        pk.Disk(path, pk.Blocks(10))
 
 
 def test_a_disk_whose_path_is_a_file_is_refused(tmp_path):
     (tmp_path / "kv").write_text("mine")
     with pytest.raises(pk.TierError):
-        pk.KVCache(SPEC, 4, disk=pk.Disk(str(tmp_path / "kv"), 10))
+        pk.KVCache(SPEC, pk.Blocks(4), disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(10)))
     assert (tmp_path / "kv").read_text() == "mine"
 
 
 def test_every_option_of_a_disk_reaches_the_tier(tmp_path, open_cache):
-    disk = pk.Disk(str(tmp_path / "other"), 10, segment_size="8KiB", shards=4)
+    disk = pk.Disk(str(tmp_path / "other"), pk.Blocks(10), segment_size="8KiB", shards=4)
     cache = open_cache(4, disk=disk)
     geometry = cache._tiers[2]._store.geometry
     assert geometry.shards == 4
@@ -306,7 +307,7 @@ def test_every_option_of_a_disk_reaches_the_tier(tmp_path, open_cache):
 @pytest.mark.parametrize("size", ["100KiB", "1MiB", "3MB"])
 def test_a_disk_size_in_bytes_is_for_the_whole_directory(tmp_path, size):
     path = tmp_path / "kv"
-    with pk.KVCache(SPEC, device=4, disk=pk.Disk(str(path), size)):
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(4), disk=pk.Disk(str(path), in_blocks(size))):
         used = sum(file.stat().st_blocks * 512 for file in [path, *path.iterdir()])
     slot = 4096 + -(-SPEC.block_bytes // 4096) * 4096
     assert used <= parse_size(size) < used + 2 * slot + 5 * 4096
@@ -314,21 +315,21 @@ def test_a_disk_size_in_bytes_is_for_the_whole_directory(tmp_path, size):
 
 def test_a_disk_too_small_for_a_block_and_its_header_is_refused(tmp_path):
     with pytest.raises(pk.InvalidArgument, match="one block with its header"):
-        pk.KVCache(SPEC, device=4, disk=pk.Disk(str(tmp_path / "kv"), "5KiB"))
+        pk.KVCache(SPEC, device_memory=pk.Blocks(4), disk=pk.Disk(str(tmp_path / "kv"), "5KiB"))
     assert not (tmp_path / "kv").exists()
 
 
 def test_each_layer_has_a_checksum_of_its_own_unless_the_caller_says_otherwise(tmp_path):
     spec = pk.KVSpec(num_layers=3, num_kv_heads=2, head_dim=32, dtype="float32", block_size=16, model="toy")
-    with pk.KVCache(spec, device=4, disk=pk.Disk(str(tmp_path / "kv"), 4)) as cache:
+    with pk.KVCache(spec, device_memory=pk.Blocks(4), disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(4))) as cache:
         assert cache._tiers[2]._store.geometry.shards == 3
 
 
 def test_a_disk_for_a_model_without_a_name_is_refused_unless_that_is_said_aloud(tmp_path):
     spec = pk.KVSpec(2, 2, 4, "float32", 4)
     with pytest.raises(pk.InvalidArgument, match="unnamed_model=True"):
-        pk.KVCache(spec, 4, disk=pk.Disk(str(tmp_path / "kv"), 10))
+        pk.KVCache(spec, pk.Blocks(4), disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(10)))
     assert not (tmp_path / "kv").exists()
-    pk.KVCache(spec, 4, disk=pk.Disk(str(tmp_path / "kv"), 10, unnamed_model=True)).close()
+    pk.KVCache(spec, pk.Blocks(4), disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(10), unnamed_model=True)).close()
     with pytest.raises(pk.WrongType, match="unnamed_model"):
-        pk.Disk(str(tmp_path / "kv"), 10, unnamed_model=1)  # type: ignore[arg-type]
+        pk.Disk(str(tmp_path / "kv"), pk.Blocks(10), unnamed_model=1)  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def crashed(path, into):
     shutil.copytree(path, into, ignore=shutil.ignore_patterns("LOCK"))
     (into / "LOCK").touch(0o600)
     into.chmod(0o700)
-    return pk.Disk(str(into), 60)
+    return pk.Disk(str(into), pk.Blocks(60))
 
 
 @pytest.mark.parametrize("hold", [None, "pin", "sequence", "fork"])
@@ -273,7 +273,7 @@ def unusable(tmp_path):
 
 def test_a_disk_that_is_not_required_is_left_out_with_a_line_in_the_log(open_cache, unusable, caplog):
     with caplog.at_level(logging.WARNING, "pagedkv.cache"):
-        cache = open_cache(8, host=8, disk=pk.Disk(unusable, 20, required=False))
+        cache = open_cache(8, host=8, disk=pk.Disk(unusable, pk.Blocks(20), required=False))
     assert len([record for record in caplog.records if "is left out" in record.getMessage()]) == 1
     toy = Toy(cache)
     for start in range(1, 8):
@@ -292,27 +292,27 @@ def test_a_disk_that_is_not_required_is_left_out_with_a_line_in_the_log(open_cac
 
 def test_a_disk_that_is_required_is_an_error(open_cache, unusable):
     with pytest.raises(pk.TierError):
-        open_cache(8, disk=pk.Disk(unusable, 20))
+        open_cache(8, disk=pk.Disk(unusable, pk.Blocks(20)))
 
 
 def test_another_model_is_an_error_although_the_disk_is_not_required(open_cache, tmp_path):
-    open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), 20)).close()
+    open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(20))).close()
     other = pk.KVSpec(2, 2, 4, "float32", 4, layout="HND", model="toy")
     with pytest.raises(pk.LayoutMismatch):
-        open_cache(8, other, disk=pk.Disk(str(tmp_path / "kv"), 20, required=False))
+        open_cache(8, other, disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(20), required=False))
 
 
 def test_a_store_of_another_layout_is_reset_where_that_is_asked_for(open_cache, tmp_path):
-    first = open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), 20))
+    first = open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(20)))
     Toy(first).use(prompt(1))
     first.flush()
     first.close()
     seen = []
-    again = open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), 20, on_progress=lambda *at: seen.append(at)))
+    again = open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(20), on_progress=lambda *at: seen.append(at)))
     assert where(again, prompt(1)) == [("disk", 3)]
     assert seen[-1] == (20, 20)
     again.close()
-    fresh = open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), 30, on_mismatch="reset"))
+    fresh = open_cache(8, disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(30), on_mismatch="reset"))
     assert where(fresh, prompt(1)) == []
 
 

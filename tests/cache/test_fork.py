@@ -168,7 +168,7 @@ def test_full_blocks_that_the_tree_did_not_take_are_copied_when_written(toy, how
     namespace = pk.Namespace(tenant="small")
     seq = toy.cache.sequence(prompt(1, 13), namespace)
     if how == "quota":
-        toy.cache.set_quota(namespace, 1)
+        toy.cache.set_quota(namespace, pk.Blocks(1))
     else:
         toy.cache.purge(namespace)
     toy.run(seq)

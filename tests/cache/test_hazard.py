@@ -68,7 +68,7 @@ def test_a_block_that_no_request_could_have_is_no_hit_of_lru_either(toy, length)
 
 
 def test_what_was_not_worth_its_loading_is_a_hit_for_both(open_toy, clock, tmp_path):
-    disk = pk.Disk(str(tmp_path / "kv"), 60, admission="all")
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(60), admission="all")
     toy = open_toy(8, disk=disk, prefill_tokens_per_s=1e9)
     for i in range(40):
         clock.now += 5
@@ -327,10 +327,11 @@ def test_a_kind_that_is_no_name_is_refused(toy, name):
 @pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "cost"])
 def test_other_policies_say_that_it_is_not_for_them(open_cache, policy, tmp_path):
     cache = open_cache(8, policy=policy)
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(8), admission="hazard")
     for call in (
         lambda: cache.set_kind(AGENTS, "agents"), cache.save_learned, lambda: cache.prefetch_likely(1.0, 4),
-        lambda: pk.KVCache(SPEC, 8, policy=policy, learned=str(tmp_path)),
-        lambda: pk.KVCache(SPEC, 8, policy=policy, disk=pk.Disk(str(tmp_path / "kv"), 8, admission="hazard")),
+        lambda: pk.KVCache(SPEC, pk.Blocks(8), policy=policy, learned=str(tmp_path)),
+        lambda: pk.KVCache(SPEC, pk.Blocks(8), policy=policy, disk=disk),
     ):  # fmt: skip
         with pytest.raises(pk.InvalidArgument, match=f"policy='?hazard'?.*policy '{policy}'"):
             call()
@@ -346,7 +347,7 @@ def test_odd_arguments_are_refused_and_change_nothing(open_toy, clock):
         attempt(toy.cache.set_kind, AGENTS, odd)
         attempt(toy.cache.prefetch_likely, odd, 4)
         attempt(toy.cache.prefetch_likely, 1.0, odd)
-        made = attempt(lambda: pk.KVCache(SPEC, 4, policy="hazard", clock=odd))  # noqa: B023
+        made = attempt(lambda: pk.KVCache(SPEC, pk.Blocks(4), policy="hazard", clock=odd))  # noqa: B023
         if made is not None:
             made.close()
     toy.cache.check_integrity()

@@ -149,7 +149,9 @@ def test_a_run_larger_than_the_bucket_is_written_some_day(clock, blocks):
 
 
 def test_a_scan_is_not_written_and_what_comes_again_is(open_cache, clock, tmp_path):
-    disk = pk.Disk(str(tmp_path / "kv"), 60, admission="hazard", write_budget=24 * 12 * SPEC.block_bytes * 10)
+    disk = pk.Disk(
+        str(tmp_path / "kv"), pk.Blocks(60), admission="hazard", write_budget=pk.Bytes(24 * 12 * SPEC.block_bytes * 10)
+    )
     toy = Toy(open_cache(12, disk=disk, policy="hazard", clock=clock))
     for i in range(300):
         for start in (i % 4, 1000 + i):

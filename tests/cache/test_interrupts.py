@@ -112,7 +112,7 @@ def test_an_exception_just_after_moves_were_queued_never_lets_them_overwrite_ano
 ):
     begun, go = waiting_copies
     namespace = None if tenant is None else pk.Namespace(tenant=tenant)
-    with pk.KVCache(SPEC, 10, 12, threads=1, scrub=scrub) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(10), pk.Blocks(12), threads=1, scrub=scrub) as cache:
         for number in range(4):
             use(cache, number)
         use(cache, 90, namespace=GOING)
@@ -149,8 +149,12 @@ def test_a_signal_while_blocks_are_moved_does_not_stop_the_cache(monkeypatch, tm
     monkeypatch.setattr(mover_module, "transfer", transfer)
     before = signal.signal(signal.SIGUSR1, raises)
     try:
-        disk = pk.Disk(str(tmp_path / "kv"), 32, segment_size=1 << 16, admission="all") if with_disk else None
-        with pk.KVCache(SPEC, 10, 8, disk) as cache:
+        disk = (
+            pk.Disk(str(tmp_path / "kv"), pk.Blocks(32), segment_size=pk.Bytes(1 << 16), admission="all")
+            if with_disk
+            else None
+        )
+        with pk.KVCache(SPEC, pk.Blocks(10), pk.Blocks(8), disk) as cache:
             for number in range(6):
                 use(cache, number)
             for number in (0, 7, 1, 8):
@@ -190,7 +194,7 @@ def interrupted_everywhere(prepare, call, most, kind=KeyboardInterrupt):
 
 def test_an_interrupt_at_any_line_of_a_request_that_makes_room_stops_nothing_and_holds_nothing():
     def prepare():
-        cache = pk.KVCache(SPEC, 10, 8)
+        cache = pk.KVCache(SPEC, pk.Blocks(10), pk.Blocks(8))
         for number in range(5):
             use(cache, number)
         return cache
@@ -205,7 +209,7 @@ def test_an_interrupt_at_any_line_of_a_request_that_makes_room_stops_nothing_and
 
 def test_an_interrupt_at_any_line_of_opening_forking_and_releasing_holds_no_row_and_no_owner():
     def prepare():
-        cache = pk.KVCache(SPEC, 16)
+        cache = pk.KVCache(SPEC, pk.Blocks(16))
         use(cache, 0)
         return cache
 
@@ -222,7 +226,7 @@ def test_an_interrupt_at_any_line_of_opening_forking_and_releasing_holds_no_row_
 
 def test_the_exception_that_comes_out_is_the_callers_own_and_not_an_error_about_it():
     def prepare():
-        cache = pk.KVCache(SPEC, 16)
+        cache = pk.KVCache(SPEC, pk.Blocks(16))
         use(cache, 0)
         return cache
 
@@ -235,7 +239,12 @@ def test_an_interrupt_inside_the_disk_tier_leaves_nobody_inside_so_that_it_close
     made = iter(range(10**6))
 
     def open_it(path):
-        return pk.KVCache(SPEC, 10, None, pk.Disk(str(path), 32, segment_size=1 << 16, admission="all"))
+        return pk.KVCache(
+            SPEC,
+            pk.Blocks(10),
+            None,
+            pk.Disk(str(path), pk.Blocks(32), segment_size=pk.Bytes(1 << 16), admission="all"),
+        )
 
     paths = []
 
@@ -271,13 +280,13 @@ class Clock:
 
 
 def disk(tmp_path, **options):
-    return pk.Disk(str(tmp_path / "kv"), 64, segment_size=1 << 16, admission="all", **options)
+    return pk.Disk(str(tmp_path / "kv"), pk.Blocks(64), segment_size=pk.Bytes(1 << 16), admission="all", **options)
 
 
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_clock_that_raises_does_not_come_out_and_stops_nothing(tmp_path, caplog, times):
     clock = Clock()
-    with pk.KVCache(SPEC, 8, None, disk(tmp_path, write_budget="1GiB"), clock=clock) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(8), None, disk(tmp_path, write_budget="1GiB"), clock=clock) as cache:
         with caplog.at_level(logging.WARNING, "pagedkv"):
             for number in range(12):
                 if number == 4:
@@ -301,7 +310,7 @@ def test_a_clock_that_tells_no_time_does_not_come_out_of_requests(answer, policy
             raise now[0]
         return now[0]
 
-    with pk.KVCache(SPEC, 10, 8, policy=policy, clock=clock) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(10), pk.Blocks(8), policy=policy, clock=clock) as cache:
         with cache.sequence([1, 2, 3]) as seq:
             seq.retain(ttl_s=5.0)
         now[0] = answer
@@ -314,7 +323,7 @@ def test_a_clock_that_tells_no_time_does_not_come_out_of_requests(answer, policy
 
 def test_a_clock_that_goes_back_a_day_does_not_keep_the_disk_from_taking_blocks(tmp_path):
     clock = Clock()
-    with pk.KVCache(SPEC, 8, None, disk(tmp_path, write_budget="1GiB"), clock=clock) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(8), None, disk(tmp_path, write_budget="1GiB"), clock=clock) as cache:
         for number in range(20):
             if number == 8:
                 clock.now -= 86400
@@ -352,7 +361,7 @@ def test_a_hook_that_calls_the_cache_works_or_is_refused_at_once(tmp_path, name,
                 finally:
                     self.busy = False
 
-    with pk.KVCache(SPEC, 14, 8, disk(tmp_path)) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(14), pk.Blocks(8), disk(tmp_path)) as cache:
         for number in range(3):
             use(cache, number)
         hook = Hook()
@@ -368,7 +377,7 @@ def test_a_hook_that_calls_the_cache_works_or_is_refused_at_once(tmp_path, name,
 
 def test_the_points_are_found_in_the_library_and_say_where_they_are():
     tracer = Tracer(5, HandlerTimeout())
-    with pk.KVCache(SPEC, 16) as cache, pytest.raises(HandlerTimeout):
+    with pk.KVCache(SPEC, pk.Blocks(16)) as cache, pytest.raises(HandlerTimeout):
         tracer.run(lambda: use(cache, 0))
     assert tracer.point is not None
     assert (LIBRARY + tracer.point.file).endswith(".py")

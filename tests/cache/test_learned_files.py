@@ -353,7 +353,7 @@ def test_a_new_store_is_made_beside_it(open_toy, taught):
 def test_a_reset_store_keeps_what_was_learned(open_toy, taught):
     path, before = taught
     (path.parent / "KEY").write_bytes(bytes(32))
-    toy = open_toy(disk=pk.Disk(str(path.parent), 40, on_mismatch="reset"))
+    toy = open_toy(disk=pk.Disk(str(path.parent), pk.Blocks(40), on_mismatch="reset"))
     assert np.array_equal(tables(toy), before)
 
 
@@ -369,4 +369,4 @@ def test_inspect_names_it_and_verify_finds_nothing_wrong(taught, capsys):
 @pytest.mark.parametrize("path", [5, b"kv", "", "a\0b", None.__class__, ["kv"]], ids=repr)
 def test_a_path_that_is_none_is_refused_before_anything_is_made(path):
     with pytest.raises((pk.WrongType, pk.InvalidArgument), match="learned must"):
-        pk.KVCache(SPEC, 8, policy="hazard", learned=path)
+        pk.KVCache(SPEC, pk.Blocks(8), policy="hazard", learned=path)

@@ -154,7 +154,7 @@ def test_a_hook_of_moves_that_would_wait_for_moves_is_refused(open_cache, moment
                 elif action == "flush":
                     toy.cache.flush()
                 elif action == "quota":
-                    toy.cache.set_quota(pk.Namespace(tenant="somebody"), 1)
+                    toy.cache.set_quota(pk.Namespace(tenant="somebody"), pk.Blocks(1))
                 else:
                     toy.cache.prefetch(prompt(1))  # a thread of its own does it
             except pk.InvalidArgument as problem:
@@ -189,7 +189,7 @@ class Hook:
     def end(self, span, state):
         pass
 
-cache = pk.KVCache(pk.KVSpec(1, 1, 8, "float32", 4, model="t"), 8, 8)
+cache = pk.KVCache(pk.KVSpec(1, 1, 8, "float32", 4, model="t"), pk.Blocks(8), pk.Blocks(8))
 cache.hooks.add(Hook())
 for number in range(4):
     with cache.sequence([number * 100 + i for i in range(13)]) as seq:
@@ -224,7 +224,14 @@ def test_a_hook_of_moves_may_close_the_cache(open_cache):
 
 @pytest.mark.parametrize("place", ["_prefetcher", "_hands", "_mover"])
 def test_a_close_that_was_interrupted_can_be_repeated(open_cache, tmp_path, place):
-    toy = Toy(pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4, model="toy"), 8, 8, pk.Disk(str(tmp_path / "kv"), 16)))
+    toy = Toy(
+        pk.KVCache(
+            pk.KVSpec(2, 2, 4, "float32", 4, model="toy"),
+            pk.Blocks(8),
+            pk.Blocks(8),
+            pk.Disk(str(tmp_path / "kv"), pk.Blocks(16)),
+        )
+    )
     toy.use(prompt(1))
     part = getattr(toy.cache, place)
     close = part.close
@@ -239,14 +246,16 @@ def test_a_close_that_was_interrupted_can_be_repeated(open_cache, tmp_path, plac
     with pytest.raises(pk.ClosedError):
         toy.cache.sequence(prompt(1))
     in_time(toy.cache.close)
-    pk.KVCache(toy.spec, 8, 8, pk.Disk(str(tmp_path / "kv"), 16)).close()  # the directory is free
+    pk.KVCache(
+        toy.spec, pk.Blocks(8), pk.Blocks(8), pk.Disk(str(tmp_path / "kv"), pk.Blocks(16))
+    ).close()  # the directory is free
 
 
 def test_a_cache_that_is_not_closed_can_be_collected(open_cache):
     import gc
     import weakref
 
-    cache = pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4, model="toy"), 8, 8)
+    cache = pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4, model="toy"), pk.Blocks(8), pk.Blocks(8))
     Toy(cache).use(prompt(1))
     threads = [cache._hands._thread, *cache._mover._shared.threads]
     known = weakref.ref(cache._hands)
@@ -367,7 +376,7 @@ def test_the_clock_of_a_write_budget_and_a_log_handler_may_ask_the_cache(open_ca
         return float(len(asked))
 
     opened: list[pk.KVCache] = []
-    disk = pk.Disk(str(tmp_path / "budget"), 64, admission="all", write_budget="1GiB")
+    disk = pk.Disk(str(tmp_path / "budget"), pk.Blocks(64), admission="all", write_budget="1GiB")
     toy = Toy(open_cache(8, disk=disk, clock=clock))
     opened.append(toy.cache)
     in_time(lambda: [toy.use(prompt(start)) for start in range(6)])
@@ -384,7 +393,7 @@ def test_an_interrupt_of_a_clock_that_the_dispatcher_reads_comes_out_of_a_call_t
             raise KeyboardInterrupt
         return 0.0
 
-    disk = pk.Disk(str(tmp_path / "budget"), 64, admission="all", write_budget="1GiB")
+    disk = pk.Disk(str(tmp_path / "budget"), pk.Blocks(64), admission="all", write_budget="1GiB")
     toy = Toy(open_cache(8, disk=disk, clock=clock))
     toy.use(prompt(1))
     armed.append(True)

@@ -18,7 +18,7 @@ from .conftest import BLOCK, SPEC, Toy, all_free, prompt
 
 
 def test_sequences_outlive_their_deleted_cache():
-    toy = Toy(pk.KVCache(SPEC, 16, host=4))
+    toy = Toy(pk.KVCache(SPEC, pk.Blocks(16), host_memory=pk.Blocks(4)))
     seq = toy.cache.sequence(prompt(1))
     toy.run(seq)
     gone = weakref.ref(toy.cache)
@@ -37,7 +37,7 @@ def test_sequences_outlive_their_deleted_cache():
 
 
 def test_a_step_outlives_its_deleted_cache():
-    toy = Toy(pk.KVCache(SPEC, 16))
+    toy = Toy(pk.KVCache(SPEC, pk.Blocks(16)))
     seq = toy.cache.sequence(prompt(1))
     with toy.cache.step([seq]) as step:
         pairs = [toy.new_kv(step, [seq], layer) for layer in range(2)]
@@ -51,9 +51,9 @@ def test_a_step_outlives_its_deleted_cache():
 
 def test_a_deleted_cache_gives_its_threads_and_its_directory_back(tmp_path):
     before = threading.active_count()
-    disk = pk.Disk(str(tmp_path / "kv"), 20)
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(20))
     for _ in range(5):
-        cache = pk.KVCache(SPEC, 4, disk=disk)
+        cache = pk.KVCache(SPEC, pk.Blocks(4), disk=disk)
         Toy(cache).use(prompt(1))
         cache.prefetch(prompt(1)).wait(60)
         threads = [t for t in threading.enumerate() if t.name.startswith("pagedkv")]
@@ -63,11 +63,11 @@ def test_a_deleted_cache_gives_its_threads_and_its_directory_back(tmp_path):
         for thread in threads:
             thread.join(60)
     assert threading.active_count() <= before  # an earlier test's threads may end meanwhile
-    pk.KVCache(SPEC, 4, disk=disk).close()
+    pk.KVCache(SPEC, pk.Blocks(4), disk=disk).close()
 
 
 def test_views_of_the_arena_outlive_the_closed_cache():
-    toy = Toy(pk.KVCache(SPEC, 16))
+    toy = Toy(pk.KVCache(SPEC, pk.Blocks(16)))
     seq = toy.cache.sequence(prompt(1))
     toy.run(seq)
     arena, (k_view, _) = toy.cache.device_arena, toy.cache.layer(0)
@@ -114,7 +114,7 @@ def test_after_close_nothing_reads_writes_or_moves(open_cache):
     name, kv = pk.Namespace(tenant="a"), np.zeros((2, 1, 2, 4))
     for use in (
         lambda: cache.sequence([1]), lambda: cache.step([seq]), lambda: cache.prefetch([1]), lambda: cache.pin([1]),
-        lambda: cache.unpin(handle), lambda: cache.set_quota(name, 1), lambda: cache.purge(name),
+        lambda: cache.unpin(handle), lambda: cache.set_quota(name, pk.Blocks(1)), lambda: cache.purge(name),
         lambda: cache.explain([1]),
         lambda: cache.device_arena, lambda: cache.layer(0), lambda: cache.decode, lambda: seq.gather(),
         lambda: seq.scatter(kv, kv), lambda: seq.retain(), lambda: step.__enter__(),
@@ -151,14 +151,14 @@ def test_a_step_that_is_under_way_when_the_cache_closes_commits_nothing_wrong(op
 
 
 def test_the_with_block_of_a_cache_closes_it():
-    with pk.KVCache(SPEC, 8) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(8)) as cache:
         Toy(cache).use(prompt(1))
     with pytest.raises(pk.ClosedError):
         cache.sequence([1])
 
 
 def test_closing_after_an_exception_keeps_the_exception():
-    with pytest.raises(KeyError), pk.KVCache(SPEC, 8) as cache:
+    with pytest.raises(KeyError), pk.KVCache(SPEC, pk.Blocks(8)) as cache:
         raise KeyError
     with pytest.raises(pk.ClosedError):
         cache.explain([1])
@@ -190,7 +190,7 @@ def test_sequences_forgotten_in_reference_cycles_are_released_by_the_collector(o
 def test_sequences_and_their_cache_in_one_cycle():
     gone = []
     for _ in range(20):
-        cache = pk.KVCache(SPEC, 8, host=4)
+        cache = pk.KVCache(SPEC, pk.Blocks(8), host_memory=pk.Blocks(4))
         seq = cache.sequence(prompt(1))
         Toy(cache).run(seq)
         node = Node([cache, seq, cache.step([seq])])
@@ -279,7 +279,7 @@ def test_a_process_ends_cleanly_whatever_it_left_open(tmp_path, closing):
         import numpy as np
         import pagedkv as pk
         spec = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
-        cache = pk.KVCache(spec, 8, host=4, disk=pk.Disk({str(tmp_path / "kv")!r}, 20))
+        cache = pk.KVCache(spec, pk.Blocks(8), pk.Blocks(4), pk.Disk({str(tmp_path / "kv")!r}, pk.Blocks(20)))
         for start in range(6):
             with cache.sequence(range(100 * start, 100 * start + 13)) as other:
                 kv = np.zeros((2, 13, 2, 4))
@@ -304,10 +304,10 @@ def test_opening_and_closing_many_times_leaks_no_descriptor(tmp_path):
     def descriptors():
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    disk = pk.Disk(str(tmp_path / "kv"), 20)
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(20))
     before = None
     for turn in range(30):
-        with pk.KVCache(SPEC, 4, host=4, disk=disk) as cache:
+        with pk.KVCache(SPEC, pk.Blocks(4), host_memory=pk.Blocks(4), disk=disk) as cache:
             Toy(cache).use(prompt(turn))
         if before is None:
             before = descriptors()
@@ -321,7 +321,7 @@ def test_a_forked_child_is_refused_everywhere_and_can_still_exit(tmp_path):
         import numpy as np
         import pagedkv as pk
         spec = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
-        cache = pk.KVCache(spec, 8, host=4, disk=pk.Disk({str(tmp_path / "kv")!r}, 20))
+        cache = pk.KVCache(spec, pk.Blocks(8), pk.Blocks(4), pk.Disk({str(tmp_path / "kv")!r}, pk.Blocks(20)))
         seq = cache.sequence(range(13))
         child = os.fork()
         if not child:

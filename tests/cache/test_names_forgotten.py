@@ -34,7 +34,7 @@ def use(cache: pk.KVCache, namespace: pk.Namespace, tokens: list[int]) -> None:
 
 
 def test_explain_of_a_namespace_that_was_never_used_makes_nothing() -> None:
-    with pk.KVCache(SPEC, 16) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(16)) as cache:
         before = names_of(cache)
         for number in range(100_000):
             assert cache.explain([1] * 9, pk.Namespace(salt=number.to_bytes(16, "little"))).cached_tokens == 0
@@ -43,7 +43,7 @@ def test_explain_of_a_namespace_that_was_never_used_makes_nothing() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo", "hazard"])
 def test_names_used_once_and_evicted_leave_as_many_as_are_cached(policy: str) -> None:
-    with pk.KVCache(SPEC, 32, 32, policy=policy) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(32), pk.Blocks(32), policy=policy) as cache:
         tokens = prompt(1, BLOCK + 1)
         for number in range(2_000):
             use(cache, pk.Namespace(salt=os.urandom(16)), tokens)
@@ -53,7 +53,7 @@ def test_names_used_once_and_evicted_leave_as_many_as_are_cached(policy: str) ->
 
 
 def test_a_hundred_thousand_names_used_once_and_evicted_leave_as_many_as_are_cached() -> None:
-    with pk.KVCache(SPEC, 32) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(32)) as cache:
         placement, tokens = cache.placement, np.arange(BLOCK, dtype=np.int32)
         for number in range(100_000):
             root = cache._root(pk.Namespace(salt=number.to_bytes(16, "little")))
@@ -67,7 +67,7 @@ def test_a_hundred_thousand_names_used_once_and_evicted_leave_as_many_as_are_cac
 
 
 def test_what_the_policy_hazard_remembers_of_evicted_prefixes_bounds_its_names() -> None:
-    with pk.KVCache(SPEC, 8, policy="hazard") as cache:
+    with pk.KVCache(SPEC, pk.Blocks(8), policy="hazard") as cache:
         for number in range(1_000):
             use(cache, pk.Namespace(tenant=str(number)), prompt(number, BLOCK + 1))
         hazard = cache.placement.hazard
@@ -82,9 +82,9 @@ def test_what_the_policy_hazard_remembers_of_evicted_prefixes_bounds_its_names()
 
 
 def test_purges_leave_nothing_of_what_they_purged_and_of_themselves() -> None:
-    with pk.KVCache(SPEC, 64) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(64)) as cache:
         a_tenant = pk.Namespace(tenant="bounded")
-        cache.set_quota(a_tenant, 8)
+        cache.set_quota(a_tenant, pk.Blocks(8))
         size = 0
         for number in range(2_000):
             name = pk.Namespace(tenant=str(number))
@@ -100,7 +100,7 @@ def test_purges_leave_nothing_of_what_they_purged_and_of_themselves() -> None:
 
 
 def test_a_namespace_that_was_forgotten_begins_anew_and_is_no_others() -> None:
-    with pk.KVCache(SPEC, 8) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(8)) as cache:
         toys = [Toy(cache, salt) for salt in range(64)]  # each namespace's own weights: a block of another's would show
         names = [pk.Namespace(tenant=str(salt)) for salt in range(64)]
         tokens = prompt(1, 2 * BLOCK + 1)
@@ -117,7 +117,7 @@ def test_a_namespace_that_was_forgotten_begins_anew_and_is_no_others() -> None:
 
 def test_a_block_shows_nothing_of_the_namespace_that_had_its_number_before() -> None:
     """The core uses the slots of namespaces again: what a block held must not pass for the next one's own."""
-    with pk.KVCache(SPEC, 4) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(4)) as cache:
         poison = 0xFF
         for number in range(100):
             name = pk.Namespace(salt=os.urandom(16))
@@ -132,9 +132,9 @@ def test_a_block_shows_nothing_of_the_namespace_that_had_its_number_before() -> 
 
 
 def test_quotas_and_kinds_outlive_purges_and_names_that_come_and_go() -> None:
-    with pk.KVCache(SPEC, 64, policy="hazard") as cache:
+    with pk.KVCache(SPEC, pk.Blocks(64), policy="hazard") as cache:
         bounded, kind = pk.Namespace(tenant="bounded"), pk.Namespace(tenant="of a kind")
-        cache.set_quota(bounded, 2)
+        cache.set_quota(bounded, pk.Blocks(2))
         cache.set_kind(kind, "agents")
         for number in range(50):
             use(cache, pk.Namespace(tenant=str(number)), prompt(number, BLOCK + 1))
@@ -153,7 +153,7 @@ def test_quotas_and_kinds_outlive_purges_and_names_that_come_and_go() -> None:
 
 
 def test_lifting_a_quota_that_was_never_set_makes_no_name() -> None:
-    with pk.KVCache(SPEC, 8) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(8)) as cache:
         before = names_of(cache)
         for number in range(100):
             cache.set_quota(pk.Namespace(tenant=str(number)), None)
@@ -161,7 +161,7 @@ def test_lifting_a_quota_that_was_never_set_makes_no_name() -> None:
 
 
 def test_a_name_that_a_thread_is_about_to_use_is_not_forgotten() -> None:
-    with pk.KVCache(SPEC, 16) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(16)) as cache:
         name = pk.Namespace(tenant="late")
         root = cache._root(name)
         for number in range(200):
@@ -178,7 +178,7 @@ def test_a_name_that_a_thread_is_about_to_use_is_not_forgotten() -> None:
 
 def test_threads_that_use_names_while_others_are_forgotten_are_never_refused() -> None:
     problems: list[BaseException] = []
-    with pk.KVCache(SPEC, 64, 32, max_sequences=64) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(64), pk.Blocks(32), max_sequences=64) as cache:
 
         def tenant(thread: int) -> None:
             try:
@@ -202,9 +202,9 @@ def test_threads_that_use_names_while_others_are_forgotten_are_never_refused() -
 
 
 def test_the_makings_of_a_name_that_were_interrupted_are_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pk.KVCache(SPEC, 16) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(16)) as cache:
         name, interrupted = pk.Namespace(tenant="a"), [True]
-        cache.set_quota(name, 2)
+        cache.set_quota(name, pk.Blocks(2))
         cache.purge(name)
         saw = cache._scrub.saw
 
@@ -223,7 +223,7 @@ def test_the_makings_of_a_name_that_were_interrupted_are_done_again(monkeypatch:
 
 def test_a_table_of_names_keeps_the_namespace_itself_no_longer() -> None:
     """Fields may have 64 KiB each: what stays is 32 bytes."""
-    with pk.KVCache(SPEC, 16) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(16)) as cache:
         use(cache, pk.Namespace(tenant="x" * 65_536), prompt(1, 2))
         roots = cache._roots
         assert isinstance(roots, Roots)
@@ -260,7 +260,7 @@ def lines_of(call: Callable[[], object], target: int = 0) -> int:
 
 def test_an_interrupt_at_any_line_loses_no_namespace() -> None:
     names = [pk.Namespace(tenant=str(number)) for number in range(6)]
-    with pk.KVCache(SPEC, 64) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(64)) as cache:
         for target in range(1, 200):
             for name in names:
                 use(cache, name, prompt(1, BLOCK + 1))  # needed: each has a block
@@ -280,7 +280,7 @@ def test_an_interrupt_at_any_line_loses_no_namespace() -> None:
 
 def test_a_purge_that_is_interrupted_at_any_line_leaves_nothing() -> None:
     name = pk.Namespace(tenant="purged")
-    with pk.KVCache(SPEC, 64) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(64)) as cache:
         for target in range(1, 300):
             use(cache, name, prompt(1, BLOCK + 1))
             stopped = lines_of(lambda: cache.purge(name), target) == target

@@ -177,7 +177,7 @@ def test_purging_what_was_never_used_is_fine(open_cache):
 
 def test_a_quota_bounds_what_a_namespace_keeps_and_leaves_others_alone(open_cache):
     toy = Toy(open_cache(32))
-    toy.cache.set_quota(A, 4)
+    toy.cache.set_quota(A, pk.Blocks(4))
     toy.use(prompt(1), B)
     for start in range(1, 10):
         toy.use(prompt(start), A)
@@ -192,7 +192,7 @@ def test_a_quota_bounds_what_a_namespace_keeps_and_leaves_others_alone(open_cach
 
 def test_a_prompt_longer_than_its_quota_is_computed_all_the_same(open_cache):
     toy = Toy(open_cache(32))
-    toy.cache.set_quota(A, 2)
+    toy.cache.set_quota(A, pk.Blocks(2))
     toy.use(prompt(1, 6 * BLOCK), A)
     assert toy.use(prompt(1, 6 * BLOCK), A).get("device", 0) <= 2 * BLOCK
 
@@ -201,7 +201,7 @@ def test_a_quota_set_later_evicts_at_once(open_cache):
     toy = Toy(open_cache(32, host=32))
     for start in range(4):
         toy.use(prompt(start), A)
-    toy.cache.set_quota(A, 3)
+    toy.cache.set_quota(A, pk.Blocks(3))
     toy.use(prompt(9), B)
     device = sum(n for start in range(4) for tier, n in where(toy.cache, prompt(start), A) if tier == "device")
     assert device <= 3
@@ -256,7 +256,7 @@ def test_many_namespaces_come_and_go(open_cache):
 
 def test_a_purged_namespace_keeps_its_quota(open_cache):
     toy = Toy(open_cache(20))
-    toy.cache.set_quota(A, 2)
+    toy.cache.set_quota(A, pk.Blocks(2))
     toy.use(prompt(1, 6 * BLOCK), A)
     toy.cache.purge(A)
     toy.use(prompt(1, 6 * BLOCK), A)

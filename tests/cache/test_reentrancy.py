@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import pagedkv as pk
 from tests.cache.oddities import MORE, NAME, ODDITIES, ForeignError, Raising, attempt, kv, world
+from tests.in_blocks import in_blocks
 
 from .conftest import SPEC, Toy, prompt
 
@@ -120,7 +121,7 @@ CALLS = st.sampled_from(
 @MORE
 @given(st.lists(st.tuples(CALLS, st.integers(0, 30), st.integers(0, 3)), max_size=25))
 def test_any_order_of_calls_keeps_every_sequence_right(calls):
-    toy = Toy(pk.KVCache(SPEC, 20, host=6, pin_budget=3))
+    toy = Toy(pk.KVCache(SPEC, pk.Blocks(20), host_memory=pk.Blocks(6), pin_budget=pk.Blocks(3)))
     cache, live = toy.cache, []
     with cache:
         for call, number, which in calls:
@@ -129,7 +130,7 @@ def test_any_order_of_calls_keeps_every_sequence_right(calls):
                 if call == "open":
                     live.append(cache.sequence([token % 2 for token in range(number)]))
                 elif call == "quota":
-                    cache.set_quota(pk.Namespace(), number or None)
+                    cache.set_quota(pk.Namespace(), in_blocks(number or None))
                 elif call == "purge" and number > 25:
                     cache.purge(None)
                 elif call == "pin":

@@ -92,7 +92,7 @@ def test_it_does_not_write_to_what_it_was_given_even_when_it_is_donated(jax: Any
 
 def test_a_jax_array_over_a_sealed_block_keeps_the_block(jax: Any):
     spec = pk.KVSpec(2, 2, 32, "bfloat16", 16)
-    with pk.KVCache(spec, 4) as cache:
+    with pk.KVCache(spec, pk.Blocks(4)) as cache:
         seq = cache.sequence(range(17))
         with cache.step([seq]) as step:
             for layer in range(2):

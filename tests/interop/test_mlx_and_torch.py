@@ -65,7 +65,7 @@ def test_torch_writes_to_what_is_read_only_and_so_it_is_refused(torch: Any):
 def test_a_step_with_torch_tensors_shares_their_memory(torch: Any, dtype: str):
     kind = getattr(torch, dtype)
     spec = pk.KVSpec(1, 2, 8, dtype, 4)
-    with pk.KVCache(spec, 8) as cache, cache.sequence(range(6)) as seq:
+    with pk.KVCache(spec, pk.Blocks(8)) as cache, cache.sequence(range(6)) as seq:
         k, v = torch.randn(2, 6, 2, 8, generator=torch.Generator().manual_seed(0)).to(kind)
         q, out = torch.randn(6, 4, 8), torch.zeros(6, 4, 8)
         with cache.step([seq]) as step:

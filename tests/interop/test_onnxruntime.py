@@ -75,7 +75,7 @@ def test_its_schema_of_paged_attention_has_the_inputs_that_we_make(ort: Any):
     schema = schemas["com.microsoft", "PagedAttention"]
     types = {constraint.type_param_str: set(constraint.allowed_type_strs) for constraint in schema.type_constraints}
     told = {i.name: types[i.typeStr] for i in schema.inputs}
-    cache = pk.KVCache(pk.KVSpec(1, 2, 16, "float16", 16), 4)
+    cache = pk.KVCache(pk.KVSpec(1, 2, 16, "float16", 16), pk.Blocks(4))
     with cache, cache.sequence(range(5)) as seq, cache.step([seq]) as step:
         inputs = paged_attention_inputs(step, cache.pages(0, read_only=False))
         step.mark_written(0)

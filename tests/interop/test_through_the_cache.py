@@ -40,7 +40,7 @@ def fill(cache: pk.KVCache, seq: pk.Sequence) -> None:
 
 
 def test_a_step_takes_foreign_arrays_and_writes_its_result_into_one():
-    with pk.KVCache(spec(), 8) as cache, cache.sequence(range(9)) as seq, cache.step([seq]) as step:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache, cache.sequence(range(9)) as seq, cache.step([seq]) as step:
         for layer in range(LAYERS):
             q, k, v = values(9, 4, DIM), values(9, HEADS, DIM, seed=1), values(9, HEADS, DIM, seed=2)
             step.write(layer, Dlpack(k), Dlpack(v, old=True))
@@ -62,7 +62,7 @@ def test_bfloat16_that_numpy_could_not_import_is_written_bit_for_bit_or_refused(
     foreign = Dlpack(source)
     with pytest.raises((BufferError, RuntimeError)):
         np.from_dlpack(foreign)
-    with pk.KVCache(spec(stored), 8) as cache, cache.sequence(range(5)) as seq:
+    with pk.KVCache(spec(stored), pk.Blocks(8)) as cache, cache.sequence(range(5)) as seq:
         if stored == "float16":
             with pytest.raises(LayoutMismatch, match="bfloat16"), cache.step([seq]) as step:
                 step.write(0, foreign, foreign)
@@ -76,7 +76,7 @@ def test_bfloat16_that_numpy_could_not_import_is_written_bit_for_bit_or_refused(
 
 
 def test_gather_fills_foreign_arrays_and_scatter_reads_them():
-    with pk.KVCache(spec(), 8) as cache:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache:
         with cache.sequence(range(9)) as seq:
             fill(cache, seq)
             wanted = seq.gather()
@@ -91,7 +91,7 @@ def test_gather_fills_foreign_arrays_and_scatter_reads_them():
 
 def test_what_foreign_arrays_refuse_changes_nothing():
     sealed = export(values(9, 4, DIM))
-    with pk.KVCache(spec(), 8) as cache, cache.sequence(range(9)) as seq:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache, cache.sequence(range(9)) as seq:
         with cache.step([seq]) as step:
             step.write(0, *values(2, 9, HEADS, DIM))
             with pytest.raises(LayoutMismatch, match=r"out cannot be read as an array: .*read-only"):
@@ -123,7 +123,7 @@ class _Refusing(Dlpack):
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_committed_blocks_are_exported_where_they_lie_whole_and_read_only(dtype: str, layout: str):
-    with pk.KVCache(spec(dtype, layout), 8) as cache, cache.sequence(range(2 * BLOCK + 1)) as seq:
+    with pk.KVCache(spec(dtype, layout), pk.Blocks(8)) as cache, cache.sequence(range(2 * BLOCK + 1)) as seq:
         assert seq.export_blocks() == []
         fill(cache, seq)
         views = seq.export_blocks()
@@ -145,7 +145,7 @@ def test_committed_blocks_are_exported_where_they_lie_whole_and_read_only(dtype:
 
 
 def test_exported_blocks_stay_until_the_last_array_of_one_of_them_is_gone():
-    with pk.KVCache(spec(), 4) as cache:
+    with pk.KVCache(spec(), pk.Blocks(4)) as cache:
         seq = cache.sequence(range(2 * BLOCK + 1))
         fill(cache, seq)
         taken = np.from_dlpack(seq.export_blocks()[0])
@@ -168,7 +168,7 @@ def test_exported_blocks_stay_until_the_last_array_of_one_of_them_is_gone():
 
 
 def test_the_sequence_goes_on_while_its_blocks_are_exported():
-    with pk.KVCache(spec(), 8) as cache, cache.sequence(range(BLOCK + 1)) as seq:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache, cache.sequence(range(BLOCK + 1)) as seq:
         fill(cache, seq)
         views = seq.export_blocks()
         before = views[0].numpy().copy()
@@ -185,7 +185,7 @@ def test_the_sequence_goes_on_while_its_blocks_are_exported():
 
 
 def test_exports_outlive_the_cache():
-    cache = pk.KVCache(spec(), 8)
+    cache = pk.KVCache(spec(), pk.Blocks(8))
     seq = cache.sequence(range(BLOCK + 1))
     fill(cache, seq)
     view = seq.export_blocks()[0]
@@ -198,7 +198,7 @@ def test_exports_outlive_the_cache():
 
 
 def test_blocks_are_not_exported_in_the_middle_of_a_step_or_without_a_row():
-    with pk.KVCache(spec(), 8, max_sequences=1) as cache, cache.sequence(range(BLOCK + 1)) as seq:
+    with pk.KVCache(spec(), pk.Blocks(8), max_sequences=1) as cache, cache.sequence(range(BLOCK + 1)) as seq:
         with cache.step([seq]) as step:
             with pytest.raises(InvalidArgument):
                 seq.export_blocks()
@@ -212,7 +212,7 @@ def test_blocks_are_not_exported_in_the_middle_of_a_step_or_without_a_row():
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("layer", range(LAYERS))
 def test_a_layers_pages_are_one_compact_array_with_one_table_for_all_layers(layer: int, layout: str):
-    with pk.KVCache(spec(layout=layout), 8) as cache, cache.sequence(range(3 * BLOCK - 1)) as seq:
+    with pk.KVCache(spec(layout=layout), pk.Blocks(8)) as cache, cache.sequence(range(3 * BLOCK - 1)) as seq:
         fill(cache, seq)
         pages = cache.pages(layer)
         k, v = seq.gather()
@@ -232,12 +232,12 @@ def test_a_layers_pages_are_one_compact_array_with_one_table_for_all_layers(laye
         assert cache.pages(layer).tables(np.array([[-1, 2]], np.int32)).tolist() == [[-1, 4 * LAYERS]]
         with pytest.raises(InvalidArgument, match="block 8"):
             pages.tables(np.array([8], np.int32))
-    with pk.KVCache(spec(), 8) as cache, pytest.raises(InvalidArgument):
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache, pytest.raises(InvalidArgument):
         cache.pages(LAYERS)
 
 
 def test_pages_that_may_be_written_are_written_through():
-    with pk.KVCache(spec(), 8) as cache, cache.sequence(range(BLOCK + 2)) as seq:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache, cache.sequence(range(BLOCK + 2)) as seq:
         with cache.step([seq]) as step:
             for layer in range(LAYERS):
                 pages = cache.pages(layer, read_only=False)
@@ -277,7 +277,7 @@ def paged_attention_op(
 
 
 def test_the_operators_inputs_name_the_same_kv_as_our_own_attention():
-    with pk.KVCache(spec("float16"), 16) as cache:
+    with pk.KVCache(spec("float16"), pk.Blocks(16)) as cache:
         seqs = [cache.sequence(range(start, start + n)) for start, n in ((0, 9), (100, 2), (200, 5))]
         for turn in range(2):
             with cache.step(seqs) as step:
@@ -305,12 +305,16 @@ def test_the_operators_inputs_name_the_same_kv_as_our_own_attention():
 
 
 def test_the_operators_inputs_are_refused_where_it_could_not_use_them():
-    with pk.KVCache(spec(), 8) as cache, cache.sequence(range(5)) as seq, cache.step([seq]) as step:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache, cache.sequence(range(5)) as seq, cache.step([seq]) as step:
         with pytest.raises(ExchangeRefused, match="read_only=False"):
             paged_attention_inputs(step, cache.pages(0))
         for layer in range(LAYERS):
             step.mark_written(layer)
-    with pk.KVCache(spec(layout="HND"), 8) as cache, cache.sequence(range(5)) as seq, cache.step([seq]) as step:
+    with (
+        pk.KVCache(spec(layout="HND"), pk.Blocks(8)) as cache,
+        cache.sequence(range(5)) as seq,
+        cache.step([seq]) as step,
+    ):
         with pytest.raises(ExchangeRefused, match="NHD"):
             paged_attention_inputs(step, cache.pages(0, read_only=False))
         for layer in range(LAYERS):
@@ -321,7 +325,7 @@ def test_slots_beyond_the_operators_int32_are_refused():
     from dataclasses import replace
     from types import SimpleNamespace
 
-    with pk.KVCache(spec(), 8) as cache:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache:
         pages = replace(cache.pages(0, read_only=False), pages_per_block=2**20)
         arrays = SimpleNamespace(
             slot_mapping=np.array([2**31 // 2**20 * BLOCK + 1]), block_tables=np.array([[0]], np.int32),
@@ -333,7 +337,7 @@ def test_slots_beyond_the_operators_int32_are_refused():
 
 def test_an_exported_block_fits_every_framework_that_does_not_write():
     big = pk.KVSpec(2, 2, 64, "bfloat16", 16)
-    with pk.KVCache(big, 4) as cache, cache.sequence(range(17)) as seq:
+    with pk.KVCache(big, pk.Blocks(4)) as cache, cache.sequence(range(17)) as seq:
         with cache.step([seq]) as step:
             for layer in range(2):
                 step.write(layer, *values(2, 17, 2, 64))
@@ -350,7 +354,7 @@ def test_a_gpu_array_is_refused_by_a_cache_in_host_memory_before_anything_is_wri
 
     place = values(9, HEADS, DIM)
     foreign = RawArray(place.ctypes.data, place.shape, None, "float32", "cuda:0")
-    with pk.KVCache(spec(), 8) as cache, cache.sequence(range(9)) as seq:
+    with pk.KVCache(spec(), pk.Blocks(8)) as cache, cache.sequence(range(9)) as seq:
         with pytest.raises((LayoutMismatch, WrongType)), cache.step([seq]) as step:
             step.write(0, foreign, foreign)
         assert seq.num_computed == 0
@@ -359,7 +363,7 @@ def test_a_gpu_array_is_refused_by_a_cache_in_host_memory_before_anything_is_wri
 def test_exported_blocks_that_are_alive_when_python_ends_do_no_harm():
     script = (
         "import sys, numpy as np, pagedkv as pk\n"
-        "cache = pk.KVCache(pk.KVSpec(1, 1, 8, 'float32', 4), 4)\n"
+        "cache = pk.KVCache(pk.KVSpec(1, 1, 8, 'float32', 4), pk.Blocks(4))\n"
         "seq = cache.sequence(range(5))\n"
         "with cache.step([seq]) as step:\n"
         "    step.write(0, *np.ones((2, 5, 1, 8), np.float32))\n"

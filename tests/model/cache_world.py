@@ -22,6 +22,7 @@ import numpy as np
 
 import pagedkv as pk
 from pagedkv.core import POLICIES
+from tests.in_blocks import in_blocks
 from tests.model.faults import DAMAGES, KINDS, Faults, damage, note_page
 from tests.model.toy_kv import SPEC, kv
 
@@ -82,8 +83,11 @@ class World:
     def opened(self) -> pk.KVCache:
         place = None
         if self.disk is not None:
-            place = pk.Disk(str(self.store), self.disk, admission=self.admission)
-        return pk.KVCache(SPEC, self.device, self.host, place, pin_budget=PIN_BUDGET, threads=1, **self.options)  # type: ignore[arg-type]
+            place = pk.Disk(str(self.store), pk.Blocks(self.disk), admission=self.admission)
+        return pk.KVCache(
+            SPEC, in_blocks(self.device), in_blocks(self.host), place,
+            pin_budget=pk.Blocks(PIN_BUDGET), threads=1, **self.options,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def run(self, num_steps: int) -> None:
         """Do so many steps and end everything.
@@ -264,7 +268,7 @@ class World:
             self.cache.unpin(self.pins.pop())
 
     def quota(self) -> None:
-        self.cache.set_quota(NAMESPACES[1], self.rng.choice([None, *range(1, 7)]))  # type: ignore[arg-type]
+        self.cache.set_quota(NAMESPACES[1], in_blocks(self.rng.choice([None, *range(1, 7)])))
 
     def purge(self) -> None:
         """Nothing of the namespace is ever found again, not even when the disk is reopened after a crash."""

@@ -16,6 +16,7 @@ from pagedkv.cache.durable import whole_prefixes
 from pagedkv.core import RadixTree
 from pagedkv.tiers import Record, StoredBlock
 from tests.cache.conftest import BLOCK, SPEC, Toy, prompt, where
+from tests.in_blocks import in_blocks
 
 SECRET, DIGEST = b"s" * 32, b"n" * 32
 
@@ -26,8 +27,8 @@ def open_toy(tmp_path: Path) -> Iterator[Callable[..., Toy]]:
     opened: list[Toy] = []
 
     def open_it(device: int, host: int | None = None, disk: int | None = None, **options: Any) -> Toy:
-        store = None if disk is None else pk.Disk(str(tmp_path / "kv"), disk)
-        opened.append(Toy(pk.KVCache(SPEC, device, host, store, **options)))
+        store = None if disk is None else pk.Disk(str(tmp_path / "kv"), pk.Blocks(disk))
+        opened.append(Toy(pk.KVCache(SPEC, in_blocks(device), in_blocks(host), store, **options)))
         return opened[-1]
 
     yield open_it

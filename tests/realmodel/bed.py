@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 import pagedkv as pk
 from examples.llama_numpy.model import Llama
+from tests.in_blocks import cache_options
 from tests.realmodel import plain_llama, tiny
 
 COLD_TOLERANCE = 1e-3  # of a logit, between two runs of ours
@@ -100,7 +101,7 @@ class Bed:
 
     def open(self, num_tokens: int, **options: Any) -> pk.KVCache:
         """A cache whose device holds so many tokens."""
-        return pk.KVCache(self.spec, self.blocks(num_tokens), **options)
+        return pk.KVCache(self.spec, **cache_options(device=self.blocks(num_tokens), **options))
 
     @functools.cached_property
     def cold(self) -> dict[str, Cold]:

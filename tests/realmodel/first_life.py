@@ -20,7 +20,9 @@ def main(order: dict[str, Any]) -> None:
     folder = Path(order["folder"])
     model = Llama(load_model(Path(order["gguf"])).weights)
     spec = model.config.kv_spec(order["model"], block_size=order["block_size"])
-    cache = pk.KVCache(spec, order["device"], disk=pk.Disk(str(folder / "kv"), order["disk"], admission="all"))
+    cache = pk.KVCache(
+        spec, pk.Blocks(order["device"]), disk=pk.Disk(str(folder / "kv"), pk.Blocks(order["disk"]), admission="all")
+    )
     with cache.sequence(order["prompt"]) as seq:
         for token in order["follow"]:
             with cache.step([seq]) as step:

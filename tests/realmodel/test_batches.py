@@ -74,7 +74,7 @@ def test_block_sizes(smollm2_bed: Bed, size: int) -> None:
     names = ("france", "chat", "code", "mixed", "single")
     spec = bed.model.config.kv_spec("smollm2", block_size=size)
     lengths = [len(bed.goldens[name].ids) + count for name in names]
-    with pk.KVCache(spec, sum(-(-length // size) for length in lengths) + len(names)) as cache:
+    with pk.KVCache(spec, pk.Blocks(sum(-(-length // size) for length in lengths) + len(names))) as cache:
         for again in (False, True):
             seqs = {name: cache.sequence(bed.so_far(name)) for name in names}
             for name, seq in seqs.items():
@@ -95,7 +95,7 @@ def test_block_sizes(smollm2_bed: Bed, size: int) -> None:
 def test_a_narrower_cache_changes_the_logits_little(tiny_beds: dict[int, Bed], dtype: str) -> None:
     bed = tiny_beds[16]
     ids = bed.so_far("mixed")
-    with pk.KVCache(bed.model.config.kv_spec("tiny", dtype=dtype), 16) as cache:
+    with pk.KVCache(bed.model.config.kv_spec("tiny", dtype=dtype), pk.Blocks(16)) as cache:
         for _ in range(2):
             with cache.sequence(ids) as seq, cache.step([seq]) as step:
                 logits = bed.model.forward(step)[0]

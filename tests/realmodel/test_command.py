@@ -27,7 +27,7 @@ def run(tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*argv: str) -> tuple[int, str, str]:
-        code = command.main(["--model", str(tiny_path), "--device", "64KiB", "--max-tokens", "6", *argv])
+        code = command.main(["--model", str(tiny_path), "--device-memory", "64KiB", "--max-tokens", "6", *argv])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 
@@ -126,8 +126,8 @@ BEFORE_READING = {  # (options, words of the error): refused without a look at t
     "a share of too much": (["--top-p", "1.5", "x"], "--top-p: must be a number above 0 and at most 1, not '1.5'"),
     "a negative seed": (["--seed", "-1", "x"], "--seed: must be at least 0"),
     "a negative k": (["--top-k", "-1", "x"], "--top-k: must be at least 0"),
-    "no size": (["--device", "much", "x"], "--device: 'much' is not a size"),
-    "no size of the host": (["--host", "5", "x"], "--host: '5' is not a size"),
+    "no size": (["--device-memory", "much", "x"], "--device-memory: 'much' is not a size"),
+    "no size of the host": (["--host-memory", "5", "x"], "--host-memory: '5' is not a size"),
     "no block": (["--block-size", "0", "x"], "--block-size: must be at least 1"),
     "too large a block": (["--block-size", "257", "x"], "--block-size: block_size must be in 1..256, got 257"),
     "no dtype": (["--kv-dtype", "int8", "x"], "--kv-dtype: invalid choice"),
@@ -135,7 +135,7 @@ BEFORE_READING = {  # (options, words of the error): refused without a look at t
     "no place for a disk": (["--disk", "", "x"], "--disk: path must not be empty"),
     "a size of no disk": (["--disk-size", "1GiB", "x"], "--disk-size goes with --disk DIR"),
     "a reset of no disk": (["--reset-disk", "x"], "--reset-disk goes with --disk DIR"),
-    "a GPU's bfloat16": (["--gpu", "0", "--kv-dtype", "bfloat16", "x"], "--gpu: --kv-dtype bfloat16"),
+    "a GPU's bfloat16": (["--device", "cuda:0", "--kv-dtype", "bfloat16", "x"], "--device: --kv-dtype bfloat16"),
     "no such option": (["--tokens", "5", "x"], "--tokens"),
     "prompts besides the file": (["--serve", __file__, "x"], "--serve: its prompts are the lines"),
     "no such file of prompts": (["--serve", "nowhere.txt"], "--serve: [Errno 2]"),
@@ -166,8 +166,8 @@ AFTER_READING = {
     ),
     "no such model": (["--model", "nowhere.gguf", "x"], "--model: [Errno 2]"),
     "no GGUF": (["--model", __file__, "x"], "not a GGUF"),
-    "a device of nothing": (["--device", "1KiB", "x"], "--device: a budget of '1KiB' does not hold one block"),
-    "a host of nothing": (["--host", "1KiB", "x"], "--host: a budget of '1KiB' does not hold one block"),
+    "a device of nothing": (["--device-memory", "1KiB", "x"], "device_memory='1KiB' does not hold one block"),
+    "a host of nothing": (["--host-memory", "1KiB", "x"], "host_memory='1KiB' does not hold one block"),
 }  # fmt: skip
 
 
@@ -197,8 +197,8 @@ def test_without_cupy_it_says_which_extra_to_install(run: Run, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "cupy", None)
     cuda_backend.cache_clear()
     monkeypatch.setattr(command, "load_model", lambda path: pytest.fail("the weights were read first"))
-    told = run("--gpu", "0", "x")
-    assert_refused(told, "--gpu: the CUDA kernels need CuPy")
+    told = run("--device", "cuda", "x")
+    assert_refused(told, "--device: the CUDA kernels need CuPy")
     assert re.search(r"pagedkv\[cuda1[23]\]", told[2])
 
 
@@ -210,14 +210,14 @@ def answers_in(out: str) -> dict[str, str]:
 PROMPTS = ["the sand", LINE, "", "and the sand and the sea", LINE, "it was in the end"]
 
 
-@pytest.mark.parametrize("tier", [[], ["--host", "1MiB"]], ids=["recomputed", "swapped"])
+@pytest.mark.parametrize("tier", [[], ["--host-memory", "1MiB"]], ids=["recomputed", "swapped"])
 def test_served_answers_are_those_of_each_prompt_alone_also_where_some_are_suspended(
     run: Run, tmp_path: Path, tier: list[str]
 ) -> None:
     alone = [run("--plain", "--max-tokens", "20", prompt)[1].rstrip("\n") for prompt in PROMPTS if prompt]
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(PROMPTS), encoding="utf-8")
-    some = ("--max-running", "4", "--max-batch-tokens", "24", "--block-size", "4", "--device", "36KiB", *tier)
+    some = ("--max-running", "4", "--max-batch-tokens", "24", "--block-size", "4", "--device-memory", "36KiB", *tier)
     code, out, err = run("--plain", "--max-tokens", "20", "--serve", str(file), *some)
     assert code == 0
     lines = [(place, prompt) for place, prompt in enumerate(PROMPTS, 1) if prompt]

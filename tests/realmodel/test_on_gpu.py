@@ -53,7 +53,7 @@ def test_device_arrays_and_the_cuda_kernels_serve_the_golden_tokens(
     bed = tiny_beds[8]
     model = DeviceLlama(bed.model.weights, STAND_IN, q_dtype=dtype)
     spec = model.config.kv_spec("tiny", block_size=8, dtype=dtype)
-    with pk.KVCache(spec, 12, backend=backend) as cache:
+    with pk.KVCache(spec, pk.Blocks(12), backend=backend) as cache:
         serve_goldens(bed, model, cache, {"code": 3, "france": 4}, tolerance)
         before = cache.stats().hit_tokens["device"]
         serve_goldens(bed, model, cache, {"code": 1}, tolerance)
@@ -107,7 +107,7 @@ def on_gpu() -> Any:
     def place(bed: Bed, dtype: str) -> tuple[Llama, pk.KVCache]:
         model = Llama(bed.model.weights, array_module(0), q_dtype=dtype)
         spec = model.config.kv_spec("on a GPU", block_size=bed.block_size, dtype=dtype)
-        return model, pk.KVCache(spec, bed.blocks(600), bed.blocks(600), gpu=0)
+        return model, pk.KVCache(spec, pk.Blocks(bed.blocks(600)), pk.Blocks(bed.blocks(600)), device="cuda:0")
 
     return place
 
@@ -142,7 +142,7 @@ def test_the_command_answers_on_a_gpu_as_on_the_cpu(
     from examples.llama_numpy import command
 
     told = []
-    for place in ([], ["--gpu", "0"]):
+    for place in ([], ["--device", "cuda:0"]):
         assert command.main(["--model", str(tiny_path), "--plain", "--max-tokens", "6", *place, "the sand"]) == 0
         told.append(capsys.readouterr().out)
     assert told[0] == told[1]

@@ -66,7 +66,7 @@ def test_preempted_and_recomputed(bed: Bed, opened: Open) -> None:
 
 
 def disk(tmp_path: Path, bed: Bed) -> pk.Disk:
-    return pk.Disk(str(tmp_path / "kv"), bed.blocks(4 * ROOM), admission="all")
+    return pk.Disk(str(tmp_path / "kv"), pk.Blocks(bed.blocks(4 * ROOM)), admission="all")
 
 
 def test_evicted_to_disk_and_reloaded(bed: Bed, opened: Open, tmp_path: Path) -> None:

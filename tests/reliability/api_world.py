@@ -44,7 +44,14 @@ class ApiWorld:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.cache = pk.KVCache(SPEC, 24, 16, pk.Disk(str(folder / "kv"), 24, admission="all"), pin_budget=4, threads=1)
+        self.cache = pk.KVCache(
+            SPEC,
+            pk.Blocks(24),
+            pk.Blocks(16),
+            pk.Disk(str(folder / "kv"), pk.Blocks(24), admission="all"),
+            pin_budget=pk.Blocks(4),
+            threads=1,
+        )
         self.toy = Toy(self.cache)
         for start in (1, 2, 3, 4):
             self.toy.use(prompt(start, 6 * BLOCK))
@@ -116,7 +123,7 @@ class ApiWorld:
             Call("Mover", Mover, ({0: self.hosts[0]},), {"deadline_s": None, "max_queued_blocks": 9},
                  after=lambda made: made.close()),
             Call("Namespace", pk.Namespace, (), dict.fromkeys(fields), after=lambda made: made.digest()),
-            Call("Disk", pk.Disk, ("kv", 4),
+            Call("Disk", pk.Disk, ("kv", "4MiB"),
                  {"segment_size": "1MiB", "shards": 1, "admission": "all", "write_budget": None, "required": True,
                   "on_mismatch": "refuse", "network_fs": False, "page_cache": "drop", "on_progress": None}),
             Call("KVSpec", pk.KVSpec, (2, 2, 4, "float16", 16), {"layout": "NHD", "model": ""}),
@@ -125,8 +132,8 @@ class ApiWorld:
                   "read_path": "pread",
                   "page_cache": "drop", "on_mismatch": "refuse", "network_fs": False, "on_progress": None},
                  after=lambda made: made.close()),
-            Call("KVCache", pk.KVCache, (SPEC, 8, 4),
-                 {"policy": "lru", "demotion": "leaf_first", "max_sequences": 8, "pin_budget": 0, "threads": 1,
+            Call("KVCache", pk.KVCache, (SPEC, "8KiB", "4KiB"),
+                 {"policy": "lru", "demotion": "leaf_first", "max_sequences": 8, "pin_budget": None, "threads": 1,
                   "deadline_s": None, "require_namespace": False, "partial_hits": True, "event_words": 0,
                   "inclusive": None, "cost_tokens": 100.0},
                  after=lambda made: made.close()),

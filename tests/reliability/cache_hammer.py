@@ -199,12 +199,17 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, salts: C
         "threads": choose.randint(1, 3),
         "scrub": choose.choice(["across_namespaces", "always", "never"]),
         "deadline_s": choose.choice([None, None, 0.0, 0.002]),
-        "pin_budget": 6,
+        "pin_budget": pk.Blocks(6),
         "event_words": 1 << 12,
     }
     device = 16 * threads + 8
-    disk = pk.Disk(path, DISK_BLOCKS, segment_size=1 << 16, admission=choose.choice(["all", "cost", "second_hit"]))
-    cache = pk.KVCache(SPEC, device, choose.choice([8, 24]), disk, **options)
+    disk = pk.Disk(
+        path,
+        pk.Blocks(DISK_BLOCKS),
+        segment_size=pk.Bytes(1 << 16),
+        admission=choose.choice(["all", "cost", "second_hit"]),
+    )
+    cache = pk.KVCache(SPEC, pk.Blocks(device), pk.Blocks(choose.choice([8, 24])), disk, **options)
     hosts = [Host(cache, random.Random(seed * 100 + k), f"own {k}", salts) for k in range(threads)]
     closing = choose.random() < 0.2
     share = max(1, operations // threads // (1 if closing else 2))

@@ -32,8 +32,8 @@ Say = Callable[[str], object]
 
 def open_cache(path: str) -> pk.KVCache:
     """The cache under test: small tiers, so that everything moves all the time."""
-    disk = pk.Disk(path, DISK, segment_size=16 * 8192, admission="all")
-    return pk.KVCache(SPEC, DEVICE, HOST, disk, partial_hits=False)
+    disk = pk.Disk(path, pk.Blocks(DISK), segment_size=pk.Bytes(16 * 8192), admission="all")
+    return pk.KVCache(SPEC, pk.Blocks(DEVICE), pk.Blocks(HOST), disk, partial_hits=False)
 
 
 def source(tenant: int, version: int) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 import pagedkv as pk
 from pagedkv.observe.metrics import samples
+from tests.in_blocks import in_blocks
 from tests.reliability.interrupt_scenes import NONE, A, Act, B, scene
 from tests.reliability.interrupt_world import TENANT, World
 
@@ -81,11 +82,11 @@ def quota(world: World) -> Act:
 
     def call() -> None:
         for tier in world.setup.tiers:
-            world.cache.set_quota(TENANT, 2, pk.Tier[tier.upper()])
+            world.cache.set_quota(TENANT, pk.Blocks(2), pk.Tier[tier.upper()])
         world.serve(world.prompt(2), A)
         for tier in world.setup.tiers:
             kept = 4 if world.setup.quota and tier == "device" else None
-            world.cache.set_quota(TENANT, kept, pk.Tier[tier.upper()])
+            world.cache.set_quota(TENANT, in_blocks(kept), pk.Tier[tier.upper()])
 
     return Act(call)
 

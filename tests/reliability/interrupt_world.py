@@ -189,7 +189,7 @@ class World:
         for namespace in NAMESPACES:
             self.serve(self.prompt(1), namespace)
         if setup.quota:
-            self.cache.set_quota(TENANT, 4)
+            self.cache.set_quota(TENANT, pk.Blocks(4))
         self.bystanders = [self.cache.sequence(self.prompt(2), namespace) for namespace in NAMESPACES[1:]]
         for seq, namespace in zip(self.bystanders, NAMESPACES[1:], strict=True):
             self.run([(seq, namespace)])
@@ -208,12 +208,13 @@ class World:
         disk = None
         if setup.disk:
             disk = pk.Disk(
-                str(path), DISK, segment_size="256KiB", admission="all", on_progress=self._progress,
+                str(path), pk.Blocks(DISK), segment_size="256KiB", admission="all", on_progress=self._progress,
                 write_budget="1GiB" if setup.clock else None,
             )  # fmt: skip
         return pk.KVCache(
-            self.spec, DEVICE, HOST if setup.host else None, disk, policy=setup.policy, demotion=setup.demotion,
-            scrub=setup.scrub, threads=1, pin_budget=PIN_BUDGET, max_sequences=24, event_words=1024,
+            self.spec, pk.Blocks(DEVICE), pk.Blocks(HOST) if setup.host else None, disk, policy=setup.policy,
+            demotion=setup.demotion, scrub=setup.scrub, threads=1, pin_budget=pk.Blocks(PIN_BUDGET),
+            max_sequences=24, event_words=1024,
             clock=self._clock if setup.clock else None, backend=self.backend if setup.kernels else None,
         )  # fmt: skip
 

@@ -73,8 +73,16 @@ def threads(at_most: int = -1) -> int:
 
 def cycle(path: str, choose: random.Random, tally: Tally) -> None:
     """One cache from opening to close, refusals included."""
-    disk = pk.Disk(path, 24, segment_size=1 << 16, admission="all")
-    with pk.KVCache(SPEC, 16, 8, disk, policy=choose.choice(["lru", "arc"]), pin_budget=8, event_words=256) as cache:
+    disk = pk.Disk(path, pk.Blocks(24), segment_size=pk.Bytes(1 << 16), admission="all")
+    with pk.KVCache(
+        SPEC,
+        pk.Blocks(16),
+        pk.Blocks(8),
+        disk,
+        policy=choose.choice(["lru", "arc"]),
+        pin_budget=pk.Blocks(8),
+        event_words=256,
+    ) as cache:
         toy = Toy(cache)
         for number in range(REQUESTS):
             tokens = TOKENS[: choose.choice([9, 26, 40])] + number % 3 * 1000

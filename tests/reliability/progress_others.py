@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 
 import pagedkv as pk
+from tests.in_blocks import in_blocks
 from tests.reliability.history_model import SIZE, number
 from tests.reliability.proof import Tally
 
@@ -44,7 +45,7 @@ class Others:
         self._is_eager = random.random() < 0.1  # prefetches at every step
         for namespace in range(1, len(NAMESPACES)):
             if is_narrow:
-                cache.set_quota(NAMESPACES[namespace], min(QUOTAS[:-1]))
+                cache.set_quota(NAMESPACES[namespace], pk.Blocks(min(QUOTAS[:-1])))
             elif random.random() < 0.5:
                 self.set_quota(namespace)
         self._stopping = threading.Event()
@@ -81,7 +82,7 @@ class Others:
 
     def set_quota(self, namespace: int) -> None:
         """So many blocks on the device, or as many as it likes."""
-        self._cache.set_quota(NAMESPACES[namespace], self._random.choice(QUOTAS))
+        self._cache.set_quota(NAMESPACES[namespace], in_blocks(self._random.choice(QUOTAS)))
         self._tally.add("quotas")
 
     def pin(self) -> None:

@@ -7,6 +7,7 @@ from random import Random
 
 import pagedkv as pk
 from pagedkv.scheduler import SchedulerOptions
+from tests.in_blocks import in_blocks
 from tests.reliability.history_model import SIZE, SPEC
 
 
@@ -44,11 +45,16 @@ class Shape:
         """The cache."""
         r = self.random
         host = r.choice([None, r.randint(4, 12), r.randint(20, 60)])
-        disk = None if self.disk is None else pk.Disk(self.disk, 64, admission="all", segment_size=1 << 16)
+        disk = (
+            None
+            if self.disk is None
+            else pk.Disk(self.disk, pk.Blocks(64), admission="all", segment_size=pk.Bytes(1 << 16))
+        )
         return pk.KVCache(
-            SPEC, self.device, host, disk, policy=r.choice(["lru", "lru", "lru", "arc", "s3fifo", "cost", "hazard"]),
+            SPEC, pk.Blocks(self.device), in_blocks(host), disk,
+            policy=r.choice(["lru", "lru", "lru", "arc", "s3fifo", "cost", "hazard"]),
             demotion=r.choice(["leaf_first", "leaf_first", "oldest_first"]),
-            max_sequences=self.options.max_running + self.spare, pin_budget=self.device // 3, threads=1,
+            max_sequences=self.options.max_running + self.spare, pin_budget=pk.Blocks(self.device // 3), threads=1,
             deadline_s=r.choice([None, None, None, 0.0]), partial_hits=r.random() < 0.7,
             scrub=r.choice(["across_namespaces", "never"]),
         )  # fmt: skip

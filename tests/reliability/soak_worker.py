@@ -46,8 +46,15 @@ class Epoch:
 
 def open_cache(directory: str, seed: int) -> pk.KVCache:
     """The cache; a store that cannot be used any more is begun anew."""
-    disk = pk.Disk(directory, 96, segment_size=1 << 17, admission="all", on_mismatch="reset")
-    return pk.KVCache(SPEC, 48, 24, disk, policy=random.Random(seed).choice(["lru", "s3fifo"]), pin_budget=4)
+    disk = pk.Disk(directory, pk.Blocks(96), segment_size=pk.Bytes(1 << 17), admission="all", on_mismatch="reset")
+    return pk.KVCache(
+        SPEC,
+        pk.Blocks(48),
+        pk.Blocks(24),
+        disk,
+        policy=random.Random(seed).choice(["lru", "s3fifo"]),
+        pin_budget=pk.Blocks(4),
+    )
 
 
 @contextlib.contextmanager

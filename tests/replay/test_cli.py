@@ -36,7 +36,7 @@ def failing(capsys: Capture, *argv: str) -> str:
 
 def test_the_report_has_the_keys_of_the_contract(data: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "report.json"
-    argv = ["replay", str(data / "chat.npz"), "--device", "5%", "--host", "64", "--json", str(out)]
+    argv = ["replay", str(data / "chat.npz"), "--device-memory", "5%", "--host-memory", "64", "--json", str(out)]
     assert main([*argv, *(f"--policy={name}" for name in KNOWN)]) == 0
     report = json.loads(out.read_text())
     assert report["trace"] == "chat.npz"
@@ -66,7 +66,7 @@ def test_the_report_has_the_keys_of_the_contract(data: Path, tmp_path: Path, cap
 
 
 def test_json_on_stdout_is_json_alone(data: Path, capsys: Capture) -> None:
-    assert main(["replay", str(data / "chat.jsonl"), "--device", "50", "--policy", "lru", "--json", "-"]) == 0
+    assert main(["replay", str(data / "chat.jsonl"), "--device-memory", "50", "--policy", "lru", "--json", "-"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["results"][0]["policy"] == "lru"
     assert "hit blocks" in captured.err
@@ -80,13 +80,15 @@ def test_without_arguments_a_generated_trace_is_replayed(capsys: Capture) -> Non
 
 
 def test_several_policies_may_be_named_in_one_option(data: Path, capsys: Capture) -> None:
-    assert main(["replay", str(data / "chat.npz"), "--policy", "lru,arc", "--policy", "min", "--device", "9"]) == 0
+    assert (
+        main(["replay", str(data / "chat.npz"), "--policy", "lru,arc", "--policy", "min", "--device-memory", "9"]) == 0
+    )
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[3:]] == ["lru", "arc", "min"]
 
 
 def test_only_the_first_requests_can_be_replayed(data: Path, capsys: Capture) -> None:
-    assert main(["replay", str(data / "chat.npz"), "--requests", "10", "--device", "9", "--json", "-"]) == 0
+    assert main(["replay", str(data / "chat.npz"), "--requests", "10", "--device-memory", "9", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 10
 
 
@@ -99,7 +101,7 @@ def test_a_sweep_has_a_row_per_capacity_and_policy(data: Path, capsys: Capture) 
 
 
 def test_progress_is_plain_lines_on_stderr_when_asked_for(data: Path, capsys: Capture) -> None:
-    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device", "9"]
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device-memory", "9"]
     assert main([*argv, "--progress"]) == 0
     assert capsys.readouterr().err == "lru 9: 60 requests\n"
     assert main(argv) == 0
@@ -112,17 +114,17 @@ BAD: list[tuple[list[str], str]] = [
         "unknown policy 'belady'; known: lru, arc, s3fifo, cost, hazard, infinite, min, min-bypass",
     ),
     (["--policy", ""], "unknown policy ''"),
-    (["--device", "0"], "device: 0 blocks is less than one block"),
-    (["--device", "-5"], "device: '-5' is not a size"),
-    (["--device", "-5%"], "expected one argument"),
-    (["--device", "nan"], "device: 'nan' is not a size"),
-    (["--device", "5", "--host", "0"], "host: 0 blocks"),
-    (["--device", "5", "--disk", "0:/tmp"], "disk: 0 blocks"),
-    (["--device", "9999999999999"], "absurd"),
-    (["--host", "5"], "device: --host and --disk lie under a --device"),
-    (["--device", "5", "--bytes-per-token", "0"], "bytes per token must be in"),
-    (["--device", "5", "--bytes-per-token", "many"], "--bytes-per-token"),
-    (["--device", "5", "--block-bytes", "x"], "--block-bytes: 'x' is not a size"),
+    (["--device-memory", "0"], "device: 0 blocks is less than one block"),
+    (["--device-memory", "-5"], "device: '-5' is not a size"),
+    (["--device-memory", "-5%"], "expected one argument"),
+    (["--device-memory", "nan"], "device: 'nan' is not a size"),
+    (["--device-memory", "5", "--host-memory", "0"], "host: 0 blocks"),
+    (["--device-memory", "5", "--disk", "0:/tmp"], "disk: 0 blocks"),
+    (["--device-memory", "9999999999999"], "absurd"),
+    (["--host-memory", "5"], "--device-memory: --host-memory and --disk need it"),
+    (["--device-memory", "5", "--bytes-per-token", "0"], "bytes per token must be in"),
+    (["--device-memory", "5", "--bytes-per-token", "many"], "--bytes-per-token"),
+    (["--device-memory", "5", "--block-bytes", "x"], "--block-bytes: 'x' is not a size"),
     (["--engine", "magic"], "unknown engine 'magic'; known: sim, real"),
     (["--demotion", "magic"], "unknown demotion order"),
     (["--inclusive", "tape"], "inclusive: 'tape'"),
@@ -135,7 +137,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--block-size", "16"], "--block-size is for .jsonl traces"),
     (["--sweep", "5,x"], "device: 'x' is not a size"),
     (["--sweep", "5,", "--policy", "min"], "device: '' is not a size"),
-    (["--sweep", "--device", "5"], "not both"),
+    (["--sweep", "--device-memory", "5"], "not both"),
     (["--json", "/no/such/folder/out.json"], "--json: there is no folder"),
     (["--plot", "/no/such/folder/out.png"], "--plot: there is no folder"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -168,7 +170,7 @@ def test_no_command_and_unknown_commands_are_one_line(capsys: Capture) -> None:
 def test_plots_are_written(data: Path, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("matplotlib")
     argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--policy", "min"]
-    for options in (["--device", "5%", "--host", "10%"], ["--sweep"]):
+    for options in (["--device-memory", "5%", "--host-memory", "10%"], ["--sweep"]):
         out = tmp_path / f"plot{len(options)}.png"
         assert main([*argv, *options, "--plot", str(out)]) == 0
         assert out.read_bytes().startswith(b"\x89PNG")
@@ -200,7 +202,7 @@ def test_python_m_pagedkv_is_the_command(data: Path) -> None:
         str(data / "chat.npz"),
         "--policy",
         "lru",
-        "--device",
+        "--device-memory",
         "9",
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ)

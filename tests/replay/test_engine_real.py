@@ -78,7 +78,7 @@ def test_one_wrong_byte_fails_the_run_and_is_in_the_report(
 
     monkeypatch.setattr(Payload, "fill", fill_badly)
     out = tmp_path / "report.json"
-    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device", "200", "--host", "300"]
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device-memory", "200", "--host-memory", "300"]
     assert main([*argv, "--engine", "real", "--block-bytes", "4096", "--json", str(out)]) == 1
     result = json.loads(out.read_text())["results"][0]
     assert result["wrong_bytes"] > 0

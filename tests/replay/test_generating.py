@@ -213,7 +213,16 @@ def test_the_report_says_how_long_requests_hold_their_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "report.json"
-    argv = ["replay", "synthetic:chat:0:400", "--policy", "lru,min,min-bypass", "--device", "20%", "--json", str(out)]
+    argv = [
+        "replay",
+        "synthetic:chat:0:400",
+        "--policy",
+        "lru,min,min-bypass",
+        "--device-memory",
+        "20%",
+        "--json",
+        str(out),
+    ]
     assert main([*argv, "--generating", "20"]) == 0
     shown = capsys.readouterr().out
     assert "held for 20 ms per output token, in lru, min and min-bypass too" in shown.splitlines()[0]

@@ -34,7 +34,7 @@ def test_the_report_says_the_stake_and_stays_json(tmp_path: Path) -> None:
         "synthetic:chat:0:300",
         "--policy",
         "lru,hazard",
-        "--device",
+        "--device-memory",
         "2%",
         "--json",
         str(out),
@@ -54,7 +54,7 @@ def test_a_stake_without_the_policy_is_refused() -> None:
 
 
 def test_the_table_says_the_stake(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["replay", "synthetic:chat:0:50", "--policy", "lru,hazard", "--device", "2%"]
+    command = ["replay", "synthetic:chat:0:50", "--policy", "lru,hazard", "--device-memory", "2%"]
     assert main([*command, "--hazard-stake", "0"]) == 0
     assert "hazard with stake 0" in capsys.readouterr().out.splitlines()[0]
     assert main(command) == 0

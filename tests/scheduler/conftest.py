@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import pagedkv as pk
 from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
+from tests.in_blocks import in_blocks
 
 SPEC = pk.KVSpec(1, 1, 2, "float32", 4, model="toy")
 BLOCK = SPEC.block_size
@@ -125,7 +126,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     opened: list[pk.KVCache] = []
 
     def open_it(device: int = 64, *, host: int | None = None, cache_options: Any = None, **options: Any) -> Server:
-        cache = pk.KVCache(SPEC, device, host, **(cache_options or {}))
+        cache = pk.KVCache(SPEC, in_blocks(device), in_blocks(host), **(cache_options or {}))
         opened.append(cache)
         options.setdefault("max_running", 8)
         options.setdefault("max_batch_tokens", 16)

@@ -17,7 +17,7 @@ from .conftest import SPEC, greedy, prompt
 
 
 def test_a_step_over_a_batch_is_the_step_over_its_sequences():
-    with pk.KVCache(SPEC, 20) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(20)) as cache:
         seqs = [cache.sequence(prompt(i, 3 + i)) for i in range(3)]
         batch = Batch(seqs, np.array([seq.row for seq in seqs]))
         assert len(batch) == 3
@@ -31,7 +31,7 @@ def test_a_step_over_a_batch_is_the_step_over_its_sequences():
 
 
 def test_a_batch_that_was_released_or_is_of_another_cache_is_refused():
-    with pk.KVCache(SPEC, 20) as cache, pk.KVCache(SPEC, 20) as other:
+    with pk.KVCache(SPEC, pk.Blocks(20)) as cache, pk.KVCache(SPEC, pk.Blocks(20)) as other:
         seqs = [cache.sequence(prompt(i)) for i in range(2)]
         batch = Batch(seqs, np.array([seq.row for seq in seqs]))
         with pytest.raises(pk.InvalidArgument, match="another cache"):
@@ -61,7 +61,7 @@ def test_costs_are_unknown_until_they_are_measured_and_follow_what_was():
 
 
 def test_a_cache_says_what_it_has_measured_and_how_many_sequences_it_takes():
-    with pk.KVCache(SPEC, 20, max_sequences=7, prefill_tokens_per_s=1000.0) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(20), max_sequences=7, prefill_tokens_per_s=1000.0) as cache:
         assert cache.max_sequences == 7
         assert cache.costs.compute_s(100) == pytest.approx(0.1, rel=0.01)
 
@@ -107,7 +107,7 @@ def test_a_scheduler_over_a_cache_with_hooks_does_the_same(serve):
 
 
 def test_suspended_blocks_may_go_as_far_as_the_disk(serve, tmp_path):
-    disk = pk.Disk(str(tmp_path / "kv"), 200, admission="all")
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(200), admission="all")
     server = serve(12, host=4, watermark=0.0, cache_options={"disk": disk})
     requests = [server.submit(prompt(i, 4), 24) for i in range(4)]
     server.run()

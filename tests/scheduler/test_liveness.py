@@ -45,7 +45,7 @@ def suspended_by_another(server: Server, request: Request) -> None:
 def test_branches_share_their_prompt_again_although_a_quota_keeps_it_out_of_the_tree(serve, host, branches):
     server = serve(16, host=host, max_running=4, max_batch_tokens=64, watermark=0.0)
     small = pk.Namespace(tenant="small")
-    server.cache.set_quota(small, 1)
+    server.cache.set_quota(small, pk.Blocks(1))
     request = server.submit(range(27), 8, namespace=small, **branches)
     assert request.worst_blocks == 14, "17 if its branches held the prompt's six whole blocks twice"
     suspended_by_another(server, request)
@@ -72,7 +72,7 @@ def test_branches_share_their_prompt_again_when_it_is_purged_while_they_come_bac
 def test_forked_again_branches_hold_each_common_block_once(serve):
     server = serve(60, max_running=4, max_batch_tokens=64)
     small = pk.Namespace(tenant="small")
-    server.cache.set_quota(small, 1)
+    server.cache.set_quota(small, pk.Blocks(1))
     request = server.submit(range(27), 8, n=3, namespace=small)
     for _ in range(3):
         server.turn()

@@ -72,7 +72,7 @@ def entries(plan: pk.Plan) -> list[Any]:
 
 def outputs(at: int, watch: At | None = None) -> tuple[list[Any], At]:
     """What all requests come to, with the line `at` interrupted; a small device, so that some are suspended."""
-    cache = pk.KVCache(SPEC, 14, 32)
+    cache = pk.KVCache(SPEC, pk.Blocks(14), pk.Blocks(32))
     scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=6, max_batch_tokens=12, watermark=0.0))
     tracer, requests, aborted = At(at), [], []
 
@@ -138,7 +138,7 @@ def test_a_scheduler_that_is_interrupted_at_any_line_goes_on_with_the_same_token
 
 
 def test_what_is_refused_mends_nothing() -> None:
-    cache = pk.KVCache(SPEC, 16)
+    cache = pk.KVCache(SPEC, pk.Blocks(16))
     scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2, max_batch_tokens=12))
     request = scheduler.submit(range(5), max_new_tokens=3)
     plan = scheduler.schedule()
@@ -160,7 +160,7 @@ def write(step: pk.Step) -> None:
 
 
 def test_a_request_that_finished_in_an_interrupted_report_is_in_the_next_plan_where_nothing_is_left_to_run(monkeypatch):
-    cache = pk.KVCache(SPEC, 16)
+    cache = pk.KVCache(SPEC, pk.Blocks(16))
     scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2, max_batch_tokens=12))
     request = scheduler.submit(range(5), max_new_tokens=1)
     plan = scheduler.schedule()
@@ -211,7 +211,7 @@ def test_an_error_of_ours_that_a_signal_handler_raises_is_an_interrupt_and_no_re
     armed: list[bool] = []
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        cache = pk.KVCache(SPEC, 16)
+        cache = pk.KVCache(SPEC, pk.Blocks(16))
         scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2, max_batch_tokens=12), clock=clock)
         request = scheduler.submit(range(5), max_new_tokens=2, deadline_s=5.0)
         armed.append(True)
@@ -258,11 +258,11 @@ def run_to_the_end(scheduler: pk.Scheduler) -> list[Any]:
 
 
 def test_a_mending_that_is_interrupted_too_cuts_no_token_twice(monkeypatch) -> None:
-    with pk.KVCache(SPEC, 32) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(32)) as cache:
         scheduler, request, _ = begun(cache)
         run_to_the_end(scheduler)
         wanted = request.outputs[0].tolist()
-    with pk.KVCache(SPEC, 32) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(32)) as cache:
         scheduler, request, plan = begun(cache)
 
         def interrupted(*_: object) -> None:
@@ -293,7 +293,7 @@ def test_a_mending_that_is_interrupted_too_cuts_no_token_twice(monkeypatch) -> N
 
 
 def test_a_fork_that_another_thread_left_no_sequence_for_loses_no_request() -> None:
-    with pk.KVCache(SPEC, 64, max_sequences=4) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(64), max_sequences=4) as cache:
         scheduler, request, plan = begun(cache, n=4)
         others: list[pk.Sequence] = []
 
@@ -320,7 +320,7 @@ def test_a_fork_that_another_thread_left_no_sequence_for_loses_no_request() -> N
 @pytest.mark.parametrize("what", ["finished", "expired"])
 def test_what_an_interrupted_call_was_about_to_return_is_told_again(what: str) -> None:
     now = [0.0]
-    with pk.KVCache(SPEC, 32) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(32)) as cache:
         scheduler = pk.Scheduler(cache, clock=lambda: now[0])
         request = scheduler.submit([1, 2, 3], 1, deadline_s=5.0)
         plan = scheduler.schedule()
@@ -340,7 +340,7 @@ def test_what_an_interrupted_call_was_about_to_return_is_told_again(what: str) -
 
 def test_a_request_is_counted_once_wherever_its_end_is_interrupted() -> None:
     """At every line of the scheduler's room that a report passes which finishes a request."""
-    with pk.KVCache(SPEC, 16) as cache:
+    with pk.KVCache(SPEC, pk.Blocks(16)) as cache:
         for at in range(1, 500):
             scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2))
             scheduler.submit([at, 2, 3], 1)

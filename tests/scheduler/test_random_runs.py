@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import pagedkv as pk
 from pagedkv.scheduler import Request, SchedulerOptions
 from pagedkv.scheduler.queue import by_key, by_rank
+from tests.in_blocks import in_blocks
 
 from .conftest import SPEC, Server, greedy
 
@@ -30,7 +31,7 @@ class Run:
 
     def __init__(self, seed: int, device: int, host: int | None, options: dict[str, Any]) -> None:
         self.random = Random(seed)
-        self.cache = pk.KVCache(SPEC, device, host, max_sequences=options["max_running"] + 2)
+        self.cache = pk.KVCache(SPEC, in_blocks(device), in_blocks(host), max_sequences=options["max_running"] + 2)
         self.server = Server(self.cache, SchedulerOptions(**options))
         self.scheduler = self.server.scheduler
         self.requests: list[Request] = []

@@ -690,7 +690,7 @@ def test_lookahead_gives_slots_beyond_the_tokens(serve):
 
 
 def test_the_toy_tells_a_wrong_cache():
-    cache = pk.KVCache(pk.KVSpec(1, 1, 2, "float32", 4), 20)
+    cache = pk.KVCache(pk.KVSpec(1, 1, 2, "float32", 4), pk.Blocks(20))
     server = Server(cache, SchedulerOptions(max_running=2, max_batch_tokens=8))
     server.submit(prompt(1, 6), 4)
     server.turn()

@@ -12,6 +12,7 @@ import pytest
 import pagedkv as pk
 from pagedkv.lab.recording import Recording
 from pagedkv.lab.show.demo import record
+from tests.in_blocks import cache_options
 
 BLOCK = 4
 SPEC = pk.KVSpec(1, 1, 2, "float32", BLOCK, model="its own token")
@@ -36,8 +37,8 @@ def open_cache(tmp_path: Path) -> Iterator[Callable[..., pk.KVCache]]:
     opened: list[pk.KVCache] = []
 
     def open_it(device: int = 8, disk: int | None = None, **options: Any) -> pk.KVCache:
-        where = None if disk is None else pk.Disk(str(tmp_path / f"kv{len(opened)}"), disk)
-        opened.append(pk.KVCache(SPEC, device=device, disk=where, **options))
+        where = None if disk is None else pk.Disk(str(tmp_path / f"kv{len(opened)}"), pk.Blocks(disk))
+        opened.append(pk.KVCache(SPEC, **cache_options(device=device, disk=where, **options)))
         return opened[-1]
 
     yield open_it

@@ -61,7 +61,19 @@ def test_json_is_the_library_s_plan(capsys: Capture) -> None:
 
 def test_the_text_s_million_in_one_command(capsys: Capture) -> None:
     """docs/sizing.md quotes it."""
-    argv = ["gpt3-175b", "--kv-share", "0.7", "--link", "16GB", "--step-ms", "5", "--host", "2TB", "--disk", "10TB"]
+    argv = [
+        "gpt3-175b",
+        "--kv-share",
+        "0.7",
+        "--link",
+        "16GB",
+        "--step-ms",
+        "5",
+        "--host-memory",
+        "2TB",
+        "--disk",
+        "10TB",
+    ]
     found = as_json(capsys, *argv)
     assert [tier["users"] for tier in found["tiers"]] == [22_940, 103_375, 517_375, 356_310]
     text = output(capsys, *argv)
@@ -130,7 +142,7 @@ def test_numbers_are_written_as_people_write_them(capsys: Capture) -> None:
 
 def test_other_machines_than_those_with_a_name(capsys: Capture) -> None:
     argv = split("llama-3.1-8b --max-tokens 4096 --gpus 3 --gpus-per-server 2 --gpu-memory 48GiB --gpu-read 1TB")
-    argv += split("--gpu-tflops 100 --link 20GB --disk-read 3GB --host 0B --disk 0B")
+    argv += split("--gpu-tflops 100 --link 20GB --disk-read 3GB --host-memory 0B --disk 0B")
     found = as_json(capsys, *argv, "--tensor-parallel", "1", "--memory-share", "80%")
     assert found["machines"]["gpu"] == {
         "name": "modified h100",
@@ -222,7 +234,7 @@ def test_help_names_the_defaults(capsys: Capture) -> None:
         (["--tensor-parallel", "1"], "131 GiB of weights leave nothing for KV on 1 GPUs"),
         (["--tensor-parallel", "1001"], "--tensor-parallel must be in 1..1000"),
         (["--gpu-memory", "80"], "--gpu-memory: '80' is not a size"),
-        (["--host", "-1GB"], "--host"),
+        (["--host-memory", "-1GB"], "--host-memory"),
         (["--disk-read", "0B"], "--disk-read must be above 0"),
         (["--gpu-tflops", "0"], "--gpu-tflops must be above 0"),
         (["--kv-dtype", "int3"], "KV format must be one of"),

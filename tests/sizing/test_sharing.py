@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedkv import InvalidArgument, KVCache, KVSpec, WrongType
+from pagedkv import Blocks, InvalidArgument, KVCache, KVSpec, WrongType
 from pagedkv.core import BlockPool, BlockTable
 from pagedkv.lab.sizing import Saving, blocks_needed, fork_sharing, prefix_sharing, tree_blocks_per_sequence
 
@@ -57,7 +57,7 @@ def test_forks_take_the_blocks_that_the_formula_says(
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 6), prefix=st.integers(0, 20), own=st.integers(1, 12))
 def test_requests_over_a_cached_prefix_take_the_blocks_that_the_formula_says(count: int, prefix: int, own: int) -> None:
-    with KVCache(SPEC, device=100) as cache:
+    with KVCache(SPEC, device_memory=Blocks(100)) as cache:
         seqs = []
         for i in range(count):
             seqs.append(cache.sequence([*range(prefix), *range(1000 * (i + 1), 1000 * (i + 1) + own)]))

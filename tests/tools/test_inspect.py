@@ -112,7 +112,7 @@ def test_the_json_for_machines(store: Path, run: Run) -> None:
 def test_a_cache_s_own_directory_is_told_by_namespace(tmp_path: Path, run: Run) -> None:
     spec = pk.KVSpec(1, 1, 4, "float32", 4, model="toy")
     tenants = [pk.Namespace(tenant="a"), pk.Namespace(tenant="b"), None]
-    with pk.KVCache(spec, 6, None, pk.Disk(str(tmp_path / "kv"), 64)) as cache:
+    with pk.KVCache(spec, pk.Blocks(6), None, pk.Disk(str(tmp_path / "kv"), pk.Blocks(64))) as cache:
         for number in range(6):
             tokens = range(100 * number, 100 * number + 17)
             with cache.sequence(tokens, tenants[number % 3]) as seq, cache.step([seq]) as step:

@@ -42,8 +42,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="P",
         help=f"may be repeated; of: {' '.join(KNOWN)} (default: all; engine real: lru and the bounds)",
     )
-    add("--device", metavar="N", help="device tier (default: 1%% with host 4%% and disk 10%%)")
-    add("--host", metavar="N", help="host tier (default: none)")
+    add("--device-memory", dest="device", metavar="SIZE", help="device tier (default: 1%% with host 4%% and disk 10%%)")
+    add("--host-memory", dest="host", metavar="SIZE", help="host tier (default: none)")
     add("--disk", metavar="N[:DIR]", help="disk tier and its folder (default: none; a temporary folder)")
     add(
         "--sweep",

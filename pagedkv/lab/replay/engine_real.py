@@ -35,7 +35,7 @@ from pagedkv.lab.replay.schedule import TOKEN_MS, arrivals_and_ends
 from pagedkv.lab.replay.trace import Int32, Int64, Trace
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.spec.sizes import format_size
+from pagedkv.spec.sizes import Blocks, format_size
 
 TOKENS = 2  # per block: enough for a block to be partly filled
 LAST_TOKEN = np.iinfo(np.int32).max
@@ -123,9 +123,9 @@ def run_real(
         _folder(disk, capacity.disk_dir) as folder,
         KVCache(
             spec,
-            device + 1,
-            host or None,
-            Disk(folder, disk) if folder else None,
+            Blocks(device + 1),
+            Blocks(host) if host else None,
+            Disk(folder, Blocks(disk)) if folder else None,
             policy=policy,
             demotion=demotion,
             inclusive=[name in inclusive for name in TIER_NAMES],

@@ -28,7 +28,7 @@ def capacities(
         return _swept(trace, device, host, disk, sweep, bytes_per_token)
     if device is None:
         if host is not None or disk is not None:
-            raise InvalidArgument("device: --host and --disk lie under a --device; give its size too")
+            raise InvalidArgument("--device-memory: --host-memory and --disk need it; give its size too")
         small, middle, large = (max(1, trace.num_unique * share // 100) for share in DEFAULT_SHARES)
         return [Capacity(small, middle, large)]
     return [resolve(trace, device=device, host=host, disk=disk, bytes_per_token=bytes_per_token)]
@@ -38,7 +38,7 @@ def _swept(
     trace: Trace, device: str | None, host: str | None, disk: str | None, sweep: str, bytes_per_token: int
 ) -> list[Capacity]:
     if device is not None:
-        raise InvalidArgument("--sweep varies the device's size: give sizes to --sweep, or --device, not both")
+        raise InvalidArgument("--sweep varies the device's size: give sizes to --sweep, or --device-memory, not both")
     sizes = [size.strip() for size in sweep.split(",")]
     if sweep == DEFAULT_SWEEP:  # a small trace has no 1 %
         sizes = [size for size in sizes if int(size[:-1]) * trace.num_unique >= 100] or ["100%"]

@@ -13,6 +13,7 @@ from pagedkv.cache.sequence import Sequence
 from pagedkv.lab.recording import Recorder, Recording
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import Blocks
 
 SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4, model="demo")
 SYSTEM = "you are a helpful bot . be brief"
@@ -43,8 +44,8 @@ def record() -> Recording:
     """Run it, and return what the recorder saw. Needs a few KiB of temporary files for the disk tier."""
     words = Words()
     with tempfile.TemporaryDirectory(prefix="pagedkv-show-") as folder:
-        disk = Disk(str(Path(folder, "kv")), size=3)
-        with KVCache(SPEC, device=8, host=3, disk=disk, threads=1) as cache:
+        disk = Disk(str(Path(folder, "kv")), size=Blocks(3))
+        with KVCache(SPEC, device_memory=Blocks(8), host_memory=Blocks(3), disk=disk, threads=1) as cache:
             with Recorder(cache, text=words.text) as recorder:
                 _run(cache, words, recorder)
             return recorder.recording

@@ -17,6 +17,7 @@ from pagedkv.lab.simulate.links import TIERS, TierSize
 from pagedkv.lab.simulate.systems import Preemption
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import Blocks
 from pagedkv.tiers import DirectionStats, Mover, Ticket
 
 TIER_COUNT = 1 + len(TIERS)  # with the device
@@ -172,9 +173,9 @@ class VirtualCache(KVCache):
         device, host, disk = blocks
         super().__init__(
             KVSpec(1, 1, 1, "float16", block_size),
-            device,
-            host or None,
-            Disk("virtual", disk, unnamed_model=True, admission=hardware.disk_admission) if disk else None,
+            Blocks(device),
+            Blocks(host) if host else None,
+            Disk("virtual", Blocks(disk), unnamed_model=True, admission=hardware.disk_admission) if disk else None,
             max_sequences=max_sequences,
             cost_tokens=hardware.model.shape.balance_tokens,
             scrub="never",

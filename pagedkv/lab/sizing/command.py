@@ -82,7 +82,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--tensor-parallel", metavar="N", help="GPUs per copy of the weights (default: as few as hold them)")
     add("--memory-share", metavar="SHARE", default="90%", help="of a GPU's memory for weights and KV (default: 90%%)")
     add("--kv-share", metavar="SHARE", help="of a GPU's memory for KV alone, instead of --memory-share")
-    add("--host", metavar="SIZE", default="1TB", help="host memory for KV, per server (default: %(default)s; 0B: none)")
+    add(
+        "--host-memory",
+        dest="host",
+        metavar="SIZE",
+        default="1TB",
+        help="host memory for KV, per server (default: %(default)s; 0B: none)",
+    )
     add("--disk", metavar="SIZE", default="10TB", help="disk for KV, per server (default: %(default)s; 0B: none)")
     add("--disk-read", metavar="SIZE", default="7GB", help="of a server's disks per second (default: %(default)s)")
     add("--step-ms", metavar="MS", help="time of a decode step (default: the least that memory needs)")

@@ -68,7 +68,7 @@ class Shared:
     def __init__(self, path: Path, choose: random.Random, count: int, tally: Tally) -> None:
         self.path, self.tally = path, tally
         self.pairs = [pair(choose)[1:] for _ in range(count)]
-        self.disk = pk.Disk(str(path), 8 * 6 * PER_CACHE, segment_size=64 * 8192, admission="all")
+        self.disk = pk.Disk(str(path), pk.Blocks(8 * 6 * PER_CACHE), segment_size=pk.Bytes(64 * 8192), admission="all")
 
     def play(self) -> None:
         """Side by side, moved down, reopened, purged, reopened."""
@@ -96,7 +96,7 @@ class Shared:
         self.tally.add("pairs through a cache", len(self.pairs))
 
     def _cache(self) -> pk.KVCache:
-        return pk.KVCache(SPEC, 8, 6, self.disk)
+        return pk.KVCache(SPEC, pk.Blocks(8), pk.Blocks(6), self.disk)
 
     def _push_down(self, cache: pk.KVCache) -> None:
         for start in range(5):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pagedkv as pk
 from pagedkv.core import POLICIES
+from tests.in_blocks import cache_options
 from tests.model.toy_kv import SPEC
 from tests.reliability.proof import Proof, Tally, Tick
 from tests.reliability.requests import SIZE, Requests, prompt, some_client
@@ -48,8 +49,8 @@ def _purge(requests: Requests) -> None:
 
 def _stories() -> list[Story]:
     host = {"device": 5, "host": 4}
-    disk = {"device": 5, "disk": pk.Disk("unused", 8)}
-    both = {"device": 4, "host": 2, "disk": pk.Disk("unused", 4)}
+    disk = {"device": 5, "disk": pk.Disk("unused", pk.Blocks(8))}
+    both = {"device": 4, "host": 2, "disk": pk.Disk("unused", pk.Blocks(4))}
     casts = [
         (_serve(A), _serve(A)),
         (_serve(A), _serve(B)),
@@ -72,7 +73,7 @@ def _random_options(rng: Random) -> dict[str, Any]:
     return {
         "device": rng.randint(4, 9),
         "host": rng.choice([None, 2, 5]),
-        "disk": disk and pk.Disk("unused", disk),
+        "disk": disk and pk.Disk("unused", pk.Blocks(disk)),
         "policy": rng.choice(POLICIES),
         "demotion": rng.choice(["leaf_first", "oldest_first"]),
         "inclusive": rng.choice([None, tuple(rng.random() < 0.5 for _ in range(3))]),
@@ -87,7 +88,7 @@ def _play(
     """One schedule, from an empty cache to one in which nobody holds anything."""
     scene = Scene(choose, failures=failures)
     with scene.installed():
-        cache = pk.KVCache(SPEC, **options)
+        cache = pk.KVCache(SPEC, **cache_options(**options))
         requests = Requests(scene, cache)
         cast(requests)
         scene.schedule.run()
