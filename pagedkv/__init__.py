@@ -5,6 +5,7 @@ import logging
 from pagedkv import errors as errors
 from pagedkv._version import __version__ as __version__
 from pagedkv.cache.cache import KVCache as KVCache
+from pagedkv.cache.pin import Pin as Pin
 from pagedkv.cache.sequence import Sequence as Sequence
 from pagedkv.cache.step import Step as Step
 from pagedkv.core import Tier as Tier

@@ -36,7 +36,7 @@ class OutOfBlocks(PagedKVError, MemoryError):
         self.asked, self.free, self.evictable, self.held, self.tier = asked, free, evictable, held, tier
         super().__init__(
             f"asked for {asked} blocks on tier {tier!r}: {free} free, {evictable} evictable, {held} held by live "
-            f"sequences, pins or moves; release sequences, unpin, or give the tier a larger budget"
+            f"sequences, pins or moves; release sequences or pins, or give the tier more memory"
         )
 
     def __reduce__(self) -> tuple[type[OutOfBlocks], tuple[int, int, int, int, str]]:

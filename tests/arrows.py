@@ -54,6 +54,7 @@ ARROWS: dict[str, set[str]] = {
         *("observe.hooks", "cache.learned"),
     },
     "cache.explain": {"errors", "spec", "_core"},
+    "cache.pin": {"errors", "_core"},
     "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matching"},
     "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
     "cache.step": {
@@ -63,7 +64,8 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "spec", "_core", "core", "tiers", "observe.stats", "interop"),
         *("attention", "kernels", "cache.device_kv"),
         *("cache.gpu_kv", "cache.durable", "cache.hands", "cache.moving", "cache.engine", "cache.explain"),
-        *("cache.prefetch", "cache.sequence", "cache.step", "cache.cost_model", "cache.admission", "cache.scrub"),
+        *("cache.pin", "cache.prefetch", "cache.sequence", "cache.step", "cache.cost_model", "cache.admission"),
+        "cache.scrub",
         *("cache.roots", "cache.learned", "cache.opening", "cache.matching"),
         *("observe.hooks", "cache.traced_step"),
         *("observe.clock", "threads.crew"),
@@ -97,7 +99,7 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": {
         *("errors", "spec", "core", "observe.stats", "lab.sizing", "cache.explain", "cache.prefetch"),
-        *("cache.sequence", "cache.step", "cache.cache"),
+        *("cache.pin", "cache.sequence", "cache.step", "cache.cache"),
         *("scheduler", "_version"),
     },
 }

@@ -866,8 +866,8 @@ cdef class Placement:
         if slot < 0:
             raise self._stale(handle)
         if wanted > left:
-            raise PinBudgetExceeded(f"pinning {wanted} blocks, but {left} of the pin budget of {p.pin_budget} are left: unpin "
-                                    f"others, or open the cache with a larger pin_budget")
+            raise PinBudgetExceeded(f"pinning {wanted} blocks, but {left} of the pin budget of {p.pin_budget} are left: release "
+                                    f"other pins, or open the cache with a larger pin_budget")
 
     def set_quota(self, namespace, blocks, tier=0):
         """A namespace may hold at most `blocks` cached blocks in `tier` (None lifts the quota). It is evicted from its own."""

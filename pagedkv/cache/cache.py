@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv._core.block_table import BlockTable
 from pagedkv._core.dispatch import Dispatch
 from pagedkv._core.events import KVEvent
-from pagedkv._core.held import Hold, open_row, own, own_partial
+from pagedkv._core.held import open_row, own, own_partial
 from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.device_kv import DeviceKV
@@ -42,6 +42,7 @@ from pagedkv.cache.opening import (
     open_placement,
     open_tiers,
 )  # fmt: skip
+from pagedkv.cache.pin import Pin
 from pagedkv.cache.prefetch import Foresight, Prefetch, Prefetcher
 from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
 from pagedkv.cache.roots import Root, Roots
@@ -51,7 +52,6 @@ from pagedkv.cache.sequence import Batch, Sequence, session_number
 from pagedkv.cache.step import Step
 from pagedkv.cache.traced_step import TracedStep
 from pagedkv.errors import (
-    DoubleRelease,
     InvalidArgument,
     NamespaceRequired,
     TierError,
@@ -179,7 +179,6 @@ class KVCache:
         self._scrub = Scrub(scrub, sizes[Tier.DEVICE], spec.block_size)
         self._roots = Roots(self.placement, self._scrub)
         self._counts = threading.Lock()
-        self._pins: dict[int, Hold] = {}
         self._prompt_tokens = self._missed_promotions = 0
         self._store: DiskTier | None = None
         self._left_out = self._is_over = False
@@ -369,39 +368,22 @@ class KVCache:
         """
         self._costs.observe_prefill(num_tokens, seconds, whole_number(context, "context", 0, 2**40))
 
-    def pin(self, tokens: ArrayLike, namespace: Namespace | None = None) -> int:
-        """Keep the cached prefix of `tokens` where it is until :meth:`unpin`. Returns a handle.
+    def pin(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Pin:
+        """Keep the cached prefix of `tokens` in the tiers where it is, for as long as the Pin is held.
 
         Raises
         ------
         PinBudgetExceeded
             The budget has no room for its blocks.
+        WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
         held = own(self.placement, self._tokens(tokens), self._root(namespace))
-        handle = held.handle
         try:
-            self.placement.pin(handle)
-            self._pins[handle] = held
-            return handle
-        except BaseException:
-            self._pins.pop(handle, None)
+            self.placement.pin(held.handle)
+            return Pin(held, self.spec.block_size)
+        except BaseException:  # not by the collector, which would come later
             held.release()
             raise
-
-    def unpin(self, handle: int) -> None:
-        """Let go of what :meth:`pin` kept.
-
-        Raises
-        ------
-        DoubleRelease
-            `handle` is not what a `pin` returned, or was let go of before.
-        """
-        self._engine.check_open()
-        handle = whole_number(handle, "handle", -(2**63), 2**63 - 1)
-        held = self._pins.pop(handle, None)
-        if held is None:
-            raise DoubleRelease(f"pin {handle} was let go of before, or never made by this cache")
-        held.release()
 
     def set_kind(self, namespace: Namespace | None, kind: str = DEFAULT) -> None:
         """Namespaces of one kind are asked for alike: with ``policy="hazard"`` they teach and ask the same tables.

@@ -71,7 +71,8 @@ ODDITIES = [
 ANY = st.one_of(
     st.sampled_from(NUMBERS), st.sampled_from(ODDITIES), st.lists(st.sampled_from(NUMBERS), max_size=4),
     st.text(max_size=5),
-    st.floats(), st.lists(st.sampled_from(ODDITIES), max_size=3),
+    st.builds(pk.Blocks, st.integers(0, 40)), st.builds(pk.Bytes, st.integers(0, 1 << 15)),
+    st.sampled_from(list(pk.Tier)), st.floats(), st.lists(st.sampled_from(ODDITIES), max_size=3),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tests.cache.oddities import ANY, FEW, MORE, NAME, NUMBERS, ODDITIES, Foreig
 from .conftest import SPEC, Toy, prompt
 
 CACHE_CALLS = {
-    "sequence": 2, "step": 1, "prefetch": 2, "pin": 2, "unpin": 1, "set_quota": 3, "purge": 1, "explain": 2, "layer": 1,
+    "sequence": 2, "step": 1, "prefetch": 2, "pin": 2, "set_quota": 3, "purge": 1, "explain": 2, "layer": 1,
 }  # fmt: skip
 SEQUENCE_CALLS = {"append": 1, "truncate": 1, "fork": 1, "gather": 1, "scatter": 2}
 
@@ -23,11 +23,10 @@ PLAIN = {  # arguments that are fine, so that each place can be tried with all o
     "prefetch": (prompt(1), NAME),
     "pin": (prompt(1), NAME),
     "explain": (prompt(1), NAME),
-    "set_quota": (NAME, 4, "device"),
+    "set_quota": (NAME, pk.Blocks(4), pk.Tier.DEVICE),
     "purge": (NAME,),
     "step": ([],),
     "layer": (0,),
-    "unpin": (2**40,),
     "append": (1,),
     "truncate": (1,),
     "fork": (1,),
@@ -48,7 +47,7 @@ def test_every_oddity_in_every_place(name, place):
                 if isinstance(made, pk.Sequence):
                     made.release()
             if name == "pin" and got is not None:
-                w.cache.unpin(got)
+                got.release()
             if name == "prefetch" and got is not None:
                 got.wait(60)
             target.release()
@@ -230,8 +229,9 @@ def test_a_spec_is_valid_or_refused(num_layers, num_kv_heads, head_dim, dtype, b
 @given(ANY, ANY, ANY, ANY)
 def test_a_disk_is_valid_or_refused(path, size, segment_size, shards):
     for disk in (
-        attempt(pk.Disk, path, 4), attempt(pk.Disk, "kv", size), attempt(pk.Disk, "kv", 4, segment_size=segment_size),
-        attempt(pk.Disk, "kv", 4, shards=shards),
+        attempt(pk.Disk, path, pk.Blocks(4)), attempt(pk.Disk, "kv", size),
+        attempt(pk.Disk, "kv", pk.Blocks(4), segment_size=segment_size),
+        attempt(pk.Disk, "kv", pk.Blocks(4), shards=shards),
     ):  # fmt: skip
         if disk is not None:
             assert disk.segment_bytes > 0

@@ -64,7 +64,7 @@ def test_what_somebody_holds_stays_where_it_is(open_cache):
     assert where(cache, prompt(2)) == [("device", 3)]
     toy.check(seq)
     seq.release()
-    cache.unpin(pinned)
+    pinned.release()
     assert cache.flush() == 9
 
 

@@ -95,7 +95,7 @@ def test_looking_pinning_and_prefetching_are_no_requests(open_toy):
     before = toy.cache.stats().hazard
     toy.cache.explain(prompt(1))
     assert toy.cache.prefetch(prompt(1)).wait(60) == 3 * BLOCK
-    toy.cache.unpin(toy.cache.pin(prompt(2)))
+    toy.cache.pin(prompt(2)).release()
     after = toy.cache.stats().hazard
     assert (after["hits"], after["remembered_blocks"]) == (before["hits"], before["remembered_blocks"]) == (0, 9)
 

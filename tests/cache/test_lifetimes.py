@@ -107,14 +107,15 @@ def test_after_close_nothing_reads_writes_or_moves(open_cache):
     seq = cache.sequence(prompt(1))
     toy.run(seq)
     seq.append(1)
-    handle = cache.pin(prompt(1))
+    pinned = cache.pin(prompt(1))
     step = cache.step([seq])
     cache.close()
     cache.close()
+    pinned.release()
     name, kv = pk.Namespace(tenant="a"), np.zeros((2, 1, 2, 4))
     for use in (
         lambda: cache.sequence([1]), lambda: cache.step([seq]), lambda: cache.prefetch([1]), lambda: cache.pin([1]),
-        lambda: cache.unpin(handle), lambda: cache.set_quota(name, pk.Blocks(1)), lambda: cache.purge(name),
+        lambda: cache.set_quota(name, pk.Blocks(1)), lambda: cache.purge(name),
         lambda: cache.explain([1]),
         lambda: cache.device_arena, lambda: cache.layer(0), lambda: cache.decode, lambda: seq.gather(),
         lambda: seq.scatter(kv, kv), lambda: seq.retain(), lambda: step.__enter__(),

@@ -134,7 +134,7 @@ def test_any_order_of_calls_keeps_every_sequence_right(calls):
                 elif call == "purge" and number > 25:
                     cache.purge(None)
                 elif call == "pin":
-                    cache.unpin(cache.pin([token % 2 for token in range(number)]))
+                    cache.pin([token % 2 for token in range(number)]).release()
                 elif call == "prefetch":
                     cache.prefetch([token % 2 for token in range(number)]).wait(60)
                 elif seq is None:

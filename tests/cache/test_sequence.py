@@ -256,17 +256,36 @@ def test_retaining_with_impossible_numbers_is_refused(open_cache, wrong):
         seq.retain(**wrong)
 
 
-def test_a_pinned_prefix_stays_until_it_is_unpinned(open_cache):
+def test_a_pinned_prefix_stays_until_the_pin_is_released(open_cache):
     toy = Toy(open_cache(8, pin_budget=3))
     toy.use(prompt(1))
-    handle = toy.cache.pin(prompt(1))
+    pinned = toy.cache.pin(prompt(1))
+    assert (pinned.num_tokens, pinned.num_blocks, pinned.is_released) == (3 * BLOCK, 3, False)
     for start in range(2, 6):
         toy.use(prompt(start))
     assert toy.use(prompt(1))["device"] == 3 * BLOCK
-    toy.cache.unpin(handle)
+    pinned.release()
+    assert pinned.is_released
     for start in range(2, 6):
         toy.use(prompt(start))
     assert toy.use(prompt(1)) == {}
+
+
+def test_a_pin_is_released_by_with_by_the_collector_and_as_often_as_one_likes(open_cache):
+    toy = Toy(open_cache(8, pin_budget=3))
+    toy.use(prompt(1))
+    with toy.cache.pin(prompt(1)) as pinned:
+        assert toy.cache.stats().placement["pinned_blocks"] == 3
+        assert repr(pinned) == "<Pin, 12 tokens>"
+    pinned.release()
+    assert repr(pinned) == "<Pin, released>"
+    assert toy.cache.stats().placement["pinned_blocks"] == 0
+    pinned = toy.cache.pin(prompt(1))
+    del pinned
+    assert toy.cache.stats().placement["pinned_blocks"] == 0
+    assert all_free(toy.cache)
+    nothing = toy.cache.pin(prompt(9))
+    assert (nothing.num_tokens, nothing.num_blocks) == (0, 0)
 
 
 def test_pinning_beyond_the_budget_is_refused_and_holds_nothing(open_cache):
@@ -275,23 +294,24 @@ def test_pinning_beyond_the_budget_is_refused_and_holds_nothing(open_cache):
     with pytest.raises(pk.PinBudgetExceeded):
         toy.cache.pin(prompt(1))
     assert all_free(toy.cache)
-    handle = toy.cache.pin(prompt(1)[: 2 * BLOCK])
+    pinned = toy.cache.pin(prompt(1)[: 2 * BLOCK])
     with pytest.raises(pk.PinBudgetExceeded):
         toy.cache.pin(prompt(1)[:BLOCK])
-    toy.cache.unpin(handle)
-    with pytest.raises(pk.DoubleRelease):
-        toy.cache.unpin(handle)
+    pinned.release()
+    with toy.cache.pin(prompt(1)[:BLOCK]):
+        pass
     assert all_free(toy.cache)
 
 
-def test_unpin_cannot_take_a_live_sequences_blocks_away(open_cache):
-    toy = Toy(open_cache(4))
-    seq = toy.cache.sequence(prompt(1, 2 * BLOCK))
-    toy.run(seq)
-    for guess in range(8):
-        with pytest.raises((pk.DoubleRelease, pk.StaleHandle)):
-            toy.cache.unpin(guess)
-    with toy.cache.sequence(prompt(2, 2 * BLOCK)) as other:
-        toy.run(other)
-        toy.check(seq, other)
-    seq.release()
+def test_a_pin_is_made_by_a_cache_alone():
+    for wrong in (None, 3, "pin"):
+        with pytest.raises(pk.WrongType, match=r"KVCache\.pin"):
+            pk.Pin(wrong, 4)
+
+
+def test_a_pin_outlives_its_cache_without_harm(open_cache):
+    toy = Toy(open_cache(8, pin_budget=3))
+    toy.use(prompt(1))
+    pinned = toy.cache.pin(prompt(1))
+    toy.cache.close()
+    pinned.release()

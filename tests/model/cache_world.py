@@ -265,7 +265,7 @@ class World:
 
     def unpin(self) -> None:
         if self.pins:
-            self.cache.unpin(self.pins.pop())
+            self.pins.pop().release()
 
     def quota(self) -> None:
         self.cache.set_quota(NAMESPACES[1], in_blocks(self.rng.choice([None, *range(1, 7)])))

@@ -93,10 +93,9 @@ class ApiWorld:
         return [
             Call("sequence", self.cache.sequence, (prompt(1), NAME), after=self._finish),
             Call("prefetch", self.cache.prefetch, (prompt(1), NAME), after=lambda made: made.wait(60)),
-            Call("pin", self.cache.pin, (prompt(1), NAME), after=self.cache.unpin),
-            Call("unpin", self.cache.unpin, (2**40,)),
+            Call("pin", self.cache.pin, (prompt(1), NAME), after=lambda made: made.release()),
             Call("explain", self.cache.explain, (prompt(1), NAME)),
-            Call("set_quota", self.cache.set_quota, (NAME, 4, "device")),
+            Call("set_quota", self.cache.set_quota, (NAME, "4KiB", pk.Tier.DEVICE)),
             Call("purge", self.cache.purge, (NAME,)),
             Call("layer", self.cache.layer, (0,)),
             Call("used_on", self.cache.used_on, (None,)),

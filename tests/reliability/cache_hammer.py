@@ -165,9 +165,8 @@ class Host:
         self.count["pins"] += 1
 
     def unpin(self, which: int) -> None:
-        """Let a pin go; one that a closed cache refuses to let go of stays in the list."""
-        self.cache.unpin(self.pins[which])
-        del self.pins[which]
+        """Let a pin go."""
+        self.pins.pop(which).release()
 
     def look(self) -> None:
         """What only looks."""

@@ -56,23 +56,16 @@ def likely(world: World) -> Act:
     return Act(call)
 
 
-@scene("pin and unpin")
+@scene("pin and let go")
 def pin(world: World) -> Act:
     prompt = world.put_into("device", B)
-    pins = [-1] * 8  # places that are there already: an `append` may fail, and lose the handle
 
     def call() -> None:
-        at = pins.index(-1)
-        pins[at] = world.cache.pin(prompt, B)
-        world.cache.unpin(pins[at])
+        world.cache.pin(prompt, B).release()
+        with world.cache.pin(prompt, B) as pinned:
+            assert pinned.num_tokens
 
-    def undo() -> None:
-        for at, handle in enumerate(pins):
-            with suppress(pk.DoubleRelease):
-                world.cache.unpin(handle)
-            pins[at] = -1
-
-    return Act(call, undo)
+    return Act(call)
 
 
 @scene("a quota that drives blocks out")

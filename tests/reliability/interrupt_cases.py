@@ -112,10 +112,7 @@ class Cases:
             if what:
                 raise Wrong(what)
         except (Hung, Exception) as found:
-            if isinstance(found, Leaked) and self._lost_handle(case):
-                self.tally.add("handles of pins lost between the end of the call and its caller")
-                bare(found)
-            elif isinstance(found, Leaked) and self._alloc is not None and lost_by_cpython(case.world):
+            if isinstance(found, Leaked) and self._alloc is not None and lost_by_cpython(case.world):
                 self.tally.add("sequences that CPython lost a reference of where its own allocation failed")
                 bare(found)
             else:
@@ -124,14 +121,6 @@ class Cases:
         finally:
             SLOWNESS.delay_s = 0.0
         return True
-
-    def _lost_handle(self, case: Case) -> bool:
-        """Whether the interruption came in the `return` of a call whose handle only its caller could let go of.
-
-        No signal arrives there; one that arrives just after it, in the caller's own code, loses the handle as well.
-        """
-        point = self._point
-        return case.scene.name == "pin and unpin" and point is not None and point.returns and not point.signals
 
     def _found(self, case: Case, where: str, found: BaseException) -> None:
         sort = (

@@ -97,17 +97,18 @@ def cycle(path: str, choose: random.Random, tally: Tally) -> None:
                 toy.check(other)
                 other.release()
         cache.prefetch(TOKENS, NAMESPACE).wait(600)
-        cache.unpin(cache.pin(TOKENS[:8], NAMESPACE))
+        cache.pin(TOKENS[:8], NAMESPACE).release()
+        cache.pin(TOKENS[:8], NAMESPACE)
         where(cache, TOKENS, NAMESPACE)
         cache.stats()
         cache.events()
         _refused(cache.sequence, "no tokens")
-        _refused(cache.unpin, 99)
-        _refused(pk.KVCache, SPEC, 4, None, disk)  # it is open already
+        _refused(cache.pin, "no tokens")
+        _refused(pk.KVCache, SPEC, pk.Blocks(4), None, disk)  # it is open already
         if choose.random() < 0.2:
             cache.purge(NAMESPACE)
     if choose.random() < 0.5:
-        _refused(pk.KVCache, OTHER_SPEC, 4, None, disk)
+        _refused(pk.KVCache, OTHER_SPEC, pk.Blocks(4), None, disk)
 
 
 def _refused(call: Callable[..., object], *arguments: object) -> None:

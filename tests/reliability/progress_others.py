@@ -110,7 +110,7 @@ class Others:
         while self.sequences:
             self.sequences.pop().release()
         while self.pins:
-            self._cache.unpin(self.pins.popitem()[0])
+            self.pins.popitem()[0].release()
 
     def leave(self) -> None:
         """Let go of everything, and come back no more."""
