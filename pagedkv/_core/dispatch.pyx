@@ -12,6 +12,7 @@ import numpy as np
 
 from pagedkv._core.arrays cimport bool_input, i64, int64_input
 from pagedkv._core.block_pool cimport Pool
+from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.place cimport Place
 from pagedkv._core.placement import MOVE_DTYPE as _MOVE_DTYPE
 from pagedkv._core.transfers cimport finish_as
@@ -129,7 +130,7 @@ cdef class Dispatch:
             for i in range(n):
                 over += finish_as(&self.placement.place, data[i], good[i] != 0, begin[i] != 0) == OK
             if announce:
-                self.announced += over
+                write_hint(&self.announced, self.announced + over)
                 pthread_cond_broadcast(&self.ended)
             else:
                 self.telling += over
@@ -138,7 +139,7 @@ cdef class Dispatch:
     def announce(self):
         """The hooks have been told of what was finished: callers go on."""
         self.lock.acquire()
-        self.announced += self.telling
+        write_hint(&self.announced, self.announced + self.telling)
         self.telling = 0
         pthread_cond_broadcast(&self.ended)
         self.lock.release()
@@ -175,7 +176,7 @@ cdef class Dispatch:
                     last = at[i].transfer
                     over += finish_as(p, last, False, False) == OK
             if announce:
-                self.announced += over
+                write_hint(&self.announced, self.announced + over)
                 pthread_cond_broadcast(&self.ended)
             else:
                 self.telling += over
@@ -204,7 +205,7 @@ cdef class Dispatch:
     def room_made(self):
         """Blocks have become free otherwise than by the end of a transfer: callers that wait look again."""
         self.lock.acquire()
-        self.announced += 1
+        write_hint(&self.announced, self.announced + 1)
         pthread_cond_broadcast(&self.ended)
         self.lock.release()
 
@@ -230,12 +231,9 @@ cdef class Dispatch:
 
     @property
     def num_announced(self):
-        """Transfers that are over and told of so far: what :meth:`wait` compares with."""
-        cdef int64_t count
-        self.lock.acquire()
-        count = self.announced
-        self.lock.release()
-        return count
+        """Transfers that are over and told of so far: what :meth:`wait` compares with. Without the lock, so perhaps of a
+        moment ago: then `wait` returns the sooner."""
+        return read_hint(&self.announced)
 
     @property
     def num_started(self):
@@ -283,7 +281,7 @@ cdef class Dispatch:
         self.lock.acquire()
         self.held_up += change
         if change < 0:
-            self.announced += 1
+            write_hint(&self.announced, self.announced + 1)
             pthread_cond_broadcast(&self.ended)
         self.lock.release()
 

@@ -10,7 +10,7 @@ from libc.stdlib cimport free, malloc
 
 from pagedkv._core.block_table cimport BlockTable
 from pagedkv._core.owners cimport place_owner, place_release
-from pagedkv._core.placement cimport Placement
+from pagedkv._core.placement cimport Found, Placement
 
 from pagedkv.errors import StaleHandle
 
@@ -26,6 +26,10 @@ cdef class Hold:
         For the calls of Placement; -1 once it was released.
     num_blocks : int
         Blocks that it owned when it was made.
+    num_cold : int
+        Of those, the ones below the device. Where there are none, none can come to be while it is held.
+    blocked : int
+        Id of the transfer in flight that ended the match early, or -1: wait for it, release, own again.
     """
 
     def __enter__(self):
@@ -86,9 +90,11 @@ cdef class HeldRow:
 def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
     """A Hold of the longest cached prefix of `tokens`, as ``Placement.acquire(..., request=False)``."""
     cdef Hold hold = Hold.__new__(Hold)
-    hold.handle = -1
+    cdef Found found
+    hold.handle = hold.blocked = -1
     hold.placement = placement
-    hold.handle = placement.acquire_into(tokens, namespace, max_blocks, False, &hold.num_blocks)
+    hold.handle = placement.acquire_into(tokens, namespace, max_blocks, False, &found)
+    hold.num_blocks, hold.num_cold, hold.blocked = found.num_blocks, found.num_cold, found.blocked
     return hold
 
 
@@ -104,7 +110,7 @@ def own_partial(Placement placement not None, Hold owner not None, tokens):
     """
     cdef Hold hold = Hold.__new__(Hold)
     cdef int32_t block = -1, common = 0
-    hold.handle = -1
+    hold.handle = hold.blocked = -1
     hold.placement = placement
     hold.handle = placement.partial_into(owner.handle, tokens, &block, &common)
     return (hold, block, common) if hold.handle >= 0 else (None, -1, 0)

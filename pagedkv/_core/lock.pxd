@@ -24,6 +24,7 @@ cdef extern from "Python.h":
 cdef class Lock:
     cdef pthread_mutex_t mutex
     cdef int born               # forks of this process's ancestors when it was made
+    cdef int64_t taken          # times so far; written by whoever has it
     cdef bint is_ours(self) noexcept
     cdef bint may_be_taken(self) noexcept
     cdef void acquire(self) noexcept

@@ -44,6 +44,7 @@ cdef class Lock:
         if pthread_mutex_trylock(&self.mutex) != 0:
             with nogil:
                 pthread_mutex_lock(&self.mutex)
+        write_hint(&self.taken, self.taken + 1)
 
     cdef void release(self) noexcept nogil:
         pthread_mutex_unlock(&self.mutex)

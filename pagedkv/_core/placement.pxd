@@ -9,6 +9,11 @@ from pagedkv._core.lock cimport Lock
 from pagedkv._core.place cimport Place
 from pagedkv._core.radix_tree cimport RadixTree
 
+cdef struct Found:              # of a match
+    int32_t num_blocks          # owned
+    int32_t num_cold            # of those, below the device
+    int64_t blocked             # id of the transfer that ended it early, or -1
+
 cdef class Placement:
     cdef Place place
     cdef readonly RadixTree tree
@@ -16,7 +21,7 @@ cdef class Placement:
     cdef Lock lock
     cdef str policy_name
     cdef object __weakref__
-    cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, int32_t* num_blocks) except? -1
+    cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, Found* found) except? -1
     cdef int64_t partial_into(self, int64_t handle, tokens, int32_t* at, int32_t* agree) except? -1
     cdef object _path(self, owner, bint tiers)
     cdef int32_t _node(self, node) except -1

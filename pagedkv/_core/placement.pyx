@@ -25,6 +25,7 @@ from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
 from pagedkv._core.hazard cimport hazard_cleared, hazard_clock, hazard_close, hazard_open, hazard_purged
+from pagedkv._core.lock cimport read_hint
 from pagedkv._core.place cimport NUM_CLASSES, Fate, Place, Policy
 from pagedkv._core.radix_tree cimport (
     RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_named, tree_next, tree_partial, tree_remove,
@@ -247,6 +248,11 @@ cdef class Placement:
         return HazardPolicy(self) if self.place.hazard != NULL else None
 
     @property
+    def num_locked(self):
+        """Times that this core's mutex was taken so far: what calls cost beside their own work."""
+        return read_hint(&self.lock.taken)
+
+    @property
     def policy(self):
         """Name of the eviction policy."""
         return self.policy_name
@@ -371,18 +377,18 @@ cdef class Placement:
         num_blocks : int
             Whole blocks matched.
         """
-        cdef int32_t num_blocks = 0
-        cdef int64_t handle = self.acquire_into(tokens, namespace, max_blocks, bool(request), &num_blocks)
-        return handle, num_blocks
+        cdef Found found
+        cdef int64_t handle = self.acquire_into(tokens, namespace, max_blocks, bool(request), &found)
+        return handle, found.num_blocks
 
     # As `acquire`: the owner.
-    cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, int32_t* num_blocks) except? -1:
+    cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, Found* found) except? -1:
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int64_t named = handle_input(namespace, "namespace")
         cdef int64_t limit = -1 if max_blocks is None else count_input(max_blocks, "max_blocks", 0, 2**31 - 1)
         cdef const int32_t* data = i32(array)
         cdef int64_t size = cnp.PyArray_SIZE(array)
-        cdef int32_t slot = E_MEMORY, root
+        cdef int32_t slot = E_MEMORY, root, n
         cdef int64_t handle = -1
         self.lock.acquire()
         with nogil:
@@ -390,7 +396,14 @@ cdef class Placement:
             if root != NIL:
                 slot = place_acquire(&self.place, root, data, size, limit)
             if slot >= 0:
-                num_blocks[0] = self.place.owners[slot].num_blocks
+                found.num_blocks = self.place.owners[slot].num_blocks
+                found.blocked = self.place.owners[slot].blocked
+                found.num_cold = 0
+                n = self.place.owners[slot].node
+                while self.tree.tree.nodes[n].length > 0:
+                    if node_top(&self.tree.tree, n) != 0:
+                        found.num_cold += self.tree.tree.nodes[n].length
+                    n = self.tree.tree.nodes[n].parent
                 if comes:
                     if limit >= 0:              # nothing beyond could have been hit, by any policy
                         size = min(size, limit * self.tree.tree.block_size)

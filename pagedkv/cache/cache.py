@@ -265,13 +265,17 @@ class KVCache:
                 self._hit_tokens[name] += count
 
     def _open(self, prompt: NDArray[np.int32], root: int, session: int | None) -> Sequence:
-        held, hits, found = self._matcher.acquire(prompt, root)
+        held, tiers, found = self._matcher.acquire(prompt, root)
         with held:  # what the row does not take over is let go of
-            kept = self._matcher.promote(held.handle) if len(hits) else 0
+            wanted = kept = found
             counts = dict.fromkeys(self._hit_tokens, 0)
-            for tier, blocks in enumerate(np.bincount(hits[:kept]).tolist() if kept else ()):
-                if blocks:
-                    counts[TIER_NAMES[tier]] = blocks * self.spec.block_size
+            if tiers is None:
+                counts["device"] = kept * self.spec.block_size
+            else:
+                wanted, kept = len(tiers), self._matcher.promote(held.handle) if len(tiers) else 0
+                for tier, blocks in enumerate(np.bincount(tiers[:kept]).tolist()):
+                    if blocks:
+                        counts[TIER_NAMES[tier]] = blocks * self.spec.block_size
             rest = prompt[kept * self.spec.block_size : -1]
             other, block, common = None, -1, 0
             if self._partial_hits and len(rest):
@@ -282,7 +286,7 @@ class KVCache:
                 with other:
                     seq.hit_tokens["partial"] = self._engine.reuse_part(seq.row, block, common)
             with self._counts:
-                self._missed_promotions += len(hits) - kept
+                self._missed_promotions += wanted - kept
         except BaseException:  # it would let go by itself, but only once the traceback is gone
             seq._let_go()
             raise

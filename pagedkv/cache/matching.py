@@ -16,8 +16,6 @@ from pagedkv.cache.moving import Conductor
 from pagedkv.errors import OutOfBlocks
 from pagedkv.observe.hooks import Hooks
 
-NOTHING = np.empty(0, np.uint8)  # was found
-
 
 class Matcher:
     """What a new sequence and a prefetch have in common. Any thread may call it.
@@ -46,7 +44,7 @@ class Matcher:
         self._counting = threading.Lock()
         self.declined_tokens = 0
 
-    def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8], int]:
+    def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8] | None, int]:
         """Own the part of the cached prefix that is worth having, at least one token short of the prompt.
 
         Waits (within the deadline) for runs that are promoted for others. What is not worth its loading stays where it
@@ -56,8 +54,9 @@ class Matcher:
         -------
         held : Hold
             Of that part, to be released.
-        tiers : uint8 [n]
-            Where each of its blocks was found.
+        tiers : uint8 [n], or None
+            Where each of its blocks was found; None where all of them are on the device, and stay there while it is
+            held.
         found : int
             Blocks that were found, with those that are not worth their loading.
         """
@@ -67,14 +66,14 @@ class Matcher:
         try:
             with self._hooks.span("match", tokens=len(prompt)) as span:
                 held, tiers, found = self._acquire(prompt, root)
-                span.set(blocks=len(tiers), cold_blocks=int(np.count_nonzero(tiers)))
+                span.set(blocks=held.num_blocks if tiers is None else len(tiers), cold_blocks=_num_cold(tiers))
         except BaseException:  # it would let go by itself, but only once the traceback is gone
             if held is not None:
                 held.release()
             raise
         return held, tiers, found
 
-    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8], int]:
+    def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8] | None, int]:
         placement, conductor = self._placement, self._conductor
         limit = max(len(prompt) - 1, 0) // self._block_size
         until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
@@ -83,9 +82,8 @@ class Matcher:
             held = own(placement, prompt, root, limit)  # it is no request before it has a row
             try:
                 left_s = None if until is None else until - time.monotonic()
-                if placement.blocked_by(held.handle) < 0 or (left_s is not None and left_s <= 0):
-                    found = held.num_blocks
-                    return held, self._worth_having(held.handle) if found else NOTHING, found
+                if held.blocked < 0 or (left_s is not None and left_s <= 0):
+                    return held, self._worth_having(held.handle) if held.num_cold else None, held.num_blocks
             except BaseException:
                 held.release()
                 raise
@@ -125,7 +123,9 @@ class Matcher:
     def _prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
         held, tiers, _ = self.acquire(prompt, root)
         with held:
-            if int(np.count_nonzero(tiers)) > self._room():  # what is claimed is looked at when it is decided
+            if tiers is None:
+                return held.num_blocks * self._block_size
+            if _num_cold(tiers) > self._room():  # what is claimed is looked at when it is decided
                 return 0
             try:
                 return self.promote(held.handle) * self._block_size
@@ -147,3 +147,7 @@ class Matcher:
                 self.declined_tokens += (len(tiers) - kept) * self._block_size
             tiers = tiers[:kept]
         return tiers
+
+
+def _num_cold(tiers: NDArray[np.uint8] | None) -> int:
+    return 0 if tiers is None else int(np.count_nonzero(tiers))

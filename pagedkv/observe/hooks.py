@@ -7,7 +7,7 @@ counted like an Exception: it is the dispatcher's thread that has no memory, and
 
     sequence            a prompt becomes a sequence
       match             its cached prefix is found and owned
-      promote           and brought to the device
+      promote           what lies in colder tiers is brought to the device
         make_room       blocks are demoted or dropped
           moves         bytes are copied between two tiers (by the dispatcher's thread, in the caller's context)
     step                a forward pass, or a scatter, from its begin to its commit

@@ -75,6 +75,9 @@ def test_a_request_is_told_in_nested_spans(open_cache):
     ]  # fmt: skip
     log.order.clear()
     toy.use(prompt(3))
+    assert log.order[:3] == [(1, "sequence"), (2, "match"), (1, "step")], "nothing to promote: it is on the device"
+    log.order.clear()
+    toy.use(prompt(1))
     assert log.order[:3] == [(1, "sequence"), (2, "match"), (2, "promote")]
     assert not any(log.depths.values())
     assert all(error is None for _, _, error in log.ended)

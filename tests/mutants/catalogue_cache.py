@@ -8,10 +8,10 @@ MUTANTS = (
     Mutant(
         "room for a promotion is made before its prefix is owned",
         "pagedkv/cache/cache.py",
-        (("        held, hits, found = self._matcher.acquire(prompt, root)\n",
+        (("        held, tiers, found = self._matcher.acquire(prompt, root)\n",
           "        cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
           "        self._conductor.make_room(cold)\n"
-          "        held, hits, found = self._matcher.acquire(prompt, root)\n"),),
+          "        held, tiers, found = self._matcher.acquire(prompt, root)\n"),),
         ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
     ),
     Mutant(
@@ -211,5 +211,17 @@ MUTANTS = (
         (("    return isinstance(problem, MemoryError) and not isinstance(problem, PagedKVError)\n",
           "    return isinstance(problem, MemoryError)\n"),),
         ("test_a_full_tier_met_by_a_hook_is_the_hooks_own_trouble",),
+    ),
+    Mutant(
+        "what lies in colder tiers is taken for a device hit",
+        "pagedkv/cache/matching.py",
+        (("self._worth_having(held.handle) if held.num_cold else None", "None"),),
+        ("test_a_request_is_told_in_nested_spans",),
+    ),
+    Mutant(
+        "a device hit asks the core again where its blocks are",
+        "pagedkv/cache/matching.py",
+        (("self._worth_having(held.handle) if held.num_cold else None", "self._worth_having(held.handle)"),),
+        ("test_a_device_hit_takes_the_core_four_times_at_most",),
     ),
 )  # fmt: skip

@@ -98,12 +98,7 @@ def main(device: int, host: int, disk: int, seed: int) -> Tally:
         budget = (device + host) * SPEC.block_bytes
         allowed = int(budget * SLACK) + INTERPRETER_BYTES
         names = [f"{blocks * SPEC.block_bytes}B" for blocks in (device, host, disk)]
-        with pk.KVCache(
-            SPEC,
-            pk.Blocks(names[0]),
-            pk.Blocks(names[1]),
-            pk.Disk(f"{folder}/kv", pk.Blocks(names[2]), admission="all"),
-        ) as cache:
+        with pk.KVCache(SPEC, names[0], names[1], pk.Disk(f"{folder}/kv", names[2], admission="all")) as cache:
             counts = cache.stats().blocks
             arenas = {name: counts[name]["max"] * SPEC.block_bytes for name in ("device", "host")}
             if sum(arenas.values()) != budget or cache.device_arena.nbytes != arenas["device"]:
