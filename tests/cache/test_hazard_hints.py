@@ -12,6 +12,7 @@ import pytest
 import pagedkv as pk
 from pagedkv.scheduler import Scheduler
 from tests.cache.oddities import ODDITIES, ForeignError
+from tests.shown import shown
 
 from .conftest import SPEC, Toy, all_free, prompt
 from .test_cost_model import Clock
@@ -132,7 +133,7 @@ def is_name(odd):
     return odd is None or (isinstance(odd, str | bytes) and len(odd) > 0)
 
 
-@pytest.mark.parametrize("odd", [*(odd for odd in ODDITIES if not is_name(odd)), -1, -(2**70)], ids=repr)
+@pytest.mark.parametrize("odd", [*(odd for odd in ODDITIES if not is_name(odd)), -1, -(2**70)], ids=shown)
 def test_a_session_that_is_no_name_is_refused(toy, odd):
     before = toy.cache.stats()
     with pytest.raises((pk.WrongType, pk.InvalidArgument), match="session"):
@@ -143,7 +144,7 @@ def test_a_session_that_is_no_name_is_refused(toy, odd):
     assert all_free(toy.cache)
 
 
-@pytest.mark.parametrize("odd", [odd for odd in ODDITIES if odd is not None and not is_time(odd)], ids=repr)
+@pytest.mark.parametrize("odd", [odd for odd in ODDITIES if odd is not None and not is_time(odd)], ids=shown)
 def test_a_return_that_is_no_time_is_refused(toy, odd):
     with toy.cache.sequence(prompt(1)) as seq, pytest.raises((pk.WrongType, pk.InvalidArgument, ForeignError)):
         seq.expect_return(odd)

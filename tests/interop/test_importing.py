@@ -10,6 +10,7 @@ import pytest
 
 from pagedkv.errors import ExchangeRefused, InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.interop import RawArray, as_argument, as_array, as_view, exchanges, export
+from tests.shown import shown
 
 from .conftest import Dlpack, FakeCuda, collected, watched
 
@@ -150,7 +151,7 @@ def test_raw_arrays_that_cannot_be_are_refused(raw):
         as_view(raw)
 
 
-@pytest.mark.parametrize("what", [None, 5, 2.5, "text", [1.0, 2.0], {}, object(), (), ("a",), ([1.0],)], ids=str)
+@pytest.mark.parametrize("what", [None, 5, 2.5, "text", [1.0, 2.0], {}, object(), (), ("a",), ([1.0],)], ids=shown)
 def test_what_is_no_array_is_refused_by_name(what):
     assert not exchanges(what)
     with pytest.raises(WrongType, match=type(what).__name__):

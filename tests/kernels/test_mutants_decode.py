@@ -12,7 +12,7 @@ from tests.kernels import test_decode_mma as mma
 from tests.kernels import test_decode_simt as simt
 from tests.kernels import test_decode_tma as tma
 from tests.kernels.cases import Case
-from tests.kernels.mutants import Mutant, assert_killed
+from tests.mutants.kernels import KernelMutant, assert_killed
 
 
 def few_ctas(backend: Backend) -> None:
@@ -37,8 +37,8 @@ simt_ragged = partial(simt.check, case=Case((15, 70), num_kv_heads=1, block_size
 simt_partitioned = partial(simt.check, case=Case((600, 530), window=70, num_kv_heads=1), schedule="partitioned")
 
 
-def mutant(name: str, kernel: str, old: str, new: str, check: Any) -> Mutant:
-    return Mutant(name, kernel, ((old, new),), check)
+def mutant(name: str, kernel: str, old: str, new: str, check: Any) -> KernelMutant:
+    return KernelMutant(name, kernel, ((old, new),), check)
 
 
 MUTANTS = (
@@ -294,10 +294,10 @@ def _on_the_interpreter(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("mutant", CHECKS.values(), ids=str)
-def test_the_same_test_passes_without_the_mistake(mutant: Mutant, backend: Backend) -> None:
+def test_the_same_test_passes_without_the_mistake(mutant: KernelMutant, backend: Backend) -> None:
     mutant.check(backend)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_the_tests_notice_that(mutant: Mutant) -> None:
+def test_the_tests_notice_that(mutant: KernelMutant) -> None:
     assert_killed(mutant, fresh)

@@ -9,7 +9,7 @@ import pytest
 from pagedkv.kernels.backend import Backend
 from tests.kernels import test_prefill_mma as prefills
 from tests.kernels.cases import Case
-from tests.kernels.mutants import Mutant, assert_killed
+from tests.mutants.kernels import KernelMutant, assert_killed
 
 ragged = partial(prefills.check, case=Case((70, 33), (21, 33), group_size=2, num_kv_heads=1))
 long = partial(prefills.check, case=Case((300,), (5,), group_size=2, num_kv_heads=1))
@@ -17,61 +17,61 @@ long = partial(prefills.check, case=Case((300,), (5,), group_size=2, num_kv_head
 wide = partial(prefills.check, case=Case((150,), (7,), 128, group_size=2, num_kv_heads=1))
 
 MUTANTS = (
-    Mutant(
+    KernelMutant(
         "a query sees the key after its own",
         "prefill_mma",
         (("if (CAUSAL) end = min(max(position + 1, 0), seq_len);", "if (CAUSAL) end = min(position + 2, seq_len);"),),
         ragged,
     ),
-    Mutant(
+    KernelMutant(
         "a tile counts as seen whole when its last key is not",
         "prefill_mma",
         (("key + num_keys <= all.end;", "key + num_keys <= all.end + 1;"),),
         partial(prefills.check, case=Case((64,), (2,), group_size=1, num_kv_heads=1)),
     ),
-    Mutant(
+    KernelMutant(
         "a tile counts as seen whole when the window has left its first key",
         "prefill_mma",
         (("key >= all.begin &&", "key + 1 >= all.begin &&"),),
         partial(prefills.check, case=Case((130,), (2,), group_size=1, num_kv_heads=1, window=129)),
     ),
-    Mutant(
+    KernelMutant(
         "tiles behind the first rows are skipped by all rows of a warp",
         "prefill_mma",
         (("any = {first.begin, last.end};", "any = {first.begin, first.end};"),),
         partial(prefills.check, case=Case((70,), (30,), group_size=1, num_kv_heads=1)),
     ),
-    Mutant(
+    KernelMutant(
         "what lies behind the last key is copied",
         "prefill_mma",
         (("from + n * kVecElements, c.inside(key))", "from + n * kVecElements, true)"),),
         partial(prefills.check, case=Case((70,), (21,), group_size=2, num_kv_heads=1, block_size=64)),
     ),
-    Mutant(
+    KernelMutant(
         "a tile is overwritten while other warps read it",
         "prefill_mma",
         (("cp_async_wait<STAGES - 2>();\n    __syncthreads();", "cp_async_wait<STAGES - 2>();\n    __syncwarp();"),),
         long,
     ),
-    Mutant(
+    KernelMutant(
         "a tile is read while its copies are under way",
         "prefill_mma",
         (("cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();"),),
         long,
     ),
-    Mutant(
+    KernelMutant(
         "block ids are fetched one tile late",
         "prefill_mma",
         (("copy_ids(i + STAGES - 1, lane, warp);", "copy_ids(i + STAGES, lane, warp);"),),
         long,
     ),
-    Mutant(
+    KernelMutant(
         "a converted tile is read before all threads have converted their part",
         "prefill_mma",
         (("      convert(i);\n      __syncthreads();\n", "      convert(i);\n"),),
         partial(prefills.check, case=Case((70,), (21,), group_size=2, num_kv_heads=1, kv_dtype="bfloat16")),
     ),
-    Mutant(
+    KernelMutant(
         "V takes the scales of K",
         "prefill_mma",
         (("to + TILE_TOKENS, p.v_scale + from", "to + TILE_TOKENS, p.k_scale + from"),),
@@ -80,49 +80,49 @@ MUTANTS = (
             case=Case((70,), (21,), group_size=2, num_kv_heads=1, kv_dtype="int8", scale_mode="token_head"),
         ),
     ),
-    Mutant(
+    KernelMutant(
         "rows of later row tiles forget where their tile begins",
         "prefill_mma",
         (("kv_head * GROUP_SIZE + (row_begin + row) % GROUP_SIZE", "kv_head * GROUP_SIZE + row % GROUP_SIZE"),),
         partial(prefills.check, case=Case((30,), (11,), group_size=3, num_kv_heads=1), row_tile=16),
     ),
-    Mutant(
+    KernelMutant(
         "what was summed is not rescaled to a larger maximum",
         "prefill_mma",
         (("if (rows.softmax(scores, factor)) rows.rescale(factor);", "rows.softmax(scores, factor);"),),
         long,
     ),
-    Mutant(
+    KernelMutant(
         "the sum is of a quarter of the keys",
         "prefill_mma",
         (("sum += __shfl_xor_sync(kFullMask, sum, 2);", ""),),
         ragged,
     ),
-    Mutant(
+    KernelMutant(
         "output takes the place of queries that other lanes still read",
         "prefill_mma",
         (("    __syncwarp();  // all lanes have read what lay in the tile\n", ""),),
         wide,
     ),
-    Mutant(
+    KernelMutant(
         "chunks are looked for where they were not put",
         "prefill_mma",
         (("((lane_column ^ swizzle(lane_row)) ^ within) * 16", "((lane_column ^ lane_row % 4) ^ within) * 16"),),
         wide,
     ),
-    Mutant(
+    KernelMutant(
         "the work list counts queries where it should count rows",
         "prefill_plan",
         (("tiles = ceil_div(q_len * p.group_size, p.row_tile);", "tiles = ceil_div(q_len, p.row_tile);"),),
         partial(prefills.check, case=Case((30,), (30,), group_size=3, num_kv_heads=1), row_tile=16),
     ),
-    Mutant(
+    KernelMutant(
         "shorter sequences come first",
         "prefill_plan",
         (("rank += lens[i] > len ||", "rank += lens[i] < len ||"),),
         partial(prefills.test_the_work_list_has_every_row_tile_once_longest_first, num_seqs=7),
     ),
-    Mutant(
+    KernelMutant(
         "sequences of one length share a rank",
         "prefill_plan",
         (("(lens[i] == len && others + i < seq)", "false"),),
@@ -139,12 +139,12 @@ def _on_the_interpreter(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_the_same_test_passes_without_the_mistake(mutant: Mutant, backend: Backend) -> None:
+def test_the_same_test_passes_without_the_mistake(mutant: KernelMutant, backend: Backend) -> None:
     mutant.check(backend)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_the_tests_notice_that(mutant: Mutant) -> None:
+def test_the_tests_notice_that(mutant: KernelMutant) -> None:
     from tests.ptxsim.backend import PtxsimBackend
 
     assert_killed(mutant, PtxsimBackend)

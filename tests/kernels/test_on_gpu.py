@@ -130,7 +130,7 @@ def test_compute_sanitizer_finds_nothing(gpu: Any, tool: str, tmp_path: Path) ->
         pytest.skip("compute-sanitizer is not installed")
     command = [
         *(sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "application-only"),
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu and not slow"),
+        *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "gpu and not slow"),
         *("-k", "cupy and (ragged or every_schedule or slots or merge)", str(Path(__file__).parent)),
     ]
     ran = subprocess.run(

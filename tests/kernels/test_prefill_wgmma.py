@@ -17,7 +17,7 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig, Schedule
 from pagedkv.kernels.select import choose
 from tests.kernels.cases import Case, Problem, assert_close, problem, run
-from tests.kernels.mutants import Mutant, assert_killed
+from tests.mutants.kernels import KernelMutant, assert_killed
 
 # Nothing, one key, one query at the end of a block, a chunk after a cached prefix, a whole prompt, one across tiles.
 MIXED = Case((0, 1, 16, 70, 37, 150), (0, 1, 1, 21, 37, 66), num_kv_heads=1)
@@ -154,43 +154,43 @@ def test_it_is_chosen_by_name_alone() -> None:
 ragged = partial(check, case=Case((131,), (40,), num_kv_heads=1))
 long = partial(check, case=Case((520,), (30,), num_kv_heads=1))
 MUTANTS = (
-    Mutant(
+    KernelMutant(
         "what lies behind the last key keeps its place in V",
         "prefill_wgmma",
         (("if (i == tiles - 1 && s.end % BOX_TOKENS) zero_behind(v, s.end - i * TILE_TOKENS);", ""),),
         ragged,
     ),
-    Mutant(
+    KernelMutant(
         "wgmma reads V before it is told of the zeros",
         "prefill_wgmma",
         (("uint4{};\n  async_proxy_fence();", "uint4{};"),),
         ragged,
     ),
-    Mutant(
+    KernelMutant(
         "wgmma reads the queries of other threads without waiting for them",
         "prefill_wgmma",
         (("  async_proxy_fence();\n  named_barrier(2 + group, kWarpgroup);", "  async_proxy_fence();"),),
         ragged,
     ),
-    Mutant(
+    KernelMutant(
         "a buffer of V is free while its product is under way",
         "prefill_wgmma",
         (("end_values();\n      ring.free(2 * i - 1);", "ring.free(2 * i - 1);\n      end_values();"),),
         long,
     ),
-    Mutant(
+    KernelMutant(
         "scores are read while their product is under way",
         "prefill_wgmma",
         (("wgmma_wait<1>();", "wgmma_wait<2>();"),),
         long,
     ),
-    Mutant(
+    KernelMutant(
         "what was summed is not rescaled to a larger maximum",
         "prefill_wgmma",
         (("if (raised) rows.rescale(factor);", ""),),
         long,
     ),
-    Mutant(
+    KernelMutant(
         "a warpgroup that does not see a tile does not free it",
         "prefill_wgmma",
         (("    ring.wait(2 * i);\n    ring.free(2 * i);\n", ""),),
@@ -200,7 +200,7 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_a_mistake_is_noticed(mutant: Mutant) -> None:
+def test_a_mistake_is_noticed(mutant: KernelMutant) -> None:
     from tests.ptxsim.backend import PtxsimBackend
 
     assert_killed(mutant, PtxsimBackend)

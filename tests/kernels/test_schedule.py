@@ -16,7 +16,7 @@ from pagedkv.kernels.attention import AttentionPlan, Batch, Options
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig
 from tests.kernels.even_split import Part, key_tiles, parts, row_tiles, unit_indptr
-from tests.kernels.mutants import mutated
+from tests.mutants.kernels import mutated
 
 TILE = 64
 lengths = st.lists(st.tuples(st.integers(0, 700), st.integers(0, 5)), max_size=8)

@@ -14,14 +14,15 @@ from tests.mutants import (
     catalogue_scheduler,
 )
 
-MUTANTS = (
-    catalogue_core.MUTANTS
-    + catalogue_cache.MUTANTS
-    + catalogue_moves.MUTANTS
-    + catalogue_names.MUTANTS
-    + catalogue_disk.MUTANTS
-    + catalogue_scheduler.MUTANTS
-    + catalogue_cpu.MUTANTS
-    + catalogue_hazard.MUTANTS
-    + catalogue_replay.MUTANTS
-)
+ROOMS = {
+    "core": catalogue_core.MUTANTS,
+    "cache": catalogue_cache.MUTANTS,
+    "moves": catalogue_moves.MUTANTS,
+    "names": catalogue_names.MUTANTS,
+    "disk": catalogue_disk.MUTANTS,
+    "scheduler": catalogue_scheduler.MUTANTS,
+    "cpu": catalogue_cpu.MUTANTS,
+    "hazard": catalogue_hazard.MUTANTS,
+    "replay": catalogue_replay.MUTANTS,
+}
+MUTANTS = tuple(mutant for mutants in ROOMS.values() for mutant in mutants)

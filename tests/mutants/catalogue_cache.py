@@ -19,6 +19,7 @@ MUTANTS = (
         "pagedkv/cache/roots.py",
         (("self._placement.tree.namespace(digest)", 'self._placement.tree.namespace(b"")'),),
         ("test_no_block_crosses_namespaces_on_any_tier",),
+        quick=True,
     ),
     Mutant(
         "the same value in another field makes the same namespace",

@@ -22,6 +22,7 @@ MUTANTS = (
             ("        counts[ids[j]] += 1\n    return code", "        pass\n    return code"),
         ),
         ("test_the_same_id_twice_in_one_free_counts_twice",),
+        quick=True,
     ),
     Mutant(
         "a row that was stepped again is as it was",

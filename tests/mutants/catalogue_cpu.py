@@ -57,6 +57,7 @@ WRITING = (
         "rows that lie in the cache are read while it is written", "pagedkv/cpu/numbers.py",
         (("return array.copy() if shared else array", "return array"),),
         ("test_rows_that_lie_in_the_cache_itself_are_read_before_anything_is_written",),
+        quick=True,
     ),
     Mutant(
         "a call that writes keeps the GIL", "pagedkv/cpu/_write.pyx",

@@ -91,6 +91,7 @@ NAMES = (
         "explain makes a name", "pagedkv/cache/cache.py",
         (("        root = self._roots.find(self._digest(namespace))\n", "        root = self._root(namespace)\n"),),
         ("test_explain_of_a_namespace_that_was_never_used_makes_nothing",),
+        quick=True,
     ),
     Mutant(
         "a row says the slot of its namespace and not its number", TABLE,

@@ -82,6 +82,7 @@ MUTANTS = (
         REPORTING,
         (("        if len(draft) > len(kept) - 1:\n", "        if len(draft) > len(kept):\n"),),
         ("test_a_draft_is_kept_as_far_as_it_is_right",),
+        quick=True,
     ),
     Mutant(
         "a draft of a step that raised stays",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.mutants.edits import Edits
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -27,13 +29,16 @@ class Mutant:
         ``name[case]`` is one case alone; ``test_the_proof_holds[name]`` is a proof of ``tests/reliability``.
     proof_count : int
         Cases of a proof among the killers; 0: as many as in an ordinary run.
+    quick : bool
+        Whether the quick run tries it too; the slow run tries all others.
     """
 
     name: str
     file: str
-    edits: tuple[tuple[str, str], ...]
+    edits: Edits
     killers: tuple[str, ...]
     proof_count: int = 0
+    quick: bool = False
 
     @property
     def module(self) -> str | None:

@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutants.edits import edited
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+PYTESTS_OWN = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
 LIMIT_S = 900.0  # of a test run in a copy: only tells a hang, on however busy a machine
 
 
@@ -25,24 +27,6 @@ class Outcome:
 
     exit_code: int
     output: str
-
-
-def misfits(text: str, mutant: Mutant) -> list[str]:
-    """What the mutant wants to change and does not find exactly once in the source: it is stale then."""
-    return [
-        f"{mutant.name}: {mutant.file} has this {text.count(old)} times instead of once:\n{old}"
-        for old, _ in mutant.edits
-        if text.count(old) != 1
-    ]
-
-
-def mutated(text: str, mutant: Mutant) -> str:
-    """The source with the mistake in it."""
-    stale = misfits(text, mutant)
-    assert not stale, "\n".join(stale)
-    for old, new in mutant.edits:
-        text = text.replace(old, new)
-    return text
 
 
 def ids_of(root: Path, tests: Iterable[str]) -> list[str]:
@@ -79,7 +63,7 @@ def trial(
         _copy(folder, modules)
         for mutant in mutants:
             path = folder / mutant.file
-            path.write_text(mutated(path.read_text(), mutant))
+            path.write_text(edited(mutant.file, path.read_text(), mutant.edits))
         if modules:
             _build(folder, modules)
         return _run_tests(folder, sorted(ids_of(folder, tests)), proof_count)
@@ -107,7 +91,7 @@ def _build(folder: Path, modules: list[str]) -> None:
 
 
 def _run_tests(folder: Path, tests: list[str], proof_count: int) -> Outcome:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", *tests]
     return _run(folder, command, **({"PAGEDKV_PROOF_COUNT": str(proof_count)} if proof_count else {}))
 
 
@@ -115,7 +99,7 @@ def _run(folder: Path, command: list[str], **changes: str) -> Outcome:
     """In the copy, which Python then finds before any other pagedkv, also in processes that tests start."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     environment = os.environ | one_thread | {"PYTHONPATH": str(folder)} | changes
-    for name in ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTHONSAFEPATH"):
+    for name in (*PYTESTS_OWN, "PYTHONSAFEPATH"):
         environment.pop(name, None)
     done = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

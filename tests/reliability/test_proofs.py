@@ -1,9 +1,13 @@
-"""Every proof with few cases; ``python -m tests.reliability --full`` runs them with many."""
+"""Every proof with few cases; ``python -m tests.reliability --full`` runs them with many.
+
+The quick run has the proofs of QUICK, the slow run the others.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +17,16 @@ from tests.reliability.proofs import interrupts
 from tests.reliability.running import load, names, problem
 
 SEED = 1
+QUICK = frozenset({"api", "driver"})
 COUNT = os.environ.get("PAGEDKV_PROOF_COUNT")  # instead of each proof's own quick figure
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+def marked() -> list[Any]:
+    """Each proof as a case, slow unless it is one of the quick ones."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names()]
+
+
+@pytest.mark.parametrize("name", marked())
 def test_the_proof_holds(name: str) -> None:
     proof = load(name)
     count = proof.quick if COUNT is None else int(COUNT)

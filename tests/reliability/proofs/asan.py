@@ -36,7 +36,8 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
         chosen = ["tests", *left_out] if everything else list(QUICK)
         sample = [] if everything else ["-p", "tests.reliability.sampled"]
         ran = copy.python(
-            "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", *sample, *chosen, PAGEDKV_SAMPLE=f"{count}:{seed}"
+            *("-m", "pytest", "-v", "-s", "-n", "0", "-m", "not full", "-p", "no:cacheprovider"),
+            *sample, *chosen, PAGEDKV_SAMPLE=f"{count}:{seed}",
         )  # fmt: skip
     tally.count = len(re.findall(r"\bPASSED\b", ran.stdout))
     tick(tally.count)

@@ -1,4 +1,4 @@
-"""Mistakes put into a kernel's source, to see that its tests notice: any test of a kernel can use it.
+"""Mistakes put into a kernel's source, in this process, to see that its tests notice them.
 
 A mutant is a text of the translation unit, which must stand there once, and what stands there instead. The kernel is
 compiled again and run by a backend of its own; the check must fail then.
@@ -16,13 +16,14 @@ import pytest
 from pagedkv.errors import CompileError
 from pagedkv.kernels import source
 from pagedkv.kernels.backend import Backend
+from tests.mutants.edits import Edits, edited
 from tests.ptxsim.errors import UnsupportedPtx
 
 Check = Callable[[Backend], None]
 
 
 @dataclass(frozen=True)
-class Mutant:
+class KernelMutant:
     """One mistake.
 
     Attributes
@@ -35,7 +36,7 @@ class Mutant:
 
     name: str
     kernel: str
-    edits: tuple[tuple[str, str], ...]
+    edits: Edits
     check: Check
 
     def __str__(self) -> str:
@@ -43,7 +44,7 @@ class Mutant:
 
 
 @contextmanager
-def mutated(kernel: str, edits: tuple[tuple[str, str], ...]) -> Iterator[None]:
+def mutated(kernel: str, edits: Edits) -> Iterator[None]:
     """Within it, the kernel's translation unit has the edits.
 
     Raises
@@ -51,10 +52,7 @@ def mutated(kernel: str, edits: tuple[tuple[str, str], ...]) -> Iterator[None]:
     AssertionError
         A text does not stand there exactly once: the mutant is stale.
     """
-    text = source.translation_unit(kernel)
-    for old, new in edits:
-        assert text.count(old) == 1, f"{kernel} has this {text.count(old)} times instead of once:\n{old}"
-        text = text.replace(old, new)
+    text = edited(kernel, source.translation_unit(kernel), edits)
     real = source._expand
 
     def expand(path: Path, seen: set[Path]) -> str:
@@ -69,7 +67,7 @@ def mutated(kernel: str, edits: tuple[tuple[str, str], ...]) -> Iterator[None]:
             source.translation_unit.cache_clear()
 
 
-def assert_killed(mutant: Mutant, make_backend: Callable[[], Backend]) -> None:
+def assert_killed(mutant: KernelMutant, make_backend: Callable[[], Backend]) -> None:
     """Raise AssertionError if the check passes in spite of the mistake, or if the mistake does not compile or run.
 
     Parameters
