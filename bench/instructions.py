@@ -48,7 +48,13 @@ def cases() -> Iterator[Callable[[], object]]:
     table.step(rows)
     table.commit(rows)
     sampled = np.full(256, 7, np.int32)
-    yield lambda: table.advance(rows, sampled)
+
+    def decode() -> None:
+        table.append(rows, sampled)
+        table.step(rows)
+        table.commit(rows)
+
+    yield decode
     cache, prompt = Cache(1024), np.array(workloads.random_tokens(8192, 1), np.int32)
     cache.insert(prompt, 512)
     yield lambda: cache.placement.match(prompt)

@@ -35,7 +35,9 @@ class Batch:
     def step(self, decoding: list[int], sampled: list[int], admitted: list[Running]) -> None:
         """One step's arrays: a token more for whoever decodes, the whole prompt of whoever is new."""
         if decoding:
-            self.table.advance(decoding, sampled)
+            self.table.commit(decoding)
+            self.table.append(decoding, sampled)
+            self.table.step(decoding)
         if admitted:
             self.table.step([request.row for request in admitted])
 

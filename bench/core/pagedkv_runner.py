@@ -69,7 +69,9 @@ def decode(scale: Scale) -> Iterator[Figure]:
         sampled = np.full(count, 7, np.int32)
 
         def step(_: int, table: BlockTable = table, rows: Rows = rows, sampled: Tokens = sampled) -> None:
-            table.advance(rows, sampled)
+            table.append(rows, sampled)
+            table.step(rows)
+            table.commit(rows)
 
         sample = measure_each(step, range(scale.decode_steps), warmup=scale.decode_warmup)
         yield timed("b", f"decode_step_{count}", sample, "us")

@@ -25,17 +25,12 @@ cdef struct Row:
     int32_t prompt          # tokens it was opened with
     int32_t next_kin        # the ring of a request's rows: forks of each other; itself where it is alone
     int32_t last_kin
-    int32_t epoch           # raised whenever the row is scheduled, committed or truncated
+    int64_t step            # the one that scheduled it last; 0 once that is committed, cancelled or cut back
     int32_t marked          # batch number that last named this row: finds a row named twice
     uint8_t live
     uint8_t forked          # its partly filled block may be shared: look before writing
     uint8_t used            # something was computed for it
     int32_t* tokens         # [tokens_capacity], owned
-
-cdef struct Change:         # table[row, column] = block, since the changes were last taken
-    int32_t row
-    int32_t column
-    int32_t block
 
 cdef struct Copy:           # a copy-on-write under way: table[row, column] was the source and is the target
     int32_t row             # NIL once the row's step was committed
@@ -58,15 +53,12 @@ cdef class BlockTable:
     cdef int32_t width          # columns in `table`
     cdef int32_t num_live
     cdef int32_t batch
+    cdef int64_t num_steps      # so far
     cdef Row* rows
     cdef int32_t* table         # [max_rows][width], NIL beyond a row's blocks
     cdef int32_t* free_rows
     cdef int32_t num_free_rows
     cdef int32_t num_retired    # rows whose generations are used up: never handed out again
-    cdef Change* changes
-    cdef int64_t num_changes
-    cdef int64_t changes_capacity
-    cdef bint changes_lost      # the log overflowed: every live row has to be copied whole
     cdef Copy* copied           # of which `copies_done` was not called yet
     cdef int64_t num_copied
     cdef int64_t copied_capacity
@@ -79,11 +71,9 @@ cdef class BlockTable:
                   int64_t* totals) noexcept nogil
     cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                    int32_t* arrays, int64_t after, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil
-    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead)
-    cdef void take_back(self, const int64_t* handles, int32_t n) noexcept nogil
+    cdef object _checked(self, rows, q_lens, lookahead, bint short)
+    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, bint short)
     cdef void evict(self, int64_t want) noexcept nogil
-    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead,
-                  int64_t* totals) noexcept nogil
     cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil

@@ -6,7 +6,7 @@ A step is one call for the whole batch with the GIL released once; the arrays co
 cimport cython
 cimport numpy as cnp
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
 
@@ -42,7 +42,6 @@ cdef extern from *:
 
 cdef enum:
     AHEAD = 16              # rows: a big batch's rows lie in thousands of cache lines that no loop order brings together
-    MAX_LOGGED = 1 << 20    # table changes kept for a delta; beyond that a full copy is cheaper
 
 
 # Tokens of a row beyond its prompt.
@@ -64,6 +63,7 @@ cdef class StepArrays:
     tokens : int32 [num_tokens]
     slot_mapping : int64 [num_tokens], where each new token goes
     copies : int32 [n, 2], (source, destination) blocks to copy before anything is written (copy-on-write)
+    number : int, of the step in its block table: what :meth:`BlockTable.commit` and :meth:`BlockTable.are_in` take
     """
 
     cdef readonly object block_tables
@@ -73,12 +73,12 @@ cdef class StepArrays:
     cdef readonly object tokens
     cdef readonly object slot_mapping
     cdef readonly object copies
+    cdef readonly int64_t number
     cdef int32_t block_size
 
-    def to_csr(self, block_size):
+    def to_csr(self):
         """The tables as ``kv_indptr`` int32 [n+1], ``kv_indices`` int32 [blocks], ``kv_last_block_len`` int32 [n]."""
-        if count_input(block_size, "block_size", 1, 256) != self.block_size:
-            raise InvalidArgument(f"block_size = {block_size}, but the table's is {self.block_size}")
+        cdef int32_t block_size = self.block_size
         blocks = -(-self.seq_lens // np.int32(block_size))
         indptr = np.zeros(len(blocks) + 1, np.int32)
         np.cumsum(blocks, out=indptr[1:])
@@ -157,7 +157,6 @@ cdef class BlockTable:
         free(self.rows)
         free(self.table)
         free(self.free_rows)
-        free(self.changes)
         free(self.copied)
 
     # ---- inside: the caller holds the lock
@@ -203,23 +202,7 @@ cdef class BlockTable:
         return True
 
     cdef void put(self, int32_t r, int32_t column, int32_t block) noexcept nogil:
-        cdef int64_t capacity
-        cdef Change* changes
         self.table[<int64_t>r * self.width + column] = block
-        if self.changes_lost:
-            return
-        if self.num_changes == self.changes_capacity:
-            capacity = self.changes_capacity * 2 if self.changes_capacity else 256
-            changes = <Change*>realloc(self.changes, capacity * sizeof(Change)) if capacity <= MAX_LOGGED else NULL
-            if changes == NULL:
-                self.changes_lost = True
-                return
-            self.changes = changes
-            self.changes_capacity = capacity
-        self.changes[self.num_changes].row = r
-        self.changes[self.num_changes].column = column
-        self.changes[self.num_changes].block = block
-        self.num_changes += 1
 
     # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault].
     # q_lens NULL: all uncomputed tokens. Changes nothing that anybody sees.
@@ -288,7 +271,7 @@ cdef class BlockTable:
             table = self.table + <int64_t>r * self.width
             first = row.computed
             row.scheduled = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
-            row.epoch += 1
+            row.step = self.num_steps
             last = first + row.scheduled
             column = blocks_in(first, bs, self.shift)
             if row.forked and row.scheduled > 0:
@@ -551,6 +534,7 @@ cdef class BlockTable:
         row.prompt = <int32_t>n
         row.next_kin = row.last_kin = r
         row.scheduled = 0
+        row.step = 0
         row.forked = 0
         row.used = 0
         row.owner = slot
@@ -562,8 +546,6 @@ cdef class BlockTable:
         memset(self.table + <int64_t>r * self.width, 0xFF, self.width * sizeof(int32_t))
         if row.num_owned:
             place_blocks(&self.placement.place, slot, self.table + <int64_t>r * self.width)
-            for i in range(row.num_owned):
-                self.put(r, i, self.table[<int64_t>r * self.width + i])
         out[0] = r
         return OK
 
@@ -688,46 +670,29 @@ cdef class BlockTable:
             Too few blocks are free, and over one tier none could be evicted; over several, make room with
             ``placement.reserve`` first. Nothing was changed.
         """
+        return self._checked(rows, q_lens, lookahead, False)
+
+    def try_step(self, rows, q_lens=None, lookahead=0):
+        """As :meth:`step`, but where too few blocks are free: the number of blocks that it needs, and nothing was changed.
+
+        Returns
+        -------
+        StepArrays or int
+        """
+        return self._checked(rows, q_lens, lookahead, True)
+
+    cdef object _checked(self, rows, q_lens, lookahead, bint short):
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
         if lens is not None and cnp.PyArray_SIZE(lens) != cnp.PyArray_SIZE(handles):
             raise InvalidArgument(f"{len(handles)} rows but {len(lens)} q_lens")
-        return self._build(handles, lens, None, count_input(lookahead, "lookahead", 0, 1 << 20))
+        return self._build(handles, lens, count_input(lookahead, "lookahead", 0, 1 << 20), short)
 
-    def advance(self, rows, tokens, lookahead=0):
-        """A decode step in one call: :meth:`commit` what was scheduled, :meth:`append` a token to each row, :meth:`step`.
-
-        Parameters
-        ----------
-        rows : int64 [n]
-        tokens : int32 [n]
-        lookahead : int
-
-        Returns
-        -------
-        StepArrays
-
-        Raises
-        ------
-        OutOfBlocks
-            No room for the new tokens: they were not appended. What had been scheduled before is
-            committed all the same.
-        StaleHandle, InvalidArgument
-            A row is gone, or stands twice. Nothing was changed.
-        """
-        cdef cnp.ndarray handles = int64_input(rows, "rows")
-        cdef cnp.ndarray values = int32_input(tokens, "tokens")
-        if cnp.PyArray_SIZE(values) != cnp.PyArray_SIZE(handles):
-            raise InvalidArgument(f"{len(handles)} rows but {len(values)} tokens")
-        return self._build(handles, None, values, count_input(lookahead, "lookahead", 0, 1 << 20))
-
-    # Commits and appends `tokens` (None: neither), then schedules, allocates and fills. Sizes are guessed from the last step, so
-    # that one section under the lock is enough; a wrong guess costs another round. All objects are made before that section:
-    # once the rows are scheduled nothing can fail any more.
-    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, cnp.ndarray tokens, int32_t ahead):
+    # Schedules, allocates and fills. Sizes are guessed from the last step, so that one section under the lock is enough; a wrong
+    # guess costs another round. All objects are made before that section: once the rows are scheduled nothing can fail any more.
+    # Where there are too few blocks: with `short`, how many it needs; else OutOfBlocks.
+    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, bint short):
         cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), code
-        cdef const int32_t* values = NULL if tokens is None else i32(tokens)
-        cdef bint appended = False
         cdef int64_t totals[5]
         cdef const int64_t* h = i64(handles)
         cdef const int32_t* q = NULL if lens is None else i32(lens)
@@ -741,34 +706,22 @@ cdef class BlockTable:
         cdef StepArrays out
         while True:
             room, slot_size, copy_size, seq = w, t, c, n * w
-            try:
-                out = StepArrays.__new__(StepArrays)
-                arrays, slots = new_int32(seq + 2 * n + 1 + 2 * t), cnp.PyArray_EMPTY(1, &slot_size, cnp.NPY_INT64, 0)
-                copies = np.empty((copy_size, 2), np.int32) if copy_size else no_copies
-                tables = part_of(arrays, 0, n, room)
-                out.block_tables, out.slot_mapping, out.copies = tables, slots, copies
-                out.seq_lens = part_of(arrays, seq, n, -1)
-                out.q_indptr = part_of(arrays, seq + n, n + 1, -1)
-                out.positions = part_of(arrays, seq + 2 * n + 1, t, -1)
-                out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
-            except BaseException:
-                if appended:
-                    self.lock.acquire()
-                    self.take_back(h, n)
-                    self.lock.release()
-                raise
+            out = StepArrays.__new__(StepArrays)
+            arrays, slots = new_int32(seq + 2 * n + 1 + 2 * t), cnp.PyArray_EMPTY(1, &slot_size, cnp.NPY_INT64, 0)
+            copies = np.empty((copy_size, 2), np.int32) if copy_size else no_copies
+            tables = part_of(arrays, 0, n, room)
+            out.block_tables, out.slot_mapping, out.copies = tables, slots, copies
+            out.seq_lens = part_of(arrays, seq, n, -1)
+            out.q_indptr = part_of(arrays, seq + n, n + 1, -1)
+            out.positions = part_of(arrays, seq + 2 * n + 1, t, -1)
+            out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
             cnp.PyArray_CLEARFLAGS(slots, cnp.NPY_ARRAY_WRITEABLE)
             cnp.PyArray_ENABLEFLAGS(out.tokens, cnp.NPY_ARRAY_WRITEABLE)
             out.block_size = self.block_size
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
             self.lock.acquire()
             with nogil:
-                code = OK
-                if values != NULL and not appended:
-                    code = self.take(h, n, values, ahead, totals)
-                    appended = code == OK
-                else:
-                    code = self.plan(h, n, q, ahead, totals)
+                code = self.plan(h, n, q, ahead, totals)
                 w, t, c = totals[2], totals[1], totals[3]
                 if code == OK and (w > room or t != slot_size or c != copy_size):
                     code = E_STATE                              # now the sizes are known
@@ -782,13 +735,15 @@ cdef class BlockTable:
                         code = E_MEMORY
                     else:
                         write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
+                        self.num_steps += 1
+                        out.number = self.num_steps
                         self.fill(h, n, q, ahead, data, seq, slot_data, totals, copy_data)
-                if appended and code != OK and code != E_STATE:
-                    self.take_back(h, n)
             self.lock.release()
             if code == OK:
                 break
             if code == E_BLOCKS:
+                if short:
+                    return totals[0]
                 if self.placement is not None:
                     raise self.placement.out_of_blocks(totals[0])
                 raise self.block_pool._out_of_blocks(totals[0])
@@ -798,55 +753,10 @@ cdef class BlockTable:
         cnp.PyArray_STRIDES(tables)[0] = w * sizeof(int32_t)
         return out
 
-    # The tokens that `take` appended go again, from the rows that are still there.
-    cdef void take_back(self, const int64_t* handles, int32_t n) noexcept nogil:
-        cdef int32_t i, r
-        for i in range(n):
-            r = self.row_of(handles[i])
-            if r >= 0 and self.rows[r].num_tokens > self.rows[r].computed:
-                self.rows[r].num_tokens -= 1
-
     # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
     cdef void evict(self, int64_t want) noexcept nogil:
         if self.placement.place.num_tiers == 1:
             make_room(&self.placement.place, 0, want, -1)
-
-    # Commits what was scheduled, appends one token to each row and counts as `plan` does; all or nothing.
-    cdef int take(self, const int64_t* handles, int32_t n, const int32_t* tokens, int32_t ahead,
-                  int64_t* totals) noexcept nogil:
-        cdef int32_t i, r
-        cdef Row* row
-        memset(totals, 0, 5 * sizeof(int64_t))
-        self.batch += 1
-        for i in range(n):
-            totals[4] = i
-            r = self.row_of(handles[i])
-            if r < 0:
-                return E_STALE
-            row = &self.rows[r]
-            if row.marked == self.batch:
-                return E_DUPLICATE
-            row.marked = self.batch
-            if row.num_tokens == row.tokens_capacity and not self.grow_tokens(row, <int64_t>row.num_tokens + 1):
-                return E_MEMORY
-        for i in range(n):
-            if i + AHEAD < n:
-                row = &self.rows[handle_slot(handles[i + AHEAD])]
-                prefetch(row.tokens + row.num_tokens)
-            r = handle_slot(handles[i])
-            row = &self.rows[r]
-            if self.num_copied and row.scheduled:
-                self.keep_copies(r)
-            row.computed += row.scheduled
-            row.used |= row.scheduled > 0
-            row.scheduled = 0
-            row.epoch += 1
-            if blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
-                self.commit_row(r)
-            row.tokens[row.num_tokens] = tokens[i]
-            row.num_tokens += 1
-            self.count(r, row.num_tokens - row.computed, ahead, totals)
-        return OK
 
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil:
         cdef int64_t capacity
@@ -893,36 +803,55 @@ cdef class BlockTable:
                     break
         self.lock.release()
 
-    def commit(self, rows):
+    def commit(self, rows, step=None):
         """The scheduled tokens of these rows (int64 [n]) are written: full blocks join the prefix tree.
+
+        Parameters
+        ----------
+        rows : int64 [n]
+        step : int, optional
+            ``StepArrays.number`` of the step that wrote them. Nothing is committed unless it scheduled all of them last.
 
         Returns
         -------
         int
             Blocks that the tree took or already had.
+
+        Raises
+        ------
+        StaleHandle
+            A row was released, or `step` is over for it: it was cut back, stepped again, committed or cancelled.
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i, r, code = OK
         cdef const int64_t* h = i64(handles)
-        cdef int64_t committed = 0
+        cdef int64_t committed = 0, number = 0 if step is None else count_input(step, "step", 1, 2**63 - 1)
+        cdef Row* row
         self.lock.acquire()
         with nogil:
             for i in range(n):
-                if self.row_of(h[i]) < 0:
+                r = self.row_of(h[i])
+                if r < 0:
                     code = E_STALE
+                    break
+                if number and self.rows[r].step != number:
+                    code = E_STATE
                     break
             if code == OK:
                 for i in range(n):
                     r = handle_slot(h[i])
-                    if self.num_copied and self.rows[r].scheduled:
+                    row = &self.rows[r]
+                    if self.num_copied and row.scheduled:
                         self.keep_copies(r)
-                    self.rows[r].computed += self.rows[r].scheduled
-                    self.rows[r].used |= self.rows[r].scheduled > 0
-                    self.rows[r].scheduled = 0
-                    self.rows[r].epoch += 1
-                    if blocks_in(self.rows[r].computed, self.block_size, self.shift) > self.rows[r].num_owned:
+                    row.computed += row.scheduled
+                    row.used |= row.scheduled > 0
+                    row.scheduled = 0
+                    row.step = 0
+                    if blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
                         committed += self.commit_row(r)
         self.lock.release()
+        if code == E_STATE:
+            raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
         if code != OK:
             self.raise_(code, handles, i)
         return committed
@@ -938,13 +867,13 @@ cdef class BlockTable:
                 if self.num_copied and self.rows[r].scheduled:
                     self.uncopy(r)
                 self.rows[r].scheduled = 0
-                self.rows[r].epoch += 1
+                self.rows[r].step = 0
         self.lock.release()
 
-    def epochs(self, rows):
-        """A number per row that changes whenever the row is scheduled, committed or truncated: int64 [n].
+    def are_in(self, rows, step):
+        """Whether the step of this number (``StepArrays.number``) scheduled all these rows last, and is not over for any.
 
-        Whoever writes into the slots of a step compares: other numbers mean that the slots may be somebody else's.
+        Code that writes into the slots of a step asks first: if not, the slots may belong to another sequence.
 
         Raises
         ------
@@ -952,8 +881,8 @@ cdef class BlockTable:
             A row was released.
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
-        cdef cnp.ndarray out = np.empty(cnp.PyArray_SIZE(handles), np.int64)
-        cdef int64_t i, bad = -1
+        cdef int64_t i, bad = -1, number = count_input(step, "step", 1, 2**63 - 1)
+        cdef bint same = True
         cdef int32_t r
         self.lock.acquire()
         for i in range(cnp.PyArray_SIZE(handles)):
@@ -961,34 +890,7 @@ cdef class BlockTable:
             if r < 0:
                 bad = i
                 break
-            i64(out)[i] = self.rows[r].epoch
-        self.lock.release()
-        if bad >= 0:
-            self.raise_(E_STALE, handles, bad)
-        return out
-
-    def are_at(self, rows, epochs):
-        """Whether :meth:`epochs` of these rows still says `epochs` (int64 [n]): their slots are still their step's.
-
-        Raises
-        ------
-        StaleHandle
-            A row was released.
-        """
-        cdef cnp.ndarray handles = int64_input(rows, "rows")
-        cdef cnp.ndarray known = int64_input(epochs, "epochs")
-        cdef int64_t i, n = cnp.PyArray_SIZE(handles), bad = -1
-        cdef bint same = True
-        cdef int32_t r
-        if cnp.PyArray_SIZE(known) != n:
-            raise InvalidArgument(f"{n} rows but {len(known)} epochs")
-        self.lock.acquire()
-        for i in range(n):
-            r = self.row_of(i64(handles)[i])
-            if r < 0:
-                bad = i
-                break
-            same &= self.rows[r].epoch == i64(known)[i]
+            same &= self.rows[r].step == number
         self.lock.release()
         if bad >= 0:
             self.raise_(E_STALE, handles, bad)
@@ -1066,7 +968,7 @@ cdef class BlockTable:
                 entry.num_tokens = keep
                 entry.forked = 1
                 entry.scheduled = 0
-                entry.epoch += 1
+                entry.step = 0
                 if entry.computed > keep_computed:
                     entry.computed = keep_computed
         self.lock.release()
@@ -1330,36 +1232,6 @@ cdef class BlockTable:
                 return out
             self.lock.release()
 
-    def take_changes(self):
-        """Table entries changed since the last call, to bring a device copy of the whole table up to date.
-
-        Returns
-        -------
-        changes : int32 [n, 3] or None
-            (row index, column, block) in order; later entries win. None: too many to list, copy every row.
-        """
-        cdef int64_t room, n = 0
-        cdef bint lost
-        cdef cnp.ndarray out
-        self.lock.acquire()
-        room = self.num_changes
-        self.lock.release()
-        out = np.empty((room, 3), np.int32)
-        self.lock.acquire()
-        lost = self.changes_lost
-        if not lost:
-            n = min(room, self.num_changes)                 # another thread may have taken some
-            if n:                                       # the list is made with the first change
-                memcpy(i32(out), self.changes, n * sizeof(Change))
-            self.num_changes -= n
-            if self.num_changes:
-                memmove(self.changes, self.changes + n, self.num_changes * sizeof(Change))
-        else:
-            self.num_changes = 0
-            self.changes_lost = False
-        self.lock.release()
-        return None if lost else out if n == room else out[:n]
-
     @property
     def num_rows(self):
         """Live sequences."""
@@ -1368,12 +1240,6 @@ cdef class BlockTable:
         count = self.num_live
         self.lock.release()
         return count
-
-    def row_index(self, row):
-        """Row index of a handle in the tables that :meth:`take_changes` speaks of."""
-        cdef int64_t handle = handle_input(row, "row")
-        self.info(row)
-        return handle_slot(handle)
 
     def check_integrity(self):
         """Every row's blocks are live; each own block has as many references as rows (and pending copies) hold it."""

@@ -17,7 +17,7 @@ from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Learned
 from pagedkv.cache.moving import Conductor
 from pagedkv.cache.scrub import Scrub
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks, PagedKVError
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.observe.hooks import Hooks
 from pagedkv.spec.kv_spec import KVSpec
@@ -150,12 +150,8 @@ class Engine:
             self.table.begin(rows)
         refused = True
         try:
-            while True:
-                try:
-                    arrays = self.table.step(rows, q_lens, lookahead)
-                    break
-                except OutOfBlocks:  # another thread may take the room that is made here: then once more
-                    self.conductor.make_room(self.table.blocks_needed(rows, q_lens, lookahead))
+            while isinstance(arrays := self.table.try_step(rows, q_lens, lookahead), int):
+                self.conductor.make_room(arrays)  # another thread may take it: then once more
             refused = False
             if self._scrub.active:
                 self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
@@ -168,13 +164,20 @@ class Engine:
                 self.table.cancel(rows)
             raise
 
-    def commit(self, rows: NDArray[np.int64], num_tokens: int) -> None:
-        """The step's tokens are written in every layer."""
+    def commit(self, rows: NDArray[np.int64], arrays: StepArrays) -> None:
+        """Commit a step: its tokens are written in every layer.
+
+        Raises
+        ------
+        StaleHandle
+            One of its sequences was released, cut back or stepped again. Nothing was committed.
+        """
+        number, num_tokens = arrays.number, len(arrays.tokens)
         self.conductor.expire()
         if self.uses_quota:  # a commit may decide moves
-            self.conductor.when_decided(lambda: self.table.commit(rows))
+            self.conductor.when_decided(lambda: self.table.commit(rows, number))
         else:
-            self.table.commit(rows)
+            self.table.commit(rows, number)
         with self._counting:
             self.computed_tokens += num_tokens
 
@@ -197,7 +200,7 @@ class Engine:
                 bound = self.kv.bind(arrays)
                 for layer in range(self.spec.num_layers):
                     bound.write(layer, k[layer], v[layer])
-                self.commit(rows, len(arrays.tokens))
+                self.commit(rows, arrays)
             except BaseException as problem:
                 if begun or not is_refusal(problem):
                     self.table.cancel(rows)

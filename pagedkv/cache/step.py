@@ -45,7 +45,6 @@ class Step:
         self._written: set[int] = set()
         self._attended: set[int] = set()
         self._began = 0.0
-        self._epochs: NDArray[np.int64] = np.empty(0, np.int64)
 
     def __enter__(self) -> Step:
         if self._arrays is not None:
@@ -56,7 +55,6 @@ class Step:
         try:
             arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
             begun = True
-            self._epochs = self._engine.table.epochs(self._rows)
             self._bound = self._engine.kv.bind(arrays)
             self._arrays = arrays
         except BaseException as problem:
@@ -72,8 +70,7 @@ class Step:
         try:
             if kind is None:
                 self._check_complete(arrays)
-                self._check_rows()
-                self._engine.commit(self._rows, len(arrays.tokens))
+                self._engine.commit(self._rows, arrays)
         except BaseException:  # where it came after the commit, there is nothing left to cancel
             self._cancel()
             raise
@@ -97,8 +94,8 @@ class Step:
         self._arrays = self._bound = None
 
     def _check_complete(self, arrays: StepArrays) -> None:
-        missing = sorted(set(range(self._engine.spec.num_layers)) - self._written)
-        if missing and len(arrays.tokens):
+        if len(self._written) < self._engine.spec.num_layers and len(arrays.tokens):
+            missing = sorted(set(range(self._engine.spec.num_layers)) - self._written)
             raise InvalidArgument(
                 f"the step ended with layers {missing[:8]} unwritten, so nothing was committed: write every layer, "
                 f"or call mark_written(layer) if your own kernel wrote them"
@@ -149,7 +146,7 @@ class Step:
 
     def to_csr(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """``kv_indptr``, ``kv_indices``, ``kv_last_block_len`` of the tables."""
-        return self.arrays.to_csr(self._engine.spec.block_size)
+        return self.arrays.to_csr()
 
     def write(self, layer: int, k: Any, v: Any, *, stream: Any = None) -> None:
         """Put the new tokens' K and V of one layer into their slots.
@@ -200,7 +197,7 @@ class Step:
 
     def _check_rows(self) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
-        if not self._engine.table.are_at(self._rows, self._epochs):
+        if not self._engine.table.are_in(self._rows, self.arrays.number):
             raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
 
     def attend(

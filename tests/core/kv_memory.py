@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from pagedkv.core import BlockPool, BlockTable, Placement, StepArrays
 from tests.core.helpers import cached_prefixes
 
@@ -23,7 +21,6 @@ class Runtime:
         self.block_size = block_size
         self.memory: dict[int, tuple[int, ...]] = {}
         self.rows: dict[int, list[int]] = {}
-        self.mirror = np.full((max_rows, 512), -1, np.int32)
 
     def open(self, tokens: list[int], **options: Any) -> int:
         row, _ = self.table.open(tokens, **options)
@@ -61,9 +58,10 @@ class Runtime:
         return step
 
     def advance(self, rows: list[int], tokens: list[int]) -> StepArrays:
-        step = self.table.advance(rows, tokens)
-        for row, token in zip(rows, tokens):
-            self.rows[row].append(token)
+        """Commit the step under way, append a token to each row and begin the next step."""
+        self.table.commit(rows)
+        self.append(rows, tokens)
+        step = self.table.step(rows)
         self.write(step, rows)
         return step
 
@@ -95,7 +93,7 @@ class Runtime:
             used = step.block_tables[i].tolist()
             assert used == blocks + [-1] * (len(used) - len(blocks))
             assert step.slot_mapping[span].tolist() == [blocks[p // size] * size + p % size for p in positions]
-        indptr, indices, last = step.to_csr(size)
+        indptr, indices, last = step.to_csr()
         for i, length in enumerate(step.seq_lens.tolist()):
             num = -(-length // size)
             assert indices[indptr[i] : indptr[i + 1]].tolist() == step.block_tables[i, :num].tolist()
@@ -106,17 +104,12 @@ class Runtime:
         return self.table.commit(rows)
 
     def check(self) -> None:
-        """Every computed token of every row reads its own prefix; the mirror agrees; nothing leaks."""
+        """Every computed token of every row reads its own prefix; nothing leaks."""
         self.table.check_integrity()
         (self.placement or self.table.block_pool).check_integrity()
-        changes = self.table.take_changes()
-        assert changes is not None
-        for index, column, block in changes.tolist():
-            self.mirror[index, column] = block
         for row, tokens in self.rows.items():
             assert self.table.tokens(row).tolist() == tokens
             blocks = self.table.blocks(row).tolist()
-            assert self.mirror[self.table.row_index(row), : len(blocks)].tolist() == blocks
             _, computed, num_blocks, committed = self.table.info(row)
             assert num_blocks == len(blocks)
             assert committed * self.block_size <= computed <= len(tokens)

@@ -128,37 +128,19 @@ def written_after_a_fork(world: World) -> None:
         world.table.truncate(world.row, 40)
 
 
-def advanced(world: World) -> None:
-    before = world.table.info(world.row)
+def decoded(world: World) -> None:
     try:
         for token in range(30):
+            world.table.commit([world.row])
+            world.table.append([world.row], [token])
             before = world.table.info(world.row)
-            world.table.advance([world.row], [token])
-    except MemoryError:
-        assert world.table.info(world.row).num_tokens == before.num_tokens, "the step was refused, the token stayed"
-        raise
+            try:
+                world.table.try_step([world.row])
+            except MemoryError:
+                assert world.table.info(world.row) == before, "half a step"
+                raise
     finally:
         world.table.cancel([world.row])
-        world.table.truncate(world.row, 40)
-
-
-def advanced_after_a_fork(world: World) -> None:
-    world.table.advance([world.row], [6])
-    world.table.commit([world.row])
-    fork = int(world.table.fork(world.row, 1)[0])
-    try:
-        rows = [fork, world.row]
-        before = [world.table.info(row).num_tokens for row in rows]
-        try:
-            world.table.advance(rows, [7, 8])  # sizes are guessed wrong: a copy is made, which takes a second round
-        except MemoryError:
-            assert before == [world.table.info(row).num_tokens for row in rows], "refused, but a token stayed"
-            raise
-        world.table.copies_done()
-        world.table.commit(rows)
-    finally:
-        world.table.cancel([world.row])
-        world.table.release(fork)
         world.table.truncate(world.row, 40)
 
 
@@ -238,7 +220,6 @@ def looked_at(world: World) -> None:
     world.placement.match(PROMPT, partial=True)
     world.placement.stats()
     world.placement.blocks_in(0)
-    world.table.take_changes()
     world.table.tokens(world.row)
     world.tree.prefixes()
     world.placement.clear()
@@ -258,7 +239,7 @@ def drained(world: World) -> None:
 CALLS: dict[str, Callable[[World], None]] = {
     call.__name__: call
     for call in (
-        opened, acquired, inserted, forked, written_after_a_fork, advanced, advanced_after_a_fork, appended, truncated,
+        opened, acquired, inserted, forked, written_after_a_fork, decoded, appended, truncated,
         promoted, room_made, shared, given_a_quota, given_a_lifetime, named, dropped, looked_at, drained,
     )
 }  # fmt: skip

@@ -41,7 +41,6 @@ def test_a_prompt_is_scheduled_whole_and_computed_once_committed() -> None:
     assert table.info(row) == (6, 0, 2, 0)
     table.commit([row])
     assert table.info(row) == (6, 6, 2, 0)
-    assert table.row_index(row) == 0
     sound(table)
 
 
@@ -52,7 +51,7 @@ def test_the_arrays_have_their_documented_types() -> None:
              ("block_tables", "seq_lens", "q_indptr", "positions", "tokens", "slot_mapping", "copies")}  # fmt: skip
     assert types == dict.fromkeys(types, "int32") | {"slot_mapping": "int64"}
     assert step.copies.shape == (0, 2)
-    assert all(array.dtype == np.int32 for array in step.to_csr(4))
+    assert all(array.dtype == np.int32 for array in step.to_csr())
 
 
 def test_what_writes_and_reads_go_by_is_read_only() -> None:
@@ -63,23 +62,25 @@ def test_what_writes_and_reads_go_by_is_read_only() -> None:
     assert step.tokens.flags.writeable
 
 
-def test_rows_are_where_they_were_until_one_is_stepped_cut_or_released() -> None:
+def test_rows_are_in_their_step_until_one_is_stepped_cut_or_released() -> None:
     table = bare()
     rows = [table.open(tokens)[0] for tokens in ([1, 2], [3])]
-    table.step(rows)
-    known = table.epochs(rows)
-    assert table.are_at(rows, known)
+    step = table.step(rows)
+    assert table.are_in(rows, step.number)
     table.commit(rows)
-    assert not table.are_at(rows, known)
-    known = table.epochs(rows)
+    assert not table.are_in(rows, step.number)
+    step = table.step(rows)
     table.truncate(rows[0], 1)
-    assert not table.are_at(rows, known)
-    assert table.are_at(rows[1:], known[1:])
-    with pytest.raises(InvalidArgument, match="2 rows but 1 epochs"):
-        table.are_at(rows, known[:1])
+    assert not table.are_in(rows, step.number)
+    assert table.are_in(rows[1:], step.number)
+    table.cancel(rows[1:])
+    assert not table.are_in(rows[1:], step.number)
+    step = table.step(rows)
+    (fork,) = table.fork(table.open([5])[0], 1)
+    assert not table.are_in([fork], step.number), "a row that was never stepped"
     table.release(rows[1])
     with pytest.raises(StaleHandle):
-        table.are_at(rows, known)
+        table.are_in(rows, step.number)
     sound(table)
 
 
@@ -91,7 +92,7 @@ def test_a_batch_of_uneven_rows_is_padded_with_minus_one() -> None:
     assert step.seq_lens.tolist() == [9, 1, 0, 4]
     assert (step.block_tables >= 0).sum(axis=1).tolist() == [3, 1, 0, 1]
     assert (step.block_tables[1:, 1:] == -1).all()
-    indptr, indices, last = step.to_csr(4)
+    indptr, indices, last = step.to_csr()
     assert indptr.tolist() == [0, 3, 4, 4, 5]
     assert indices.tolist() == [block for row in rows for block in table.blocks(row).tolist()]
     assert last.tolist() == [1, 1, 0, 4]
@@ -101,7 +102,7 @@ def test_no_rows_make_an_empty_step() -> None:
     table = bare()
     step = table.step([])
     assert (len(step.tokens), len(step.seq_lens), step.q_indptr.tolist()) == (0, 0, [0])
-    assert [array.tolist() for array in step.to_csr(4)] == [[0], [], []]
+    assert [array.tolist() for array in step.to_csr()] == [[0], [], []]
     assert table.blocks_needed([]) == 0
     assert table.commit([]) == 0
     table.append([], [])
@@ -130,20 +131,24 @@ def test_chunked_prefill_and_decode_read_back_what_was_written(block_size: int) 
     runtime.close()
 
 
-def test_advancing_is_committing_appending_and_stepping() -> None:
-    one, other = bare(), bare()
-    rows = [one.open([1, 2, 3, 4, 5])[0], one.open([7])[0]]
-    assert [other.open([1, 2, 3, 4, 5])[0], other.open([7])[0]] == rows
-    for table in (one, other):
-        table.step(rows)
-    for token in range(9):
-        step = one.advance(rows, [token, token + 1])
-        other.commit(rows)
-        other.append(rows, [token, token + 1])
-        expected = other.step(rows)
-        for name in ("block_tables", "seq_lens", "q_indptr", "positions", "tokens", "slot_mapping"):
-            assert getattr(step, name).tolist() == getattr(expected, name).tolist(), name
-    sound(one, other)
+def test_a_commit_of_a_step_that_is_over_commits_nothing() -> None:
+    table = bare()
+    rows = [table.open([1, 2, 3])[0], table.open([4])[0]]
+    first = table.step(rows)
+    again = table.step(rows[:1])
+    assert again.number > first.number > 0
+    before = [table.info(row) for row in rows]
+    for number in (first.number, first.number - 1 or 99):
+        with pytest.raises(StaleHandle, match="stepped again"):
+            table.commit(rows, number)
+    assert [table.info(row) for row in rows] == before
+    table.commit(rows[1:], first.number)
+    table.commit(rows[:1], again.number)
+    assert [table.info(row).num_computed for row in rows] == [3, 1]
+    for wrong in (0, -1, 1.5, "1"):
+        with pytest.raises((InvalidArgument, WrongType)):
+            table.commit(rows, wrong)  # type: ignore[arg-type]
+    sound(table)
 
 
 def test_lookahead_blocks_are_there_for_the_tokens_that_follow() -> None:
@@ -153,7 +158,7 @@ def test_lookahead_blocks_are_there_for_the_tokens_that_follow() -> None:
     step = table.step([row], lookahead=6)
     assert step.seq_lens.tolist() == [3]
     assert step.block_tables.shape == (1, 3)
-    assert step.to_csr(4)[0].tolist() == [0, 1]
+    assert step.to_csr()[0].tolist() == [0, 1]
     table.commit([row])
     table.extend(row, [4, 5, 6, 7, 8, 9])
     assert table.blocks_needed([row]) == 0

@@ -286,41 +286,6 @@ def test_of_two_runs_that_are_being_demoted_only_the_cut_one_is_given_up(keep: i
     sound(table, placement)
 
 
-# ---- changes
-
-
-def test_changes_are_listed_once_in_order_by_row_and_column() -> None:
-    table = bare()
-    assert table.take_changes().tolist() == []  # type: ignore[union-attr]
-    rows = [filled(table, [1] * 5), filled(table, [2])]
-    changes = table.take_changes()
-    assert changes is not None
-    assert changes.dtype == np.int32
-    assert changes.tolist() == [
-        [i, column, block]
-        for i, row in enumerate(rows)
-        for column, block in enumerate(table.blocks(row).tolist())
-    ]
-    assert len(table.take_changes()) == 0  # type: ignore[arg-type]
-    table.truncate(rows[0], 4)
-    assert table.take_changes().tolist() == [[0, 1, -1]]  # type: ignore[union-attr]
-
-
-def test_too_many_changes_are_said_to_be_too_many_and_listed_again_afterwards() -> None:
-    table = bare(1 << 12, 1, 4)
-    row = table.open([0] * 4000)[0]
-    for _ in range(280):
-        table.step([row])
-        table.truncate(row, 0)
-        table.extend(row, [0] * 4000)
-    assert table.take_changes() is None
-    table.step([row])
-    changes = table.take_changes()
-    assert changes is not None
-    assert changes[:, 2].tolist() == table.blocks(row).tolist()
-    sound(table)
-
-
 # ---- everything at once
 
 

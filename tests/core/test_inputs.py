@@ -269,7 +269,6 @@ def test_a_finaliser_that_calls_back_in_never_waits_for_itself() -> None:
             row = table.open([1, 2, 3, 4, 5, i])[0]
             table.step([row])
             table.commit([row])
-            table.take_changes()
             table.release(row)
             use_everything(placement)
             sound(table, placement)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -164,7 +163,7 @@ def test_one_table_from_several_threads() -> None:
                     assert step.block_tables[i, : len(used)].tolist() == used
                 table.commit(rows)
                 table.append(rows, [rng.randint(0, 1) for _ in rows])
-                table.advance(rows, [1, 2, 3])
+                table.step(rows)
                 table.copies_done()
             table.commit(rows)
             rows += table.fork(rows[0], 2).tolist()
@@ -217,35 +216,6 @@ def test_handles_used_up_by_another_thread_give_named_errors() -> None:
             with contextlib.suppress(PagedKVError):
                 release(handle)
     sound(table, placement)
-
-
-def test_changes_may_be_taken_by_several_threads() -> None:
-    """In a process of its own: what goes wrong here is the heap."""
-    script = """
-import sys, threading
-from pagedkv.core import BlockPool, BlockTable
-sys.setswitchinterval(1e-6)
-table = BlockTable(BlockPool(2048), 16, block_size=1)
-rows = [table.open([1] * 100)[0] for _ in range(8)]
-done = threading.Event()
-def take():
-    while not done.is_set():
-        table.take_changes()
-threads = [threading.Thread(target=take) for _ in range(3)]
-for thread in threads:
-    thread.start()
-for _ in range(1500):
-    table.step(rows)
-    for row in rows:
-        table.truncate(row, 0)
-        table.extend(row, [1] * 100)
-done.set()
-for thread in threads:
-    thread.join()
-table.check_integrity()
-"""
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 0, ran.stderr[-2000:]
 
 
 def test_namespaces_made_by_several_threads_at_once_are_the_same() -> None:

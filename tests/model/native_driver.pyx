@@ -41,8 +41,6 @@ cdef class NativeDriver(Rows):
             self.sweep()
             self.audit()
             self.operations += 1
-            if self.operations % 16 == 0:
-                self.follow_changes()
             if self.operations % every == 0:
                 self.check_integrity()
 

@@ -238,16 +238,19 @@ cdef class Rows(Owners):
     cdef int advance(self, list chosen, object handles) except -1:
         cdef int32_t i
         tokens = np.array([self.below(2) for i in chosen], np.int32)
-        self.make_room(len(chosen), 0)
-        try:
-            arrays = self.table.advance(handles, tokens)
-        except OutOfBlocks:
-            self.count("advance refused")
-            return self.computed(chosen)
-        self.count("advanced")
+        self.table.commit(handles)
         self.computed(chosen)
+        self.table.append(handles, tokens)
         for i, token in zip(chosen, tokens):
             text_push(&self.rows[i].text, token)
+        self.make_room(len(chosen), 0)
+        try:
+            arrays = self.table.step(handles)
+        except OutOfBlocks:
+            self.count("advance refused")
+            return 0
+        self.count("advanced")
+        for i in chosen:
             self.rows[i].scheduled = self.rows[i].text.num_tokens - self.rows[i].computed
         return self.begun(chosen, arrays)
 

@@ -77,7 +77,6 @@ cdef class World:
     cdef int32_t num_held
     cdef Flight flights[TIERS * MAX_POOL]
     cdef int32_t num_flights
-    cdef cnp.ndarray mirror                     # the block table as a device would have it, kept by its changes
 
     cdef object wrong(self, object what)
     cdef int64_t named(self, int32_t root) noexcept nogil
@@ -94,4 +93,3 @@ cdef class World:
     cdef int audit_owners(self) except -1
     cdef int audit_rows(self) except -1
     cdef int audit_pools(self) except -1
-    cdef int follow_changes(self) except -1

@@ -6,8 +6,6 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
-import numpy as np
-
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool
 from pagedkv._core.block_table cimport Row
 from pagedkv._core.links cimport is_linked
@@ -62,7 +60,6 @@ cdef class World:
             self.memory[tier] = <uint64_t*>calloc(MAX_POOL * MAX_BLOCK, sizeof(uint64_t))
             if self.memory[tier] == NULL:
                 raise MemoryError
-        self.mirror = np.full((MAX_ROWS, MAX_TOKENS), -1, np.int32)
 
     def __dealloc__(self):
         for tier in range(TIERS):
@@ -318,21 +315,6 @@ cdef class World:
                     raise self.wrong(f"block {pool.stack[i]} of tier {tier} is in use and on the free stack")
             if unused != pool.num_stack or cached != pool.num_cached:
                 raise self.wrong(f"tier {tier}: {pool.num_stack} free and {pool.num_cached} cached, not {unused} and {cached}")
-        return 0
-
-    # The changes of the table, applied to a copy of it, give the table.
-    cdef int follow_changes(self) except -1:
-        cdef int32_t i, c, r
-        cdef cnp.ndarray changes = self.table.take_changes()
-        cdef const int32_t* change = <int32_t*>cnp.PyArray_DATA(changes)
-        cdef int32_t* mirror = <int32_t*>cnp.PyArray_DATA(self.mirror)
-        for i in range(cnp.PyArray_DIM(changes, 0)):
-            mirror[change[3 * i] * MAX_TOKENS + change[3 * i + 1]] = change[3 * i + 2]
-        for i in range(self.num_rows):
-            r = handle_slot(self.rows[i].handle)
-            for c in range(self.table.rows[r].num_blocks):
-                if mirror[r * MAX_TOKENS + c] != self.table.table[<int64_t>r * self.table.width + c]:
-                    raise self.wrong(f"row {r}, column {c}: not among the changes")
         return 0
 
     def check_integrity(self):

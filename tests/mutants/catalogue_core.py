@@ -27,8 +27,14 @@ MUTANTS = (
     Mutant(
         "a row that was stepped again is as it was",
         "pagedkv/_core/block_table.pyx",
-        (("            same &= self.rows[r].epoch == i64(known)[i]\n", "            same = True\n"),),
-        ("test_rows_are_where_they_were_until_one_is_stepped_cut_or_released",),
+        (("            same &= self.rows[r].step == number\n", "            same = True\n"),),
+        ("test_rows_are_in_their_step_until_one_is_stepped_cut_or_released",),
+    ),
+    Mutant(
+        "a step that is over is committed",
+        "pagedkv/_core/block_table.pyx",
+        (("                if number and self.rows[r].step != number:\n", "                if False:\n"),),
+        ("test_a_commit_of_a_step_that_is_over_commits_nothing",),
     ),
     Mutant(
         "blocks under the watermark are handed out",

@@ -148,15 +148,13 @@ class Caller:
                         raise Wrong(f"row {row} has blocks {used}, its step {step.block_tables[i].tolist()}")
                 table.commit(rows)
                 table.append(rows, [self.choose.choice([2, 3]) for _ in rows])
-                table.advance(rows, [2] * len(rows))
+                table.step(rows)
                 table.copies_done()
                 table.commit(rows)
                 self.operations += 6 + len(rows)
             if self.choose.random() < 0.3 and len(rows) < 3:
                 rows += table.fork(rows[0], 1).tolist()
             table.truncate(rows[-1], self.choose.randint(0, len(table.tokens(rows[-1]))))
-            if self.choose.random() < 0.2:
-                table.take_changes()
         finally:
             for row in rows:
                 table.release(row)
