@@ -25,13 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.timing import Sample, environment, gc_off, print_table, summarise, write_results
+from pagedkv.core import MOVE_DTYPE
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record
 
 DEVICE, HOST, DISK = 0, 1, 2
-MOVE = np.dtype(
-    [("transfer", "i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "i4"), ("dst_block", "i4"),
-     ("node", "i4"), ("index", "i4")]
-)  # fmt: skip
 COLUMNS = ("case", "block", "gb_per_s", "p99_gb_per_s", "ceiling", "ceiling_gb_per_s", "share")
 Work = Callable[[], object]
 
@@ -81,7 +78,7 @@ def in_threads(threads: int, work: Callable[[int], object]) -> Work:
 
 def moves(src: int, dst: int, src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32]) -> NDArray[np.void]:
     """Moves in transfers of 16 blocks."""
-    batch = np.zeros(src_blocks.size, MOVE)
+    batch = np.zeros(src_blocks.size, MOVE_DTYPE)
     batch["src_tier"], batch["dst_tier"] = src, dst
     batch["src_block"], batch["dst_block"] = src_blocks, dst_blocks
     batch["transfer"] = np.arange(src_blocks.size) // 16

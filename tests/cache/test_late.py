@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.core import MOVE_DTYPE
 from pagedkv.tiers import DiskTier, HostTier, Mover
 
 from .conftest import BLOCK, Toy, all_free, prompt, where
-
-MOVE = np.dtype(
-    [("transfer", "i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "i4"), ("dst_block", "i4"),
-     ("node", "i4"), ("index", "i4")]
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("below", ["host", "disk"])
@@ -97,7 +93,7 @@ def test_a_read_that_takes_longer_than_the_deadline_and_what_waits_behind_it_are
 
 
 def ticket_of(mover, transfers, **options):
-    moves = np.zeros(len(transfers), MOVE)
+    moves = np.zeros(len(transfers), MOVE_DTYPE)
     moves["src_tier"], moves["transfer"] = 1, transfers
     moves["src_block"] = moves["dst_block"] = np.arange(len(transfers))
     return mover.submit(moves, **options)

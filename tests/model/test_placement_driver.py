@@ -13,10 +13,10 @@ OPS_PER_SEED = 250
 COUNTERS = ("adopted", "failed_promotions", "failed_demotions", "blocked_matches")
 
 
-def drive(seed: int) -> Driver:
+def drive(seed: int, deep_every: int = 8) -> Driver:
     driver = Driver(seed)
     try:
-        driver.run(OPS_PER_SEED)
+        driver.run(OPS_PER_SEED, deep_every=deep_every)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}") from error
     return driver
@@ -26,6 +26,12 @@ def drive(seed: int) -> Driver:
 def test_fifty_thousand_operations_agree_with_the_oracle(first: int) -> None:
     for seed in range(first, first + 20):
         drive(seed)
+
+
+@pytest.mark.parametrize("first", range(5000, 5200, 20))
+def test_fifty_thousand_operations_agree_with_all_books_recounted_after_each(first: int) -> None:
+    for seed in range(first, first + 20):
+        drive(seed, deep_every=1)
 
 
 @pytest.mark.full

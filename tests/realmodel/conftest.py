@@ -89,7 +89,10 @@ def tiny_beds(tiny_model: Model, tiny_path: Path, tensors: tiny.Tensors) -> dict
     return {size: Bed("tiny", tiny_path, model, goldens, block_size=size, tie=1e-3, tolerance=1e-3) for size in sizes}
 
 
-@pytest.fixture(params=["tiny-1", "tiny-8", "tiny-16", "tiny-64", pytest.param("smollm2", marks=pytest.mark.realmodel)])
+SMOLLM2 = pytest.param("smollm2", marks=[pytest.mark.realmodel, pytest.mark.slow])
+
+
+@pytest.fixture(params=["tiny-1", "tiny-8", "tiny-16", "tiny-64", SMOLLM2])
 def bed(request: pytest.FixtureRequest) -> Bed:
     """Every scenario runs on each of these."""
     _model, _, size = request.param.partition("-")

@@ -64,6 +64,7 @@ def test_prompt_chunks_and_decoding_share_steps(bed: Bed, opened: Open) -> None:
         seq.release()
 
 
+@pytest.mark.slow
 @pytest.mark.realmodel
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_block_sizes(smollm2_bed: Bed, size: int) -> None:

@@ -24,7 +24,8 @@ CASES = [("tiny_beds", 1, 12), ("tiny_beds", 1, 100), ("tiny_beds", 8, 12), ("ti
 
 @pytest.mark.parametrize("host", [True, False], ids=["swapped", "recomputed"])
 @pytest.mark.parametrize(
-    ("beds", "size", "budget"), [*CASES, pytest.param("smollm2_bed", 16, 30, marks=pytest.mark.realmodel)]
+    ("beds", "size", "budget"),
+    [*CASES, pytest.param("smollm2_bed", 16, 30, marks=[pytest.mark.realmodel, pytest.mark.slow])],
 )
 def test_suspended_requests_go_on_with_the_same_tokens(
     request: pytest.FixtureRequest, opened: Open, host: bool, beds: str, size: int, budget: int

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 import pagedkv as pk
+from pagedkv.core import MOVE_DTYPE
 from pagedkv.tiers import DiskTier, HostTier, Mover, Record
 from tests.cache.conftest import BLOCK, SPEC, Toy, prompt
 from tests.cache.oddities import NAME, kv
 from tests.reliability import small_store as small
 
 SLOTS, KEPT = 16, 4  # the last slots are the bystander's: no odd number is that large and that small
-MOVE = np.dtype([("transfer", "i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "i4"), ("dst_block", "i4")])
+NEEDED = ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")
+MOVE = np.dtype([(name, MOVE_DTYPE[name]) for name in NEEDED])  # a move as a caller may write it: without a tree
 
 
 @dataclass

@@ -15,6 +15,7 @@ from collections import deque
 import numpy as np
 import pytest
 
+from pagedkv.core import MOVE_DTYPE
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Ticket
 from pagedkv.tiers.mover import mover as mover_module
@@ -24,16 +25,12 @@ from .conftest import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, bytes_of, name_of
 
 DEVICE, HOST, DISK = 0, 1, 2
 NUM = 20
-MOVE = np.dtype(
-    [("transfer", "i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "i4"), ("dst_block", "i4"),
-     ("node", "i4"), ("index", "i4")]
-)  # fmt: skip
 TIMEOUT_S = 60
 
 
 def moves_of(*rows):
     """Moves from (transfer, src tier, dst tier, src block, dst block)."""
-    return np.array([(*row, 0, 0) for row in rows], MOVE)
+    return np.array([(*row, 0, 0) for row in rows], MOVE_DTYPE)
 
 
 def line(transfer, src, dst, blocks, shift=0):
@@ -186,7 +183,7 @@ def test_parts_get_smaller_towards_the_end_and_cover_every_move_once():
 def test_no_moves_are_done_at_once(tiers):
     done = []
     with Mover(tiers, on_done=done.append) as mover:
-        ticket = mover.submit(np.zeros(0, MOVE))
+        ticket = mover.submit(np.zeros(0, MOVE_DTYPE))
         assert ticket.done()
         assert ticket.wait(0)
         assert [a.size for a in ticket.results()] == [0, 0]
@@ -444,12 +441,12 @@ def test_moves_that_cannot_be_carried_out_are_refused_as_a_whole(tiers, rows, er
 
 def test_what_is_no_array_of_moves_is_refused(tiers):
     with Mover(tiers) as mover:
-        for wrong in (None, [], 7, np.zeros(3), np.zeros((1, 1), MOVE), np.zeros(2, [("transfer", "i8")])):
+        for wrong in (None, [], 7, np.zeros(3), np.zeros((1, 1), MOVE_DTYPE), np.zeros(2, [("transfer", "i8")])):
             with pytest.raises(WrongType):
                 mover.submit(wrong)
         for deadline_s in (-1, float("nan"), "soon"):
             with pytest.raises(InvalidArgument):
-                mover.submit(np.zeros(0, MOVE), deadline_s=deadline_s)
+                mover.submit(np.zeros(0, MOVE_DTYPE), deadline_s=deadline_s)
 
 
 def test_a_store_needs_records_and_a_failing_describe_queues_nothing(tiers):
