@@ -1,9 +1,8 @@
-"""A toy model whose KV follows from the whole token prefix, so that every read from every tier can be checked."""
+"""A cache run by the toy model, which compares every read from every tier."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 import pagedkv as pk
+from tests import toy
 from tests.in_blocks import cache_options
 
 SPEC = pk.KVSpec(2, 2, 4, "float32", 4, model="toy")
 BLOCK = SPEC.block_size
-EXACT = {"float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7}  # whole numbers below are exact in the dtype
-
-
-@lru_cache(maxsize=4096)
-def _chain(tokens: bytes, salt: int) -> NDArray[np.int64]:
-    """A number per token that follows from the salt and all tokens up to it."""
-    state, out = salt + 1, []
-    for token in np.frombuffer(tokens, np.int32).tolist():
-        state = (state * 6364136223846793005 + token * 2654435761 + 1442695040888963407) % (1 << 61)
-        out.append(state >> 20)
-    return np.array(out, np.int64)
 
 
 class Toy:
@@ -44,12 +33,8 @@ class Toy:
 
     def kv(self, tokens: Any, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """K and V of all tokens in one layer, float32 [num_tokens, num_kv_heads, head_dim], exact in the dtype."""
-        spec = self.spec
-        chain = _chain(np.asarray(tokens, np.int32).tobytes(), self.salt)
-        width = spec.num_kv_heads * spec.head_dim
-        places = np.arange(2 * width, dtype=np.int64).reshape(2, spec.num_kv_heads, spec.head_dim) * 2 + 1
-        whole = (chain[:, None, None, None] * places + layer * 7919) % EXACT[spec.dtype]
-        return whole[:, 0].astype(np.float32), whole[:, 1].astype(np.float32)
+        k, v = toy.kv(self.spec, tokens, self.salt)
+        return k[layer], v[layer]
 
     def new_kv(self, step: pk.Step, seqs: list[pk.Sequence], layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a step's tokens, float32 [num_tokens, num_kv_heads, head_dim]."""

@@ -1,4 +1,4 @@
-"""A stand-in for a model: KV that follows from the weights and every token so far, so that each hit can be checked."""
+"""A request served with the toy model, by the name of its weights: what it met, and how much of that was wrong."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pagedkv as pk
+from tests import toy
 
 SPEC = pk.KVSpec(1, 1, 8, "float32", 4, model="token kv")
 
@@ -22,21 +23,17 @@ class Served:
     hits: dict[str, int]
 
 
-def kv_of(weights: str, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """K [1, n, 1, 8]; V is its negative."""
-    state, rows = hashlib.blake2b(weights.encode(), digest_size=32), []
-    for token in tokens.tolist():
-        state.update(token.to_bytes(4, "little"))
-        rows.append(state.copy().digest())
-    whole = np.frombuffer(b"".join(rows), np.uint32).reshape(1, len(rows), 1, 8) >> 8
-    return whole.astype(np.float32)  # 24 bits: exact
+def kv_of(weights: str, tokens: Sequence[int] | NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """K and V of all tokens, float32 [1, num_tokens, 1, 8]; `weights` names the model's weights."""
+    salt = int.from_bytes(hashlib.blake2b(weights.encode(), digest_size=7).digest(), "little")
+    return toy.kv(SPEC, tokens, salt)
 
 
 def wrong_tokens(seq: pk.Sequence, weights: str) -> int:
     """How many cached tokens of a sequence are not what was computed for exactly that prefix."""
-    wanted = kv_of(weights, seq.tokens[: seq.num_computed])
+    wanted_k, wanted_v = kv_of(weights, seq.tokens[: seq.num_computed])
     k, v = seq.gather()
-    return int(((k != wanted) | (v != -wanted)).any(axis=(0, 2, 3)).sum())
+    return int(((k != wanted_k) | (v != wanted_v)).any(axis=(0, 2, 3)).sum())
 
 
 def serve(cache: pk.KVCache, prompt: Sequence[int], namespace: pk.Namespace | None, weights: str) -> Served:
@@ -49,5 +46,5 @@ def serve(cache: pk.KVCache, prompt: Sequence[int], namespace: pk.Namespace | No
 
 def compute_rest(seq: pk.Sequence, weights: str) -> None:
     """What a model would do with the tokens that were not cached."""
-    rest = kv_of(weights, seq.tokens)[:, seq.num_computed :]
-    seq.scatter(rest, -rest)
+    k, v = kv_of(weights, seq.tokens)
+    seq.scatter(k[:, seq.num_computed :], v[:, seq.num_computed :])

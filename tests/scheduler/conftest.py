@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import pagedkv as pk
 from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
+from tests import toy
 from tests.in_blocks import in_blocks
 
 SPEC = pk.KVSpec(1, 1, 2, "float32", 4, model="toy")
@@ -21,11 +22,7 @@ VOCABULARY = 50
 
 def chain(tokens: Any) -> NDArray[np.float32]:
     """A number per token that follows from all tokens up to it, exact in float32: float32 [num_tokens]."""
-    state, out = 17, []
-    for token in np.asarray(tokens).tolist():
-        state = (state * 6364136223846793005 + (token + 3) * 1442695040888963407) % (1 << 61)
-        out.append(float((state >> 20) % (1 << 20)))
-    return np.array(out, np.float32)
+    return (toy.chain(tokens) % toy.EXACT["float32"]).astype(np.float32)
 
 
 def after(tokens: Any, which: int = 0) -> int:

@@ -1,0 +1,52 @@
+"""The toy model of all tests: KV that follows from the weights and every token so far, so that reads can be checked.
+
+A block in the wrong place, of another namespace, or from before, holds other numbers than its reader expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pagedkv as pk
+
+EXACT = {"float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7}  # whole numbers below are exact in the dtype
+
+
+def chain(tokens: Sequence[int] | NDArray[Any], salt: int = 0) -> NDArray[np.int64]:
+    """A number per token that follows from the salt and all tokens up to it, below 2**41: read-only int64 [num_tokens].
+
+    Parameters
+    ----------
+    salt : stands for the weights, or for the namespace; 0 or more.
+    """
+    return _chain(np.asarray(tokens, np.int32).tobytes(), salt)
+
+
+@lru_cache(maxsize=1 << 14)
+def _chain(tokens: bytes, salt: int) -> NDArray[np.int64]:
+    state, out = salt + 1, []
+    for token in np.frombuffer(tokens, np.int32).tolist():
+        state = (state * 6364136223846793005 + token * 2654435761 + 1442695040888963407) % (1 << 61)
+        out.append(state >> 20)
+    numbers = np.array(out, np.int64)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def kv(
+    spec: pk.KVSpec, tokens: Sequence[int] | NDArray[Any], salt: int = 0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """K and V of all tokens in all layers, float32 [num_layers, num_tokens, num_kv_heads, head_dim].
+
+    They are whole numbers that are exact in the dtype of the spec.
+    """
+    places = np.arange(2 * spec.num_kv_heads * spec.head_dim, dtype=np.int64) * 2 + 1
+    layers = np.arange(spec.num_layers, dtype=np.int64).reshape(-1, 1, 1, 1, 1) * 7919
+    places = places.reshape(2, spec.num_kv_heads, spec.head_dim)
+    whole = (chain(tokens, salt)[None, :, None, None, None] * places + layers) % EXACT[spec.dtype]
+    return whole[:, :, 0].astype(np.float32), whole[:, :, 1].astype(np.float32)
