@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagedkv.cache.sequence import Sequence
+from pagedkv.cache.sequence import Batch, Sequence
+from pagedkv.scheduler._tokens import stopped
 from pagedkv.scheduler.request import Branch, Tokens
 
 NO_STOP = -1  # no token: they are 0 or more
@@ -36,9 +37,16 @@ class Lanes:
         self._soonest = STALE  # the first LAST of all, or earlier
         self.rows = self._table[ROW, :0]
         self.num_beams = 0
+        self._planned: tuple[list[Branch], Batch] | None = None
 
     def __len__(self) -> int:
         return len(self.branches)
+
+    def as_planned(self) -> tuple[list[Branch], Batch]:
+        """The branches and their sequences as they are now, for a plan, which must not change them."""
+        if self._planned is None:
+            self._planned = self.branches[:], Batch(self.sequences[:], self.rows.copy())
+        return self._planned
 
     def add(self, branch: Branch) -> None:
         """A branch decodes from now on."""
@@ -55,6 +63,7 @@ class Lanes:
     def _add(self, branch: Branch, left: int) -> None:
         seq, n, request = branch.seq, len(self.branches), branch.request
         assert seq is not None
+        self._planned = None
         missing = STOPS + len(request.stop_tokens) - len(self._table)
         if missing > 0:
             self._table = np.pad(self._table, ((0, missing), (0, 0)), constant_values=NO_STOP)
@@ -78,6 +87,7 @@ class Lanes:
     def remove_at(self, i: int) -> None:
         """As `remove`, by place."""
         n = len(self.branches)
+        self._planned = None
         self._table[:, i : n - 1] = self._table[:, i + 1 : n]
         self.num_beams -= self.branches[i].request.beams > 1
         del self.branches[i], self.sequences[i]
@@ -92,8 +102,7 @@ class Lanes:
         n = len(self.branches)
         assert len(tokens) == n
         self._now += 1
-        stopped = self._table[STOPS:, :n] == tokens.astype(np.int64)
-        ended: list[int] = stopped.nonzero()[1].tolist() if np.count_nonzero(stopped) else []
+        ended = stopped(self._table[STOPS:], tokens)
         if self._now >= self._soonest:
             last = self._table[LAST, :n]
             over = (last <= self._now).nonzero()[0].tolist()
@@ -109,6 +118,9 @@ class Lanes:
     def check_integrity(self) -> None:
         """The arrays agree with the branches."""
         assert len(self.branches) == len(self.sequences) == len(self.rows)
+        branches, batch = self.as_planned()
+        assert (branches, batch.sequences) == (self.branches, self.sequences)
+        assert np.array_equal(batch.rows, self.rows)
         assert self.num_beams == sum(branch.request.beams > 1 for branch in self.branches)
         for i, branch in enumerate(self.branches):
             assert branch.seq is self.sequences[i]

@@ -31,6 +31,7 @@ class Planner:
     def __init__(self, cache: KVCache, running: Running, options: SchedulerOptions, claim: Claim) -> None:
         self._table, self._running, self._options = cache.table, running, options
         self._claim = claim
+        self._most_blocks = 1 + -(-(1 + options.lookahead) // cache.spec.block_size)  # of a lane: new ones, and a copy
         self._ones = np.ones(options.max_running, np.int32)
         self._ones.flags.writeable = False
 
@@ -44,13 +45,16 @@ class Planner:
         """
         running, lanes, lookahead = self._running, self._running.lanes, self._options.lookahead
         if not running.computing and not drafts:
-            rows = lanes.rows.copy()
-            need = self._table.blocks_needed(rows, None, lookahead)
-            self._claim.take(need)
-            if need > running.room():  # a prefetch took it meanwhile
-                return self._tight(drafts, expired)
-            batch = Batch(lanes.sequences[:], rows)
-            return self._made(batch, self._ones[: len(rows)], len(rows), lanes.branches[:], expired, len(rows), False)
+            branches, batch = lanes.as_planned()
+            n = len(branches)
+            most = n * self._most_blocks  # what a step of them can need at most: seldom worth a closer look
+            self._claim.take(most)
+            if most > running.room():
+                need = self._table.blocks_needed(batch.rows, None, lookahead)
+                self._claim.take(need)
+                if need > running.room():  # a prefetch took it meanwhile
+                    return self._tight(drafts, expired)
+            return self._made(batch, self._ones[:n], n, branches, expired, n, False)
         return self._tight(drafts, expired)
 
     def _tight(self, drafts: dict[Branch, Tokens], expired: tuple[Request, ...]) -> Plan:

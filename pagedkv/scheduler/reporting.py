@@ -11,6 +11,7 @@ import numpy as np
 
 from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.scheduler._tokens import are_tokens
 from pagedkv.scheduler.mending import Before
 from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
@@ -61,7 +62,7 @@ class Reporter:
         """What the lanes were given, int32 [num_lanes], checked."""
         with contextlib.suppress(WrongType, InvalidArgument):
             values: Tokens = self._as_tokens(tokens)
-            if len(values) == len(plan.lanes) and np.minimum.reduce(values, initial=0) >= 0:
+            if len(values) == len(plan.lanes) and are_tokens(values):
                 return values
         entries = self._entries(plan, tokens)  # arrays of one token each, or an error that names its lane
         return np.concatenate(entries) if entries else NO_TOKENS

@@ -194,15 +194,6 @@ MEMORY = (
         (f"{SHORT}[lru]",),
     ),
     Mutant(
-        "a token stays although the step that it was for is refused", TABLE,
-        (("                if appended and code != OK and code != E_STATE:\n"
-          "                    self.take_back(h, n)\n", ""),
-         ("                if appended:\n                    self.lock.acquire()\n"
-          "                    self.take_back(h, n)\n"
-          "                    self.lock.release()\n                raise\n", "                raise\n")),
-        (f"{SHORT}[lru]",),
-    ),
-    Mutant(
         "an audit that runs out of memory keeps the mutex", "pagedkv/_core/audit.pyx",
         (("    finally:\n        self.lock.end_audit(collecting)\n",
           "    except ZeroDivisionError:\n        raise\n    self.lock.end_audit(collecting)\n"),),

@@ -298,4 +298,10 @@ MUTANTS = (
           "                raise\n"),),
         ("test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up",),
     ),
+    Mutant(
+        "a plan keeps lanes that came or went since",
+        "pagedkv/scheduler/lanes.py",
+        (("        n = len(self.branches)\n        self._planned = None\n", "        n = len(self.branches)\n"),),
+        ("test_a_long_run_at_capacity_starves_nobody",),
+    ),
 )
