@@ -1,4 +1,4 @@
-/* The entrance: one attention call. */
+/* The entry point: one attention call. */
 #ifndef PAGEDKV_CPU_ATTEND_CALL_H
 #define PAGEDKV_CPU_ATTEND_CALL_H
 

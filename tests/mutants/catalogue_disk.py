@@ -168,7 +168,7 @@ FILES = (
         ("test_a_second_opener_is_refused_here_and_in_another_process",),
     ),
     Mutant(
-        "a forked child uses its parent's store", "pagedkv/tiers/disk/_entrance.pyx",
+        "a forked child uses its parent's store", "pagedkv/tiers/disk/_rw_gate.pyx",
         (("        if not self.is_ours:            # before any lock", "        if False:"),),
         ("test_a_forked_child_is_refused_and_does_not_keep_the_lock",),
     ),
@@ -258,7 +258,7 @@ HANGS = (
         ("test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back",),
     ),
     Mutant(
-        "a caller stays inside who leaves where there is no memory", "pagedkv/tiers/disk/_entrance.pyx",
+        "a caller stays inside who leaves where there is no memory", "pagedkv/tiers/disk/_rw_gate.pyx",
         (("        cdef object last_out = None\n",
           "        cdef object last_out = None\n        with self.changed:\n            last_out = None\n"),),
         ("test_a_caller_leaves_also_where_there_is_no_memory",),
@@ -269,7 +269,7 @@ HANGS = (
         ("test_a_tier_whose_end_failed_is_closed_by_the_next_close",),
     ),
     Mutant(
-        "nobody closes the files that a closer left to whoever hangs in them", "pagedkv/tiers/disk/_entrance.pyx",
+        "the files that a closer left to a hanging call are never closed", "pagedkv/tiers/disk/_rw_gate.pyx",
         (("                self.last_out = last_out\n", ""),),
         ("test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_the_files",),
     ),

@@ -269,8 +269,8 @@ def test_a_call_that_comes_back_while_a_tier_closes_and_the_closer_never_both_en
         thread.start()
         assert inside.wait(TIMEOUT_S)
         tier.call_hangs(1)
-        entrance = tier._entrance
-        take_step = getattr(entrance, step)
+        gate = tier._gate
+        take_step = getattr(gate, step)
 
         def back_at_once(*arguments, take_step=take_step, go=go, thread=thread):
             answer = take_step(*arguments)
@@ -278,7 +278,7 @@ def test_a_call_that_comes_back_while_a_tier_closes_and_the_closer_never_both_en
             thread.join(TIMEOUT_S)
             return answer
 
-        tier._entrance = Mock(wraps=entrance, is_ours=True, **{step: back_at_once})
+        tier._gate = Mock(wraps=gate, is_ours=True, **{step: back_at_once})
         tier.close()
         open_tier().close()
 

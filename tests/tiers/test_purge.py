@@ -28,7 +28,7 @@ def of(namespace: bytes, number: int) -> Record:
 
 def abandon(tier: DiskTier) -> None:
     """What a crash leaves: closed files, an unlocked directory, nothing written."""
-    tier._entrance.shut()
+    tier._gate.shut()
     tier._is_left = True
     tier._store.close()
 

@@ -30,7 +30,7 @@ from pagedkv.observe.clock import Clock
 from pagedkv.spec.budgets import check_choice
 from pagedkv.threads.crew import Errand
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
-from pagedkv.tiers.disk._entrance import Entrance
+from pagedkv.tiers.disk._rw_gate import ReadersWriterGate
 from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.health import Health, State
 from pagedkv.tiers.disk.scan import Scan
@@ -152,7 +152,7 @@ class DiskTier:
         self._slots = Slots(
             self._store.segments, form, self._store.first_generation, dict(state.purges), self._health, self.path
         )
-        self._entrance = Entrance(f"disk tier {self.path}")
+        self._gate = ReadersWriterGate(f"disk tier {self.path}")
         self._purging = threading.Lock()
         self._ending: Errand | None = None  # the end of this tier, made by the first close
         self._is_left = False
@@ -227,7 +227,7 @@ class DiskTier:
         slots, rows = self._check(blocks, records, arena, src_blocks, "src_blocks")
         if np.unique(slots).size != slots.size:
             raise InvalidArgument("blocks must differ from each other in one write")
-        with self._entrance.inside(waits=False) as may:
+        with self._gate.inside(waits=False) as may:
             if not may:
                 return self._slots.refuse_write(slots)
             self._check_owner()
@@ -261,7 +261,7 @@ class DiskTier:
         check_arena(arena, self.block_bytes, writeable=True)
         if np.unique(rows).size != rows.size:
             raise InvalidArgument("dst_blocks must differ from each other in one read")
-        with self._entrance.inside(waits=False) as may:
+        with self._gate.inside(waits=False) as may:
             return self._slots.read(slots, expected, arena, rows) if may else self._slots.refuse_read(slots)
 
     def invalidate(self, blocks: Any) -> None:
@@ -272,7 +272,7 @@ class DiskTier:
         WrongType, InvalidArgument, ClosedError, TierError
         """
         slots = block_ids(blocks, self.num_blocks, "blocks")
-        with self._entrance.inside():
+        with self._gate.inside():
             self._slots.bury(slots)
 
     def records(self) -> Iterator[StoredBlock]:
@@ -284,10 +284,10 @@ class DiskTier:
         ------
         ClosedError, TierError
         """
-        with self._entrance.inside():
+        with self._gate.inside():
             scan, slots = Scan(self._store.segments, self._slots.form), self._slots.live()
         for part in scan.parts(slots):
-            with self._entrance.inside():
+            with self._gate.inside():
                 found = [entry for entry in scan.records(part) if self._slots.holds(*entry)]
             for slot, generation, record in found:
                 yield StoredBlock(slot, record, generation)
@@ -310,13 +310,13 @@ class DiskTier:
         WrongType, InvalidArgument, ClosedError
         """
         _check_digest("namespace", namespace)
-        with self._entrance.inside(), self._purging:  # one at a time: each writes the list of all
+        with self._gate.inside(), self._purging:  # one at a time: each writes the list of all
             self._slots.void(namespace)
             if len(self._slots.barriers()) <= MAX_PURGES:
                 if not self._saved():
                     self._not_durable()
                 return
-        with self._entrance.alone():
+        with self._gate.alone():
             if self._try_to_forget_purges():
                 return
             if self._health.hangs:  # no reason to forget what others have stored
@@ -332,7 +332,7 @@ class DiskTier:
             It could not be written to the device; as `purge`.
         ClosedError
         """
-        with self._entrance.alone():
+        with self._gate.alone():
             self._forget_all()
 
     def stats(self) -> DiskStats:
@@ -347,7 +347,7 @@ class DiskTier:
         ------
         ClosedError, TierError
         """
-        with self._entrance.inside():
+        with self._gate.inside():
             return self._sync()
 
     def call_hangs(self, num_blocks: int) -> None:
@@ -355,14 +355,14 @@ class DiskTier:
 
         The tier is off until it does. What it writes from now on gets no header, and so no name.
         """
-        self._entrance.lose_one()
+        self._gate.lose_one()
         self._slots.count_hung(num_blocks)
         self._health.call_hangs()
 
     def call_came_back(self) -> None:
         """For the mover: such a call is over."""
         self._health.call_came_back()
-        self._entrance.find_one()
+        self._gate.find_one()
 
     def log_state(self) -> None:
         """For the mover: one line in the log if the state is another one than the log says."""
@@ -371,7 +371,7 @@ class DiskTier:
     @property
     def is_off(self) -> bool:
         """For the mover: whether reads are misses at once, which say nothing about what is stored."""
-        return self._health.state == "off" or self._entrance.is_kept
+        return self._health.state == "off" or self._gate.is_kept
 
     def close(self) -> None:
         """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine.
@@ -379,10 +379,10 @@ class DiskTier:
         Where the device does not answer, the files stay open and the directory locked until it does: a thread that
         comes back must not find somebody else's files under its descriptors. The last one to come back closes them.
         """
-        if not self._entrance.is_ours or self._is_left or self._store.is_closed:
+        if not self._gate.is_ours or self._is_left or self._store.is_closed:
             return
-        self._entrance.shut()
-        is_empty = self._entrance.is_empty(HANG_S, self._let_go)
+        self._gate.shut()
+        is_empty = self._gate.is_empty(HANG_S, self._let_go)
         if self._ending is None or self._ending.has_failed:
             self._ending = Errand(self._end)
         if not is_empty or not self._ending.ends_within(HANG_S):

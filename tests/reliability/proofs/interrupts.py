@@ -108,8 +108,8 @@ def complete(tally: Tally, count: int) -> None:
         rooms = [room for room in ROOMS if room not in NEED_NVRTC or tally.found.get("passed in kernels")]
         if len(rooms) < len(ROOMS):
             tally.skipped = (*tally.skipped, "the kernels' rooms: NVRTC is missing")
-        # of the other Cython modules only the disk's entrance allocates in a caller's thread, one object for a visit:
-        # tests/tiers/test_entrance.py fails each of its allocations
+        # of the other Cython modules only the disk's readers-writer gate allocates in a caller's thread, one object for
+        # each visit: tests/tiers/test_rw_gate.py fails each of its allocations
         tally.require(*(f"in {room}" for room in rooms), "signals", "allocations in core")
     for what in [what for what in tally.found if what.startswith("passed in ")]:
         del tally.found[what]

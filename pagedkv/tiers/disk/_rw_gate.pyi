@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Any, final
 
 @final
-class Entrance:
+class ReadersWriterGate:
     def __init__(self, what: str) -> None: ...
     @property
     def is_ours(self) -> bool: ...
@@ -19,7 +19,7 @@ class Entrance:
 
 @final
 class Visit:
-    def __init__(self, entrance: Entrance, waits: bool, wants_alone: bool) -> None: ...
+    def __init__(self, gate: ReadersWriterGate, waits: bool, wants_alone: bool) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

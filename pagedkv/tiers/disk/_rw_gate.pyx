@@ -1,11 +1,12 @@
-"""Who is inside an object with files of its own: many callers at once, or one alone, or none any more.
+"""A readers-writer gate that can be closed and refuses forked processes.
 
-Files must not be closed, nor all slots be changed at once, while another thread is in the middle of a call. A process
-that was forked off may not come in at all: its copies of the locks may be held by threads it does not have.
+It guards an object that owns files: files must not be closed, nor all slots be changed at once, while another thread is
+in the middle of a call. A forked child is refused, because its copies of the locks may be held by threads that it does
+not have.
 
-What `inside` and `alone` return is entered and left in C, so that no exception from outside can come between being
-counted and being able to leave. Leaving makes no object, so that it needs no memory. No `with` is used here: Cython's
-needs memory for the exception that it hands to `__exit__`.
+The context managers of `inside` and `alone` enter and leave in C, so that no asynchronous exception (a signal handler's)
+can come between being counted and being able to leave. Leaving allocates nothing, so it cannot fail for want of memory.
+This module uses no `with` itself: Cython allocates the exception that it hands to `__exit__`.
 """
 
 cimport cython
@@ -17,19 +18,19 @@ from pagedkv.errors import ClosedError, TierError
 
 
 @cython.final
-cdef class Entrance:
-    """Open from the start.
+cdef class ReadersWriterGate:
+    """Shared by many callers (`inside`) or held by one (`alone`), until `shut`. Open from the start.
 
     Parameters
     ----------
-    what : what is entered, for the errors.
+    what : name of the guarded object, for error messages.
     """
 
     cdef object what
     cdef object pid
     cdef Monitor changed
     cdef int num_inside
-    cdef int num_lost           # of them, callers that hang
+    cdef int num_lost           # callers inside that hang
     cdef bint is_alone
     cdef bint is_shut
     cdef object last_out
@@ -45,23 +46,28 @@ cdef class Entrance:
 
     @property
     def is_kept(self):
-        """Whether a caller is alone inside, or waits for the others to leave."""
+        """Whether a caller is exclusive inside, or waits to be."""
         return self.is_alone
 
     def inside(self, *, waits=True):
-        """One of many callers, for ``with``: True. Without `waits`, False, and not inside, where one is alone.
+        """Context manager that enters shared; its value is True.
+
+        With ``waits=False`` it does not wait for an exclusive caller: its value is False then, and the caller is not
+        inside.
 
         Raises
         ------
         ClosedError
-            Shut.
+            The gate is shut.
         TierError
-            In a process that was forked off.
+            The calling process is a fork of the one that made the gate.
         """
         return Visit(self, waits, False)
 
     def alone(self):
-        """The only caller, for ``with``: waits until the others have left, and keeps new ones waiting. Raises as `inside`.
+        """Context manager that enters exclusive: waits until the others have left, and keeps new ones waiting.
+
+        Raises as `inside`, and:
 
         Raises
         ------
@@ -71,7 +77,7 @@ cdef class Entrance:
         return Visit(self, True, True)
 
     def shut(self):
-        """Let no caller in any more; False if it was shut before."""
+        """Refuse all further callers; False if the gate was shut before."""
         cdef bint was_shut
         self.changed.take()
         was_shut, self.is_shut = self.is_shut, True
@@ -79,9 +85,9 @@ cdef class Entrance:
         return not was_shut
 
     def is_empty(self, limit_s, last_out):
-        """Wait until all have left what is shut but those that hang, so many seconds at most; whether it is empty.
+        """After `shut`: wait up to `limit_s` seconds until all callers but hanging ones have left; whether none is left.
 
-        If it is not, `last_out` is called by the caller that leaves last; else never.
+        If some are left, the last one to leave calls `last_out`; otherwise `last_out` is never called.
         """
         self.changed.take()
         try:
@@ -94,14 +100,14 @@ cdef class Entrance:
             self.changed.give()
 
     def lose_one(self):
-        """A caller inside hangs: others do not wait for it."""
+        """Count one caller inside as hanging: nothing waits for it any more."""
         self.changed.take()
         self.num_lost += 1
         self.changed.notify()
         self.changed.give()
 
     def find_one(self):
-        """A caller that hung has left."""
+        """Count one hanging caller as back."""
         self.changed.take()
         self.num_lost -= 1
         self.changed.give()
@@ -141,41 +147,41 @@ cdef class Entrance:
 @cython.final
 @cython.no_gc_clear
 cdef class Visit:
-    """A caller's time inside."""
+    """One caller's stay inside, as a context manager."""
 
-    cdef Entrance entrance
+    cdef ReadersWriterGate gate
     cdef bint waits
     cdef bint wants_alone
     cdef int inside
     cdef bint alone
 
-    def __init__(self, Entrance entrance, waits, wants_alone):
-        self.entrance, self.waits, self.wants_alone = entrance, waits, wants_alone
+    def __init__(self, ReadersWriterGate gate, waits, wants_alone):
+        self.gate, self.waits, self.wants_alone = gate, waits, wants_alone
 
     def __enter__(self):
-        cdef Entrance entrance = self.entrance
-        entrance.check_process()
-        entrance.changed.take()
+        cdef ReadersWriterGate gate = self.gate
+        gate.check_process()
+        gate.changed.take()
         try:
             if self.waits:
-                entrance.changed.wait_for(entrance._is_free)
-            entrance.check_open()
+                gate.changed.wait_for(gate._is_free)
+            gate.check_open()
             if not self.wants_alone:
-                self.inside = not entrance.is_alone
-                entrance.num_inside += self.inside
+                self.inside = not gate.is_alone
+                gate.num_inside += self.inside
                 return self.inside == 1
-            self.alone = entrance.is_alone = True
+            self.alone = gate.is_alone = True
             try:
-                entrance.changed.wait_for(entrance._others_left)
-                if entrance.num_lost:
+                gate.changed.wait_for(gate._others_left)
+                if gate.num_lost:
                     raise TierError(
-                        f"{entrance.what} has a call inside that does not come back: nothing was changed")
+                        f"{gate.what} has a call inside that does not come back: nothing was changed")
             except BaseException:
                 self.leave()
                 raise
             return None
         finally:
-            entrance.changed.give()
+            gate.changed.give()
 
     def __exit__(self, kind, error, trace):
         self.leave()
@@ -188,4 +194,4 @@ cdef class Visit:
         cdef int inside = self.inside
         cdef bint alone = self.alone
         self.inside, self.alone = 0, False
-        self.entrance.leave(inside, alone)
+        self.gate.leave(inside, alone)

@@ -1,4 +1,4 @@
-"""Who is inside a tier: counted in and out, whatever there is memory for."""
+"""The readers-writer gate of a tier counts callers in and out, also where allocations fail."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import threading
 import pytest
 
 from pagedkv.errors import ClosedError
-from pagedkv.tiers.disk._entrance import Entrance
+from pagedkv.tiers.disk._rw_gate import ReadersWriterGate
 
 testcapi = pytest.importorskip("_testcapi", reason="this Python has no _testcapi, which makes allocations fail")
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_caller_leaves_also_where_there_is_no_memory(alone: bool) -> None:
-    entrance = Entrance("it")
-    visit = entrance.alone() if alone else entrance.inside()
+    gate = ReadersWriterGate("it")
+    visit = gate.alone() if alone else gate.inside()
     visit.__enter__()
     leave, no_memory, memory = visit.__exit__, testcapi.set_nomemory, testcapi.remove_mem_hooks
     no_memory(0, 0)  # every allocation fails from here
@@ -23,21 +23,21 @@ def test_a_caller_leaves_also_where_there_is_no_memory(alone: bool) -> None:
         leave(None, None, None)
     finally:
         memory()
-    assert entrance.shut()
-    assert entrance.is_empty(0.0, None)
-    with pytest.raises(ClosedError, match="it is closed"), entrance.inside():
+    assert gate.shut()
+    assert gate.is_empty(0.0, None)
+    with pytest.raises(ClosedError, match="it is closed"), gate.inside():
         pass
 
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("calls", [1, 2, 3, 5])
-def test_a_caller_that_is_refused_without_memory_leaves_the_entrance_as_it_was(alone: bool, calls: int) -> None:
+def test_a_caller_that_is_refused_without_memory_leaves_the_gate_as_it_was(alone: bool, calls: int) -> None:
     """The refusal is an exception, and what is made for that may fail, too."""
-    entrance = Entrance("it")
-    entrance.shut()
+    gate = ReadersWriterGate("it")
+    gate.shut()
     no_memory, memory = testcapi.set_nomemory, testcapi.remove_mem_hooks
     for first in range(40):
-        visit = entrance.alone() if alone else entrance.inside()
+        visit = gate.alone() if alone else gate.inside()
         enter = visit.__enter__
         no_memory(first, first + calls)
         try:
@@ -46,7 +46,7 @@ def test_a_caller_that_is_refused_without_memory_leaves_the_entrance_as_it_was(a
             pass
         finally:
             memory()
-    waiting = threading.Thread(target=entrance.is_empty, args=(0.0, None))
+    waiting = threading.Thread(target=gate.is_empty, args=(0.0, None))
     waiting.start()
     waiting.join(10)
     assert not waiting.is_alive(), "its mutex is taken"
@@ -54,11 +54,11 @@ def test_a_caller_that_is_refused_without_memory_leaves_the_entrance_as_it_was(a
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_every_allocation_of_a_visit_may_fail(alone: bool) -> None:
-    entrance = Entrance("it")
+    gate = ReadersWriterGate("it")
     no_memory, memory = testcapi.set_nomemory, testcapi.remove_mem_hooks
 
     def visit() -> None:
-        with entrance.alone() if alone else entrance.inside():
+        with gate.alone() if alone else gate.inside():
             pass
 
     visit()
@@ -74,5 +74,5 @@ def test_every_allocation_of_a_visit_may_fail(alone: bool) -> None:
         visit()
         if not failed and first > 5:
             break
-    assert entrance.shut()
-    assert entrance.is_empty(0.0, None)
+    assert gate.shut()
+    assert gate.is_empty(0.0, None)
