@@ -224,13 +224,13 @@ FILES = (
         ("test_a_network_file_system_is_refused_unless_it_is_asked_for",),
     ),
     Mutant(
-        "a full disk is tried again by every write", "pagedkv/tiers/disk/health.py",
+        "a full disk is tried again by every write", "pagedkv/tiers/disk/circuit_breaker.py",
         (("self.shut = self.shut or self._failed >= PATIENCE or not HOPELESS.isdisjoint(failures)", "pass"),),
         ("test_a_full_disk_makes_the_tier_read_only_until_it_works_again",),
     ),
     Mutant(
         "a dead disk is asked by every read", SLOTS,
-        (("if not self._health.may_read():", "if False:"),),
+        (("if not self._breaker.may_read():", "if False:"),),
         ("test_a_dead_disk_is_off_and_costs_no_more_calls",),
     ),
     Mutant(
@@ -248,7 +248,7 @@ FILES = (
 HANGS = (
     Mutant(
         "what a write that hung took from memory that is somebody else's by now gets a name", SLOTS,
-        (("        if self._health.hangs:  # perhaps this call", "        if False:  # perhaps this call"),),
+        (("        if self._breaker.hangs:  # perhaps this call", "        if False:  # perhaps this call"),),
         ("test_what_a_write_that_hung_has_written_gets_no_name",
          "test_a_step_goes_on_when_its_demotion_hangs_and_nothing_wrong_is_found_after_a_restart"),
     ),
@@ -275,7 +275,7 @@ HANGS = (
     ),
     Mutant(
         "a purge during which a call hangs forgets what others have stored", "pagedkv/tiers/disk/tier.py",
-        (("            if self._health.hangs:  # no reason", "            if False:  # no reason"),),
+        (("            if self._breaker.hangs:  # no reason", "            if False:  # no reason"),),
         ("test_a_purge_during_which_a_call_hangs_forgets_nothing_of_others",),
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.tiers.disk import directory
 from pagedkv.tiers.disk.file_system import file_system_of, is_network
-from pagedkv.tiers.disk.health import FIRST_REST_S, LONGEST_REST_S, PATIENCE, Health
+from pagedkv.tiers.disk.circuit_breaker import FIRST_REST_S, LONGEST_REST_S, PATIENCE, CircuitBreaker
 from pagedkv.tiers.disk.segments import Segments
 
 from .conftest import BLOCK_BYTES, FINGERPRINT, NUM_BLOCKS, name_of
@@ -39,8 +39,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def health(clock: Clock) -> Health:
-    return Health("here", clock=clock)
+def breaker(clock: Clock) -> CircuitBreaker:
+    return CircuitBreaker("here", clock=clock)
 
 
 def fail_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -56,80 +56,80 @@ def fail_reads(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Segments, "read", failing)
 
 
-def test_single_failures_change_nothing(health):
+def test_single_failures_change_nothing(breaker):
     for _ in range(3 * PATIENCE):
-        health.wrote(0, [errno.EIO])
-        health.read(0, [errno.EIO])
-        health.wrote(1, [])
-        health.read(1, [])
-    assert health.state == "ok"
-    assert health.may_write()
-    assert health.may_read()
+        breaker.wrote(0, [errno.EIO])
+        breaker.read(0, [errno.EIO])
+        breaker.wrote(1, [])
+        breaker.read(1, [])
+    assert breaker.state == "ok"
+    assert breaker.may_write()
+    assert breaker.may_read()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
-def test_where_waiting_does_not_help_the_first_failed_write_is_enough(health, number):
-    health.wrote(0, [number])
-    assert health.state == "read_only"
-    assert not health.may_write()
-    assert health.may_read()
+def test_where_waiting_does_not_help_the_first_failed_write_is_enough(breaker, number):
+    breaker.wrote(0, [number])
+    assert breaker.state == "read_only"
+    assert not breaker.may_write()
+    assert breaker.may_read()
 
 
-def test_failures_in_a_row_shut_writes_and_then_reads(health):
-    health.wrote(0, [errno.EIO] * (PATIENCE - 1))
-    assert health.state == "ok"
-    health.wrote(0, [errno.EIO])
-    assert health.state == "read_only"
-    health.read(0, [errno.EIO] * PATIENCE)
-    assert health.state == "off"
-    assert not health.may_write()
-    assert not health.may_read()
+def test_failures_in_a_row_shut_writes_and_then_reads(breaker):
+    breaker.wrote(0, [errno.EIO] * (PATIENCE - 1))
+    assert breaker.state == "ok"
+    breaker.wrote(0, [errno.EIO])
+    assert breaker.state == "read_only"
+    breaker.read(0, [errno.EIO] * PATIENCE)
+    assert breaker.state == "off"
+    assert not breaker.may_write()
+    assert not breaker.may_read()
 
 
-def test_after_a_rest_one_call_is_let_through_and_a_success_opens_again(health, clock):
-    health.wrote(0, [errno.ENOSPC])
+def test_after_a_rest_one_call_is_let_through_and_a_success_opens_again(breaker, clock):
+    breaker.wrote(0, [errno.ENOSPC])
     clock.now += FIRST_REST_S - 1
-    assert not health.may_write()
+    assert not breaker.may_write()
     clock.now += 1
-    assert [health.may_write() for _ in range(3)] == [True, False, False]
-    health.wrote(0, [errno.ENOSPC])
+    assert [breaker.may_write() for _ in range(3)] == [True, False, False]
+    breaker.wrote(0, [errno.ENOSPC])
     clock.now += FIRST_REST_S
-    assert not health.may_write()
+    assert not breaker.may_write()
     clock.now += FIRST_REST_S
-    assert health.may_write()
-    health.wrote(1, [])
-    assert health.state == "ok"
-    assert health.may_write()
-    assert health.may_write()
+    assert breaker.may_write()
+    breaker.wrote(1, [])
+    assert breaker.state == "ok"
+    assert breaker.may_write()
+    assert breaker.may_write()
 
 
-def test_rests_grow_to_a_limit(health, clock):
+def test_rests_grow_to_a_limit(breaker, clock):
     rests = []
     for _ in range(12):
-        health.read(0, [errno.EIO] * PATIENCE)
+        breaker.read(0, [errno.EIO] * PATIENCE)
         before = clock.now
-        while not health.may_read():
+        while not breaker.may_read():
             clock.now += 1.0
         rests.append(clock.now - before)
     assert rests == sorted(rests)
     assert rests[-1] == LONGEST_REST_S
 
 
-def test_a_tier_that_is_off_comes_back_by_a_write_too(health, clock):
+def test_a_tier_that_is_off_comes_back_by_a_write_too(breaker, clock):
     """Who was told that everything is a miss will not ask again before something was written."""
-    health.read(0, [errno.EIO] * PATIENCE)
+    breaker.read(0, [errno.EIO] * PATIENCE)
     clock.now += FIRST_REST_S
-    assert health.may_write()
-    health.wrote(1, [])
-    assert health.state == "ok"
+    assert breaker.may_write()
+    breaker.wrote(1, [])
+    assert breaker.state == "ok"
 
 
-def test_each_change_of_state_is_one_line(health, clock, caplog):
+def test_each_change_of_state_is_one_line(breaker, clock, caplog):
     for _ in range(50):
-        health.wrote(0, [errno.ENOSPC])
-    health.read(0, [errno.EIO] * 50)
-    health.read(1, [])
-    health.wrote(1, [])
+        breaker.wrote(0, [errno.ENOSPC])
+    breaker.read(0, [errno.EIO] * 50)
+    breaker.read(1, [])
+    breaker.wrote(1, [])
     text = [record.getMessage() for record in caplog.records]
     assert [line.split(" is ")[-1] for line in text[:2]] == [
         "read-only now: No space left on device",

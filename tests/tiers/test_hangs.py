@@ -14,7 +14,7 @@ import pytest
 
 from pagedkv.errors import ClosedError, TierError
 from pagedkv.tiers import DiskTier, HostTier, Mover
-from pagedkv.tiers.disk.health import FIRST_REST_S, Health
+from pagedkv.tiers.disk.circuit_breaker import FIRST_REST_S, CircuitBreaker
 from pagedkv.tiers.disk.segments import Segments
 from pagedkv.tiers.disk.superblock import MAX_PURGES
 from pagedkv.tiers.mover.hangs import HANG_S as SHIPPED_HANG_S
@@ -166,23 +166,23 @@ def test_closing_leaves_the_threads_that_hang_and_settles_every_ticket(open_move
 
 
 def test_a_tier_with_a_call_that_hangs_is_off_until_it_is_back_and_for_a_rest(clock, caplog):
-    health = Health("here", clock=clock)
-    health.call_hangs()
-    health.call_hangs()
-    assert health.state == "off"
+    breaker = CircuitBreaker("here", clock=clock)
+    breaker.call_hangs()
+    breaker.call_hangs()
+    assert breaker.state == "off"
     assert not caplog.records, "whoever told it holds a lock"
-    health.log_state()
+    breaker.log_state()
     clock.now += 10 * FIRST_REST_S
-    assert (health.may_read(), health.may_write()) == (False, False), "nobody is sent after them"
-    health.read(1, [])  # it comes back, and with bytes
-    health.call_came_back()
-    assert (health.state, health.may_read()) == ("off", False)
-    health.call_came_back()
-    assert (health.state, health.may_read(), health.may_write()) == ("off", False, False)
+    assert (breaker.may_read(), breaker.may_write()) == (False, False), "nobody is sent after them"
+    breaker.read(1, [])  # it comes back, and with bytes
+    breaker.call_came_back()
+    assert (breaker.state, breaker.may_read()) == ("off", False)
+    breaker.call_came_back()
+    assert (breaker.state, breaker.may_read(), breaker.may_write()) == ("off", False, False)
     clock.now += 2 * FIRST_REST_S  # one for each
-    assert [health.may_read() for _ in range(2)] == [True, False]
-    health.read(1, [])
-    assert health.state == "ok"
+    assert [breaker.may_read() for _ in range(2)] == [True, False]
+    breaker.read(1, [])
+    assert breaker.state == "ok"
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["disk tier here is off now: a call into it does not come back", "disk tier here works again"]
 

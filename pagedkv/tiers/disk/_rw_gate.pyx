@@ -1,11 +1,11 @@
 """A readers-writer gate that can be closed and refuses forked processes.
 
-It guards an object that owns files: files must not be closed, nor all slots be changed at once, while another thread is
-in the middle of a call. A forked child is refused, because its copies of the locks may be held by threads that it does
-not have.
+It guards an object that owns files: files must not be closed, nor all slots be changed at once, while another thread
+is in the middle of a call. A forked child is refused, because its copies of the locks may be held by threads that it
+does not have.
 
-The context managers of `inside` and `alone` enter and leave in C, so that no asynchronous exception (a signal handler's)
-can come between being counted and being able to leave. Leaving allocates nothing, so it cannot fail for want of memory.
+The context managers of `inside` and `alone` enter and leave in C, so that no asynchronous exception (a signal
+handler's) can come between being counted and being able to leave. Leaving allocates nothing, so it cannot fail for want of memory.
 This module uses no `with` itself: Cython allocates the exception that it hands to `__exit__`.
 """
 
@@ -67,12 +67,10 @@ cdef class ReadersWriterGate:
     def alone(self):
         """Context manager that enters exclusive: waits until the others have left, and keeps new ones waiting.
 
-        Raises as `inside`, and:
-
         Raises
         ------
-        TierError
-            A caller inside hangs.
+        ClosedError, TierError
+            As `inside`; also a TierError where a caller inside hangs.
         """
         return Visit(self, True, True)
 
@@ -85,7 +83,7 @@ cdef class ReadersWriterGate:
         return not was_shut
 
     def is_empty(self, limit_s, last_out):
-        """After `shut`: wait up to `limit_s` seconds until all callers but hanging ones have left; whether none is left.
+        """After `shut`: wait up to `limit_s` seconds for all callers that do not hang to leave; whether it is empty.
 
         If some are left, the last one to leave calls `last_out`; otherwise `last_out` is never called.
         """

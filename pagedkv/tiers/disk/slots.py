@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.base import Record
 from pagedkv.tiers.disk.format import SlotFormat
-from pagedkv.tiers.disk.health import HANGS, Health, State
+from pagedkv.tiers.disk.circuit_breaker import HANGS, CircuitBreaker, State
 from pagedkv.tiers.disk.scan import Found
 from pagedkv.tiers.disk.segments import Segments
 
@@ -41,7 +41,7 @@ class DiskStats:
 
     Attributes
     ----------
-    state : ``"ok"``, ``"read_only"`` or ``"off"``, see :mod:`pagedkv.tiers.disk.health`.
+    state : ``"ok"``, ``"read_only"`` or ``"off"``, see :mod:`pagedkv.tiers.disk.circuit_breaker`.
     blocks_read, blocks_written : served and stored.
     misses : by reason, one of `MISS_REASONS` each.
     write_errors : by the name of the errno.
@@ -69,7 +69,7 @@ class Slots:
     form : the store's header format.
     next_generation : generation of the next write, higher than any before.
     barriers : by namespace digest; records with a lower generation count no more.
-    health : asked before every transfer and told of its outcome.
+    breaker : asked before every transfer and told of its outcome.
     where : the directory's name, for the log.
     """
 
@@ -79,10 +79,10 @@ class Slots:
         form: SlotFormat,
         next_generation: int,
         barriers: dict[bytes, int],
-        health: Health,
+        breaker: CircuitBreaker,
         where: str,
     ) -> None:
-        self._segments, self._form, self._health, self._where = segments, form, health, where
+        self._segments, self._form, self._breaker, self._where = segments, form, breaker, where
         self._lock = threading.RLock()  # a log handler, which is called with it, may ask for the statistics
         self._counts: Counter[str] = Counter()
         self._logged: set[str] = set()
@@ -170,7 +170,7 @@ class Slots:
         """Write tombstones over live slots; bool [n] says which slots hold nothing now, on disk too."""
         with self._lock:
             says_something = bool(self._generations[slots].any()) or not self._doubtful.isdisjoint(slots.tolist())
-        return self._bury(slots, says_something and self._health.may_write())
+        return self._bury(slots, says_something and self._breaker.may_write())
 
     # ---- purges
 
@@ -221,7 +221,7 @@ class Slots:
         with self._lock:
             counts = dict(self._counts)
         return DiskStats(
-            state=self._health.state,
+            state=self._breaker.state,
             blocks_read=counts.get("read", 0),
             blocks_written=counts.get("written", 0),
             misses={reason: counts.get(f"miss {reason}", 0) for reason in MISS_REASONS},
@@ -257,7 +257,7 @@ class Slots:
         arena: NDArray[np.uint8],
         rows: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
-        if not self._health.may_write():
+        if not self._breaker.may_write():
             return self.refuse_write(slots)
         with self._lock:
             first = self.next_generation
@@ -267,7 +267,7 @@ class Slots:
         slots, named = slots[ok], [(first + i, records[i]) for i in chosen.tolist()]
         seeds = np.array([form.seed(*name) for name in named], np.uint64)
         outcomes, sums = self._segments.write_payloads(slots, arena, rows[ok], seeds)
-        if self._health.hangs:  # perhaps this call: then the rows were somebody else's before they were written
+        if self._breaker.hangs:  # perhaps this call: then its rows may have been reused before they were written
             outcomes[:] = -HANGS
         now = int(time.time())
         headers = [form.header(slot, *name, sums[i], now) for i, (slot, name) in enumerate(zip(slots.tolist(), named))]
@@ -295,7 +295,7 @@ class Slots:
         arena: NDArray[np.uint8],
         rows: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
-        if not self._health.may_read():
+        if not self._breaker.may_read():
             return self.refuse_read(slots)
         g = self._form.geometry
         hit = np.zeros(slots.size, np.bool_)
@@ -325,7 +325,7 @@ class Slots:
                 self._count(f"miss {reason}", f"block {slot} is a miss: {reason}", quiet=reason in ("empty", "purged"))
         arrived = outcomes == g.header_bytes + g.block_bytes
         failures = [-int(outcome) if outcome < 0 else errno.EIO for outcome in outcomes[~arrived]]
-        self._health.read(int(arrived.sum()), failures)
+        self._breaker.read(int(arrived.sum()), failures)
         with self._lock:
             self._counts["read"] += int(hit.sum())
         return hit
@@ -366,7 +366,7 @@ class Slots:
         for number in failures:
             name = errno.errorcode.get(number, str(number))
             self._count(f"write {name}", f"a write failed: {os.strerror(number)}")
-        self._health.wrote(int(outcomes.size) - len(failures), failures)
+        self._breaker.wrote(int(outcomes.size) - len(failures), failures)
 
     def _count(self, what: str, message: str, *, quiet: bool = False) -> None:
         """Count, and log the first of each kind: a dying disk must not fill the log."""

@@ -32,7 +32,7 @@ from pagedkv.threads.crew import Errand
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk._rw_gate import ReadersWriterGate
 from pagedkv.tiers.disk.format import SlotFormat
-from pagedkv.tiers.disk.health import Health, State
+from pagedkv.tiers.disk.circuit_breaker import CircuitBreaker, State
 from pagedkv.tiers.disk.scan import Scan
 from pagedkv.tiers.disk.segments import PageCache, ReadPath
 from pagedkv.tiers.disk.slots import DiskStats, Slots
@@ -148,9 +148,9 @@ class DiskTier:
         self._abandon.atexit = False  # a mover may still write then, and the descriptors would be somebody else's
         state = self._store.superblock
         form = SlotFormat(self._store.geometry, state.uuid, fingerprint, state.epoch)
-        self._health = Health(self.path, self._store.never_writes, Clock(clock))
+        self._breaker = CircuitBreaker(self.path, self._store.never_writes, Clock(clock))
         self._slots = Slots(
-            self._store.segments, form, self._store.first_generation, dict(state.purges), self._health, self.path
+            self._store.segments, form, self._store.first_generation, dict(state.purges), self._breaker, self.path
         )
         self._gate = ReadersWriterGate(f"disk tier {self.path}")
         self._purging = threading.Lock()
@@ -196,7 +196,7 @@ class DiskTier:
     @property
     def state(self) -> State:
         """``"ok"``, ``"read_only"`` (writes fail at once) or ``"off"`` (reads are misses, too)."""
-        return self._health.state
+        return self._breaker.state
 
     def write(
         self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], src_blocks: Any
@@ -319,7 +319,7 @@ class DiskTier:
         with self._gate.alone():
             if self._try_to_forget_purges():
                 return
-            if self._health.hangs:  # no reason to forget what others have stored
+            if self._breaker.hangs:  # no reason to forget what others have stored
                 self._not_durable()
             self._forget_all()
 
@@ -357,21 +357,21 @@ class DiskTier:
         """
         self._gate.lose_one()
         self._slots.count_hung(num_blocks)
-        self._health.call_hangs()
+        self._breaker.call_hangs()
 
     def call_came_back(self) -> None:
         """For the mover: such a call is over."""
-        self._health.call_came_back()
+        self._breaker.call_came_back()
         self._gate.find_one()
 
     def log_state(self) -> None:
         """For the mover: one line in the log if the state is another one than the log says."""
-        self._health.log_state()
+        self._breaker.log_state()
 
     @property
     def is_off(self) -> bool:
         """For the mover: whether reads are misses at once, which say nothing about what is stored."""
-        return self._health.state == "off" or self._gate.is_kept
+        return self._breaker.state == "off" or self._gate.is_kept
 
     def close(self) -> None:
         """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine.
@@ -436,16 +436,16 @@ class DiskTier:
         """Write no more once LOCK is not the file that was locked: another process may have the directory by then."""
         if not self._disowned and not self._store.never_writes and self._store.directory.lost_its_lock():
             self._disowned = True
-            self._health.stop_writing("its LOCK was deleted or replaced; close the cache and open it again")
+            self._breaker.stop_writing("its LOCK was deleted or replaced; close the cache and open it again")
 
     def _sync(self) -> bool:
-        if self._store.never_writes or self._health.hangs:
+        if self._store.never_writes or self._breaker.hangs:
             return False
         try:
             self._store.segments.sync()
         except OSError as problem:
             log.warning("disk tier %s: sync failed: %s", self.path, problem)
-            self._health.wrote(0, [problem.errno or errno.EIO])
+            self._breaker.wrote(0, [problem.errno or errno.EIO])
             return False
         return True
 
@@ -453,13 +453,13 @@ class DiskTier:
         """Whether changes of the superblock are on the device, with every purge and clear not saved before."""
         self._check_owner()
         barriers = tuple(self._slots.barriers().items())
-        if self._store.never_writes or self._health.hangs or len(barriers) > MAX_PURGES:
+        if self._store.never_writes or self._breaker.hangs or len(barriers) > MAX_PURGES:
             return False
         try:
             self._store.update(epoch=self._slots.form.epoch, purges=barriers, **changes)
         except OSError as problem:
             log.warning("disk tier %s: the superblock could not be written: %s", self.path, problem)
-            self._health.wrote(0, [problem.errno or errno.EIO])
+            self._breaker.wrote(0, [problem.errno or errno.EIO])
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""How well the files of a disk tier do: a tier that fails stops writing, then stops reading, and looks again later.
+"""Circuit breaker of a disk tier: ok, read_only, off; retries with exponential back-off.
 
     ok          reads and writes
     read_only   writes are refused at once, reads are served
@@ -12,8 +12,8 @@ tier is one state up again. Each change of state is one line in the log.
 A tier that is no longer the directory's only owner (its LOCK was deleted or replaced) writes no more until it is
 opened again.
 
-A call that hangs takes the tier off at once. It stays off until every such call has come back, and for a rest after
-that: nobody is sent after them.
+A call that hangs takes the tier off at once. It stays off until every such call has come back, and for one more rest,
+so that no second thread is lost in the same files.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ State = Literal["ok", "read_only", "off"]
 
 PATIENCE = 8  # blocks
 FIRST_REST_S, LONGEST_REST_S = 15.0, 900.0
-HANGS = errno.ETIMEDOUT  # what a call that does not come back counts as
+HANGS = errno.ETIMEDOUT  # the errno recorded for a call that does not come back
 HOPELESS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.ENODEV, errno.ENXIO, errno.ESTALE, HANGS}
 )
 
 
-class Health:
+class CircuitBreaker:
     """The state of one open tier. Calls may come from any thread.
 
     Parameters
     ----------
     where : the directory's name, for the log.
-    never_writes : why the tier cannot write as long as it is open; empty if it can.
+    never_writes : why the tier cannot write while it is open; empty if it can.
     clock : monotonic seconds.
     """
 
     def __init__(self, where: str, never_writes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._where, self._never_writes, self._clock = where, never_writes, clock
-        self._lock = threading.RLock()  # clocks and log handlers, which are called with it, may ask for the state
-        self._writes, self._reads = _Gate(), _Gate()
+        self._lock = threading.RLock()  # reentrant: it is held while clocks and log handlers run, which may read the state
+        self._writes, self._reads = _Circuit(), _Circuit()
         self._hanging = 0  # calls
         self._said: State = "ok"
         if never_writes:
@@ -61,7 +61,7 @@ class Health:
             log.warning("disk tier %s is read-only: %s", where, never_writes)
 
     def stop_writing(self, why: str) -> None:
-        """The tier cannot write any more as long as it is open, for this reason."""
+        """Make the tier read-only until it is opened again; `why` goes to the log."""
         with self._lock:
             self._never_writes = why
         self.log_state(why)
@@ -79,47 +79,47 @@ class Health:
         return self._hanging > 0
 
     def call_hangs(self) -> None:
-        """A call does not come back. To be answered by `call_came_back`; nothing is logged before `log_state`."""
+        """A call hangs. Follow it with `call_came_back`; nothing is logged before `log_state`."""
         with self._lock:
             self._hanging += 1
             self._reads.learn(self._clock(), 0, [HANGS])
 
     def call_came_back(self) -> None:
         """A call that hung is over, whatever came of it."""
-        self._learn(self._reads, 0, [HANGS])  # before the tier could be taken to be up: the rest begins now
+        self._learn(self._reads, 0, [HANGS])  # the rest begins now, before the tier can look up again
         with self._lock:
             self._hanging -= 1
 
     def may_write(self) -> bool:
-        """Whether a write is worth trying now. A True has to be answered by `wrote`."""
+        """Whether to try a write now. After True the caller must report the outcome by `wrote`."""
         with self._lock:
             if self._hanging:
                 return False
-            gate = self._reads if self._reads.shut else self._writes
-            return not self._never_writes and gate.lets_through(self._clock())
+            circuit = self._reads if self._reads.shut else self._writes
+            return not self._never_writes and circuit.lets_through(self._clock())
 
     def may_read(self) -> bool:
-        """Whether a read is worth trying now. A True has to be answered by `read`."""
+        """Whether to try a read now. After True the caller must report the outcome by `read`."""
         with self._lock:
             return not self._hanging and self._reads.lets_through(self._clock())
 
     def wrote(self, successes: int, failures: list[int]) -> None:
-        """What came of writes or syncs: how many went well, and the errno of each that did not."""
-        if self._reads.shut:  # what can be written can perhaps be read again
+        """Report writes or syncs: how many succeeded, and the errno of each that failed."""
+        if self._reads.shut:  # a device that takes writes may serve reads again
             self._learn(self._reads, successes, [])
         self._learn(self._writes, successes, failures)
 
     def read(self, successes: int, failures: list[int]) -> None:
-        """What came of reads. Bytes that arrive are a success; what they are worth is checked elsewhere."""
+        """Report reads. Bytes that arrive count as a success; `Slots` checks their content."""
         self._learn(self._reads, successes, failures)
 
-    def _learn(self, gate: _Gate, successes: int, failures: list[int]) -> None:
+    def _learn(self, circuit: _Circuit, successes: int, failures: list[int]) -> None:
         with self._lock:
-            gate.learn(self._clock(), successes, failures)
+            circuit.learn(self._clock(), successes, failures)
         self.log_state(_what(failures[-1]) if failures else "writes still fail")
 
     def log_state(self, why: str = "") -> None:
-        """One line in the log if the state is another one than the log says."""
+        """Log one line if the state has changed since the last one."""
         with self._lock:
             state = self.state
             if state == self._said:
@@ -136,8 +136,8 @@ def _what(number: int) -> str:
     return "a call into it does not come back" if number == HANGS else os.strerror(number)
 
 
-class _Gate:
-    """One direction: open, or shut with a time at which one call may try again."""
+class _Circuit:
+    """One direction, reads or writes: open, or shut with a time at which one call may try again."""
 
     def __init__(self) -> None:
         self.shut = False
@@ -150,7 +150,7 @@ class _Gate:
             return True
         if now < self._try_at:
             return False
-        self._try_at = now + self._rest_s  # the others wait for what this one finds
+        self._try_at = now + self._rest_s  # this call is the trial; all others are refused until the next
         return True
 
     def learn(self, now: float, successes: int, failures: list[int]) -> None:
