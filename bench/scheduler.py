@@ -4,11 +4,11 @@
 entering ``scheduler.step(plan)`` (allocation, the step's arrays) and leaving it (the commit), with no model between.
 ``plain step`` is the same work without a scheduler: ``table.append`` of all tokens and ``cache.step`` over a list.
 
-Cases: ``decode``: nobody comes or goes; ``churn``: as many requests wait as ever, outputs are 100 to 300 tokens, so
-that in most steps somebody ends and somebody begins, whose prompt of 48 tokens is computed beside the others' tokens;
-``full``: as ``churn``, on a device so small that admission waits for blocks. ``quiet`` are the steps of these in which
-nobody began or ended; ``a request`` is what the others take beyond them, per request that ended: its submission is not
-in it, its opening in the cache and its release are. Times are CPU time of the thread, medians over steps, with the
+Cases: ``decode``: no request begins or ends; ``churn``: the queue never runs dry and outputs are 100 to 300 tokens, so
+in most steps one request ends and another begins, whose prompt of 48 tokens is computed beside the others' tokens;
+``full``: as ``churn``, on a device so small that admission waits for blocks. ``quiet`` are those steps of the latter
+two in which no request began or ended; ``a request`` is what the other steps take beyond them, per request that ended:
+it includes its opening in the cache and its release, not its submission. Times are CPU time of the thread, medians over steps, with the
 garbage collector off.
 """
 
@@ -44,7 +44,7 @@ class Load:
             self.submit()
 
     def submit(self) -> None:
-        """One more request of a prompt that nobody shares."""
+        """Submit one more request, with a prompt of its own."""
         self.number += 1
         length = 1000 if self.case == "decode" else self.random.randint(100, 300)
         prompt = np.arange(PROMPT, dtype=np.int32) + 1000 * self.number

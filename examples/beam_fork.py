@@ -1,4 +1,4 @@
-"""Beam search by forks: full blocks are shared, the partly filled one is copied by whoever writes to it first."""
+"""Beam search by forks: full blocks are shared, the first fork to write copies the partly filled one."""
 
 import numpy as np
 

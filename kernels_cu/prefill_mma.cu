@@ -20,7 +20,7 @@ static_assert(SCHEDULE == kListed || SCHEDULE == kWhole, "a CTA writes its rows 
 static_assert(WARP_ROWS % 16 == 0 && ROW_TILE % WARP_ROWS == 0, "");
 
 using Ring = CtaRing<kWarps>;
-// A warp's queries, and in their place its output at the end: nobody else reads or writes there.
+// A warp's queries, and in their place its output at the end: no other warp reads or writes there.
 using QTile = SharedTile<WARP_ROWS, HEAD_DIM>;
 using OTile = SharedTile<WARP_ROWS, HEAD_DIM_V>;
 constexpr int kWarpBytes = max_of(QTile::kBytes, OTile::kBytes);

@@ -39,4 +39,4 @@ from pagedkv.spec.sizes import Blocks as Blocks
 from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size
 
-logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # what is said there is for whoever listens
+logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # silent unless the application configures logging

@@ -60,7 +60,7 @@ class Arena:
         self._dtype = dtype
 
     def forget(self) -> None:
-        """Somebody wrote to it: the next :meth:`hold` fills it anew."""
+        """Mark it as overwritten: the next :meth:`hold` fills it again."""
         self._dtype = ""
 
     def memory(self, first: int, count: int) -> Any:

@@ -65,7 +65,7 @@ class CudaDevice:
         }
 
     def free_bytes(self) -> int:
-        """Memory of the device that nobody holds."""
+        """Free device memory, in bytes."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         free: int = self._runtime.memGetInfo()[0]
         return free

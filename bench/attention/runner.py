@@ -30,7 +30,7 @@ class DeviceLost(Exception):
 
 
 class Watcher:
-    """Told what is about to happen and what came of it, so that whoever watches knows what a crash or a hang was."""
+    """Receives what the runner is about to do and the result, so that a crash or hang can be attributed."""
 
     def begin(self, section: str, keys: Sequence[tuple[str, str]], doing: str) -> None:
         """Entries are about to do something that could crash or hang."""

@@ -54,7 +54,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def section(rows: Sequence[Row], name: str) -> list[dict[str, Any]]:
-    """What was measured in a section; only columns that somebody has."""
+    """A section's measured rows; only columns that have a value."""
     chosen = [row for row in rows if row["section"] == name and row["status"] == "measured"]
     used = [key for key in _COLUMNS if key != "status" and any(row.get(key) is not None for row in chosen)]
     return [{_COLUMNS[key]: row.get(key) for key in used} for row in chosen]

@@ -19,7 +19,7 @@ class Running:
 
 
 class Batch:
-    """The running requests over one table; a prompt is computed in the step of everybody's next token."""
+    """The running requests over one table; a prompt is computed in the step that computes the others' next token."""
 
     def __init__(self, scale: Scale) -> None:
         self.pool = BlockPool(scale.pool_blocks)
@@ -33,7 +33,7 @@ class Batch:
         return row
 
     def step(self, decoding: list[int], sampled: list[int], admitted: list[Running]) -> None:
-        """One step's arrays: a token more for whoever decodes, the whole prompt of whoever is new."""
+        """One step's arrays: one token per decoding request, the whole prompt of each new one."""
         if decoding:
             self.table.commit(decoding)
             self.table.append(decoding, sampled)

@@ -1,4 +1,4 @@
-"""The problems of the CPU bench: shapes, contexts and dtypes, and the arrays that everybody computes on."""
+"""The problems of the CPU bench: shapes, contexts and dtypes, and the arrays that all systems compute on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All problems, systems and ceilings in one run: rounds alternate, so that a noisy neighbour hits everybody."""
+"""All problems, systems and ceilings in one run: rounds alternate, so that a noisy neighbour hits all alike."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decoding: prompts in chunks and tokens of others in one step, several samples of a prompt by fork.
 
-Everything that can fail because of this step (numbers, the choice, whoever is told of a token) happens inside it, so
+Everything that can fail because of this step (numbers, the choice, the caller's token callback) happens inside it, so
 that a failure commits nothing of it; sequences are released however this ends.
 """
 

@@ -41,7 +41,7 @@ class Sampling:
             raise PromptError("top_k and seed must be 0 or more, top_p above 0 and at most 1")
 
     def generator(self, sample: int) -> np.random.Generator:
-        """The draws of one sample; the same whoever else is in the batch."""
+        """Random generator of one sample; its draws do not depend on the rest of the batch."""
         return np.random.default_rng([self.seed, sample])
 
     def choose(self, logits: NDArray[np.floating[Any]], draws: np.random.Generator) -> int:

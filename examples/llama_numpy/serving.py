@@ -102,7 +102,7 @@ def serve(
 ) -> Served:
     """Answer all of a scheduler's requests, as many at once as its options and its cache let.
 
-    Each is drawn from as if it were served alone, whoever else runs and however often it is suspended.
+    Each is drawn from as if it were served alone, whatever else runs and however often it is suspended.
 
     Parameters
     ----------

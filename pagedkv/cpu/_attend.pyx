@@ -1,7 +1,7 @@
-"""The C kernels' Python face: takes arrays apart, checks everything that memory safety depends on, releases the GIL once.
+"""Python bindings of the C attention kernels: memory-safety checks and one GIL release.
 
-Shapes, dtypes and strides are checked by whoever calls (`pagedkv.cpu.attention`); ids and lengths are checked here, in
-every call, because a wrong one would be a read outside the arrays.
+The caller, `pagedkv.cpu.attention`, checks shapes, dtypes and strides. This module checks ids and lengths in every
+call, because a wrong one would read outside the arrays.
 """
 
 cimport numpy as cnp

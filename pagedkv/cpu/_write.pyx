@@ -1,7 +1,7 @@
 """The Python face of write.c and merge.c: takes arrays apart and releases the GIL once.
 
-Whoever calls (`pagedkv.cpu.writing`, `pagedkv.cpu.merging`) has checked shapes, dtypes and slots: a wrong one here would
-be a write outside the arrays.
+The callers, `pagedkv.cpu.writing` and `pagedkv.cpu.merging`, have checked shapes, dtypes and slots. A wrong one here
+would write outside the arrays.
 """
 
 cimport numpy as cnp

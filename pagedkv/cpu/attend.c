@@ -14,7 +14,7 @@
 
 enum { SHORTEST_PART = 128, LONGEST_SHORT = 512, PART = 512, MOST_PARTS = 32 };
 enum { KEPT_MEMORY = 4 };            /* calls' memory that waits for the next one */
-enum { BYTES_PER_THREAD = 1 << 16 }; /* of K and V: less is not worth waking somebody */
+enum { BYTES_PER_THREAD = 1 << 16 }; /* of K and V: less is not worth waking a thread */
 
 /* What a call needs beside its arguments; kept for the next call. */
 typedef struct memory {
@@ -42,7 +42,7 @@ static memory_t *kept;
 static int num_kept;
 static pthread_mutex_t keeping = PTHREAD_MUTEX_INITIALIZER;
 
-/* A fork waits until nobody is in between, so that the child does not inherit a lock that nobody will give back. */
+/* A fork waits for the lock, so that the child does not inherit one that no thread of its own would release. */
 static void before_fork(void) { pthread_mutex_lock(&keeping); }
 static void after_fork(void) { pthread_mutex_unlock(&keeping); }
 __attribute__((constructor)) static void expect_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }

@@ -53,7 +53,7 @@ typedef struct {
 /* A piece of a call: queries first_query .. + num_queries of one sequence, some KV heads, keys begin .. end - 1. */
 typedef struct {
     int seq, first_query, num_queries, first_head, num_heads, begin, end;
-    int part, num_parts; /* of the keys; with more than one, results are joined by whoever finishes last */
+    int part, num_parts; /* of the keys; with more than one, the thread that finishes last joins the results */
     int direct;
     size_t partial; /* floats from the begin of the call's partial results: o [rows, head_dim_v], m [rows], l [rows] */
     int group;      /* index of the counter that the parts share */

@@ -1,4 +1,4 @@
-/* Attention over disjoint keys, joined. Lengths and strides are right: whoever calls has checked them. */
+/* Merges attention over disjoint keys. The caller has checked lengths and strides. */
 #ifndef PAGEDKV_CPU_MERGE_H
 #define PAGEDKV_CPU_MERGE_H
 

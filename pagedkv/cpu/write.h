@@ -1,4 +1,4 @@
-/* K and V of new tokens into the slots of a cache. Lengths and strides are right: whoever calls has checked them. */
+/* K and V of new tokens into the slots of a cache. The caller has checked lengths and strides. */
 #ifndef PAGEDKV_CPU_WRITE_H
 #define PAGEDKV_CPU_WRITE_H
 

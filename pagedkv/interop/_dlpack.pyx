@@ -1,9 +1,9 @@
 """DLPack capsules, made and taken over, and NumPy arrays at addresses. What the numbers mean is decided in Python; here
 memory and owners are counted.
 
-A capsule that we make owns a reference to what keeps its memory. Whoever consumes it renames it and calls the deleter
-once, from any thread; a capsule that nobody consumed calls it itself. A capsule that we consume is held by ``Taken``,
-whose end calls the producer's deleter.
+A capsule that we make owns a reference to what keeps its memory. The consumer renames the capsule and calls the deleter
+once, from any thread; a capsule that was never consumed calls it itself. ``Taken`` holds a capsule that we consume, and
+calls the producer's deleter when it is freed.
 """
 
 cimport cython

@@ -23,7 +23,7 @@ class NotOffered(ExchangeRefused, AttributeError):
 
 
 class RawArray(NamedTuple):
-    """An array as numbers, for C, TensorRT, NIXL and whoever else takes pointers. Keeps nothing alive.
+    """An array as numbers, for C, TensorRT, NIXL and other consumers of pointers. Keeps nothing alive.
 
     Attributes
     ----------

@@ -41,7 +41,7 @@ class Backend(Protocol):
         shared_bytes: int = 0,
         stream: Any = None,
     ) -> None:
-        """Start a kernel on a stream; returns before it has run. Compiles it if nobody has yet."""
+        """Start a kernel on a stream; returns before it has run. Compiles it on first use."""
 
     def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
         """Compile and load, so that later launches only launch."""
@@ -69,8 +69,7 @@ class Backend(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Wait for the device: when something is made, so that its memory is nobody else's on any stream; never per
-        launch."""
+        """Wait for the device. For constructors, so that no stream still uses their new memory; never per launch."""
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """A NumPy copy of a device array, once all work before it is done."""

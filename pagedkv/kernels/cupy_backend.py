@@ -40,7 +40,7 @@ _MAX_GRID_YZ = 65535
 
 @dataclass(frozen=True, slots=True)
 class _RawStream:
-    """A stream somebody else made, as CuPy's launch looks at one."""
+    """A caller's stream, with the attribute that CuPy's launch reads."""
 
     ptr: int
 
@@ -91,7 +91,7 @@ class CupyBackend:
         shared_bytes: int = 0,
         stream: Any = None,
     ) -> None:
-        """Start a kernel; returns before it has run. Compiles and loads it if nobody has yet.
+        """Start a kernel; returns before it has run. Compiles and loads it on first use.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Compiled kernels in memory and on disk: each is compiled once, by whoever asks first.
+"""Compiled kernels in memory and on disk: the first request compiles each one.
 
 The folder is ``PAGEDKV_CACHE_DIR``, else ``$XDG_CACHE_HOME/pagedkv/kernels``, else ``~/.cache/pagedkv/kernels``. A
 file is ``KERNEL-KEY-CHECKSUM.cubin`` (or ``.ptx``): the key covers everything that goes into the compiler, the checksum
@@ -108,7 +108,7 @@ class CompileCache:
         return digest.hexdigest()
 
     def get(self, variant: Variant, arch: str, kind: Kind = "cubin") -> Binary:
-        """A variant for an architecture (``sm_90a``; ``compute_90`` with ``kind="ptx"``), compiled if nobody has yet.
+        """A variant for an architecture (``sm_90a``; ``compute_90`` with ``kind="ptx"``), compiled on first use.
 
         Raises
         ------

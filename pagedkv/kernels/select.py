@@ -38,8 +38,8 @@ class Kernel:
     schedules: tuple[Schedule, ...] = ("even", "whole", "partitioned")
 
 
-# In the order of preference; "auto" takes the first that can. What nobody has timed yet is chosen by name alone: it
-# stands behind a kernel that takes whatever it takes.
+# In the order of preference; "auto" takes the first that can. A kernel without timings is chosen by name alone: it
+# stands behind one that takes every case it takes.
 KERNELS: list[Kernel] = [
     Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling, max_rows=16),
     Kernel("prefill_mma", prefill_mma.unsupported, prefill_mma.tiling, schedules=("listed", "whole")),

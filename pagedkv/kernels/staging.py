@@ -22,7 +22,7 @@ SMALLEST = 4096
 class _Piece:
     memory: NDArray[np.uint8]  # pinned
     event: Any
-    free: bool = False  # whether nobody is filling it now
+    free: bool = False  # whether no launch is filling it now
 
 
 class Staging:

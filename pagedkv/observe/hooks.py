@@ -1,4 +1,4 @@
-"""Hooks: whoever wants to be told when the cache begins and ends a piece of work. Needs nothing installed.
+"""Hooks: objects that the cache tells when a piece of work begins and ends. Needs nothing installed.
 
 A hook is any object with two methods, `begin` and `end`. It can do harm to itself alone: an Exception that it raises
 is counted, logged once, and the cache goes on. KeyboardInterrupt and its like, MemoryError, and what a signal handler
@@ -146,10 +146,10 @@ class Off:
     __slots__ = ()
 
     def set(self, **attributes: Any) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def about(self, subject: Any) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def __enter__(self) -> Off:
         return self

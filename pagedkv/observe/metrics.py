@@ -187,9 +187,9 @@ def samples(stats: CacheStats) -> list[Sample]:
     for tier, counts in stats.blocks.items():
         gauge("tier_max_blocks", "Blocks that a tier may come to have.", counts["max"], tier=tier)
         gauge("tier_capacity_blocks", "Blocks that a tier has now.", counts["capacity"], tier=tier)
-        gauge("tier_available_blocks", "Free blocks that nobody has reserved.", counts["available"], tier=tier)
+        gauge("tier_available_blocks", "Free blocks that are not reserved.", counts["available"], tier=tier)
         for state in ("free", "live", "cached", "reserved"):
-            words = "Blocks by state: free; live, held by somebody; cached, owned by the tree alone; reserved."
+            words = "Blocks by state: free; live, in use; cached, owned by the tree alone; reserved."
             gauge("tier_blocks", words, counts[state], tier=tier, state=state)
     for key, (name, words) in BY_TIER.items():
         for tier, num_blocks in stats.placement[key].items():

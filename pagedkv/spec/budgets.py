@@ -41,7 +41,7 @@ class Disk:
     on_mismatch : ``"refuse"`` or ``"reset"``
         What becomes of a store there that cannot be used: an error, or a new store. Old bytes are never reinterpreted.
     unnamed_model : allow a KVSpec that names no model. Then nothing tells KV of other weights of the same shape apart:
-        whoever opens the directory must know.
+        the caller must.
     network_fs : allow a network file system, whose locks and syncs cannot be trusted.
     page_cache : ``"drop"`` or ``"keep"`` what was read and written in the system's memory.
     required : False leaves out a disk tier that cannot be opened (no space, no permission, read-only, in use), with one

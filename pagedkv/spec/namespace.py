@@ -65,9 +65,9 @@ class Namespace:
     """Which model, adapter, tenant, salt and modality some KV belongs to.
 
     Two sequences share blocks only when all six fields are equal in value and in type. A field left at None
-    is no statement: ``Namespace()`` is the default namespace, which everybody who names none shares.
+    is no statement: ``Namespace()`` is the default namespace, shared by all requests that name none.
 
-    Set it in the host's code. A caller who may choose the salt chooses whose cache he reads.
+    Set it in the host's code. A client that may choose the salt chooses whose cache it reads.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 Two kinds. A `RamTier` has an ``arena`` that a copy may touch at any address. A `StoreTier` (disk, later
 remote) has no addresses: it takes blocks together with a `Record` that names their content, and gives them
-back only to a caller that names the same content. Whoever moves bytes owns source and destination until the
+back only to a caller that names the same content. The caller that moves bytes owns source and destination until the
 move is done; tiers do not check ownership, they only check that block ids exist.
 """
 
@@ -128,7 +128,7 @@ class LeavableTier(StoreTier, Protocol):
     """A store that may be left in the middle of a write.
 
     From `call_hangs` until as many `call_came_back`, no call that is inside names any bytes that it wrote in between:
-    the memory they come from may be somebody else's by now.
+    the memory they come from may have been reused.
     """
 
     @property

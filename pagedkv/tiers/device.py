@@ -207,7 +207,7 @@ def _as_stream(cupy: Any, stream: Any) -> Any:
 
 
 class _Foreign:
-    """A stream somebody else made, in CUDA's stream protocol."""
+    """A caller's stream, in CUDA's stream protocol."""
 
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer

@@ -4,11 +4,11 @@
 // segment, in order: acquire(i) waits for its copies and for all warps to be done with tile i - 1, and starts tile i + STAGES - 1 in
 // that tile's place; then all warps may read k(i) and v(i) until they call acquire(i + 1).
 //
-// Keys outside the segment are stored as zeros: what nobody owns may be NaN, and 0 * NaN would not be 0. Their places are never
+// Keys outside the segment are stored as zeros: unowned blocks may hold NaN, and 0 * NaN would not be 0. Their places are never
 // looked up, as the table has -1 where a window has left a block behind.
 //
 // Block ids travel through the ring as well: the copies of tile i bring those that the copies of tile i + STAGES - 1 will need, so
-// that nobody waits for the table. A warp copies and reads the ids of its own keys alone.
+// that no warp waits for the table. A warp copies and reads the ids of its own keys alone.
 //
 // Where KV_TYPE is not Q_TYPE, the ring holds the bits as they are, and acquire() converts the tile into one more buffer behind the
 // ring, with scales of token_head multiplied in; scales of tensor and head are for the caller to fold.

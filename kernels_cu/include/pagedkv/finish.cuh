@@ -1,4 +1,4 @@
-// The end of a segment: its rows become output, or a partial state that somebody merges. All computing threads of the CTA call
+// The end of a segment: its rows become output, or a partial state to be merged. All computing threads of the CTA call
 // these: all there are, or the first COMPUTE_THREADS where the others fetch for them.
 #pragma once
 #include "pagedkv/schedule.cuh"

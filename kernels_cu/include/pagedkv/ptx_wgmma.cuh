@@ -1,7 +1,7 @@
 // Inline PTX of warpgroup products (sm_90a): wgmma multiplies asynchronously, with operands in shared memory or registers.
 //
-// A product is under way from the instruction that issues it until wgmma_wait has said that its group is done: until then nobody
-// touches its sums or the registers of a, nor writes the shared memory that it reads. All 128 threads of a warpgroup call each of
+// A product is under way from the instruction that issues it until wgmma_wait has said that its group is done: until then no
+// thread touches its sums or the registers of a, nor writes the shared memory that it reads. All 128 threads of a warpgroup call each of
 // these together.
 #pragma once
 #include "pagedkv/ptx.cuh"

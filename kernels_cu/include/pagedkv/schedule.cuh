@@ -56,7 +56,7 @@ __device__ __forceinline__ const Q_TYPE* query_row(const AttentionParams& p, con
   return static_cast<const Q_TYPE*>(p.q) + (s.q_first + s.query(row)) * p.q_token_stride + s.qo_head(row) * p.q_head_stride;
 }
 
-// Slot of a CTA's part of a row tile: the first CTA's part is the last of its slice, everybody else's the first of theirs.
+// Slot of a CTA's part of a row tile: the first CTA's part is the last of its slice, every other CTA's the first of its own.
 __device__ __forceinline__ int even_slot(int cta, int first_cta) { return 2 * cta + (cta == first_cta); }
 
 class Schedule {
@@ -64,7 +64,7 @@ class Schedule {
   __device__ __forceinline__ explicit Schedule(const AttentionParams& params) : p(params) {
     if constexpr (SCHEDULE == kEven) {
       const u32 total = units_before(p.num_seqs);
-      // No slice is empty: whoever lies between two that have a part of a row tile has one too, and arrives.
+      // No slice is empty: a CTA between two that have a part of a row tile has one too, and arrives.
       const u32 ctas = min_of<u32>(gridDim.x, total);
       slice = ctas ? total / ctas : 0;
       longer = ctas ? total % ctas : 0;

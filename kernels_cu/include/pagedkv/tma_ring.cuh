@@ -8,8 +8,8 @@
 // ahead by up to STAGES buffers, into the next segment too.
 //
 // A tile arrives in pieces of BOX_TOKENS tokens x 128 bytes, one lane each. Pieces without a key of the segment are asked for beyond
-// the last block, where the map says zeros: their table entries may be -1, what nobody owns may be NaN. Keys that share a piece with
-// the segment's arrive as they are: whoever multiplies V must leave them out (add_values with zero_outside).
+// the last block, where the map says zeros: their table entries may be -1, unowned blocks may hold NaN. Keys that share a piece with
+// the segment's arrive as they are: the code that multiplies V must leave them out (add_values with zero_outside).
 #pragma once
 #include "pagedkv/kv.cuh"
 #include "pagedkv/schedule.cuh"

@@ -3,7 +3,7 @@
 //
 // Tile i is the warp's 16 keys of the segment's tile i. Copies of tile i are two groups, K and V. start() begins the first STAGES - 1
 // tiles; then for i = 0, 1, ...: wait_k(i), which also makes the buffer of tile i - 1 free, issue(i + STAGES - 1) into it, read K,
-// wait_v(i), read V. Keys outside the segment are stored as zeros: what nobody owns may be NaN, and 0 * NaN would not be 0.
+// wait_v(i), read V. Keys outside the segment are stored as zeros: unowned blocks may hold NaN, and 0 * NaN would not be 0.
 //
 // Block ids are read from the table ahead of the copies that need them, one lane each, and passed around by shuffles.
 #pragma once

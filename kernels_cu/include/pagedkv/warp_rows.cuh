@@ -14,7 +14,7 @@ __device__ __forceinline__ int own_row(int group, int column) { return group * 8
 
 class WarpRows {
  public:
-  // Reads the queries. Rows past the end repeat the last one; nobody writes them.
+  // Reads the queries. Rows past the end repeat the last one and are never written.
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const Segment& s, float k_scale) : segment(s) {
     const int last_row = s.num_rows - 1;
 #pragma unroll

@@ -126,7 +126,7 @@ def blocks(ids: Iterable[int]) -> str:
 
 def listed(words: Sequence[str]) -> str:
     """``A``, ``A and B``, ``A, B and C``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "nobody"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "no sequence"
 
 
 def _sentence(text: str) -> str:

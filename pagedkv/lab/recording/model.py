@@ -13,7 +13,7 @@ Moving = Literal["", "out", "in"]
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block that somebody owns.
+    """A block with at least one owner.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class HeldBlock:
 
     @property
     def others(self) -> int:
-        """Owners beside tree, sequences and move: pins, prefetches, prompts being opened, whoever was there before."""
+        """Owners beside tree, sequences and move: pins, prefetches, prompts being opened, owners older than the recording."""
         return self.references - self.in_tree - len(self.sequences) - bool(self.moving)
 
     @property
@@ -105,7 +105,7 @@ class Frame:
     moves: tuple[Move, ...]
 
     def held(self, tier: str = "device") -> dict[int, HeldBlock]:
-        """The blocks of a tier that somebody owns, by id."""
+        """The blocks of a tier that have an owner, by id."""
         return {held.block: held for held in self.tiers.get(tier, ())}
 
 

@@ -13,7 +13,7 @@ a request holds its path, and what is held cannot leave. A request that finds no
 the leading blocks that fit (``held_prefixes``). How many these are follows from the trace and the size of the device: a
 cached block beyond them would lie in the cache beside all that is held, and would fit. So no policy chooses what is held,
 and every policy has the same room for the rest. A policy chooses which blocks, used last by request j and next by request
-i, it keeps until i: each takes one block of room from the moment when nobody holds it until i. Among intervals of one
+i, it keeps until i: each takes one block of room from the moment when no request holds it until i. Among intervals of one
 block each, where room is short at some moment, one that is there has to go; giving up the one that ends last leaves
 at least as much room at every later moment as giving up another. That is MIN. So with ``events`` it has the most hits that
 any policy can have, and it is the bound itself. There is no MIN-bypass above it: not keeping what a request computed is

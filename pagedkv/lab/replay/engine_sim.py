@@ -8,8 +8,8 @@ Moves are answered at once with success. A request longer than the device keeps 
 what runs must lie on the device as a whole. Requests that take no time run one at a time, so one always fits.
 
 Where requests take time (``generating``), each owns its blocks on the device until it is over, and what is owned is
-never evicted. One that finds no room beside the others keeps the leading blocks that fit after everything that nobody
-owns has gone; the rest is not cached, nothing else is evicted for it, and it is counted as squeezed.
+never evicted. One that finds no room beside the others keeps the leading blocks that fit after everything that has no
+owner is gone; the rest is not cached, nothing else is evicted for it, and it is counted as squeezed.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def replay(
     policies : of ``lru arc s3fifo cost hazard`` and the bounds ``infinite min min-bypass``.
     capacities : one or several; a string or int is the size of a device tier alone (``5000``, ``"5%"``).
     options : engine and the rest; default ``Options()``.
-    progress : told about each replay (default: nobody is).
+    progress : called for each replay; default: not called.
     references : bounds already computed for this trace, with the same ``options.generating``.
 
     Returns

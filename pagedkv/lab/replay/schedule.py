@@ -1,8 +1,8 @@
 """When requests arrive and when they are over, in one order: what a replay and its bounds walk along.
 
 Requests arrive in the order of the trace; a time stamp below an earlier one counts as that one. A request is over
-``output_tokens * token_ms`` after its arrival. Whoever is over at or before an arrival goes first, in order of the
-ends, and of arrival where these are equal.
+``output_tokens * token_ms`` after its arrival. Requests that are over at or before an arrival leave first, in order
+of their ends, and of arrival where the ends are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.replay.trace import Int32, Trace
 
-TOKEN_MS = 20.0  # where nobody says otherwise
+TOKEN_MS = 20.0  # default
 MAX_TOKEN_MS = 1e6
 
 

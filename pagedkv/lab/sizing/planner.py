@@ -73,7 +73,7 @@ def plan(
     )  # fmt: skip
     gpus = gpus_per_replica(machines.num_gpus, tensor_parallel, memory, model, room, size, kv)
     replicas, servers, on_gpus = machines.num_gpus // gpus, machines.num_servers, memory.for_kv(gpus)
-    common = shareable_blocks(min(users.shared_prefix, users.tokens - 1), size)  # a last block is everybody's own
+    common = shareable_blocks(min(users.shared_prefix, users.tokens - 1), size)  # each session owns its last block
     own, shared = session_bytes(model, users.tokens, common, size, kv)
     device_own, device_shared = session_bytes(model, users.tokens, common, size, kv, gpus)
     longest, _ = session_bytes(model, room, 0, size, kv, gpus)

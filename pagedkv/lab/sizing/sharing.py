@@ -1,7 +1,7 @@
 """What sharing saves, in blocks: a common prefix once for all, and beams that copy only what they write to.
 
-Only full blocks are shared for good. A partly filled one is shared until somebody writes into it, who then copies it
-(copy-on-write; arXiv:2309.06180, section 4.4); the last of its owners writes in place.
+Only full blocks are shared for good. A partly filled one is shared until one owner writes into it, which copies it
+first (copy-on-write; arXiv:2309.06180, section 4.4); its last owner writes in place.
 """
 
 from __future__ import annotations

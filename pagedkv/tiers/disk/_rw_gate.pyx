@@ -5,8 +5,8 @@ is in the middle of a call. A forked child is refused, because its copies of the
 does not have.
 
 The context managers of `inside` and `alone` enter and leave in C, so that no asynchronous exception (a signal
-handler's) can come between being counted and being able to leave. Leaving allocates nothing, so it cannot fail for want of memory.
-This module uses no `with` itself: Cython allocates the exception that it hands to `__exit__`.
+handler's) can come between being counted and being able to leave. Leaving allocates nothing, so it cannot fail for
+want of memory. This module uses no `with` itself: Cython allocates the exception that it hands to `__exit__`.
 """
 
 cimport cython

@@ -52,7 +52,7 @@ class CircuitBreaker:
 
     def __init__(self, where: str, never_writes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._where, self._never_writes, self._clock = where, never_writes, clock
-        self._lock = threading.RLock()  # reentrant: it is held while clocks and log handlers run, which may read the state
+        self._lock = threading.RLock()  # reentrant: clocks and log handlers run under it
         self._writes, self._reads = _Circuit(), _Circuit()
         self._hanging = 0  # calls
         self._said: State = "ok"

@@ -106,7 +106,7 @@ class Directory:
     Raises
     ------
     TierError
-        The path is a link or no directory, belongs to somebody else, is open to others, is locked, lies on a network
+        The path is a link or no directory, belongs to another user, is open to others, is locked, lies on a network
         file system, or cannot be made or opened.
     """
 
@@ -267,7 +267,7 @@ class Directory:
         StoreDamaged
             There is no such file.
         TierError
-            It cannot be opened, is no plain file, belongs to somebody else or is open to others.
+            It cannot be opened, is no plain file, belongs to another user or is open to others.
         """
         access = os.O_RDONLY if self.read_only else os.O_RDWR
         try:
@@ -289,7 +289,7 @@ class Directory:
             again = os.open(name, os.O_RDONLY | flags | _FLAGS | os.O_NONBLOCK, dir_fd=self.fd)
         except OSError:
             return -1
-        if not os.path.samestat(os.fstat(again), os.fstat(fd)):  # somebody put another file there
+        if not os.path.samestat(os.fstat(again), os.fstat(fd)):  # another process put another file there
             close_quietly(again)
             return -1
         return again

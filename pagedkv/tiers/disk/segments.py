@@ -279,7 +279,7 @@ class Segments:
             self._refused = self._refused or problem
 
     def close(self) -> None:
-        """Close the files. Nobody may be inside another call."""
+        """Close the files. No other call may be inside."""
         maps, self._maps = self._maps, []
         for mapping in maps:
             mapping.close()

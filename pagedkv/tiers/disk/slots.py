@@ -187,7 +187,7 @@ class Slots:
     def bury_void(self) -> bool:
         """Write tombstones over all that is void, and wait for them: whether the barriers are needed no more.
 
-        Nobody may be inside another call, but for those that refuse.
+        No other call may be inside, except one that refuses.
 
         Raises
         ------

@@ -78,7 +78,7 @@ class DiskTier:
         Whether the kernel shall forget what was written or read, or keep it in memory that is free.
     on_mismatch : ``"refuse"`` or ``"reset"``
         What becomes of a store there that is damaged or of another layout: an error, or an empty store in its place.
-        Old bytes are never read as something they are not. A directory that belongs to somebody else, is open to
+        Old bytes are never read as something they are not. A directory that belongs to another user, is open to
         others or in use is refused in any case.
     network_fs : bool
         Allow a directory on a network file system, where locks may not keep a second machine out.
@@ -145,7 +145,7 @@ class DiskTier:
             network_fs=network_fs,
         )
         self._abandon = weakref.finalize(self, self._store.close)  # a tier dropped without close unlocks at least
-        self._abandon.atexit = False  # a mover may still write then, and the descriptors would be somebody else's
+        self._abandon.atexit = False  # a mover may still write then, to descriptors that were reused
         state = self._store.superblock
         form = SlotFormat(self._store.geometry, state.uuid, fingerprint, state.epoch)
         self._breaker = CircuitBreaker(self.path, self._store.never_writes, Clock(clock))
@@ -377,7 +377,7 @@ class DiskTier:
         """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine.
 
         Where the device does not answer, the files stay open and the directory locked until it does: a thread that
-        comes back must not find somebody else's files under its descriptors. The last one to come back closes them.
+        comes back must not find other files under its descriptors. The last one to come back closes them.
         """
         if not self._gate.is_ours or self._is_left or self._store.is_closed:
             return

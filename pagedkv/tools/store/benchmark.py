@@ -127,7 +127,7 @@ def measure(folder: Path, tier: DiskTier, g: Geometry, tick: Tick) -> Measured:
                 found.wrong, rates.read_cold = found.wrong + wrong, max(rates.read_cold, rate)
                 wrong, rate = _read(side, g, tick)
                 found.wrong, rates.read_warm = found.wrong + wrong, max(rates.read_warm, rate)
-            sides.reverse()  # whoever goes first meets another disk
+            sides.reverse()  # the first of the two finds the disk in another state
     finally:
         os.close(fd)
         path.unlink()

@@ -1,4 +1,4 @@
-"""A cache directory opened for looking: nothing in it is changed or locked, whoever else has it open.
+"""Read-only view of a cache directory: changes and locks nothing, and works while a cache has it open.
 
 A tier refuses a directory in doubt; this opens whatever it can and lists the doubts (`StoreReader.problems`). Only what
 is no cache directory at all is an error.

@@ -22,7 +22,7 @@ UNKNOWN = 0  # generation of what lay in a slot whose header cannot be trusted
 
 
 def repair(path: str, tick: Tick) -> Verdict:
-    """Check a store that nobody else has open, and bury what was found.
+    """Check a store that no other process has open, and write tombstones over damaged blocks.
 
     Returns
     -------

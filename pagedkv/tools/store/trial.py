@@ -195,7 +195,7 @@ def _damaged(path: Path, g: Geometry) -> Finding:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The tier's log says nothing: the damage is our own."""
-    log, silence = logging.getLogger("pagedkv.tiers.disk"), logging.Filter("nobody")
+    log, silence = logging.getLogger("pagedkv.tiers.disk"), logging.Filter("none")
     log.addFilter(silence)
     try:
         yield
