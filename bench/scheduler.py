@@ -8,8 +8,8 @@ Cases: ``decode``: no request begins or ends; ``churn``: the queue never runs dr
 in most steps one request ends and another begins, whose prompt of 48 tokens is computed beside the others' tokens;
 ``full``: as ``churn``, on a device so small that admission waits for blocks. ``quiet`` are those steps of the latter
 two in which no request began or ended; ``a request`` is what the other steps take beyond them, per request that ended:
-it includes its opening in the cache and its release, not its submission. Times are CPU time of the thread, medians over steps, with the
-garbage collector off.
+it includes its opening in the cache and its release, not its submission. Times are CPU time of the thread, medians
+over steps, with the garbage collector off.
 """
 
 from __future__ import annotations

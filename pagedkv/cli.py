@@ -1,4 +1,7 @@
-"""The ``pagedkv`` command. Bad input is one line on stderr and exit code 2; a traceback is a bug of ours."""
+"""The ``pagedkv`` command.
+
+Bad input is one line on stderr and exit code 2; a traceback is a bug of ours.
+"""
 
 from __future__ import annotations
 

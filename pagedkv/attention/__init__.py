@@ -1,4 +1,6 @@
-"""Attention on arrays: plan once per step, run per layer; one-shot calls; shared prefixes; writes into slots.
+"""Attention on arrays: plan once per step, run once per layer.
+
+Also one-shot calls, shared prefixes (cascade), and writes into slots.
 
 Public functions for runtimes that keep their own KV pools. CUDA kernels compute on CuPy arrays, C kernels on NumPy's.
 """

@@ -1,5 +1,6 @@
-"""CascadeAttention: a prefix that several requests share is attended once for all of them, then merged with their own
-KV.
+"""CascadeAttention: attends a shared prefix once for all requests that share it.
+
+The result is merged with attention over each request's own KV.
 
 Level 0 holds what most requests share, the last level what each has alone; a level's sequences are groups of
 requests. Every level but the last sees all queries of a group as the queries of one sequence, so K and V of the

@@ -1,4 +1,7 @@
-"""Checks of arrays before a kernel sees them: each error names the argument, what it is, and what is supported."""
+"""Checks of arrays before a kernel sees them.
+
+Each error names the argument, what it is, and what is supported.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from pagedkv.kernels.params import address
 
 
 def check_shape(name: str, array: Any, shape: tuple[int | str, ...]) -> None:
-    """Raise LayoutMismatch unless the shape fits; a string in ``shape`` names an axis of any length."""
+    """Raise LayoutMismatch unless the shape fits.
+
+    A string in ``shape`` names an axis of any length.
+    """
     found = getattr(array, "shape", None)
     if found is None:
         raise WrongType(f"{name} must be an array, not {type(array).__name__}")
@@ -32,8 +38,10 @@ def check_contiguous(name: str, array: Any) -> None:
 
 
 def check_rows(name: str, array: Any, alignment: int) -> None:
-    """Raise LayoutMismatch unless the last axis is contiguous and every row of it begins at a multiple of
-    ``alignment`` bytes."""
+    """Raise LayoutMismatch unless the last axis is contiguous and its rows are aligned.
+
+    Every row must begin at a multiple of ``alignment`` bytes.
+    """
     item = array.dtype.itemsize
     if array.shape[-1] > 1 and array.strides[-1] != item:
         raise LayoutMismatch(f"the last axis of {name} must be contiguous, got strides {array.strides}")
@@ -60,7 +68,9 @@ def check_tables(
     num_blocks: int,
     block_size: int,
 ) -> None:
-    """Host-side block tables: every block with a key in ``first_keys[seq]..seq_lens[seq] - 1`` must be one of the pool.
+    """Check host-side block tables: every block that holds a key must exist in the pool.
+
+    The keys of a sequence are ``first_keys[seq]..seq_lens[seq] - 1``.
 
     Raises
     ------

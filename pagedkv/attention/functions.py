@@ -1,4 +1,7 @@
-"""One call for those who keep no plan: attention over dense K and V, contiguous or paged by a threshold."""
+"""One-shot attention over dense K and V, without a plan.
+
+Contiguous or paged, by a threshold.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ def forward(
 
 
 def _fresh_blocks(keys: NDArray[np.int32], block_size: int) -> tuple[NDArray[np.int32], NDArray[np.int64], int]:
-    """Block tables that give every sequence its own blocks in order, the slot of each token, and how many blocks."""
+    """Make block tables in which every sequence owns its blocks in order.
+
+    Returns the tables, the slot of each token, and the number of blocks.
+    """
     lens = np.diff(keys)
     blocks = -(-lens // block_size)
     first = np.concatenate([[0], np.cumsum(blocks)])

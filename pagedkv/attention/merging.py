@@ -15,7 +15,9 @@ from pagedkv.kernels import merge
 def merge_states(
     states: Any, lses: Any, *, out: Any = None, lse: Any = None, device: Device | None = None, stream: Any = None
 ) -> Any:
-    """Merge attention results of the same queries over disjoint keys; each counts with the weight e^lse.
+    """Merge attention results of the same queries over disjoint keys.
+
+    Each result counts with the weight e^lse.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The same attention on NumPy arrays: the C kernels compute, or exactly and slowly the float64 reference."""
+"""Attention on NumPy arrays: the C kernels, or the exact and slow float64 reference."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def attend_on_cpu(
     k_scale: NDArray[np.float32] | None = None,
     v_scale: NDArray[np.float32] | None = None,
 ) -> None:
-    """Write the attention of `q` over `k` and `v` into `out` (and `lse`). Shapes as in :class:`PagedAttention`.
+    """Write the attention of `q` over `k` and `v` into `out` (and `lse`).
+
+    Shapes as in :class:`PagedAttention`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where arrays live, and who computes there: CUDA kernels for CuPy arrays, C for NumPy arrays."""
+"""Picks the backend by where arrays live: CUDA kernels for CuPy, C for NumPy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def backend_of(device: Device) -> Backend | None:
 
 
 def home_of(**arrays: Any) -> Backend | None:
-    """The backend of arrays that must all live in one place; None for the CPU. Arrays that are None do not count.
+    """The backend of arrays that must all live in one place; None for the CPU.
+
+    Arguments that are None are ignored.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""PagedAttention: plan once per step, run once per layer, on workspaces sized when it is made.
+"""PagedAttention: plan once per step, run once per layer.
+
+Workspaces are sized when the object is made.
 
 The idea of plan and run is FlashInfer's (Ye et al. 2025, MLSys). Here the plan is computed on the device from
 ``seq_lens``, so a captured CUDA graph of plan and runs replays with other lengths.
@@ -160,7 +162,7 @@ class PagedAttention:
 
     @property
     def kernel(self) -> str:
-        """Name of the kernel that computes; on the CPU ``"cpu_<instruction set>"`` or ``"reference"``."""
+        """Name of the kernel in use; on the CPU ``"cpu_<instruction set>"`` or ``"reference"``."""
         return self._kernel_on_cpu if self._plan is None else self._plan.tiling.kernel
 
     @property
@@ -169,7 +171,10 @@ class PagedAttention:
         return 0 if self._plan is None else self._plan.workspace_bytes
 
     def prepare(self) -> None:
-        """Compile and load the kernels now rather than at the first run; before a graph is captured."""
+        """Compile and load the kernels now, not at the first run.
+
+        Call it before a graph is captured.
+        """
         if self.backend is not None and self._plan is not None:
             self.backend.prepare(self._plan.variants())
 
@@ -185,7 +190,9 @@ class PagedAttention:
         num_blocks: int | None = None,
         stream: Any = None,
     ) -> None:
-        """Take a step's batch; the arrays are read again by every :meth:`run`, so keep them as they are until then.
+        """Take a step's batch.
+
+        Every :meth:`run` reads the arrays again: the caller must not change them until the last one.
 
         Parameters
         ----------

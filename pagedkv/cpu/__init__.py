@@ -1,4 +1,7 @@
-"""Attention on the CPU: C kernels for AVX-512, AVX2 and every other CPU, on threads of their own, without the GIL."""
+"""Attention on the CPU, in C, on threads of its own, without the GIL.
+
+There are kernels for AVX-512, AVX2 and every other CPU.
+"""
 
 from pagedkv.cpu.attention import attend
 from pagedkv.cpu.threads import isa, isas, num_threads, set_isa, set_num_threads

@@ -68,7 +68,9 @@ def isas() -> list[str]:
 
 def plainly_fits(object q, object k, object v, object seq_lens, object block_tables, object q_indptr,
                  object out, object lse) -> bool:
-    """Whether arrays of a paged call are surely as they must be, at a hundredth of the price of saying why not.
+    """Fast check of a paged call's arrays: True means that they are certainly valid.
+
+    It costs a hundredth of the full check, which says what is wrong.
 
     False where something is wrong, and where it is merely unusual: the long way then decides.
     """

@@ -1,4 +1,7 @@
-"""One attention call on NumPy arrays: what the kernels cannot take is refused here, before anything is written."""
+"""One attention call on NumPy arrays.
+
+Refuses what the kernels cannot take, before anything is written.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from pagedkv.errors import LayoutMismatch, WrongType
 def merge_states(
     states: NDArray[Any], lses: NDArray[Any], out: NDArray[Any], lse: NDArray[np.float32] | None = None
 ) -> None:
-    """Merge attention results; each counts with the weight e^lse. The sums are float64, rounded once.
+    """Merge attention results; each counts with the weight e^lse.
+
+    The sums are float64, rounded once.
 
     Parameters
     ----------

@@ -58,7 +58,10 @@ def source_of(what: str, array: Any) -> str:
 
 
 def apart(array: NDArray[Any], *written: NDArray[Any] | None) -> NDArray[Any]:
-    """The array in this machine's byte order; a copy if it may lie where others are about to be written."""
+    """The array in this machine's byte order.
+
+    A copy if it may overlap memory that is about to be written.
+    """
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     shared = any(other is not None and np.may_share_memory(array, other) for other in written)

@@ -1,4 +1,7 @@
-"""How many threads compute, and with which instructions: by the machine, the environment, or the caller."""
+"""Thread count and instruction set of the CPU kernels.
+
+Chosen by the machine, the environment or the caller.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class _Choice:
 
 
 def num_threads() -> int:
-    """Threads that a call may use: as set, else ``PAGEDKV_NUM_THREADS``, else the CPUs this process may run on.
+    """Threads that a call may use.
+
+    As set, else ``PAGEDKV_NUM_THREADS``, else the number of CPUs this process may run on.
 
     Raises
     ------
@@ -37,7 +42,9 @@ def num_threads() -> int:
 
 
 def set_num_threads(number: int) -> None:
-    """Let calls use `number` threads from now on, the caller's included. The results have the same bits for any number.
+    """Set the number of threads that calls use, the caller's included.
+
+    Results have the same bits for any number.
 
     Raises
     ------
@@ -80,7 +87,7 @@ def isas() -> list[str]:
 
 
 def set_isa(name: str) -> None:
-    """Compute with ``"avx512"``, ``"avx2"`` or ``"portable"`` from now on: for tests and comparisons.
+    """Select ``"avx512"``, ``"avx2"`` or ``"portable"`` kernels: for tests and comparisons.
 
     Raises
     ------

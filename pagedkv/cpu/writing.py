@@ -1,4 +1,6 @@
-"""K and V of new tokens into slots of NumPy caches: converted to nearest even, or quantised with scales.
+"""Writes K and V of new tokens into slots of NumPy caches.
+
+Values are converted (round to nearest even) or quantised with scales.
 
 The rules are those of the CUDA kernel of the same name: int8 and fp8 saturate, NaN stays NaN (in int8 it is 0). Where
 each token's head has a scale, its largest absolute value becomes the type's largest number. float64 is rounded once

@@ -1,4 +1,6 @@
-"""Arrays of ours for other frameworks, and theirs for us, without a copy: DLPack, array interfaces, raw pointers.
+"""Zero-copy exchange of arrays with other frameworks.
+
+By DLPack, array interfaces and raw pointers, in both directions.
 
 np.from_dlpack(export(array))                     # a view; read-only unless asked otherwise
 jnp.from_dlpack(fit(array, "jax"))                # refused if JAX would copy, narrow or misread it

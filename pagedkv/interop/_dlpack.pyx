@@ -1,5 +1,6 @@
-"""DLPack capsules, made and taken over, and NumPy arrays at addresses. What the numbers mean is decided in Python; here
-memory and owners are counted.
+"""DLPack capsules, made and consumed, and NumPy arrays at given addresses.
+
+The Python callers decide what the numbers mean; this module counts memory and owners.
 
 A capsule that we make owns a reference to what keeps its memory. The consumer renames the capsule and calls the deleter
 once, from any thread; a capsule that was never consumed calls it itself. ``Taken`` holds a capsule that we consume, and

@@ -1,4 +1,4 @@
-"""Where memory lies, by name: ``"cpu"``, ``"cuda:0"``, ``"pinned"``; and CUDA streams, by pointer."""
+"""Names of devices: ``"cpu"``, ``"cuda:0"``, ``"pinned"``; and CUDA streams by pointer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def device_name(kind: int, number: int) -> str:
 
 
 def stream_pointer(stream: Any) -> int:
-    """A stream as DLPack writes it: 1 is the default stream, 2 the per-thread one, more an address.
+    """A stream in DLPack's notation.
+
+    1 is the default stream, 2 the per-thread one, else an address.
 
     Parameters
     ----------
@@ -72,7 +74,7 @@ def stream_pointer(stream: Any) -> int:
 
 
 def run_after(later: int, earlier: int, device: int) -> None:
-    """What is launched on `later` from now on waits, on the device, for what was launched on `earlier`."""
+    """Make `later` wait, on the device, for what was launched on `earlier`."""
     if later == earlier:
         return
     cuda = importlib.import_module("cupy").cuda

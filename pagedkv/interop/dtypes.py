@@ -1,4 +1,7 @@
-"""Element types by name, as DLPack's codes and as NumPy's dtypes; those that NumPy lacks come from ``ml_dtypes``."""
+"""Element types by name, as DLPack codes and as NumPy dtypes.
+
+Types that NumPy lacks come from ``ml_dtypes``.
+"""
 
 from __future__ import annotations
 
@@ -86,12 +89,15 @@ def in_numpy(name: str) -> bool:
 
 @functools.cache
 def bits_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's own dtype of the bytes: the dtype, or unsigned integers as wide where NumPy lacks it."""
+    """NumPy's own dtype of the bytes; an unsigned integer as wide where NumPy lacks the type."""
     return np.dtype(name if in_numpy(name) else f"uint{CODES[name][1]}")
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of arrays: NumPy's, or that of ``ml_dtypes``; where that is not installed, unsigned integers."""
+    """The dtype of arrays: NumPy's, else that of ``ml_dtypes``.
+
+    Unsigned integers where ``ml_dtypes`` is not installed.
+    """
     if in_numpy(name):
         return bits_dtype(name)
     try:

@@ -62,7 +62,7 @@ def as_view(x: Any, *, writable: bool = False, stream: Any = None) -> View:
 
 
 def as_argument(name: str, x: Any, *, writable: bool = False, stream: Any = None) -> Any:
-    """An argument of a call as a NumPy or CuPy array where it speaks a protocol; anything else as it is.
+    """Convert an argument that speaks an array protocol to NumPy or CuPy; pass others through.
 
     Raises
     ------
@@ -117,7 +117,10 @@ def _of_numpy(array: NDArray[Any], owner: Any) -> View:
 
 
 def _take(x: Any, writable: bool, stream: Any) -> tuple[Taken, str, tuple[int, ...], bool]:
-    """A producer's capsule, consumed: the dtype's name, strides in bytes, and whether it is read-only."""
+    """Consume a producer's capsule.
+
+    Returns it with the dtype's name, strides in bytes, and whether it is read-only.
+    """
     options: dict[str, Any] = {}
     try:
         kind, number = (int(part) for part in x.__dlpack_device__())

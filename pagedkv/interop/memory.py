@@ -23,7 +23,7 @@ def compact_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def aligned_empty(shape: tuple[int, ...], name: str, alignment: int = ALIGNMENT) -> NDArray[Any]:
-    """A C-contiguous array with undefined contents that begins at a multiple of `alignment` bytes.
+    """A C-contiguous uninitialised array that begins at a multiple of `alignment` bytes.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""What each framework takes without a copy, as measured; what does not fit is refused or copied, and never silently.
+"""What each framework takes without a copy, as measured.
+
+Anything else is refused or copied, never silently.
 
 Frameworks themselves copy (JAX below 64 bytes of alignment, MLX always), narrow (JAX int64) or write to what was said
 to be read-only (PyTorch) without a word. docs/interop.md has the table with their versions.

@@ -1,4 +1,7 @@
-"""ONNX Runtime: buffers for its IOBinding, and what its PagedAttention operator asks for. Does not import it."""
+"""ONNX Runtime: buffers for its IOBinding and inputs of its PagedAttention operator.
+
+Does not import it.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ def _where(view: View) -> tuple[Any, ...]:
 
 
 def paged_attention_inputs(arrays: Tables, pages: Pages) -> dict[str, Any]:
-    """Cache and table inputs of the operator ``com.microsoft.PagedAttention``, by name, for one layer.
+    """Cache and table inputs of ``com.microsoft.PagedAttention``, by name, for one layer.
 
     ``key_cache`` and ``value_cache`` are the device arena itself; the operator writes the new tokens' K and V into them
     (say :meth:`Step.mark_written` then), or skips it where ``slot_mapping`` is -1. ONNX Runtime 1.31 runs the operator

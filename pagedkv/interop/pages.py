@@ -51,7 +51,10 @@ class Pages:
         return np.where(blocks < 0, padding, blocks * self.pages_per_block).astype(np.int32)
 
     def slots(self, slot_mapping: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Slots ``page * block_size + offset`` for slots ``block * block_size + offset``; below 0 becomes -1."""
+        """Convert slots ``block * block_size + offset`` to ``page * block_size + offset``.
+
+        Negative slots become -1.
+        """
         blocks, offsets = np.divmod(np.asarray(slot_mapping, np.int64), self.block_size)
         return np.where(blocks < 0, np.int64(-1), blocks * self.pages_per_block * self.block_size + offsets)
 

@@ -1,4 +1,4 @@
-"""View: an array by its address, which other frameworks read through the protocol that they speak."""
+"""View: an array at an address, exported by every protocol that frameworks read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ NO_SYNC = -1  # DLPack: the consumer waits for the array by itself
 
 
 class NotOffered(ExchangeRefused, AttributeError):
-    """An array has not this interface: an AttributeError, so that who looks for it goes on with the next one."""
+    """The array lacks this interface.
+
+    An AttributeError, so that a consumer that probes for protocols tries the next one.
+    """
 
 
 class RawArray(NamedTuple):
-    """An array as numbers, for C, TensorRT, NIXL and other consumers of pointers. Keeps nothing alive.
+    """An array as numbers, for C, TensorRT, NIXL and other consumers of pointers.
+
+    Keeps nothing alive.
 
     Attributes
     ----------
@@ -44,7 +49,9 @@ class RawArray(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """An array somewhere. Speaks DLPack 1.x and older, ``__array_interface__`` and ``__cuda_array_interface__`` v3.
+    """An array anywhere in memory.
+
+    Speaks DLPack 1.x and older, ``__array_interface__`` and ``__cuda_array_interface__`` v3.
 
     Made by :func:`~pagedkv.interop.export` (ours, for others) and :func:`~pagedkv.interop.as_view` (others', for us).
 
@@ -101,7 +108,10 @@ class View:
         return self.ptr & -self.ptr
 
     def raw(self) -> RawArray:
-        """Pointer, shape, strides, dtype, device and stream. The view must live as long as they are used."""
+        """Pointer, shape, strides, dtype, device and stream.
+
+        The view must outlive their use.
+        """
         stream = stream_pointer(self.stream) if self._kind == CUDA else None
         return RawArray(self.ptr, self.shape, self.strides, self.dtype, self.device, stream)
 
@@ -132,7 +142,10 @@ class View:
     # ---- DLPack
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack's (type, id); pinned memory is CPU memory to most consumers, and so it is called that."""
+        """DLPack's (type, id).
+
+        Pinned memory is reported as CPU memory, as most consumers expect.
+        """
         kind, number = device_code(self.device)
         return (CPU, 0) if kind == PINNED else (kind, number)
 
@@ -212,7 +225,10 @@ class View:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA array interface, version 3; the consumer waits for ``stream``. Only on a GPU, only of NumPy's dtypes."""
+        """CUDA array interface, version 3; the consumer waits for ``stream``.
+
+        Only on a GPU, and only for NumPy's dtypes.
+        """
         if self._kind != CUDA:
             raise NotOffered("the array lies in host memory: it has no __cuda_array_interface__")
         return {**self._interface("__cuda_array_interface__"), "version": 3, "stream": stream_pointer(self.stream)}

@@ -1,1 +1,4 @@
-"""CUDA kernels: their sources, compilation, launchers, and one typed wrapper per kernel. Knows arrays, not caches."""
+"""CUDA kernels: sources, compilation, launchers, and one typed wrapper per kernel.
+
+Knows arrays, not caches.
+"""

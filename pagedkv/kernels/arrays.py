@@ -1,4 +1,4 @@
-"""What wrappers of kernels ask of an array: where it lies, its shape, dtype, strides and alignment.
+"""What kernel wrappers ask of an array: place, shape, dtype, strides and alignment.
 
 Every check raises before anything is launched, and says which argument, what it is, and what is needed.
 """
@@ -72,7 +72,7 @@ def check_dense_rows(name: str, array: Any) -> None:
 
 
 def check_range(name: str, array: Any, last: int, *, negative: bool = False) -> None:
-    """Raise InvalidArgument for a value outside ``0..last`` in an index array that lies on the host.
+    """Raise InvalidArgument for a value outside ``0..last`` in an index array on the host.
 
     ``negative``: values below 0 are fine, they mean that something is skipped.
     """
@@ -84,13 +84,13 @@ def check_range(name: str, array: Any, last: int, *, negative: bool = False) -> 
 
 
 def element_strides(array: Any) -> list[int]:
-    """Elements from one index of each axis to the next; 0 for axes of one index, where it does not matter."""
+    """Strides in elements; 0 for axes of length one, where the stride does not matter."""
     itemsize = array.dtype.itemsize
     return [stride // itemsize if n > 1 else 0 for n, stride in zip(array.shape, array.strides, strict=True)]
 
 
 def alignment(*arrays: Any) -> int:
-    """The power of two, at most 16, at whose multiples (in bytes) all rows along the last axes begin."""
+    """Alignment in bytes of all rows along the last axes: a power of two, at most 16."""
     bits = WIDEST_ACCESS
     for array in arrays:
         bits |= address(array)
@@ -100,7 +100,10 @@ def alignment(*arrays: Any) -> int:
 
 
 def row_lanes(dim: int, vec: int) -> int:
-    """Lanes that hold a row of ``dim`` elements: one for each vector, rounded up to a power of two, at most a warp."""
+    """Lanes that hold a row of ``dim`` elements.
+
+    One per vector, rounded up to a power of two, at most a warp.
+    """
     return int(min(32, 1 << (dim // vec - 1).bit_length()))
 
 

@@ -1,4 +1,6 @@
-"""One attention call on one backend: its schedule and launches. Arrays have been checked before (pagedkv.attention).
+"""One attention call on one backend: its schedule and launches.
+
+`pagedkv.attention` has checked the arrays.
 
 ``AttentionPlan`` holds what one step's layers share. :meth:`AttentionPlan.update` computes the division of the work
 from ``seq_lens`` on the device, once per step; :meth:`AttentionPlan.run` is called per layer. Neither allocates device

@@ -1,4 +1,7 @@
-"""What a launcher of kernels can do. CuPy on a GPU is one; the tests' PTX interpreter is another."""
+"""Protocol of a kernel launcher.
+
+CuPy on a GPU is one; the tests' PTX interpreter is another.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class Backend(Protocol):
         """Compile and load, so that later launches only launch."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, *, stream: Any = None) -> Any:
-        """A device array with undefined contents, for use on a stream: elsewhere its memory may be in use still."""
+        """An uninitialised device array for use on a stream.
+
+        Another stream may still use its memory.
+        """
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """A device array of zeros, for use on any stream."""
@@ -69,7 +75,10 @@ class Backend(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Wait for the device. For constructors, so that no stream still uses their new memory; never per launch."""
+        """Wait for the device.
+
+        For constructors, so that no stream still uses their new memory; never per launch.
+        """
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """A NumPy copy of a device array, once all work before it is done."""

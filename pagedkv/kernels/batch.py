@@ -1,4 +1,4 @@
-"""What the layers of one step share: whose queries they are, where the KV lies, and the numbers of the variants."""
+"""What the layers of one step share: query owners, KV locations and variant numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class Batch:
-    """Device arrays: which query belongs to which sequence, and where its KV lies. Shapes as in AttentionParams.
+    """Device arrays: the sequence of each query, and where its KV lies.
+
+    Shapes as in AttentionParams.
 
     ``kv_indptr`` instead of ``block_tables`` where KV is contiguous.
     """

@@ -1,4 +1,7 @@
-"""The read ceiling: sums pages of memory as fast as they come. For benchmarks; nothing in the library calls it."""
+"""The read ceiling: sums pages of memory at full speed.
+
+For benchmarks; nothing in the library calls it.
+"""
 
 from __future__ import annotations
 

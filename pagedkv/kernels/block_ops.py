@@ -1,4 +1,7 @@
-"""Whole blocks, as bytes: copy-on-write, staging of moves, filling. One launch for any number of blocks."""
+"""Whole blocks as bytes: copy-on-write, staging of moves, filling.
+
+One launch for any number of blocks.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,9 @@ def gather_blocks(
     debug: bool = False,
     stream: Any = None,
 ) -> None:
-    """``staging[i] = arena[block_ids[i]]``: blocks that lie anywhere into one buffer, ready to be moved in one piece.
+    """``staging[i] = arena[block_ids[i]]``: gather scattered blocks into one buffer.
+
+    The buffer can then be moved in one piece.
 
     Parameters
     ----------
@@ -102,7 +107,9 @@ def scatter_blocks(
     debug: bool = False,
     stream: Any = None,
 ) -> None:
-    """``arena[block_ids[i]] = staging[i]``, the inverse of :func:`gather_blocks`. No id twice; negative: skipped.
+    """``arena[block_ids[i]] = staging[i]``, the inverse of :func:`gather_blocks`.
+
+    Ids must differ; negative ids are skipped.
 
     Raises
     ------

@@ -49,7 +49,7 @@ class AttentionConfig:
 
     @property
     def vector(self) -> int:
-        """Elements of K or V that one load may fetch: 16 bytes where head dims and alignment allow it."""
+        """Elements of K or V per load: 16 bytes where head dims and alignment allow it."""
         size = min(self.kv_alignment, 16) // ITEMSIZES[self.kv_dtype]
         while size > 1 and (self.head_dim % size or self.head_dim_v % size):
             size //= 2
@@ -103,7 +103,10 @@ class Tiling:
     box_tokens: int = 0
 
     def variant(self, config: AttentionConfig, schedule: Schedule, kernel: str | None = None) -> Variant:
-        """The kernel (or a helper of it, such as ``decode_reduce``) specialised for a config and a schedule."""
+        """The kernel specialised for a config and a schedule.
+
+        Also its helpers, such as ``decode_reduce``.
+        """
         own = dict(self.macros) if kernel is None else {}
         return variant(
             kernel or self.kernel,

@@ -1,4 +1,6 @@
-"""Kernels on a CUDA device through CuPy: compiled by our own NVRTC, loaded by ``cupy.RawModule``, launched by CuPy.
+"""Kernels on a CUDA device through CuPy.
+
+Our own NVRTC compiles them, ``cupy.RawModule`` loads them, CuPy launches them.
 
 A launch neither allocates device memory nor waits for the device, once :meth:`CupyBackend.prepare` (or an earlier
 launch) has loaded the kernel. CuPy is imported when a backend is made.
@@ -187,7 +189,7 @@ class CupyBackend:
     def tensor_map(
         self, array: Any, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: Swizzle = 0
     ) -> NDArray[np.void]:
-        """As :func:`pagedkv.kernels.tensor_map.encode_tensor_map`, remembered per address, type and shape."""
+        """Cached :func:`pagedkv.kernels.tensor_map.encode_tensor_map`, by address, type and shape."""
         key = (address(array), array.dtype.name, tuple(dims), tuple(strides), tuple(box), swizzle)
         found = self._tensor_maps.get(key)
         if found is None:
@@ -303,19 +305,22 @@ def as_stream(stream: Any) -> Any:
 
 @functools.cache
 def cache_for_driver(version: int) -> CompileCache:
-    """This user's cache with the newest NVRTC whose cubins a driver of a version (12080 is 12.8) loads."""
+    """This user's kernel cache, with the newest NVRTC whose cubins the driver loads.
+
+    A driver version of 12080 is 12.8.
+    """
     return CompileCache(nvrtc_for((version // 1000, version % 1000 // 10)), default_folder())
 
 
 def _carrier(dtype: DTypeLike) -> np.dtype[Any]:
-    """A dtype of the same size that CuPy computes with: its own, or unsigned integers where it has none."""
+    """A CuPy dtype of the same size: CuPy's own, else unsigned integers."""
     wanted = np.dtype(dtype)
     return wanted if wanted.kind in "biufc" and wanted.isbuiltin == 1 else np.dtype(f"u{wanted.itemsize}")
 
 
 @contextlib.contextmanager
 def _file_of(binary: Binary) -> Iterator[Path]:
-    """A file with the cubin: the cache's own, or a temporary one where it has none. CuPy reads it once."""
+    """A file with the cubin, for CuPy to read once: the cache's own, else a temporary one."""
     if binary.path is not None and binary.path.exists():
         yield binary.path
         return

@@ -28,7 +28,9 @@ def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | N
 
 
 def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
-    """Sixteen rows of queries where eight are too few, and as many stages of the ring as the shared memory takes.
+    """Sixteen query rows where eight are too few.
+
+    As many ring stages as shared memory holds.
 
     Parameters
     ----------
@@ -47,5 +49,5 @@ def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
 
 
 def few_registers(config: AttentionConfig, rows: int) -> bool:
-    """Whether queries, scores and outputs of so many rows leave a thread at 168 registers, so that 12 warps fit."""
+    """Whether a thread with so many rows stays within 168 registers, so that 12 warps fit."""
     return rows * (config.head_dim + 2 * config.head_dim_v) <= 8 * 3 * 128

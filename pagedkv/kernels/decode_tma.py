@@ -1,4 +1,7 @@
-"""Tiling of ``decode_tma``: as ``decode_mma``, with tiles fetched by the tensor memory accelerator; sm_90, sm_100."""
+"""Tiling of ``decode_tma``: as ``decode_mma``, with tiles fetched by TMA.
+
+For sm_90 and sm_100.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def box_tokens(config: AttentionConfig) -> int:
 
 
 def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
-    """Two CTAs per multiprocessor where registers allow it, and as many buffers of 64 keys of K or V as then fit."""
+    """Two CTAs per multiprocessor where registers allow it.
+
+    As many buffers of 64 keys of K or V as then fit.
+    """
     rows = 8 if config.group_size * max_q_len <= 8 else 16
     warps = TILE_TOKENS // decode_mma.GROUP_KEYS
     buffer_bytes = TILE_TOKENS * max(config.head_dim, config.head_dim_v) * ITEMSIZES[config.kv_dtype] + BARRIER_BYTES

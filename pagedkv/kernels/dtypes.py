@@ -31,7 +31,9 @@ _HOLDERS = {
 
 
 def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
-    """The dtype of an array's elements, ``given`` where its own dtype only says how many bits there are.
+    """The dtype of an array's elements.
+
+    ``given`` where the array's own dtype only says how wide they are.
 
     Raises
     ------

@@ -38,7 +38,9 @@ def gather_kv(
     debug: bool = False,
     stream: Any = None,
 ) -> None:
-    """Copy tokens of sequences from the cache to contiguous arrays; quantised caches are decoded if ``k_out`` is wider.
+    """Copy tokens of sequences from the cache to contiguous arrays.
+
+    Quantised caches are decoded if ``k_out`` is wider.
 
     Parameters
     ----------
@@ -71,7 +73,9 @@ def scatter_kv(
     debug: bool = False,
     stream: Any = None,
 ) -> None:
-    """Copy tokens of sequences from contiguous arrays of the cache's dtype into their blocks, bit by bit.
+    """Copy tokens of sequences from contiguous arrays into their blocks, bit for bit.
+
+    The arrays have the cache's dtype.
 
     The inverse of :func:`gather_kv`, with the same parameters. No two sequences may share a block that is written.
     Caches with scales are written by :func:`pagedkv.kernels.write_kv.write_kv`.
@@ -204,7 +208,7 @@ def _check_indices(cache: LayerKv, block_tables: Any, indptr: Any, first_positio
 
 
 def _check_values(cache: LayerKv, block_tables: Any, indptr: Any, first_positions: Any, num_tokens: int) -> None:
-    """Raise InvalidArgument for tokens that lie in no block, as far as the index arrays lie on the host."""
+    """Raise InvalidArgument for tokens without a block, where the index arrays lie on the host."""
     if not isinstance(indptr, np.ndarray):
         return
     if indptr[0] != 0 or indptr[-1] != num_tokens or np.any(indptr[1:] < indptr[:-1]):

@@ -76,7 +76,9 @@ def default_folder() -> Path | None:
 
 
 class CompileCache:
-    """Compiles variants with one NVRTC and keeps the results. Any thread may call it; a variant is compiled once.
+    """Compiles variants with one NVRTC and caches the results.
+
+    Thread-safe; each variant is compiled once.
 
     Parameters
     ----------
@@ -94,7 +96,10 @@ class CompileCache:
         self._warned = False
 
     def key(self, variant: Variant, arch: str, kind: Kind = "cubin") -> str:
-        """32 hex digits over what decides the result: source with its headers, options, compiler, our version."""
+        """32 hex digits that identify the result.
+
+        Over sources with headers, options, compiler, and our version.
+        """
         source = translation_unit(variant.kernel)
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         parts = (
@@ -108,7 +113,9 @@ class CompileCache:
         return digest.hexdigest()
 
     def get(self, variant: Variant, arch: str, kind: Kind = "cubin") -> Binary:
-        """A variant for an architecture (``sm_90a``; ``compute_90`` with ``kind="ptx"``), compiled on first use.
+        """A variant for an architecture, compiled on first use.
+
+        ``sm_90a``; ``compute_90`` with ``kind="ptx"``.
 
         Raises
         ------
@@ -189,7 +196,10 @@ class CompileCache:
         return Binary(compiled.code, self._write(stem, kind, compiled.code), compiled.log, "compiled")
 
     def _read(self, stem: str, kind: Kind) -> Binary | None:
-        """The file of a stem whose content is what its name says; files that are not are removed if possible."""
+        """The file of a stem whose content matches its name.
+
+        Files that do not match are removed if possible.
+        """
         if self.folder is None:
             return None
         try:

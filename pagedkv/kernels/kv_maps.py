@@ -22,7 +22,10 @@ def with_tensor_maps(backend: Backend, tiling: Tiling, attention: Params, k: Any
 
 
 def _kv_map(backend: Backend, array: Any, box_tokens: int) -> NDArray[np.uint64]:
-    """The map of [num_blocks, block_size, num_kv_heads, head_dim]: 128 bytes of so many tokens at a time."""
+    """The tensor map of [num_blocks, block_size, num_kv_heads, head_dim].
+
+    A box is 128 bytes of so many tokens.
+    """
     num_blocks, block_size, num_heads, head_dim = array.shape
     block, token, head, _ = array.strides
     box = (PANEL_BYTES // array.dtype.itemsize, 1, box_tokens, 1)

@@ -1,4 +1,4 @@
-"""One layer's K and V in blocks, checked once: what the kernels that write and gather take as the cache."""
+"""One layer's K and V in blocks, checked once, for the kernels that write and gather."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ KV_ARRAYS = ("kv.k", "kv.v", "kv.k_scale", "kv.v_scale", "kv.block_tables", "kv.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerKv:
-    """K and V of one layer over all blocks, any strides: a view of a block-major pool, NHD or HND, or its own pool.
+    """K and V of one layer over all blocks, with any strides.
+
+    A view of a block-major pool, NHD or HND, or a pool of its own.
 
     Parameters
     ----------

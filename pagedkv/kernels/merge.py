@@ -1,4 +1,7 @@
-"""Merges attention results over disjoint keys: of a shared prefix and of suffixes, or of parts of a long sequence."""
+"""Merges attention results over disjoint keys.
+
+Of a shared prefix and of suffixes, or of parts of a long sequence.
+"""
 
 from __future__ import annotations
 

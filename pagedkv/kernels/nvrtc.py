@@ -19,7 +19,10 @@ CURE = "pip install 'pagedkv[cuda12]' (or 'pagedkv[cuda13]')"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What NVRTC made of a source: ``code`` is a cubin or PTX (without the closing zero byte), ``log`` its words."""
+    """Result of one NVRTC compilation.
+
+    ``code`` is a cubin or PTX without the closing zero byte, ``log`` the compiler's messages.
+    """
 
     code: bytes
     log: str

@@ -1,4 +1,6 @@
-"""Kernel parameters: one C struct by value per kernel, whose layout is read from the .cuh that declares it.
+"""Kernel parameters: one C struct by value per kernel.
+
+Its layout is read from the .cuh that declares it.
 
 The header is the contract (each pointer's shape stands beside it), so there is no second list of fields to keep equal.
 """
@@ -26,7 +28,7 @@ _FIELD = re.compile(r"^(const\s+)?(\w+)\s*(\*?)\s*(\w+)(?:\[(\d+)\])?$")
 
 @functools.cache
 def _structs() -> dict[str, tuple[int, str]]:
-    """All structs in the parameter headers by name: what ``alignas`` asks for (else 1), and the body."""
+    """All structs in the parameter headers by name: their ``alignas`` (else 1) and body."""
     found = {}
     for path in sorted((sources_dir() / "include" / "pagedkv").glob("*params.cuh")):
         text = re.sub(r"//[^\n]*", "", path.read_text())
@@ -49,7 +51,10 @@ def struct_dtype(name: str) -> np.dtype[Any]:
 
 @functools.cache
 def _layout(name: str) -> tuple[np.dtype[Any], int]:
-    """A struct's dtype and its alignment, which NumPy knows only where no ``alignas`` raised it."""
+    """A struct's dtype and alignment.
+
+    NumPy knows the alignment only where no ``alignas`` raised it.
+    """
     alignment, body = _structs()[name]
     names, formats, offsets, end = [], [], [], 0
     for field, kind, count in _fields(body, name):
@@ -85,7 +90,7 @@ def _round_up(offset: int, alignment: int) -> int:
 
 
 def address(array: Any) -> int:
-    """Where an array's first element lies: of a CuPy array (``data.ptr``), a NumPy array, or 0 for None."""
+    """Address of an array's first element: CuPy (``data.ptr``), NumPy, or 0 for None."""
     if array is None:
         return 0
     if isinstance(array, np.ndarray):

@@ -1,4 +1,7 @@
-"""Which architecture a variant is compiled for on a device, and compiling many at once, with a GPU or without one."""
+"""Picks the architecture to compile a variant for, and compiles many at once.
+
+With or without a GPU.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
 
 
 def shared_bytes(config: AttentionConfig, row_tile: int, tile_tokens: int, stages: int) -> int:
-    """Shared memory of a CTA: its queries (later its output), the rings of tiles and of block ids, a converted tile."""
+    """Shared memory of a CTA.
+
+    Queries (later the output), rings of tiles and of block ids, a converted tile.
+    """
     rows = row_tile * 2 * max(config.head_dim, config.head_dim_v)
     elements = tile_tokens * (config.head_dim + config.head_dim_v)
     scales = 8 * tile_tokens if config.scale_mode == "token_head" else 0

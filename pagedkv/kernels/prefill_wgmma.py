@@ -1,4 +1,4 @@
-"""Tiling of ``prefill_wgmma``: causal prefill on the warpgroup tensor cores, with tiles that TMA fetches; sm_90a."""
+"""Tiling of ``prefill_wgmma``: causal prefill with wgmma and TMA tiles; sm_90a."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | N
 
 
 def tiling(config: AttentionConfig, max_q_len: int = MANY) -> Tiling:
-    """One CTA per multiprocessor: the queries of 128 rows, and K and V of two tiles of 128 keys."""
+    """One CTA per multiprocessor: queries of 128 rows, K and V of two tiles of 128 keys."""
     row_bytes = 2 * config.head_dim
     box_tokens = math.gcd(config.block_size, TILE_TOKENS)
     shared = ROW_TILE * row_bytes + STAGES * (TILE_TOKENS * row_bytes + 16)

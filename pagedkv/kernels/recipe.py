@@ -1,4 +1,6 @@
-"""A launch worked out once and repeated: the same kernel over arrays of the same shapes, for layer after layer.
+"""A launch worked out once and repeated.
+
+The same kernel over arrays of the same shapes, for layer after layer.
 
 Checking arrays and filling a struct from Python costs more than a launch. A wrapper does it when it meets a signature
 (shapes, strides, dtypes, alignment of all its arrays) for the first time; from then on only addresses change.
@@ -74,7 +76,7 @@ class Recipes:
         self._known: dict[Hashable, Recipe] = {}
 
     def get(self, key: Hashable, make: Callable[[], tuple[Variant, Dim3, Dim3, dict[str, Any]]]) -> Recipe:
-        """The recipe of a signature; ``make`` checks everything and works it out where there is none yet.
+        """The recipe of a signature; ``make`` checks everything and builds it on first use.
 
         ``make`` gives variant, grid, block and all fields of the struct that are no arrays; those of structs within as
         dicts.

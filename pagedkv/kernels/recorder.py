@@ -1,4 +1,4 @@
-"""A backend that launches nothing and notes what it was asked for: which variants a call of a wrapper needs."""
+"""A backend that launches nothing and records the variants a wrapper's call needs."""
 
 from __future__ import annotations
 

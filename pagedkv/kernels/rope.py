@@ -1,4 +1,4 @@
-"""Rotary position embedding as the kernels take it: which elements turn, and by which angles."""
+"""Rotary position embedding as the kernels take it: rotated elements and their angles."""
 
 from __future__ import annotations
 
@@ -128,12 +128,17 @@ NO_ROPE_ARRAYS = (None,) * 4
 
 
 def rope_inverse_frequencies(rotary_dim: int, base: float = 10000.0) -> NDArray[np.float64]:
-    """``base ** (-2 i / rotary_dim)`` for i in 0..rotary_dim / 2 - 1: radians per position (Su et al. 2021)."""
+    """Radians per position (Su et al. 2021).
+
+    ``base ** (-2 i / rotary_dim)`` for i in 0..rotary_dim / 2 - 1.
+    """
     return np.asarray(base, np.float64) ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
 
 
 def rope_frequencies(inverse_frequencies: ArrayLike) -> NDArray[np.uint64]:
-    """Radians per position as the kernel takes them: 2^-64 turns per position, whole turns left out.
+    """Radians per position as the kernel takes them.
+
+    In 2^-64 turns per position, whole turns left out.
 
     Parameters
     ----------

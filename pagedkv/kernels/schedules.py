@@ -1,4 +1,6 @@
-"""How the work of a call is divided among CTAs: what each schedule of schedule.cuh needs beside the attention kernel.
+"""How the work of a call is divided among CTAs.
+
+What each schedule of schedule.cuh needs beside the attention kernel.
 
 A schedule holds device arrays sized when it is made, plans with ``update`` where the division depends on the lengths,
 and knows the grid. The lengths themselves are read on the device alone: a captured graph replays with others.
@@ -26,7 +28,10 @@ PARTITION_TOKENS = 512  # of the "partitioned" schedule, as in vLLM's V2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the batches of a plan may need at most; as in :class:`pagedkv.kernels.attention.AttentionPlan`."""
+    """Upper bounds of the batches of a plan.
+
+    As in :class:`pagedkv.kernels.attention.AttentionPlan`.
+    """
 
     num_kv_heads: int
     max_seqs: int
@@ -36,7 +41,10 @@ class Limits:
 
 
 class Whole:
-    """One CTA per row tile of the longest sequence: nothing to plan, no workspace. The other schedules build on it."""
+    """One CTA per row tile of the longest sequence: nothing to plan, no workspace.
+
+    Base class of the other schedules.
+    """
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         self.backend, self.config, self.tiling, self.limits = backend, config, tiling, limits
@@ -59,8 +67,7 @@ class Whole:
         return {**dict.fromkeys(names), "partition_tokens": 0, "num_partitions": 0, **self.arrays}
 
     def check(self, num_seqs: int, num_tokens: int, num_keys: int) -> None:
-        """Raise InvalidArgument where sequences of up to `num_keys` keys may be more work than the schedule can
-        number."""
+        """Raise InvalidArgument where sequences of `num_keys` keys exceed the schedule's numbering."""
 
     def update(self, batch: Batch, window: int, stream: Any) -> None:
         """Divide the work by the lengths that are on the device."""
@@ -79,7 +86,10 @@ class Whole:
 
 
 class Partitioned(Whole):
-    """One CTA per partition of PARTITION_TOKENS keys of a row tile, and a second kernel that merges them."""
+    """One CTA per partition of PARTITION_TOKENS keys of a row tile.
+
+    A second kernel merges the partitions.
+    """
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)
@@ -102,7 +112,10 @@ class Partitioned(Whole):
 
 
 class Even(Whole):
-    """A constant grid of which every CTA takes an equal slice of all units; ``plan`` sums the sequences' units."""
+    """A constant grid in which every CTA takes an equal slice of all units.
+
+    ``plan`` sums the sequences' units.
+    """
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)

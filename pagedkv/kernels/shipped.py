@@ -1,4 +1,4 @@
-"""The variants that users will typically meet: what is compiled for every architecture before it ships.
+"""The typical variants: compiled for every architecture before a release ships.
 
 The wrappers themselves say which variants a call needs: every function below calls them with small arrays on a
 :class:`~pagedkv.kernels.recorder.Recorder`. To add a kernel: for attention nothing, once it is in ``select.KERNELS``;
@@ -33,7 +33,7 @@ FLAGSHIP = AttentionConfig(128, 128, 4, "bfloat16", "bfloat16")
 
 
 def attention_configs() -> Iterator[AttentionConfig]:
-    """Common shapes in both half precisions, then everything else once, as a change of the most common config."""
+    """Common shapes in both half precisions, then one change each of the most common config."""
     yield FLAGSHIP
     for dtype in ("bfloat16", "float16"):
         for dim in (64, 128):
@@ -146,7 +146,10 @@ CALLS: tuple[Callable[[Recorder], None], ...] = (_attention, _write_kv, _gather_
 
 @functools.cache
 def shipped(capability: tuple[int, int] = (9, 0)) -> tuple[Variant, ...]:
-    """The shipped variants of all kernels for devices of a compute capability; the first of each kernel is typical."""
+    """The shipped variants of all kernels for a compute capability.
+
+    The first of each kernel is typical.
+    """
     recorder = Recorder(capability)
     for call in CALLS:
         call(recorder)

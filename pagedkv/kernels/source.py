@@ -1,4 +1,6 @@
-"""The kernels' sources: where the .cu files are, and one translation unit made of a .cu and all it includes.
+"""The kernels' sources: where the .cu files are, and one translation unit per .cu.
+
+A unit contains all that the .cu includes.
 
 The unit carries ``#line`` marks, so messages and debug lines name the real file. Its hash covers every header: CuPy's
 own cache key does not.

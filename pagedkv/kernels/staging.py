@@ -1,4 +1,6 @@
-"""Small arrays on their way to the GPU: copied into pinned memory at once, from there when the stream gets to it.
+"""Small arrays on their way to the GPU, through pinned memory.
+
+The copy into pinned memory is made at once; the stream copies from there.
 
 A copy from ordinary memory may make the host wait; a copy from pinned memory does not, but its source must stay as it
 is until the copy has been made. So each piece of pinned memory has an event, and is used again after that.
@@ -39,7 +41,9 @@ class Staging:
         self._lock = threading.Lock()
 
     def copy(self, target: Any, source: NDArray[Any], stream: int) -> None:
-        """Copy to a contiguous device array of as many bytes; the source may change once this returns.
+        """Copy to a contiguous device array of as many bytes.
+
+        The caller may change the source once this returns.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Tensor maps: what the tensor memory accelerator (sm_90+) must know of an array, 128 bytes that the driver encodes.
+"""Tensor maps: 128 bytes, encoded by the driver, that describe an array to TMA (sm_90+).
 
 A kernel takes one as ``const __grid_constant__`` bytes within its parameter struct; the address in it is fixed, so it
 stays right as long as the array stays where it is.
@@ -95,7 +95,9 @@ def encode_tensor_map(
 def check_tensor_map(
     start: int, itemsize: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
 ) -> None:
-    """Refuse, with the reason, what the driver would refuse without one; as :func:`encode_tensor_map`.
+    """Refuse, with the reason, what the driver would refuse without one.
+
+    Arguments as :func:`encode_tensor_map`.
 
     Parameters
     ----------

@@ -21,7 +21,10 @@ _PIP_LAYOUTS = (("cu*/lib", "../include"), ("cuda_nvrtc/lib", "../../cuda_runtim
 
 @functools.lru_cache(maxsize=1)
 def installed_nvrtcs() -> tuple[Nvrtc, ...]:
-    """Every NVRTC that loads and has its headers, newest first: those of pip, or else the one cuda-pathfinder finds."""
+    """Every NVRTC that loads and has its headers, newest first.
+
+    Those of pip, or else the one that cuda-pathfinder finds.
+    """
     found = _usable(_from_pip()) or _usable(_from_pathfinder())
     return tuple(sorted(found, key=lambda nvrtc: nvrtc.version, reverse=True))
 

@@ -1,4 +1,4 @@
-"""Shared memory that decode kernels need: tiles of K and V, and the warps' states at the end of a segment."""
+"""Shared memory of decode kernels: tiles of K and V, and the warps' final states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Writes new tokens' K and V into their slots: conversion, quantisation, and rotation of K and Q, in one kernel."""
+"""Writes new tokens' K and V into their slots, in one kernel.
+
+It converts, quantises, and rotates K and Q.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +159,10 @@ def _check_rows(cache: LayerKv, num_tokens: int, k: Any, v: Any, q: Any, q_out: 
 
 
 def _vector(cache: LayerKv, sources: list[Any], src_dtype: str, rope: Rope | None) -> int:
-    """Elements of one access: 16 bytes on the wider side, less where dims, strides or the rotation ask for it."""
+    """Elements per access.
+
+    16 bytes on the wider side, less where dims, strides or the rotation ask for it.
+    """
     vec = min(
         WIDEST_ACCESS // max(ITEMSIZES[src_dtype], ITEMSIZES[cache.dtype]),
         alignment(*sources) // ITEMSIZES[src_dtype],

@@ -1,1 +1,1 @@
-"""What the cache tells its owner, and asks of him: hooks, counts, metrics, clocks and other callbacks."""
+"""What the cache reports to its owner: hooks, counts, metrics; and the callbacks it calls."""

@@ -1,4 +1,6 @@
-"""What the library calls of the caller's: an Exception of a clock, a progress callback or a log handler stays there.
+"""Calls of the caller's functions: clocks, progress callbacks, log handlers.
+
+An Exception that one of them raises goes no further.
 
 What comes out all the same: KeyboardInterrupt, SystemExit and other BaseExceptions, and what one of the program's own
 signal handlers raises, wherever the signal arrives. A timeout by ``signal.alarm`` works through all of these callbacks.
@@ -16,17 +18,26 @@ from pagedkv.errors import PagedKVError
 
 
 def is_refusal(problem: BaseException) -> bool:
-    """Whether the library refused what was asked, with nothing half done. No signal handler's error is that."""
+    """Whether the library refused a request, with nothing half done.
+
+    Never true of a signal handler's error.
+    """
     return isinstance(problem, PagedKVError) and not came_from_signal(problem)
 
 
 def has_no_memory(problem: BaseException) -> bool:
-    """Whether the process has no memory. OutOfBlocks is a MemoryError as well, but says that a tier is full."""
+    """Whether the process is out of memory.
+
+    OutOfBlocks is a MemoryError as well, but says that a tier is full.
+    """
     return isinstance(problem, MemoryError) and not isinstance(problem, PagedKVError)
 
 
 def came_from_signal(problem: BaseException) -> bool:
-    """Whether a signal handler of the program raised it: its traceback goes through one that is installed now."""
+    """Whether a signal handler of the program raised it.
+
+    Its traceback goes through a handler that is installed now.
+    """
     installed = (signal.getsignal(number) for number in signal.valid_signals())
     handlers = {_code_of(handler) for handler in installed if callable(handler)} - {None}
     trace = problem.__traceback__
@@ -38,7 +49,10 @@ def came_from_signal(problem: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """What runs when a Python function, method, partial or callable object is called; None of what is none of these."""
+    """The code that runs when a Python function, method, partial or callable object is called.
+
+    None for anything else.
+    """
     for _ in range(8):  # partials of methods of objects
         if isinstance(code := getattr(handler, "__code__", None), CodeType):
             return code
@@ -52,7 +66,9 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 class Log:
-    """A logger whose handlers and filters cannot stop what is logged about: what they raise as an Exception is dropped.
+    """A logger whose handlers and filters cannot fail the caller.
+
+    An Exception that they raise is dropped.
 
     Parameters
     ----------
@@ -84,7 +100,7 @@ log = Log(logging.getLogger("pagedkv.callbacks"))
 
 
 class Told:
-    """A callback of the caller's that is told something and answers nothing; its first Exception is logged.
+    """A callback of the caller's whose result is ignored; its first Exception is logged.
 
     Parameters
     ----------

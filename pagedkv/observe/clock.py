@@ -1,4 +1,7 @@
-"""The caller's clock, which may fail: time stands still then. And the time that passes by a clock that goes back."""
+"""The caller's clock, made safe: time stands still while it fails.
+
+Also elapsed time that ignores steps back.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,9 @@ class Clock:
 
 
 class Passed:
-    """Seconds since it was made, which never fall: a clock's step back counts as no time, and time goes on from there.
+    """Elapsed seconds that never fall.
+
+    A clock's step back counts as no time, and time goes on from there.
 
     For one thread at a time.
 

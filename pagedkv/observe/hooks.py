@@ -1,4 +1,6 @@
-"""Hooks: objects that the cache tells when a piece of work begins and ends. Needs nothing installed.
+"""Hooks: objects that the cache tells when a piece of work begins and ends.
+
+Needs nothing installed.
 
 A hook is any object with two methods, `begin` and `end`. It can do harm to itself alone: an Exception that it raises
 is counted, logged once, and the cache goes on. KeyboardInterrupt and its like, MemoryError, and what a signal handler
@@ -63,7 +65,9 @@ class Span:
 
 
 class Hook(Protocol):
-    """What is told. Calls come from whatever thread does the work, several at a time if several do.
+    """The interface of a hook.
+
+    Calls come from the thread that does the work, several at a time if several do.
 
     A hook may call the cache. Only in ``moves``, which the thread that carries moves out is about to begin or has just
     ended, it cannot do what waits for moves (open a sequence or begin a step that needs room, flush, purge, set a
@@ -216,7 +220,10 @@ class Hooks:
         return Running(self, Span(name, subject, attributes)) if self.all else OFF
 
     def no_memory(self, problem: MemoryError) -> None:
-        """The dispatcher's thread had no memory while it told of ``moves``: there is no caller to raise that in."""
+        """The dispatcher's thread had no memory for the events of ``moves``.
+
+        There is no caller to raise that in.
+        """
         self.failures += 1
         if self.failures == 1:
             log.warning("no memory while hooks were told of moves; the cache goes on", exc_info=problem)

@@ -1,4 +1,6 @@
-"""Counters of caches for Prometheus. Counters and never ratios: a rate over any window is the asker's division.
+"""Counters of caches for Prometheus.
+
+Counters and never ratios: Prometheus divides them over any window.
 
     from prometheus_client import REGISTRY
     REGISTRY.register(CacheCollector(llama=cache, draft=another_cache))
@@ -162,7 +164,7 @@ class CacheCollector:
 
 
 def samples(stats: CacheStats) -> list[Sample]:
-    """Everything that a snapshot counts, by the names it has here (without ``pagedkv_`` and ``_total``)."""
+    """All counts of a snapshot by their names here, without ``pagedkv_`` and ``_total``."""
     found: list[Sample] = []
 
     def count(name: str, words: str, value: float, **labels: str) -> None:

@@ -121,7 +121,7 @@ def online_softmax_attention(
     return_lse: bool = False,
     out: NDArray[Any] | None = None,
 ) -> Any:
-    """The same as :func:`paged_attention`, one block after the other through an :class:`OnlineState`.
+    """As :func:`paged_attention`, one block after the other through an :class:`OnlineState`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Custom masks as packed bits: a draft tree's, a prefix that looks both ways, whatever is no range of keys.
+"""Custom masks as packed bits: draft trees, prefix-LM, anything but a range of keys.
 
 Sequence ``s`` begins at byte ``mask_indptr[s]``. Counted from there, bit ``i * seq_len + key`` says whether its
 query ``i`` sees ``key``; the first bit of a byte is its lowest (``np.packbits`` with ``bitorder="little"``).

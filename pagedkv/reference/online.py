@@ -1,4 +1,6 @@
-"""Softmax attention over keys that come piece by piece: the state (o, m, d), its update and its merge.
+"""Online softmax attention over keys that come piece by piece.
+
+The state is (o, m, d), with an update and a merge.
 
 For the keys seen so far with scores ``s_j`` and values ``v_j``::
 
@@ -61,7 +63,10 @@ class OnlineState:
 
     @_quiet
     def add_sink(self, logits: Floats) -> None:
-        """Takes in a key without a value: float64 [num_kv_heads, rows], its logit; -inf where a row has none."""
+        """Add a key without a value.
+
+        float64 [num_kv_heads, rows], its logit; -inf where a row has none.
+        """
         piece = OnlineState(*self.o.shape)
         piece.m, piece.d = logits, np.ones_like(logits)
         self.merge(piece)
@@ -76,7 +81,10 @@ class OnlineState:
         self.m = m
 
     def finish(self) -> tuple[Floats, Floats]:
-        """``(o, lse)``: the output, 0 where there were no keys, and the natural log-sum-exp, -inf there."""
+        """``(o, lse)``: output and natural log-sum-exp.
+
+        Without keys they are 0 and -inf.
+        """
         return divide_out(self.o, self.m, self.d)
 
 
@@ -120,7 +128,7 @@ def exp_above(scores: Floats, m: Floats) -> Floats:
 
 
 def weighted_sum(weights: Floats, values: Floats) -> Floats:
-    """``weights @ values``, in which a weight of exactly 0 silences even an infinite or NaN value.
+    """``weights @ values``, where a weight of exactly 0 silences an infinite or NaN value.
 
     A row does not see the keys that other rows see; what lies there must not reach it.
 

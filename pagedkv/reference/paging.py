@@ -1,4 +1,4 @@
-"""The arrays of one attention call over paged KV, checked once and read one sequence at a time."""
+"""The arrays of one paged attention call, checked once and read sequence by sequence."""
 
 from __future__ import annotations
 
@@ -83,13 +83,19 @@ class PagedBatch:
         return Sight.of(q_len, seq_len, self.causal, self.window, mask)
 
     def queries(self, first: int, last: int) -> Floats:
-        """Queries ``first..last - 1`` as float64 [num_kv_heads, (last - first) * group_size, head_dim]."""
+        """Queries ``first..last - 1``.
+
+        float64 [num_kv_heads, (last - first) * group_size, head_dim].
+        """
         heads = self.k_cache.shape[2]
         rows = self._floats(self.q[first:last]).reshape(last - first, heads, self.group_size, -1)
         return rows.transpose(1, 0, 2, 3).reshape(heads, (last - first) * self.group_size, -1)
 
     def keys_values(self, seq: int, begin: int, end: int) -> tuple[Floats, Floats]:
-        """K and V of tokens ``begin..end - 1``: float64 [num_kv_heads, end - begin, head_dim], head_dim_v."""
+        """K and V of tokens ``begin..end - 1``.
+
+        float64 [num_kv_heads, end - begin, head_dim], head_dim_v.
+        """
         block_size = self.k_cache.shape[1]
         first_block, last_block = begin // block_size, -(-end // block_size)
         ids = self.block_tables[seq, first_block:last_block]

@@ -1,4 +1,6 @@
-"""From queries and keys to scores: scale, soft cap, ALiBi, mask; and the sinks, logits that belong to no key.
+"""From queries and keys to scores: scale, soft cap, ALiBi, mask and sinks.
+
+Sinks are logits that belong to no key.
 
 Sources: O. Press et al., *Train Short, Test Long* (2022), arXiv:2108.12409 (ALiBi); OpenAI, *gpt-oss-120b & gpt-oss-20b
 Model Card* (2025), arXiv:2508.10925 (a learned bias in the denominator of the softmax).
@@ -53,7 +55,9 @@ class Scoring:
             raise ValueError("sinks must be finite, or -inf for a head without one")
 
     def __call__(self, queries: Floats, keys: Floats, sight: Sight, low: int) -> Floats:
-        """Scores, float64 [num_kv_heads, q_len * group_size, num_keys], -inf where a key is not seen.
+        """Scores, -inf where a query does not see a key.
+
+        float64 [num_kv_heads, q_len * group_size, num_keys].
 
         ``keys`` are those at positions ``low, low + 1, ...``; ``sight`` is that of the queries.
         """
@@ -67,11 +71,17 @@ class Scoring:
         return np.where(np.repeat(sight.sees(low, high), self.group_size, axis=0), scores, -np.inf)
 
     def sink(self, sight: Sight) -> Floats:
-        """The logit without a key of each row, float64 [num_kv_heads, q_len * group_size]; -inf without sinks."""
+        """Each row's logit without a key; -inf without sinks.
+
+        float64 [num_kv_heads, q_len * group_size].
+        """
         return self._rows(self.sinks, sight)
 
     def _rows(self, per_head: Floats, sight: Sight) -> Floats:
-        """What belongs to a head, for each query: [num_kv_heads, group_size] to [..., q_len * group_size]."""
+        """Repeat a value per head for each query.
+
+        [num_kv_heads, group_size] to [..., q_len * group_size].
+        """
         return np.tile(per_head, (1, len(sight.position)))
 
 

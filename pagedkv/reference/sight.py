@@ -1,4 +1,4 @@
-"""Which keys the queries of one sequence see: a range for each, and perhaps a custom mask that takes some away."""
+"""Which keys the queries of one sequence see: a range each, minus a custom mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Sight:
 
     @staticmethod
     def of(q_len: int, seq_len: int, causal: bool, window: int | None, mask: NDArray[np.bool_] | None) -> Sight:
-        """The last of ``q_len`` queries stands at the last of ``seq_len`` keys (bottom-right alignment)."""
+        """Sight of ``q_len`` queries over ``seq_len`` keys, aligned bottom-right.
+
+        The last query stands at the last key.
+        """
         position = seq_len - q_len + np.arange(q_len, dtype=np.int64)
         end = position + 1 if causal else np.full(q_len, seq_len, dtype=np.int64)
         begin = np.zeros(q_len, dtype=np.int64) if window is None else position + 1 - window

@@ -46,7 +46,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy dtype for a canonical name; bfloat16 is uint16 where ``ml_dtypes`` is not installed."""
+    """NumPy dtype for a canonical name.
+
+    bfloat16 is uint16 where ``ml_dtypes`` is not installed.
+    """
     if name != "bfloat16":
         return np.dtype(name)
     try:
@@ -58,7 +61,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def float32_to_bfloat16(values: ArrayLike, out: NDArray[np.uint16] | None = None) -> NDArray[np.uint16]:
-    """Bits of the nearest bfloat16, ties to even; NaN stays NaN, what is too large becomes infinity.
+    """Bits of the nearest bfloat16, ties to even.
+
+    NaN stays NaN; values that are too large become infinity.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""A namespace: what must never share KV, written as bytes that no two different namespaces can have.
+"""A namespace: what must never share KV.
+
+Written as bytes that no two different namespaces can have.
 
 The encoding is a list of typed, length-prefixed fields (tag, type, length, value), so moving a character
 from one field to the next, or giving ``""`` for nothing, gives other bytes. The tree has one root for each
@@ -25,7 +27,7 @@ _TYPE_BYTES, _TYPE_STR, _TYPE_INT = 1, 2, 3
 
 
 def encode_fields(fields: Iterable[tuple[int, Value | None]]) -> bytes:
-    """Typed, length-prefixed bytes of ``(tag, value)`` fields; a field that is None is left out.
+    """Typed, length-prefixed bytes of ``(tag, value)`` fields; None fields are left out.
 
     Each field is ``tag (u8), type (u8), length (u32), value``, little-endian: type 1 is bytes, 2 is UTF-8
     text, 3 is a signed 64-bit integer. With tags that rise strictly the encoding is injective.

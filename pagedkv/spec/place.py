@@ -1,4 +1,7 @@
-"""Places where arrays live: ``"cpu"``, ``"cuda"`` (the first GPU) and ``"cuda:1"``. A size is never a place."""
+"""Places where arrays live: ``"cpu"``, ``"cuda"`` (the first GPU) and ``"cuda:1"``.
+
+A size is never a place.
+"""
 
 from __future__ import annotations
 

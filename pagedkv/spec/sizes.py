@@ -1,4 +1,7 @@
-"""Sizes: strings such as ``"8GiB"``, ``Bytes`` and ``Blocks``, and the number checks that public constructors share."""
+"""Sizes: strings such as ``"8GiB"``, ``Bytes`` and ``Blocks``.
+
+Also the number checks that public constructors share.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Blocks(int):
 
 
 class Bytes(int):
-    """A number of bytes, where a size is asked for and the number is at hand; else write ``"8GiB"``.
+    """A size as a number of bytes, for code that has computed one; else write ``"8GiB"``.
 
     Raises
     ------
@@ -178,7 +181,10 @@ def parse_size(size: str | int) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """``num_bytes`` for people, three digits and a binary unit: ``8589934592`` is ``"8.00 GiB"``."""
+    """``num_bytes`` for people: three digits and a binary unit.
+
+    ``8589934592`` is ``"8.00 GiB"``.
+    """
     value, unit = float(num_bytes), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
         if abs(value) < 1024:

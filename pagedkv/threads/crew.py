@@ -24,7 +24,9 @@ Result = TypeVar("Result")
 
 
 class Errand:
-    """Work that a thread of its own does once, while callers wait for it: one that is interrupted leaves it whole.
+    """Work that one thread does once, while callers wait for it.
+
+    A caller that is interrupted leaves the work whole.
 
     Parameters
     ----------
@@ -44,7 +46,10 @@ class Errand:
         return self._problem is not None
 
     def ends_within(self, seconds: float) -> bool:
-        """Begin, unless it was begun before; whether it is over in that time. If not, its thread goes on."""
+        """Start the work unless it was started before; whether it ends in time.
+
+        If not, its thread goes on.
+        """
         while self._state == "waits":
             try:
                 _thread.start_new_thread(self._run, ())
@@ -86,7 +91,9 @@ def start(thread: threading.Thread) -> None:
 
 
 class Crew(Generic[Item, Result]):
-    """Does the same to each of some items, several at a time. Iterating gives the results in the items' order.
+    """Does the same to each of some items, several at a time.
+
+    Iterating gives the results in the items' order.
 
     A context manager: when it is left, no further item is begun, and what is under way is waited for. (An exception in
     the first line of its `__exit__` leaves the threads to go on with the rest.)

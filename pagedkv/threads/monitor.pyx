@@ -19,7 +19,9 @@ cdef enum:
 
 @cython.final
 cdef class Monitor:
-    """A mutex and a condition variable, with the methods of ``threading.Condition`` that pagedkv needs. Recursive.
+    """A recursive mutex and a condition variable.
+
+    With the methods of ``threading.Condition`` that pagedkv needs.
 
     The thread that has it may run Python code; others wait for it without the GIL.
     """
@@ -57,7 +59,9 @@ cdef class Monitor:
         self.notify()
 
     def wait_for(self, predicate, timeout=None):
-        """Let go of the monitor until ``predicate()`` is true, or for `timeout` seconds; its last value.
+        """Wait until ``predicate()`` is true, at most `timeout` seconds; returns its last value.
+
+        The monitor is released while it waits.
 
         Raises
         ------

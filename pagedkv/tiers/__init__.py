@@ -1,4 +1,7 @@
-"""Tiers hold blocks of bytes, and the mover moves them. Nothing here knows tokens, policies or caches."""
+"""Tiers hold blocks of bytes, and the mover moves them.
+
+Nothing here knows tokens, policies or caches.
+"""
 
 from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier
 from pagedkv.tiers.device import DeviceTier

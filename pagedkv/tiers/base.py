@@ -23,7 +23,9 @@ NO_EXTRA = bytes(DIGEST_BYTES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """The name of one block's content outside RAM: equal records mean equal bytes, and nothing else does.
+    """Names one block's content outside RAM.
+
+    Equal records mean equal bytes, and nothing else does.
 
     Attributes
     ----------
@@ -136,7 +138,10 @@ class LeavableTier(StoreTier, Protocol):
         """Whether reads are answered at once, with misses that say nothing about what is stored."""
 
     def call_hangs(self, num_blocks: int) -> None:
-        """A call for so many blocks does not come back, and is waited for no longer. It must not wait or log."""
+        """Report that a call for so many blocks hangs and is waited for no longer.
+
+        It must not wait or log.
+        """
 
     def log_state(self) -> None:
         """Called after `call_hangs`, without any lock: it may be worth a line in the log."""
@@ -183,7 +188,9 @@ def block_ids(blocks: Any, num_blocks: int, what: str) -> NDArray[np.int32]:
 
 
 def check_arena(arena: Any, block_bytes: int, *, writeable: bool = False) -> NDArray[np.uint8]:
-    """`arena` if it is a C-contiguous NumPy uint8 array of rows of `block_bytes`, and writeable if need be.
+    """Return `arena` if it is C-contiguous NumPy uint8 with rows of `block_bytes`.
+
+    With `writeable`, it must be writeable too.
 
     Raises
     ------

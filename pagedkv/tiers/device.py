@@ -1,4 +1,6 @@
-"""The hottest tier: where attention reads. A NumPy arena, or a CuPy arena when a GPU is asked for.
+"""The hottest tier, where attention reads.
+
+A NumPy arena, or a CuPy arena when a GPU is asked for.
 
 CuPy is imported only when a GPU is named. Both arenas have the same layout, so everything above runs without
 a GPU.
@@ -67,7 +69,9 @@ class DeviceTier(ArenaTier):
         self._using = threading.Lock()
 
     def used_by(self, stream: Any = None) -> None:
-        """Kernels were launched on a stream that read or write the arena: copies wait for them, the host does not.
+        """Make copies wait for kernels launched on a stream that read or write the arena.
+
+        The host does not wait.
 
         Parameters
         ----------
@@ -88,7 +92,7 @@ class DeviceTier(ArenaTier):
             event.record(stream)
 
     def before_use(self, stream: Any = None) -> None:
-        """Kernels are about to be launched on a stream: they wait for those on another stream before it.
+        """Make kernels launched next on a stream wait for earlier ones on another stream.
 
         Parameters
         ----------
@@ -174,7 +178,9 @@ def cuda_copy(
 def neighbours(
     src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32], pieces: NDArray[np.int32] | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """Cut two lists of block ids into runs ``(src_block, dst_block, count)`` that are consecutive in both.
+    """Cut two lists of block ids into runs that are consecutive in both.
+
+    Runs are ``(src_block, dst_block, count)``.
 
     ``pieces`` says for each block in which piece of memory it lies: a run stays in one.
     """

@@ -1,4 +1,4 @@
-"""Anonymous memory for arenas on the CPU: page-aligned, huge pages advised, touched only when used."""
+"""Anonymous memory for CPU arenas: page-aligned, huge pages advised, touched on use."""
 
 from __future__ import annotations
 
@@ -56,13 +56,18 @@ def anonymous_arena(
 
 
 def lock_blocks(block_bytes: int) -> int:
-    """Blocks that one call page-locks: whole ones, as a copy must not reach from one locked piece into the next."""
+    """Blocks that one call page-locks.
+
+    Whole ones: a copy must not reach from one locked piece into the next.
+    """
     unit = math.lcm(block_bytes, mmap.PAGESIZE)
     return max(LOCK_CHUNK // unit, 1) * unit // block_bytes
 
 
 class ArenaTier:
-    """A tier made of one arena; `DeviceTier` and `HostTier` differ in where the arena comes from.
+    """A tier made of one arena.
+
+    `DeviceTier` and `HostTier` differ in where the arena comes from.
 
     Parameters
     ----------
@@ -79,7 +84,10 @@ class ArenaTier:
 
     @property
     def arena(self) -> Any:
-        """uint8 [num_blocks, block_bytes]; valid for as long as a view of it lives, also after `close`."""
+        """uint8 [num_blocks, block_bytes].
+
+        Valid as long as a view of it lives, also after `close`.
+        """
         if self._arena is None:
             raise ClosedError(f"tier {self.name!r} is closed")
         return self._arena

@@ -1,4 +1,4 @@
-"""``pagedkv doctor``: what the kernels of CPU and GPU need, what of it is here, and whether it computes correctly.
+"""``pagedkv doctor``: what the CPU and GPU kernels need, what is installed, and self-tests.
 
 Exit code 1 if something fails that this machine should be able to do, 0 otherwise. Without a GPU the CUDA kernels are
 compiled where NVRTC is installed; CuPy and their self-test are skipped then. ``--disk DIR`` tries a directory for the
@@ -241,7 +241,7 @@ def compile_check(variant: Variant, capability: tuple[int, int], nvrtc: Nvrtc) -
 
 
 def cpu_self_test() -> Iterator[Check]:
-    """The CPU's kernels against float64, on the same batch, with every instruction set that is here."""
+    """The CPU kernels against float64 on the same batch, with every available instruction set."""
     problem, expected = _problem()
     used = cpu.isa()
     for name in cpu.isas():
@@ -262,7 +262,10 @@ def cpu_self_test() -> Iterator[Check]:
 
 
 def self_test(backend: Backend) -> Iterator[Check]:
-    """Every attention kernel against float64, on a small ragged batch whose unused memory is NaN."""
+    """Every attention kernel against float64, on a small ragged batch.
+
+    Unused memory is NaN.
+    """
     problem, expected = _problem()
     for kernel in KERNELS:
         name = f"self-test {kernel.name}"

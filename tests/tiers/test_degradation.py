@@ -16,8 +16,8 @@ import pytest
 
 from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.tiers.disk import directory
-from pagedkv.tiers.disk.file_system import file_system_of, is_network
 from pagedkv.tiers.disk.circuit_breaker import FIRST_REST_S, LONGEST_REST_S, PATIENCE, CircuitBreaker
+from pagedkv.tiers.disk.file_system import file_system_of, is_network
 from pagedkv.tiers.disk.segments import Segments
 
 from .conftest import BLOCK_BYTES, FINGERPRINT, NUM_BLOCKS, name_of

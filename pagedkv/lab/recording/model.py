@@ -39,7 +39,10 @@ class HeldBlock:
 
     @property
     def others(self) -> int:
-        """Owners beside tree, sequences and move: pins, prefetches, prompts being opened, owners older than the recording."""
+        """Owners beside tree, sequences and move.
+
+        Pins, prefetches, prompts being opened, and owners older than the recording.
+        """
         return self.references - self.in_tree - len(self.sequences) - bool(self.moving)
 
     @property

@@ -62,7 +62,7 @@ def _run(cache: KVCache, words: Words, recorder: Recorder) -> None:
     _decode(cache, words, [(b, "plant"), (c, "index")])
     for seq in (a, b, c):
         seq.release()
-    recorder.note("Prompts without a common beginning need room. Blocks that are not held move down, the coldest first.")
+    recorder.note("Prompts without a common beginning need room. Blocks not held move down, the coldest first.")
     for text in (STORY, RECIPE):
         with cache.sequence(words.tokens(text)) as seq:
             _decode(cache, words, [(seq, "and")])

@@ -1,4 +1,4 @@
-"""Copies and file transfers of many blocks in one call, with the GIL released once per call.
+"""Batched copies and file transfers of many blocks, with one GIL release per call.
 
 Knows addresses, descriptors and offsets only; what the bytes mean is decided in Python. Nothing here touches
 a file mapping with a plain load: ``mapping_read`` asks the kernel to copy, so a truncated file or a media
@@ -104,7 +104,9 @@ cdef Py_ssize_t STREAM_BYTES = 4 << 20  # batches from here on leave the caches 
 
 def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
                 uint8_t[:, ::1] dst, const int32_t[::1] dst_blocks) -> None:
-    """Copy rows `src_blocks` of `src` [*, block_bytes] onto rows `dst_blocks` of `dst`, in that order.
+    """Copy rows `src_blocks` of `src` to rows `dst_blocks` of `dst`, in that order.
+
+    Both are [*, block_bytes].
 
     Raises
     ------
@@ -129,8 +131,10 @@ def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
 def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1] headers,
               uint8_t[:, ::1] rows, const int32_t[::1] indices, int64_t[::1] outcomes,
               const uint64_t[::1] seeds, uint64_t[:, ::1] sums, *, whole: bool = False) -> None:
-    """Read n slots from files: slot i's header into row i of `headers` [>= n, header_bytes], the bytes behind
-    it into row `indices[i]` of `rows` [*, payload_bytes]; `outcomes[i]` says how far that went.
+    """Read n slots from files, headers and payloads.
+
+    Slot i's header goes into row i of `headers` [>= n, header_bytes], the bytes behind it into row `indices[i]` of
+    `rows` [*, payload_bytes]; `outcomes[i]` says how far that went.
 
     Row i of `sums` [n, shards] becomes the sums of the payload's equal shards, each seeded with
     ``seeds[i] ^ shard``; shards may be 0, for none, and a shard must have more than `MIN_SUMMED` bytes.
@@ -153,7 +157,10 @@ def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1
 def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[:, ::1] rows,
                  const int32_t[::1] indices, int64_t[::1] outcomes,
                  const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
-    """As `file_read`, from addresses in a file mapping. What is gone is -EFAULT or a short outcome."""
+    """As `file_read`, from addresses in a file mapping.
+
+    A missing page is -EFAULT or a short outcome.
+    """
     cdef Py_ssize_t count = addresses.shape[0], i
     check_batch(count, count, indices.shape[0], outcomes.shape[0])
     check_headers(headers, count)
@@ -168,7 +175,10 @@ def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[
 def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t[:, ::1] rows,
                const int32_t[::1] indices, int64_t[::1] outcomes,
                const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
-    """Write row `indices[i]` of `rows` [*, row_bytes] at `offsets[i]` of `fds[i]`; sums as `file_read`."""
+    """Write row `indices[i]` of `rows` [*, row_bytes] at `offsets[i]` of `fds[i]`.
+
+    Sums as `file_read`.
+    """
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
     check_rows(indices, rows.shape[0], "source")
@@ -181,7 +191,10 @@ def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t
 
 def headers_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1] headers,
                  int64_t[::1] outcomes, const uint64_t[::1] seeds, uint64_t[::1] sums) -> None:
-    """Read n headers alone into `headers` [n, header_bytes]; ``sums[i]`` is of all bytes but the last eight."""
+    """Read n headers alone into `headers` [n, header_bytes].
+
+    ``sums[i]`` is over all bytes but the last eight.
+    """
     cdef Py_ssize_t count = fds.shape[0], i
     cdef int64_t wanted = headers.shape[1]
     check_batch(count, offsets.shape[0], seeds.shape[0], outcomes.shape[0])
@@ -282,7 +295,10 @@ cdef int64_t read_slot(int fd, int64_t place, uint8_t *header, size_t header_byt
 
 cdef int64_t read_until(int fd, int64_t place, uint8_t *header, size_t header_bytes, uint8_t *payload,
                         size_t done, size_t until) noexcept nogil:
-    """Go on at byte `done` of a slot; bytes there are now, `until` unless the source ends, or -errno."""
+    """Continue at byte `done` of a slot; returns the bytes there now, or -errno.
+
+    That is `until`, unless the source ends earlier.
+    """
     cdef iovec local[2]
     cdef iovec remote
     cdef int parts

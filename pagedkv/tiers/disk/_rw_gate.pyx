@@ -19,7 +19,9 @@ from pagedkv.errors import ClosedError, TierError
 
 @cython.final
 cdef class ReadersWriterGate:
-    """Shared by many callers (`inside`) or held by one (`alone`), until `shut`. Open from the start.
+    """A readers-writer gate, open from the start.
+
+    Shared by many callers (`inside`) or held by one (`alone`), until `shut`.
 
     Parameters
     ----------
@@ -65,7 +67,9 @@ cdef class ReadersWriterGate:
         return Visit(self, waits, False)
 
     def alone(self):
-        """Context manager that enters exclusive: waits until the others have left, and keeps new ones waiting.
+        """Context manager that enters exclusive.
+
+        It waits until the others have left, and keeps new ones waiting.
 
         Raises
         ------
@@ -83,7 +87,9 @@ cdef class ReadersWriterGate:
         return not was_shut
 
     def is_empty(self, limit_s, last_out):
-        """After `shut`: wait up to `limit_s` seconds for all callers that do not hang to leave; whether it is empty.
+        """After `shut`: wait up to `limit_s` seconds for callers to leave; whether none is left.
+
+        It does not wait for callers that hang.
 
         If some are left, the last one to leave calls `last_out`; otherwise `last_out` is never called.
         """

@@ -137,7 +137,7 @@ def _what(number: int) -> str:
 
 
 class _Circuit:
-    """One direction, reads or writes: open, or shut with a time at which one call may try again."""
+    """Reads or writes: open, or shut with a time at which one call may try again."""
 
     def __init__(self) -> None:
         self.shut = False

@@ -1,4 +1,4 @@
-"""The directory of a disk tier: private, locked by one process, opened without following links.
+"""The directory of a disk tier: private, locked by one process, never via links.
 
     LOCK       flock'ed while a tier has the directory open, as the directory itself is, so that deleting LOCK lets
                no second owner in; holds the owner's pid and boot, for humans
@@ -41,13 +41,16 @@ REPLACE = "put the store's own file back, or delete the directory to start an em
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor. Whatever close(2) says, the descriptor is gone; what it could not write was synced before."""
+    """Close a descriptor; ignore errors.
+
+    The descriptor is gone in any case, and what close(2) could not write was synced before.
+    """
     with contextlib.suppress(OSError):
         os.close(fd)
 
 
 def read_start(fd: int, num_bytes: int) -> bytes:
-    """The first `num_bytes` of a file, fewer only if it is shorter: a call may return less than there is.
+    """Read the first `num_bytes` of a file in as many calls as needed; fewer at its end.
 
     Raises
     ------
@@ -78,7 +81,10 @@ def path_text(path: Any, what: str) -> str:
 
 
 def file_size_limit() -> float:
-    """Bytes that a file of this process may have; a write beyond them ends a process that does not ignore SIGXFSZ."""
+    """This process's file-size limit in bytes.
+
+    A write beyond it ends a process that does not ignore SIGXFSZ.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return float("inf") if limit == resource.RLIM_INFINITY else limit
 
@@ -92,7 +98,9 @@ def _boot_id() -> bytes:
 
 
 class Directory:
-    """An open and locked store directory. Making the object makes the directory (not its parents) if need be.
+    """An open and locked store directory.
+
+    The constructor makes the directory if it is missing, but not its parents.
 
     Parameters
     ----------
@@ -173,7 +181,10 @@ class Directory:
             return os.open(LOCK, os.O_RDONLY | flags, dir_fd=self.fd)
 
     def _lock_directory(self) -> None:
-        """Lock the directory itself, where its file system can: if LOCK is deleted, the next opener makes another."""
+        """Lock the directory itself, where its file system can.
+
+        If LOCK is deleted, the next opener makes and locks another one.
+        """
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -182,7 +193,7 @@ class Directory:
             return
 
     def _owner(self) -> str:
-        """What LOCK says about the process that has the directory open; it may be deleted, or not signed yet."""
+        """What LOCK says about its holder; it may be deleted, or not signed yet."""
         text = b""
         with contextlib.suppress(OSError):
             fd = os.open(LOCK, os.O_RDONLY | os.O_NONBLOCK | _FLAGS, dir_fd=self.fd)
@@ -201,7 +212,7 @@ class Directory:
         return os.path.samestat(there, ours)
 
     def lost_its_lock(self) -> bool:
-        """Whether LOCK is known to be gone or another file: False where its file system does not say."""
+        """Whether LOCK is known to be gone or replaced; False where that cannot be told."""
         try:
             there, ours = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False), os.fstat(self.lock_fd)
         except FileNotFoundError:
@@ -284,7 +295,7 @@ class Directory:
         return fd
 
     def open_again(self, name: str, fd: int, flags: int) -> int:
-        """A second descriptor, for reading, of a file that is open as `fd`; -1 where that cannot be."""
+        """A second descriptor, for reading, of the file open as `fd`; -1 if impossible."""
         try:
             again = os.open(name, os.O_RDONLY | flags | _FLAGS | os.O_NONBLOCK, dir_fd=self.fd)
         except OSError:
@@ -358,7 +369,7 @@ class Directory:
         return secret
 
     def remove_store(self) -> None:
-        """Delete every file of a store except LOCK. Whatever interrupts that leaves an interrupted start."""
+        """Delete every file of a store except LOCK; interrupted, it leaves an interrupted start."""
         if SUPER in self.names():
             os.rename(SUPER, SUPER_NEW, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         for name in sorted(self.names(), key=lambda name: (name == SUPER_NEW, name)):
@@ -372,13 +383,16 @@ class Directory:
             os.rmdir(self.path)
 
     def close(self) -> None:
-        """Unlock and close. Never LOCK_UN: in a forked child that would unlock the parent's directory."""
+        """Unlock and close; never LOCK_UN, which in a forked child would unlock the parent."""
         for fd in (self.lock_fd, self.fd):
             if fd >= 0:
                 close_quietly(fd)
         self.lock_fd = self.fd = -1
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """A signal's exception may come as the constructor returns, before its caller has what it could close."""
+        """Close the directory if its constructor was interrupted as it returned.
+
+        A signal's exception may come before the caller has the object.
+        """
         if not is_finalizing():  # a mover's thread may still write then, into what had the same descriptor next
             self.close()

@@ -1,4 +1,7 @@
-"""On which kind of file system a directory lies. Locks and syncs over a network do not mean what a store needs."""
+"""The kind of file system a directory lies on.
+
+Locks and syncs over a network do not mean what a store needs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def file_system_of(fd: int) -> str:
-    """The file system type that ``/proc/self/mountinfo`` names for an open directory; ``""`` if that is unknown.
+    """File system type of an open directory, by ``/proc/self/mountinfo``; ``""`` if unknown.
 
     The mount whose mount point is the longest beginning of the directory's path counts, and of several at one mount
     point the last, which hides the others. (Device numbers do not identify mounts: btrfs has one per subvolume.)

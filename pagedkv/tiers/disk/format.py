@@ -1,4 +1,6 @@
-"""The bytes of a slot, format version 1: a header that names the content, and its payload. Opens nothing.
+"""The bytes of a slot, format version 1: a header that names the content, and a payload.
+
+Opens nothing.
 
 All integers are little-endian. A slot is a header, rounded up to 4 KiB, and a payload, padded to 4 KiB. Both
 the superblock and the header end in an xxh3-64 sum over every byte before it, padding included. xxh3 finds
@@ -115,7 +117,10 @@ def pages(num_bytes: int) -> int:
 
 
 def sum_of(data: bytes | memoryview | NDArray[np.uint8], seed: int) -> int:
-    """xxh3-64 of `data`; fewer than 256 bytes are filled up with zeros first (the geometry fixes their number)."""
+    """xxh3-64 of `data`, padded with zeros to at least 256 bytes.
+
+    The geometry fixes the number of bytes.
+    """
     array = np.frombuffer(data, np.uint8)
     if array.size < SHORTEST_SUM:
         array = np.concatenate((array, np.zeros(SHORTEST_SUM - array.size, np.uint8)))
@@ -177,7 +182,9 @@ class SlotFormat:
     def mismatch(
         self, slot: int, generation: int, record: Record, header: memoryview, sums: NDArray[np.uint64]
     ) -> str | None:
-        """Why a slot is not what was stored under `record`, or None if it is; `sums` are of the payload found.
+        """Why a slot is not what was stored under `record`; None if it is.
+
+        `sums` are of the payload found.
 
         Returns
         -------
@@ -207,7 +214,9 @@ class SlotFormat:
         return "tokens"
 
     def live(self, slots: NDArray[np.int64], headers: NDArray[np.uint8], sums: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of n headers are intact and live records of their slots, this store, fingerprint and epoch.
+        """Which of n headers are intact, live and of this store.
+
+        They match their slots, this store, its fingerprint and its epoch.
 
         Parameters
         ----------
@@ -251,7 +260,10 @@ def intact(headers: NDArray[np.uint8], sums: NDArray[np.uint64]) -> NDArray[np.b
 
 
 def fields_of(headers: NDArray[np.uint8]) -> NDArray[np.void]:
-    """The identities of uint8 [n, header_bytes] as a structured array [n] with the fields `IDENTITY_FIELDS`."""
+    """The identities of uint8 [n, header_bytes].
+
+    A structured array [n] with the fields `IDENTITY_FIELDS`.
+    """
     return headers[:, : IDENTITY.size].copy().view(IDENTITY_DTYPE)[:, 0]
 
 

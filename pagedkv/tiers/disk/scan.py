@@ -1,4 +1,4 @@
-"""Finding out what a store holds: the headers of many slots, read by several threads and checked as arrays."""
+"""Scans the headers of a store: several threads read them, and arrays are checked at once."""
 
 from __future__ import annotations
 

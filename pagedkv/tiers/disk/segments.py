@@ -1,4 +1,4 @@
-"""Segment files of a disk tier as one row of slots: where a slot lies, and batched transfers.
+"""Segment files of a disk tier as one row of slots: offsets and batched transfers.
 
 Writes go through ``pwrite``: a store into a mapping of a full disk is SIGBUS, a failed write is an error
 code. Reads go through ``preadv``, past the page cache (O_DIRECT) where files, arenas and sizes allow that, or through
@@ -115,7 +115,7 @@ class Segments:
             self._base[segment] = np.frombuffer(mapping, np.uint8, 1).ctypes.data
 
     def _open_direct(self, directory: Directory) -> None:
-        """Descriptors for reads past the page cache; none where sizes or the file system do not allow that."""
+        """Descriptors for O_DIRECT reads; none where sizes or the file system do not allow them."""
         g = self.geometry
         if g.block_bytes % PAGE or g.header_bytes % PAGE or not hasattr(os, "O_DIRECT"):
             return
@@ -205,7 +205,10 @@ class Segments:
         return found
 
     def read_headers(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
-        """Headers of n slots: their bytes [n, header_bytes], sums for `SlotFormat.live` [n], and outcomes [n]."""
+        """Headers of n slots, their sums and the outcomes.
+
+        uint8 [n, header_bytes], sums for `SlotFormat.live` [n], outcomes [n].
+        """
         segment, index = np.divmod(slots, self.geometry.segment_slots)
         headers = np.zeros((slots.size, self.geometry.header_bytes), np.uint8)
         outcomes, sums = np.zeros(slots.size, np.int64), np.zeros(slots.size, np.uint64)
@@ -242,7 +245,7 @@ class Segments:
         return outcomes, self._complete(sums, rows, indices, seeds)
 
     def settle(self, slots: NDArray[np.int32]) -> None:
-        """Slots are written, header and all: let the kernel write them out, and forget those it has written."""
+        """Start writeback of complete slots, and drop written ones from the page cache."""
         if self._page_cache == "keep" or not slots.size:
             return
         segment, offsets = self._places(slots)

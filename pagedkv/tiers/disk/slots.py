@@ -1,4 +1,4 @@
-"""How blocks are written into slots and read back: the protocols of the disk tier, and its counters.
+"""The disk tier's protocols of writing and reading slots, and its counters.
 
     write: tombstone over a live slot, payload, header with a new generation
     read:  header and payload into place, then compare everything
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.base import Record
-from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.circuit_breaker import HANGS, CircuitBreaker, State
+from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.scan import Found
 from pagedkv.tiers.disk.segments import Segments
 
@@ -61,7 +61,9 @@ class DiskStats:
 
 
 class Slots:
-    """Slots of one open store. Generation 0 means that a slot holds nothing, whatever lies on disk.
+    """Slots of one open store.
+
+    Generation 0 means that a slot holds nothing, whatever lies on disk.
 
     Parameters
     ----------
@@ -97,8 +99,11 @@ class Slots:
     # ---- what a reopened store holds
 
     def adopt(self, found: Found) -> None:
-        """Live records found on disk. Of those with one key the latest counts; what is older, void, or of a generation
-        that no write has had, is buried."""
+        """Take over live records found on disk, and bury the rest.
+
+        Of records with one key the latest counts. Older ones, void ones, and those of a generation that no write has
+        had are buried.
+        """
         slots = found.slots
         self._generations[slots] = found.generations
         rows, which = _distinct(found.namespaces)
@@ -154,7 +159,7 @@ class Slots:
         return hit
 
     def refuse_write(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Write nothing: the slots hold nothing now. Also while another caller has all slots for itself."""
+        """Write nothing; the slots hold nothing now, also while another caller is exclusive."""
         self._hold_nothing(slots[self._generations[slots] != 0])
         with self._lock:
             self._counts["refused"] += slots.size
@@ -167,7 +172,10 @@ class Slots:
         return np.zeros(slots.size, np.bool_)
 
     def bury(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Write tombstones over live slots; bool [n] says which slots hold nothing now, on disk too."""
+        """Write tombstones over live slots.
+
+        Returns bool [n]: which slots hold nothing now, on disk too.
+        """
         with self._lock:
             says_something = bool(self._generations[slots].any()) or not self._doubtful.isdisjoint(slots.tolist())
         return self._bury(slots, says_something and self._breaker.may_write())
@@ -185,7 +193,7 @@ class Slots:
             return dict(self._barriers)
 
     def bury_void(self) -> bool:
-        """Write tombstones over all that is void, and wait for them: whether the barriers are needed no more.
+        """Write tombstones over all void slots and sync; whether the barriers can go.
 
         No other call may be inside, except one that refuses.
 

@@ -1,4 +1,7 @@
-"""A store on disk from directory to segments: made or opened as one, refused with one error that says why."""
+"""A store on disk, from directory to segments: made, or opened.
+
+A refusal is one error that says why.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,9 @@ class Store:
         return self._segments
 
     def update(self, **changes: Any) -> None:
-        """Change the superblock, both copies one after the other, each on the device before the next is touched.
+        """Change the superblock.
+
+        Both copies, one after the other, each synced before the next is touched.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The superblock of a store, format version 1: what the store is, and what in it counts no more.
+"""The superblock of a store, format version 1: its identity, and what in it is void.
 
 Two copies of 4 KiB, always written one after the other with the same content, each ending in a sum of its own:
 whatever one power failure or one damaged page takes, the other copy says the same or, where the first was just
@@ -87,7 +87,9 @@ def pack_super(state: Superblock) -> bytes:
 
 
 def parse_super(page: bytes) -> Superblock | None:
-    """The superblock in a 4 KiB copy, or None if it is damaged. Versions are for the caller to judge.
+    """Parse the superblock of a 4 KiB copy; None if it is damaged.
+
+    The caller judges the version.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""The disk tier: blocks in preallocated files, each with a header naming its content. Any doubt is a miss.
+"""The disk tier: blocks in preallocated files, each with a header naming its content.
+
+Any doubt is a miss.
 
 A read fills the destination and then compares everything: store, slot, generation, epoch, fingerprint, key,
 parent, namespace, every token, the header's sum and every shard's sum. What differs is counted by reason and
@@ -31,8 +33,8 @@ from pagedkv.spec.budgets import check_choice
 from pagedkv.threads.crew import Errand
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk._rw_gate import ReadersWriterGate
-from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.circuit_breaker import CircuitBreaker, State
+from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.scan import Scan
 from pagedkv.tiers.disk.segments import PageCache, ReadPath
 from pagedkv.tiers.disk.slots import DiskStats, Slots
@@ -185,12 +187,15 @@ class DiskTier:
 
     @property
     def write_bytes(self) -> int:
-        """Bytes that writing one block takes at most: the tombstone over what was there, header and payload."""
+        """Most bytes that writing one block takes: tombstone, header and payload."""
         return self._store.geometry.header_bytes + self._store.geometry.slot_bytes
 
     @property
     def was_clean(self) -> bool:
-        """Whether the store is new or was closed properly. Only a statistic: reads check everything."""
+        """Whether the store is new or was closed properly.
+
+        Only a statistic: reads check everything.
+        """
         return self._store.was_clean
 
     @property
@@ -276,7 +281,7 @@ class DiskTier:
             self._slots.bury(slots)
 
     def records(self) -> Iterator[StoredBlock]:
-        """Every block the store holds, by ascending block id, for rebuilding an index after opening.
+        """Every block the store holds, by ascending block id, to rebuild an index after opening.
 
         Headers are read and checked here; payloads are checked when they are read.
 
@@ -293,7 +298,9 @@ class DiskTier:
                 yield StoredBlock(slot, record, generation)
 
     def purge(self, namespace: bytes) -> None:
-        """Let nothing that was stored for a namespace ever be read again, crash or not, nor what is being written now.
+        """Make everything stored for a namespace unreadable for ever, also across a crash.
+
+        This includes what is being written now.
 
         What is written afterwards counts again. The bytes stay on the device until their slots are used again.
 
@@ -341,7 +348,9 @@ class DiskTier:
         return replace(self._slots.stats(), progress_failures=failures)
 
     def flush(self) -> bool:
-        """Wait until the device has what was written; False (and a log line) if it refused some of it.
+        """Wait until the device has what was written.
+
+        False, with a log line, if the device refused some of it.
 
         Raises
         ------
@@ -351,7 +360,7 @@ class DiskTier:
             return self._sync()
 
     def call_hangs(self, num_blocks: int) -> None:
-        """For the mover: a read or write of so many blocks does not come back, and is waited for no longer.
+        """For the mover: a read or write of so many blocks hangs, and is waited for no longer.
 
         The tier is off until it does. What it writes from now on gets no header, and so no name.
         """
@@ -374,7 +383,7 @@ class DiskTier:
         return self._breaker.state == "off" or self._gate.is_kept
 
     def close(self) -> None:
-        """Wait for calls in flight, sync, mark the store as closed properly, and unlock it. Twice is fine.
+        """Wait for calls in flight, sync, mark the store as clean, and unlock it. Twice is fine.
 
         Where the device does not answer, the files stay open and the directory locked until it does: a thread that
         comes back must not find other files under its descriptors. The last one to come back closes them.
@@ -433,7 +442,7 @@ class DiskTier:
         return slots, indices
 
     def _check_owner(self) -> None:
-        """Write no more once LOCK is not the file that was locked: another process may have the directory by then."""
+        """Stop writing once LOCK is not the file that was locked: another process may own it."""
         if not self._disowned and not self._store.never_writes and self._store.directory.lost_its_lock():
             self._disowned = True
             self._breaker.stop_writing("its LOCK was deleted or replaced; close the cache and open it again")
@@ -450,7 +459,7 @@ class DiskTier:
         return True
 
     def _saved(self, **changes: Any) -> bool:
-        """Whether changes of the superblock are on the device, with every purge and clear not saved before."""
+        """Save the superblock with all pending purges and clears; whether it is on the device."""
         self._check_owner()
         barriers = tuple(self._slots.barriers().items())
         if self._store.never_writes or self._breaker.hangs or len(barriers) > MAX_PURGES:
@@ -464,7 +473,7 @@ class DiskTier:
         return True
 
     def _try_to_forget_purges(self) -> bool:
-        """Bury all that was purged, so that the superblock need not name it; whether that is on the device."""
+        """Bury all purged blocks, so that the superblock need not list them; whether it is durable."""
         try:
             if not self._slots.bury_void():
                 return False
@@ -508,7 +517,7 @@ _open_tiers: weakref.WeakSet[DiskTier] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked child gives its copies of the descriptors back, or the lock would outlive the parent."""
+    """Close a forked child's copies of the descriptors, or the lock would outlive the parent."""
     for tier in list(_open_tiers):
         tier._after_fork()
     _open_tiers.clear()

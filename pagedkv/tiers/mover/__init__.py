@@ -1,1 +1,4 @@
-"""The mover: threads that copy blocks between tiers, give up what is late, and leave calls that hang."""
+"""The mover: threads that copy blocks between tiers.
+
+They give up late work, and leave calls that hang.
+"""

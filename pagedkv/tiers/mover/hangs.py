@@ -27,7 +27,10 @@ class _Call:
 
 
 class Calls(Generic[Key]):
-    """The calls into stores that are under way, by what they carry out. Its owner's lock guards it."""
+    """The calls into stores under way, by what they carry out.
+
+    The owner's lock guards it.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[Key, _Call] = {}
@@ -65,5 +68,8 @@ class Calls(Generic[Key]):
 
 
 def ends_within(seconds: float, work: Callable[[], object]) -> bool:
-    """Whether `work` was over in that time; if not, a thread goes on with it. What it raises in that time comes out."""
+    """Run `work` on a thread; whether it ended in time.
+
+    If not, the thread goes on. An error raised in time is raised here.
+    """
     return Errand(work).ends_within(seconds)

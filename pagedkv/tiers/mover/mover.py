@@ -1,4 +1,6 @@
-"""Carries out Moves on threads of its own, whose work runs without the GIL, and answers with Tickets.
+"""Carries out Moves on threads of its own, and answers with Tickets.
+
+The threads copy without the GIL.
 
 The mover decides nothing and keeps no order: whoever submits owns the sources and destinations of all moves
 until the ticket is settled, so no two moves in flight touch the same block.
@@ -194,7 +196,10 @@ class Mover:
         return give_up_overdue(self._shared, ticket)
 
     def _enqueue(self, parts: list[Part], count: int, at_once: bool) -> None:
-        """Queue parts of so many blocks as soon as there is room; those whose store hangs are over instead."""
+        """Queue parts of so many blocks once there is room.
+
+        Parts whose store hangs fail at once.
+        """
         shared, pause = self._shared, 0.0
         while True:
             with shared.changed:
@@ -255,7 +260,7 @@ class Mover:
         return self._shared.queued_blocks
 
     def close(self, *, cancel: bool = False) -> None:
-        """Refuse further moves, finish (or, with `cancel`, drop) what is queued, and join the threads.
+        """Refuse further moves, finish (or cancel) what is queued, and join the threads.
 
         Every ticket is settled afterwards, but for a write that hangs in a store without `call_hangs`, which settles
         when it is back. A second call does nothing. Threads inside a call that hangs are left, with a line in the log;
@@ -282,7 +287,10 @@ class Mover:
 
 
 def _is_quick(parts: list[Part]) -> bool:
-    """Whether a dispatcher may carry parts out itself: no store can keep it, and other threads could not help."""
+    """Whether a dispatcher may carry parts out itself.
+
+    No store can keep it, and other threads could not help.
+    """
     return len(parts) == 1 and parts[0].store is None
 
 
@@ -320,7 +328,7 @@ def _stop_all() -> None:
 
 
 def _join(shared: Shared) -> None:
-    """Wait for the threads of a mover that was told to stop, but for those inside a call that hangs."""
+    """Wait for the threads of a mover that was told to stop, except those in a hanging call."""
     lost: list[threading.Thread] = []
 
     def others_are_idle() -> bool:
@@ -343,7 +351,7 @@ def _join(shared: Shared) -> None:
 
 
 def _work(shared: Shared, express: bool) -> None:
-    """A worker thread: parts in the order they came, until the mover is closed and the queue is empty.
+    """A worker thread: takes parts in order until the mover is closed and the queue is empty.
 
     An express worker takes only parts between two memories, so that those never wait for a disk.
     """

@@ -1,4 +1,4 @@
-"""What takes too long is waited for no longer: reads after their deadline, any call into a store that hangs.
+"""Gives up on overdue work: reads past their deadline, and store calls that hang.
 
 The thread inside cannot be stopped. Its part has failed from then on, whatever it does, and its memory is its own until
 it is back.

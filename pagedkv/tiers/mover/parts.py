@@ -21,7 +21,9 @@ FIELDS = ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")
 
 
 def check_moves(moves: Any, tiers: Mapping[int, Tier]) -> NDArray[np.void]:
-    """`moves` if each names tiers and blocks that exist, and no block is written twice or is both ends.
+    """Return `moves` if all can be carried out together.
+
+    Each must name tiers and blocks that exist; no block is written twice or is both ends.
 
     Raises
     ------
@@ -79,7 +81,9 @@ def stored_moves(moves: NDArray[np.void], tiers: Mapping[int, Tier]) -> NDArray[
 def cut(
     moves: NDArray[np.void], tiers: Mapping[int, Tier], threads: int
 ) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
-    """Parts ``(source tier, destination tier, indices of moves)``; within a direction the order stays.
+    """Cut moves into parts; within a direction the order stays.
+
+    Yields ``(source tier, destination tier, indices of moves)``.
 
     Each part is half of a thread's fair share of what is left (guided self-scheduling, Polychronopoulos and Kuck
     1987): few parts, because handing one over costs up to 0.2 ms, and small ones last, so that threads end together.

@@ -54,7 +54,10 @@ class Part:
 
 @dataclass(eq=False)
 class Shared:
-    """What threads share. They hold this and not the mover, so that a mover nobody holds can go."""
+    """What the threads share.
+
+    They hold this and not the mover, so that a mover without references can be collected.
+    """
 
     tiers: Mapping[int, Tier]
     clock: Callable[[], float]
@@ -77,7 +80,10 @@ def direction_of(shared: Shared, part: Part) -> DirectionStats:
 
 
 def count_untried(shared: Shared, part: Part, why: str) -> None:
-    """A part is over before anything of it was moved: count it as ``"late"``, ``"cancelled"`` or ``"left"``."""
+    """Count a part that ended before anything was moved.
+
+    `why` is ``"late"``, ``"cancelled"`` or ``"left"``.
+    """
     part.ticket.not_tried(part.moves)
     with shared.changed:
         counts = direction_of(shared, part)
@@ -85,7 +91,7 @@ def count_untried(shared: Shared, part: Part, why: str) -> None:
 
 
 def log_once(shared: Shared, part: Part, kind: type, what: object) -> None:
-    """One line in the log for the first part of a direction to which a thing of this kind happens."""
+    """Log one line for the first error of a kind in a direction."""
     with shared.changed:
         first = (part.src, part.dst, kind) not in shared.logged
         shared.logged.add((part.src, part.dst, kind))

@@ -81,7 +81,9 @@ class Ticket:
         return self._is_settled
 
     def done(self) -> bool:
-        """Whether the results are final: no thread touches the memory of the moves any more, but for those `left`.
+        """Whether the results are final.
+
+        No thread touches the memory of the moves any more, but for those `left`.
 
         Waits for nothing, but gives up what takes too long.
         """
@@ -117,12 +119,17 @@ class Ticket:
         return tried
 
     def left(self) -> NDArray[np.bool_]:
-        """Wait until the ticket is settled; bool [n], the moves whose memory a thread may touch until `when_back`."""
+        """Wait until settled; bool [n], the moves whose memory is in use until `when_back`.
+
+        A thread that hangs may still touch it.
+        """
         self._wait()
         return self._left.copy()
 
     def when_back(self, tell: Callable[[NDArray[np.intp]], object]) -> None:
-        """Have ``tell(moves)`` called for every part that was left, once its thread is out of its memory.
+        """Have ``tell(moves)`` called for every part that was left, once its thread is back.
+
+        The thread no longer touches the part's memory then.
 
         Parameters
         ----------
@@ -139,7 +146,7 @@ class Ticket:
         self._wait_for(lambda: self._is_settled, None)
 
     def _wait_for(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until something is over, and give up what takes too long meanwhile; whether it came in time."""
+        """Wait until `is_over()`, giving up overdue work meanwhile; whether it came in time."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_over():
             watch = self._watch
@@ -158,7 +165,10 @@ class Ticket:
         return self._ended - self._begun
 
     def cancel(self) -> None:
-        """Drop what has not started and finish what runs; `results` still says what became of it all."""
+        """Drop what has not started and finish what runs.
+
+        `results` still reports every move.
+        """
         self._cancelled = True
 
     @property
@@ -167,7 +177,9 @@ class Ticket:
         return self._cancelled
 
     def part_done(self, moves: NDArray[np.intp], ok: NDArray[np.bool_] | None) -> None:
-        """For the mover: a part is over. `ok` is bool per move of the part, or None if none arrived.
+        """For the mover: a part is over.
+
+        `ok` is bool per move of the part, or None if none arrived.
 
         To be called again where it raises for want of memory; only the first call that came so far counts.
         """
@@ -186,7 +198,9 @@ class Ticket:
             self.settle()
 
     def leave(self, moves: NDArray[np.intp], *, reading: bool) -> None:
-        """For the mover: a part is not waited for any more; its `part_done`, when it comes, changes no result.
+        """For the mover: stop waiting for a part.
+
+        Its `part_done`, when it comes, changes no result.
 
         To be followed by `one_less`.
 
@@ -245,6 +259,9 @@ class Ticket:
             self._wake()
 
     def _wake(self) -> None:
-        """Those who wait look again. They do so soon in any case, also where there is no memory for this."""
+        """Wake waiters.
+
+        They poll in any case, so a wake-up that fails for want of memory only delays them.
+        """
         with suppress(MemoryError), self._changed:
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Tools for a cache directory: what is in it, whether it is whole, and whether the disk below is worth it.
+"""Tools for a cache directory: its content, its integrity, and the speed of its disk.
 
 The commands ``pagedkv inspect``, ``pagedkv verify`` and ``pagedkv doctor --disk``.
 """

@@ -1,4 +1,6 @@
-"""How fast a store in some directory writes and reads with its checksums, beside the same bytes without (the ceiling).
+"""How fast a store in a given directory writes and reads with checksums.
+
+Beside the same bytes without them, which is the ceiling.
 
 Store and plain file take turns, so that a busy neighbour hits both, and the best of the rounds counts. Every block that
 the store gives back is compared with what was written.
@@ -104,7 +106,9 @@ class Contents:
 
 
 def measure(folder: Path, tier: DiskTier, g: Geometry, tick: Tick) -> Measured:
-    """Fill the store and a plain file in `folder` and read both, `ROUNDS` times; the file is deleted.
+    """Fill the store and a plain file in `folder` and read both, `ROUNDS` times.
+
+    The file is deleted afterwards.
 
     Raises
     ------
@@ -155,7 +159,7 @@ def forget(folder: Path) -> bool:
 
 
 def _cached(fd: int, offset: int) -> bool:
-    """Whether a page can be had without waiting for a device; False also where the file system cannot tell."""
+    """Whether a page is in the page cache; False also where the file system cannot tell."""
     with contextlib.suppress(OSError):  # it would have to wait, or does not know the question
         return os.preadv(fd, [bytearray(PAGE)], offset, os.RWF_NOWAIT) > 0
     return False

@@ -1,4 +1,7 @@
-"""The commands ``pagedkv inspect`` and ``pagedkv verify``. Exit code 0 clean, 1 something is wrong, 2 bad input."""
+"""The commands ``pagedkv inspect`` and ``pagedkv verify``.
+
+Exit code 0 clean, 1 something is wrong, 2 bad input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Read-only view of a cache directory: changes and locks nothing, and works while a cache has it open.
+"""Read-only view of a cache directory: changes and locks nothing.
+
+It works while a cache has the directory open.
 
 A tier refuses a directory in doubt; this opens whatever it can and lists the doubts (`StoreReader.problems`). Only what
 is no cache directory at all is an error.
@@ -88,7 +90,7 @@ class StoreReader:
             raise
 
     def headers(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint64]]:
-        """Headers of n slots, [n, header_bytes]; outcomes of reading them [n]; sums of what was read [n]."""
+        """Headers of n slots, [n, header_bytes]; read outcomes [n]; sums of what was read [n]."""
         fds, offsets = self._places(slots)
         headers = np.zeros((slots.size, self.form.geometry.header_bytes), np.uint8)
         outcomes, sums = np.zeros(slots.size, np.int64), np.zeros(slots.size, np.uint64)
@@ -98,7 +100,10 @@ class StoreReader:
     def slots(
         self, slots: NDArray[np.int32], rows: NDArray[np.uint8], seeds: NDArray[np.uint64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint64]]:
-        """Headers, outcomes and sums of n slots, whose payloads go into `rows`; see `Segments.read`."""
+        """Headers, outcomes and sums of n slots.
+
+        Their payloads go into `rows`; see `Segments.read`.
+        """
         g = self.form.geometry
         fds, offsets = self._places(slots)
         headers = np.zeros((slots.size, g.header_bytes), np.uint8)
@@ -109,7 +114,7 @@ class StoreReader:
         return headers, outcomes, sums if along else short_sums(rows[: slots.size], g.shards, seeds)
 
     def forget_cached(self, slots: NDArray[np.int32]) -> None:
-        """Let the page cache forget what was read: looking at a store must not push out what others need."""
+        """Drop what was read from the page cache, so that reading a store evicts nothing else."""
         fds, offsets = self._places(slots)
         _io.drop_cached(fds, offsets, self.form.geometry.slot_bytes)
 
@@ -257,8 +262,10 @@ class StoreReader:
         return fds, readable
 
     def _holder(self) -> int | None:
-        """Who holds LOCK or the directory's own lock, by the kernel's list: trying to lock one of them could turn away
-        a process that is opening the store."""
+        """The process that holds LOCK or the directory's own lock, by the kernel's list.
+
+        Trying to lock one of them could turn away a process that is opening the store.
+        """
         locked = [os.fstat(self.fd)]
         with contextlib.suppress(FileNotFoundError):  # the next opener makes one
             info = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False)

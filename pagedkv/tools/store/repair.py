@@ -1,4 +1,6 @@
-"""``pagedkv verify --repair``: tombstones over what is wrong or of no use, under the store's own lock.
+"""``pagedkv verify --repair``: tombstones over damaged or useless blocks.
+
+Runs under the store's own lock.
 
 A cache does without any of this: what is wrong is a counted miss. A repair gives the slots back and makes the next
 check clean. It never changes a block that is right, and never makes one out of bytes that are not.

@@ -1,4 +1,4 @@
-"""Every header of a store, read in batches and sorted by what it says; and which of the live ones can be reached.
+"""Reads every header of a store in batches, classifies it, and finds reachable blocks.
 
 A slot is live if a tier that opens the directory would take it for a block. The other states come from ordinary work
 (`ORDINARY`) or are damage (`DAMAGED`): bytes that no tier wrote there.
@@ -49,7 +49,10 @@ class Batch:
 
 
 def batches(reader: StoreReader, slots_each: int = 0) -> Iterator[Batch]:
-    """All slots that are not lost, in order, `slots_each` at a time (0: as many as suits reading headers alone)."""
+    """All slots that are not lost, in order, `slots_each` at a time.
+
+    0 means as many as suits reading headers alone.
+    """
     g = reader.form.geometry
     step = slots_each or max(1, BATCH_BYTES // g.header_bytes)
     for segment, readable in enumerate(reader.readable.tolist()):
@@ -123,7 +126,10 @@ class Chains:
 
 
 class ChainBuilder:
-    """Sorts live blocks into prefixes, as a cache does that opens the store; needs the store's secret."""
+    """Sorts live blocks into prefixes, as a cache that opens the store does.
+
+    Needs the store's secret.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret

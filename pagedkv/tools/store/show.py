@@ -1,4 +1,4 @@
-"""How the tools speak: progress on stderr where that is a terminal, tables, ages and rates for people."""
+"""Output of the tools: progress on stderr for terminals, tables, ages and rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def have_rich() -> bool:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Yields what to call with each number of bytes done. On a terminal a bar or lines show how far, and the rate."""
+    """Yields a function to call with each number of bytes done.
+
+    On a terminal, a bar or lines show progress and the rate.
+    """
     if not sys.stderr.isatty():
         yield lambda num_bytes: None
     elif not have_rich():
@@ -79,7 +82,10 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def age(seconds: float) -> str:
-    """A time span in its two largest units: ``"3 d 4 h"``; a negative one, of a clock that was set back, is 0."""
+    """A time span in its two largest units, such as ``"3 d 4 h"``.
+
+    A negative span, from a clock that was set back, is 0.
+    """
     left = max(0, int(seconds))
     parts: list[str] = []
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):

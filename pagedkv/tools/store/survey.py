@@ -1,4 +1,7 @@
-"""``pagedkv inspect``: what is in a cache directory, from the headers alone. Reads no payload and changes nothing."""
+"""``pagedkv inspect``: what is in a cache directory, from the headers alone.
+
+Reads no payload and changes nothing.
+"""
 
 from __future__ import annotations
 

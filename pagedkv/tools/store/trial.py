@@ -1,4 +1,6 @@
-"""``pagedkv doctor --disk DIR``: a store made there for a moment, what a cache asks of it tried, and a verdict.
+"""``pagedkv doctor --disk DIR``: tries a temporary store there, and gives a verdict.
+
+It does what a cache asks of a store.
 
 All of it happens in a private directory inside DIR that is gone at the end, whatever happens.
 """

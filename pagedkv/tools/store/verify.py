@@ -1,4 +1,6 @@
-"""``pagedkv verify``: every header, every payload's sums, every chain key and parent of a store. Repairs nothing.
+"""``pagedkv verify``: every header, payload sum, chain key and parent.
+
+Repairs nothing.
 
 Wrong is what no tier wrote there, and whatever makes a tier refuse the directory. What is merely of no use (a block
 whose beginning has gone, an older copy of a block, a block of a purged namespace) comes from ordinary work and is
