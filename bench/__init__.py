@@ -1,1 +1,4 @@
-"""Benchmarks. A bench never asserts, a test never times; each bench uses :mod:`bench.timing`, writes JSON."""
+"""Benchmarks. A bench never asserts, a test never times.
+
+Each bench uses :mod:`bench.timing`, writes JSON.
+"""

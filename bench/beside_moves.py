@@ -1,4 +1,6 @@
-"""``python -m bench.beside_moves``: does a decode step that waits for no move notice the moves beside it?
+"""``python -m bench.beside_moves``.
+
+Does a decode step that waits for no move notice the moves beside it?
 
 A batch of sequences decodes while, in the background, prefixes are promoted from disk with every checksum on: on
 threads without the GIL, but on the same cores and memory. Three kinds of phases alternate: ``alone``; ``reads``, beside

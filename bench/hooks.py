@@ -1,4 +1,6 @@
-"""``python -m bench.hooks``: what hooks cost a request and a step, where there are none and where there are some.
+"""``python -m bench.hooks``.
+
+What hooks cost a request and a step, where there are none and where there are some.
 
 ``none`` is a cache without hooks, ``idle`` one with a hook that does nothing, ``recorder`` one that is recorded. A step
 is all of it but the model: its arrays, its slots, its commit, on sequences that need no new block. A request opens a
@@ -36,7 +38,10 @@ Work = tuple[Callable[[], object], Callable[[], object] | None]
 
 
 def step_of(cache: pk.KVCache, seqs: list[pk.Sequence]) -> Work:
-    """One step that writes nothing; beside the clock it is cut back, so that the next one is the same."""
+    """One step that writes nothing.
+
+    Beside the clock it is cut back, so that the next one is the same.
+    """
 
     def run() -> None:
         with cache.step(seqs) as step:

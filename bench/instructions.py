@@ -1,4 +1,6 @@
-"""``python -m bench.instructions``: instructions of the bookkeeping's calls, by callgrind: the same on a busy machine.
+"""``python -m bench.instructions``: instructions of the bookkeeping's calls, by callgrind.
+
+The same on a busy machine.
 
 A process sets every case up from a fixed seed, and one more for each case then calls it: callgrind counts both, all of
 their threads, and the difference is what the calls took. ``--beside TREE`` counts a second tree, built in place, in the
@@ -77,7 +79,10 @@ def cases() -> Iterator[Callable[[], object]]:
 
 
 def _promotions() -> Callable[[], object]:
-    """Two prompts take turns on a device that holds one of them: each brings itself up and sends the other down."""
+    """Two prompts take turns on a device that holds one of them.
+
+    Each brings itself up and sends the other down.
+    """
     import numpy
 
     import pagedkv
@@ -101,7 +106,10 @@ def _promotions() -> Callable[[], object]:
 
 
 def _decoding() -> Callable[[], object]:
-    """A scheduler whose 32 requests all decode; what a model would write is only marked as written."""
+    """A scheduler whose 32 requests all decode.
+
+    What a model would write is only marked as written.
+    """
     import pagedkv
 
     spec = pagedkv.KVSpec(1, 1, 8, "float32", 16, model="instructions")

@@ -1,4 +1,7 @@
-"""What a result file says about itself: machine, versions, commit and command, beside the rows."""
+"""What a result file says about itself.
+
+Machine, versions, commit and command, beside the rows.
+"""
 
 from __future__ import annotations
 

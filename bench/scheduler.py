@@ -1,4 +1,6 @@
-"""``python -m bench.scheduler``: what a step of the scheduler costs, at 256 running sequences, from Python.
+"""``python -m bench.scheduler``.
+
+What a step of the scheduler costs, at 256 running sequences, from Python.
 
 ``schedule`` and ``report`` are the scheduler's own work, with the sampled tokens' appending. ``step`` is the cache's:
 entering ``scheduler.step(plan)`` (allocation, the step's arrays) and leaving it (the commit), with no model between.
@@ -51,7 +53,10 @@ class Load:
         self.scheduler.submit(prompt, length, tenant=f"tenant {self.number % 4}", stop_tokens=[1, 2])
 
     def turn(self) -> tuple[float, float, float, float, float]:
-        """Times of schedule, of the step's begin and end, and of report; lanes; requests that ended, -1 if quiet."""
+        """Times of schedule, of the step's begin and end, and of report; lanes.
+
+        Requests that ended, -1 if quiet.
+        """
         scheduler = self.scheduler
         waiting = scheduler.stats().waiting
         start = CPU()

@@ -1,4 +1,7 @@
-"""Rows of mappings as a table: aligned text, Markdown, or rich's table on a terminal that has rich."""
+"""Rows of mappings as a table.
+
+Aligned text, Markdown, or rich's table on a terminal that has rich.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``python -m bench.tiers``: moves between tiers against what the machine can do, measured in the same run.
+"""``python -m bench.tiers``.
+
+Moves between tiers against what the machine can do, measured in the same run.
 
 Memory to memory is held against memcpy of the same bytes on as many threads; memory to disk and back, with every
 checksum on, against raw ``pwrite``/``preadv`` of the same bytes (buffered, and O_DIRECT where the file system has it).
@@ -57,7 +59,10 @@ def alternate(cases: Mapping[str, Case], rounds: int, warmup: int = 1) -> dict[s
 
 
 def in_threads(threads: int, work: Callable[[int], object]) -> Work:
-    """``work(0)`` .. ``work(threads - 1)``, each in a thread of its own that lives on between rounds."""
+    """``work(0)`` .
+
+    ``work(threads - 1)``, each in a thread of its own that lives on between rounds.
+    """
     start, stop = threading.Barrier(threads + 1), threading.Barrier(threads + 1)
 
     def loop(number: int) -> None:

@@ -1,4 +1,6 @@
-"""The one timing harness: warm up, garbage collector off, time rounds, report median, p99 and minimum.
+"""The one timing harness.
+
+Warm up, garbage collector off, time rounds, report median, p99 and minimum.
 
 The default clock is the CPU time of the calling thread, so that other processes on the machine add little
 noise; work that waits for a device, a disk or another thread is timed with ``clock=WALL``. The helpers that

@@ -1,4 +1,7 @@
-"""A block allocator over the core's pool: sequences take blocks as they grow, and give them back when they end."""
+"""A block allocator over the core's pool.
+
+Sequences take blocks as they grow, and give them back when they end.
+"""
 
 import pagedkv as pk
 from pagedkv.core import BlockPool
@@ -22,7 +25,10 @@ class Allocator:
         return self.tables[seq_id]
 
     def append(self, seq_id: int, num_tokens: int) -> list[int]:
-        """Make a sequence longer; the blocks that are new, often none. Without enough of them nothing changes."""
+        """Make a sequence longer; the blocks that are new, often none.
+
+        Without enough of them nothing changes.
+        """
         length, table = self.lengths[seq_id] + num_tokens, self.tables[seq_id]
         new: list[int] = self.pool.alloc(blocks_needed(length, self.block_size) - len(table)).tolist()
         table.extend(new)

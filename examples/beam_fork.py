@@ -1,4 +1,7 @@
-"""Beam search by forks: full blocks are shared, the first fork to write copies the partly filled one."""
+"""Beam search by forks.
+
+Full blocks are shared, the first fork to write copies the partly filled one.
+"""
 
 import numpy as np
 

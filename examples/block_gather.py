@@ -1,4 +1,7 @@
-"""From scattered blocks to contiguous K and V: by hand through the block tables, and by ``Sequence.gather``."""
+"""From scattered blocks to contiguous K and V.
+
+By hand through the block tables, and by ``Sequence.gather``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A hook that writes a trace: open trace.json in chrome://tracing or ui.perfetto.dev. No dependency."""
+"""A hook that writes a trace: open trace.json in chrome://tracing or ui.perfetto.dev.
+
+No dependency.
+"""
 
 import json
 import tempfile
@@ -12,7 +15,10 @@ from pagedkv.observe.hooks import Span
 
 
 class ChromeTrace:
-    """Turns every span into a complete event ("X") of Chrome's trace format; times in microseconds."""
+    """Turns every span into a complete event ("X") of Chrome's trace format.
+
+    Times in microseconds.
+    """
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []

@@ -1,4 +1,6 @@
-"""A decode loop on a GPU with CuPy and pagedkv's CUDA kernels; nothing waits for the device until the result is read.
+"""A decode loop on a GPU with CuPy and pagedkv's CUDA kernels.
+
+Nothing waits for the device until the result is read.
 
 Needs a CUDA GPU and ``pip install 'pagedkv[cuda12]'`` (or ``'pagedkv[cuda13]'``). Without one it says so and ends.
 """
@@ -17,7 +19,10 @@ NUM_QO_HEADS = 8
 
 
 def forward(cupy: Any, cache: pk.KVCache, seqs: list[pk.Sequence], weights: Any, stream: Any) -> Any:
-    """One step of a model without weights worth the name: q, k and v are looked up by token, on the device."""
+    """One step of a model without weights worth the name.
+
+    Q, k and v are looked up by token, on the device.
+    """
     with cache.step(seqs) as step, stream:
         qkv = weights[cupy.asarray(step.tokens)]
         q, k, v = (cupy.ascontiguousarray(part) for part in cupy.split(qkv, [NUM_QO_HEADS, NUM_QO_HEADS + 2], axis=1))

@@ -1,4 +1,7 @@
-"""Blocks and gathers by protocol: DLPack both ways, raw pointers, and what is refused. Needs nothing but NumPy."""
+"""Blocks and gathers by protocol: DLPack both ways, raw pointers, and what is refused.
+
+Needs nothing but NumPy.
+"""
 
 import ctypes
 

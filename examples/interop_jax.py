@@ -1,4 +1,7 @@
-"""JAX computes in jitted halves around the cache's write and attention; nothing is copied. Needs JAX."""
+"""JAX computes in jitted halves around the cache's write and attention; nothing is copied.
+
+Needs JAX.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""The cache reads MLX's arrays without a copy; MLX copies what it is given. Needs MLX (on Linux: mlx[cpu])."""
+"""The cache reads MLX's arrays without a copy; MLX copies what it is given.
+
+Needs MLX (on Linux: mlx[cpu]).
+"""
 
 import mlx.core as mx
 import numpy as np

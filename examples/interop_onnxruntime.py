@@ -1,4 +1,7 @@
-"""ONNX Runtime computes layers; past and present KV are bound in our memory (IOBinding). Needs onnxruntime and onnx."""
+"""ONNX Runtime computes layers; past and present KV are bound in our memory (IOBinding).
+
+Needs onnxruntime and onnx.
+"""
 
 import numpy as np
 import onnxruntime as ort

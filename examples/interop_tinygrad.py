@@ -1,4 +1,7 @@
-"""tinygrad computes around the cache's write and attention; nothing is copied. Needs tinygrad; clang for speed."""
+"""tinygrad computes around the cache's write and attention; nothing is copied.
+
+Needs tinygrad; clang for speed.
+"""
 
 import os
 import shutil

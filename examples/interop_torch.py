@@ -1,4 +1,7 @@
-"""PyTorch as a guest: its tensors are written and attended to where they lie. Needs PyTorch, which no extra names."""
+"""PyTorch as a guest: its tensors are written and attended to where they lie.
+
+Needs PyTorch, which no extra names.
+"""
 
 import numpy as np
 import torch

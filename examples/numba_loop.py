@@ -13,7 +13,10 @@ from pagedkv.core import FUNCTIONS, BlockPool
 
 
 def compiled(name: str) -> Callable[..., int]:
-    """A core function as ``@njit`` code can call it; `FUNCTIONS` gives its address and signature."""
+    """A core function as ``@njit`` code can call it.
+
+    `FUNCTIONS` gives its address and signature.
+    """
     address, _ = FUNCTIONS[name]  # e.g. "int32 (intp pool, int32 n, intp out)": pointers travel as integers
     types: dict[str, list[Any]] = {
         "pool_alloc": [ctypes.c_ssize_t, ctypes.c_int32, ctypes.c_ssize_t],

@@ -1,4 +1,7 @@
-"""A toy model of two attention layers in NumPy: the second prompt reuses what the first one computed."""
+"""A toy model of two attention layers in NumPy.
+
+The second prompt reuses what the first one computed.
+"""
 
 import numpy as np
 
@@ -13,7 +16,10 @@ weights = draw.standard_normal((LAYERS, 4, HEADS * DIM, HEADS * DIM)).astype(np.
 
 
 def forward(step: pk.Step) -> np.ndarray:
-    """The last hidden state of every sequence in the step; K and V of the new tokens go into the cache."""
+    """The last hidden state of every sequence in the step.
+
+    K and V of the new tokens go into the cache.
+    """
     x = embedding[step.tokens] + np.sin(step.positions[:, None] / 7)
     for layer in range(LAYERS):
         q, k, v = ((x @ w).reshape(-1, HEADS, DIM).astype(np.float32) for w in weights[layer, :3])

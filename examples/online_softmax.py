@@ -1,4 +1,7 @@
-"""Attention in one pass over blocks: a running maximum, a running sum, a result rescaled when the maximum rises."""
+"""Attention in one pass over blocks.
+
+A running maximum, a running sum, a result rescaled when the maximum rises.
+"""
 
 from __future__ import annotations
 

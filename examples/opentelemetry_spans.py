@@ -15,7 +15,10 @@ from pagedkv.observe.hooks import Span
 
 
 class OpenTelemetryHook:
-    """One OpenTelemetry span for each of the cache's; `tracer` is what ``trace.get_tracer(...)`` gives."""
+    """One OpenTelemetry span for each of the cache's.
+
+    `tracer` is what ``trace.get_tracer(...)`` gives.
+    """
 
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer

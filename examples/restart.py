@@ -1,4 +1,7 @@
-"""A restart that costs no prefill: one process fills a cache and is killed, the next serves its prefixes from disk."""
+"""A restart that costs no prefill.
+
+One process fills a cache and is killed, the next serves its prefixes from disk.
+"""
 
 import os
 import signal
@@ -16,7 +19,10 @@ PROMPTS = [np.arange(100 * i, 100 * i + 25) for i in range(6)]  # six whole bloc
 
 
 def kv_of(tokens: np.ndarray) -> np.ndarray:
-    """Stands for a model: KV [num_layers, num_tokens, num_kv_heads, head_dim] that follows from the tokens."""
+    """Stands for a model.
+
+    KV [num_layers, num_tokens, num_kv_heads, head_dim] that follows from the tokens.
+    """
     return np.broadcast_to(tokens[None, :, None, None] % 1000, (2, len(tokens), 2, 8)).astype(np.float16)
 
 

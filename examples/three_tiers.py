@@ -11,7 +11,10 @@ spec = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float16", bloc
 
 
 def kv_of(tokens: np.ndarray) -> np.ndarray:
-    """Stands for a model: KV [num_layers, num_tokens, num_kv_heads, head_dim] that follows from the tokens."""
+    """Stands for a model.
+
+    KV [num_layers, num_tokens, num_kv_heads, head_dim] that follows from the tokens.
+    """
     return np.broadcast_to(tokens[None, :, None, None] % 1000, (2, len(tokens), 2, 8)).astype(np.float16)
 
 

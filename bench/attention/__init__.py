@@ -1,1 +1,4 @@
-"""Attention on the GPU: this library's kernels, its peers and the memory's own speed, in one run."""
+"""Attention on the GPU.
+
+This library's kernels, its peers and the memory's own speed, in one run.
+"""

@@ -1,4 +1,6 @@
-"""``python -m bench.attention``: this library's attention kernels, their peers and the memory's ceilings, in one run.
+"""``python -m bench.attention``.
+
+This library's attention kernels, their peers and the memory's ceilings, in one run.
 
 On a GPU (``--device cuda``) everything is over in under nine minutes; what time does not allow is listed.
 ``--device cpu`` measures :mod:`pagedkv.cpu` beside its own peers and ceilings (options: ``--device cpu --help``).

@@ -46,7 +46,10 @@ class Arena:
         self._dtype = ""
 
     def hold(self, dtype: str) -> None:
-        """Fill the arena with values of a dtype, if it holds another; what was written to it is gone."""
+        """Fill the arena with values of a dtype, if it holds another.
+
+        What was written to it is gone.
+        """
         if dtype == self._dtype:
             return
         chunk = self._bits[dtype].view(np.uint8)[: self.num_bytes]

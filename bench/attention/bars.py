@@ -1,4 +1,7 @@
-"""The bars of attention on an H100, and how the rows of a run stand against them. A bar without figures says so."""
+"""The bars of attention on an H100, and how the rows of a run stand against them.
+
+A bar without figures says so.
+"""
 
 from __future__ import annotations
 

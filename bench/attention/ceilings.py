@@ -1,4 +1,7 @@
-"""What this device's memory and tensor cores can do at most, measured in the same run: shares are taken of these."""
+"""What this device's memory and tensor cores can do at most, measured in the same run.
+
+Shares are taken of these.
+"""
 
 from __future__ import annotations
 

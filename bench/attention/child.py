@@ -1,4 +1,7 @@
-"""The process that measures; :mod:`bench.attention.supervisor` starts it and reads its journal."""
+"""The process that measures.
+
+:mod:`bench.attention.supervisor` starts it and reads its journal.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ def measure(
 
 
 def compile_ahead(parts: Sequence[Section], known: Sequence[Row], journal: Journal) -> None:
-    """Compile and load the kernels of all entries on all CPUs. One that fails is told of when it is its turn."""
+    """Compile and load the kernels of all entries on all CPUs.
+
+    One that fails is told of when it is its turn.
+    """
     done = {(row["section"], row["case"], row["system"]) for row in known}
     work = [
         entry.compile

@@ -29,7 +29,10 @@ class CudaGraph:
 
 
 class CudaDevice:
-    """The first CUDA device. Everything runs on one non-blocking stream, which becomes CuPy's current one."""
+    """The first CUDA device.
+
+    Everything runs on one non-blocking stream, which becomes CuPy's current one.
+    """
 
     kind = "cuda"
     unit = "s"
@@ -109,7 +112,10 @@ class CudaDevice:
         return CudaGraph(self.stream.end_capture(), self.stream)
 
     def time(self, recordings: Sequence[Recording], rounds: int) -> list[list[float]]:
-        """Seconds of every launch. All are queued at once, so that the device never waits for the host in between."""
+        """Seconds of every launch.
+
+        All are queued at once, so that the device never waits for the host in between.
+        """
         event = self._cupy.cuda.Event
         pairs = [[(event(), event()) for _ in range(rounds)] for _ in recordings]
         for turn in range(rounds):

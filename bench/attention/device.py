@@ -67,4 +67,7 @@ class Device(Protocol):
         """Record calls, which have run once before, as one graph."""
 
     def time(self, recordings: Sequence[Recording], rounds: int) -> list[list[float]]:
-        """Launch all recordings in turn, ``rounds`` times; for each recording what every launch took, in ``unit``."""
+        """Launch all recordings in turn, ``rounds`` times.
+
+        For each recording what every launch took, in ``unit``.
+        """

@@ -1,4 +1,7 @@
-"""Throughput of the kernels that move KV: writing new tokens, copying blocks, gathering sequences."""
+"""Throughput of the kernels that move KV.
+
+Writing new tokens, copying blocks, gathering sequences.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ SYSTEM = "pagedkv"
 def groups(
     device: Device, arena: Arena, shape: Shape, problem_of: Callable[[Shape], Problem], new_tokens: int
 ) -> tuple[Group, ...]:
-    """Entries over the pool of a shape: half of its blocks copied over the other half, all gathered, tokens written."""
+    """Entries over the pool of a shape.
+
+    Half of its blocks copied over the other half, all gathered, tokens written.
+    """
     moved = shape.pool_bytes  # half of all K is read, and written to the other half
     tokens = min(new_tokens, sum(shape.kv_lens))
     written = 2 * 2 * tokens * shape.token_elements * 2

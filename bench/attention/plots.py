@@ -1,4 +1,7 @@
-"""Plots of a run: bandwidth of the core set, of the block sizes, of the skewed batch; prefill; the cascade."""
+"""Plots of a run: bandwidth of the core set, of the block sizes, of the skewed batch.
+
+Prefill; the cascade.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A shape's arrays: queries, several copies of KV in the arena, block tables; and what float64 says to some rows."""
+"""A shape's arrays: queries, several copies of KV in the arena, block tables.
+
+And what float64 says to some rows.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ class Problem:
         return places(self.shape, copy, self.copies)
 
     def kv(self, copy: int) -> tuple[Any, Any]:
-        """K and V of a copy: [num_blocks, block_size, num_kv_heads, head_dim]; contiguous: without the second axis."""
+        """K and V of a copy: [num_blocks, block_size, num_kv_heads, head_dim].
+
+        Contiguous: without the second axis.
+        """
         shape, model = self.shape, self.shape.model
         self.arena.hold(shape.kv_dtype)
         row = (model.num_kv_heads, model.head_dim)
@@ -89,7 +95,10 @@ class Problem:
 
     @cached_property
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """(sequence, query, head) of the rows that are checked: of the first, last and longest sequences."""
+        """(sequence, query, head) of the rows that are checked.
+
+        Of the first, last and longest sequences.
+        """
         shape = self.shape
         seqs = dict.fromkeys([0, shape.num_seqs - 1, int(np.argmax(shape.kv_lens)), shape.num_seqs // 2])
         rng = np.random.default_rng(3)
@@ -128,7 +137,9 @@ class Problem:
         return self.arena.elements(at.k, full), self.arena.elements(at.v, full)
 
     def error(self, result: NDArray[np.uint16], expected: NDArray[np.float64]) -> float:
-        """Largest difference of the checked rows, relative to the largest value expected; NaN if there is a NaN.
+        """Largest difference of the checked rows, relative to the largest value expected.
+
+        NaN if there is a NaN.
 
         Parameters
         ----------
@@ -184,7 +195,9 @@ def arena_bytes(shape: Shape, copies: int) -> int:
 
 
 def choose_copies(shape: Shape, l2_bytes: int, room_bytes: int, most: int = 64) -> int:
-    """Copies of KV that together are four times the cache, at least three; as many as there is room for.
+    """Copies of KV that together are four times the cache, at least three.
+
+    As many as there is room for.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""How far a run is, on stderr: rich's bar where there is a terminal and rich, plain lines otherwise."""
+"""How far a run is, on stderr.
+
+Rich's bar where there is a terminal and rich, plain lines otherwise.
+"""
 
 from __future__ import annotations
 

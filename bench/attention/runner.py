@@ -1,4 +1,6 @@
-"""Runs sections against the clock: every result is checked before it is timed, what time does not allow is listed.
+"""Runs sections against the clock.
+
+Every result is checked before it is timed, what time does not allow is listed.
 
 For each entry of a group: prepare, run once on poisoned outputs, compare with float64; record a graph of calls that
 rotate through the copies of KV, launch it on poisoned outputs, compare again. Then the graphs of the group are launched
@@ -26,7 +28,10 @@ MESSAGE = 300  # characters of an error kept in a row
 
 
 class DeviceLost(Exception):
-    """The device takes no more work in this process; a new process may go on with what has no row yet."""
+    """The device takes no more work in this process.
+
+    A new process may go on with what has no row yet.
+    """
 
 
 class Watcher:

@@ -1,4 +1,7 @@
-"""How large the problems are: in full, quickly (does it run on this GPU), and tiny (no GPU at all)."""
+"""How large the problems are.
+
+In full, quickly (does it run on this GPU), and tiny (no GPU at all).
+"""
 
 from __future__ import annotations
 

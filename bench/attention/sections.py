@@ -1,4 +1,7 @@
-"""The sections of the bench, in their order, each a list of groups of entries; the most important groups come first."""
+"""The sections of the bench, in their order, each a list of groups of entries.
+
+The most important groups come first.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,10 @@ def blocks(bench: Bench) -> tuple[Group, ...]:
 
 
 def small(bench: Bench) -> tuple[Group, ...]:
-    """KV that fits into the cache many times over: latency. Also with the plan computed before every call."""
+    """KV that fits into the cache many times over: latency.
+
+    Also with the plan computed before every call.
+    """
     with_plan = replace(ours.DECODE[0], name=f"{ours.DECODE[0].name}, plan too", plan_too=True)
     systems = (*ours.DECODE, with_plan, *bench.peers.decode)
     return tuple(

@@ -1,4 +1,7 @@
-"""Attention problems as numbers: the model, the lengths, how KV lies; the bytes and operations of a call."""
+"""Attention problems as numbers: the model, the lengths, how KV lies.
+
+The bytes and operations of a call.
+"""
 
 from __future__ import annotations
 
@@ -129,12 +132,18 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions of causal attention: 4 * head_dim for every query head and pair it sees."""
+        """Multiplications and additions of causal attention.
+
+        4 * head_dim for every query head and pair it sees.
+        """
         pairs = sum(q * (kv - q) + q * (q + 1) // 2 for q, kv in zip(self.queries, self.kv_lens, strict=True))
         return 4.0 * self.model.num_qo_heads * self.model.head_dim * pairs
 
     def block_tables(self, seed: int = 0) -> NDArray[np.int32]:
-        """int32 [num_seqs, max_blocks], -1 where there is no block; shared prefixes name the same blocks."""
+        """int32 [num_seqs, max_blocks], -1 where there is no block.
+
+        Shared prefixes name the same blocks.
+        """
         counts = [-(-length // self.block_size) for length in self.kv_lens]
         order = np.arange(self.num_blocks, dtype=np.int32)
         if self.layout != "sequential":

@@ -1,4 +1,7 @@
-"""What is measured: a system computes a problem, an entry is one line of the results, a group is timed in turn."""
+"""What is measured.
+
+A system computes a problem, an entry is one line of the results, a group is timed in turn.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Entries that are timed together: launched in turn, so that the drift of clocks hits all of them."""
+    """Entries that are timed together.
+
+    Launched in turn, so that the drift of clocks hits all of them.
+    """
 
     entries: tuple[Entry, ...]
 

@@ -61,7 +61,10 @@ def section(rows: Sequence[Row], name: str) -> list[dict[str, Any]]:
 
 
 def unmeasured(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What has no figure, and why; the cases of one system that share a reason are counted together."""
+    """What has no figure, and why.
+
+    The cases of one system that share a reason are counted together.
+    """
     counted: dict[tuple[str, str, str, str], list[str]] = {}
     for row in rows:
         if row["status"] != "measured":

@@ -1,4 +1,6 @@
-"""``python -m bench.core``: the bookkeeping workloads on pagedkv and on the peers, interleaved, in one run.
+"""``python -m bench.core``.
+
+The bookkeeping workloads on pagedkv and on the peers, interleaved, in one run.
 
 Each system runs each workload in a process of its own, workload by workload, so that the systems are measured
 minutes apart at most. A peer takes part where its wheel lies unzipped: ``PEER_VLLM`` (vLLM 0.33.0) and
@@ -29,7 +31,10 @@ TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system under test. `variable` names the folder of its unzipped wheel; empty for pagedkv."""
+    """A system under test.
+
+    `variable` names the folder of its unzipped wheel; empty for pagedkv.
+    """
 
     name: str
     module: str

@@ -1,4 +1,6 @@
-"""One measured figure, and the frame of every runner: a process that runs workloads and writes figures.
+"""One measured figure, and the frame of every runner.
+
+A process that runs workloads and writes figures.
 
 A runner is started as ``python -m bench.core.<runner> --workloads ab --out FILE [--quick]`` in a process of
 its own, perhaps under another interpreter; it imports nothing of pagedkv unless it measures pagedkv.

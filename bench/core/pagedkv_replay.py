@@ -19,7 +19,10 @@ class Running:
 
 
 class Batch:
-    """The running requests over one table; a prompt is computed in the step that computes the others' next token."""
+    """The running requests over one table.
+
+    A prompt is computed in the step that computes the others' next token.
+    """
 
     def __init__(self, scale: Scale) -> None:
         self.pool = BlockPool(scale.pool_blocks)
@@ -52,7 +55,10 @@ class Batch:
 def replay_trace(
     trace: list[tuple[list[int], list[int]]], scale: Scale, *, cached: bool = True
 ) -> tuple[float, float]:
-    """CPU seconds and token hit ratio of the trace; without `cached`, the same loop without the table."""
+    """CPU seconds and token hit ratio of the trace.
+
+    Without `cached`, the same loop without the table.
+    """
     batch = Batch(scale)
     running: list[Running] = []
     next_idx = num_prompt = 0

@@ -1,4 +1,7 @@
-"""Workload f on SGLang: what its scheduler asks of the tree and the allocator, request by request."""
+"""Workload f on SGLang.
+
+What its scheduler asks of the tree and the allocator, request by request.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ ALLOCATOR_CALLS = ("alloc", "free_segment", "free", "free_page_ids", "alloc_deco
 
 @dataclass(slots=True)
 class Running:
-    """One admitted request: its row of slots, what it will decode, and what the tree holds for it."""
+    """One admitted request.
+
+    Its row of slots, what it will decode, and what the tree holds for it.
+    """
 
     row: int
     prompt: list[int]
@@ -29,7 +35,10 @@ class Running:
 
 
 class Batch:
-    """The running requests over one tree: match, lock, allocate, insert after prefill and at the end."""
+    """The running requests over one tree.
+
+    Match, lock, allocate, insert after prefill and at the end.
+    """
 
     def __init__(self, tree: Tree, num_rows: int) -> None:
         self.tree = tree

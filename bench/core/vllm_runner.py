@@ -222,7 +222,10 @@ def replay(scale: Scale) -> Iterator[Figure]:
 def _replay(
     trace: list[tuple[list[int], list[int]]], scale: Scale, hasher: Hasher | None
 ) -> tuple[float, float]:
-    """CPU seconds and token hit ratio of the trace; without `hasher`, the same loop without the manager."""
+    """CPU seconds and token hit ratio of the trace.
+
+    Without `hasher`, the same loop without the manager.
+    """
     manager = make_manager(scale.pool_blocks)
     running: list[tuple[Request, Iterator[int]]] = []
     next_idx = num_hit = num_prompt = 0

@@ -25,7 +25,10 @@ WORKLOADS = "abcdef"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes of one run. Blocks are of :data:`BLOCK_SIZE` tokens; rounds and warm-ups count timed calls."""
+    """Sizes of one run.
+
+    Blocks are of :data:`BLOCK_SIZE` tokens; rounds and warm-ups count timed calls.
+    """
 
     pool_blocks: int
     batch_sizes: tuple[int, ...]  # a: blocks per call
@@ -97,7 +100,10 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 
 def decode_prompt(seq_idx: int) -> list[int]:
-    """Prompt of sequence `seq_idx` in workload b: 512 to 527 tokens, so that block ends are spread."""
+    """Prompt of sequence `seq_idx` in workload b.
+
+    512 to 527 tokens, so that block ends are spread.
+    """
     return random_tokens(512 + seq_idx % BLOCK_SIZE, seq_idx)
 
 

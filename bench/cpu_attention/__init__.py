@@ -1,1 +1,4 @@
-"""Attention on the CPU beside its peers and the machine's ceilings: ``python -m bench.attention --device cpu``."""
+"""Attention on the CPU beside its peers and the machine's ceilings.
+
+``python -m bench.attention --device cpu``.
+"""

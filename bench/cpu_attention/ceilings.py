@@ -1,4 +1,7 @@
-"""The machine's ceilings, measured between the rounds of the systems: memory read per second, and multiply-adds."""
+"""The machine's ceilings, measured between the rounds of the systems.
+
+Memory read per second, and multiply-adds.
+"""
 
 from __future__ import annotations
 

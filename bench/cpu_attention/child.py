@@ -1,4 +1,7 @@
-"""One system in a process of its own, told by lines of JSON what to do: peers' threads and settings must not meet."""
+"""One system in a process of its own, told by lines of JSON what to do.
+
+Peers' threads and settings must not meet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The problems of the CPU bench: shapes, contexts and dtypes, and the arrays that all systems compute on."""
+"""The problems of the CPU bench.
+
+Shapes, contexts and dtypes, and the arrays that all systems compute on.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,10 @@ def problems(quick: bool) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """A problem's arrays. K and V are paged, by layer: [num_blocks, BLOCK_SIZE, num_kv_heads, head_dim]."""
+    """A problem's arrays.
+
+    K and V are paged, by layer: [num_blocks, BLOCK_SIZE, num_kv_heads, head_dim].
+    """
 
     q: NDArray[Any]
     layers: list[tuple[NDArray[Any], NDArray[Any]]]

@@ -1,4 +1,7 @@
-"""All problems, systems and ceilings in one run: rounds alternate, so that a noisy neighbour hits all alike."""
+"""All problems, systems and ceilings in one run.
+
+Rounds alternate, so that a noisy neighbour hits all alike.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,10 @@ class Child:
 
 
 def measure(problem: Problem, children: list[Child], ceilings: Ceilings, rounds: int) -> list[dict[str, Any]]:
-    """One line per system that takes the problem, ours first. Ratios are medians of the rounds' own, for the machine's
-    ceilings change from minute to minute."""
+    """One line per system that takes the problem, ours first.
+
+    Ratios are medians of the rounds' own, for the machine's ceilings change from minute to minute.
+    """
     results = {child: child.ask(do="prepare", problem=problem.as_dict()) for child in children}
     taking = [child for child, result in results.items() if result is not None]
     ours = np.array(results[children[0]])

@@ -1,4 +1,7 @@
-"""Who computes: this library, and peers where they are installed. Each says which problems it takes."""
+"""Who computes: this library, and peers where they are installed.
+
+Each says which problems it takes.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ class Torch:
         return True
 
     def prepare(self, problem: Problem, arrays: Arrays, threads: int) -> Call:
-        """Decode with queries grouped by KV head, torch's best form; a prefill with `is_causal` or a mask."""
+        """Decode with queries grouped by KV head, torch's best form.
+
+        A prefill with `is_causal` or a mask.
+        """
         import torch
 
         torch.set_num_threads(threads)

@@ -1,4 +1,6 @@
-"""``python -m bench.policies``: every eviction policy on three real traces, at many sizes, between LRU and MIN.
+"""``python -m bench.policies``.
+
+Every eviction policy on three real traces, at many sizes, between LRU and MIN.
 
 Each replay drives the real tree, placement and policy from an empty cache of one tier. Hits do not depend on the
 machine. ``lru`` and ``hazard`` are replayed several times in turn, and the median of their times is kept. ``min`` is

@@ -1,4 +1,7 @@
-"""From hits by request to figures: shares of what was asked for, and how far LRU was ahead where it was most."""
+"""From hits by request to figures.
+
+Shares of what was asked for, and how far LRU was ahead where it was most.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ def rates(trace: Trace, hits: Int32) -> dict[str, float]:
 
 
 def against_lru(accesses: Int64, hits: Int32, lru: Int32, window: int = WINDOW) -> dict[str, float]:
-    """Where a policy does worst beside LRU, in points: percent of accesses; below 0 where LRU was ahead.
+    """Where a policy does worst beside LRU, in points: percent of accesses.
+
+    Below 0 where LRU was ahead.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""Pictures of a run: what each policy closes of the way from LRU to MIN, by capacity, one picture for each trace."""
+"""Pictures of a run.
+
+What each policy closes of the way from LRU to MIN, by capacity, one picture for each trace.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How far all replays together are, on stderr: one rich bar on a terminal that has rich, else a line each."""
+"""How far all replays together are, on stderr.
+
+One rich bar on a terminal that has rich, else a line each.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ SHARES = ("1%", "2%", "5%", "10%", "20%", "50%")
 
 
 def view(document: Mapping[str, Any], name: str) -> str:
-    """One table as Markdown: ``traces``, ``weights``, ``worst``, ``prefix``, ``price``, ``sessions``, ``times``,
-    ``memory`` or ``gap/TRACE``; ``verdict`` is a list of sentences.
+    """One table as Markdown.
+
+    ``traces``, ``weights``, ``worst``, ``prefix``, ``price``, ``sessions``, ``times``, ``memory`` or ``gap/TRACE``;
+    ``verdict`` is a list of sentences.
 
     Raises
     ------
@@ -113,7 +115,10 @@ def price(rows: Sequence[Row]) -> Table:
 
 
 def sessions(rows: Sequence[Row]) -> Table:
-    """What it is worth to be told whose request each one is: % of the gap closed with it and without."""
+    """What it is worth to be told whose request each one is.
+
+    % of the gap closed with it and without.
+    """
     table: Table = []
     for (trace, size), policies in of_shares(rows):
         if trace == "chat":  # which knows of none

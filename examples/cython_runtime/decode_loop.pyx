@@ -1,5 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A runtime in Cython over pagedkv's core: it allocates, matches and releases without Python and without the GIL."""
+"""A runtime in Cython over pagedkv's core.
+
+It allocates, matches and releases without Python and without the GIL.
+"""
 
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
@@ -14,7 +17,10 @@ from pagedkv._core.types cimport OK
 
 # A pool's functions ask for its mutex: hold it for as long as several calls belong together.
 def allocate_rounds(BlockPool pool, int32_t blocks, int32_t rounds):
-    """Take `blocks` blocks and give them back, `rounds` times: ``(blocks free in between, code of the last free)``."""
+    """Take `blocks` blocks and give them back, `rounds` times.
+
+    ``(blocks free in between, code of the last free)``.
+    """
     cdef Pool* p = &pool.pool
     cdef Lock lock = pool.lock
     cdef int32_t* ids = <int32_t*>malloc(max(1, blocks) * sizeof(int32_t))

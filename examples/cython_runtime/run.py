@@ -1,4 +1,7 @@
-"""Compile ``decode_loop.pyx`` against the ``.pxd`` files in pagedkv, and run it. Needs Cython and a C compiler."""
+"""Compile ``decode_loop.pyx`` against the ``.pxd`` files in pagedkv, and run it.
+
+Needs Cython and a C compiler.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Beam search: each step keeps the most likely continuations; a beam that splits is forked, a beaten one released."""
+"""Beam search: each step keeps the most likely continuations.
+
+A beam that splits is forked, a beaten one released.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ def _expand(
 
 
 def _follow(seqs: list[pk.Sequence], beams: list[Beam], parents: list[int], releases: ExitStack) -> list[pk.Sequence]:
-    """Sequences of the beams that go on: one child takes its parent's, the others a fork; the rest is released."""
+    """Sequences of the beams that go on: one child takes its parent's, the others a fork.
+
+    The rest is released.
+    """
     going = [(beam, parent) for beam, parent in zip(beams, parents, strict=True) if not beam.ended]
     numbers = [parent for _, parent in going]
     spare = {

@@ -10,7 +10,9 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 
 def chat_tokens(tokenizer: Tokenizer, message: str, system: str = SYSTEM) -> list[int]:
-    """Tokens that ask for an answer to a message. What is written in the message cannot end its turn.
+    """Tokens that ask for an answer to a message.
+
+    What is written in the message cannot end its turn.
 
     Raises
     ------

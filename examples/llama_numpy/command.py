@@ -1,4 +1,7 @@
-"""The command line: prints tokens as they come, and at the end where cached tokens were found and how fast it went."""
+"""The command line.
+
+Prints tokens as they come, and at the end where cached tokens were found and how fast it went.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,10 @@ def _answer(
 def _serve(
     model: Llama, cache: pk.KVCache, tokenizer: Tokenizer, prompts: list[list[int]], arguments: argparse.Namespace
 ) -> None:
-    """All prompts together, each answer printed when it is finished; hits, preemptions and speed on stderr."""
+    """All prompts together, each answer printed when it is finished.
+
+    Hits, preemptions and speed on stderr.
+    """
     stop_ids = {tokenizer.vocabulary.eos_id}
     scheduler, requests = pk.Scheduler(cache, scheduling(arguments)), []
     for name, prompt in zip(arguments.names, prompts, strict=True):

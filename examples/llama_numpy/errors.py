@@ -1,4 +1,7 @@
-"""What can go wrong here that is not the cache's: files, prompts, numbers. The cache raises its own kinds."""
+"""What can go wrong here that is not the cache's: files, prompts, numbers.
+
+The cache raises its own kinds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ class LlamaError(Exception):
 
 
 class OptionError(LlamaError, ValueError):
-    """What was said on the command line cannot be done; the message begins with the option or the line concerned."""
+    """What was said on the command line cannot be done.
+
+    The message begins with the option or the line concerned.
+    """
 
 
 class ModelFileError(LlamaError, ValueError):
@@ -32,8 +38,14 @@ class WeightsMissing(LlamaError):
 
 
 class PromptError(LlamaError, ValueError):
-    """A prompt that cannot be computed: empty, too long for the model or the cache, or of tokens it does not have."""
+    """A prompt that cannot be computed.
+
+    Empty, too long for the model or the cache, or of tokens it does not have.
+    """
 
 
 class NumericsError(LlamaError, ArithmeticError):
-    """The model computed logits that are not numbers. Raised inside the step, so nothing of it is committed."""
+    """The model computed logits that are not numbers.
+
+    Raised inside the step, so nothing of it is committed.
+    """

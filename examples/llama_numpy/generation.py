@@ -59,7 +59,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Completions in order of prompt and sample; where each prompt's cached tokens were found; how fast it went."""
+    """Completions in order of prompt and sample; where each prompt's cached tokens were found.
+
+    How fast it went.
+    """
 
     completions: list[Completion]
     hit_tokens: list[dict[str, int]]
@@ -68,7 +71,10 @@ class Result:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A live sequence and what it generates; during its prompt it stands for all of the prompt's samples."""
+    """A live sequence and what it generates.
+
+    During its prompt it stands for all of the prompt's samples.
+    """
 
     seq: pk.Sequence
     completions: list[Completion]
@@ -158,7 +164,10 @@ def check_prompt(model: Llama, prompt: Sequence[int]) -> np.ndarray:
 
 
 def most_tokens(model: Llama, prompt: Sequence[int] | np.ndarray, max_tokens: int) -> int:
-    """Tokens that a prompt's completion has at most: so many, or fewer where the model's context ends."""
+    """Tokens that a prompt's completion has at most.
+
+    So many, or fewer where the model's context ends.
+    """
     return min(max_tokens, model.config.context_length - len(prompt))
 
 
@@ -206,7 +215,10 @@ def _step(
     on_token: OnToken | None,
     speed: Speed,
 ) -> list[list[int]]:
-    """One forward pass over all; the tokens chosen for each stream, one per sample, none while its prompt goes on."""
+    """One forward pass over all.
+
+    The tokens chosen for each stream, one per sample, none while its prompt goes on.
+    """
     pending = [stream.seq.num_tokens - stream.seq.num_computed for stream in streams]
     q_lens = [min(count, chunk or count) for count in pending]
     is_prompt = any(not stream.completions[0].tokens for stream in streams)
@@ -234,7 +246,10 @@ def _advance(
     max_tokens: int,
     stop_ids: Collection[int],
 ) -> list[_Stream]:
-    """What goes on after a step: the stream itself, a stream per sample once the prompt is computed, or nothing."""
+    """What goes on after a step.
+
+    The stream itself, a stream per sample once the prompt is computed, or nothing.
+    """
     if not tokens:
         return [stream]
     going = []

@@ -1,4 +1,7 @@
-"""Why a file cannot be read as GGUF, in words for who gave it: no GGUF, an unknown version, cut short, or damaged."""
+"""Why a file cannot be read as GGUF, in words for who gave it.
+
+No GGUF, an unknown version, cut short, or damaged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads a GGUF file: config, vocabulary and weights of a llama model; everything else is refused with its reason."""
+"""Reads a GGUF file: config, vocabulary and weights of a llama model.
+
+Everything else is refused with its reason.
+"""
 
 from __future__ import annotations
 

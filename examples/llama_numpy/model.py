@@ -1,4 +1,7 @@
-"""The forward pass: RMSNorm, rotary embedding, SwiGLU in NumPy or CuPy; K, V and attention by the step of a KVCache."""
+"""The forward pass: RMSNorm, rotary embedding, SwiGLU in NumPy or CuPy.
+
+K, V and attention by the step of a KVCache.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ class Llama:
         return attended.reshape(q.shape)
 
     def _project(self, x: Floats, matrix: Floats) -> Floats:
-        """``x @ matrix.T`` [num_rows, out]; a single row is a matrix-vector product, which in BLAS is faster."""
+        """``x @ matrix.T`` [num_rows, out].
+
+        A single row is a matrix-vector product, which in BLAS is faster.
+        """
         if len(x) == 1:
             product: Floats = matrix @ x[0]
             return product[None]
@@ -89,7 +95,10 @@ class Llama:
         return normed
 
     def _rotate(self, x: Floats, cos: Floats, sin: Floats) -> Floats:
-        """Rotary embedding of [num_tokens, num_heads, head_dim]; neighbours (2i, 2i + 1) are a pair, as in GGUF."""
+        """Rotary embedding of [num_tokens, num_heads, head_dim].
+
+        Neighbours (2i, 2i + 1) are a pair, as in GGUF.
+        """
         even, odd = x[..., 0::2], x[..., 1::2]
         out: Floats = self._xp.empty_like(x)
         out[..., 0::2] = even * cos - odd * sin

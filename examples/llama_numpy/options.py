@@ -1,4 +1,7 @@
-"""The options of the command, and whatever of them can be wrong before a model is read; errors name the option."""
+"""The options of the command, and whatever of them can be wrong before a model is read.
+
+Errors name the option.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def naming(what: str) -> Iterator[None]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked against each other; with ``--serve``, `prompts` are those of its file.
+    """The options, checked against each other.
+
+    With ``--serve``, `prompts` are those of its file.
 
     Raises
     ------

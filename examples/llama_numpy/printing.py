@@ -1,5 +1,7 @@
-"""Tokens as they come: one completion as running text, several as a row per step, beams as far as they agree; and
-answers of many requests, whole.
+"""Tokens as they come.
+
+One completion as running text, several as a row per step, beams as far as they agree; and answers of many requests,
+whole.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class StreamPrinter:
 
 
 class ColumnPrinter:
-    """Several samples: each step is a row with a column for each of them; whole texts at the end."""
+    """Several samples: each step is a row with a column for each of them.
+
+    Whole texts at the end.
+    """
 
     def __init__(self, out: TextIO, tokenizer: Tokenizer, stop_ids: Collection[int], samples: int) -> None:
         self._out, self._tokenizer, self._stop_ids = out, tokenizer, stop_ids
@@ -99,7 +104,9 @@ class BeamPrinter:
 
 
 class AnswerPrinter:
-    """Requests that are served together: each one's name, prompt and answer when it is finished.
+    """Requests that are served together.
+
+    Each one's name, prompt and answer when it is finished.
 
     Parameters
     ----------

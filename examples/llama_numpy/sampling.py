@@ -1,4 +1,7 @@
-"""From logits to a token: the most likely one, or one drawn by temperature, top-k and top-p."""
+"""From logits to a token.
+
+The most likely one, or one drawn by temperature, top-k and top-p.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def check_finite(logits: NDArray[Any]) -> None:
-    """Raise unless all logits are numbers. Called inside a step, so that KV of a failed computation is never cached.
+    """Raise unless all logits are numbers.
+
+    Called inside a step, so that KV of a failed computation is never cached.
 
     Raises
     ------

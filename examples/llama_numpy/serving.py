@@ -1,4 +1,7 @@
-"""Many requests at once: a pagedkv.Scheduler says what each step computes, and this loop computes it."""
+"""Many requests at once.
+
+A pagedkv.Scheduler says what each step computes, and this loop computes it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ class Served:
 
 
 def steps(model: Llama, scheduler: pk.Scheduler, choose: Choose) -> Iterator[list[Request]]:
-    """Run steps until a scheduler has no work; after each, yield the requests that ended with it.
+    """Run steps until a scheduler has no work.
+
+    After each, yield the requests that ended with it.
 
     A step that raises, in `choose` or anywhere else, commits nothing, and the scheduler's requests can go on.
 
@@ -79,7 +84,9 @@ def steps(model: Llama, scheduler: pk.Scheduler, choose: Choose) -> Iterator[lis
 def submit(
     model: Llama, scheduler: pk.Scheduler, prompt: Sequence[int], *, max_tokens: int, stop_ids: Collection[int] = ()
 ) -> Request:
-    """Queue a prompt's request; it generates fewer than `max_tokens` where the model's context ends.
+    """Queue a prompt's request.
+
+    It generates fewer than `max_tokens` where the model's context ends.
 
     Raises
     ------

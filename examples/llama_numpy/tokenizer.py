@@ -51,7 +51,9 @@ class Tokenizer:
         return {text: i for i, (text, kind) in enumerate(texts) if kind in (CONTROL, USER_DEFINED)}
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Tokens of a text. Bytes without a token (SmolLM2 knows no U+0004, for one) are left out, as in llama.cpp.
+        """Tokens of a text.
+
+        Bytes without a token (SmolLM2 knows no U+0004, for one) are left out, as in llama.cpp.
 
         Parameters
         ----------
@@ -128,7 +130,10 @@ class TextStream:
 
 
 def printable_bytes() -> list[str]:
-    """GPT-2's character for each byte: printable ones are themselves, the others follow from U+0100 on."""
+    """GPT-2's character for each byte.
+
+    Printable ones are themselves, the others follow from U+0100 on.
+    """
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in plain]
     return [chr(byte) if byte in plain else chr(256 + hidden.index(byte)) for byte in range(256)]

@@ -64,7 +64,10 @@ def _write(path: Path, model: Model) -> None:
 
 
 def _read(path: Path, digest: str) -> Model | None:
-    """What a file holds, every byte of it checked; None if it is not there or not to be believed."""
+    """What a file holds, every byte of it checked.
+
+    None if it is not there or not to be believed.
+    """
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}  # reading a member to its end compares its checksum

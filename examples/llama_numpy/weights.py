@@ -1,4 +1,7 @@
-"""The weights of a model: one float32 array per kind, layers stacked, what is multiplied together side by side."""
+"""The weights of a model.
+
+One float32 array per kind, layers stacked, what is multiplied together side by side.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ class LlamaWeights:
         return {name: getattr(self, name) for name in stored_shapes(self.config)}
 
     def on(self, xp: Any) -> LlamaWeights:
-        """These weights as arrays of another module than NumPy, such as CuPy: copies, each of them once."""
+        """These weights as arrays of another module than NumPy, such as CuPy.
+
+        Copies, each of them once.
+        """
         if xp is np:
             return self
         return self.from_arrays(self.config, {name: xp.asarray(array) for name, array in self.stored().items()})
@@ -97,6 +103,9 @@ def array_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def stored_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Those of the arrays that are the model's own: without the output layer where it is the embedding."""
+    """Those of the arrays that are the model's own.
+
+    Without the output layer where it is the embedding.
+    """
     shapes = array_shapes(config)
     return {name: shape for name, shape in shapes.items() if not (config.tied and name == "output")}

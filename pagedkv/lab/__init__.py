@@ -1,1 +1,4 @@
-"""What one does with a cache beside serving: replay traces, simulate, size, record, show. Nothing else imports it."""
+"""Work with a cache beside serving: replay traces, simulate, size, record, show.
+
+Nothing else imports it.
+"""

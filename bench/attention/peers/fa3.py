@@ -1,4 +1,7 @@
-"""FlashAttention-3 with paged KV, as vLLM builds it: the operators of ``_vllm_fa3_C``, without vLLM around them."""
+"""FlashAttention-3 with paged KV, as vLLM builds it.
+
+The operators of ``_vllm_fa3_C``, without vLLM around them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def library() -> Path | None:
 
 
 class FlashAttention3:
-    """FA3's ``fwd`` with a block table; its own scheduler's metadata is computed beforehand, as vLLM does."""
+    """FA3's ``fwd`` with a block table.
+
+    Its own scheduler's metadata is computed beforehand, as vLLM does.
+    """
 
     name = "FA3"
 

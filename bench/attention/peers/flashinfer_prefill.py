@@ -1,4 +1,7 @@
-"""FlashInfer's paged prefill: its FlashAttention-2 and -3 kernels. Takes mixed batches, too."""
+"""FlashInfer's paged prefill: its FlashAttention-2 and -3 kernels.
+
+Takes mixed batches, too.
+"""
 
 from __future__ import annotations
 

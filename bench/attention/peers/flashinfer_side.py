@@ -1,4 +1,7 @@
-"""What FlashInfer's wrappers share: whether it is there, its workspace, block tables as its CSR arrays."""
+"""What FlashInfer's wrappers share.
+
+Whether it is there, its workspace, block tables as its CSR arrays.
+"""
 
 from __future__ import annotations
 

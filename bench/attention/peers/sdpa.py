@@ -1,4 +1,7 @@
-"""torch's scaled_dot_product_attention over contiguous KV: what attention costs where nothing is paged."""
+"""torch's scaled_dot_product_attention over contiguous KV.
+
+What attention costs where nothing is paged.
+"""
 
 from __future__ import annotations
 

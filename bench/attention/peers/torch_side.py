@@ -1,4 +1,7 @@
-"""The same memory and stream as torch sees them; torch is imported when a :class:`TorchSide` is made."""
+"""The same memory and stream as torch sees them.
+
+Torch is imported when a :class:`TorchSide` is made.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _CARRIED = {"uint16": ("int16", "bfloat16"), "uint8": ("uint8", "float8_e4m3fn")
 
 
 def absence(device: Device, module: str, package: str) -> str:
-    """Why a torch library cannot run on a device, as :meth:`System.absence` says it. Nothing is imported."""
+    """Why a torch library cannot run on a device, as :meth:`System.absence` says it.
+
+    Nothing is imported.
+    """
     needed = dict.fromkeys([(module, package), ("torch", "torch")])
     missing = [shown for name, shown in needed if importlib.util.find_spec(name) is None]
     if missing:

@@ -1,4 +1,4 @@
-"""A run as a series of pictures: who holds which block on which tier, after each thing that the cache did."""
+"""A run as a series of frames: who holds which block on which tier after each event."""
 
 from pagedkv.lab.recording.file import read_recording as read_recording
 from pagedkv.lab.recording.model import Frame as Frame

@@ -1,4 +1,7 @@
-"""Recordings as JSON files. What is read is checked as a whole: a recording that could not have happened is refused."""
+"""Recordings as JSON files.
+
+A file is checked as a whole: a recording that could not have happened is refused.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ IF_DROPPED = {"make_room", "purge", "flush"}  # a frame if blocks are gone
 
 
 class Recorder:
-    """Records a cache: ``with Recorder(cache) as recorder: ...``, or from :meth:`start` to :meth:`stop`.
+    """Records a cache: ``with Recorder(cache) as recorder: ...``.
+
+    Or from :meth:`start` to :meth:`stop`.
 
     The cache does what it would do without. A frame looks at every owned block and at every cached token: this is for
     small pools. Sequences that were opened before the recording show as other owners of their blocks.
@@ -207,7 +209,10 @@ class Recorder:
         moves: tuple[Move, ...] = (),
         if_dropped: bool = False,
     ) -> None:
-        """A frame of how things are now; with `if_dropped`, only if blocks are gone since the last one."""
+        """Add a frame of the current state.
+
+        With `if_dropped`, only if blocks are gone since the last frame.
+        """
         if len(self._frames) >= self._max_frames:
             self._left_out += 1
             return

@@ -1,4 +1,7 @@
-"""One look at a cache's books: every owned block of every tier, and who owns it. Changes nothing."""
+"""One look at a cache's books: every owned block of every tier, and its owners.
+
+Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,10 @@ def _look(placement: Placement, table: BlockTable, known: list[Known], moves: li
 def _agrees(
     tiers: Mapping[str, tuple[HeldBlock, ...]], holders: Mapping[int, list[str]], in_tree: set[tuple[str, int]]
 ) -> bool:
-    """Whether no block has fewer references than owners that were seen: else it was looked at at two moments."""
+    """Whether no block has fewer references than owners seen.
+
+    Otherwise the cache changed while it was read.
+    """
     owned = {(tier, block.block) for tier, blocks in tiers.items() for block in blocks}
     wanted = in_tree | {("device", block) for block in holders}
     return wanted <= owned and all(block.others >= 0 for blocks in tiers.values() for block in blocks)

@@ -1,4 +1,6 @@
-"""What no online policy can beat, and plain LRU to measure from: exact block hits of a single tier with foresight.
+"""Exact block hits of a single tier with foresight, which no online policy beats; and LRU.
+
+Plain LRU is what policies are measured from.
 
 A request hits its leading run of cached blocks. LRU and MIN (Belady) admit every block of a request (only the first
 ``capacity`` of a longer one), evict leaves only and never a block of the running request; MIN-bypass keeps after each
@@ -89,7 +91,10 @@ cdef Entry heap_pop(Heap *heap) noexcept nogil:
 
 
 def next_uses(const int32_t[::1] paths, const int64_t[::1] offsets, Py_ssize_t num_unique):
-    """For each access the number of the next request that uses that block, NEVER if none: int32 [num_accesses]."""
+    """For each access, the number of the next request that uses that block.
+
+    int32 [num_accesses]; NEVER if none does.
+    """
     cdef Py_ssize_t num_requests = _validate(paths, offsets, num_unique), i, a
     cdef int32_t[::1] last = np.full(num_unique, C_NEVER, np.int32)
     result = np.empty(paths.shape[0], np.int32)
@@ -106,7 +111,10 @@ def held_prefixes(
     const int32_t[::1] paths, const int64_t[::1] offsets, Py_ssize_t num_unique, const int32_t[::1] events,
     Py_ssize_t capacity
 ):
-    """Leading blocks of each request that lie in ``capacity`` blocks beside what others hold: int32 [num_requests]."""
+    """Leading blocks of each request that fit beside what others hold.
+
+    In a cache of ``capacity`` blocks; int32 [num_requests].
+    """
     cdef Py_ssize_t num_requests = _validate(paths, offsets, num_unique), e, i, a
     cdef Py_ssize_t used = 0
     cdef int32_t[::1] holders = np.zeros(num_unique, np.int32)
@@ -133,7 +141,7 @@ def held_prefixes(
 
 
 def lru_hits(paths, offsets, parents, Py_ssize_t capacity, events=None):
-    """Leaf-first LRU with mandatory admission: hit blocks of each request, int32 [num_requests].
+    """Hit blocks of leaf-first LRU with mandatory admission, int32 [num_requests].
 
     With ``events`` a request holds its path until it is over, and all that is held at once must fit in ``capacity``.
     """
@@ -141,7 +149,7 @@ def lru_hits(paths, offsets, parents, Py_ssize_t capacity, events=None):
 
 
 def min_hits(paths, offsets, parents, next_use, Py_ssize_t capacity, events=None):
-    """Belady's MIN, leaf-first, with mandatory admission: hit blocks of each request, int32 [num_requests].
+    """Hit blocks of Belady's MIN, leaf-first, with mandatory admission, int32 [num_requests].
 
     With ``events`` a request holds its path until it is over, and all that is held at once must fit in ``capacity``.
     """
@@ -242,7 +250,10 @@ def min_bypass_hits(
     const int32_t[::1] paths, const int64_t[::1] offsets, const int32_t[::1] parents, const int32_t[::1] next_use,
     Py_ssize_t capacity
 ):
-    """MIN with optional admission, above every demand-filled cache: hit blocks of each request, int32 [num_requests]."""
+    """Hit blocks of MIN with optional admission, int32 [num_requests].
+
+    A bound above every demand-filled cache.
+    """
     cdef Py_ssize_t num_unique = parents.shape[0], num_requests = _validate(paths, offsets, num_unique)
     cdef Py_ssize_t i, j, start, length, kept, hit
     cdef Py_ssize_t used = 0
@@ -310,7 +321,7 @@ def min_bypass_hits(
 
 
 cdef Py_ssize_t _validate(const int32_t[::1] paths, const int64_t[::1] offsets, Py_ssize_t num_unique) except -1:
-    """The arrays describe each other: offsets rise from 0 to the end of paths, ids lie in 0..num_unique-1."""
+    """Check the arrays: offsets rise from 0 to the end of paths, ids lie in 0..num_unique-1."""
     cdef Py_ssize_t i, n = offsets.shape[0] - 1
     cdef bint good = n >= 0 and num_unique >= 0 and n < C_NEVER
     if good:

@@ -1,4 +1,4 @@
-"""How large a tier is, as a user types it: ``5000`` blocks, ``5%`` of the unique blocks, ``40GiB``."""
+"""Tier sizes as a user types them: ``5000`` blocks, ``5%`` of the unique blocks, ``40GiB``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,12})?)\s*([A-Za-z%]*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Blocks per tier (0: there is none), and where the disk tier's files go (None: a temporary folder)."""
+    """Blocks per tier, and where the disk tier's files go.
+
+    0 blocks: no such tier. No path: a temporary folder.
+    """
 
     device: int
     host: int = 0

@@ -1,4 +1,7 @@
-"""``pagedkv replay``: options in, table, JSON and plot out. Exit code 0 done, 1 wrong bytes, 2 bad input."""
+"""``pagedkv replay``: options in, table, JSON and plot out.
+
+Exit code 0 done, 1 wrong bytes, 2 bad input.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Do what the options say; raises the errors that ``pagedkv.cli`` turns into one line and exit code 2."""
+    """Do what the options say.
+
+    Raises the errors that ``pagedkv.cli`` turns into one line and exit code 2.
+    """
     start = time.perf_counter()
     policies = [
         name.strip() for given in arguments.policy or _default_policies(arguments.engine) for name in given.split(",")

@@ -1,4 +1,4 @@
-"""The bytes of a trace file, decompressed as they come: plain, gzip, or Zstandard (an extra before 3.14)."""
+"""Streams the bytes of a trace file: plain, gzip, or Zstandard (an extra before 3.14)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def _hashed(chunks: Iterator[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _members(path: Path, chunks: Iterator[bytes], make: Callable[[], _Decompressor]) -> Iterator[bytes]:
-    """A file may hold several gzip members or zstd frames, one after the other; the last must be whole."""
+    """Decompress all gzip members or zstd frames of a file.
+
+    A file may hold several, one after the other; the last must be whole.
+    """
     current, started = make(), False
     for chunk in chunks:
         for at in range(0, len(chunk), PIECE_BYTES):

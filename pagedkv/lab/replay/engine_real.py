@@ -1,4 +1,6 @@
-"""Drives a KVCache with a trace: real blocks, real moves between real tiers, every byte served is checked.
+"""Drives a KVCache with a trace: real blocks, real moves between real tiers.
+
+Every byte served is checked.
 
 A block id becomes a block of two equal tokens, and every prompt ends with one more token that continues
 nothing: what an engine always has to compute itself. So all of the trace's blocks can hit, and the extra
@@ -58,8 +60,11 @@ class RealCache:
         self.wrong_bytes = self.verified_bytes = self.bookkeeping_ns = self.squeezed = 0
 
     def request(self, path: Int32, session: int = -1) -> tuple[int, Int64, int]:
-        """Serve one request: its hit blocks, how many of them lay in each tier (int64 [3]), and the handle under which
-        the policy hazard is told its output (-1: it is not)."""
+        """Serve one request.
+
+        Returns its hit blocks, how many of them lay in each tier (int64 [3]), and the handle under which the policy
+        hazard is told its output (-1: it is not).
+        """
         path = path[: self._longest]
         prompt = np.append(np.repeat(path, TOKENS), np.int32(LAST_TOKEN))
         clock = time.thread_time_ns
@@ -179,7 +184,10 @@ def require_folder(capacity: Capacity) -> None:
 
 @contextmanager
 def _folder(disk: int, parent: Path | None) -> Iterator[str | None]:
-    """A new folder for the disk tier, removed at the end: every replay starts cold. None without one."""
+    """A new folder for the disk tier, removed at the end; None without a disk tier.
+
+    Every replay starts cold.
+    """
     if not disk:
         yield None
         return

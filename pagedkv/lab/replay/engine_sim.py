@@ -1,4 +1,6 @@
-"""Drives the real prefix tree, placement and pools with a trace; decides everything, moves no bytes.
+"""Drives the real prefix tree, placement and pools with a trace.
+
+It decides everything and moves no bytes.
 
 A trace's block id stands for a whole prefix, so it is fed as one token with a block size of 1. One request::
 
@@ -91,13 +93,16 @@ class SimCache:
         self._hazard = self.placement.hazard
 
     def request(self, path: Int32) -> tuple[int, Int64]:
-        """Serve a request that takes no time: its hit blocks, and how many of them lay in each tier (int64 [3])."""
+        """Serve a request that takes no time: its hit blocks, in all and in each tier (int64 [3])."""
         visit = self.open(path)
         self.close(visit)
         return visit.hit, _by_tier([visit.tiers])
 
     def open(self, path: Int32, session: int = -1) -> Visit:
-        """A request arrives: it owns its cached prefix on the device, and inserts the rest as far as there is room."""
+        """A request arrives: it owns its cached prefix on the device.
+
+        It inserts the rest as far as there is room.
+        """
         placement = self.placement
         path = path[: self._capacity]
         owner, hit = placement.acquire(path)
@@ -128,7 +133,10 @@ class SimCache:
             self._hazard.tick(max(0, int(now_ms * 1e6)))
 
     def bound(self, stake: float) -> None:
-        """How far the policy hazard may fall below LRU, as in ``HazardPolicy.set_bound``; inf: as far as it comes."""
+        """How far the policy hazard may fall below LRU, as in ``HazardPolicy.set_bound``.
+
+        inf: no bound.
+        """
         if self._hazard is None:
             return
         if stake == math.inf:
@@ -152,7 +160,10 @@ class SimCache:
         self.study()
 
     def finished(self, visit: Visit, output_tokens: int) -> None:
-        """The request is over, and only now is it known how long its output is. What it still owns is released."""
+        """The request is over, and the length of its output is known now.
+
+        What it still owns is released.
+        """
         self.close(visit)
         if self._hazard is not None and visit.reported >= 0:
             self._hazard.report(visit.reported, output_tokens)
@@ -216,7 +227,9 @@ def run_sim(
 
 
 def serve(trace: Trace, cache: SimCache, generating: float | None, progress: Progress) -> tuple[Int32, Int64, int]:
-    """All requests in their order: hits of each, hits by tier, and nanoseconds of CPU time in the cache's calls.
+    """Serve all requests in order.
+
+    Returns hits of each, hits by tier, and nanoseconds of CPU time in the cache's calls.
 
     In both modes the cache is told at its time that a request is over: with ``generating`` it has owned its blocks
     until then; without, it has released them at once, and a token takes ``TOKEN_MS``.

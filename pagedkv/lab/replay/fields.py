@@ -1,4 +1,7 @@
-"""Checks on the numbers of a trace that every file format shares; each failure names its line or field."""
+"""Checks on a trace's numbers that every file format shares.
+
+Each failure names its line or field.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from pagedkv.lab.replay.trace import MAX_ACCESSES, MAX_REQUESTS
 
 
 def first_bad(path: Path, field: str, values: NDArray[np.generic], bad: NDArray[np.bool_], problem: str) -> None:
-    """Raise for the first True in ``bad`` (bool [num_requests]); ``problem`` may use ``{value}``."""
+    """Raise for the first True in ``bad`` (bool [num_requests]).
+
+    ``problem`` may use ``{value}``.
+    """
     if bad.any():
         i = int(bad.argmax())
         raise TraceFormatError(path, f"field {field}[{i}]", problem.format(value=values[i]))

@@ -1,4 +1,4 @@
-"""From what the user typed to a Trace: a file by its suffix (or first bytes), or ``synthetic:NAME``."""
+"""From user input to a Trace: a file by suffix or first bytes, or ``synthetic:NAME``."""
 
 from __future__ import annotations
 

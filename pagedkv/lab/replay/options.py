@@ -1,4 +1,7 @@
-"""Everything besides trace, policy and capacity that shapes a replay; checked once, before anything runs."""
+"""Options that shape a replay beside trace, policy and capacity.
+
+Checked once, before anything runs.
+"""
 
 from __future__ import annotations
 

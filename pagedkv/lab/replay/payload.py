@@ -1,4 +1,6 @@
-"""What a block holds in the real engine: bytes that follow from its whole prefix, so that it can be checked.
+"""Payload of a block in the real engine: bytes that follow from its whole prefix.
+
+So every read can be checked.
 
 A block's chain is a 64-bit mix of its parent's chain and its id. Word j of its content is the j-th word of a
 fixed random pattern times the block's chain (made odd): two blocks differ in almost every byte. Every byte
@@ -37,14 +39,20 @@ class Payload:
         np.multiply(self._pattern, self._chains[block], out=out.view(np.uint64))
 
     def wrong_bytes(self, block: int, got: Bytes) -> int:
-        """How many bytes of ``got`` (uint8 [block_bytes], contiguous) are not trace block ``block``'s."""
+        """How many bytes of ``got`` differ from trace block ``block``.
+
+        ``got`` is uint8 [block_bytes], contiguous.
+        """
         np.multiply(self._pattern, self._chains[block], out=self._expected)
         if np.array_equal(self._expected, got.view(np.uint64)):
             return 0
         return int(np.count_nonzero(self._expected.view(np.uint8) != got))
 
     def fill_path(self, path: Int32, arena: Bytes, blocks: Int32) -> None:
-        """Write trace blocks ``path`` to rows ``blocks`` of ``arena`` (uint8 [num_blocks, block_bytes])."""
+        """Write trace blocks ``path`` to rows ``blocks`` of ``arena``.
+
+        ``arena`` is uint8 [num_blocks, block_bytes].
+        """
         for block, row in zip(path.tolist(), blocks.tolist(), strict=True):
             self.fill(block, arena[row])
 
@@ -56,7 +64,10 @@ class Payload:
 
 
 def chains(trace: Trace) -> UInt64:
-    """An odd 64-bit number per block that follows from its prefix: uint64 [num_unique], level by level."""
+    """An odd 64-bit number per block that follows from its prefix: uint64 [num_unique].
+
+    Computed level by level.
+    """
     result = _mix(np.arange(trace.num_unique, dtype=np.uint64) + np.uint64(1))
     by_depth = np.argsort(trace.depths, kind="stable")
     levels = np.searchsorted(trace.depths[by_depth], np.arange(1, int(trace.depths.max()) + 2))
@@ -67,7 +78,10 @@ def chains(trace: Trace) -> UInt64:
 
 
 def _mix(x: UInt64) -> UInt64:
-    """splitmix64's finaliser (Steele, Lea and Flood 2014, variant 13): a bijection that spreads every bit."""
+    """splitmix64's finaliser (Steele, Lea and Flood 2014, variant 13).
+
+    A bijection that spreads every bit.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

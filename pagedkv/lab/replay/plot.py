@@ -1,4 +1,7 @@
-"""Plots with the bounds drawn in: hit rate over capacity, or by tier at one capacity. matplotlib, lazily."""
+"""Plots with the bounds: hit rate over capacity, or by tier at one capacity.
+
+matplotlib is imported on use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of a replay on stderr: rich's bar where installed, else plain lines, nothing when unwanted."""
+"""Progress of a replay on stderr: rich's bar, else plain lines, or nothing."""
 
 from __future__ import annotations
 

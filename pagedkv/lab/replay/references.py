@@ -1,4 +1,6 @@
-"""What every policy is measured against, computed once per capacity: LRU, MIN, MIN-bypass, infinite.
+"""Reference hit counts per capacity: LRU, MIN, MIN-bypass, infinite.
+
+Each is computed once.
 
 A bound knows one tier. Over several tiers its total is that of one tier of their summed capacity; what it
 gives a tier is what that tier adds to the hotter ones (MIN at the device's size, then at device + host, ...):
@@ -25,7 +27,10 @@ BOUNDS = ("infinite", "min", "min-bypass")
 
 
 class Held(NamedTuple):
-    """What requests hold while they run: paths cut to what fits, the next uses in these, and how many were cut."""
+    """What requests hold while they run.
+
+    Paths cut to what fits, the next uses in these, and how many were cut.
+    """
 
     paths: Int32
     offsets: Int64
@@ -58,7 +63,9 @@ class References:
         self._hits: dict[tuple[str, int, int], Int32] = {}
 
     def hits(self, name: str, capacity: Capacity | int) -> Int32:
-        """Hit blocks per request of ``lru``, ``min``, ``min-bypass``, ``infinite``: int32 [num_requests].
+        """Hit blocks per request of ``lru``, ``min``, ``min-bypass``, ``infinite``.
+
+        int32 [num_requests] each.
 
         An int is one tier of that many blocks.
         """
@@ -85,7 +92,10 @@ class References:
         return Outcome(hits, (device, warm - device, total - warm), counters=self._counters(capacity))
 
     def gap_closed(self, hits: int, capacity: Capacity | int) -> float | None:
-        """Share of the way from LRU to MIN at one tier of the summed capacity; None where there is none."""
+        """Share of the way from LRU to MIN at one tier of the summed capacity.
+
+        None where LRU and MIN are equal.
+        """
         lru, best = self.total("lru", capacity), self.total("min", capacity)
         return (hits - lru) / (best - lru) if best > lru else None
 

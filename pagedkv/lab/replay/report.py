@@ -1,4 +1,4 @@
-"""The whole report of a command: what was replayed, how, with what results, and what none of it models."""
+"""A command's whole report: what was replayed, how, the results, and the model's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay of one policy at one capacity came to: counts (Outcome), and rates made of them (Result)."""
+"""Results of replaying one policy at one capacity: counts (Outcome) and rates (Result)."""
 
 from __future__ import annotations
 

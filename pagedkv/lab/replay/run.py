@@ -1,4 +1,4 @@
-"""``pagedkv replay`` as a library: one trace, some policies, some capacities, a Result for each pair."""
+"""``pagedkv replay`` as a library: a Result for each pair of policy and capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests arrive and when they are over, in one order: what a replay and its bounds walk along.
+"""Arrivals and ends of requests in one order, for a replay and its bounds.
 
 Requests arrive in the order of the trace; a time stamp below an earlier one counts as that one. A request is over
 ``output_tokens * token_ms`` after its arrival. Requests that are over at or before an arrival leave first, in order

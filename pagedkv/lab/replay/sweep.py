@@ -1,4 +1,4 @@
-"""Which capacities a command replays: the ones given, a sweep over the device's size, or the defaults."""
+"""Which capacities a command replays: given ones, a sweep over device sizes, or defaults."""
 
 from __future__ import annotations
 

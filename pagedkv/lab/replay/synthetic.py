@@ -1,4 +1,6 @@
-"""Seeded traces with the statistics of real ones, so that a replay needs no data: ``chat`` and ``agent``.
+"""Seeded traces with the statistics of real ones: ``chat`` and ``agent``.
+
+A replay needs no data then.
 
 Fitted to the marginals of the two public traces the benchmarks use (lognormal where a distribution is named):
 
@@ -41,7 +43,10 @@ CHAT_LONGEST, AGENT_LONGEST = 124_847, 894_371  # tokens, as in the real traces
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session: keeps the last prompt's first ``keep`` tokens (shared prefix on turn 0)."""
+    """One request of a session.
+
+    It keeps the last prompt's first ``keep`` tokens (the shared prefix on turn 0).
+    """
 
     t_ms: float
     keep: int
@@ -112,7 +117,10 @@ GENERATORS: dict[str, Callable[[Random], Iterator[Session]]] = {"chat": _chat, "
 
 
 def _merge(name: str, sessions: Iterator[Session], num_requests: int) -> Trace:
-    """Interleave sessions by arrival and cut after ``num_requests``; they come in order of their start."""
+    """Interleave sessions by arrival and cut after ``num_requests``.
+
+    Sessions come in order of their start.
+    """
     waiting: list[tuple[float, int, int]] = []  # arrival, session, turn
     started: list[Session] = []
     last_request: dict[int, int] = {}  # session -> its previous request

@@ -1,4 +1,4 @@
-"""Results as a table for people: plain text on the base install, rich's where it is installed and wanted."""
+"""Results as a table: plain text on the base install, rich's where installed and wanted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def print_table(trace: Trace, results: Sequence[Result], file: TextIO | None = N
 
 
 def holding(results: Sequence[Result]) -> str:
-    """How long requests hold their blocks, and what the policy hazard risks, as the end of a line; empty by default."""
+    """How long requests hold their blocks, and what hazard risks: the end of a line.
+
+    Empty by default.
+    """
     times = {r.parameters["generating_ms"] for r in results} - {None}
     stakes = {r.parameters.get("hazard_stake") for r in results if r.policy == "hazard"} - {None}
     held = "".join(f"; held for {ms:g} ms per output token, in lru, min and min-bypass too" for ms in times)

@@ -1,4 +1,6 @@
-"""A request trace: what asked for which prefix, when. One immutable object, whatever file it came from.
+"""A request trace: which request asked for which prefix, when.
+
+One immutable object for every file format.
 
 A block id names a whole prefix: equal id <=> equal prefix, so every id has one parent and one depth. Ids are
 dense and numbered by first appearance: a path is a run of ids seen before, then consecutive new ones.
@@ -73,7 +75,7 @@ class Trace:
         return self.paths[self.offsets[i] : self.offsets[i + 1]]
 
     def seen_before(self) -> Int32:
-        """How many leading blocks of each request an infinite cache would hit: int32 [num_requests]."""
+        """Leading blocks of each request that an infinite cache would hit: int32 [num_requests]."""
         lengths = np.diff(self.offsets)
         last = np.full(self.num_requests, -1, np.int64)
         filled = lengths > 0
@@ -83,7 +85,7 @@ class Trace:
         return (lengths - fresh).astype(np.int32)
 
     def head(self, num_requests: int) -> Trace:
-        """The first ``num_requests`` requests as a trace of their own (the digest stays that of the file).
+        """The first ``num_requests`` requests as a trace; the digest stays that of the file.
 
         Raises
         ------
@@ -124,7 +126,9 @@ def from_segments(
     num_blocks: Int64,
     sessions: Int64 | None = None,
 ) -> Trace:
-    """Build a trace from "``lcp`` blocks of request ``ref``, then new ones" (all int64 [num_requests]).
+    """Build a trace from "``lcp`` blocks of request ``ref``, then new ones".
+
+    All int64 [num_requests].
 
     ``sessions`` are named by numbers from 0; -1, or None for all: not known.
 
@@ -164,7 +168,10 @@ def freeze(trace: Trace) -> Trace:
 
 
 def digest(block_size: int, *arrays: NDArray[np.generic]) -> str:
-    """sha256 over the block size and the arrays' little-endian bytes: names a trace made in memory."""
+    """Digest of a trace made in memory.
+
+    sha256 over the block size and the arrays' little-endian bytes.
+    """
     h = hashlib.sha256(str(block_size).encode())
     for array in arrays:
         h.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())

@@ -1,4 +1,6 @@
-"""Reads Mooncake's ``.jsonl`` traces (timestamp, input_length, output_length, hash_ids), plain, .gz or .zst.
+"""Reads Mooncake's ``.jsonl`` traces, plain, .gz or .zst.
+
+Fields: timestamp, input_length, output_length, hash_ids.
 
 A line may also name its session (``session``, a number from 0).
 

@@ -1,4 +1,6 @@
-"""Reads ``.npz`` traces: arrival, lengths, and each path as a reference to an earlier one plus new blocks.
+"""Reads ``.npz`` traces.
+
+Arrival, lengths, and each path as a reference to an earlier one plus new blocks.
 
 Nothing is unpickled, and no array is allocated before its header has been held against the bytes there.
 """
@@ -118,8 +120,10 @@ def _check(path: Path, block_size: int, column: dict[str, NDArray[np.int64]]) ->
 
 
 def _check_amount(path: Path, num_accesses: int, stored_bytes: int) -> None:
-    """A few bytes can name any number of blocks, as each path may refer to an earlier one: no file gets memory beyond
-    what one of its size can mean."""
+    """Refuse files that expand beyond what their size can mean.
+
+    A few bytes can name any number of blocks, as each path may refer to an earlier one.
+    """
     if num_accesses > max(FEW_ACCESSES, MAX_ACCESSES_PER_BYTE * stored_bytes):
         raise TraceFormatError(
             path,

@@ -31,7 +31,10 @@ class ModelShape:
 
     @property
     def matmul_weights(self) -> int:
-        """Weights a token is multiplied with in all layers: q, k, v, o and a gated MLP's three matrices."""
+        """Weights that a token is multiplied with in all layers.
+
+        q, k, v, o and a gated MLP's three matrices.
+        """
         attention = self.hidden_size * self.head_dim * (2 * self.num_qo_heads + 2 * self.num_kv_heads)
         return self.num_layers * (attention + 3 * self.hidden_size * self.mlp_size)
 
@@ -50,7 +53,10 @@ LLAMA_3_8B = ModelShape("Llama-3-8B", 32, 32, 8, 128, 4096, 14336)
 
 
 def hit_tokens(trace: Trace, hit_blocks: Int32) -> Int64:
-    """Input tokens in each request's leading ``hit_blocks`` (a last block may be partial): int64 [n]."""
+    """Input tokens in each request's leading ``hit_blocks``: int64 [n].
+
+    A last block may be partial.
+    """
     return np.minimum(hit_blocks.astype(np.int64) * trace.block_size, trace.input_tokens)
 
 

@@ -1,4 +1,7 @@
-"""The command ``pagedkv show``: a recorded run in the terminal, or as a page. Exit code 0, or 2 for bad input."""
+"""The command ``pagedkv show``: a recorded run in the terminal, or as a page.
+
+Exit code 0, or 2 for bad input.
+"""
 
 from __future__ import annotations
 

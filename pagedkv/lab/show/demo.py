@@ -41,7 +41,10 @@ class Words:
 
 
 def record() -> Recording:
-    """Run it, and return what the recorder saw. Needs a few KiB of temporary files for the disk tier."""
+    """Run the demo, and return what the recorder saw.
+
+    Needs a few KiB of temporary files for the disk tier.
+    """
     words = Words()
     with tempfile.TemporaryDirectory(prefix="pagedkv-show-") as folder:
         disk = Disk(str(Path(folder, "kv")), size=Blocks(3))

@@ -1,4 +1,7 @@
-"""A recorded run as one page: everything it needs stands in it, and its own policy forbids it to load anything."""
+"""A recorded run as one self-contained page.
+
+Its content security policy forbids it to load anything.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A frame as lines of text: block tables, then every owned block of every tier. Plain, or in colours where rich is."""
+"""A frame as lines of text: block tables, then every owned block of every tier.
+
+Plain, or in colours where rich is installed.
+"""
 
 from __future__ import annotations
 

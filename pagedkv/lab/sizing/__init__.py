@@ -1,4 +1,4 @@
-"""The arithmetic of KV: bytes per token, blocks, waste, batch sizes, sharing, times, and a planner over machines.
+"""The arithmetic of KV: bytes, blocks, waste, batch sizes, sharing, times, and a planner.
 
 Pure functions; nothing here touches a cache. Tokens, blocks and bytes are whole numbers, times are seconds, rates are
 bytes or operations per second. docs/sizing.md checks the worked examples of five texts with them: "the texts" here.

@@ -1,4 +1,4 @@
-"""Blocks and what is lost in them: counts in tokens, exact for lengths, expected for what is not known.
+"""Blocks and the waste in them, in tokens: exact for known lengths, else expected.
 
 `n` tokens in blocks of `B` take ``ceil(n / B)`` blocks; the last one has room for ``-n mod B`` more: none if `n` is a
 multiple of `B`, else ``B - n mod B``. If every remainder is equally likely, that is ``(B - 1) / 2`` tokens on average;
@@ -27,7 +27,7 @@ def blocks_needed(num_tokens: int, block_size: int = 16) -> int:
 
 
 def wasted_tokens(num_tokens: int, block_size: int = 16) -> int:
-    """Tokens' room in a sequence's last block that stays unused, 0..block_size - 1: internal fragmentation.
+    """Unused tokens of a sequence's last block, 0..block_size - 1: internal fragmentation.
 
     Raises
     ------
@@ -37,7 +37,9 @@ def wasted_tokens(num_tokens: int, block_size: int = 16) -> int:
 
 
 def expected_waste(block_size: int = 16) -> float:
-    """Mean of :func:`wasted_tokens` if every remainder is equally likely: ``(block_size - 1) / 2``.
+    """Mean of :func:`wasted_tokens` if every remainder is equally likely.
+
+    ``(block_size - 1) / 2``.
 
     Raises
     ------
@@ -110,7 +112,9 @@ def contiguous_utilisation(lengths: ArrayLike, max_tokens: int) -> float:
 
 
 def expected_utilisation(mean_tokens: float, waste_tokens: float) -> float:
-    """Share of slots that hold a token, for sequences that use `mean_tokens` and lose `waste_tokens` on average.
+    """Share of slots that hold a token.
+
+    For sequences that use `mean_tokens` and lose `waste_tokens` on average.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How many sequences some memory holds: whole sequences, in whole blocks, beside the weights."""
+"""How many whole sequences some memory holds, in whole blocks, beside the weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def paged_batch_size(
 
 
 def users_on_gpus(num_gpus: int, gpu_bytes: int, kv_share: float, sequence_bytes: int) -> int:
-    """Users whose KV lies on the GPUs if `kv_share` (0..1) of all their memory holds KV: ``G * M * a / M_seq``.
+    """Users whose KV lies on the GPUs if `kv_share` (0..1) of their memory holds KV.
+
+    ``G * M * a / M_seq``.
 
     What it leaves out (weights, whole blocks, GPUs that work together) :func:`pagedkv.lab.sizing.plan` counts.
 
@@ -73,7 +75,10 @@ class MemorySavings:
 
     @property
     def saved_bytes(self) -> int:
-        """What paging does not allocate; negative if a block is larger than what the longest sequence leaves."""
+        """What paging does not allocate.
+
+        Negative if a block is larger than what the longest sequence leaves.
+        """
         return self.contiguous_bytes - self.paged_bytes
 
     @property

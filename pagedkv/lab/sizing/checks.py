@@ -1,4 +1,7 @@
-"""Argument checks of the sizing functions: real numbers within bounds, and lengths one by one or many at once."""
+"""Argument checks of the sizing functions.
+
+Real numbers within bounds, and lengths one by one or many at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``pagedkv plan``: model, machines and users in, table or JSON out. Exit code 0 done, 2 bad input."""
+"""``pagedkv plan``: model, machines and users in, table or JSON out.
+
+Exit code 0 done, 2 bad input.
+"""
 
 from __future__ import annotations
 

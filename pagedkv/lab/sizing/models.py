@@ -1,4 +1,4 @@
-"""Published models by name: the shape of their KV, how many weights they have, and where that is published."""
+"""Published models by name: KV shape, number of weights, and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Model, machines and users: what fits where, and how long a user waits who comes back to KV in each tier.
+"""Plans from model, machines and users: what fits where, and how long a user waits.
+
+The wait is of a user who comes back to KV in each tier.
 
 Every user has a session of so many tokens. As many sessions as fit lie on the GPUs, as many of the rest in host memory,
 then on disk; what fits nowhere is computed again. Times are the least that one user can wait who meets no queue; a load
@@ -119,14 +121,20 @@ def plan(
 
 
 def _ways_up(machines: Machines, gpus: int, num_bytes: int) -> tuple[float, float]:
-    """Seconds from the host and from disk to the device, over all links and disks of a replica's servers."""
+    """Seconds from host and disk to the device.
+
+    Over all links and disks of a replica's servers.
+    """
     copy = transfer_seconds(num_bytes, machines.gpu.link_bytes_per_s * gpus)
     servers = -(-gpus // machines.gpus_per_server)
     return copy, copy + transfer_seconds(num_bytes, machines.disk_bytes_per_s * servers)
 
 
 def _loads(machines: Machines, user_bytes_per_s: float, lying: list[int]) -> tuple[float, float, float, float]:
-    """Bytes/s on one server that users who come back read from each tier; what comes from disk passes the links too."""
+    """Bytes/s that returning users read from each tier on one server.
+
+    What comes from disk passes the links too.
+    """
     each = user_bytes_per_s / machines.num_servers
     return 0.0, (lying[1] + lying[2]) * each, lying[2] * each, 0.0
 

@@ -1,4 +1,4 @@
-"""One copy of the weights on some GPUs: what it leaves for KV, what a session takes, how many GPUs that needs."""
+"""One copy of the weights on some GPUs: room for KV, a session's size, GPUs needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pagedkv.spec.sizes import format_size, whole_number
 def session_bytes(
     model: Model, num_tokens: int, common: int, block_size: int, kv: KVFormat, gpus: int = 1
 ) -> tuple[int, int]:
-    """Bytes of a session's own blocks, and of those that all share: the first `common` ones, where still needed.
+    """Bytes of a session's own blocks, and of those that all share.
+
+    The first `common` blocks, where still needed, are shared.
 
     `gpus` GPUs keep the KV between them: each an equal number of heads, and at least one.
     """
@@ -51,7 +53,10 @@ class Memory:
 def gpus_per_replica(
     num_gpus: int, wanted: int | None, memory: Memory, model: Model, room: int, block_size: int, kv: KVFormat
 ) -> int:
-    """What was asked for, if the weights fit; else the smallest power of two with room for the longest session too."""
+    """GPUs per replica.
+
+    What was asked for, if the weights fit; else the smallest power of two with room for the longest session too.
+    """
     if wanted is not None:
         gpus = whole_number(wanted, "tensor_parallel", 1, num_gpus)
         if memory.for_kv(gpus) <= 0:

@@ -1,4 +1,4 @@
-"""What a plan says: sessions by tier, times to the first token, and what would hold them all."""
+"""A plan's results: sessions by tier, times to first token, and what would hold all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one token's K and V cost: groups of equal layers, and the format their numbers are kept in.
+"""What one token's K and V cost: groups of equal layers, and the storage format.
 
 Bytes are those of K and V alone, for all layers. ``2 * layers * heads * head_dim * bytes`` is multi-head attention; the
 rest are its variations:
@@ -107,7 +107,9 @@ class LayerGroup:
 
 
 def mla(num_layers: int, latent_dim: int, rope_dim: int) -> LayerGroup:
-    """Layers with multi-head latent attention: one vector of ``latent_dim + rope_dim`` per token and layer.
+    """Layers with multi-head latent attention.
+
+    One vector of ``latent_dim + rope_dim`` per token and layer.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What sharing saves, in blocks: a common prefix once for all, and beams that copy only what they write to.
+"""What sharing saves, in blocks: common prefixes, and beams that copy on write.
 
 Only full blocks are shared for good. A partly filled one is shared until one owner writes into it, which copies it
 first (copy-on-write; arXiv:2309.06180, section 4.4); its last owner writes in place.
@@ -69,7 +69,9 @@ def prefix_sharing(num_sequences: int, prefix_tokens: int, own_tokens: int = 0, 
 def fork_sharing(
     num_forks: int, prompt_tokens: int, own_tokens: int, block_size: int = 16, *, common_tokens: int = 0
 ) -> Saving:
-    """Beams or samples of one prompt: `common_tokens` generated before they part, then `own_tokens` by each.
+    """Beams or samples of one prompt.
+
+    `common_tokens` generated before they part, then `own_tokens` by each.
 
     Raises
     ------
@@ -85,7 +87,9 @@ def fork_sharing(
 
 
 def tree_blocks_per_sequence(path: Iterable[tuple[int, int]]) -> float:
-    """A sequence's share of the blocks on its path through the prefix tree: each block divided by its sequences.
+    """A sequence's share of the blocks on its path through the prefix tree.
+
+    Each block is divided by its sequences.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A plan for people: what is asked, what a session costs, a line per tier, and what does not work."""
+"""A plan as a table: the request, a session's cost, a line per tier, and problems."""
 
 from __future__ import annotations
 

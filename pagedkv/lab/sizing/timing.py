@@ -1,4 +1,6 @@
-"""How long it takes, from bytes and rates: moves, decode steps, prefills, requests. Lower bounds, in seconds.
+"""Times from bytes and rates: moves, decode steps, prefills, requests.
+
+Lower bounds, in seconds.
 
 A decode step reads all weights and all KV of its batch; a prefill does two floating point operations per weight and
 token (arXiv:2001.08361, section 2.1) and more for attention. Neither takes less time than memory and arithmetic need.
@@ -52,7 +54,9 @@ def decode_seconds(weight_bytes: int, kv_bytes: int, bytes_per_s: float) -> floa
 
 
 def prefill_seconds(params_per_token: int, num_tokens: int, flops_per_s: float) -> float:
-    """Least time to compute KV for so many tokens: ``2 * params * tokens`` operations, attention's own left out.
+    """Least time to compute KV for so many tokens.
+
+    ``2 * params * tokens`` operations, attention's own left out.
 
     Raises
     ------
@@ -74,7 +78,9 @@ def request_seconds(first_token_s: float, per_token_s: float, output_tokens: int
 
 
 def tokens_per_second(batch: int, step_s: float, busy: float = 1.0) -> float:
-    """Tokens that a batch yields: one per sequence and step, for the share `busy` (0..1) of the time.
+    """Tokens that a batch yields.
+
+    One per sequence and step, for the share `busy` (0..1) of the time.
 
     Divided by a request's output tokens these are requests per second.
 
@@ -121,7 +127,9 @@ class PagedCost:
 def paged_cost(
     lengths: ArrayLike, block_size: int, max_tokens: int, compute_s_per_token: float, gather_s_per_block: float
 ) -> PagedCost:
-    """One pass over sequences of these lengths, int [num_sequences], with a price per token and a price per block.
+    """One pass over sequences of these lengths, with a price per token and per block.
+
+    Lengths are int [num_sequences].
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Who a plan is for: how many sessions, how long, how many of them at once, and what they share."""
+"""The users of a plan: number and length of sessions, concurrency, and shared prefix."""
 
 from __future__ import annotations
 
