@@ -79,7 +79,7 @@ MAY: dict[str, dict[str, str]] = {
     },
     "import by name": {
         "pagedkv.interop.devices": "CuPy, an extra",
-        "pagedkv.interop.on_gpu": "CuPy, an extra",
+        "pagedkv.interop.cupy_arrays": "CuPy, an extra",
         "pagedkv.kernels.cupy_backend": "CuPy, an extra",
         "pagedkv.kernels.precompile": "rich, an extra",
         "pagedkv.lab.replay.decompress": "Zstandard, of Python 3.14 or an extra",

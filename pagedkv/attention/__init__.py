@@ -7,9 +7,9 @@ Public functions for runtimes that keep their own KV pools. CUDA kernels compute
 
 from pagedkv.attention.cascade import CascadeAttention
 from pagedkv.attention.functions import forward
-from pagedkv.attention.merging import merge_states
-from pagedkv.attention.planned import PagedAttention
-from pagedkv.attention.writing import write_kv
+from pagedkv.attention.kv_writer import write_kv
+from pagedkv.attention.merge import merge_states
+from pagedkv.attention.paged_attention import PagedAttention
 from pagedkv.reference import pack_mask
 
 __all__ = ["CascadeAttention", "PagedAttention", "forward", "merge_states", "pack_mask", "write_kv"]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.attention.merging import merge_states
+from pagedkv.attention.merge import merge_states
+from pagedkv.attention.paged_attention import PagedAttention
 from pagedkv.attention.places import Device
-from pagedkv.attention.planned import PagedAttention
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, UnsupportedVariant
 
 _POSITIONAL = ("window", "alibi_slopes")  # they need a query's distance to a key, which a level alone does not know

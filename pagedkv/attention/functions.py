@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.attention.kv_writer import write_kv
+from pagedkv.attention.paged_attention import PagedAttention
 from pagedkv.attention.places import Device, backend_of, home_of
-from pagedkv.attention.planned import PagedAttention
-from pagedkv.attention.writing import write_kv
 from pagedkv.errors import InvalidArgument, LayoutMismatch
 
 DEFAULT_THRESHOLD = 2048  # keys of the longest sequence from which "auto" takes the paged path (Aule's default)

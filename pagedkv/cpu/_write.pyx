@@ -1,6 +1,6 @@
-"""The Python face of write.c and merge.c: takes arrays apart and releases the GIL once.
+"""Python bindings of write.c and merge.c, with one GIL release per call.
 
-The callers, `pagedkv.cpu.writing` and `pagedkv.cpu.merging`, have checked shapes, dtypes and slots. A wrong one here
+The callers, `pagedkv.cpu.kv_writer` and `pagedkv.cpu.merge`, have checked shapes, dtypes and slots. A wrong one here
 would write outside the arrays.
 """
 
@@ -52,7 +52,7 @@ CACHES = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_
 def write(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray k_cache not None, cnp.ndarray v_cache not None,
           cnp.ndarray slots not None, cnp.ndarray k_scale, cnp.ndarray v_scale, str k_dtype, str v_dtype, str kv_dtype,
           bint computed, int threads) -> None:
-    """K and V into slots, int64 and contiguous; see `pagedkv.cpu.write_kv`."""
+    """K and V into slots, int64 and contiguous; see `pagedkv.cpu.kv_writer`."""
     cdef write_call_t call
     side_of(&call.sides[0], k, k_cache, k_scale, SOURCES[k_dtype], CACHES[kv_dtype])
     side_of(&call.sides[1], v, v_cache, v_scale, SOURCES[v_dtype], CACHES[kv_dtype])
@@ -81,7 +81,7 @@ cdef int side_of(write_side_t *side, cnp.ndarray values, cnp.ndarray cache, cnp.
 
 def merge(cnp.ndarray states not None, cnp.ndarray lses not None, cnp.ndarray out not None, cnp.ndarray lse,
           str states_dtype, str out_dtype, int threads) -> None:
-    """Attention over disjoint keys, joined into `out` and `lse`; see `pagedkv.cpu.merging`."""
+    """Attention over disjoint keys, joined into `out` and `lse`; see `pagedkv.cpu.merge`."""
     cdef merge_call_t call
     call.states, call.lses = <const char *> cnp.PyArray_DATA(states), <const char *> cnp.PyArray_DATA(lses)
     call.states_state, call.states_token = states.strides[0], states.strides[1]

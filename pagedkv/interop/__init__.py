@@ -8,12 +8,12 @@ torch.from_dlpack(fit(array, "torch", copy=True)) # as it is where torch takes i
 as_array(x)                                       # any framework's array as a NumPy (or CuPy) array
 """
 
-from pagedkv.interop.exporting import empty as empty
-from pagedkv.interop.exporting import export as export
-from pagedkv.interop.importing import as_argument as as_argument
-from pagedkv.interop.importing import as_array as as_array
-from pagedkv.interop.importing import as_view as as_view
-from pagedkv.interop.importing import exchanges as exchanges
+from pagedkv.interop.exports import empty as empty
+from pagedkv.interop.exports import export as export
+from pagedkv.interop.imports import as_argument as as_argument
+from pagedkv.interop.imports import as_array as as_array
+from pagedkv.interop.imports import as_view as as_view
+from pagedkv.interop.imports import exchanges as exchanges
 from pagedkv.interop.needs import fit as fit
 from pagedkv.interop.pages import Pages as Pages
 from pagedkv.interop.pages import block_views as block_views

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pagedkv.errors import ExchangeRefused, InvalidArgument
 from pagedkv.interop.devices import CUDA, device_code
 from pagedkv.interop.dtypes import CODES, in_numpy
-from pagedkv.interop.importing import as_view
+from pagedkv.interop.imports import as_view
 from pagedkv.interop.memory import compact_strides
 from pagedkv.interop.view import View
 

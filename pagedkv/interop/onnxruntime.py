@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pagedkv.errors import ExchangeRefused, InvalidArgument
 from pagedkv.interop.devices import device_code
 from pagedkv.interop.dtypes import bits_dtype, in_numpy
-from pagedkv.interop.importing import as_view
+from pagedkv.interop.imports import as_view
 from pagedkv.interop.needs import fit
 from pagedkv.interop.pages import Pages
 from pagedkv.interop.view import View

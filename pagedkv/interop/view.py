@@ -132,7 +132,7 @@ class View:
     def copy(self) -> View:
         """A compact copy in memory of its own, at a multiple of 64 bytes, that may be written."""
         if self._kind == CUDA:
-            from pagedkv.interop.on_gpu import copy_of
+            from pagedkv.interop.cupy_arrays import copy_of
 
             return copy_of(self)
         array = aligned_empty(self.shape, self.dtype)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagedkv import cpu
 from pagedkv.cpu import _write
-from pagedkv.cpu.merging import merge_states
+from pagedkv.cpu.merge import merge_states
 from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
 from tests.cpu import by_numpy
 from tests.cpu.by_numpy import SOURCES

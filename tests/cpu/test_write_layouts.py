@@ -122,7 +122,7 @@ def test_writing_and_merging_use_the_threads_of_attention(order: int) -> None:
         import os
         import numpy as np
         from pagedkv import cpu
-        from pagedkv.cpu.merging import merge_states
+        from pagedkv.cpu.merge import merge_states
         cpu.set_num_threads(4)
         rows, caches = np.zeros((700, 4, 64), np.float32), np.zeros((60, 16, 4, 64), np.float32)
         tables = np.arange(60, dtype=np.int32)[None]

@@ -8,7 +8,7 @@ from typing import Any
 from pagedkv.errors import LayoutMismatch, WrongType
 from pagedkv.interop.devices import device_code
 from pagedkv.interop.dtypes import dtype_name, in_numpy, itemsize
-from pagedkv.interop.importing import as_view
+from pagedkv.interop.imports import as_view
 from pagedkv.interop.memory import ALIGNMENT, aligned_empty
 from pagedkv.interop.view import View
 

@@ -96,7 +96,7 @@ def as_array(x: Any, *, writable: bool = False, stream: Any = None) -> Any:
     else:
         view = as_view(x, writable=writable, stream=stream)
     if device_code(view.device)[0] == CUDA:
-        from pagedkv.interop.on_gpu import as_cupy
+        from pagedkv.interop.cupy_arrays import as_cupy
 
         return as_cupy(view)
     return view.numpy()
@@ -159,7 +159,7 @@ def _of_cuda_interface(x: Any, stream: Any) -> View:
         raise ExchangeRefused(f"__cuda_array_interface__ of {type(x).__name__} is malformed: {problem!r}") from problem
     if version < 2 or told.get("mask") is not None:
         raise ExchangeRefused(f"__cuda_array_interface__ version {version}, or with a mask, is not read: 2 and 3 are")
-    from pagedkv.interop.on_gpu import device_of
+    from pagedkv.interop.cupy_arrays import device_of
 
     number = device_of(x, int(ptr))
     if told.get("stream") is not None:

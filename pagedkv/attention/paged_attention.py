@@ -22,7 +22,7 @@ from pagedkv.attention.checks import (
     check_shape,
     check_tables,
 )
-from pagedkv.attention.on_cpu import attend_on_cpu, kernel_on_cpu
+from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
 from pagedkv.attention.places import Device, backend_of
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.kernels.attention import Batch, Options

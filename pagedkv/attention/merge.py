@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pagedkv.attention.places import Device, backend_of, home_of
-from pagedkv.cpu.merging import merge_states as cpu_merge
+from pagedkv.cpu.merge import merge_states as cpu_merge
 from pagedkv.errors import LayoutMismatch
 from pagedkv.kernels import merge
 
