@@ -9,8 +9,8 @@ from pagedkv.tiers.disk.slots import DiskStats
 from pagedkv.tiers.disk.tier import DiskTier, StoredBlock
 from pagedkv.tiers.host import HostTier
 from pagedkv.tiers.mover.mover import Mover
-from pagedkv.tiers.mover.shared import DirectionStats
 from pagedkv.tiers.mover.ticket import Ticket
+from pagedkv.tiers.mover.work_queue import DirectionStats
 
 __all__ = [
     "DeviceTier",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.tiers.mover import mover as mover_module
+from pagedkv.tiers.mover import worker
 from tests.reliability.interrupt_cases import caught
 from tests.reliability.interrupt_kinds import Alarm, HandlerTimeout
 from tests.reliability.interrupt_points import LIBRARY, Tracer
@@ -72,7 +72,7 @@ class Interrupt(HandlerTimeout):
 @pytest.fixture
 def waiting_copies(monkeypatch):
     """Copies between tiers wait, `begun` once the first has begun, until `go` is set (or a while is over)."""
-    real, begun, go = mover_module.transfer, threading.Event(), threading.Event()
+    real, begun, go = worker.transfer, threading.Event(), threading.Event()
     go.set()
 
     def transfer(*arguments):
@@ -81,7 +81,7 @@ def waiting_copies(monkeypatch):
             go.wait(0.2)
         return real(*arguments)
 
-    monkeypatch.setattr(mover_module, "transfer", transfer)
+    monkeypatch.setattr(worker, "transfer", transfer)
     return begun, go
 
 
@@ -134,7 +134,7 @@ def test_an_exception_just_after_moves_were_queued_never_lets_them_overwrite_ano
 
 @pytest.mark.parametrize("with_disk", [False, True], ids=["two tiers", "three tiers"])
 def test_a_signal_while_blocks_are_moved_does_not_stop_the_cache(monkeypatch, tmp_path, with_disk):
-    real, armed = mover_module.transfer, [False]
+    real, armed = worker.transfer, [False]
 
     def transfer(*arguments):
         if armed[0]:
@@ -146,7 +146,7 @@ def test_a_signal_while_blocks_are_moved_does_not_stop_the_cache(monkeypatch, tm
     def raises(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mover_module, "transfer", transfer)
+    monkeypatch.setattr(worker, "transfer", transfer)
     before = signal.signal(signal.SIGUSR1, raises)
     try:
         disk = (

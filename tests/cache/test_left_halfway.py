@@ -257,7 +257,7 @@ def test_a_cache_that_is_not_closed_can_be_collected(open_cache):
 
     cache = pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4, model="toy"), pk.Blocks(8), pk.Blocks(8))
     Toy(cache).use(prompt(1))
-    threads = [cache._hands._thread, *cache._mover._shared.threads]
+    threads = [cache._hands._thread, *cache._mover._queue.threads]
     known = weakref.ref(cache._hands)
     del cache
     gc.collect()

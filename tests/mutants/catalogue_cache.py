@@ -38,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "moves that came too late count as done",
-        "pagedkv/tiers/mover/mover.py",
+        "pagedkv/tiers/mover/worker.py",
         ((' else "late")\n        return None', ' else "late")\n        return np.ones(part.moves.shape, np.bool_)'),),
         ("test_what_has_not_started_by_its_deadline_is_late",),
     ),
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "a queue that could not grow keeps what it took",
         "pagedkv/tiers/mover/mover.py",
-        (("                        while len(shared.queue) > before:\n                            shared.queue.pop()\n",
+        (("                        while len(queue.parts) > before:\n                            queue.parts.pop()\n",
           ""),),
         ("test_where_the_queue_cannot_grow_nothing_is_queued",),
     ),

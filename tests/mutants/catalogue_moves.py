@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 HANDS, MOVER, TICKET = "pagedkv/cache/hands.py", "pagedkv/tiers/mover/mover.py", "pagedkv/tiers/mover/ticket.py"
+WORKER = "pagedkv/tiers/mover/worker.py"
 SCRUB, ADMISSION, CACHE = "pagedkv/cache/scrub.py", "pagedkv/cache/admission.py", "pagedkv/cache/cache.py"
 
 CONDUCTOR = (
@@ -118,7 +119,7 @@ MOVERS = (
         ("test_a_part_that_is_told_of_twice_counts_once",),
     ),
     Mutant(
-        "a worker that finds no memory ends", MOVER,
+        "a worker that finds no memory ends", WORKER,
         (("        except BaseException:  # noqa: PERF203 - no memory",
           "        except ZeroDivisionError:  # no memory"),),
         ("test_a_worker_that_finds_no_memory_fails_its_part_and_goes_on",),
@@ -189,15 +190,15 @@ HANGS = (
         ("test_a_call_that_hangs_is_left_its_store_is_told_and_nobody_else_is_sent_there",),
     ),
     Mutant(
-        "what a store that is off did not look for is taken to be gone", MOVER,
+        "what a store that is off did not look for is taken to be gone", WORKER,
         (("    if ok is not None and off:\n", "    if False:\n"),),
         ("test_a_read_that_a_store_refused_says_nothing_against_what_is_there",
          "test_what_is_asked_for_in_the_rest_after_a_hang_stays_on_the_disk"),
     ),
     Mutant(
-        "a log that raises loses the result of a call that is left", "pagedkv/tiers/mover/overdue.py",
-        (("    finally:\n        for part in left:\n", "    finally:\n        for part in left:\n"
-          "            log_once(shared, part, TimeoutError, 'the tier does not answer in time')\n"),),
+        "a log that raises loses the result of a call that is left", "pagedkv/tiers/mover/work_queue.py",
+        (("        finally:\n            for part in left:\n", "        finally:\n            for part in left:\n"
+          "                self.log_once(part, TimeoutError, 'the tier does not answer in time')\n"),),
         ("test_who_is_interrupted_while_a_hang_is_logged_costs_nobody_the_result",),
     ),
 )  # fmt: skip

@@ -119,15 +119,15 @@ SLOWNESS = Slowness()
 
 def slow_transfers() -> None:
     """From now on each part of a move waits before its bytes are copied, as `SLOWNESS` says. Once in a process."""
-    mover: Any = importlib.import_module("pagedkv.tiers.mover.mover")
-    real = mover.transfer
+    worker: Any = importlib.import_module("pagedkv.tiers.mover.worker")
+    real = worker.transfer
 
     def transfer(*arguments: Any) -> Any:
         if SLOWNESS.delay_s:
             time.sleep(SLOWNESS.delay_s)
         return real(*arguments)
 
-    mover.transfer = transfer
+    worker.transfer = transfer
 
 
 class Hook:

@@ -32,6 +32,7 @@ from pagedkv.tiers import Mover, Record, StoredBlock
 from pagedkv.tiers.disk.slots import DiskStats
 from pagedkv.tiers.mover import mover as mover_module
 from pagedkv.tiers.mover.ticket import Ticket
+from pagedkv.tiers.mover.worker import run
 from tests.reliability.virtual import Chooser, Instead, Schedule, VirtualCondition, time_under
 
 RUBBISH = 0xA5
@@ -68,7 +69,7 @@ class Scene:
         def scribbling_submit(mover: Mover, moves: NDArray[np.void], **options: Any) -> Ticket:
             ticket = submit(mover, moves, **options)
             for move in moves:
-                tier = mover._shared.tiers[int(move["dst_tier"])]
+                tier = mover._queue.tiers[int(move["dst_tier"])]
                 if hasattr(tier, "arena"):
                     tier.arena[int(move["dst_block"])] = RUBBISH
             return ticket
@@ -76,7 +77,7 @@ class Scene:
         def unthreaded(*arguments: Any, **options: Any) -> Mover:
             with patch.object(mover_module, "threading", _without_threads()):
                 made = Mover(*arguments, **options)
-            made._shared.clock = lambda: scene.schedule.now
+            made._queue.clock = lambda: scene.schedule.now
             scene._movers.append(made)
             return made
 
@@ -108,7 +109,7 @@ class Scene:
             if settled or hands._dispatch.num_decided:
                 events.append((4, hands.pump))
         for mover in self._movers:
-            for part in mover._shared.queue:
+            for part in mover._queue.parts:
                 events.append((4, lambda mover=mover, part=part: self._move(mover, part, "")))
                 if self._failures:
                     events += [(1, lambda m=mover, p=part, f=f: self._move(m, p, f)) for f in FAILURES]
@@ -120,11 +121,11 @@ class Scene:
         return events
 
     def _move(self, mover: Mover, part: Any, failure: str) -> None:
-        shared = mover._shared
-        shared.queue.remove(part)
-        shared.queued_blocks -= part.moves.size
+        queue = mover._queue
+        queue.parts.remove(part)
+        queue.queued_blocks -= part.moves.size
         self.next_failure = failure
-        ok = mover_module._run(shared, part)
+        ok = run(queue, part)
         self.next_failure = ""
         self._ran.append((part, ok))
         self.seen["moved" if ok is not None and ok.all() else failure or "late or cancelled"] += 1

@@ -18,8 +18,9 @@ import pytest
 from pagedkv.core import MOVE_DTYPE
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Ticket
-from pagedkv.tiers.mover import mover as mover_module
 from pagedkv.tiers.mover import parts as parts_module
+from pagedkv.tiers.mover import worker
+from pagedkv.tiers.mover.work_queue import WorkQueue
 
 from .conftest import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, bytes_of, name_of
 
@@ -370,8 +371,8 @@ def test_close_finishes_the_queue_and_close_with_cancel_drops_it(held, held_move
 
 def test_a_mover_nobody_holds_lets_its_threads_go(tiers):
     mover = Mover(tiers)
-    threads = mover._shared.threads
-    shared = weakref.ref(mover._shared)
+    threads = mover._queue.threads
+    shared = weakref.ref(mover._queue)
     mover.submit(moves_of((1, HOST, DEVICE, 0, 0))).results()
     del mover
     gc.collect()
@@ -555,14 +556,14 @@ def test_where_the_queue_cannot_grow_nothing_is_queued(held_mover):
             super().append(parts[0])
             raise MemoryError
 
-    shared, told = held_mover._shared, []
-    queued, shared.queue = shared.queue, Short(shared.queue)
-    before = len(shared.queue), shared.queued_blocks
+    queue, told = held_mover._queue, []
+    queued, queue.parts = queue.parts, Short(queue.parts)
+    before = len(queue.parts), queue.queued_blocks
     with pytest.raises(MemoryError):
         held_mover.submit(moves_of(*line(1, HOST, DISK, range(4))), before=told.append)
-    assert (len(shared.queue), shared.queued_blocks) == before
+    assert (len(queue.parts), queue.queued_blocks) == before
     assert len(told) == 1, "its caller had the ticket before"
-    shared.queue = queued
+    queue.parts = queued
 
 
 @pytest.mark.parametrize("where", ["begin_call", "end_call", "is_off", "part_done"])
@@ -577,7 +578,7 @@ def test_a_worker_that_finds_no_memory_fails_its_part_and_goes_on(held, held_mov
 
         return call
 
-    home = Ticket if where == "part_done" else mover_module
+    home = {"part_done": Ticket, "is_off": worker}.get(where, WorkQueue)
     monkeypatch.setattr(home, where, short_of_memory(getattr(home, where)))
     let_go(held, 2)
     first = held_mover.submit(moves_of(*line(1, HOST, DISK, range(2))))
@@ -587,7 +588,7 @@ def test_a_worker_that_finds_no_memory_fails_its_part_and_goes_on(held, held_mov
     second = held_mover.submit(moves_of(*line(2, HOST, DISK, range(2))))
     assert second.wait(TIMEOUT_S)
     assert second.results()[1].tolist() == [True]
-    assert until(lambda: held_mover._shared.busy == 0)
+    assert until(lambda: held_mover._queue.busy == 0)
 
 
 def test_a_part_that_is_told_of_twice_counts_once():

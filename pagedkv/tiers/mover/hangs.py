@@ -1,7 +1,7 @@
 """Calls that may never come back: a dying device, a network mount whose server is gone.
 
 No thread that is inside such a call can be stopped, and the memory it may still touch belongs to it until it is back.
-All that can be done is to wait for it no longer, to know that, and to send nobody after it.
+The mover stops waiting for it, records that it hangs, and sends no other thread into the same store.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 The threads copy without the GIL.
 
-The mover decides nothing and keeps no order: whoever submits owns the sources and destinations of all moves
+The mover decides nothing and keeps no order. The caller of `submit` owns the sources and destinations of all moves
 until the ticket is settled, so no two moves in flight touch the same block.
 
 A tier that raises costs the blocks of that part, one counter and (the first time) one log line; never a
-thread. A store that does not come back costs a thread until it does, and nobody waits for it longer than the
+thread. A store that does not come back costs a thread until it does, and callers wait for it no longer than the
 deadline of a read, or `hang_s`: the part has failed then, and its thread alone has its memory until it is back. While
 a call hangs, no other is made into that store.
 """
@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +29,14 @@ from numpy.typing import NDArray
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.observe.callbacks import Log
 from pagedkv.threads import crew
-from pagedkv.tiers.base import Record, Tier, is_off, is_store
+from pagedkv.tiers.base import Record, Tier, is_store
 from pagedkv.tiers.mover.hangs import HANG_S
-from pagedkv.tiers.mover.overdue import begin_call, end_call, give_up_overdue, refuse
 from pagedkv.tiers.mover.parts import check_moves, cut, stored_moves
-from pagedkv.tiers.mover.shared import DirectionStats, Part, Shared, count_untried, direction_of, log_once
 from pagedkv.tiers.mover.ticket import Ticket
-from pagedkv.tiers.mover.transfer import transfer
+from pagedkv.tiers.mover.work_queue import DirectionStats, Part, WorkQueue
+from pagedkv.tiers.mover.worker import run, work
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
-
-AGAIN_S = 0.01  # until a worker without memory tries again
 
 MOST_THREADS = 64
 
@@ -105,16 +101,16 @@ class Mover:
             raise InvalidArgument("hang_s must be more than 0: every call into a store would hang")
         self._describe, self._deadline_s, self._on_done = describe, deadline_s, on_done
         self._max_queued_blocks, self._num_threads = max_queued_blocks, threads
-        self._shared = Shared(dict(tiers), clock, hang_s)
-        _running.add(self._shared)
-        self._unheld = weakref.finalize(self, _tell_to_stop, self._shared, cancel=True)
+        self._queue = WorkQueue(dict(tiers), clock, hang_s)
+        _running.add(self._queue)
+        self._unheld = weakref.finalize(self, _tell_to_stop, self._queue, cancel=True)
         self._unheld.atexit = False
         for number in range(threads + any(map(is_store, tiers.values()))):
             express = number == threads
             thread = threading.Thread(
-                target=_work, args=(self._shared, express), name=f"pagedkv-mover-{number}", daemon=True
+                target=work, args=(self._queue, express), name=f"pagedkv-mover-{number}", daemon=True
             )
-            self._shared.threads.append(thread)
+            self._queue.threads.append(thread)
             crew.start(thread)
 
     def submit(
@@ -152,22 +148,22 @@ class Mover:
 
         Whatever is raised, nothing is queued or under way.
         """
-        shared = self._shared
-        if shared.pid != os.getpid():
-            raise TierError(f"this mover belongs to process {shared.pid}; a forked child must make its own")
-        if shared.closed:
+        queue = self._queue
+        if queue.pid != os.getpid():
+            raise TierError(f"this mover belongs to process {queue.pid}; a forked child must make its own")
+        if queue.closed:
             raise ClosedError("the mover is closed")
-        check_moves(moves, shared.tiers)
+        check_moves(moves, queue.tiers)
         _check_seconds("deadline_s", deadline_s)
         limit_s = self._deadline_s if deadline_s is None else deadline_s
-        deadline = None if limit_s is None else shared.clock() + limit_s
+        deadline = None if limit_s is None else queue.clock() + limit_s
         records = self._records(moves)
         src_blocks = moves["src_block"].astype(np.int32)
         dst_blocks = moves["dst_block"].astype(np.int32)
-        cuts = list(cut(moves, shared.tiers, self._num_threads))
+        cuts = list(cut(moves, queue.tiers, self._num_threads))
         transfers = moves["transfer"].astype(np.int64)
-        watch = partial(give_up_overdue, shared)
-        ticket = Ticket(transfers, len(cuts), deadline, self._on_done if on_done is None else on_done, watch)
+        tell = self._on_done if on_done is None else on_done
+        ticket = Ticket(transfers, len(cuts), deadline, tell, queue.give_up_overdue)
         parts = [
             Part(
                 ticket,
@@ -177,7 +173,7 @@ class Mover:
                 src_blocks[chosen],
                 dst_blocks[chosen],
                 _pick(records, chosen),
-                next((number for number in (src, dst) if is_store(shared.tiers[number])), None),
+                next((number for number in (src, dst) if is_store(queue.tiers[number])), None),
             )
             for src, dst, chosen in cuts
         ]
@@ -186,54 +182,54 @@ class Mover:
         if not parts:
             ticket.settle()
         elif here and _is_quick(parts):
-            ticket.part_done(parts[0].moves, _run(shared, parts[0]))
+            ticket.part_done(parts[0].moves, run(queue, parts[0]))
         else:
             self._enqueue(parts, moves.size, here)
         return ticket
 
     def watch(self, ticket: Ticket) -> float:
         """Give up what takes too long of a ticket; seconds after which to look again."""
-        return give_up_overdue(self._shared, ticket)
+        return self._queue.give_up_overdue(ticket)
 
     def _enqueue(self, parts: list[Part], count: int, at_once: bool) -> None:
         """Queue parts of so many blocks once there is room.
 
         Parts whose store hangs fail at once.
         """
-        shared, pause = self._shared, 0.0
+        queue, pause = self._queue, 0.0
         while True:
-            with shared.changed:
-                if shared.changed.wait_for(lambda: shared.closed or at_once or self._has_room(count), pause):
-                    if shared.closed:
+            with queue.changed:
+                if queue.changed.wait_for(lambda: queue.closed or at_once or self._has_room(count), pause):
+                    if queue.closed:
                         raise ClosedError("the mover was closed while a submit waited for room in its queue")
-                    hanging = shared.calls.hanging_stores()
-                    refuse(shared, [part for part in parts if part.store in hanging], "left")
+                    hanging = queue.calls.hanging_stores()
+                    queue.refuse([part for part in parts if part.store in hanging], "left")
                     queued = [part for part in parts if part.store not in hanging]
-                    num_blocks = shared.queued_blocks + sum(part.moves.size for part in queued)
-                    before = len(shared.queue)
+                    num_blocks = queue.queued_blocks + sum(part.moves.size for part in queued)
+                    before = len(queue.parts)
                     try:
-                        shared.queue.extend(queued)
+                        queue.parts.extend(queued)
                     except BaseException:  # there was no memory for all of them, and no thread has seen one
-                        while len(shared.queue) > before:
-                            shared.queue.pop()
+                        while len(queue.parts) > before:
+                            queue.parts.pop()
                         raise
-                    shared.queued_blocks = num_blocks
-                    shared.changed.notify_all()
+                    queue.queued_blocks = num_blocks
+                    queue.changed.notify_all()
                     return
-            pause = give_up_overdue(shared)
+            pause = queue.give_up_overdue()
 
     def _has_room(self, count: int) -> bool:
-        queued = self._shared.queued_blocks
+        queued = self._queue.queued_blocks
         has_room = queued == 0 or queued + count <= self._max_queued_blocks
         return has_room or self._is_a_worker()
 
     def _is_a_worker(self) -> bool:
         """Whether the caller is one of the mover's threads."""
         own = threading.get_ident()  # `current_thread` would make an object for each thread that has none, and keep it
-        return any(thread.ident == own and thread.is_alive() for thread in self._shared.threads)
+        return any(thread.ident == own and thread.is_alive() for thread in self._queue.threads)
 
     def _records(self, moves: NDArray[np.void]) -> dict[int, Record]:
-        stored = stored_moves(moves, self._shared.tiers)
+        stored = stored_moves(moves, self._queue.tiers)
         if not stored.size:
             return {}
         if self._describe is None:
@@ -245,19 +241,19 @@ class Mover:
 
     def stats(self) -> dict[tuple[int, int], DirectionStats]:
         """Counters by (source tier, destination tier); a copy."""
-        give_up_overdue(self._shared)
-        with self._shared.changed:
-            return {pair: replace(counts) for pair, counts in self._shared.stats.items()}
+        self._queue.give_up_overdue()
+        with self._queue.changed:
+            return {pair: replace(counts) for pair, counts in self._queue.stats.items()}
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, the same in every tier."""
-        return next(iter(self._shared.tiers.values())).block_bytes
+        return next(iter(self._queue.tiers.values())).block_bytes
 
     @property
     def queued_blocks(self) -> int:
         """Blocks that wait for a thread."""
-        return self._shared.queued_blocks
+        return self._queue.queued_blocks
 
     def close(self, *, cancel: bool = False) -> None:
         """Refuse further moves, finish (or cancel) what is queued, and join the threads.
@@ -271,13 +267,13 @@ class Mover:
         InvalidArgument
             Called by a worker thread (from ``on_done``), which cannot wait for itself.
         """
-        if self._shared.pid != os.getpid():
+        if self._queue.pid != os.getpid():
             return
         if self._is_a_worker():
             raise InvalidArgument("a mover cannot be closed from its own on_done callback")
-        _tell_to_stop(self._shared, cancel=cancel)
-        _join(self._shared)
-        self._unheld.detach()  # or it would keep the tiers for as long as somebody holds this mover
+        _tell_to_stop(self._queue, cancel=cancel)
+        _join(self._queue)
+        self._unheld.detach()  # or it would keep the tiers as long as this mover lives
 
     def __enter__(self) -> Mover:
         return self
@@ -303,128 +299,48 @@ def _pick(records: dict[int, Record], chosen: NDArray[np.intp]) -> list[Record]:
     return [records[i] for i in chosen.tolist()] if chosen[0] in records else []
 
 
-_running: weakref.WeakSet[Shared] = weakref.WeakSet()
+_running: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 
 
-def _tell_to_stop(shared: Shared, *, cancel: bool) -> None:
+def _tell_to_stop(queue: WorkQueue, *, cancel: bool) -> None:
     """Does not join: the garbage collector may call it from anywhere, in a worker thread too."""
-    if shared.pid != os.getpid():  # a thread that the fork left behind may hold the lock
+    if queue.pid != os.getpid():  # a thread that the fork left behind may hold the lock
         return
-    with shared.changed:
-        shared.closed = True
+    with queue.changed:
+        queue.closed = True
         if cancel:
-            for part in shared.queue:
+            for part in queue.parts:
                 part.ticket.cancel()
-        shared.changed.notify_all()
+        queue.changed.notify_all()
 
 
 @atexit.register
 def _stop_all() -> None:
     """No thread may still copy when the interpreter frees the arenas."""
-    for shared in list(_running):
-        _tell_to_stop(shared, cancel=True)
-        if shared.pid == os.getpid():
-            _join(shared)
+    for queue in list(_running):
+        _tell_to_stop(queue, cancel=True)
+        if queue.pid == os.getpid():
+            _join(queue)
 
 
-def _join(shared: Shared) -> None:
+def _join(queue: WorkQueue) -> None:
     """Wait for the threads of a mover that was told to stop, except those in a hanging call."""
     lost: list[threading.Thread] = []
 
     def others_are_idle() -> bool:
-        lost[:] = shared.calls.lost_threads()
-        if not any(thread.is_alive() for thread in shared.threads if thread not in lost):
-            return True  # whatever is queued, nobody is left to take it
-        return not shared.queue and shared.busy <= len(lost)
+        lost[:] = queue.calls.lost_threads()
+        if not any(thread.is_alive() for thread in queue.threads if thread not in lost):
+            return True  # whatever is queued, no thread is left to take it
+        return not queue.parts and queue.busy <= len(lost)
 
     while True:
-        pause = give_up_overdue(shared)
-        with shared.changed:
-            if shared.changed.wait_for(others_are_idle, pause):
+        pause = queue.give_up_overdue()
+        with queue.changed:
+            if queue.changed.wait_for(others_are_idle, pause):
                 break
-    for thread in shared.threads:
+    for thread in queue.threads:
         if thread not in lost:
             with suppress(RuntimeError):  # its start was interrupted
                 thread.join()
     if lost:
         log.warning("%d of the mover's threads are in a call that does not come back, and are left there", len(lost))
-
-
-def _work(shared: Shared, express: bool) -> None:
-    """A worker thread: takes parts in order until the mover is closed and the queue is empty.
-
-    An express worker takes only parts between two memories, so that those never wait for a disk.
-    """
-
-    def first() -> Part | None:
-        return next((part for part in shared.queue if part.store is None or not express), None)
-
-    part: Part | None = None  # taken out of the queue, and counted as busy; an idle thread keeps no ticket alive
-    is_begun = is_told = False
-    while True:
-        try:
-            if part is None:
-                with shared.changed:
-                    shared.changed.wait_for(lambda: first() is not None or shared.closed)
-                    chosen = first()
-                    if chosen is None:
-                        return
-                    left, busy = shared.queued_blocks - chosen.moves.size, shared.busy + 1
-                    shared.queue.remove(chosen)  # nothing from here on needs memory
-                    part, chosen, is_begun, is_told = chosen, None, False, False
-                    shared.queued_blocks, shared.busy = left, busy
-                    shared.changed.notify_all()
-            if not is_told:
-                if is_begun:
-                    part.ticket.part_done(part.moves, None)
-                else:
-                    is_begun = True
-                    part.ticket.part_done(part.moves, _run(shared, part))
-                is_told = True
-            with shared.changed:
-                shared.busy -= 1
-                shared.changed.notify_all()
-            part = None
-        except BaseException:  # noqa: PERF203 - no memory for the books: a part that was begun fails, the thread goes on
-            time.sleep(AGAIN_S)
-
-
-def _run(shared: Shared, part: Part) -> NDArray[np.bool_] | None:
-    """Carry out a part and count; None if it was not started or a tier raised."""
-    late = part.ticket.deadline is not None and shared.clock() >= part.ticket.deadline
-    if part.ticket.cancelled or late:
-        count_untried(shared, part, "cancelled" if part.ticket.cancelled else "late")
-        return None
-    begin_call(shared, part)
-    src, dst = shared.tiers[part.src], shared.tiers[part.dst]
-    ok: NDArray[np.bool_] | None = None
-    problem: BaseException | None = None
-    off = False  # before or after: then perhaps in between, when a read was refused
-    try:
-        off = is_off(src)
-        ok = transfer(src, part.src_blocks, dst, part.dst_blocks, part.records)
-        if ok.shape != part.moves.shape or ok.dtype != np.bool_:
-            raise TierError(f"a tier answered with {ok.dtype} {list(ok.shape)} for {part.moves.size} blocks")
-        arrived = int(ok.sum())
-        off = off or is_off(src)
-    except BaseException as raised:  # whatever a tier does, the thread lives
-        arrived, ok, problem = 0, None, raised
-    while True:
-        try:
-            end_call(shared, part)
-            break
-        except MemoryError:  # else it would count as a call that hangs
-            time.sleep(AGAIN_S)
-    if problem is not None:
-        with suppress(BaseException):  # and whatever a log does
-            log_once(shared, part, type(problem), repr(problem))
-    if part.ticket.is_left(part.moves):  # it was counted then
-        return ok
-    if ok is not None and off:
-        part.ticket.not_tried(part.moves[~ok])
-    with shared.changed:
-        counts = direction_of(shared, part)
-        counts.blocks += arrived
-        counts.bytes += arrived * src.block_bytes
-        counts.failed += part.moves.size - arrived
-    return ok

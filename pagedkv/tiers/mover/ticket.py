@@ -44,7 +44,7 @@ class Ticket:
         `wait`.
     watch : callable, optional
         ``watch(ticket)`` gives up what takes too long, and returns the seconds after which to call it again; called by
-        whoever waits for results. Default: everything is waited for.
+        threads that wait for results. Default: nothing is given up.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Ticket:
         self._tried = np.ones(transfers.size, np.bool_)
         self._left = np.zeros(transfers.size, np.bool_)
         self._over = np.zeros(transfers.size, np.bool_)  # by the first move of a part
-        self._back: list[NDArray[np.intp]] = []  # parts that were left, are back, and nobody was told of
+        self._back: list[NDArray[np.intp]] = []  # parts that were left and are back, not reported yet
         self._tell_back: Callable[[NDArray[np.intp]], object] | None = None
         self._begun = self._ended = time.perf_counter()
         self._pending = num_parts
