@@ -63,6 +63,7 @@ cdef class StepArrays:
     tokens : int32 [num_tokens]
     slot_mapping : int64 [num_tokens], where each new token goes
     copies : int32 [n, 2], (source, destination) blocks to copy before anything is written (copy-on-write)
+    num_new_blocks : int, blocks that were allocated for it
     number : int, of the step in its block table: what :meth:`BlockTable.commit` and :meth:`BlockTable.are_in` take
     """
 
@@ -73,6 +74,7 @@ cdef class StepArrays:
     cdef readonly object tokens
     cdef readonly object slot_mapping
     cdef readonly object copies
+    cdef readonly int64_t num_new_blocks
     cdef readonly int64_t number
     cdef int32_t block_size
 
@@ -737,6 +739,7 @@ cdef class BlockTable:
                         write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
                         self.num_steps += 1
                         out.number = self.num_steps
+                        out.num_new_blocks = totals[0]
                         self.fill(h, n, q, ahead, data, seq, slot_data, totals, copy_data)
             self.lock.release()
             if code == OK:

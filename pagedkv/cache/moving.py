@@ -25,6 +25,7 @@ from pagedkv.observe.hooks import Hooks
 
 ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up
 FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
+AHEAD_SHARE = 64  # of the device is kept free for the steps to come, at most
 SLICE_S = 0.05  # a caller that waits runs Python this often, which is when a signal's exception can arrive
 
 
@@ -72,6 +73,10 @@ class Conductor:
         self._prefetching: set[int] = set()  # threads with a prefetch under way
         self._claims: tuple[weakref.ref[Claim], ...] = ()
         self._claiming = threading.Lock()
+        device, *colder = placement.pools
+        assert device is not None
+        self._low = 0  # device blocks that steps of late have taken
+        self._most_ahead = device.max_blocks // AHEAD_SHARE if any(pool is not None for pool in colder) else 0
 
     # ---- what schedulers are about to use
 
@@ -224,6 +229,20 @@ class Conductor:
                 if goal == num_blocks:
                     break
             self._hear()
+
+    def make_room_ahead(self, num_taken: int) -> None:
+        """Have room made for later steps, without waiting: a step has just taken so many device blocks.
+
+        The low watermark is what recent steps have taken, at most a 64th of the device. Below it the dispatcher demotes
+        the policy's next victims, up to twice the watermark, while the model computes: a decode loop over a full cache
+        does not wait for room.
+        """
+        low = self._low = min(max(num_taken, self._low - (self._low >> 3) - 1, 0), self._most_ahead)
+        pool = self.placement.pools[Tier.DEVICE]
+        assert pool is not None
+        if low and self._hands.has_thread and pool.num_available < low:
+            self._decides()
+            self.placement.reserve(min(2 * low, pool.num_available + self._room_below(Tier.DEVICE)), Tier.DEVICE)
 
     def _has_made_room(self, num_blocks: int, tier: int) -> bool:
         """Decide what goes and wait for that, until there is room; False if none can be made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,10 @@ def where(cache: pk.KVCache, tokens: Any, namespace: pk.Namespace | None = None)
 
 
 def all_free(cache: pk.KVCache) -> bool:
-    """Whether no tier holds a block for anybody but the tree."""
+    """Whether no tier holds a block for anything but the tree, once what is on its way has arrived."""
+    until = time.monotonic() + 60
+    while cache.stats().placement["in_flight"] and time.monotonic() < until:
+        time.sleep(0.001)
     return all(counts["live"] == 0 for counts in cache.stats().blocks.values())
 
 

@@ -201,6 +201,16 @@ HANGS = (
           "                self.log_once(part, TimeoutError, 'the tier does not answer in time')\n"),),
         ("test_who_is_interrupted_while_a_hang_is_logged_costs_nobody_the_result",),
     ),
+    Mutant(
+        "no room is made ahead", "pagedkv/cache/step.py",
+        (("            self._engine.conductor.make_room_ahead(arrays.num_new_blocks)\n", ""),),
+        ("test_a_steady_decode_loop_waits_for_no_room",),
+    ),
+    Mutant(
+        "room ahead has no bound", "pagedkv/cache/moving.py",
+        (("self._low - (self._low >> 3) - 1, 0), self._most_ahead)", "self._low - (self._low >> 3) - 1, 0), 10**6)"),),
+        ("test_no_more_is_made_than_a_64th_of_the_device_twice",),
+    ),
 )  # fmt: skip
 
 MUTANTS = CONDUCTOR + INTERRUPTS + MOVERS + HANGS

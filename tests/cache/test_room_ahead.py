@@ -1,0 +1,84 @@
+"""Over several tiers a full cache makes room before a step needs it, so a decode loop waits for no move."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from .conftest import Toy, prompt
+
+DEVICE = 640  # blocks: the low watermark is at most ten of them
+
+
+class MadeRoom:
+    """Counts the calls that had to wait for room."""
+
+    def __init__(self):
+        self.waited = 0
+
+    def begin(self, span):
+        self.waited += span.name == "make_room"
+
+    def end(self, span, state):
+        pass
+
+
+def full(open_cache, **options):
+    """A cache whose device is full of what no sequence holds, and a toy model over it."""
+    toy = Toy(open_cache(DEVICE, host=2 * DEVICE, **options))
+    for start in range(1, 12):
+        toy.use(prompt(start, 60 * 4 + 1))
+    return toy
+
+
+def settle(cache):
+    """As long as a model computes: until nothing is on its way."""
+    while cache.stats().placement["in_flight"]:
+        time.sleep(0.001)
+
+
+def decode(toy, seqs, steps):
+    for token in range(steps):
+        for seq in seqs:
+            seq.append(token)
+        with toy.cache.step(seqs) as step:
+            toy.write(step, *seqs)
+            settle(toy.cache)
+    toy.check(*seqs)
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])
+def test_a_steady_decode_loop_waits_for_no_room(open_cache, policy):
+    toy, told = full(open_cache, policy=policy), MadeRoom()
+    seqs = [toy.cache.sequence([7000 + i]) for i in range(6)]
+    decode(toy, seqs, 9)  # the first blocks of each: the cache learns what a step takes
+    toy.cache.hooks.add(told)
+    before = toy.cache.stats().moved_bytes["device_to_host"]
+    decode(toy, seqs, 40)
+    assert told.waited == 0
+    assert toy.cache.stats().moved_bytes["device_to_host"] > before, "room was made all the same"
+    for seq in seqs:
+        seq.release()
+
+
+def test_no_more_is_made_than_a_64th_of_the_device_twice(open_cache):
+    toy = full(open_cache)
+    free = toy.cache.placement.pools[0].num_available
+    with toy.cache.sequence(prompt(99, 1200)) as seq, toy.cache.step([seq]) as step:
+        settle(toy.cache)
+        assert toy.cache.placement.pools[0].num_available <= max(free, 2 * (DEVICE // 64))
+        for layer in range(toy.cache.spec.num_layers):
+            step.mark_written(layer)
+
+
+@pytest.mark.parametrize("options", [{"device": 640}, {"device": 60, "host": 200}], ids=["one tier", "small"])
+def test_without_a_colder_tier_or_on_a_small_device_nothing_is_made_ahead(open_cache, options):
+    toy = Toy(open_cache(**options))
+    for start in range(1, 1 + options["device"] // 3):
+        toy.use(prompt(start))
+    available = toy.cache.placement.pools[0].num_available
+    seq = toy.cache.sequence([1])
+    decode(toy, [seq], 1)
+    assert toy.cache.placement.pools[0].num_available <= available
+    seq.release()
