@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -187,11 +188,14 @@ def test_bytes_changed_under_a_running_cache_are_misses(open_cache, tmp_path):
     assert toy.cache.stats().missed_promotions > 0
 
 
+DEADLINE_S = 1.0  # for a read to begin, however busy the machine is
+
+
 @pytest.fixture
 def slow(open_cache, monkeypatch):
     """As `toy`, with one thread, a deadline, and reads that wait until `go` is set."""
     monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
-    toy = Toy(open_cache(8, disk=40, threads=1, deadline_s=0.05))
+    toy = Toy(open_cache(8, disk=40, threads=1, deadline_s=DEADLINE_S))
     for start in (1, 2, 3, 4):
         toy.use(prompt(start))
     toy.disk, toy.go, toy.started = toy.cache._tiers[2], threading.Event(), threading.Event()
@@ -214,7 +218,9 @@ def test_a_promotion_that_comes_late_is_a_counted_miss(slow):
     opened = []
     second = threading.Thread(target=lambda: opened.append(slow.cache.sequence(prompt(2))))
     second.start()
-    second.join(0.3)
+    while not slow.cache._mover.queued_blocks:
+        time.sleep(0.001)
+    time.sleep(DEADLINE_S)  # what is queued is late now
     slow.go.set()
     first.join()
     second.join()

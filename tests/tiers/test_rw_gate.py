@@ -48,7 +48,7 @@ def test_a_caller_that_is_refused_without_memory_leaves_the_gate_as_it_was(alone
             memory()
     waiting = threading.Thread(target=gate.is_empty, args=(0.0, None))
     waiting.start()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive(), "its mutex is taken"
 
 
