@@ -1,8 +1,8 @@
 # One tier's block ids and their reference counts.
 #
-# A block is owned by whoever holds references on it: the prefix tree (one, marked by TREE), sequences, moves in flight.
+# The owners of a block are the holders of its references: the prefix tree (one, marked by TREE), sequences, moves in flight.
 #     free           refs == 0, id on the free stack or never handed out
-#     live           refs  > 0 and somebody besides the tree owns it
+#     live           refs  > 0, with an owner besides the tree
 #     cached         refs == TREE | 1: the tree alone owns it, so it may be evicted
 #     num_free + num_live + num_cached == capacity, at every moment
 # Ids [0, fresh) have been handed out at least once; [fresh, capacity) never. Arrays are sized for max_capacity and
@@ -47,7 +47,7 @@ cdef inline uint32_t pool_count(Pool* p, int32_t block) noexcept nogil:
     return p.refs[block] & COUNT
 
 cdef inline void pool_drop_one(Pool* p, int32_t block) noexcept nogil:
-    assert 0 <= block < p.fresh and p.refs[block] & COUNT > 0, "a reference that nobody holds"
+    assert 0 <= block < p.fresh and p.refs[block] & COUNT > 0, "a reference without a holder"
     if p.refs[block] & COUNT == 0:      # a caller freed what a sequence held: the block is free, and stays so
         return
     p.refs[block] -= 1

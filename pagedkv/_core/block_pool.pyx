@@ -197,7 +197,7 @@ cdef class BlockPool:
         Raises
         ------
         StaleHandle
-            A block is free, so nobody can share it. Nothing has changed.
+            A block is free, so it cannot be shared. Nothing has changed.
         InvalidArgument
             An id is not of this pool, or its count would pass 2**31 - 1. Nothing has changed.
         """
@@ -459,8 +459,8 @@ cdef class BlockPool:
         raise PagedKVError(f"code {code}")
 
 
-# Addresses of the nogil functions, for callers without Python (Numba, ctypes, C). Signatures: int(Pool*, ...) as in
-# block_pool.pxd.
+# Addresses of the nogil functions, for callers without Python (Numba, ctypes, C). Signatures:
+# int(Pool*, ...) as in block_pool.pxd.
 FUNCTIONS = {
     "pool_alloc": (<size_t>&pool_alloc, "int32 (intp pool, int32 n, intp out)"),
     "pool_free": (<size_t>&pool_free, "int32 (intp pool, intp ids, int32 n, intp bad)"),

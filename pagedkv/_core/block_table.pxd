@@ -3,8 +3,8 @@
 # Row r owns, besides its tokens:
 #     blocks [0, num_owned)            through its Placement owner (shared with the tree, read only)
 #     blocks [num_owned, num_blocks)   one reference each in the pool (its own; a fork shares them until it writes)
-# and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed` has its KV
-# written.
+# and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed`
+# has its KV written.
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 

@@ -245,7 +245,7 @@ cdef class BlockTable:
             blocks = row.num_blocks
         if blocks > totals[2]:
             totals[2] = blocks
-        if row.forked and q > 0:    # blocks that will be written may exist already and be somebody else's too
+        if row.forked and q > 0:    # blocks to be written may exist already and have other owners
             for i in range(blocks_in(row.computed, self.block_size, self.shift), row.num_blocks):
                 if self.pool.refs[self.table[<int64_t>r * self.width + i]] & COUNT > 1:
                     totals[0] += 1

@@ -1,5 +1,5 @@
-# KV events in a ring of int32 words: written without Python, drained as Python objects. The oldest are lost first,
-# counted.
+# KV events in a ring of int32 words: written without Python, drained as Python objects. The oldest are
+# lost first, counted.
 #
 # record: [words, kind, tier, root, num_blocks, parent_block, depth, num_tokens, ids ..., tokens ...]
 from libc.stdint cimport int32_t, int64_t

@@ -7,7 +7,7 @@
 #      3 new blocks of the prompt                  7 its output      11 uses x depth           15 expected return x distance
 #
 # A gap is a time between two uses; the parent is the request whose prefix was gone on with. 14 and 15 are hints: 0 where
-# nobody gave any, and then no part of the model.
+# the caller gave none, and then no part of the model.
 from libc.stdint cimport int32_t, uint8_t
 
 from pagedkv._core.history cimport Past

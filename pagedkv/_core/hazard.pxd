@@ -51,7 +51,7 @@ cdef struct Hazard:
 
 cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil      # NULL: no memory
 cdef void hazard_close(Hazard* z) noexcept nogil
-# A namespace was dropped: nothing of it is remembered any more. All that nobody owns was dropped: LRU would have it no more.
+# A namespace was dropped: nothing of it is remembered any more. All blocks without an owner were dropped, as from LRU.
 cdef void hazard_purged(Hazard* z, int32_t root) noexcept nogil
 cdef void hazard_cleared(Hazard* z) noexcept nogil
 cdef void hazard_bound(Hazard* z, double slack, double stake, int64_t window) noexcept nogil

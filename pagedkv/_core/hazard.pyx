@@ -258,7 +258,7 @@ cdef void hazard_take(Hazard* z, int32_t visit) noexcept nogil:
         q = h.pasts[q].parent
 
 
-# A visit lets go of what it knew when it arrived. Nobody else using it, it is as it was, but for what its coming taught.
+# A visit releases what it referred to on arrival. Without other users that is as before, but for what the arrival taught.
 cdef void let_go(Hazard* z, Visit* v) noexcept nogil:
     cdef int32_t q = v.end
     cdef Past* p

@@ -64,7 +64,7 @@ cdef struct History:
     int64_t mask
     int64_t used
     Links ages                  # NUM_STAGES lists: each past in the list of its stage, coldest first
-    Links recency               # one list: the pasts with lru > 0 that nobody holds
+    Links recency               # one list: the pasts with lru > 0 that are not held
     int64_t lru_blocks
     int64_t lru_capacity
     int64_t lru_reserved        # of it, for new blocks of requests under way
@@ -91,9 +91,9 @@ cdef void history_hold(History* h, int32_t p) noexcept nogil
 cdef void history_let_go(History* h, int32_t p) noexcept nogil
 cdef void history_lru_set(History* h, int32_t p, int32_t lru) noexcept nogil       # LRU has so many of its blocks, which is held
 cdef void history_keep(History* h, int32_t p, int32_t kept) noexcept nogil      # that many of its blocks are cached now
-# LRU has all of p, and it is the hottest, unless somebody holds it; to be called from the end of a path up to its beginning.
+# LRU has all of p, and it is the hottest, unless it is held; to be called from the end of a path up to its beginning.
 cdef void history_touch(History* h, int32_t p) noexcept nogil
-# LRU evicts what nobody holds, down to what is not reserved. Blocks that it holds and reserves beyond its capacity.
+# LRU evicts what is not held, down to what is not reserved. Blocks that it holds and reserves beyond its capacity.
 cdef int64_t history_lru_fit(History* h) noexcept nogil
 cdef void history_wait(History* h, int32_t p, double now) noexcept nogil    # its next use is awaited from now on
 cdef void history_stage(History* h, int32_t p, int32_t stage) noexcept nogil    # moves it to the hot end of that stage

@@ -6,7 +6,7 @@ from pagedkv._core.place cimport Place
 # The tree takes `num_blocks` device blocks that continue the owned path; see Placement.insert. How many it took.
 cdef int32_t place_insert(Place* p, int32_t owner, const int32_t* tokens, int32_t* blocks, int32_t num_blocks) noexcept nogil
 # A cold copy of a prefix found again in `tier` (a reopened store): ids [num_blocks], one reference each, which passes to the
-# tree where it takes the block. Nobody owns the path afterwards. How many leading blocks are in the tree; -i - 1 if block i
+# tree where it takes the block. The path has no owner afterwards. How many leading blocks are in the tree; -i - 1 if block i
 # is not the caller's alone (nothing has changed then).
 cdef int32_t place_restore(Place* p, int32_t root, const int32_t* tokens, const int32_t* ids, int32_t num_blocks,
                            int32_t tier) noexcept nogil

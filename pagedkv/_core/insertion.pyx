@@ -22,7 +22,7 @@ from pagedkv._core.types cimport NIL, OK
 cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
     cdef int32_t i, owners, top = node_top(p.tree, n), length = p.tree.nodes[n].length
     cdef bint failed = p.fates[n].failed
-    p.fates[n].matched = 1                          # somebody else has computed it too
+    p.fates[n].matched = 1                          # another sequence has computed it too
     if top == 0:
         run_own(p, n)
         for i in range(length):
@@ -36,7 +36,7 @@ cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
         p.pools[0].refs[blocks[i]] = 2              # the owner's, which was the caller's, and the tree's
     copy_add(p, n, 0, blocks)
     set_top(p, n, 0)
-    for _ in range(owners):                         # whoever owned the colder copy owns the hottest one now
+    for _ in range(owners):                         # owners of the colder copy own the hottest one now
         copy_own(p, n, 0)
         copy_disown(p, n, top)
     if failed or not p.inclusive[top]:
@@ -60,7 +60,7 @@ cdef bint may_extend(Place* p, int32_t n, int32_t owner) noexcept nogil:
     return p.policy == LRU or f.born == p.owners[owner].serial
 
 
-# Leading blocks that nobody but the caller holds: a block shared outside the tree would not share its run's fate.
+# Leading blocks that only the caller holds: a block shared outside the tree would not share its run's fate.
 cdef int32_t mine(Place* p, const int32_t* blocks, int32_t num_blocks) noexcept nogil:
     cdef int32_t i
     for i in range(num_blocks):

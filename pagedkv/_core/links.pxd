@@ -10,7 +10,7 @@ cdef enum:
     UNLINKED = 0x7FFFFFFF
 
 cdef struct Links:
-    int32_t* prev       # [num_elements], owned by whoever made the Links
+    int32_t* prev       # [num_elements], owned by the maker of the Links
     int32_t* next
     int32_t* ends       # [num_lists][2]: coldest, hottest; ~list_no when empty
 

@@ -2,7 +2,7 @@
 #   * taken with the GIL held by `acquire` (which lets go of the GIL only if it has to wait), given back by `release`;
 #   * between the two no Python object is made, called or released: a finaliser could call back in and wait for itself;
 #     Audits do make some: between `begin_audit` and `end_audit`, which stands in a `finally`, the collector is off;
-#   * nobody waits for the mutex while holding the GIL, so a thread that holds the mutex can always get the GIL back.
+#   * no thread waits for the mutex while it holds the GIL, so a thread that holds the mutex can always get the GIL back.
 from libc.stdint cimport int64_t
 
 from pagedkv.threads.pthread cimport pthread_mutex_t
@@ -24,7 +24,7 @@ cdef extern from "Python.h":
 cdef class Lock:
     cdef pthread_mutex_t mutex
     cdef int born               # forks of this process's ancestors when it was made
-    cdef int64_t taken          # times so far; written by whoever has it
+    cdef int64_t taken          # times so far; written by the thread that has it
     cdef bint is_ours(self) noexcept
     cdef bint may_be_taken(self) noexcept
     cdef void acquire(self) noexcept

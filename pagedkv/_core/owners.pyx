@@ -76,8 +76,7 @@ cdef void run_own(Place* p, int32_t n) noexcept nogil:
 
 
 # One owner less. A run that the tree alone owns then is hotter than everything released before it, or is dropped with
-# what
-# hangs on it where it can never be matched again.
+# what hangs on it where it can never be matched again.
 cdef void run_disown(Place* p, int32_t n) noexcept nogil:
     cdef int32_t top = node_top(p.tree, n)
     cdef Fate* f = &p.fates[n]
@@ -118,7 +117,7 @@ cdef int32_t place_acquire(
             break
         k = tree_common(t, child, tokens + done * t.block_size, total - done)
         if f.transfer >= 0 and (k < t.nodes[child].length or f.top == node_top(t, child)):
-            p.owners[owner].blocked = f.transfer    # being promoted for somebody else, or cannot be cut while it moves
+            p.owners[owner].blocked = f.transfer    # being promoted for another owner, or cannot be cut while it moves
             p.counters.blocked_matches += 1
             break
         if k < t.nodes[child].length:

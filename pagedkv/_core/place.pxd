@@ -6,10 +6,8 @@
 #     the source of a transfer        +1 by the transfer, while it is in flight
 #     the destination of a transfer    1 by the transfer; it is no copy of the node until the transfer has succeeded
 # Order: an owner holds its whole path, so counts never rise going down. A node is linked into a tier's recency lists
-# when
-# the tree alone owns its copy there (with s3fifo: always). Within a list a parent is hotter than its children in that
-# tier,
-# so the cold end is a leaf; `kids` is checked all the same, because other policies order otherwise.
+# when the tree alone owns its copy there (with s3fifo: always). Within a list a parent is hotter than its children in
+# that tier, so the cold end is a leaf; `kids` is checked all the same, because other policies order otherwise.
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pagedkv._core.block_pool cimport Pool

@@ -1,8 +1,7 @@
 # What stays where. Joins one RadixTree with one BlockPool per tier under one mutex; emits Moves and moves nothing.
 #
 # Compiled rooms (block_table, another Cython runtime) work on `place` with the nogil functions of owners.pxd,
-# insertion.pxd
-# and transfers.pxd while they hold `lock`; afterwards there may be moves to take.
+# insertion.pxd and transfers.pxd while they hold `lock`; afterwards there may be moves to take.
 from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.lock cimport Lock

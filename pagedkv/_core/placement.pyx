@@ -1,8 +1,7 @@
 """What stays where: owners of prefixes, eviction, demotion, promotion, retention, quotas. It decides and moves nothing.
 
 The order of every request: own the matched prefix in whatever tiers it lies, then make room, then promote, then use.
-Made
-the other way round, making room could evict what is about to be promoted.
+The other way round, making room could evict what is about to be promoted.
 """
 
 cimport cython
@@ -1029,7 +1028,7 @@ cdef class Placement:
             self.lock.release()
 
     def clear(self):
-        """Drop everything that nobody owns, in every tier and namespace. Returns the blocks dropped."""
+        """Drop everything without an owner, in all tiers and namespaces; returns the blocks dropped."""
         cdef Place* p = &self.place
         cdef int64_t before
         cdef int32_t n

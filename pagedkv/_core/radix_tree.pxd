@@ -1,16 +1,15 @@
 # Token prefixes -> runs of whole blocks, one root per namespace.
 #
 # A node is a run of 1..MAX_RUN consecutive blocks of one prefix. All blocks of a run share one fate: the same owners,
-# the
-# same tiers, the same recency. Whoever treats a part of a run differently splits it first. The lower half of a split
+# the same tiers, the same recency. Code that treats a part of a run differently splits it first. The lower half of a split
 # keeps the node's id, so an owner that holds the deepest node of its path never has to be told.
 #
 #     node.depth      blocks of the prefix before this run; a root has depth 0 and length 0
 #     node.tokens     int32 [capacity][block_size], owned; compared on every match, never trusted by hash
 #     node.ids        int32 [num_tiers][capacity], owned; valid for tiers in the mask `tiers`
 #     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
-#     node.key        32 bytes or NULL, owned; the durable chain key of the prefix before the run, once somebody
-# computed it
+#     node.key        32 bytes or NULL, owned; the durable chain key of the prefix before the run, once it
+#                     has been computed
 #     A root has no tokens and no ids; its chain is one number, made of the namespace's name, with which the chains below begin.
 #     children        found through one open-addressing table keyed by (parent, first block); also a sibling list
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t

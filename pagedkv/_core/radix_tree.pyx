@@ -470,7 +470,7 @@ cdef class RadixTree:
         Keep an 8-byte running hash per block, which the `arc` and `s3fifo` policies need to know an evicted
         block again.
     seed : int, optional
-        Seed of the child table; random by default, so that nobody can aim at its collisions.
+        Seed of the child table; random by default, so that no client can aim at its collisions.
 
     Notes
     -----
@@ -490,7 +490,7 @@ cdef class RadixTree:
         self.tree.free_node = NIL
         if tree_ensure(&self.tree, 16) != OK:
             raise MemoryError("no memory for an empty tree")
-        self.namespace(b"")                         # root 0: of everybody who names none
+        self.namespace(b"")                         # root 0: of requests without a namespace
 
     def __dealloc__(self):
         cdef int32_t n

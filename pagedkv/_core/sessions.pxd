@@ -5,7 +5,7 @@ cdef enum:
     NUM_SESSIONS = 16384        # remembered at most
 
 cdef struct Session:
-    uint64_t key                # of namespace and session together; 0: nobody's
+    uint64_t key                # of namespace and session together; 0: none
     int64_t serial              # of the request of it that was over last
     int32_t end                 # the deepest past that this one used
     int32_t generation          # of that past

@@ -3,16 +3,16 @@ from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.place cimport Place
 
-# References on the copy in `tier`, by somebody besides the tree.
+# References on the copy in `tier`, by owners besides the tree.
 cdef void copy_own(Place* p, int32_t n, int32_t tier) noexcept nogil
 cdef void copy_disown(Place* p, int32_t n, int32_t tier) noexcept nogil
 # `ids` (one reference each, which becomes the tree's) are now the run's copy in `tier`; linked by the caller.
 cdef void copy_add(Place* p, int32_t n, int32_t tier, const int32_t* ids) noexcept nogil
-# The tree gives up its copy in `tier`, which nobody else owns; the blocks become free.
+# The tree gives up its copy in `tier`, which has no other owner; the blocks become free.
 cdef void copy_remove(Place* p, int32_t n, int32_t tier) noexcept nogil
 # The last k blocks of a leaf leave every tier; a run of none leaves the tree. Counted as lost.
 cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil
-# Drops the subtree under n as far as nobody owns it and nothing of it is in flight; True if all of it went.
+# Drops the subtree under n as far as it has no owner and nothing of it is in flight; True if all of it went.
 cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil
 cdef bint drop_children(Place* p, int32_t n) noexcept nogil
 cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil

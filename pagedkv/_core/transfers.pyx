@@ -99,7 +99,7 @@ cdef void copy_free(Place* p, int32_t n, int32_t tier, int32_t first) noexcept n
     cdef int32_t i
     cdef Pool* pool = p.pools[tier]
     cdef int32_t* ids = node_ids(p.tree, n, tier)
-    assert pool.refs[ids[first]] == (TREE | 1), "somebody owns what the tree gives up"
+    assert pool.refs[ids[first]] == (TREE | 1), "blocks that the tree gives up have an owner"
     event(p, EVENT_REMOVED, n, tier, first, node.length - first)
     for i in range(first, node.length):
         pool.refs[ids[i]] &= COUNT
@@ -366,7 +366,7 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
         relink(p, n, False)
         transfer_end(p, slot)
         return OK
-    if owners > 0:                                  # somebody came back for it: it stays where it was
+    if owners > 0:                                  # a request came back for it: it stays where it was
         if p.inclusive[dst]:
             copy_add(p, n, dst, t.dst_ids)
         else:
@@ -405,7 +405,7 @@ cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexc
 
 # ---- making room
 
-# The block nearest the root of the private branch above leaf n: what no other branch needs and nobody owns.
+# The block nearest the root of the private branch above leaf n: what no other branch needs and no request owns.
 cdef int32_t branch_head(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef int32_t parent = p.tree.nodes[n].parent
     while (p.tree.nodes[parent].length > 0 and p.tree.nodes[parent].first_child != NIL
@@ -438,7 +438,7 @@ cdef int32_t any_unowned(Place* p, int32_t tier) noexcept nogil:
     return NIL
 
 
-# A run that could not be read and that nobody owns: what continues it is as lost as the run itself.
+# A run that could not be read and has no owner: what continues it is as lost as the run itself.
 cdef int32_t useless(Place* p, int32_t tier, int32_t domain) noexcept nogil:
     cdef int32_t d, queue, n
     for d in range(p.num_domains):

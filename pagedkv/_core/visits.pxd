@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 cdef struct Visit:
     int64_t serial
-    uint64_t session            # 0: nobody said which
+    uint64_t session            # 0: not named
     int32_t generation
     int32_t next_free
     int32_t num_blocks          # of its prompt
@@ -31,7 +31,7 @@ cdef struct Visits:
 
 cdef void visits_open(Visits* v) noexcept nogil
 cdef void visits_close(Visits* v) noexcept nogil
-# A visit that has just begun, or NIL: no memory, or too many. `random` chooses whose output nobody will tell any more
+# A visit that has just begun, or NIL: no memory, or too many. `random` chooses the one whose output is never reported
 # where all slots are taken.
 cdef int32_t visit_new(Visits* v, uint64_t random) noexcept nogil
 cdef void visit_end(Visits* v, int32_t slot) noexcept nogil

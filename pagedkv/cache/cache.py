@@ -225,10 +225,10 @@ class KVCache:
         tokens : int32 [n]
             The prompt; at least its last token is left to compute.
         namespace : Namespace, optional
-            What must never share KV. Default: the one namespace of everybody who names none.
+            What must never share KV. Default: the namespace of all requests that name none.
         session : optional
             The conversation or agent that this request belongs to, by any name that is the same each time, within its
-            namespace. Default: nobody's. With
+            namespace. Default: none. With
             ``policy="hazard"`` what a session's last request used and this one does not counts as left behind;
             others do not look at it. It decides nothing but what is evicted.
         on_trial : bool
@@ -362,7 +362,7 @@ class KVCache:
     def observe_prefill(self, num_tokens: int, seconds: float, context: int = 0) -> None:
         """Say how long computing a prompt took, so that loads from disk that would take longer are not made.
 
-        Steps on the CPU that attend every layer tell this themselves. While nobody has, everything is loaded.
+        Steps on the CPU that attend every layer tell this themselves. Before the first report, everything is loaded.
 
         Parameters
         ----------
@@ -392,7 +392,7 @@ class KVCache:
     def set_kind(self, namespace: Namespace | None, kind: str = DEFAULT) -> None:
         """Namespaces of one kind are asked for alike: with ``policy="hazard"`` they teach and ask the same tables.
 
-        Until somebody says otherwise, all are of the kind ``"default"``. What was remembered of a namespace before goes
+        By default, all are of the kind ``"default"``. What was remembered of a namespace before goes
         on as it was.
 
         Parameters
@@ -445,7 +445,7 @@ class KVCache:
             raise InvalidArgument(f"this cache has no {tier} tier; it has {', '.join(self._tier_names())}")
         blocks = None if size is None else blocks_for(size, self.spec, "size")
         if namespace is None:
-            raise InvalidArgument("a quota is for a Namespace; the default namespace is everybody's: name one")
+            raise InvalidArgument("a quota is for a Namespace; the default namespace is shared by all: name one")
         digest = self._digest(namespace)
 
         def decide() -> None:
@@ -694,7 +694,9 @@ class KVCache:
         """The device's K and V: computed by kernels if there is something to launch them."""
         if gpu is None and backend is None:
             return DeviceKV(self.spec, tier.arena)
-        from pagedkv.attention.places import cuda_backend  # only here: nobody else pays for the kernels' modules
+        from pagedkv.attention.places import (
+            cuda_backend,  # only here, so that only GPU caches load the kernels' modules
+        )
         from pagedkv.cache.gpu_kv import GpuKV
 
         return GpuKV(self.spec, tier.arena, backend or cuda_backend(gpu or 0), tier.used_by, tier.before_use)

@@ -28,7 +28,7 @@ from pagedkv.tiers.mover.hangs import HANG_S, ends_within
 
 log = Log(logging.getLogger("pagedkv.learned"))
 
-DEFAULT = "default"  # the kind of every namespace that nobody said anything about: table 0
+DEFAULT = "default"  # the kind of namespaces that were given none: table 0
 MAX_KINDS = 8
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 FILE = "learned.{}"
@@ -175,7 +175,7 @@ class Folder:
                 os.fsync(fd)
             finally:
                 close_quietly(fd)
-            if name in self._refused:  # somebody else may have a use for it
+            if name in self._refused:  # another program may have a use for it
                 os.rename(name, f"{name}.old", src_dir_fd=folder, dst_dir_fd=folder)
                 self._refused.discard(name)
             os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -18,7 +18,7 @@ from pagedkv._core.block_table import StepArrays
 Mode: TypeAlias = Literal["across_namespaces", "always", "never"]
 MODES: tuple[Mode, ...] = ("across_namespaces", "always", "never")
 
-FOREIGN = -2  # what the block holds is nobody's: rubbish of a failed read
+FOREIGN = -2  # the block holds the rubbish of a failed read, no namespace's KV
 
 
 class Scrub:
@@ -84,7 +84,10 @@ class Scrub:
             self._note(blocks, owners)
 
     def holds(self, blocks: NDArray[np.int32] | int, root: int) -> None:
-        """Blocks that nobody else may be given now are overwritten as a whole with KV of this namespace."""
+        """Note that blocks are wholly overwritten with KV of this namespace.
+
+        They are owned, so that no other sequence can be given them meanwhile.
+        """
         self._note(blocks, root)
 
     def spoilt(self, blocks: NDArray[np.int32]) -> None:

@@ -25,14 +25,15 @@ def session_number(session: object) -> int | None:
     WrongType
         No str, bytes, integer or None.
     InvalidArgument
-        Empty, or below 0: what others write where they mean nobody, and would all be one session.
+        Empty string or negative number. Callers use these to mean "no session"; accepting them would merge all such
+        requests into one session.
     """
     if session is None:
         return None
     if isinstance(session, bool) or not isinstance(session, str | bytes | Integral):
         raise WrongType(f"a session is named by a str, bytes or int, not {type(session).__name__}")
     if session < 0 if isinstance(session, Integral) else not session:
-        raise InvalidArgument(f"session = {session!r} names nobody: leave it out, or give None")
+        raise InvalidArgument(f"session = {session!r} names no session: leave it out, or give None")
     return hash(session) & 0x7FFFFFFFFFFFFFFF
 
 

@@ -269,7 +269,7 @@ class Step:
             alibi_slopes=alibi_slopes, sinks=sinks, mask=mask, mask_indptr=mask_indptr,
             return_lse=return_lse, out=target, stream=stream,
         )  # fmt: skip
-        self._check_rows()  # whoever released a sequence meanwhile may have let others write what was read
+        self._check_rows()  # a release meanwhile may have let others write what was read
         self._attended.add(int(layer))
         if target is out:
             return result

@@ -26,11 +26,11 @@ class Admission:
         self.tried: Request | None = None
 
     def try_again(self) -> None:
-        """Somebody came or ended."""
+        """A request came or ended."""
         self._blocked_for = -1
 
     def hold_back(self) -> None:
-        """Somebody was suspended: there is no room for others now."""
+        """A request was suspended: there is no room for others now."""
         self._blocked_for = 0
 
     def admit(self) -> None:

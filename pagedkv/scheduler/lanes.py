@@ -1,7 +1,7 @@
 """The sequences that decode, as arrays: most steps change none of them, so a step asks and counts them all at once.
 
-A lane's end by length is a step's number, written down once; until the soonest of them comes, and as long as nobody
-says a stop token, a step costs one comparison over all lanes.
+A lane's end by length is a step's number, written down once; until the soonest of them comes, and as long as no lane
+gets a stop token, a step costs one comparison over all lanes.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ class SchedulerOptions:
         Tokens of one step, more than `max_running`: every running sequence gets its token, and what is left goes to
         prompts, in chunks.
     order : ``"first_come"`` or ``"longest_prefix"``
-        Whom of those that wait to take next. ``"longest_prefix"``: of the first `window`, the one with most cached
-        tokens; nobody is overtaken more than `window` times.
+        Which waiting request to take next. ``"longest_prefix"``: of the first `window`, the one with most cached
+        tokens; no request is overtaken more than `window` times.
     window : int
     admission : ``"prompt"`` or ``"worst_case"``
-        What must fit before a request begins: its prompt, and then somebody may have to be suspended later; or all it
-        can ever need, and then nobody ever is.
+        What must fit before a request begins: its prompt, and then a request may have to be suspended later; or all
+        it can ever need, and then none ever is.
     watermark : float
         Share of the device's blocks, 0..0.9, that admission leaves free for the sequences that run. A request that runs
         alone may have them all.

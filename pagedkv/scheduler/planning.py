@@ -58,7 +58,7 @@ class Planner:
         return self._tight(drafts, expired)
 
     def _tight(self, drafts: dict[Branch, Tokens], expired: tuple[Request, ...]) -> Plan:
-        """With chunks and drafts, and with somebody suspended until it fits."""
+        """With chunks and drafts, suspending requests until it fits."""
         running, lanes = self._running, self._running.lanes
         drafted = bool(drafts) and self._propose(drafts)
         left_out: set[Branch] = set()

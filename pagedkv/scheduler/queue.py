@@ -6,7 +6,7 @@ Time here is service: `now` grows by the tokens of each step over the weights of
     rank = max(when it came, its tenant's finish) - priority * priority_tokens
 
 and of the tenants' first requests the one of the lowest rank goes first; once it has begun, a request keeps its rank.
-Within a tenant the turn is ``key``, the same without `finish`. Nobody starves: while somebody waits, service goes on
+Within a tenant the turn is ``key``, the same without `finish`. No request starves: while one waits, service goes on
 and `now` passes every bound, so only finitely many requests, those that come before `now` has passed its rank by the
 head start of the highest priority (twice that, where one of its own tenant's is before it), can ever go before it. What
 a request is charged is what it can come to take; the rest is given back when it ends.

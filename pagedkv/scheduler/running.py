@@ -40,7 +40,7 @@ class Running:
     held : list of Request
     width : sequences that the running requests may come to have.
     worst_blocks : blocks that they may come to hold, shared ones counted for each.
-    preemptions : how often somebody was suspended, by how.
+    preemptions : how often a request was suspended, by method.
     """
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
@@ -267,9 +267,9 @@ class Running:
     def suspend(self, request: Request) -> None:
         """Take a running request's blocks away; it goes on later from the tokens it has.
 
-        Its whole blocks stay cached and go when somebody needs the room, no sooner and no more of them: to a colder
-        tier, from which they come back, or for good. Where computing them again is cheaper than moving them twice,
-        they are the first to go from every tier until it is taken up again.
+        Its whole blocks stay cached and go when another request needs the room, no sooner and no more of them: to
+        a colder tier, from which they come back, or for good. Where computing them again is cheaper than moving them
+        twice, they are the first to go from every tier until it is taken up again.
         """
         how = self._cheaper(sum(branch.seq.num_computed for branch in request.live() if branch.seq is not None))
         for branch in request.live():
@@ -329,7 +329,7 @@ class Running:
     # ---- tests
 
     def check_integrity(self) -> None:
-        """Every branch that runs is in one place, and nobody else is."""
+        """Every branch that runs is in one place, and no other one is."""
         self.lanes.check_integrity()
         assert self.requests == sorted(self.requests, key=by_rank)
         assert self.suspended == sorted(self.suspended, key=by_rank)

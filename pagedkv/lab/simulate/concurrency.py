@@ -1,7 +1,7 @@
 """How many requests run at once in equal memory: a region of the longest length for each, against blocks.
 
 Beside what was served stands what the sizing formulas say: regions, or sequences of the requests' mean final length in
-blocks, that fit into what the weights leave. Everything arrives at once, so that somebody always waits for room.
+blocks, that fit into what the weights leave. Everything arrives at once, so that a request always waits for room.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 A region is taken first-fit when a request begins and given back when it ends; it is as long as the longest request
 (``max``), as the request's final length rounded up to a power of two (``pow2``), or exactly that (``exact``, which
-nobody can know beforehand). Requests begin in the order they came, as soon as there is a hole for them. Steps are
+no server can know beforehand). Requests begin in the order they came, as soon as there is a hole for them. Steps are
 filled as the scheduler fills them: a token for everyone who decodes, then chunks of prompts.
 
-Steps that differ only in their lengths are reckoned together: as long as nobody comes, ends, or is done with a prompt,
-everybody gets as many tokens in each of them. The sums are those of one step after the other, to the last bit.
+Steps that differ only in their lengths are reckoned together: as long as no request comes, ends, or is done with its
+prompt, all get as many tokens in each of them. The sums are those of one step after the other, to the last bit.
 """
 
 from __future__ import annotations
@@ -182,7 +182,10 @@ class ContiguousServer:
         return takes, most
 
     def _advance(self, takes: list[int], count: int) -> None:
-        """Everybody has so many tokens more, `count` times; with the last of them, some may begin to decode or end."""
+        """Give all so many tokens more, `count` times.
+
+        With the last of them, some may begin to decode or end.
+        """
         for r, take in zip(self.running, takes, strict=True):
             decoded = r.computed >= r.prompt
             r.computed += count * take

@@ -43,7 +43,7 @@ def by_place(
     -------
     dict
         By kind: ``requests``; means of ``prompt_tokens`` and ``found_tokens``; the median of ``load_s``, which a
-        request's own bytes take on their links with nobody before them; ``ttft_p50_s`` and ``ttft_p99_s``.
+        request's own bytes take on their links with no other bytes before them; ``ttft_p50_s`` and ``ttft_p99_s``.
     """
     total = found.sum(axis=1)
     coldest = np.where(found > 0, np.arange(len(PLACES)), 0).max(axis=1)

@@ -24,7 +24,7 @@ class System:
     shared, tiered : prefixes; tiers under the device.
     preempts : whether a request begins when its prompt fits, to be suspended when blocks run out; else its worst case
         must fit.
-    preemption : how somebody is suspended where there is a colder tier: by what is cheaper as measured, or always so.
+    preemption : how a request is suspended where there is a colder tier: by what is cheaper as measured, or always so.
     """
 
     name: str
@@ -43,7 +43,7 @@ SYSTEMS = {
         System("contiguous", "a region of the longest length for each request", paged=False, reserve="max"),
         System("pow2", "a region of its final length, rounded up to a power of two", paged=False, reserve="pow2"),
         System("exact", "a region of its final length, known beforehand", paged=False, reserve="exact"),
-        System("reserved", "blocks, for the worst case from the start: nobody is preempted", preempts=False),
+        System("reserved", "blocks, for the worst case from the start: no request is preempted", preempts=False),
         System("paged", "blocks as they are needed; preempted requests are computed again"),
         System("shared", "and equal prefixes held once and found again", shared=True),
         System("tiered", "and what leaves the device goes to colder tiers", shared=True, tiered=True),

@@ -44,7 +44,7 @@ FOUND_LEGEND = {
     "requests": "whose prompts were found there",
     "prompt": "tokens of their prompts, mean",
     "found %": "of these the cached ones",
-    "load ms": "what a request's own bytes take on their links with nobody before them, median",
+    "load ms": "what a request's own bytes take on their links with no other bytes before them, median",
     "TTFT p50 ms": "from arrival to the first token, with waiting and computing the rest, median",
     "TTFT p99 ms": "the same, of the slowest in a hundred",
 }

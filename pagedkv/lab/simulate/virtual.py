@@ -157,7 +157,7 @@ class VirtualCache(KVCache):
     block_size : tokens.
     hardware : how fast its links are, and how long its blocks.
     max_sequences : live sequences at most.
-    preemption : what :attr:`costs` say to whoever suspends a sequence; loads and writes go by what was measured.
+    preemption : what :attr:`costs` tell a scheduler that suspends; loads and writes go by what was measured.
     """
 
     def __init__(
