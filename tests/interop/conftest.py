@@ -195,6 +195,13 @@ class FakeCuda:
         )  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _little_to_collect() -> None:
+    """Keep what the frameworks have imported out of the garbage collections that these tests make, up to fifty each."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Stands for CuPy."""
