@@ -32,6 +32,13 @@ def stopped(cnp.ndarray stops not None, cnp.ndarray tokens not None):
     for j in range(k):
         for i in range(n):
             found |= lines[j * capacity + i] == data[i]
+    ended = []
     if not found:
-        return []
-    return [i for i in range(n) if any([lines[j * capacity + i] == data[i] for j in range(k)])]
+        return ended
+    for i in range(n):
+        found = 0
+        for j in range(k):
+            found |= lines[j * capacity + i] == data[i]
+        if found:
+            ended.append(i)
+    return ended
