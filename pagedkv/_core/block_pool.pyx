@@ -1,4 +1,6 @@
-"""One tier's block ids: allocation, reference counts, generations, growth in chunks, reservations.
+"""One tier's block ids.
+
+Allocation, reference counts, generations, growth in chunks, reservations.
 
 Counts are 32-bit and checked in every build: with the checks compiled out, one double release silently made a count
 negative and the block was handed out twice.
@@ -173,7 +175,9 @@ cdef class BlockPool:
         return out
 
     def free(self, ids):
-        """Give back one reference on each of `ids` (int32 [n]); blocks without references become free.
+        """Give back one reference on each of `ids` (int32 [n]).
+
+        Blocks without references become free.
 
         Raises
         ------
@@ -215,7 +219,10 @@ cdef class BlockPool:
             self._raise(code, array, bad)
 
     def refs(self, ids):
-        """Reference counts of `ids`, int32 [n] -> int32 [n]. The tree's own reference counts as one."""
+        """Reference counts of `ids`, int32 [n] -> int32 [n].
+
+        The tree's own reference counts as one.
+        """
         cdef cnp.ndarray array = int32_input(ids, "ids")
         cdef cnp.ndarray out = new_int32(cnp.PyArray_SIZE(array))
         cdef int32_t i, bad = -1
@@ -286,7 +293,9 @@ cdef class BlockPool:
         return out
 
     def reserve(self, n):
-        """Promise `n` of the free blocks to a later ``alloc_reserved``; others can no longer take them.
+        """Promise `n` of the free blocks to a later ``alloc_reserved``.
+
+        Others can no longer take them.
 
         Raises
         ------
@@ -332,7 +341,10 @@ cdef class BlockPool:
         return out
 
     def counts(self):
-        """Blocks by state: ``capacity, max, free, live, cached, reserved, available`` (available counts growth)."""
+        """Blocks by state.
+
+        ``capacity, max, free, live, cached, reserved, available`` (available counts growth).
+        """
         cdef Pool p
         self.lock.acquire()
         p = self.pool
@@ -377,7 +389,10 @@ cdef class BlockPool:
 
     @property
     def num_obtainable(self):
-        """Blocks that can be had in the end: those that `num_available` counts, and those that the tree alone owns."""
+        """Blocks that can be had in the end.
+
+        Those that `num_available` counts, and those that the tree alone owns.
+        """
         cdef int64_t count
         self.lock.acquire()
         count = <int64_t>pool_available(&self.pool) + self.pool.num_cached
@@ -385,7 +400,10 @@ cdef class BlockPool:
         return count
 
     def check_integrity(self):
-        """Recompute free + live + cached == capacity from the arrays; raise AssertionError where it does not hold."""
+        """Recompute free + live + cached == capacity from the arrays.
+
+        Raise AssertionError where it does not hold.
+        """
         cdef Pool p
         cdef cnp.ndarray stack
         cdef cnp.ndarray refs
@@ -432,7 +450,10 @@ cdef class BlockPool:
 
     @property
     def address(self):
-        """Address of the C ``Pool``, for `pagedkv.core.functions` called from Numba or C. Valid while this lives."""
+        """Address of the C ``Pool``, for `pagedkv.core.functions` called from Numba or C.
+
+        Valid while this lives.
+        """
         return <size_t>&self.pool
 
     def __len__(self):

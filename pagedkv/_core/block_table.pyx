@@ -1,4 +1,6 @@
-"""Running sequences as rows of one table: append, allocate, build a step's arrays, commit, fork, truncate, release.
+"""Running sequences as rows of one table.
+
+Append, allocate, build a step's arrays, commit, fork, truncate, release.
 
 A step is one call for the whole batch with the GIL released once; the arrays come out of one buffer.
 """
@@ -52,7 +54,9 @@ cdef inline int64_t generated(Row* row) noexcept nogil:
 @cython.final
 @cython.freelist(8)
 cdef class StepArrays:
-    """What a step's kernels need, as views of one int32 and one int64 buffer. What writes and reads go by is read-only.
+    """What a step's kernels need, as views of one int32 and one int64 buffer.
+
+    What writes and reads go by is read-only.
 
     Attributes
     ----------
@@ -79,7 +83,10 @@ cdef class StepArrays:
     cdef int32_t block_size
 
     def to_csr(self):
-        """The tables as ``kv_indptr`` int32 [n+1], ``kv_indices`` int32 [blocks], ``kv_last_block_len`` int32 [n]."""
+        """The tables in CSR form.
+
+        ``kv_indptr`` int32 [n+1], ``kv_indices`` int32 [blocks], ``kv_last_block_len`` int32 [n].
+        """
         cdef int32_t block_size = self.block_size
         blocks = -(-self.seq_lens // np.int32(block_size))
         indptr = np.zeros(len(blocks) + 1, np.int32)
@@ -552,7 +559,9 @@ cdef class BlockTable:
         return OK
 
     def append(self, rows, tokens):
-        """Append one token to each row: `rows` int64 [n] handles, `tokens` int32 [n]. All or nothing.
+        """Append one token to each row: `rows` int64 [n] handles, `tokens` int32 [n].
+
+        All or nothing.
 
         Raises
         ------
@@ -610,7 +619,9 @@ cdef class BlockTable:
             self.raise_(code, [handle], 0)
 
     def seed(self, row, common):
-        """Give a row that ends at a block boundary one block more, in which `common` tokens are about to be copied.
+        """Give a row that ends at a block boundary one block more.
+
+        The caller is about to copy `common` tokens into it.
 
         For partial hits: the caller copies the bytes of a block whose first `common` tokens are this row's next ones.
 
@@ -651,7 +662,9 @@ cdef class BlockTable:
         return totals[0]
 
     def step(self, rows, q_lens=None, lookahead=0):
-        """Allocate what the next tokens of these rows need and build the step's arrays. All or nothing.
+        """Allocate what the next tokens of these rows need and build the step's arrays.
+
+        All or nothing.
 
         Parameters
         ----------
@@ -675,7 +688,9 @@ cdef class BlockTable:
         return self._checked(rows, q_lens, lookahead, False)
 
     def try_step(self, rows, q_lens=None, lookahead=0):
-        """As :meth:`step`, but where too few blocks are free: the number of blocks that it needs, and nothing was changed.
+        """As :meth:`step`, but where too few blocks are free.
+
+        The number of blocks that it needs, and nothing was changed.
 
         Returns
         -------
@@ -807,7 +822,9 @@ cdef class BlockTable:
         self.lock.release()
 
     def commit(self, rows, step=None):
-        """The scheduled tokens of these rows (int64 [n]) are written: full blocks join the prefix tree.
+        """The scheduled tokens of these rows (int64 [n]) are written.
+
+        Full blocks join the prefix tree.
 
         Parameters
         ----------
@@ -860,7 +877,10 @@ cdef class BlockTable:
         return committed
 
     def cancel(self, rows):
-        """The scheduled tokens of these rows (int64 [n]) were not written: forget that they were scheduled."""
+        """The scheduled tokens of these rows (int64 [n]) were not written.
+
+        Forget that they were scheduled.
+        """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef int32_t i, r
         self.lock.acquire()
@@ -874,7 +894,9 @@ cdef class BlockTable:
         self.lock.release()
 
     def are_in(self, rows, step):
-        """Whether the step of this number (``StepArrays.number``) scheduled all these rows last, and is not over for any.
+        """Whether a step scheduled all these rows last, and is not over for any.
+
+        The step's number is ``StepArrays.number``.
 
         Code that writes into the slots of a step asks first: if not, the slots may belong to another sequence.
 
@@ -925,7 +947,9 @@ cdef class BlockTable:
         return out
 
     def truncate(self, row, num_tokens):
-        """Keep the first `num_tokens` tokens of a row (rejected drafts, a retried turn); give back blocks beyond them.
+        """Keep the first `num_tokens` tokens of a row (rejected drafts, a retried turn).
+
+        Give back blocks beyond them.
 
         The KV of a committed block that is cut has to be computed again, and so has that of a whole run where the run is
         being copied to a colder tier just then.
@@ -981,7 +1005,9 @@ cdef class BlockTable:
             self.raise_(code, [handle], 0)
 
     def fork(self, row, n=1):
-        """`n` new rows with the same tokens and blocks. Full blocks are shared; the partly filled one is copied on write.
+        """`n` new rows with the same tokens and blocks.
+
+        Full blocks are shared; the partly filled one is copied on write.
 
         Returns
         -------
@@ -1065,7 +1091,9 @@ cdef class BlockTable:
         place_arrive(&self.placement.place, row.owner, row.tokens, blocks * self.block_size, found)
 
     def arrive(self, row, found=0):
-        """A row that was opened with an `owner` stands for a request, which has just come: the policy ``hazard`` learns of it.
+        """A row that was opened with an `owner` stands for a request, which has just come.
+
+        The policy ``hazard`` learns of it.
 
         Once, before anything is appended. Without an `owner`, :meth:`open` has done it. Forks stand for the same request;
         it is over when the last of them is released. With other policies nothing happens.
@@ -1094,7 +1122,9 @@ cdef class BlockTable:
             self.raise_(E_STALE, [handle], 0)
 
     def begin(self, rows):
-        """The requests of these rows (int64 [n]) are going to be computed, and room is made for them: ``HazardPolicy.begin``.
+        """Tell the policy that these rows' requests (int64 [n]) are about to be scheduled.
+
+        Call before making room for a step; see ``HazardPolicy.begin``.
 
         To be called before room is made for a step. A row that was released is passed over: the step will refuse it.
         """
@@ -1111,7 +1141,9 @@ cdef class BlockTable:
         self.lock.release()
 
     def hint(self, row, *, session=None, expected_return_s=None):
-        """What the caller knows of the request that a row stands for, as in ``HazardPolicy.hint``; for any of its forks.
+        """What the caller knows of the request that a row stands for, as in ``HazardPolicy.hint``.
+
+        For any of its forks.
 
         Raises
         ------
@@ -1134,7 +1166,9 @@ cdef class BlockTable:
             self.raise_(E_STALE, [handle], 0)
 
     def depart(self, row):
-        """The request of a row is over, and how much it generates is told to ``HazardPolicy.report``. Release the row next.
+        """End a row's request, and report its output to ``HazardPolicy.report``.
+
+        Release the row next.
 
         Without this, releasing it says that what was appended to its prompt is what it generated.
 
@@ -1180,7 +1214,10 @@ cdef class BlockTable:
             raise DoubleRelease(f"row {handle:#x} was released before, or never existed: nothing was changed")
 
     def retain(self, row, priority, expires_ns=0):
-        """Retention of a row's committed prefix and of what it commits later; see ``Placement.set_retention``."""
+        """Retention of a row's committed prefix and of what it commits later.
+
+        See ``Placement.set_retention``.
+        """
         cdef int64_t handle = handle_input(row, "row")
         cdef int32_t klass = count_input(priority, "priority", 0, 100) + 1, r
         cdef int64_t until = count_input(expires_ns, "expires_ns", 0, 2**63 - 1)
@@ -1194,7 +1231,10 @@ cdef class BlockTable:
             self.raise_(E_STALE, [handle], 0)
 
     def info(self, row):
-        """What the row has: a :class:`RowInfo`, ``(num_tokens, num_computed, num_blocks, num_committed)``."""
+        """What the row has.
+
+        A :class:`RowInfo`, ``(num_tokens, num_computed, num_blocks, num_committed)``.
+        """
         cdef int64_t handle = handle_input(row, "row")
         cdef Row copy
         memset(&copy, 0, sizeof(Row))
@@ -1245,7 +1285,10 @@ cdef class BlockTable:
         return count
 
     def check_integrity(self):
-        """Every row's blocks are live; each own block has as many references as rows (and pending copies) hold it."""
+        """Every row's blocks are live.
+
+        Each own block has as many references as rows (and pending copies) hold it.
+        """
         cdef int32_t r, i, block
         cdef int64_t j
         problems = []

@@ -1,4 +1,6 @@
-"""From a decided move to its end: the mover's dispatcher takes and finishes, callers decide and wait.
+"""From a decided move to its end.
+
+The mover's dispatcher takes and finishes, callers decide and wait.
 
 A caller that is interrupted has nothing of a move to lose: it never had one. See dispatch.pxd for who has what.
 """
@@ -31,7 +33,9 @@ LONGEST_S = 1e6
 @cython.final
 @cython.no_gc_clear
 cdef class Taken:
-    """Moves that were taken from the core. When it dies, what was not finished is given up: its destinations are free again.
+    """Moves that were taken from the core.
+
+    When it dies, what was not finished is given up: its destinations are free again.
 
     Attributes
     ----------
@@ -47,7 +51,9 @@ cdef class Taken:
 @cython.final
 @cython.no_gc_clear
 cdef class Dispatch:
-    """Hands a Placement's decided moves to one thread, and tells others when transfers are over.
+    """Hands a Placement's decided moves to one thread.
+
+    It tells waiting callers when transfers are over.
 
     Parameters
     ----------
@@ -78,7 +84,10 @@ cdef class Dispatch:
     # ---- the dispatcher's thread
 
     def take(self, double timeout_s=0.0):
-        """Moves decided since the last call, a Taken; None where there are none after `timeout_s`, or after `wake`."""
+        """Moves decided since the last call, a Taken.
+
+        None where there are none after `timeout_s`, or after `wake`.
+        """
         cdef Place* p = &self.placement.place
         cdef int64_t n
         cdef Taken taken
@@ -107,7 +116,9 @@ cdef class Dispatch:
         return None
 
     def finish(self, transfers, ok, tried, *, bint announce=True):
-        """Say how transfers ended, as ``Placement.complete``; those that are over already are passed over.
+        """Say how transfers ended, as ``Placement.complete``.
+
+        Those that are over already are passed over.
 
         Parameters
         ----------
@@ -203,7 +214,10 @@ cdef class Dispatch:
         return count
 
     def room_made(self):
-        """Blocks have become free otherwise than by the end of a transfer: callers that wait look again."""
+        """Blocks have become free otherwise than by the end of a transfer.
+
+        Callers that wait look again.
+        """
         self.lock.acquire()
         write_hint(&self.announced, self.announced + 1)
         pthread_cond_broadcast(&self.ended)
@@ -217,7 +231,10 @@ cdef class Dispatch:
         self.lock.release()
 
     def close(self):
-        """No thread takes moves any more: those that are decided are given up, and callers that wait are told."""
+        """No thread takes moves any more.
+
+        Those that are decided are given up, and callers that wait are told.
+        """
         cdef Taken taken
         self.lock.acquire()
         self.closed = True
@@ -231,8 +248,10 @@ cdef class Dispatch:
 
     @property
     def num_announced(self):
-        """Transfers that are over and told of so far: what :meth:`wait` compares with. Without the lock, so perhaps of a
-        moment ago: then `wait` returns the sooner."""
+        """Transfers that are over and told of so far: what :meth:`wait` compares with.
+
+        Without the lock, so perhaps of a moment ago: then `wait` returns the sooner.
+        """
         return read_hint(&self.announced)
 
     @property
@@ -277,7 +296,7 @@ cdef class Dispatch:
         return said
 
     def hold_up(self, int change):
-        """Something else than transfers, that ends soon and holds blocks until then, begins (1) or ends (-1)."""
+        """Count a short holder of blocks that is not a transfer: 1 begins, -1 ends."""
         self.lock.acquire()
         self.held_up += change
         if change < 0:
@@ -294,7 +313,7 @@ cdef class Dispatch:
         return telling
 
     def under_way(self, int64_t first, int64_t last):
-        """Transfers that were decided as numbers ``[first, last)`` of `num_started`, and are not over."""
+        """Unfinished transfers that were decided as numbers ``[first, last)`` of `num_started`."""
         cdef Place* p = &self.placement.place
         cdef int64_t found = 0
         cdef int32_t i

@@ -1,4 +1,7 @@
-"""KV events for routers: what became visible in, or left, which tier. One ring of words; objects only when drained."""
+"""KV events for routers: what became visible in, or left, which tier.
+
+One ring of words; objects only when drained.
+"""
 
 from libc.stdlib cimport free, malloc
 

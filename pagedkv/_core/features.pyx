@@ -1,4 +1,7 @@
-"""The features of the policy ``hazard``: how what is known of a run becomes what its model learns from. Numbers only."""
+"""The features of the policy ``hazard``.
+
+How what is known of a run becomes what its model learns from. Numbers only.
+"""
 
 from libc.math cimport log2
 from libc.stdint cimport int32_t, int64_t, uint8_t

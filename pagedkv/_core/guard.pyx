@@ -1,4 +1,7 @@
-"""The bound of the policy ``hazard``: an account of the hits won and lost beside plain LRU, and what it leaves."""
+"""The bound of the policy ``hazard``.
+
+An account of the hits won and lost beside plain LRU, and what it leaves.
+"""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset

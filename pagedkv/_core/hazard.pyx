@@ -1,4 +1,6 @@
-"""The policy ``hazard``: expected hits per block-second, learned online from every reuse, evicted blocks' included.
+"""The policy ``hazard``.
+
+Expected hits per block-second, learned online from every reuse, evicted blocks' included.
 
 Admission is mandatory, so that after a request the cache is the same whether its blocks were hit or missed: keeping a block
 is worth exactly its next hit, and costs block-seconds. See hazard_model for the index, history for what is remembered.

@@ -1,4 +1,7 @@
-"""The Python face of the policy ``hazard``: its clock, what becomes known of requests, its learning, its bound, its tables."""
+"""The Python face of the policy ``hazard``.
+
+Its clock, what becomes known of requests, its learning, its bound, its tables.
+"""
 
 cimport cython
 cimport numpy as cnp
@@ -35,7 +38,9 @@ cdef enum:
 
 @cython.final
 cdef class HazardPolicy:
-    """What the policy ``hazard`` of a Placement is told and asked. Made by ``Placement.hazard``.
+    """What the policy ``hazard`` of a Placement is told and asked.
+
+    Made by ``Placement.hazard``.
 
     Ages go by the caller's clock: ``tick``, or ``Placement.expire``. A request arrives with ``Placement.acquire``; when it is
     released its whole path waits for its next use. :meth:`depart` before that says what the request generated.
@@ -47,14 +52,19 @@ cdef class HazardPolicy:
         self.placement = placement
 
     def tick(self, now_ns):
-        """Tell the time, in nanoseconds of the caller's own clock. A step back is counted and changes nothing."""
+        """Tell the time, in nanoseconds of the caller's own clock.
+
+        A step back is counted and changes nothing.
+        """
         cdef int64_t now = count_input(now_ns, "now_ns", 0, 2**63 - 1)
         self.placement.lock.acquire()
         hazard_clock(self.placement.place.hazard, now)
         self.placement.lock.release()
 
     def begin(self, owner):
-        """A request is going to be computed, and room is made for it: plain LRU, which is kept beside, makes room now too.
+        """A request is going to be computed, and room is made for it.
+
+        Plain LRU, which is kept beside, makes room now too.
 
         To be called before ``Placement.reserve``. Without it, the first ``Placement.insert`` of the owner says so.
 
@@ -74,7 +84,9 @@ cdef class HazardPolicy:
             raise StaleHandle(f"owner {handle:#x} was released, or never existed")
 
     def hint(self, owner, *, session=None, expected_return_s=None):
-        """What the caller knows of a request under way. Hints are learned from: what they say need not be true, only alike.
+        """What the caller knows of a request under way.
+
+        Hints are learned from: what they say need not be true, only alike.
 
         Nothing happens where the owner stands for no request.
 
@@ -160,7 +172,9 @@ cdef class HazardPolicy:
             raise StaleHandle(f"visit {handle:#x} was reported or given up, or never existed")
 
     def study(self, max_samples=64):
-        """Learn from what was noted, `max_samples` at most (about a microsecond each). Returns how many there were.
+        """Learn from what was noted, `max_samples` at most (about a microsecond each).
+
+        Returns how many there were.
 
         To be called off the critical path: after a request was released, or from a thread.
         """
@@ -172,7 +186,9 @@ cdef class HazardPolicy:
         return done
 
     def set_bound(self, *, slack=0.005, stake=1.0, window=10000):
-        """How far hits may fall below plain LRU's. See docs/policies.md for what that costs and what it proves.
+        """How far hits may fall below plain LRU's.
+
+        See docs/policies.md for what that costs and what it proves.
 
         Parameters
         ----------
@@ -197,7 +213,9 @@ cdef class HazardPolicy:
         self.placement.lock.release()
 
     def set_kind(self, namespace, kind):
-        """Requests of this namespace (a root) teach and ask table `kind`, 0 to 7. All begin with table 0.
+        """Requests of this namespace (a root) teach and ask table `kind`, 0 to 7.
+
+        All begin with table 0.
 
         What was remembered before stays with the table it was learned under.
         """
@@ -216,7 +234,9 @@ cdef class HazardPolicy:
             raise MemoryError("no memory for another namespace")
 
     def tables(self, kind=0):
-        """What was learned: float32 [2, NUM_WEIGHTS], the weights and AdaGrad's sums (a copy); None if nothing was yet.
+        """What was learned: float32 [2, NUM_WEIGHTS], the weights and AdaGrad's sums (a copy).
+
+        None if nothing was yet.
 
         Numbers per bucket of ages, depths, gaps, counts and lengths; nothing of any prompt.
         """
@@ -263,7 +283,10 @@ cdef class HazardPolicy:
             raise MemoryError("no memory for the tables")
 
     def chance(self, node, seconds):
-        """Chance that the run of a node (as named by a Move) is used within so many seconds; None where nothing is known."""
+        """Chance that the run of a node (as named by a Move) is used within so many seconds.
+
+        None where nothing is known.
+        """
         cdef int32_t n = self.placement._node(node), end
         cdef double horizon = seconds_input(seconds, "seconds"), found
         cdef Place* p = &self.placement.place
@@ -274,7 +297,9 @@ cdef class HazardPolicy:
         return None if found < 0 else found
 
     def likely(self, seconds, most=16, tier=1):
-        """Ends of prefixes whose hottest copy lies in `tier`, by the chance that they are used within so many seconds.
+        """Ends of prefixes in `tier`, by the chance of use within so many seconds.
+
+        Only prefixes whose hottest copy lies in that tier.
 
         Parameters
         ----------

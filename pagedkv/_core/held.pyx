@@ -1,4 +1,6 @@
-"""Owners and rows as objects that release what they hold: by ``with``, by `release`, or when they die.
+"""Owners and rows as objects that release what they hold.
+
+By ``with``, by `release`, or when they die.
 
 An exception can come between any two lines of Python, also just after a function has returned a handle and before the
 handle is stored. These objects exist before what they hold does, so it is never without a holder.
@@ -88,7 +90,10 @@ cdef class HeldRow:
 
 
 def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
-    """A Hold of the longest cached prefix of `tokens`, as ``Placement.acquire(..., request=False)``."""
+    """A Hold of the longest cached prefix of `tokens`.
+
+    As ``Placement.acquire(..., request=False)``.
+    """
     cdef Hold hold = Hold.__new__(Hold)
     cdef Found found
     hold.handle = hold.blocked = -1
@@ -99,7 +104,9 @@ def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
 
 
 def own_partial(Placement placement not None, Hold owner not None, tokens):
-    """A cached device block whose first tokens are those of `tokens`, which follow what `owner` holds.
+    """A cached device block that begins with `tokens`.
+
+    `tokens` follow what `owner` holds.
 
     Returns
     -------
@@ -117,7 +124,10 @@ def own_partial(Placement placement not None, Hold owner not None, tokens):
 
 
 def open_row(BlockTable table not None, tokens, namespace, Hold owner):
-    """A HeldRow for a new sequence, as ``BlockTable.open``. Takes `owner` over, unless it raises."""
+    """A HeldRow for a new sequence, as ``BlockTable.open``.
+
+    Takes `owner` over, unless it raises.
+    """
     cdef HeldRow row = HeldRow.__new__(HeldRow)
     cdef int64_t computed
     if owner.handle < 0:

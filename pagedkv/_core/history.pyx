@@ -1,4 +1,4 @@
-"""Pasts: what is remembered of prefixes that were used, whether they are still cached or not. Decides nothing."""
+"""Pasts: records of used prefixes, cached or not. Decides nothing."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc

@@ -1,4 +1,7 @@
-"""Insertion: device blocks that a sequence has filled become the tree's, or give way to blocks the tree has already."""
+"""Insertion: a sequence's filled device blocks join the tree.
+
+They give way to blocks that the tree has already.
+"""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy

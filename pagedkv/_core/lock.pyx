@@ -14,13 +14,19 @@ cdef bint ending = False
 
 
 def _forked():
-    """This process was forked off: the threads that have its copies of the mutexes are not in it."""
+    """This process was forked off.
+
+    The threads that have its copies of the mutexes are not in it.
+    """
     global forks
     forks += 1
 
 
 def _end():
-    """The interpreter is ending: threads are stopped where they ask for the GIL, and one may have a mutex then."""
+    """The interpreter is ending.
+
+    Threads are stopped where they ask for the GIL, and one may have a mutex then.
+    """
     global ending
     ending = True
 

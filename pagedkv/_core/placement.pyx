@@ -1,4 +1,6 @@
-"""What stays where: owners of prefixes, eviction, demotion, promotion, retention, quotas. It decides and moves nothing.
+"""What stays where: owners of prefixes, eviction, demotion, promotion, retention, quotas.
+
+It decides and moves nothing.
 
 The order of every request: own the matched prefix in whatever tiers it lies, then make room, then promote, then use.
 The other way round, making room could evict what is about to be promoted.
@@ -308,7 +310,7 @@ cdef class Placement:
         return tiers[:done], blocks[:done], common
 
     def partial(self, owner, tokens):
-        """A cached device block whose leading tokens equal those of `tokens`, for copy-on-write reuse.
+        """A cached device block that begins with `tokens`, for copy-on-write reuse.
 
         Parameters
         ----------
@@ -416,7 +418,10 @@ cdef class Placement:
         return handle
 
     def blocked_by(self, owner):
-        """Id of the transfer in flight that ended this owner's match early, or -1. Wait for it, release, acquire again."""
+        """Id of the transfer in flight that ended this owner's match early, or -1.
+
+        Wait for it, release, acquire again.
+        """
         cdef int64_t handle = self._handle(owner)
         self.lock.acquire()
         cdef int32_t slot = place_owner(&self.place, handle)
@@ -486,7 +491,9 @@ cdef class Placement:
             self.lock.release()
 
     def insert(self, owner, tokens, blocks):
-        """Give the tree the device blocks that hold the KV of `tokens`, which follow the owned prefix.
+        """Insert device blocks that hold the KV of `tokens`.
+
+        They follow the owned prefix.
 
         Parameters
         ----------
@@ -540,7 +547,9 @@ cdef class Placement:
         return done
 
     def release(self, owner):
-        """Let go of an owner's path. Blocks that the tree alone owns then become evictable, deepest coldest.
+        """Let go of an owner's path.
+
+        Blocks that the tree alone owns then become evictable, deepest coldest.
 
         Raises
         ------
@@ -635,7 +644,9 @@ cdef class Placement:
                            ("device", "host", "disk", "remote")[tier])
 
     def promote(self, owner, until_ns=0):
-        """Start bringing the owned blocks that lie below the device up to it; reserve room for them first.
+        """Start bringing the owned blocks that lie below the device up to it.
+
+        Reserve room for them first.
 
         A namespace with a quota on the device promotes no more than that admits, from the front.
 
@@ -710,7 +721,9 @@ cdef class Placement:
         return moving
 
     def shorten(self, owner, num_blocks):
-        """Let go of all but the first `num_blocks` of the owned path, as far as no run in flight would have to be cut.
+        """Release all but the first `num_blocks` of the owned path.
+
+        As far as no run in flight would have to be cut.
 
         Returns
         -------
@@ -764,7 +777,10 @@ cdef class Placement:
         return keep
 
     def take_moves(self):
-        """Moves decided since the last call, as an array of MOVE_DTYPE. Source and destination stay owned until `complete`."""
+        """Moves decided since the last call, as an array of MOVE_DTYPE.
+
+        Source and destination stay owned until `complete`.
+        """
         cdef int64_t n
         cdef cnp.ndarray out
         while True:
@@ -827,7 +843,9 @@ cdef class Placement:
         return count
 
     def set_retention(self, owner, priority=DEFAULT_PRIORITY, expires_ns=0):
-        """Priority 0..100 (higher stays longer) of the owned path, and when it ends (caller's clock in ns, 0 = never).
+        """Set the owned path's priority, 0..100 (higher stays longer), and its end.
+
+        The end is in ns of the caller's clock; 0 means never.
 
         After `expires_ns` the blocks are the first to go. A prefix that others share keeps the higher values.
         """
@@ -882,7 +900,10 @@ cdef class Placement:
                                     f"other pins, or open the cache with a larger pin_budget")
 
     def set_quota(self, namespace, blocks, tier=0):
-        """A namespace may hold at most `blocks` cached blocks in `tier` (None lifts the quota). It is evicted from its own."""
+        """A namespace may hold at most `blocks` cached blocks in `tier` (None lifts the quota).
+
+        It is evicted from its own.
+        """
         cdef int64_t named = handle_input(namespace, "namespace")
         cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
         cdef int32_t limit = -1 if blocks is None else count_input(blocks, "blocks", 0, 2**31 - 1)
@@ -908,8 +929,10 @@ cdef class Placement:
             raise MemoryError("no memory for a quota")
 
     def drop_namespace(self, namespace):
-        """Forget what is cached of a namespace: what is not in use goes now, the rest when its owners let go. It never matches
-        again. Its number stays until :meth:`forget`.
+        """Forget what is cached of a namespace.
+
+        What is not in use goes now, the rest when its owners let go. It never matches again. Its number stays until
+        :meth:`forget`.
 
         Returns
         -------
@@ -944,7 +967,9 @@ cdef class Placement:
         return dropped
 
     def forget(self, namespace):
-        """Forget a namespace that nothing needs: its name and its number, and so the memory of both.
+        """Forget a namespace that nothing needs.
+
+        Its name and its number, and so the memory of both.
 
         What needs it is a block in any tier, an owner (so a row, a pin), a transfer in flight, a quota or a kind that
         was set for it (unless it was dropped), events of it that were not drained, and what the policy ``hazard``
@@ -1028,7 +1053,10 @@ cdef class Placement:
             self.lock.release()
 
     def clear(self):
-        """Drop everything without an owner, in all tiers and namespaces; returns the blocks dropped."""
+        """Drop everything without an owner, in all tiers and namespaces.
+
+        Returns the blocks dropped.
+        """
         cdef Place* p = &self.place
         cdef int64_t before
         cdef int32_t n
@@ -1061,7 +1089,10 @@ cdef class Placement:
         return depth
 
     def anchor(self, node):
-        """The deepest known chain key on the way to a node in flight: ``(blocks before it, key)``, ``(0, None)`` if none."""
+        """The deepest known chain key on the way to a node in flight.
+
+        ``(blocks before it, key)``, ``(0, None)`` if none.
+        """
         cdef int32_t n = self._node(node)
         cdef Tree* t = &self.tree.tree
         cdef unsigned char found[32]
@@ -1076,7 +1107,10 @@ cdef class Placement:
         return (depth, (<char*>found)[:32]) if depth > 0 else (0, None)
 
     def remember_keys(self, node, depth, keys):
-        """Keep chain keys for later anchors: ``keys[i]`` (32 bytes) names block ``depth + i`` of the path to `node`."""
+        """Keep chain keys for later anchors.
+
+        ``keys[i]`` (32 bytes) names block ``depth + i`` of the path to `node`.
+        """
         cdef int32_t n = self._node(node)
         cdef Tree* t = &self.tree.tree
         cdef int32_t first = count_input(depth, "depth", 0, 2**31 - 1), count = len(keys), i
@@ -1268,7 +1302,9 @@ cdef class Placement:
         }
 
     def check_integrity(self):
-        """Recompute every reference, list and count from scratch; AssertionError names what does not agree.
+        """Recompute every reference, list and count from scratch.
+
+        AssertionError names what does not agree.
 
         For every block: references == 1 if the tree has it + owners whose path has it in its hottest tier + 1
         while it is a

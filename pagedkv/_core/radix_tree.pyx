@@ -531,7 +531,10 @@ cdef class RadixTree:
         return count
 
     def namespace(self, key=b""):
-        """The namespace called `key` (bytes), made at its first use: an int, which names nothing else once it is forgotten."""
+        """The namespace called `key` (bytes), made at its first use.
+
+        An int, which names nothing else once it is forgotten.
+        """
         cdef uint64_t salt
         cdef int32_t n
         cdef int64_t handle = -1
@@ -637,7 +640,10 @@ cdef class RadixTree:
         return tokens_input(tokens)
 
     def match(self, tokens, namespace=0, tier=0):
-        """Block ids int32 [n] in `tier` of the longest cached prefix of `tokens`, in whole blocks. Changes nothing."""
+        """Block ids int32 [n] in `tier` of the longest cached prefix of `tokens`, in whole blocks.
+
+        Changes nothing.
+        """
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int64_t named = handle_input(namespace, "namespace")
         cdef int32_t want = count_input(tier, "tier", 0, self.tree.num_tiers - 1)
@@ -729,7 +735,9 @@ cdef class RadixTree:
         return total - adopted
 
     def trim(self, tokens, namespace=0, *, keep=0):
-        """Take out of the tree the blocks of this exact prefix beyond its first `keep`, as far as nothing else continues them.
+        """Remove this exact prefix's blocks beyond its first `keep`.
+
+        As far as nothing else continues them.
 
         Returns
         -------
@@ -775,7 +783,10 @@ cdef class RadixTree:
         return out[:taken]
 
     def prefixes(self, namespace=0):
-        """Every cached prefix that nothing continues, longest runs spelled out: a list of int32 token arrays."""
+        """Every cached prefix that nothing continues, longest runs spelled out.
+
+        A list of int32 token arrays.
+        """
         cdef int64_t named = handle_input(namespace, "namespace"), count = 0
         cdef int32_t n, root
         cdef list leaves = []
@@ -808,7 +819,10 @@ cdef class RadixTree:
             raise InvalidArgument(f"this tree belongs to a Placement: {verb} through it")
 
     def check_integrity(self):
-        """Every child is found where its tokens say, depths add up, counts agree; AssertionError where not."""
+        """Every child is found where its tokens say, depths add up, counts agree.
+
+        AssertionError where not.
+        """
         cdef Tree* t = &self.tree
         cdef int32_t n, c
         cdef int64_t blocks = 0, live = 0, children = 0, used, expected, alive

@@ -6,7 +6,9 @@ import enum
 
 
 class Tier(enum.IntEnum):
-    """A tier of the cache, fastest first. An int where the core wants one; ``str(Tier.HOST)`` is ``"host"``.
+    """A tier of the cache, fastest first.
+
+    An int where the core wants one; ``str(Tier.HOST)`` is ``"host"``.
 
     Statistics, logs and JSON use the names as keys.
     """

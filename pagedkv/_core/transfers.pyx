@@ -1,4 +1,6 @@
-"""Copies and transfers: making room in a tier, promoting runs, and what becomes of a transfer that succeeded or failed.
+"""Copies and transfers.
+
+Making room in a tier, promoting runs, and what becomes of a transfer that succeeded or failed.
 
 A transfer owns its source (one reference more) and its destination (the only reference) until `finish`. A block becomes
 visible in the destination tier only there, and only on success.

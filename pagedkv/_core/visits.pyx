@@ -1,4 +1,7 @@
-"""Visits of the policy ``hazard``: slots with generations, handed out and taken back. Decides nothing."""
+"""Visits of the policy ``hazard``: slots with generations, handed out and taken back.
+
+Decides nothing.
+"""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc

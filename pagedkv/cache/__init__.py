@@ -1,1 +1,1 @@
-"""The conductor: KVCache, its steps and sequences, and how prefixes are found, moved, written and released."""
+"""The conductor: KVCache with its sequences, steps, matching and moves."""

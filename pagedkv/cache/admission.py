@@ -1,4 +1,6 @@
-"""What is worth writing to the disk tier. A demotion that is refused drops its blocks: a miss later, and counted.
+"""What is worth writing to the disk tier.
+
+A demotion that is refused drops its blocks: a miss later, and counted.
 
 Only a run that nothing continues is ever refused for its own sake. One that others continue is written in any case:
 without it what hangs on it, part of which may be on the disk already, could not be matched any more.
@@ -33,7 +35,9 @@ COMPARED = 256  # runs of late with which a new one is compared
 
 
 class WriteBudget:
-    """Bytes that may be written per day: a token bucket that holds an hour's share, or one block, and starts full.
+    """Bytes that may be written per day.
+
+    A token bucket that holds an hour's share, or one block, and starts full.
 
     What a full bucket cannot hold it gives all the same, and owes until then. Each opening of a cache starts anew.
 
@@ -51,7 +55,10 @@ class WriteBudget:
         self._left, self._seen = self._room, 0.0
 
     def take(self, num_bytes: int, *, overdraw: bool = False) -> bool:
-        """Whether that may be written now; with `overdraw` it may, and what is owed is paid before anything else."""
+        """Whether that may be written now.
+
+        With `overdraw` it may, and what is owed is paid before anything else.
+        """
         now = self.now()
         self._left = min(self._room, self._left + (now - self._seen) * self._rate)
         self._seen = now
@@ -61,8 +68,10 @@ class WriteBudget:
         return True
 
     def to_spend(self, since: float) -> float:
-        """Bytes to write between `since`, by `now`, and now: the rate's, and what makes the bucket half full in the
-        long run."""
+        """Bytes to write between `since`, by `now`, and now.
+
+        The rate's, and what makes the bucket half full in the long run.
+        """
         now = self.now()
         left = min(self._room, self._left + (now - self._seen) * self._rate)
         return (now - since) * self._rate + left - self._room / 2
@@ -89,7 +98,10 @@ class Turnover:
             self._written, self._since = self._written / 2, now - (now - self._since) / 2
 
     def lifetime_s(self) -> float:
-        """Seconds from a block's writing to its loss; a day before anything is known, and 30 days at most."""
+        """Seconds from a block's writing to its loss.
+
+        A day before anything is known, and 30 days at most.
+        """
         passed = self._now() - self._since
         if not self._written or passed <= 0:
             return float(DAY_S)
@@ -97,7 +109,9 @@ class Turnover:
 
 
 class Likeliest:
-    """For the mode ``hazard``: whether a run's chance of being used while the disk has it makes up for writing it.
+    """For the mode ``hazard``: whether a run is worth writing.
+
+    Its chance of being used while the disk has it must make up for the write.
 
     Writing is taken to cost what loading costs. Where bytes per day are limited, a run must also be among the best of
     late per byte: those that the allowance suffices for.
@@ -116,7 +130,9 @@ class Likeliest:
         self._late: deque[tuple[float, float, int]] = deque(maxlen=COMPARED)  # when, value per byte, bytes
 
     def value(self, node: int, depth: int, num_blocks: int, tier: int) -> float | None:
-        """Work that writing a run is expected to save, less what writing it costs; None where nothing is known of it.
+        """Work that writing a run is expected to save, less what writing it costs.
+
+        None where nothing is known of it.
 
         While one of the rates is not known, loading and writing count as free.
         """
@@ -127,8 +143,10 @@ class Likeliest:
         return chance * max(0.0, self._costs.work(depth, num_blocks) - load) - load
 
     def is_among_the_best(self, value: float, num_bytes: int) -> bool:
-        """Whether the allowance leaves anything over for this run when all of late that were worth more per byte had
-        their share. It is one of them from now on."""
+        """Whether the allowance has room for this run after recent runs worth more per byte.
+
+        The run counts as one of them from now on.
+        """
         if self._budget is None:
             return True
         self._late.append((self._budget.now(), value / num_bytes, num_bytes))

@@ -1,4 +1,6 @@
-"""KVCache: the conductor. It knows the core, the tiers and the steps; none of them knows it.
+"""KVCache: the conductor.
+
+It knows the core, the tiers and the steps; none of them knows it.
 
 One request: own the cached prefix, make room, promote (mover), then open a row on it; per step: make room, allocate and
 build arrays, write and attend, commit full blocks into the tree; release.
@@ -255,7 +257,10 @@ class KVCache:
         return seq
 
     def count(self, seq: Sequence) -> None:
-        """A sequence that was opened on trial is kept: its prompt and hits count, once, before anything is appended."""
+        """A sequence that was opened on trial is kept.
+
+        Its prompt and hits count, once, before anything is appended.
+        """
         if not isinstance(seq, Sequence):
             raise WrongType(f"count takes a Sequence, not {type(seq).__name__}")
         self._engine.arrive(seq.row, seq._found, seq._session)
@@ -328,13 +333,18 @@ class KVCache:
         return kind(self._engine, seqs, q_lens, lookahead)
 
     def prefetch(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Prefetch:
-        """Bring the cached prefix of `tokens` to the device in the background, so that its sequence opens at once."""
+        """Bring the cached prefix of `tokens` to the device in the background.
+
+        A sequence of it opens at once then.
+        """
         root = self._root(namespace)
         prompt = np.ascontiguousarray(self._tokens(tokens)).copy()
         return self._prefetcher.start(prompt, root)
 
     def prefetch_likely(self, within_s: float, max_blocks: int) -> list[Prefetch]:
-        """Bring up what is likeliest to be asked for soon, in the background, with ``policy="hazard"``. For idle times.
+        """Prefetch the prefixes most likely to be requested soon.
+
+        In the background, with ``policy="hazard"``. For idle times.
 
         Prefixes in colder tiers come into free device blocks, and into those of prefixes that are less likely to be
         asked for. They count as no requests, so the policy learns nothing of them.
@@ -360,7 +370,9 @@ class KVCache:
         return self._foresight.start(learned.policy, seconds, most)
 
     def observe_prefill(self, num_tokens: int, seconds: float, context: int = 0) -> None:
-        """Say how long computing a prompt took, so that loads from disk that would take longer are not made.
+        """Report how long computing a prompt took.
+
+        Loads from disk that would take longer are not made.
 
         Steps on the CPU that attend every layer tell this themselves. Before the first report, everything is loaded.
 
@@ -373,7 +385,7 @@ class KVCache:
         self._costs.observe_prefill(num_tokens, seconds, whole_number(context, "context", 0, 2**40))
 
     def pin(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Pin:
-        """Keep the cached prefix of `tokens` in the tiers where it is, for as long as the Pin is held.
+        """Keep the cached prefix of `tokens` where it is, as long as the Pin is held.
 
         Raises
         ------
@@ -390,7 +402,9 @@ class KVCache:
             raise
 
     def set_kind(self, namespace: Namespace | None, kind: str = DEFAULT) -> None:
-        """Namespaces of one kind are asked for alike: with ``policy="hazard"`` they teach and ask the same tables.
+        """Namespaces of one kind are asked for alike.
+
+        With ``policy="hazard"`` they teach and ask the same tables.
 
         By default, all are of the kind ``"default"``. What was remembered of a namespace before goes
         on as it was.
@@ -421,7 +435,9 @@ class KVCache:
         return self._learning("save_learned").save()
 
     def set_quota(self, namespace: Namespace, size: Size | None, tier: Tier = Tier.DEVICE) -> None:
-        """The namespace may have at most this much cached in a tier; beyond it, its own coldest blocks go first.
+        """The namespace may have at most this much cached in a tier.
+
+        Beyond it, its own coldest blocks go first.
 
         A quota bounds what stays cached, not what is in use. Blocks of live sequences that are not committed do not
         count, and blocks in use are not taken away: the live sequences of a namespace can hold the whole device under
@@ -455,7 +471,9 @@ class KVCache:
         self._conductor.when_decided(decide)
 
     def purge(self, namespace: Namespace | None) -> int:
-        """Forget a namespace: nothing computed before ever matches again, not after a restart or a crash either.
+        """Forget a namespace.
+
+        Nothing computed before ever matches again, not after a restart or a crash either.
 
         Blocks in use, pinned or on their way go when they are let go of. When this returns, the disk tier has it in
         writing. Returns blocks dropped now.
@@ -490,7 +508,9 @@ class KVCache:
         return dropped
 
     def flush(self) -> int:
-        """Write all that is cached and not held to the disk, as far as it fits, for a planned restart.
+        """Write everything cached and not held to the disk, for a planned restart.
+
+        As far as it fits.
 
         As under pressure, in the policy's order: it leaves the faster tiers, and what admission or the write budget
         refuses is dropped. A disk that fails meanwhile stops it, and the rest stays where it is.
@@ -558,7 +578,10 @@ class KVCache:
         return self.placement.drain_events()
 
     def check_integrity(self) -> None:
-        """Recount every reference; AssertionError where the books do not agree. For tests and doubts, not for speed."""
+        """Recount every reference; AssertionError where the books do not agree.
+
+        For tests and doubts, not for speed.
+        """
         self.placement.check_integrity()
         self.table.check_integrity()
 
@@ -568,7 +591,7 @@ class KVCache:
         return self._tiers[Tier.DEVICE].arena  # type: ignore[attr-defined]
 
     def used_on(self, stream: Any = None) -> None:
-        """Say that kernels of the caller's own, or a captured graph, were launched that read or write the device arena.
+        """Report launches of the caller's own kernels or graphs that use the device arena.
 
         Tier moves and later steps wait for them on the device; steps tell this themselves.
 
@@ -585,11 +608,16 @@ class KVCache:
         self._tiers[Tier.DEVICE].used_by(stream)  # type: ignore[attr-defined]
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of a layer as views into the device arena, [num_blocks, block_size, num_kv_heads, head_dim]."""
+        """K and V of a layer as views into the device arena.
+
+        Each [num_blocks, block_size, num_kv_heads, head_dim].
+        """
         return self._engine.kv.layer(layer)
 
     def pages(self, layer: int, *, read_only: bool = True, stream: Any = None) -> Pages:
-        """K and V of a layer as compact paged caches of the whole device arena, for other runtimes' paged attention.
+        """K and V of a layer as compact paged caches, for other runtimes' paged attention.
+
+        They cover the whole device arena.
 
         Nothing is copied, and nothing is held: blocks change as sequences come and go. Which pages are whose is said by
         ``pages.tables(step.block_tables)``.
@@ -611,7 +639,9 @@ class KVCache:
     # ---- life
 
     def close(self) -> None:
-        """End the background work, the threads and the tiers. Sequences can then only be released. Twice is fine.
+        """End the background work, the threads and the tiers. Sequences can then only be released.
+
+        Twice is fine.
 
         What is only in memory is lost, so that closing is quick: :meth:`flush` first to keep it on the disk.
         """
@@ -665,7 +695,10 @@ class KVCache:
         backend: Backend | None,
         threads: int,
     ) -> tuple[KV, Mover]:
-        """Open what holds, computes and moves the KV's bytes; a simulated cache has none, and overrides this."""
+        """Open what holds, computes and moves the KV's bytes.
+
+        A simulated cache has none, and overrides this.
+        """
         spec = self.spec
         self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
         store, describe = self._tiers.get(Tier.DISK), None

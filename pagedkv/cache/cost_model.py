@@ -1,4 +1,6 @@
-"""What a cached block is worth: seconds to load it against seconds to compute it again. Arithmetic over measurements.
+"""What a cached block is worth: seconds to load it against seconds to compute it again.
+
+Arithmetic over measurements.
 
 Computing token x of a prompt again costs ``(1 + x / cost_tokens) / rate`` seconds: attention grows with depth, all else
 does not. Loading n bytes costs ``latency + n * slope`` seconds, a line laid through what real loads took.
@@ -28,7 +30,10 @@ FRESH_S = 600.0  # a load rate not seen for so long is not believed: what is dec
 
 
 class Line:
-    """``seconds = latency + slope * amount``, fitted to what was seen: least squares whose weights fade."""
+    """``seconds = latency + slope * amount``, fitted to what was seen.
+
+    Least squares whose weights fade.
+    """
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -92,7 +97,9 @@ class CostModel:
                 self._lines[tier] = line, self._clock()
 
     def observe_prefill(self, num_tokens: ArrayLike, seconds: float, context: ArrayLike = 0) -> None:
-        """So many tokens, after `context` others, were computed in this time; arrays for the sequences of one batch.
+        """So many tokens, after `context` others, were computed in this time.
+
+        Arrays for the sequences of one batch.
 
         Raises
         ------
@@ -106,8 +113,11 @@ class CostModel:
             self._seconds, self._work = DECAY * self._seconds + seconds, DECAY * self._work + work
 
     def rates(self) -> dict[str, float]:
-        """What is known: ``prefill_tokens_per_s`` at a prompt's start, and per tier ``load_bytes_per_s_<tier>`` and
-        ``load_latency_s_<tier>``."""
+        """What is known.
+
+        ``prefill_tokens_per_s`` at a prompt's start, and per tier ``load_bytes_per_s_<tier>`` and
+        ``load_latency_s_<tier>``.
+        """
         with self._lock:
             known = {"prefill_tokens_per_s": self._work / self._seconds} if self._work else {}
             for tier, (line, _) in self._lines.items():
@@ -138,7 +148,9 @@ class CostModel:
         return len(tiers) - int(np.argmax(total[::-1]))  # of equals the longest
 
     def worth_writing(self, depth: int, num_blocks: int, tier: int) -> bool:
-        """Whether loading blocks ``[depth, depth + num_blocks)`` of a prompt from `tier` can ever beat computing them.
+        """Whether loading a prompt's blocks from `tier` can ever beat computing them.
+
+        The blocks are ``[depth, depth + num_blocks)``.
 
         The latency is left out: a longer load may share it.
         """
@@ -148,26 +160,37 @@ class CostModel:
         return per_block * num_blocks <= per_token * self.work(depth, num_blocks)
 
     def work(self, depth: int, num_blocks: int) -> float:
-        """What computing blocks ``[depth, depth + num_blocks)`` of a prompt takes, in tokens at a prompt's start."""
+        """Cost of computing a prompt's blocks, in tokens at a prompt's start.
+
+        The blocks are ``[depth, depth + num_blocks)``.
+        """
         return float(np.sum(self._block_work(depth + np.arange(num_blocks))))
 
     def load_work(self, num_blocks: int, tier: int) -> float | None:
-        """What loading so many blocks from `tier` takes, without its latency, in tokens computed at a prompt's start
-        meanwhile; None while one of the rates is not known."""
+        """Cost of loading so many blocks from `tier`, without its latency.
+
+        In tokens that could be computed at a prompt's start meanwhile; None while one of the rates is not known.
+        """
         if (known := self._known(tier)) is None:
             return None
         per_token, _, per_block = known
         return per_block * num_blocks / per_token
 
     def compute_s(self, num_tokens: int, context: int = 0) -> float | None:
-        """Seconds to compute so many tokens after `context` others; None while no prefill was measured."""
+        """Seconds to compute so many tokens after `context` others.
+
+        None while no prefill was measured.
+        """
         with self._lock:
             if not self._work:
                 return None
             return float(self._work_of(num_tokens, context)) * self._seconds / self._work
 
     def load_s(self, num_blocks: int, tier: int) -> float | None:
-        """Seconds to bring so many blocks up from `tier`; None while no load was measured, or not of late."""
+        """Seconds to bring so many blocks up from `tier`.
+
+        None while no load was measured, or not of late.
+        """
         with self._lock:
             line, seen = self._lines.get(tier, (None, 0.0))
             if line is None or self._clock() - seen > FRESH_S:
@@ -176,7 +199,10 @@ class CostModel:
             return latency + slope * num_blocks * self._block_bytes
 
     def _known(self, tier: int) -> tuple[float, float, float] | None:
-        """Seconds per token at the start, latency and seconds per block of a tier; None if one of them is not known."""
+        """Seconds per token at the start, latency and seconds per block of a tier.
+
+        None if one of them is not known.
+        """
         with self._lock:
             line, seen = self._lines.get(tier, (None, 0.0))
             if line is None or not self._work or self._clock() - seen > FRESH_S:

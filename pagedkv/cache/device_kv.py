@@ -1,5 +1,6 @@
-"""The device arena as K and V: layer views, writes into slots, attention, block copies, gathers. Knows arrays, not
-sequences.
+"""The device arena as K and V.
+
+Layer views, writes into slots, attention, block copies, gathers. Knows arrays, not sequences.
 
 ``DeviceKV`` and ``StepKV`` compute on the CPU; gpu_kv.py has the same on a GPU.
 """
@@ -50,7 +51,9 @@ class DeviceKV:
         return StepKV(self, arrays)
 
     def write(self, layer: int, slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Put K and V [num_tokens, num_kv_heads, head_dim] into slots int64 [num_tokens]; -1 skips a token.
+        """Put K and V [num_tokens, num_kv_heads, head_dim] into slots int64 [num_tokens].
+
+        -1 skips a token.
 
         Raises
         ------
@@ -82,7 +85,9 @@ class DeviceKV:
     def gather(
         self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[NDArray[Any], NDArray[Any]] | None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of the first `num_tokens` tokens in `blocks`, each [num_layers, num_tokens, num_kv_heads, head_dim].
+        """K and V of the first `num_tokens` tokens in `blocks`.
+
+        Each [num_layers, num_tokens, num_kv_heads, head_dim].
 
         Raises
         ------
@@ -192,7 +197,10 @@ class StepKV:
 
 
 def _as_arrays(variant: dict[str, Any]) -> dict[str, Any]:
-    """Slopes, sinks and masks as the kernels take them; other kinds of numbers are left for the kernels to refuse."""
+    """Slopes, sinks and masks as the kernels take them.
+
+    Other kinds of numbers are left for the kernels to refuse.
+    """
     found = dict(variant)
     wanted = {"alibi_slopes": ("f", np.float32), "sinks": ("f", np.float32), "mask_indptr": ("iu", np.int64)}
     for name, (kinds, dtype) in wanted.items():

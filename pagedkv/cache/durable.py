@@ -1,4 +1,7 @@
-"""Names for blocks that leave memory: Records for moves to and from a store, and a reopened store's whole prefixes."""
+"""Names for blocks that leave memory.
+
+Records for moves to and from a store, and a reopened store's whole prefixes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from pagedkv.tiers import DiskTier, Record, StoredBlock
 
 
 class Describer:
-    """Makes the Records of moves to or from a store; each run's keys are computed once and anchored in the tree.
+    """Makes the Records of moves to or from a store.
+
+    Each run's keys are computed once and anchored in the tree.
 
     Parameters
     ----------
@@ -30,7 +35,10 @@ class Describer:
         self._block_size = placement.tree.block_size
 
     def __call__(self, moves: NDArray[np.void]) -> list[Record]:
-        """One Record per move, in order. All moves are of transfers in flight, so their runs stay whole."""
+        """One Record per move, in order.
+
+        All moves are of transfers in flight, so their runs stay whole.
+        """
         runs: dict[int, list[Record]] = {}
         for node in np.unique(moves["node"]).tolist():
             runs[node] = self._run(node)

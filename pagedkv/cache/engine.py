@@ -1,4 +1,7 @@
-"""What sequences and steps work on: the block table, the device's KV and the conductor, opened and closed together."""
+"""What sequences and steps work on.
+
+The block table, the device's KV and the conductor, opened and closed together.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,10 @@ class KV(Protocol):
         """Fill whole blocks with zeros, int32 [n]."""
 
     def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None) -> tuple[Any, Any]:
-        """K and V of the first `num_tokens` tokens in `blocks`, each [num_layers, num_tokens, num_kv_heads,
-        head_dim]."""
+        """K and V of the first `num_tokens` tokens in `blocks`.
+
+        Each [num_layers, num_tokens, num_kv_heads, head_dim].
+        """
 
 
 class Engine:
@@ -128,7 +133,9 @@ class Engine:
             raise ClosedError(f"this cache belongs to process {self._pid}; a forked child must open one of its own")
 
     def begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
-        """Allocate and build a step's arrays, making room where needed; copies on write are made before it returns.
+        """Allocate and build a step's arrays, making room where needed.
+
+        Copies on write are made before it returns.
 
         Raises
         ------
@@ -182,7 +189,10 @@ class Engine:
             self.computed_tokens += num_tokens
 
     def write_all(self, row: int, k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Write and commit a row's uncomputed tokens: k, v [num_layers, num_tokens, num_kv_heads, head_dim]."""
+        """Write and commit a row's uncomputed tokens.
+
+        K, v [num_layers, num_tokens, num_kv_heads, head_dim].
+        """
         for name, values in (("k", k), ("v", v)):
             try:
                 layers = [values[layer] for layer in range(len(values))]
@@ -208,7 +218,10 @@ class Engine:
             span.set(tokens=len(arrays.tokens))
 
     def reuse_part(self, row: int, block: int, common: int) -> int:
-        """Copy a block whose first `common` tokens are this row's next ones; tokens reused (0: no block free)."""
+        """Copy a block whose first `common` tokens are this row's next ones.
+
+        Tokens reused (0: no block free).
+        """
         target = self.table.seed(row, common)
         if target < 0:
             return 0
@@ -217,8 +230,10 @@ class Engine:
         return common
 
     def arrive(self, row: int, found: int, session: int | None) -> None:
-        """A row stands for a request that is really served, and of which so many blocks were cached: the policy hazard
-        learns of it, once, and of its session."""
+        """Report a served request to the policy hazard: its session and cached blocks.
+
+        Once for each row.
+        """
         if self._learned is not None:
             self._learned.tick()
             self.table.arrive(row, found)
@@ -231,7 +246,10 @@ class Engine:
         self.table.hint(row, expected_return_s=expected_return_s)
 
     def release(self, held: HeldRow) -> None:
-        """A row's sequence is over. What its request has taught is learned now: no caller waits for a token of it."""
+        """A row's sequence is over.
+
+        What its request has taught is learned now: no caller waits for a token of it.
+        """
         if self._learned is None:
             held.release()
             return

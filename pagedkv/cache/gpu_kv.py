@@ -1,4 +1,6 @@
-"""The device arena as K and V where it lies on a GPU: the same verbs as device_kv.py, computed by the kernels.
+"""The device arena as K and V where it lies on a GPU.
+
+The same verbs as device_kv.py, computed by the kernels.
 
 Everything is ordered by the caller's stream and nothing waits for the device. The steps of a cache share device
 buffers, so work on a stream first waits for what was launched here on another (``before_work``). Before a tier move
@@ -86,7 +88,9 @@ class GpuKV:
     def gather(
         self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None, stream: Any = None
     ) -> tuple[Any, Any]:
-        """K and V of the first `num_tokens` tokens in `blocks`, each [num_layers, num_tokens, num_kv_heads, head_dim].
+        """K and V of the first `num_tokens` tokens in `blocks`.
+
+        Each [num_layers, num_tokens, num_kv_heads, head_dim].
 
         Raises
         ------
@@ -130,7 +134,10 @@ class GpuKV:
     def attention(
         self, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, **variant: Any
     ) -> PagedAttention:
-        """Workspaces and kernels for a variant; made anew, twice as large, when a batch outgrows them."""
+        """Workspaces and kernels for a variant.
+
+        Made anew, twice as large, when a batch outgrows them.
+        """
         arrays = {name: variant.pop(name) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
         key = (num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))

@@ -1,4 +1,6 @@
-"""The mover's dispatcher: a thread that takes the core's decided moves, has them carried out, and reports their end.
+"""The mover's dispatcher.
+
+A thread that takes the core's decided moves, has them carried out, and reports their end.
 
 A move belongs to the core until this thread takes it, then to a Taken, and with it to the job that the thread made of
 it; the end of the job is the end of the move, whatever raises. No caller ever has a move, so an exception in a caller's
@@ -102,7 +104,10 @@ class Hands:
     # ---- life
 
     def start(self) -> None:
-        """Begin to take moves. The thread holds this object weakly: a cache that is not closed can be collected."""
+        """Begin to take moves.
+
+        The thread holds this object weakly: a cache that is not closed can be collected.
+        """
         weakref.finalize(self, self._dispatch.close).atexit = False
         self._thread = threading.Thread(
             target=_work, args=(weakref.ref(self), self._dispatch), name="pagedkv-dispatch", daemon=True
@@ -121,7 +126,10 @@ class Hands:
         return thread is not None and thread.ident == threading.get_ident() and thread.is_alive()
 
     def close(self) -> None:
-        """Finish what is decided and under way, and end the thread. Again is fine, also after an interrupted call."""
+        """Finish what is decided and under way, and end the thread.
+
+        Again is fine, also after an interrupted call.
+        """
         self.closing = True
         self._dispatch.wake()
         if self._thread is None:
@@ -146,7 +154,9 @@ class Hands:
         return self.round(self._dispatch.take())
 
     def round(self, taken: Taken | None) -> float | None:
-        """Begin what was taken and end what is settled; seconds until there may be more to do, None where all is done.
+        """Begin what was taken and end what is settled.
+
+        Seconds until there may be more to do, None where all is done.
 
         What goes wrong costs moves, which are given up. Where it raises all the same, there was no memory even for
         that: :meth:`recover` what was taken.
@@ -161,7 +171,9 @@ class Hands:
         return None if self._stopping or (self.closing and not self._jobs) else pause
 
     def recover(self, taken: Taken) -> None:
-        """Give up what a round that raised has taken and put into no ticket. To be called again where it raises.
+        """Give up what a round that raised has taken and put into no ticket.
+
+        To be called again where it raises.
 
         That `taken` gives moves up as it dies is not enough: without memory CPython may lose a reference to it, and it
         never dies.
@@ -195,7 +207,9 @@ class Hands:
             self._submit(job, np.concatenate(admitted), None)
 
     def _promote(self, job: Job, moves: NDArray[np.void]) -> None:
-        """A ticket for each tier and deadline, all under way at once, so that each tier's time is its own.
+        """Submit a ticket for each tier and deadline.
+
+        All are under way at once, so that each tier's time is its own.
 
         Those that have not arrived from the disk in time, or not started from memory, are given up, and keep their
         colder copies. Demotions have no deadline: a late one would lose its blocks for nothing.
@@ -209,7 +223,10 @@ class Hands:
             self._submit(job, np.concatenate(some), max(0, until - now) * 1e-9 if until else None)
 
     def _submit(self, job: Job, moves: NDArray[np.void], deadline_s: float | None) -> None:
-        """Have moves carried out. The job has their ticket before anything is queued; if this raises, nothing is."""
+        """Have moves carried out.
+
+        The job has their ticket before anything is queued; if this raises, nothing is.
+        """
         settled, num_tickets = partial(_settled, self._dispatch, job.taken), len(job.tickets)
         try:
             self._mover.submit(
@@ -276,7 +293,10 @@ class Hands:
         job.arrived += int(np.count_nonzero(arrived))
 
     def _keep_left(self, moves: NDArray[np.void], ticket: Ticket) -> None:
-        """What a call that was left may still write stays taken until it is back, though the transfer lets go of it."""
+        """Keep the blocks of a call that was left taken until it is back.
+
+        The transfer lets go of them before.
+        """
         left = moves[ticket.left()]
         if not len(left):
             return
@@ -297,7 +317,9 @@ class Hands:
             yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
 
     def _lose(self, moves: NDArray[np.void], problem: BaseException, ticket: Ticket | None = None) -> None:
-        """Give moves up after an exception: those of a ticket that is settled, or that were never queued.
+        """Give moves up after an exception.
+
+        Those of a ticket that is settled, or that were never queued.
 
         Where a thread may still write into their destinations, or the scrub could not be told of what those hold, no
         sequence is ever given those blocks again.
@@ -330,13 +352,19 @@ _started: weakref.WeakSet[Hands] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """No thread may still copy when the interpreter frees the arenas. The movers' threads are stopped after this."""
+    """No thread may still copy when the interpreter frees the arenas.
+
+    The movers' threads are stopped after this.
+    """
     for hands in list(_started):
         hands.stop()
 
 
 def _settled(dispatch: Dispatch, taken: Taken, ticket: Ticket) -> None:
-    """In a worker's thread. The ticket holds `taken`, and with it the moves' memory, while a thread is in it."""
+    """In a worker's thread.
+
+    The ticket holds `taken`, and with it the moves' memory, while a thread is in it.
+    """
     dispatch.wake()
 
 

@@ -1,4 +1,6 @@
-"""What the policy ``hazard`` learns, seen from the cache: its clock, its kinds of namespaces, and its files.
+"""What the policy ``hazard`` learns, seen from the cache.
+
+Its clock, its kinds of namespaces, and its files.
 
 One small file for each kind, ``learned.NAME``: a header (:data:`HEADER`), the tables of ``HazardPolicy.tables`` as
 float32, and a BLAKE2b-256 of both. They are numbers by age, depth, gap and length; nothing of any prompt, and nothing
@@ -75,7 +77,9 @@ def unpack(data: bytes, block_size: int) -> NDArray[np.float32]:
 
 
 class Folder:
-    """A directory that tables are kept in. Whatever is wrong with it costs the tables and raises nothing.
+    """A directory that tables are kept in.
+
+    Whatever is wrong with it costs the tables and raises nothing.
 
     Parameters
     ----------
@@ -96,7 +100,10 @@ class Folder:
         self._refused: set[str] = set()
 
     def read(self, name: str, use: Callable[[bytes], object]) -> None:
-        """Hand a kind's file to `use`, if there is one; what it refuses with InvalidArgument is of no use."""
+        """Hand a kind's file to `use`, if there is one.
+
+        What it refuses with InvalidArgument is of no use.
+        """
         if not self.path:
             return
         try:
@@ -249,7 +256,10 @@ class Learned:
         return number
 
     def save(self) -> int:
-        """Write the tables of every kind that has learned anything since they were last written; files written."""
+        """Write the tables of every kind that has learned anything since they were last written.
+
+        Files written.
+        """
         with self._lock:
             self.policy.study(LAST_STUDY)
             learned = self.policy.stats()["learned"]

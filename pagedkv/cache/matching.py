@@ -45,7 +45,9 @@ class Matcher:
         self.declined_tokens = 0
 
     def acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8] | None, int]:
-        """Own the part of the cached prefix that is worth having, at least one token short of the prompt.
+        """Own the part of the cached prefix that is worth loading.
+
+        It is at least one token shorter than the prompt.
 
         Waits (within the deadline) for runs that are promoted for others. What is not worth its loading stays where it
         is, and is counted in `declined_tokens`.
@@ -91,7 +93,9 @@ class Matcher:
             conductor.wait_since(seen, left_s)
 
     def promote(self, owner: int) -> int:
-        """Bring what `acquire` owned to the device; its whole blocks there in the end, from the front.
+        """Bring what `acquire` owned to the device.
+
+        Its whole blocks there in the end, from the front.
 
         Raises
         ------
@@ -110,7 +114,10 @@ class Matcher:
         self._conductor.check_may_wait()
 
     def prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
-        """Bring the cached prefix to the device and let go of it; its tokens there, 0 where there is no room."""
+        """Bring the cached prefix to the device and let go of it.
+
+        Its tokens there, 0 where there is no room.
+        """
         with self._hooks.span("prefetch", tokens=len(prompt)) as span:
             self._conductor.begin_prefetch()
             try:

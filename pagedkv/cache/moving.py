@@ -1,4 +1,6 @@
-"""The conductor: has the core decide what moves, and waits until there is room, or everything else is held.
+"""Makes room: has the core decide what moves, and waits until there is room.
+
+Or until everything else is held.
 
 It moves nothing. What the core decides is carried out by the dispatcher's thread (:mod:`pagedkv.cache.hands`), whatever
 becomes of the caller that asked for it.
@@ -49,7 +51,9 @@ class Claim:
 
 
 class Conductor:
-    """Makes room and promotes. Any thread may call it, but for the dispatcher's own, which would wait for itself.
+    """Makes room and promotes.
+
+    Any thread may call it, but for the dispatcher's own, which would wait for itself.
 
     Parameters
     ----------
@@ -95,7 +99,10 @@ class Conductor:
     # ---- waiting
 
     def begin_prefetch(self) -> None:
-        """This thread's next moves are a prefetch's, which holds blocks until it is over; others can wait for that."""
+        """This thread's next moves are a prefetch's, which holds blocks until it is over.
+
+        Others can wait for that.
+        """
         self._prefetching.add(threading.get_ident())
         self._dispatch.hold_up(1)
 
@@ -105,7 +112,9 @@ class Conductor:
         self._prefetching.discard(threading.get_ident())
 
     def run_moves(self) -> bool:
-        """Wait until a move under way, or another thread's prefetch, is over. False if there is none.
+        """Wait until a move under way, or another thread's prefetch, is over.
+
+        False if there is none.
 
         Raises
         ------
@@ -211,7 +220,9 @@ class Conductor:
     # ---- room
 
     def make_room(self, num_blocks: int, tier: int = Tier.DEVICE) -> None:
-        """Return once `tier` has `num_blocks` free blocks, demoting and dropping as the policy says.
+        """Make `num_blocks` free blocks in `tier`.
+
+        Demotes and drops as the policy says, and returns once they are free.
 
         Raises
         ------
@@ -231,7 +242,9 @@ class Conductor:
             self._hear()
 
     def make_room_ahead(self, num_taken: int) -> None:
-        """Have room made for later steps, without waiting: a step has just taken so many device blocks.
+        """Have room made for later steps, without waiting.
+
+        A step has just taken so many device blocks.
 
         The low watermark is what recent steps have taken, at most a 64th of the device. Below it the dispatcher demotes
         the policy's next victims, up to twice the watermark, while the model computes: a decode loop over a full cache
@@ -255,7 +268,10 @@ class Conductor:
                 return not self.placement.reserve(num_blocks, tier)
 
     def _room_below(self, tier: int) -> int:
-        """Blocks that the tier below can take at once, at least 1: what is demoted beyond that would be dropped."""
+        """Blocks that the tier below can take at once, at least 1.
+
+        What is demoted beyond that would be dropped.
+        """
         for pool in self.placement.pools[tier + 1 :]:
             if pool is not None:
                 return max(1, pool.num_obtainable)
@@ -275,7 +291,7 @@ class Conductor:
     # ---- up and down
 
     def write_back(self, is_healthy: Callable[[], bool]) -> None:
-        """Demote what is cached and not held, tier by tier, until all of it is on the disk, as pressure would.
+        """Demote everything cached and not held to the disk, tier by tier, as pressure would.
 
         Parameters
         ----------
@@ -295,7 +311,10 @@ class Conductor:
         return pool.counts()["cached"] < cached
 
     def _decide_promotion(self, owner: int, until: int, cold: int) -> None:
-        """Have the core promote a path; a prefetch does so only beside what schedulers have claimed by then."""
+        """Have the core promote a path.
+
+        A prefetch does so only beside what schedulers have claimed by then.
+        """
         if threading.get_ident() not in self._prefetching:
             self.placement.promote(owner, until)
             return
@@ -306,7 +325,9 @@ class Conductor:
                 self.placement.promote(owner, until)
 
     def promote(self, owner: int, deadline_s: float | None = None) -> int:
-        """Bring an owned path to the device; whole blocks of it that are there in the end, from the front.
+        """Bring an owned path to the device.
+
+        Whole blocks of it that are there in the end, from the front.
 
         Parameters
         ----------

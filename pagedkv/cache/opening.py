@@ -1,4 +1,7 @@
-"""What a cache is made of, opened from its budgets: the core's pools and tree, and the tiers."""
+"""What a cache is made of, opened from its budgets.
+
+The core's pools and tree, and the tiers.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
 
 
 def _shards(disk: Disk, spec: KVSpec) -> int:
-    """As asked, or one per layer unless a layer is so short that its sum would cost more than its bytes."""
+    """Checksum shards: as asked, or one per layer.
+
+    Fewer where a layer is so short that its sum would cost more than its bytes.
+    """
     if disk.shards is not None:
         return disk.shards
     return spec.num_layers if spec.block_bytes // spec.num_layers >= SHORTEST_SUM else 1
@@ -146,7 +152,10 @@ def open_admission(
     policy: HazardPolicy | None,
     clock: Callable[[], float] | None,
 ) -> Admission:
-    """What is written to a disk tier of so many blocks, each of which takes so many bytes to write."""
+    """The admission of a disk tier of so many blocks.
+
+    Each block takes so many bytes to write.
+    """
     if disk is None:
         return Admission("all", costs, write_bytes)
     clock, per_day = time.monotonic if clock is None else clock, disk.write_bytes_per_day
@@ -165,7 +174,10 @@ def open_learned(
     block_size: int,
     now_ns: Callable[[], int],
 ) -> Learned | None:
-    """What the policy hazard goes on from: the files of this folder, or else of the disk tier's. None with others."""
+    """What the policy hazard goes on from.
+
+    The files of this folder, or else of the disk tier's. None with others.
+    """
     if policy is None:
         return None
     if folder or store is None or disk is None:
@@ -176,7 +188,9 @@ def open_learned(
 
 
 def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:
-    """The directory that was given for learned tables, "" without one; raise where no cache can learn like this.
+    """The directory that was given for learned tables, "" without one.
+
+    Raise where no cache can learn like this.
 
     Raises
     ------

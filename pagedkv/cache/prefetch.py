@@ -1,5 +1,7 @@
-"""Prefetch: a prefix brought to the device in the background, before its request is run; on demand, or by what the
-policy ``hazard`` expects."""
+"""Prefetch: a prefix brought to the device in the background, before its request is run.
+
+On demand, or by what the policy ``hazard`` expects.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,10 @@ class Prefetcher:
         _serving.add(self)
 
     def start(self, prompt: NDArray[np.int32], root: int) -> Prefetch:
-        """Bring the cached prefix of a prompt, which is the prefetch's own from now on, to the device."""
+        """Bring the cached prefix of a prompt to the device.
+
+        The prefetch owns it from now on.
+        """
         work = partial(self._matcher.prefetch, prompt, root)
         ticket = Prefetch(self._changed, work, self._check_may_wait, self._have_served)
         with self._changed:
@@ -129,13 +134,19 @@ class Prefetcher:
         return ticket
 
     def _have_served(self) -> None:
-        """Start a thread where prefetches wait and none serves: the one that was started found no memory to begin."""
+        """Start a thread where prefetches wait and none serves.
+
+        The one that was started found no memory to begin.
+        """
         with self._changed:
             if self._waiting and not self._server and not self._closed:
                 start_thread(self._serve)
 
     def close(self, *, wait: bool = True) -> None:
-        """Finish what runs, drop what waits. Again is fine. Without `wait`, what runs goes on, and fails."""
+        """Finish what runs, drop what waits. Again is fine.
+
+        Without `wait`, what runs goes on, and fails.
+        """
         with self._changed:
             self._closed = True
             for ticket in self._waiting:
@@ -192,12 +203,17 @@ def _stop_all() -> None:
 
 
 def start_thread(work: Callable[[], None]) -> None:
-    """A thread that no Python lock has to be waited for: `threading.Thread.start` can be interrupted with one taken."""
+    """A thread that no Python lock has to be waited for.
+
+    `threading.Thread.start` can be interrupted with one taken.
+    """
     _thread.start_new_thread(work, ())
 
 
 class Foresight:
-    """Starts prefetches of the prefixes that the policy expects to be used soon. Any thread may call it.
+    """Starts prefetches of the prefixes that the policy expects to be used soon.
+
+    Any thread may call it.
 
     Parameters
     ----------
@@ -211,7 +227,9 @@ class Foresight:
         self._under_way: dict[int, Prefetch] = {}  # by the node that the prefix ended with
 
     def start(self, policy: HazardPolicy, within_s: float, max_blocks: int) -> list[Prefetch]:
-        """Prefetch the likeliest prefixes that are not on the device, `max_blocks` blocks of them at most.
+        """Prefetch the likeliest prefixes that are not on the device.
+
+        `max_blocks` blocks of them at most.
 
         A prefix is brought up only into free blocks, and into those of prefixes that are less likely to be used.
         """
@@ -241,8 +259,10 @@ class Foresight:
         return sorted(found, key=lambda end: -end[1])
 
     def _path(self, node: int) -> tuple[NDArray[np.int32], int, int] | None:
-        """Tokens of the prefix that ends with a node, one more than whole blocks so that all of it is matched; its
-        root, and how many of its blocks are not on the device. None where it is gone by now."""
+        """The prefix that ends with a node: tokens, root, and blocks not on the device.
+
+        One token more than whole blocks, so that all of it is matched. None where it is gone by now.
+        """
         placement = self._placement
         try:
             tokens, root = placement.path_tokens(node), placement.root_of(node)
@@ -257,7 +277,10 @@ class Foresight:
         return device.counts()["available"]
 
     def _coldest(self, policy: HazardPolicy, within_s: float, num_blocks: int) -> list[tuple[float, int]]:
-        """Chances and blocks of the least likely runs on the device, so many blocks of them as are asked for."""
+        """Chances and blocks of the least likely runs on the device.
+
+        As many blocks of them as are asked for.
+        """
         nodes, chances = policy.likely(within_s, LOOKED_AT, 0)
         found: list[tuple[float, int]] = []
         for node, chance in zip(nodes[::-1].tolist(), chances[::-1].tolist(), strict=True):
@@ -276,7 +299,9 @@ class Foresight:
 
 
 class _Room:
-    """Blocks on the device that are free, or of prefixes less likely to be used than one that would come.
+    """Device blocks that a prefetch may use.
+
+    They are free, or of prefixes less likely to be used than one that would come.
 
     Attributes
     ----------

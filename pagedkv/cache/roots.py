@@ -1,4 +1,6 @@
-"""Roots: the numbers that the core gives to the namespaces in use. Forgets those that nothing needs any more.
+"""Roots: the numbers that the core gives to the namespaces in use.
+
+Forgets those that nothing needs any more.
 
 A namespace is made at its first use. It is forgotten, some time later, when the core does not need it any more (it
 has no block, owner, transfer, quota or kind: `Placement.forget`) and no thread is about to use it. Reference counts
@@ -27,7 +29,10 @@ DEFAULT = Namespace().digest()
 
 
 class Root(int):
-    """The number of a namespace in the core, as an object of its own: to refer to it is to keep it."""
+    """The number of a namespace in the core, as an object of its own.
+
+    To refer to it is to keep it.
+    """
 
     __slots__ = ()
 
@@ -119,7 +124,10 @@ class Roots:
                     del self.quotas[digest]
 
     def set_kind(self, digest: bytes, kind: int) -> None:
-        """The namespace's requests teach and ask the tables of this kind, with the policy ``hazard``."""
+        """Assign the namespace to a kind, whose tables its requests train and query.
+
+        With the policy ``hazard``.
+        """
         with self._making:
             root = self.of(digest) if kind else self.find(digest)
             hazard = self._placement.hazard
@@ -132,7 +140,9 @@ class Roots:
                 self.kinds.pop(digest, None)
 
     def drop(self, digest: bytes) -> tuple[list[Root], int]:
-        """Forget what is cached of a namespace: the Roots whose moves have to be waited for, and the blocks dropped.
+        """Forget what is cached of a namespace.
+
+        The Roots whose moves have to be waited for, and the blocks dropped.
 
         They are those that the namespace had up to now, also in a purge by another thread, or one that was interrupted,
         until :meth:`left` is told of them.

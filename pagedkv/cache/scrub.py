@@ -1,4 +1,6 @@
-"""Scrub: a device block shows nothing of the namespace whose KV it held before. Decides which blocks are zeroed.
+"""Scrub: a device block shows nothing of the namespace whose KV it held before.
+
+Decides which blocks are zeroed.
 
 A block is written token by token by the sequence it was given to; what it held before stands in the rest of it. Blocks
 that are copied whole (promotions, copy on write, a partial hit) show only what was copied, so they are only remembered.
@@ -22,7 +24,9 @@ FOREIGN = -2  # the block holds the rubbish of a failed read, no namespace's KV
 
 
 class Scrub:
-    """Remembers whose KV each device block held last. Costs nothing while all of it is one namespace's.
+    """Remembers whose KV each device block held last.
+
+    Costs nothing while all of it is one namespace's.
 
     Parameters
     ----------

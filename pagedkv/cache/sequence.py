@@ -18,7 +18,9 @@ from pagedkv.interop import View, as_argument, block_views, export
 
 
 def session_number(session: object) -> int | None:
-    """A session's name as a number for the core: the same for the same name, as long as this process lives.
+    """A session's name as a number for the core.
+
+    The same for the same name, as long as this process lives.
 
     Raises
     ------
@@ -38,7 +40,9 @@ def session_number(session: object) -> int | None:
 
 
 class Batch:
-    """Sequences and their rows, looked up once, so that a step over many of them need not ask each. For schedulers.
+    """Sequences and their rows, looked up once, for schedulers.
+
+    A step over many of them need not ask each.
 
     Attributes
     ----------
@@ -60,7 +64,9 @@ class Batch:
 
 
 class Sequence:
-    """Tokens and their blocks. Made by :meth:`KVCache.sequence`; a context manager that releases itself.
+    """Tokens and their blocks.
+
+    Made by :meth:`KVCache.sequence`; a context manager that releases itself.
 
     Attributes
     ----------
@@ -116,7 +122,9 @@ class Sequence:
         return self._engine.table.blocks(self.row)
 
     def append(self, tokens: int | ArrayLike) -> None:
-        """Add a sampled token, or several (a further turn, a draft). Their KV is computed in the next step.
+        """Add a sampled token, or several (a further turn, a draft).
+
+        Their KV is computed in the next step.
 
         Raises
         ------
@@ -136,7 +144,10 @@ class Sequence:
             span.set(tokens=num_tokens)
 
     def fork(self, n: int = 1) -> list[Sequence]:
-        """`n` sequences that go on from here: full blocks are shared, the partly filled one is copied when written."""
+        """`n` sequences that go on from here.
+
+        Full blocks are shared, the partly filled one is copied when written.
+        """
         with self._engine.hooks.span("fork", row=self.row) as span:
             rows = fork_row(self._engine.table, self._held, n)
             try:
@@ -162,8 +173,9 @@ class Sequence:
         self._engine.retain(self.row, priority, ttl_s)
 
     def expect_return(self, expected_return_s: float | None) -> None:
-        """When the caller thinks that this prefix is asked for again: so many seconds after the release; ``math.inf``:
-        never. None changes nothing.
+        """Hint: seconds after release until this prefix is expected to be requested again.
+
+        ``math.inf`` for never. None leaves the hint unchanged.
 
         A hint, to be given before the release: ``policy="hazard"`` learns what it is worth, other policies do not look
         at it. Who does not know whether it comes again should say nothing.

@@ -1,4 +1,7 @@
-"""A step: the batch's new tokens, written and attended layer by layer, committed as a whole or not at all."""
+"""A step: the batch's new tokens, written and attended layer by layer.
+
+It commits as a whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of lo
 
 
 class Step:
-    """One forward pass over a batch of sequences. Made by :meth:`KVCache.step`; use it with ``with``.
+    """One forward pass over a batch of sequences.
+
+    Made by :meth:`KVCache.step`; use it with ``with``.
 
     At a clean end all layers must have been written; then the tokens count as computed and full blocks join the prefix
     tree. If the body raises, nothing is committed.
@@ -178,7 +183,10 @@ class Step:
         self._written.add(whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1))
 
     def _measure(self, arrays: StepArrays) -> None:
-        """A long step that attended every layer was a forward pass: its time says how fast the caller computes."""
+        """A long step that attended every layer was a forward pass.
+
+        Its time says how fast the caller computes.
+        """
         costs = self._engine.costs
         if costs is None or len(arrays.tokens) < MEASURED_TOKENS:
             return
@@ -187,7 +195,7 @@ class Step:
             costs.observe_prefill(q_lens, time.perf_counter() - self._began, arrays.seq_lens - q_lens)
 
     def _check_written(self, layer: int) -> None:
-        """Raise if the slots that attention would read of this layer hold what was there before the step."""
+        """Raise if attention would read slots of this layer that were not written in this step."""
         layer, num_new = whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1), len(self.arrays.tokens)
         if num_new and layer not in self._written:
             raise InvalidArgument(
@@ -218,7 +226,9 @@ class Step:
         out: Any = None,
         stream: Any = None,
     ) -> Any:
-        """Attention of the new tokens over their sequences' KV, this layer's writes included: write the layer first.
+        """Attention of the new tokens over their sequences' KV, this layer's writes included.
+
+        Write the layer first.
 
         Parameters
         ----------

@@ -1,4 +1,7 @@
-"""A step whose hooks are told: one span from its begin to its commit. Steps without hooks are plain ones."""
+"""A step whose hooks are told: one span from its begin to its commit.
+
+Steps without hooks are plain ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Continuous batching over a KVCache: who runs in the next step, with how many tokens, and who has to wait."""
+"""Continuous batching over a KVCache.
+
+Who runs in the next step, with how many tokens, and who has to wait.
+"""
 
 from pagedkv.scheduler.beams import expand_beams
 from pagedkv.scheduler.options import SchedulerOptions

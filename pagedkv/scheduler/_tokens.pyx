@@ -1,4 +1,7 @@
-"""What a scheduler asks of all tokens of a report: is each a token, and which of them end their lanes."""
+"""What a scheduler asks of all tokens of a report.
+
+Is each a token, and which of them end their lanes.
+"""
 
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t

@@ -1,4 +1,7 @@
-"""Who begins next, and when it is worth trying: by rank or by what is cached, as long as there is room."""
+"""Who begins next, and when it is worth trying.
+
+By rank or by what is cached, as long as there is room.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class Admission:
         self._blocked_for = 0
 
     def admit(self) -> None:
-        """Begin requests, in their turn, as long as there is room, and a share of the step for their prompts.
+        """Begin requests in their turn while there is room.
+
+        And while the step has a share for their prompts.
 
         Raises
         ------
@@ -80,7 +85,10 @@ class Admission:
             self._running.open_held()
 
     def _next(self) -> Request | None:
-        """Whose turn it is: of those suspended and those that wait, by rank; or, if so wanted, by what is cached."""
+        """Whose turn it is: of those suspended and those that wait, by rank.
+
+        Or, if so wanted, by what is cached.
+        """
         suspended, window, aside = self._running.suspended, self._options.window, self._queue.aside
         if aside:
             suspended = [request for request in suspended if request not in aside]

@@ -1,4 +1,7 @@
-"""Requests that do not fit beside what others than the scheduler hold step aside, so that requests that fit go on."""
+"""Requests that do not fit beside other holders step aside, so that others go on.
+
+Other holders are users of the cache besides the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from pagedkv.scheduler.running import Running
 
 
 class Aside:
-    """Decides which requests step aside when the one request that is left does not fit, and for how long.
+    """Decides which requests step aside, and for how long.
+
+    They do when the one request that is left does not fit.
 
     A request that steps aside keeps its rank. It takes its turn again as soon as others than the scheduler leave room
     for its worst case, or when no other request could run either.
@@ -20,7 +25,9 @@ class Aside:
         self.one_ended = False  # since a request stepped aside
 
     def look_again(self) -> None:
-        """Requests that fit by now take their turn again, if one has ended since they stepped aside.
+        """Let requests that fit by now take their turn again.
+
+        Only if one has ended since they stepped aside.
 
         Blocks that a running request shares with others count as its own, so more seems to be left than there is.
         Without an end in between, requests could step aside and come back for ever, and none would get on.
@@ -32,7 +39,9 @@ class Aside:
         queue.aside = aside if len(self._unended()) > len(aside) else set()
 
     def make_way(self, failed: set[Request]) -> bool:
-        """The one request that was left did not fit, and is added to those that `failed` now. Whether to try again.
+        """The one request that was left did not fit, and is added to those that `failed` now.
+
+        Whether to try again.
 
         If its branches share less than they could, it is suspended, and they come back sharing. Otherwise it steps
         aside with all others that do not fit, if there is one that fits. If there is none, all have their turns again.

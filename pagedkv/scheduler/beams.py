@@ -1,4 +1,7 @@
-"""The arithmetic of one beam-search step: scores in, the best continuations out. Knows no cache."""
+"""The arithmetic of one beam-search step: scores in, the best continuations out.
+
+Knows no cache.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from pagedkv.spec.sizes import whole_number
 def expand_beams(
     scores: ArrayLike, log_probs: ArrayLike, width: int, stop_tokens: tuple[int, ...] = ()
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """The continuations that a beam search keeps: the `width` best that go on, and the stopping ones among them.
+    """The continuations that a beam search keeps.
+
+    The `width` best that go on, and the stopping ones among them.
 
     Parameters
     ----------

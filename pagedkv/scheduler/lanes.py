@@ -1,4 +1,6 @@
-"""The sequences that decode, as arrays: most steps change none of them, so a step asks and counts them all at once.
+"""The sequences that decode, as arrays.
+
+Most steps change none of them, so a step asks and counts them all at once.
 
 A lane's end by length is a step's number, written down once; until the soonest of them comes, and as long as no lane
 gets a stop token, a step costs one comparison over all lanes.
@@ -18,7 +20,9 @@ STALE = -1  # in the place of the soonest end: look again
 
 
 class Lanes:
-    """Branches that have one token to compute and want the next; entry i of everything is branch i's.
+    """Branches that have one token to compute and want the next.
+
+    Entry i of everything is branch i's.
 
     Attributes
     ----------
@@ -53,7 +57,10 @@ class Lanes:
         self._add(branch, branch.request.max_new_tokens - branch.num_output)
 
     def add_unless_over(self, branch: Branch, token: int, ended: list[Branch]) -> None:
-        """A branch to which this token has just been appended decodes from now on, unless that was its last."""
+        """Start decoding a branch to which this token was appended.
+
+        Not if that was its last.
+        """
         left = branch.request.max_new_tokens - branch.num_output
         if left <= 0 or token in branch.request.stop_tokens:
             ended.append(branch)

@@ -1,4 +1,6 @@
-"""What a call of the scheduler that was interrupted left half done: put right before the next call does anything.
+"""What a call of the scheduler that was interrupted left half done.
+
+Put right before the next call does anything.
 
 An exception can come between any two lines (Ctrl-C, a timeout's signal, no memory). The lists of who runs, waits and is
 suspended may then disagree; what each branch's tokens are does not. So the lists are made anew from the tokens: a
@@ -37,7 +39,10 @@ class Mendable(Protocol):
         """The caller has what the last call returned."""
 
     def mend(self) -> None:
-        """Put right what an interrupted call left half done, and tell again what it may have been about to return."""
+        """Repair what an interrupted call left half done.
+
+        What it may have been about to return is reported again.
+        """
 
 
 M = TypeVar("M", bound=Mendable)
@@ -46,7 +51,10 @@ M = TypeVar("M", bound=Mendable)
 def whole(
     call: Callable[Concatenate[M, Arguments], Result],
 ) -> Callable[Concatenate[M, Arguments], Result]:
-    """A method that begins by mending what an interrupted call left, and ends whole or is mended itself."""
+    """A method that first repairs what an interrupted call left.
+
+    It ends whole, or is repaired itself.
+    """
 
     @functools.wraps(call)
     def wrapped(self: M, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -67,7 +75,9 @@ def whole(
 
 
 class Before:
-    """What a report may change, as it was before: the branches of its requests, and what each has generated.
+    """What a report may change, as it was before.
+
+    The branches of its requests, and what each has generated.
 
     Parameters
     ----------
@@ -85,7 +95,10 @@ class Before:
                 self._branches.append((request, known))
 
     def restore(self) -> None:
-        """It is so again; no branch of the lanes holds a sequence. To be done again where it was interrupted."""
+        """It is so again; no branch of the lanes holds a sequence.
+
+        To be done again where it was interrupted.
+        """
         for request, known in self._branches:
             before = {id(branch) for branch, _ in known}
             for branch in request.branches:
@@ -104,7 +117,10 @@ class Before:
 
 
 def _before_the_token(branch: Branch) -> Tokens | None:
-    """The tokens of before of a lane that got one token, or none yet; None where it holds nothing."""
+    """The tokens of before of a lane that got one token, or none yet.
+
+    None where it holds nothing.
+    """
     if branch.done:
         return branch.tokens[:-1]
     if branch.seq is None or branch.seq.is_released:

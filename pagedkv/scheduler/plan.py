@@ -1,4 +1,7 @@
-"""What to run in one step: decided by the scheduler, computed by its caller, reported back once or never."""
+"""What to run in one step.
+
+Decided by the scheduler, computed by its caller, reported back once or never.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ class Plan:
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
-        """For each lane, which of the step's tokens is its last, whose logits give the next: int64 [num_lanes]."""
+        """For each lane, the index of its last token in the step: int64 [num_lanes].
+
+        That token's logits give the next one.
+        """
         return np.cumsum(self.q_lens[: len(self.lanes)], dtype=np.int64) - 1
 
     @property

@@ -1,4 +1,7 @@
-"""What the next step computes: every lane's token, drafts as far as they fit, and chunks of prompts with the rest."""
+"""What the next step computes.
+
+Every lane's token, drafts as far as they fit, and chunks of prompts with the rest.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ Chunk: TypeAlias = tuple[Branch, Sequence, int]  # whose prompt, and how many to
 
 
 class Planner:
-    """Makes plans over what runs, suspending those of the worst rank where there are too few blocks.
+    """Makes plans over the running requests.
+
+    Suspends those of the worst rank where there are too few blocks.
 
     Parameters
     ----------
@@ -97,8 +102,10 @@ class Planner:
         return Plan(batch, q_lens, num_tokens, lookahead, wanting, expired, from_prompt, has_drafts, expected)
 
     def _chunks(self, budget: int, left_out: set[Branch]) -> tuple[list[Chunk], list[Chunk]]:
-        """Who computes how much of its prompt, by rank as far as the budget goes: those that then want their next
-        token, and those that do not yet."""
+        """Who computes how much of its prompt, by rank as far as the budget goes.
+
+        Those that then want their next token, and those that do not yet.
+        """
         ending: list[Chunk] = []
         going_on: list[Chunk] = []
         computing = self._running.computing
@@ -133,8 +140,11 @@ class Planner:
         return budget < most
 
     def _make_way(self, need: int, chunks: list[Branch], left_out: set[Branch]) -> None:
-        """Give up what is least wanted: the drafts, then the worst request's chunk, then, unless something under way
-        leaves room when it is over, that request."""
+        """Give up what is least wanted.
+
+        The drafts, then the worst request's chunk, then, unless something under way leaves room when it is over, that
+        request.
+        """
         running = self._running
         proposed = [branch for branch in running.lanes.branches if len(branch.draft)]
         if proposed:

@@ -1,4 +1,6 @@
-"""Who waits, tenant by tenant, and whose turn it is: start-time fair queueing over tokens of service.
+"""Who waits, tenant by tenant, and whose turn it is.
+
+Start-time fair queueing over tokens of service.
 
 Time here is service: `now` grows by the tokens of each step over the weights of the tenants that have work. A tenant's
 `finish` is when, at its share, it would have received all that was charged to it so far. A request's turn is
@@ -146,7 +148,10 @@ class FairQueue:
         self.now += num_tokens / max(self._active_weight, 1e-9)
 
     def make_anew(self, requests: Iterable[Request]) -> None:
-        """These are all requests that have not ended; those that have not begun wait here. Debts stay as they are."""
+        """These are all requests that have not ended; those that have not begun wait here.
+
+        Debts stay as they are.
+        """
         for tenant in self._tenants.values():
             tenant.waiting, tenant.live = [], 0
         self._active_weight, self.num_waiting, self.aside = 0.0, 0, set()

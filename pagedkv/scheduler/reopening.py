@@ -1,4 +1,6 @@
-"""How the other branches of a request come back after a suspension: sharing what the branches before them hold.
+"""How the other branches of a request come back after a suspension.
+
+Sharing what the branches before them hold.
 
 A request is refused or taken by its worst case with the prompt shared, so after a suspension its branches have to share
 it again, whatever the tree has. The tree lacks blocks that a quota refused, that were purged, or that were on their way
@@ -16,7 +18,9 @@ from pagedkv.scheduler.request import Branch, Tokens
 
 
 def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
-    """Open a suspended branch beside those of its request that are open; it holds no block twice that they hold.
+    """Open a suspended branch beside those of its request that are open.
+
+    It holds no block twice that they hold.
 
     Its sequence comes from the cache if that gives it the blocks that the others hold, because the cache may have some
     of its own tokens too; otherwise it is forked from the branch with which it shares most tokens.
@@ -53,7 +57,10 @@ def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
 
 
 def _closest(branch: Branch) -> tuple[Branch, int]:
-    """The open branch of the same request that shares most tokens with a suspended one, and how many those are."""
+    """The open branch that shares most tokens with a suspended one of its request.
+
+    And how many tokens those are.
+    """
     open_ones = [other for other in branch.request.live() if other.seq is not None]
     shared = [common_tokens(other.tokens, branch.saved[:-1]) for other in open_ones]
     at = int(np.argmax(shared))

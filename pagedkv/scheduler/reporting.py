@@ -1,4 +1,7 @@
-"""What a step's tokens change: branches grow, fork, end; drafts are kept as far as they were right."""
+"""What a step's tokens change: branches grow, fork, end.
+
+Drafts are kept as far as they were right.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class Reporter:
         self.before: Before | None = None
 
     def apply(self, plan: Plan, tokens: Any) -> list[Request]:
-        """The lanes of a committed plan go on with these; requests none of whose branches runs any more.
+        """The lanes of a committed plan go on with these.
+
+        Requests none of whose branches runs any more.
 
         Raises
         ------
@@ -175,7 +180,10 @@ class Reporter:
         return kept
 
     def _drop(self, request: Request, pairs: Seq[tuple[Branch, list[int]]]) -> list[tuple[Branch, list[int]]]:
-        """Branches end with their last tokens, or without one; those that go on, with the tokens they go on with."""
+        """Branches end with their last tokens, or without one.
+
+        Those that go on, with the tokens they go on with.
+        """
         over = _is_over(pairs[0][0])
         going: list[tuple[Branch, list[int]]] = []
         for branch, tokens in pairs:
@@ -215,7 +223,10 @@ class Reporter:
 
 
 def _end(ended: Seq[Branch]) -> list[Request]:
-    """These branches, which are no lanes any more, have their last token; requests that have no others."""
+    """These branches, which are no lanes any more, have their last token.
+
+    Requests that have no others.
+    """
     finished = []
     for branch in ended:
         branch.end(branch.output)

@@ -1,4 +1,7 @@
-"""A request as its caller sees it, and its branches: the sequences that it runs or has finished."""
+"""A request as its caller sees it, and its branches.
+
+The sequences that it runs or has finished.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ NO_TOKENS.flags.writeable = False
 
 
 class Branch:
-    """One continuation of a request's prompt. Most requests have one; parallel samples and beams are branches.
+    """One continuation of a request's prompt.
+
+    Most requests have one; parallel samples and beams are branches.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ from pagedkv.scheduler.request import Branch, Request, State
 
 
 class NoSequences(InvalidArgument):
-    """Others than the scheduler hold so many of the cache's sequences that a request does not get its own."""
+    """A request lacks sequences, because others than the scheduler hold them."""
 
 
 class Running:
@@ -74,7 +74,9 @@ class Running:
         return self._placement.out_of_blocks(asked)
 
     def wait(self) -> bool:
-        """Wait until a move or a prefetch is over, which may leave room; False if none is under way.
+        """Wait until a move or a prefetch is over, which may leave room.
+
+        False if none is under way.
 
         One that has ended since :meth:`room` was asked, or since the last wait, counts.
         """
@@ -89,7 +91,10 @@ class Running:
         return self.capacity - held_by_others, self._cache.max_sequences - self._table.num_rows + len(rows)
 
     def is_beyond(self, request: Request) -> bool:
-        """Whether a running request needs more blocks than its worst case: its branches share less than they could."""
+        """Whether a running request needs more blocks than its worst case.
+
+        Its branches share less than they could.
+        """
         return self._distinct(self._rows([request])) + self.promised() > request.worst_blocks
 
     def _rows(self, requests: list[Request]) -> list[int]:
@@ -109,7 +114,10 @@ class Running:
         return self.pending(branch) - (branch.request in self.held)
 
     def promised(self) -> int:
-        """Blocks that running sequences need for what they have begun: the lanes' next step, prompts to their end."""
+        """Blocks that running sequences need for what they have begun.
+
+        The lanes' next step, prompts to their end.
+        """
         need = self._table.blocks_needed(self.lanes.rows, None, self._options.lookahead)
         if self.computing:
             rows = [branch.seq.row for branch in self.computing if branch.seq is not None]
@@ -119,7 +127,9 @@ class Running:
     # ---- beginning and going on
 
     def has_place(self, request: Request) -> bool:
-        """Whether there are sequences left for a request and, where that is wanted, blocks for its worst case.
+        """Whether there are sequences left for a request.
+
+        And, where that is wanted, blocks for its worst case.
 
         Raises
         ------
@@ -138,7 +148,10 @@ class Running:
         return True
 
     def _lacks_sequences(self, more: int) -> bool:
-        """Whether too few sequences are free for so many more beside the branches that the running requests may get."""
+        """Whether too few sequences are free for so many more.
+
+        Beside the branches that the running requests may get.
+        """
         free = self._cache.max_sequences - self._table.num_rows - more
         to_come = self.width - len(self.lanes.branches) - len(self.computing)  # or fewer
         if free >= to_come:
@@ -146,7 +159,7 @@ class Running:
         return free < sum(map(_most_branches, self.requests)) - len(self._rows(self.requests))
 
     def keep_sequences(self) -> None:
-        """Suspend requests until those that are better placed find sequences for all branches that they may get."""
+        """Suspend requests until better placed ones find sequences for all their branches."""
         while len(self.requests) > 1 and self._lacks_sequences(0):
             self.suspend(self.requests[-1])
 
@@ -158,7 +171,9 @@ class Running:
         )
 
     def start(self, request: Request, promised: int) -> int:
-        """Begin a request that has a place, or take one up again, if there is room now; else nothing has changed.
+        """Begin a request that has a place, or take one up again, if there is room now.
+
+        Else nothing has changed.
 
         Parameters
         ----------
@@ -247,7 +262,10 @@ class Running:
             self.lanes.add(branch)
 
     def _opened(self, branch: Branch) -> bool:
-        """Open a branch of a request that runs; False if there is no room for it beside other requests."""
+        """Open a branch of a request that runs.
+
+        False if there is no room for it beside other requests.
+        """
         alone = len(self.requests) == 1
         if self._table.num_rows >= self._cache.max_sequences:
             if alone:
@@ -284,7 +302,10 @@ class Running:
         self.preemptions[how] += 1
 
     def _cheaper(self, num_tokens: int) -> Literal["swap", "recompute"]:
-        """What the measured costs say; as long as they say nothing, swap, if there is anywhere to swap to."""
+        """What the measured costs say.
+
+        As long as they say nothing, swap, if there is anywhere to swap to.
+        """
         if self._below is None:
             return "recompute"
         load = self._cache.costs.load_s(num_tokens // self._cache.spec.block_size, self._below)
@@ -307,7 +328,10 @@ class Running:
         request.state = state
 
     def back_to_computing(self, branch: Branch) -> None:
-        """A branch of the lanes lost more than its last token; beams wait for each other, as they go in step."""
+        """A branch of the lanes lost more than its last token.
+
+        Beams wait for each other, as they go in step.
+        """
         request = branch.request
         if request.beams == 1 or len(request.live()) == 1:
             self.lanes.remove(branch)
@@ -352,6 +376,9 @@ class Running:
 
 
 def _most_branches(request: Request) -> int:
-    """Branches that a running request may come to have: beams fork again and again, samples once."""
+    """Branches that a running request may come to have.
+
+    Beams fork again and again, samples once.
+    """
     live = request.live()
     return request.width if request.beams > 1 or not live[0].num_output else len(live)

@@ -1,4 +1,7 @@
-"""Scheduler: continuous batching over a KVCache. It says what to run, its caller computes, and reports the tokens."""
+"""Scheduler: continuous batching over a KVCache.
+
+It says what to run, its caller computes, and reports the tokens.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,10 @@ class Scheduler:
 
     @property
     def is_half_done(self) -> bool:
-        """Whether a refusal now would leave something half done: a report that has begun to change branches."""
+        """Whether a refusal now would leave something half done.
+
+        A report that has begun to change branches.
+        """
         return self._reporter.before is not None
 
     # ---- requests
@@ -217,7 +223,9 @@ class Scheduler:
 
     @whole
     def abort(self, request: Request) -> None:
-        """End a request, whatever it is doing; what it has generated stays readable. Nothing happens if it has ended.
+        """End a request, whatever it is doing; what it has generated stays readable.
+
+        Nothing happens if it has ended.
 
         Inside a step its sequences are let go of when the step is over.
 
@@ -278,12 +286,17 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended, or ended in a call that was interrupted before it returned the request."""
+        """Whether a request has not ended, or its end was not returned.
+
+        The latter after an interrupted call.
+        """
         return bool(self._unended or self._untold or self.torn)
 
     @whole
     def schedule(self) -> Plan:
-        """What to run now. A plan that is out and was not reported is taken back first: it never was.
+        """What to run now.
+
+        A plan that is out and was not reported is taken back first: it never was.
 
         Raises
         ------
@@ -337,7 +350,9 @@ class Scheduler:
 
     @whole
     def cancel(self, plan: Plan) -> None:
-        """This plan is not going to be reported, as after a step that raised. The next schedule() says so by itself.
+        """This plan is not going to be reported, as after a step that raised.
+
+        The next schedule() says so by itself.
 
         Raises
         ------
@@ -406,7 +421,10 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """The scheduler's books and its cache's agree; AssertionError where they do not. For tests and doubts."""
+        """The scheduler's books and its cache's agree; AssertionError where they do not.
+
+        For tests and doubts.
+        """
         self._running.check_integrity()
         self.cache.check_integrity()
 
@@ -506,7 +524,9 @@ class Scheduler:
         self._telling = [], ()
 
     def mend(self) -> None:
-        """Put right what a call that was interrupted left half done. Every call does this by itself before it begins.
+        """Put right what a call that was interrupted left half done.
+
+        Every call does this by itself before it begins.
 
         All requests that had begun are suspended, with the tokens that they have; a plan that was out is taken back,
         and a report that was interrupted never was.
@@ -551,7 +571,10 @@ class Scheduler:
         self._admission.try_again()
 
     def _take_back(self, plan: Plan) -> None:
-        """The plan was not reported: drafts are forgotten; if it was committed, last tokens are computed again."""
+        """The plan was not reported: drafts are forgotten.
+
+        If it was committed, last tokens are computed again.
+        """
         self._plan = None
         self._claim.blocks = 0
         for branch in plan.lanes:

@@ -1,4 +1,7 @@
-"""Serves traces without a model: the real scheduler and cache, a cost model instead of compute, and a virtual clock."""
+"""Serves traces without a model.
+
+The real scheduler and cache, a cost model instead of compute, and a virtual clock.
+"""
 
 from pagedkv.lab.simulate.hardware import MODELS, Hardware, parse_gpus
 from pagedkv.lab.simulate.links import parse_tiers, read_moves

@@ -1,4 +1,7 @@
-"""``pagedkv simulate``: a trace and a machine in, table, JSON and plot out. Exit code 0 done, 2 bad input."""
+"""``pagedkv simulate``: a trace and a machine in, table, JSON and plot out.
+
+Exit code 0 done, 2 bad input.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Do what the options say; raises the errors that ``pagedkv.cli`` turns into one line and exit code 2."""
+    """Do what the options say.
+
+    Raises the errors that ``pagedkv.cli`` turns into one line and exit code 2.
+    """
     start = time.perf_counter()
     hardware = _hardware(arguments)
     names = _systems(arguments, hardware)

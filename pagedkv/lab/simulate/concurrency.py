@@ -1,4 +1,6 @@
-"""How many requests run at once in equal memory: a region of the longest length for each, against blocks.
+"""How many requests run at once in equal memory.
+
+A region of the longest length for each, against blocks.
 
 Beside what was served stands what the sizing formulas say: regions, or sequences of the requests' mean final length in
 blocks, that fit into what the weights leave. Everything arrives at once, so that a request always waits for room.
@@ -30,7 +32,9 @@ def concurrency(
     max_running: int,
     max_batch_tokens: int,
 ) -> Study:
-    """Serve the requests that fit into a region, contiguous and paged; a row for each length of regions.
+    """Serve the requests that fit into a region, contiguous and paged.
+
+    A row for each length of regions.
 
     Raises
     ------

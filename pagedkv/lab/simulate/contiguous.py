@@ -1,4 +1,6 @@
-"""The same workload with one contiguous region of KV per request, as servers had it before paging.
+"""The same workload with one contiguous KV region per request.
+
+As servers had it before paging.
 
 A region is taken first-fit when a request begins and given back when it ends; it is as long as the longest request
 (``max``), as the request's final length rounded up to a power of two (``pow2``), or exactly that (``exact``, which
@@ -59,7 +61,10 @@ class Regions:
 
 @dataclass(slots=True)
 class Running:
-    """A request with a region: where it begins, tokens computed, of the prompt, and still to generate."""
+    """A request with a region.
+
+    Where it begins, tokens computed, of the prompt, and still to generate.
+    """
 
     i: int
     start: int

@@ -21,7 +21,10 @@ Found = Mapping[str, Mapping[str, float]]
 
 
 def place_of(name: str) -> int:
-    """The column of a tier as a request's hits name it; what is reused of a block in part is copied on the device."""
+    """The column of a tier as a request's hits name it.
+
+    What is reused of a block in part is copied on the device.
+    """
     return 0 if name == "partial" else PLACES.index(name)
 
 

@@ -1,4 +1,6 @@
-"""What a step costs: a roofline over data-sheet numbers. Compute or memory traffic, whichever takes longer.
+"""What a step costs: a roofline over data-sheet numbers.
+
+Compute or memory traffic, whichever takes longer.
 
 A step of n tokens over sequences whose contexts are c_i after it, q_i of them new, takes
 
@@ -101,13 +103,19 @@ class Roofline:
     overhead_s: float
 
     def step_s(self, q_lens: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> float:
-        """Seconds of a step: new tokens of each sequence, and its tokens with them; both int32 [num_seqs]."""
+        """Seconds of a step: new tokens of each sequence, and its tokens with them.
+
+        Both int32 [num_seqs].
+        """
         q, context = q_lens.astype(np.int64), seq_lens.astype(np.int64)
         twice = int(q @ (2 * context - q + 1))  # q tokens attend to (context - q + 1) .. context others
         return self.seconds(int(q.sum()), twice / 2, int(context.sum()))
 
     def seconds(self, num_tokens: int, keys: float, context: int) -> float:
-        """Seconds of a step of so many new tokens, pairs of a new token and one that it attends to, and tokens read."""
+        """Seconds of a step, from its totals.
+
+        New tokens, pairs of a new token and one that it attends to, and tokens read.
+        """
         compute = (self.token_flops * float(num_tokens) + self.key_flops * keys) / self.flops_per_s
         read = (self.weight_bytes + self.token_bytes * float(context)) / self.bytes_per_s
         return max(compute, read) + self.overhead_s
@@ -176,7 +184,10 @@ class Hardware:
         return [self.kv_bytes // block_bytes, *(below.get(name, 0) for name in TIERS)]
 
     def step_s(self, q_lens: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> float:
-        """Seconds of a step: new tokens of each sequence, and its tokens with them; both int32 [num_seqs]."""
+        """Seconds of a step: new tokens of each sequence, and its tokens with them.
+
+        Both int32 [num_seqs].
+        """
         return self.roofline().step_s(q_lens, seq_lens)
 
     def roofline(self) -> Roofline:
@@ -210,7 +221,9 @@ class Hardware:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, int]:
-    """``"H100"`` or ``"4xH100"``: which, and how many. ``"A100"`` is enough where one name only begins so.
+    """``"H100"`` or ``"4xH100"``: which, and how many.
+
+    ``"A100"`` is enough where one name only begins so.
 
     Raises
     ------

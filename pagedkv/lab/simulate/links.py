@@ -1,4 +1,6 @@
-"""The tiers under the device, and how fast blocks come up from them and go down to them: as said, or as measured.
+"""The tiers under the device, and how fast blocks come up from them and go down to them.
+
+As said, or as measured.
 
 Measured rates are those of ``python -m bench.tiers --json FILE``: for host memory copies to the device and back, for a
 disk cold reads with checksums that leave nothing in the page cache (the default of ``pagedkv.Disk``), by the read path
@@ -104,7 +106,9 @@ def _bytes(block: str) -> int:
 
 
 def parse_tiers(text: str, measured: Measured | None = None) -> tuple[TierSize, ...]:
-    """``"host=256GiB@50GB/s,disk=4TB@6GB/s"``, or ``"none"``; a tier without a rate has the measured ones.
+    """``"host=256GiB@50GB/s,disk=4TB@6GB/s"``, or ``"none"``.
+
+    A tier without a rate has the measured ones.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""Workloads made by a formula: ``synthetic:short``, short requests, and ``synthetic:users``, users who come back."""
+"""Workloads made by a formula.
+
+``synthetic:short``, short requests, and ``synthetic:users``, users who come back.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def made_here(source: str | os.PathLike[str]) -> Callable[[], Trace] | None:
 
 
 def _short(name: str, random: Random, count: int, means: tuple[int, ...]) -> Trace:
-    """Requests without prefixes, geometric lengths with the means of instructions or these, 10 arrivals a second."""
+    """Requests without shared prefixes, with geometric lengths, 10 arrivals a second.
+
+    The means are those of instructions, or these.
+    """
     if len(means) == 1 or not all(1 <= mean <= MAX_TOKENS for mean in means):
         raise InvalidArgument(f"{name[:60]}: mean tokens of prompts and of outputs are needed, 1 to {MAX_TOKENS}")
     lengths = np.array([[_geometric(random, mean) for mean in means or SHORT_MEANS] for _ in range(count)], np.int64)
@@ -55,7 +61,10 @@ def _short(name: str, random: Random, count: int, means: tuple[int, ...]) -> Tra
 
 
 def _users(name: str, random: Random, count: int, _: tuple[int, ...]) -> Trace:
-    """Every user comes once; then they come back at random, each with a session of as many tokens, and a turn."""
+    """Every user comes once.
+
+    Then they come back at random, each with a session of as many tokens, and a turn.
+    """
     first = min(count, USERS)
     t_ms = np.arange(count, dtype=np.int64) * USER_MS
     refs = np.array([-1] * first + [random.randrange(first) for _ in range(count - first)], np.int64)

@@ -1,4 +1,7 @@
-"""Plots of results: time to first token, throughput, sequences at once and waste, by system. matplotlib, lazily."""
+"""Plots of results.
+
+Time to first token, throughput, sequences at once and waste, by system. matplotlib, lazily.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What serving a workload came to: times of each request, samples of the memory, and the rates made of them."""
+"""What serving a workload came to.
+
+Times of each request, samples of the memory, and the rates made of them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ class Log:
         self.most_running = max(self.most_running, running)
 
     def sample_run(self, seconds: Times, used_tokens: Times, held_tokens: int, running: int) -> None:
-        """As `sample` for each of several steps, with the same sums to the last bit; both float64 [num_steps]."""
+        """As `sample` for each of several steps, with the same sums to the last bit.
+
+        Both float64 [num_steps].
+        """
         self._weight = _added(self._weight, seconds)
         self._used = _added(self._used, seconds * used_tokens)
         self._held = _added(self._held, seconds * held_tokens)
@@ -136,7 +142,10 @@ def summarise(
     system: str, log: Log, outputs: NDArray[np.int64], prompts: NDArray[np.int64], capacity_tokens: int, refused: int,
     **counted: object,
 ) -> SimResult:  # fmt: skip
-    """The rates of a run that is over; `outputs` and `prompts` are tokens of each request, int64 [n]."""
+    """The rates of a run that is over.
+
+    `outputs` and `prompts` are tokens of each request, int64 [n].
+    """
     served = ~np.isnan(log.ended_s)
     seconds = float(np.nanmax(log.ended_s) - log.arrived_s[0]) if served.any() else 0.0
     several = served & (outputs > 1)

@@ -1,4 +1,7 @@
-"""``pagedkv simulate`` as a library: one workload, one machine, some systems, a SimResult for each."""
+"""``pagedkv simulate`` as a library.
+
+One workload, one machine, some systems, a SimResult for each.
+"""
 
 from __future__ import annotations
 

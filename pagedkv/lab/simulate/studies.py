@@ -1,4 +1,6 @@
-"""Measurements of one thing at a time, over the lengths of a workload's requests: real blocks, real forks, no model.
+"""Measurements of one thing at a time, over the lengths of a workload's requests.
+
+Real blocks, real forks, no model.
 
 ``waste``     slots held by a request's blocks that hold no token, by block size, and of contiguous regions beside
 ``prefix``    blocks that N requests over one prefix hold, against what they would hold each for itself
@@ -65,7 +67,10 @@ def waste(workload: Workload, longest: int | None, requests: int) -> Study:
 
 
 def _held_alone(lengths: Sequence[tuple[int, int]], block_size: int) -> int:
-    """Blocks that requests of these lengths hold in the end, each opened in a cache and counted there."""
+    """Blocks that requests of these lengths hold in the end.
+
+    Each is opened in a cache and counted there.
+    """
     most = -(-max(prompt + output for prompt, output in lengths) // block_size)
     cache = _cache(most, block_size)
     held = 0
@@ -86,7 +91,10 @@ def _waste_row(name: str, used: int, held: int, count: int) -> Row:
 
 
 def prefix(workload: Workload, block_size: int) -> Study:
-    """N requests over one prefix of 256 tokens, each with a prompt and output of the trace for itself behind it."""
+    """N requests over one prefix of 256 tokens.
+
+    Each has a prompt and output of the trace for itself behind it.
+    """
     rows: list[Row] = []
     saved: dict[str, list[float]] = {"of the prefix": [], "of all blocks": []}
     if len(workload) < max(SHARERS):
@@ -152,8 +160,10 @@ def beams(workload: Workload, block_size: int, requests: int, spread: float) -> 
 def _search(
     prompt: int, output: int, width: int, block_size: int, spread: float, random: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """One beam search; summed over its steps: blocks with a copy for each beam, blocks held, the prompt's whole blocks
-    among them; and the steps."""
+    """One beam search; summed over its steps.
+
+    Blocks with a copy for each beam, blocks held, the prompt's whole blocks among them; and the steps.
+    """
     cache = _cache(width * (-(-(prompt + output) // block_size) + 2), block_size, 2 * width + 2)
     options = SchedulerOptions(max_running=width, max_batch_tokens=prompt + width + 1, watermark=0.0)
     scheduler = Scheduler(cache, options)
@@ -184,7 +194,10 @@ def _search(
 def _scores(
     request: Request, lanes: Sequence[Branch], entries: Sequence[list[int]], kept: Sequence[list[float]]
 ) -> dict[Branch, float]:
-    """Each running branch's score: a parent's first token goes on in place, the others in the forks, in order."""
+    """Each running branch's score.
+
+    A parent's first token goes on in place, the others in the forks, in order.
+    """
     found: dict[Branch, float] = {}
     forks = iter([branch for branch in request.live() if branch not in lanes])
     for branch, tokens, values in zip(lanes, entries, kept, strict=True):

@@ -1,4 +1,7 @@
-"""The systems that are compared: how KV is allocated, and what of it is shared, tiered and preempted."""
+"""The systems that are compared.
+
+How KV is allocated, and what of it is shared, tiered and preempted.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,10 @@ FOUND_LEGEND = {
 
 
 def rows(results: Sequence[SimResult]) -> list[Row]:
-    """A line for each result; only columns that say something for these. LEGEND says what they are."""
+    """A line for each result; only columns that say something for these.
+
+    LEGEND says what they are.
+    """
     lines = [_row(result) for result in results]
     empty = {name for name in lines[0] if all(line[name] in ("0", "0.0", "-") for line in lines)} if lines else set()
     return [{name: cell for name, cell in line.items() if name not in empty} for line in lines]
@@ -89,7 +92,10 @@ def _row(r: SimResult) -> Row:
 
 
 def found_rows(results: Sequence[SimResult]) -> list[Row]:
-    """A line for each place that prompts of a result were found in; FOUND_LEGEND says what they are."""
+    """A line for each place that prompts of a result were found in.
+
+    FOUND_LEGEND says what they are.
+    """
     return [_found_row(r.system, kind, figures) for r in results for kind, figures in r.found.items()]
 
 

@@ -1,4 +1,7 @@
-"""A KVCache without bytes: every decision is the real one, every move succeeds at once and takes virtual time."""
+"""A KVCache without bytes.
+
+Every decision is the real one, every move succeeds at once and takes virtual time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ TIER_COUNT = 1 + len(TIERS)  # with the device
 
 
 class VirtualTicket(Ticket):
-    """Settled from the start, with every block arrived; `seconds` is what the moves would have taken."""
+    """Settled from the start, with every block arrived.
+
+    `seconds` is what the moves would have taken.
+    """
 
     def __init__(self, transfers: NDArray[np.int64], seconds: float) -> None:
         super().__init__(transfers, 1)
@@ -44,7 +50,9 @@ class VirtualTicket(Ticket):
 
 
 class VirtualMover(Mover):
-    """Moves nothing, and adds up how long that takes, link by link; all links work side by side.
+    """Moves nothing, and adds up how long that takes, link by link.
+
+    All links work side by side.
 
     Parameters
     ----------
@@ -107,7 +115,10 @@ class VirtualMover(Mover):
 
 
 class NoKV:
-    """The KV of a cache that has none: what would copy or write it does nothing, what would read it raises."""
+    """The KV of a cache that has none.
+
+    What would copy or write it does nothing, what would read it raises.
+    """
 
     decode = None
 

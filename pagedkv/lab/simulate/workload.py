@@ -21,7 +21,10 @@ LENGTHS = ("t_ms", "input_tokens", "output_tokens")
 
 
 def own_token(i: int) -> int:
-    """A token that only request i has: ids of a trace's blocks count up from 0, these count down."""
+    """A token that only request i has.
+
+    Ids of a trace's blocks count up from 0, these count down.
+    """
     return 2**31 - 1 - i
 
 
@@ -54,7 +57,9 @@ class Workload:
         return max(1, int(self.trace.input_tokens[i])), max(1, int(self.trace.output_tokens[i]))
 
     def prompt(self, i: int) -> NDArray[np.int32]:
-        """Tokens of request i: each is the id of its block in the trace, which names the whole prefix up to it.
+        """Tokens of request i.
+
+        Each is the id of its block in the trace, which names the whole prefix up to it.
 
         Where the trace's path ends before the prompt does, and in what a request generates, tokens are its own.
         """
@@ -69,7 +74,9 @@ class Workload:
 def load_workload(
     source: str | os.PathLike[str], *, block_size: int | None = None, requests: int | None = None, speed: float = 1.0
 ) -> Workload:
-    """A trace file that `pagedkv replay` knows, ``synthetic:...``, or an ``.npz`` of arrivals and lengths alone.
+    """A workload by name or file.
+
+    A trace file that `pagedkv replay` knows, ``synthetic:...``, or an ``.npz`` of arrivals and lengths alone.
 
     ``synthetic:short[:SEED[:REQUESTS[:PROMPT:OUTPUT]]]`` has geometric lengths with the means of instructions, or with
     these, 10 arrivals a second. ``synthetic:users[:SEED[:REQUESTS]]``: 4,000 users who each come once and then come
