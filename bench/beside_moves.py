@@ -71,7 +71,10 @@ class Beside:
 
 
 class Reads:
-    """Reads a prefix's worth of blocks from the store's file, in random order, and no faster than told."""
+    """Reads a prefix's worth of blocks from the store's file.
+
+    In random order, and no faster than told.
+    """
 
     def __init__(self, path: Path, page_cache: str) -> None:
         self._fd, self._drop = os.open(path, os.O_RDONLY), page_cache == "drop"
@@ -103,7 +106,10 @@ def prefix(number: int) -> np.ndarray:
 def cold_cache(
     directory: Path, num_seqs: int, steps: int, threads: int, page_cache: Any
 ) -> Iterator[tuple[pk.KVCache, list[Any]]]:
-    """A cache with PREFIXES prefixes on its disk, room for two of them on the device, and sequences that decode."""
+    """A cache with PREFIXES prefixes on its disk, and sequences that decode.
+
+    The device has room for two of the prefixes.
+    """
     room = 2 * PREFIX_BLOCKS + num_seqs * (2 + 2 * (steps + 5) // SPEC.block_size)
     disk = pk.Disk(
         directory / "kv", pk.Blocks(PREFIXES * PREFIX_BLOCKS + 64), page_cache=page_cache, admission="all", shards=8

@@ -130,7 +130,10 @@ def _decoding() -> Callable[[], object]:
 
 
 def make_calls(which: int, calls: int) -> None:
-    """In a counted process: every case is set up and warm, and one of them (-1: none) is called so many times more."""
+    """The counted process: sets up and warms every case, then calls one of them.
+
+    So many times more; -1 calls none.
+    """
     for number, call in enumerate(cases()):
         for _ in range(WARM_UP + calls * (number == which)):
             call()

@@ -57,7 +57,9 @@ def write_results(
     env: Mapping[str, Any] | None = None,
     **extra: Any,
 ) -> None:
-    """Write ``{"bench": name, "environment": ..., **extra, "rows": [...]}`` as JSON, creating the folder.
+    """Write results as JSON; makes the folder.
+
+    ``{"bench": name, "environment": ..., **extra, "rows": [...]}``.
 
     Parameters
     ----------

@@ -13,7 +13,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def format_value(value: Any) -> str:
-    """Three significant digits for a float (whole digits with thousands commas above 100), ``-`` for None."""
+    """Three significant digits for a float, ``-`` for None.
+
+    Above 100, whole digits with thousands commas.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -59,10 +59,7 @@ def alternate(cases: Mapping[str, Case], rounds: int, warmup: int = 1) -> dict[s
 
 
 def in_threads(threads: int, work: Callable[[int], object]) -> Work:
-    """``work(0)`` .
-
-    ``work(threads - 1)``, each in a thread of its own that lives on between rounds.
-    """
+    """Run ``work(0)`` to ``work(threads - 1)``, each in a thread that lives on between rounds."""
     start, stop = threading.Barrier(threads + 1), threading.Barrier(threads + 1)
 
     def loop(number: int) -> None:
@@ -102,7 +99,10 @@ def moved(mover: Mover, batch: NDArray[np.void]) -> Work:
 
 
 def memory_rows(block_bytes: int, total_bytes: int, threads: int, rounds: int) -> list[dict[str, Any]]:
-    """Device to host and back, blocks scattered on both sides, against one memcpy per thread of its whole share."""
+    """Device to host and back, with blocks scattered on both sides.
+
+    Against one memcpy per thread of its whole share.
+    """
     count = total_bytes // block_bytes
     device, host = DeviceTier(count, block_bytes), HostTier(count, block_bytes)
     device.arena[:], host.arena[:] = 1, 2
@@ -130,7 +130,10 @@ def memory_rows(block_bytes: int, total_bytes: int, threads: int, rounds: int) -
 
 @dataclass(slots=True)
 class RawFile:
-    """A preallocated file of blocks, written and read by threads with nothing around the system calls."""
+    """A preallocated file of blocks, written and read by threads.
+
+    With nothing around the system calls.
+    """
 
     path: Path
     block_bytes: int
@@ -264,7 +267,10 @@ def disk_rows(
 
 
 def _open_direct(file: RawFile) -> int | None:
-    """A descriptor with O_DIRECT whose blocks are written, or None where the file system refuses it."""
+    """A descriptor with O_DIRECT whose blocks are written.
+
+    None where the file system refuses it.
+    """
     try:
         fd = file.open()
         block = np.frombuffer(mmap.mmap(-1, file.block_bytes), np.uint8)

@@ -167,7 +167,9 @@ def measure_each(
     teardown: Callable[[Item], object] | None = None,
     clock: Clock = CPU,
 ) -> Sample:
-    """Time one call of `fn` per item, for work that cannot be repeated on one input (insert, evict).
+    """Time one call of `fn` per item.
+
+    For work that cannot be repeated on one input (insert, evict).
 
     Parameters
     ----------

@@ -16,7 +16,9 @@ LENGTHS = (40, 25, 60)  # tokens of three sequences: three, two and four blocks
 
 
 def gather(blocks: Any, block_tables: Any, seq_lens: Any) -> Any:
-    """K or V of several sequences, [num_seqs, longest, num_kv_heads, head_dim], 0 behind a sequence's end.
+    """K or V of several sequences, 0 behind a sequence's end.
+
+    [num_seqs, longest, num_kv_heads, head_dim].
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""A Numba kernel of one's own reads the paged KV where it lies, strides and all, and attends. Needs Numba."""
+"""A Numba kernel of your own attends over the paged KV in place.
+
+It reads the cache's arrays with their strides. Needs Numba.
+"""
 
 import numba
 import numpy as np

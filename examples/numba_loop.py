@@ -1,4 +1,7 @@
-"""A loop compiled by Numba that allocates and frees blocks by the addresses of the core's functions. Needs Numba."""
+"""A loop compiled by Numba that allocates and frees blocks.
+
+It calls the core's functions by their addresses. Needs Numba.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ from pagedkv.reference import OnlineState
 
 
 def online_attention(query: Any, key_blocks: list[Any], value_blocks: list[Any]) -> Any:
-    """Attention of a query [num_heads, head_dim] over blocks [block_size, num_heads, head_dim], each seen once."""
+    """Attention of a query over blocks, each seen once.
+
+    The query is [num_heads, head_dim], a block [block_size, num_heads, head_dim].
+    """
     num_heads, head_dim = query.shape
     state = OnlineState(num_heads, 1, head_dim)
     for keys, values in zip(key_blocks, value_blocks, strict=True):

@@ -1,4 +1,6 @@
-"""A hook that turns the cache's spans into OpenTelemetry's, nested in whatever span the caller has open.
+"""A hook that turns the cache's spans into OpenTelemetry's.
+
+They nest in the span that the caller has open.
 
 Needs ``pip install opentelemetry-sdk``. Without it, it says so and ends.
 """

@@ -38,7 +38,10 @@ def serve(cache: pk.KVCache, prompt: np.ndarray) -> dict[str, int]:
 
 
 def open_cache(folder: str) -> pk.KVCache:
-    """Room for one prompt and a half on the device, half a prompt in host memory, the rest on disk."""
+    """Room for one and a half prompts on the device, half a prompt on the host.
+
+    The rest goes to disk.
+    """
     disk = pk.Disk(str(Path(folder, "kv")), size=pk.Blocks(64), admission="all")  # however fast this toy computes
     return pk.KVCache(SPEC, device_memory=pk.Blocks(9), host_memory=pk.Blocks(3), disk=disk, demotion="oldest_first")
 

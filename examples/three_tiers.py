@@ -1,4 +1,7 @@
-"""Three tiers: what is evicted moves down, what is asked for again comes up, and a disk can be opened again."""
+"""Three tiers: evicted blocks move down, requested ones come up.
+
+The disk can be opened again.
+"""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The core's public names: block pool, prefix tree, placement over tiers, sequences' block tables, durable keys.
+"""Public names of the core.
+
+Block pool, prefix tree, placement over tiers, sequences' block tables, durable keys.
 
 Integers and tokens only. A runtime with kernels of its own needs no more than this module and :mod:`pagedkv.attention`.
 """

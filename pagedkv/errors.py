@@ -1,4 +1,6 @@
-"""Every error pagedkv raises on purpose. Each says what was asked, what there is, and what to do.
+"""Every error pagedkv raises on purpose.
+
+Each says what was asked, what there is, and what to do.
 
 A call that raises one of these has changed nothing.
 """
@@ -78,7 +80,10 @@ class LayoutMismatch(PagedKVError, ValueError):
 
 
 class ExchangeRefused(PagedKVError, BufferError):
-    """An array cannot be handed to, or taken from, another framework as asked; BufferError, as DLPack wants it."""
+    """An array cannot be exchanged with another framework as asked.
+
+    Also a BufferError, as DLPack wants it.
+    """
 
 
 class NamespaceRequired(PagedKVError):
@@ -86,7 +91,10 @@ class NamespaceRequired(PagedKVError):
 
 
 class KernelsUnavailable(PagedKVError, ImportError):
-    """CUDA kernels were asked for, and something they need is not installed; the message says how to install it."""
+    """CUDA kernels were asked for, and something they need is not installed.
+
+    The message says how to install it.
+    """
 
 
 class UnsupportedVariant(PagedKVError, ValueError):
@@ -116,7 +124,10 @@ class TierError(PagedKVError):
 
 
 class StoreDamaged(TierError):
-    """A disk tier's own files are missing, cut or unreadable; ``on_mismatch="reset"`` starts an empty store instead."""
+    """A disk tier's own files are missing, cut or unreadable.
+
+    ``on_mismatch="reset"`` starts an empty store instead.
+    """
 
 
 class ClosedError(PagedKVError):
@@ -146,4 +157,4 @@ class TraceFormatError(FileFormatError):
 
 
 class RecordingFormatError(FileFormatError):
-    """A recording of a run (:mod:`pagedkv.lab.recording`) cannot be read, or contradicts itself."""
+    """A recording cannot be read, or contradicts itself; see :mod:`pagedkv.lab.recording`."""

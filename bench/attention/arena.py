@@ -87,7 +87,10 @@ class Arena:
         return found
 
     def words_sum(self, num_bytes: int) -> int:
-        """Sum of the 32-bit words in the first ``num_bytes`` bytes, modulo 2**32, while the arena holds bfloat16."""
+        """Sum of the arena's first 32-bit words, modulo 2**32.
+
+        Of ``num_bytes`` bytes, while the arena holds bfloat16.
+        """
         words = self._bits["bfloat16"].view(np.uint32)
         turns, rest = divmod(num_bytes // 4, len(words))
         return (turns * int(words.sum(dtype=np.uint64)) + int(words[:rest].sum(dtype=np.uint64))) % 2**32

@@ -33,7 +33,10 @@ CASE = "ceiling"
 
 
 def groups(device: Device, arena: Arena, num_bytes: int) -> tuple[Group, ...]:
-    """Reads and copies of ``num_bytes``, far more than the cache, and a large matrix product where there is torch."""
+    """Reads and copies of ``num_bytes``, far more than the cache.
+
+    And a large matrix product where there is torch.
+    """
     page = HEADS * PAGE_TOKENS * ROW_BYTES
     num_bytes = num_bytes // page * page
     reads = {
@@ -61,7 +64,10 @@ def groups(device: Device, arena: Arena, num_bytes: int) -> tuple[Group, ...]:
 
 
 def shares(row: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[str, float]:
-    """``of_read``, ``of_paged_read``, ``of_copy`` and ``of_matmul`` of a row, where the ceiling was measured."""
+    """A row's shares of the ceilings that were measured.
+
+    ``of_read``, ``of_paged_read``, ``of_copy`` and ``of_matmul``.
+    """
     found = {}
     for field, name, figure in (
         ("of_read", READ, "tb_per_s"),

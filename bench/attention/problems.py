@@ -24,7 +24,10 @@ POOL_LAYERS = 32  # of a block-major pool; its layers are the copies that calls 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where K and V of one copy lie in the arena, in elements: K of a token at ``k + block * block_stride + ...``."""
+    """Where K and V of one copy lie in the arena, in elements.
+
+    K of a token lies at ``k + block * block_stride + ...``.
+    """
 
     k: int
     v: int
@@ -121,7 +124,9 @@ class Problem:
         return self._expected(places(replace(self.shape, layout="contiguous"), 0, self.copies), None)
 
     def contiguous(self, copy: int) -> tuple[Any, Any]:
-        """K and V of as many tokens as the sequences have, [num_kv_tokens, num_kv_heads, head_dim], in the same memory.
+        """Contiguous K and V of as many tokens as the sequences have, in the same memory.
+
+        [num_kv_tokens, num_kv_heads, head_dim].
 
         Raises
         ------

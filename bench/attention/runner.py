@@ -35,7 +35,7 @@ class DeviceLost(Exception):
 
 
 class Watcher:
-    """Receives what the runner is about to do and the result, so that a crash or hang can be attributed."""
+    """Told of each action and its result, so that a crash or hang can be attributed."""
 
     def begin(self, section: str, keys: Sequence[tuple[str, str]], doing: str) -> None:
         """Entries are about to do something that could crash or hang."""

@@ -70,7 +70,10 @@ def core(bench: Bench) -> tuple[Group, ...]:
 
 
 def paging(bench: Bench) -> tuple[Group, ...]:
-    """The same batch contiguous, in blocks in order, in blocks in random order, in a layer of a pool; timed in turn."""
+    """The same batch in four layouts, timed in turn.
+
+    Contiguous, in blocks in order, in blocks in random order, in a layer of a pool.
+    """
     found = []
     for name, lens in bench.scale.paging:
         shape = Shape(bench.scale.model, lens)

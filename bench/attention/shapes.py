@@ -159,7 +159,10 @@ class Shape:
 
 
 def zipf_lens(count: int, longest: int, shortest: int) -> tuple[int, ...]:
-    """Lengths falling with a power of the rank from the longest to the shortest, in a shuffled order."""
+    """Lengths that fall with a power of the rank, in a shuffled order.
+
+    From the longest to the shortest.
+    """
     power = np.log(longest / shortest) / np.log(count)
     lens = np.round(longest / np.arange(1, count + 1) ** power).astype(int)
     return tuple(int(n) for n in np.random.default_rng(1).permutation(lens))

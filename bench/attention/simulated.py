@@ -1,4 +1,6 @@
-"""No device: the tests' PTX interpreter runs the kernels, so the bench's control flow runs where there is no GPU.
+"""Runs the kernels in the tests' PTX interpreter, without a GPU.
+
+The bench's control flow can be tested anywhere.
 
 Nothing is timed. What stands in a time's place is the number of steps that the interpreter took, which says nothing
 about a GPU.

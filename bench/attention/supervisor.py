@@ -1,4 +1,6 @@
-"""Runs the bench in a process of its own and starts another when that one crashes or hangs: a bad kernel costs one row.
+"""Runs the bench in a child process, and restarts it after a crash or hang.
+
+A bad kernel costs one row.
 
 The process writes a line before everything that could end it and a line for every row. When it ends too early, or says
 nothing for too long, what it had begun gets a row that says so, and a new process goes on with the rest.

@@ -66,7 +66,7 @@ Workload = Callable[[Scale], Iterable[Figure]]
 
 
 def run(workloads: Mapping[str, Workload]) -> None:
-    """Parse the command line, run the chosen workloads, write their figures to ``--out`` as JSON."""
+    """Run the workloads of the command line, and write their figures as JSON to ``--out``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workloads", default=WORKLOADS)
     parser.add_argument("--out", required=True)

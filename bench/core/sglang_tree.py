@@ -1,4 +1,7 @@
-"""SGLang's UnifiedRadixCache (Rust core, the wheel at ``PEER_SGLANG``) and allocator, by short names."""
+"""SGLang's UnifiedRadixCache and allocator, by short names.
+
+The Rust core, from the wheel at ``PEER_SGLANG``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stand-ins for the heavy imports of the peers, so that their bookkeeping loads without a GPU stack.
+"""Stand-ins for the peers' heavy imports.
+
+Their bookkeeping loads without a GPU stack.
 
 The peers' schedulers import kernels, image codecs and grammar engines at module level and use none of them
 for KV bookkeeping. A stubbed module gives a fresh class for every capitalised name, a mock for every other.
@@ -56,5 +58,8 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(*roots: str) -> None:
-    """Answer every import of these packages, and of what is under them, with a stub, installed or not."""
+    """Answer every import of these packages and their submodules with a stub.
+
+    Whether they are installed or not.
+    """
     sys.meta_path.insert(0, _StubFinder(frozenset(roots)))

@@ -1,4 +1,7 @@
-"""vLLM's KV bookkeeping (``vllm/v1/core`` of the wheel at ``PEER_VLLM``) on workloads a to f."""
+"""vLLM's KV bookkeeping on workloads a to f.
+
+``vllm/v1/core`` of the wheel at ``PEER_VLLM``.
+"""
 
 from __future__ import annotations
 

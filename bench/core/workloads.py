@@ -94,7 +94,10 @@ QUICK = Scale(
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
-    """`count` token ids, uniform in ``[0, VOCABULARY)``, as the Python list a tokenizer hands over."""
+    """`count` token ids, uniform in ``[0, VOCABULARY)``.
+
+    As the Python list a tokenizer hands over.
+    """
     rng = random.Random(seed)
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 

@@ -76,7 +76,10 @@ class NumpyGather:
 
 
 class Torch:
-    """torch's scaled_dot_product_attention: on contiguous K and V, or after an index_select into ready buffers."""
+    """torch's scaled_dot_product_attention.
+
+    On contiguous K and V, or after an index_select into ready buffers.
+    """
 
     def __init__(self, paged: bool) -> None:
         self.paged = paged

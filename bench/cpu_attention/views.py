@@ -9,8 +9,10 @@ OURS = "pagedkv"
 
 
 def by_problem(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Our time and share of the ceiling (of memory for decodes, of multiply-adds for prefills), and how many times as
-    long each peer took: the median over the rounds."""
+    """Our time, our share of the ceiling, and the ratio of each peer's time to ours.
+
+    The ceiling is of memory for decodes, of multiply-adds for prefills; ratios are medians over the rounds.
+    """
     peers = list(dict.fromkeys(row["system"] for row in rows if row["system"] != OURS))
     table = []
     for ours in (row for row in rows if row["system"] == OURS):

@@ -90,7 +90,10 @@ def scored(count: int, hits: dict[str, Int32]) -> Row:
 
 
 def timings(runs: Sequence[Run]) -> Row:
-    """Median time and longest study over the replays of one policy, and what was remembered at the end."""
+    """Median time and longest study over the replays of one policy.
+
+    And what was remembered at the end.
+    """
     if not runs:
         return {}
     found: Row = {"ns_per_access": statistics.median(each.ns_per_access for each in runs), "rounds": len(runs)}

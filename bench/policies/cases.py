@@ -1,4 +1,4 @@
-"""The traces, the sizes each is replayed at, and what others' policies reach there as published beside them."""
+"""The traces, the sizes each is replayed at, and published results of other policies."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ WINDOW = 10_000  # requests: the window of the policy hazard's bound
 
 
 def rates(trace: Trace, hits: Int32) -> dict[str, float]:
-    """Hits in percent of blocks, of tokens, and of the floating-point work of a prefill (Llama-3-8B)."""
+    """Hits in percent of blocks, of tokens, and of prefill FLOPs (Llama-3-8B)."""
     return {
         "block_pct": 100 * int(hits.sum(dtype=np.int64)) / trace.num_accesses,
         "token_pct": 100 * token_hit_rate(trace, hits),

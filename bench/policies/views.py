@@ -55,7 +55,10 @@ def traces(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def gaps(rows: Sequence[Row], trace: str) -> Table:
-    """By size: hits of LRU and MIN in % of accesses, and what each policy closes of the way between them, in %."""
+    """Hits of LRU and MIN by size, and the gap each policy closes, in %.
+
+    Hits are in % of accesses.
+    """
     table: Table = []
     for key, policies in by_size(rows).items():
         if key[0] != trace:
@@ -88,7 +91,10 @@ def worst(rows: Sequence[Row]) -> Table:
 
 
 def prefix(rows: Sequence[Row]) -> Table:
-    """For hazard and its bounds: the worst stretch of a window at most, and the worst beginning of the trace."""
+    """Worst stretch and worst beginning of the trace, for hazard and its bounds.
+
+    A stretch is a window at most.
+    """
     table: Table = []
     for (trace, size), policies in by_size(rows).items():
         line: dict[str, Any] = {"trace": trace, "capacity": spaced(size)}
@@ -99,7 +105,10 @@ def prefix(rows: Sequence[Row]) -> Table:
 
 
 def price(rows: Sequence[Row]) -> Table:
-    """What each bound leaves of the gap closed, beside the sketches and the best that is published."""
+    """What each bound leaves of the gap closed.
+
+    Beside the sketches and the best that is published.
+    """
     table: Table = []
     for (trace, size), policies in of_shares(rows):
         best = best_published(policies)
@@ -132,7 +141,10 @@ def sessions(rows: Sequence[Row]) -> Table:
 
 
 def times(rows: Sequence[Row]) -> Table:
-    """Nanoseconds in the cache's calls by block asked for, and the longest call in which the policy hazard learned."""
+    """Nanoseconds in the cache's calls per block asked for.
+
+    And the longest call in which the policy hazard learned.
+    """
     table: Table = []
     for (trace, size), policies in of_shares(rows):
         line: dict[str, Any] = {"trace": trace, "capacity": spaced(size)}

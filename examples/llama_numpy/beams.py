@@ -61,7 +61,9 @@ def beam_search(
     chunk: int | None = None,
     on_beams: OnBeams | None = None,
 ) -> BeamResult:
-    """Continue a prompt, keeping at each step the `width` most likely of all continuations, ended ones included.
+    """Continue a prompt, keeping the `width` most likely continuations at each step.
+
+    Ended ones are among them.
 
     Parameters
     ----------
@@ -107,7 +109,10 @@ def beam_search(
 def _expand(
     beams: list[Beam], logits: NDArray[np.float32], width: int, max_tokens: int, stop_ids: Collection[int]
 ) -> tuple[list[Beam], list[int]]:
-    """The best of the ended beams and of all continuations of the others, with the place of each one's parent."""
+    """The best of the ended beams and of all continuations of the others.
+
+    With the place of each one's parent.
+    """
     live = [beam for beam in beams if not beam.ended]
     totals = np.array([beam.log_prob for beam in live])[:, None] + log_softmax(logits)
     found = [(beam, NO_PARENT) for beam in beams if beam.ended]

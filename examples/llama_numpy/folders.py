@@ -30,7 +30,10 @@ def models_folder() -> Path:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that gets its name when the block ends well, and leaves nothing behind when it does not."""
+    """A file to write that gets its name only when the block ends well.
+
+    It leaves nothing behind when the block raises.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
     try:

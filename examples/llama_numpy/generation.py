@@ -1,4 +1,6 @@
-"""Decoding: prompts in chunks and tokens of others in one step, several samples of a prompt by fork.
+"""Decoding: prompts in chunks, other requests' tokens in the same step.
+
+Several samples of a prompt by fork.
 
 Everything that can fail because of this step (numbers, the choice, the caller's token callback) happens inside it, so
 that a failure commits nothing of it; sequences are released however this ends.
@@ -172,7 +174,7 @@ def most_tokens(model: Llama, prompt: Sequence[int] | np.ndarray, max_tokens: in
 
 
 def bound_told(model: Llama, prompts: Sequence[Sequence[int] | np.ndarray], max_tokens: int) -> str:
-    """For errors that tell how long completions may get: that it is the model's context which ends them, if it is."""
+    """For errors about completion length: says so if the model's context limits it."""
     if all(most_tokens(model, prompt, max_tokens) == max_tokens for prompt in prompts):
         return ""
     return f"; --max-tokens {max_tokens} was cut to what the model's context of {model.config.context_length} leaves"
@@ -181,7 +183,7 @@ def bound_told(model: Llama, prompts: Sequence[Sequence[int] | np.ndarray], max_
 def check_capacity(
     model: Llama, cache: pk.KVCache, prompts: Sequence[np.ndarray], max_tokens: int, samples: int, copied: int
 ) -> None:
-    """Raise PromptError if the device could not hold all sequences at their longest, were it empty.
+    """Raise PromptError if an empty device could not hold all sequences at their longest.
 
     Parameters
     ----------

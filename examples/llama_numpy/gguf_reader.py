@@ -1,4 +1,7 @@
-"""The GGUF reader of the package ``gguf``, which trusts a file's counts, made to hold them against the file's size."""
+"""The ``gguf`` package's reader, made safe against false counts.
+
+The package trusts a file's counts; this holds them against the file's size.
+"""
 
 from __future__ import annotations
 

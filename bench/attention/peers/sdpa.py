@@ -15,7 +15,10 @@ from bench.attention.systems import Prepared, Unsupported
 
 
 class Sdpa:
-    """SDPA. In decode the heads of a group are given as queries of one head, so that KV is read once per group."""
+    """SDPA; decode groups the queries by KV head, so that KV is read once per group.
+
+    The heads of a group are given as queries of one head.
+    """
 
     name = "torch SDPA, contiguous"
 

@@ -120,7 +120,10 @@ class TorchSide:
         contiguous: bool = False,
         note: str = "",
     ) -> Prepared:
-        """Work whose output is ``out``, bfloat16 [num_tokens, num_qo_heads, head_dim], or what ``call`` returns."""
+        """Work whose output is ``out`` or what ``call`` returns.
+
+        bfloat16 [num_tokens, num_qo_heads, head_dim].
+        """
         latest = [out]
 
         def run(copy: int) -> None:

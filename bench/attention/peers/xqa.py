@@ -25,7 +25,10 @@ class Xqa:
         return flashinfer_side.absence(device)
 
     def prepare(self, device: Device, problem: Problem) -> Prepared:
-        """Workspace, zeroed semaphores, and tables without the -1 of missing blocks, which it does not know."""
+        """Workspace, zeroed semaphores, and tables without -1.
+
+        XQA does not know the -1 of missing blocks.
+        """
         shape, model = problem.shape, problem.shape.model
         if not shape.is_decode or problem.host_tables is None:
             raise Unsupported("one query per sequence, paged KV")

@@ -1,4 +1,4 @@
-"""The mover's work queue: parts that wait, calls under way, counters, and giving up on overdue work.
+"""The mover's work queue: waiting parts, calls under way, counters, and overdue work.
 
 Overdue are reads past their deadline and store calls that hang. The thread inside cannot be stopped. Its part has
 failed from then on, whatever it does, and its memory is its own until it is back.
@@ -61,7 +61,7 @@ class Part:
 
 @dataclass(eq=False)
 class WorkQueue:
-    """The queue of parts, the calls under way and the counters, shared by a mover and its threads.
+    """Waiting parts, calls under way and counters of a mover and its threads.
 
     Threads hold this and not the mover, so that a mover without references can be collected.
     """

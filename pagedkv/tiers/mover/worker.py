@@ -1,4 +1,4 @@
-"""A worker thread of the mover: takes parts from the work queue, carries them out, and counts.
+"""A worker thread of the mover: takes parts, carries them out, and counts.
 
 Whatever a tier, a store or the log raises, the thread lives on.
 """
