@@ -293,10 +293,7 @@ class Hands:
         job.arrived += int(np.count_nonzero(arrived))
 
     def _keep_left(self, moves: NDArray[np.void], ticket: Ticket) -> None:
-        """Keep the blocks of a call that was left taken until it is back.
-
-        The transfer lets go of them before.
-        """
+        """Keep the blocks of a call that was left taken until it is back, after its transfer."""
         left = moves[ticket.left()]
         if not len(left):
             return
