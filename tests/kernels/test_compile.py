@@ -1,6 +1,6 @@
 """Every shipped variant, compiled for every architecture by NVRTC 12 and 13: warnings, entries, spills, instructions.
 
-Nothing is run. The ordinary run takes a sample of every kernel's variants, in which each pair of architecture and
+Nothing is run. The slow run takes a sample of every kernel's variants, in which each pair of architecture and
 compiler has its turn; ``-m full`` takes them all.
 """
 

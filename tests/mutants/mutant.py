@@ -28,7 +28,7 @@ class Mutant:
         Tests of which one at least must fail, by the names of their functions, in whatever file of ``tests/`` they are;
         ``name[case]`` is one case alone; ``test_the_proof_holds[name]`` is a proof of ``tests/reliability``.
     proof_count : int
-        Cases of a proof among the killers; 0: as many as in an ordinary run.
+        Cases of a proof among the killers; 0: as many as under pytest.
     quick : bool
         Whether the quick run tries it too; the slow run tries all others.
     """

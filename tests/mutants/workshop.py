@@ -56,7 +56,7 @@ def trial(
     folder : a directory that does not exist yet.
     modules : extension modules to build again; of the others the compiled files are copied.
     tests : names of tests.
-    proof_count : cases of each proof among them; 0: as many as in an ordinary run.
+    proof_count : cases of each proof among them; 0: as many as under pytest.
     """
     modules = sorted(modules)
     try:

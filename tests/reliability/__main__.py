@@ -19,7 +19,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.reliability", description=__doc__)
     much = parser.add_mutually_exclusive_group()
-    much.add_argument("--full", action="store_true", help="the full figures; default: those of an ordinary test run")
+    much.add_argument("--full", action="store_true", help="the full figures; default: those under pytest")
     much.add_argument("--count", type=int, metavar="N", help="so many cases of each")
     parser.add_argument("--only", metavar="A,B", help="only these proofs, in this order")
     parser.add_argument("--seed", type=int, default=1, metavar="S")

@@ -1,4 +1,4 @@
-"""What a proof is: one claim of docs/reliability.md, run with few cases in every test run and with many on demand.
+"""What a proof is: one claim of docs/reliability.md, run with few cases by pytest and with many on demand.
 
 A proof lives in one module of ``tests/reliability/proofs`` and is its ``PROOF``. Its cases follow from the seed alone.
 """
@@ -65,7 +65,7 @@ class Proof:
     ----------
     claim : what is proved, as the table says it.
     unit : what is counted.
-    quick, full : cases per ordinary run, and per full run.
+    quick, full : cases under pytest (quick or slow run), and in a full run on demand.
     run : see `Run`.
     """
 

@@ -1,4 +1,4 @@
-"""Every guard has a mutant: a patch that takes it away, and tests that then fail. An ordinary run has them as tests."""
+"""Every guard has a mutant: a patch that takes it away, and tests that then fail. Under pytest they are tests."""
 
 from __future__ import annotations
 
