@@ -20,7 +20,7 @@ CONDUCTOR = (
     Mutant(
         "a failed promotion is served", HANDS,
         (("        transfers, ok = ticket.results()\n",
-          "        transfers, ok = ticket.results()\n        ok = ok | (moves['dst_tier'][0] == DEVICE)\n"),),
+          "        transfers, ok = ticket.results()\n        ok = ok | (moves['dst_tier'][0] == 0)\n"),),
         ("test_the_proof_holds[schedules]",), 300,
     ),
     Mutant(
