@@ -62,11 +62,9 @@ cdef class HazardPolicy:
         self.placement.lock.release()
 
     def begin(self, owner):
-        """A request is going to be computed, and room is made for it.
+        """Tell the policy that a request is about to be scheduled; the LRU beside it makes room now too.
 
-        Plain LRU, which is kept beside, makes room now too.
-
-        To be called before ``Placement.reserve``. Without it, the first ``Placement.insert`` of the owner says so.
+        Call it before ``Placement.reserve``. Without it, the first ``Placement.insert`` of the owner says so.
 
         Raises
         ------

@@ -202,7 +202,7 @@ class Hooks:
             self.all = (*self.all, hook)
 
     def remove(self, hook: Hook) -> None:
-        """Tell `hook` no more, but of the ends of spans whose begin it was told.
+        """Remove `hook`. It still receives `end` for spans that it has already seen begin.
 
         Raises
         ------

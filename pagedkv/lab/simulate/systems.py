@@ -51,11 +51,11 @@ SYSTEMS = {
         System("shared", "and equal prefixes held once and found again", shared=True),
         System("tiered", "and what leaves the device goes to colder tiers", shared=True, tiered=True),
         System(
-            "swapping", "tiered, and who is suspended is always kept for later",
+            "swapping", "tiered, but suspended requests are always swapped",
             shared=True, tiered=True, preemption="swap",
         ),
         System(
-            "recomputing", "tiered, and who is suspended is always computed again",
+            "recomputing", "tiered, but suspended requests are always recomputed",
             shared=True, tiered=True, preemption="recompute",
         ),
     )
