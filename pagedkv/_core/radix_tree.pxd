@@ -95,8 +95,7 @@ cdef inline int32_t tree_named(Tree* t, int64_t handle) noexcept nogil:
 # Next node of the subtree under `top` in preorder after n, NIL at the end.
 cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil
 # Longest common prefix, in tokens, of `tokens` with the block after the first k of node n (n == root or k == length:
-# with
-# a child's first block, of the `scan` youngest children). where[0], where[1]: the node and index of the block found.
+# with a child's first block, of the `scan` youngest children). where[0], where[1]: the node and index of the block found.
 cdef int32_t tree_partial(Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan,
                           int32_t* where) noexcept nogil
 # Running hash of the prefix that ends with each of these blocks; `before` is the hash of what precedes.
