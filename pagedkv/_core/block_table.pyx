@@ -876,17 +876,22 @@ cdef class BlockTable:
             self.raise_(code, handles, i)
         return committed
 
-    def cancel(self, rows):
-        """The scheduled tokens of these rows (int64 [n]) were not written.
+    def cancel(self, rows, step=None):
+        """Take scheduled tokens of these rows (int64 [n]) back: they were not written.
 
-        Forget that they were scheduled.
+        Parameters
+        ----------
+        rows : int64 [n]
+        step : int, optional
+            ``StepArrays.number``: rows that another step has scheduled since are left to that step.
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef int64_t number = 0 if step is None else count_input(step, "step", 1, 2**63 - 1)
         cdef int32_t i, r
         self.lock.acquire()
         for i in range(cnp.PyArray_SIZE(handles)):
             r = self.row_of(i64(handles)[i])
-            if r >= 0:
+            if r >= 0 and (number == 0 or self.rows[r].step == number):
                 if self.num_copied and self.rows[r].scheduled:
                     self.uncopy(r)
                 self.rows[r].scheduled = 0

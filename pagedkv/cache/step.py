@@ -96,7 +96,7 @@ class Step:
             self._cancel()
 
     def _cancel(self) -> None:
-        self._engine.table.cancel(self._rows)
+        self._engine.table.cancel(self._rows, None if self._arrays is None else self._arrays.number)
         self._arrays = self._bound = None
 
     def _check_complete(self, arrays: StepArrays) -> None:

@@ -395,3 +395,27 @@ def fill_every_layer(cache, step) -> None:
     kv = np.ones((len(step.tokens), cache.spec.num_kv_heads, cache.spec.head_dim), np.float32)
     for layer in range(cache.spec.num_layers):
         step.write(layer, kv, kv)
+
+
+def test_a_step_whose_sequence_was_stepped_again_takes_nothing_from_the_other_step(open_cache):
+    toy = Toy(open_cache(8))
+    with toy.cache.sequence(prompt(1)) as seq:
+        first, second = toy.cache.step([seq]), toy.cache.step([seq])
+        first.__enter__()
+        with second:
+            toy.write(second, seq)
+            with pytest.raises(pk.StaleHandle):
+                toy.write(first, seq)
+            with pytest.raises(KeyError):
+                raise_in(first)
+        assert seq.num_computed == len(prompt(1))
+        toy.check(seq)
+
+
+def raise_in(step):
+    """End a step that is under way by an exception of its body."""
+    try:
+        raise KeyError
+    except KeyError as problem:
+        step.__exit__(KeyError, problem, None)
+        raise

@@ -151,6 +151,22 @@ def test_a_commit_of_a_step_that_is_over_commits_nothing() -> None:
     sound(table)
 
 
+def test_a_step_that_is_over_cancels_no_other_step() -> None:
+    table = bare()
+    rows = [table.open([1, 2, 3])[0], table.open([4])[0]]
+    first = table.step(rows)
+    again = table.step(rows[:1])
+    table.cancel(rows, first.number)
+    assert table.are_in(rows[:1], again.number), "another step has scheduled it since"
+    assert not table.are_in(rows[1:], first.number)
+    table.commit(rows[:1], again.number)
+    assert [table.info(row).num_computed for row in rows] == [3, 0]
+    for wrong in (0, -1, 1.5, "1"):
+        with pytest.raises((InvalidArgument, WrongType)):
+            table.cancel(rows, wrong)  # type: ignore[arg-type]
+    sound(table)
+
+
 def test_lookahead_blocks_are_there_for_the_tokens_that_follow() -> None:
     table = bare()
     row, _ = table.open([1, 2, 3])

@@ -37,6 +37,12 @@ MUTANTS = (
         ("test_a_commit_of_a_step_that_is_over_commits_nothing",),
     ),
     Mutant(
+        "a step that is over cancels another step",
+        "pagedkv/_core/block_table.pyx",
+        (("            if r >= 0 and (number == 0 or self.rows[r].step == number):\n", "            if r >= 0:\n"),),
+        ("test_a_step_that_is_over_cancels_no_other_step",),
+    ),
+    Mutant(
         "blocks under the watermark are handed out",
         "pagedkv/_core/block_pool.pyx",
         (("if n > pool_available(p):", "if n > pool_available(p) + p.watermark:"),),

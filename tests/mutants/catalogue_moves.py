@@ -96,8 +96,7 @@ INTERRUPTS = (
     ),
     Mutant(
         "a copy that was not made is shown after its step was cancelled", "pagedkv/_core/block_table.pyx",
-        (("            if r >= 0:\n                if self.num_copied and self.rows[r].scheduled:\n"
-          "                    self.uncopy(r)\n", "            if r >= 0:\n"),),
+        (("                if self.num_copied and self.rows[r].scheduled:\n                    self.uncopy(r)\n", ""),),
         ("test_a_copy_that_was_not_made_is_undone_with_its_step",),
     ),
     Mutant(
