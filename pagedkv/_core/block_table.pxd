@@ -54,6 +54,7 @@ cdef class BlockTable:
     cdef int32_t num_live
     cdef int32_t batch
     cdef int64_t num_steps      # so far
+    cdef int64_t num_changes    # times that a row began or ended a step, was cut back or released
     cdef Row* rows
     cdef int32_t* table         # [max_rows][width], NIL beyond a row's blocks
     cdef int32_t* free_rows

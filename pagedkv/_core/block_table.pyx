@@ -80,7 +80,17 @@ cdef class StepArrays:
     cdef readonly object copies
     cdef readonly int64_t num_new_blocks
     cdef readonly int64_t number
+    cdef BlockTable table
+    cdef int64_t num_changes        # of the table, when the step began
     cdef int32_t block_size
+
+    @property
+    def is_untouched(self):
+        """Whether no row of the table has begun or ended a step, was cut back or released since this step began.
+
+        Then `BlockTable.are_in` holds for its rows: a glance where that looks at every row. False says nothing.
+        """
+        return read_hint(&self.table.num_changes) == self.num_changes
 
     def to_csr(self):
         """The tables in CSR form.
@@ -106,6 +116,7 @@ cdef object part_of(cnp.ndarray base, int64_t at, int64_t rows, int64_t columns)
     return view
 
 
+cdef object new_tuple = tuple.__new__          # RowInfo's own constructor takes three times as long
 cdef object no_copies = np.empty((0, 2), np.int32)
 no_copies.flags.writeable = False
 
@@ -385,6 +396,7 @@ cdef class BlockTable:
         row.tokens = NULL
         row.tokens_capacity = 0
         row.live = 0
+        write_hint(&self.num_changes, self.num_changes + 1)
         self.num_live -= 1
         if next_generation(&row.generation):
             self.free_rows[self.num_free_rows] = r
@@ -734,7 +746,7 @@ cdef class BlockTable:
             out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
             cnp.PyArray_CLEARFLAGS(slots, cnp.NPY_ARRAY_WRITEABLE)
             cnp.PyArray_ENABLEFLAGS(out.tokens, cnp.NPY_ARRAY_WRITEABLE)
-            out.block_size = self.block_size
+            out.block_size, out.table = self.block_size, self
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
             self.lock.acquire()
             with nogil:
@@ -753,7 +765,8 @@ cdef class BlockTable:
                     else:
                         write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
                         self.num_steps += 1
-                        out.number = self.num_steps
+                        write_hint(&self.num_changes, self.num_changes + 1)
+                        out.number, out.num_changes = self.num_steps, self.num_changes
                         out.num_new_blocks = totals[0]
                         self.fill(h, n, q, ahead, data, seq, slot_data, totals, copy_data)
             self.lock.release()
@@ -858,6 +871,7 @@ cdef class BlockTable:
                     code = E_STATE
                     break
             if code == OK:
+                write_hint(&self.num_changes, self.num_changes + 1)
                 for i in range(n):
                     r = handle_slot(h[i])
                     row = &self.rows[r]
@@ -889,6 +903,7 @@ cdef class BlockTable:
         cdef int64_t number = 0 if step is None else count_input(step, "step", 1, 2**63 - 1)
         cdef int32_t i, r
         self.lock.acquire()
+        write_hint(&self.num_changes, self.num_changes + 1)
         for i in range(cnp.PyArray_SIZE(handles)):
             r = self.row_of(i64(handles)[i])
             if r >= 0 and (number == 0 or self.rows[r].step == number):
@@ -1001,6 +1016,7 @@ cdef class BlockTable:
                 entry.forked = 1
                 entry.scheduled = 0
                 entry.step = 0
+                write_hint(&self.num_changes, self.num_changes + 1)
                 if entry.computed > keep_computed:
                     entry.computed = keep_computed
         self.lock.release()
@@ -1250,7 +1266,7 @@ cdef class BlockTable:
         self.lock.release()
         if r < 0:
             self.raise_(E_STALE, [handle], 0)
-        return RowInfo._make((copy.num_tokens, copy.computed, copy.num_blocks, copy.num_owned))
+        return new_tuple(RowInfo, (copy.num_tokens, copy.computed, copy.num_blocks, copy.num_owned))
 
     def tokens(self, row):
         """Tokens of a row, int32 [num_tokens] (a copy)."""

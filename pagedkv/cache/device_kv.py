@@ -18,12 +18,14 @@ from pagedkv._core.block_table import StepArrays
 from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
 from pagedkv.interop import as_array, exchanges
 from pagedkv.reference import paged_attention
-from pagedkv.spec.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from pagedkv.spec.dtypes import bfloat16_to_float32
 from pagedkv.spec.kv_spec import KVSpec, layer_view
 from pagedkv.spec.sizes import whole_number
 
 _CONVERTIBLE = ("float16", "float32", "float64")
 _FAST = ("float32", "float16", "bfloat16")  # of queries
+_USUAL = {np.dtype(np.float32).num, np.dtype(np.float16).num}  # asking a dtype for its name takes a microsecond
+_ARRAYS = {"alibi_slopes": ("f", np.float32), "sinks": ("f", np.float32), "mask_indptr": ("iu", np.int64)}
 
 
 class DeviceKV:
@@ -39,12 +41,15 @@ class DeviceKV:
     def __init__(self, spec: KVSpec, arena: NDArray[np.uint8]) -> None:
         self.spec, self._arena = spec, arena
         self._layers = [layer_view(arena, layer, spec) for layer in range(spec.num_layers)]
-        self._bits = spec.dtype == "bfloat16" and spec.np_dtype == np.uint16
+        self._dtype, self._row = spec.np_dtype, (spec.num_kv_heads, spec.head_dim)
+        self._bits = "bfloat16" if spec.dtype == "bfloat16" and spec.np_dtype == np.uint16 else ""
         self.decode: Callable[[NDArray[Any]], NDArray[Any]] | None = bfloat16_to_float32 if self._bits else None
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
-        return self._layers[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
+        if type(layer) is not int or not 0 <= layer < len(self._layers):  # says what is wrong with it
+            layer = whole_number(layer, "layer", 0, self.spec.num_layers - 1)
+        return self._layers[layer]
 
     def bind(self, arrays: StepArrays) -> StepKV:
         """What one step writes and reads."""
@@ -61,17 +66,8 @@ class DeviceKV:
             Shape or dtype does not fit. Nothing was written.
         """
         k_view, v_view = self.layer(layer)
-        k, v = self._checked("k", k, len(slots)), self._checked("v", v, len(slots))
-        if {k.dtype.name, v.dtype.name} - {self.spec.dtype} and {k.dtype.name, v.dtype.name} <= set(_CONVERTIBLE):
-            cpu.write_kv(k, v, k_view, v_view, slots, kv_dtype=self.spec.dtype)
-            return
-        k, v = self._convert(k), self._convert(v)
-        if len(slots) and slots.min() < 0:
-            kept = slots >= 0
-            slots, k, v = slots[kept], k[kept], v[kept]
-        blocks, offsets = np.divmod(slots, self.spec.block_size)
-        k_view[blocks, offsets] = k
-        v_view[blocks, offsets] = v
+        k, v, bits = self._checked("k", k, len(slots)), self._checked("v", v, len(slots)), self._bits
+        cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=bits, kv_dtype=self.spec.dtype)
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2], one after the other."""
@@ -113,8 +109,7 @@ class DeviceKV:
         return out
 
     def _checked(self, name: str, values: NDArray[Any], num_tokens: int) -> NDArray[Any]:
-        spec = self.spec
-        shape = (num_tokens, spec.num_kv_heads, spec.head_dim)
+        shape = (num_tokens, *self._row)
         if not isinstance(values, np.ndarray):
             try:
                 values = as_array(values) if exchanges(values) else np.asarray(values)
@@ -122,18 +117,10 @@ class DeviceKV:
                 raise LayoutMismatch(f"{name} cannot be read as an array: {error}") from None
         if values.shape != shape:
             raise LayoutMismatch(f"{name} must be [num_tokens, num_kv_heads, head_dim] = {shape}, got {values.shape}")
-        if values.dtype != spec.np_dtype and values.dtype.name not in _CONVERTIBLE:
-            wanted = ", ".join((spec.dtype, *_CONVERTIBLE))
+        if values.dtype != self._dtype and values.dtype.name not in _CONVERTIBLE:
+            wanted = ", ".join((self.spec.dtype, *_CONVERTIBLE))
             raise LayoutMismatch(f"{name} has dtype {values.dtype}: one of {wanted} is needed")
         return values
-
-    def _convert(self, values: NDArray[Any]) -> NDArray[Any]:
-        if values.dtype == self.spec.np_dtype:
-            return values
-        with np.errstate(over="ignore"):  # what does not fit becomes infinite, as in every kernel
-            if self._bits:
-                return float32_to_bfloat16(values.astype(np.float32, copy=False))
-            return values.astype(self.spec.np_dtype)
 
 
 class StepKV:
@@ -158,7 +145,8 @@ class StepKV:
         WrongType
             A stream was given: there is none on a CPU.
         """
-        _refuse(stream)
+        if stream is not None:
+            _refuse(stream)
         self._kv.write(layer, self._arrays.slot_mapping, k, v)
 
     def attend(
@@ -173,16 +161,19 @@ class StepKV:
         LayoutMismatch
             The arrays do not fit together. Nothing was written.
         """
-        _refuse(stream)
-        for name, array in (("q", q), ("out", out)):
-            if array is not None and not isinstance(array, np.ndarray):
-                raise LayoutMismatch(f"{name} must be a NumPy array, got {type(array).__name__}")
+        if stream is not None:
+            _refuse(stream)
+        if not isinstance(q, np.ndarray) or not (out is None or isinstance(out, np.ndarray)):
+            name, array = ("out", out) if isinstance(q, np.ndarray) else ("q", q)
+            raise LayoutMismatch(f"{name} must be a NumPy array, got {type(array).__name__}")
         arrays, spec = self._arrays, self._kv.spec
-        if q.dtype.name in _FAST and (out is None or out.dtype == q.dtype):
+        if (q.dtype.num in _USUAL or q.dtype.name in _FAST) and (out is None or out.dtype == q.dtype):
             lse = np.empty(q.shape[:2], np.float32) if return_lse else None
+            k, v = self._kv.layer(layer)
             o = cpu.attend(
-                np.ascontiguousarray(q), *self._kv.layer(layer), arrays.seq_lens, block_tables=arrays.block_tables,
-                q_indptr=arrays.q_indptr, kv_dtype=spec.dtype, out=out, lse=lse, **_as_arrays(variant),
+                q if q.flags.c_contiguous else np.ascontiguousarray(q), k, v, arrays.seq_lens,
+                block_tables=arrays.block_tables, q_indptr=arrays.q_indptr, kv_dtype=spec.dtype, out=out, lse=lse,
+                **(_as_arrays(variant) if variant else variant),
             )  # fmt: skip
             return (o, lse) if return_lse else o
         try:
@@ -201,17 +192,15 @@ def _as_arrays(variant: dict[str, Any]) -> dict[str, Any]:
 
     Other kinds of numbers are left for the kernels to refuse.
     """
-    found = dict(variant)
-    wanted = {"alibi_slopes": ("f", np.float32), "sinks": ("f", np.float32), "mask_indptr": ("iu", np.int64)}
-    for name, (kinds, dtype) in wanted.items():
-        if found.get(name) is not None:
-            array = np.asarray(found[name])
-            found[name] = np.ascontiguousarray(array, dtype) if array.dtype.kind in kinds else array
-    if found.get("mask") is not None:
-        found["mask"] = np.ascontiguousarray(found["mask"])
-    return found
+    for name, (kinds, dtype) in _ARRAYS.items():
+        given = variant.get(name)
+        if given is not None:
+            array = np.asarray(given)
+            variant[name] = np.ascontiguousarray(array, dtype) if array.dtype.kind in kinds else array
+    if variant.get("mask") is not None:
+        variant["mask"] = np.ascontiguousarray(variant["mask"])
+    return variant
 
 
 def _refuse(stream: Any) -> None:
-    if stream is not None:
-        raise WrongType("stream is for a cache whose device tier is on a GPU; this one's is in CPU memory")
+    raise WrongType("stream is for a cache whose device tier is on a GPU; this one's is in CPU memory")

@@ -138,7 +138,7 @@ class GpuKV:
 
         Made anew, twice as large, when a batch outgrows them.
         """
-        arrays = {name: variant.pop(name) for name in ("alibi_slopes", "sinks")}
+        arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
         key = (num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
         found = self._attentions.get(key)

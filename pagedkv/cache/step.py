@@ -20,6 +20,7 @@ from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.spec.sizes import whole_number
 
+_VARIANT = ("softmax_scale", "window", "soft_cap", "alibi_slopes", "sinks", "mask", "mask_indptr", "causal")
 MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of long prompts
 
 
@@ -206,7 +207,8 @@ class Step:
 
     def _check_rows(self) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
-        if not self._engine.table.are_in(self._rows, self.arrays.number):
+        arrays = self.arrays
+        if not arrays.is_untouched and not self._engine.table.are_in(self._rows, arrays.number):
             raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
 
     def attend(
@@ -255,7 +257,7 @@ class Step:
         """
         arrays, spec = self.arrays, self._engine.spec
         q = as_argument("q", q, stream=stream)
-        target = as_argument("out", out, writable=True, stream=stream)
+        target = None if out is None else as_argument("out", out, writable=True, stream=stream)
         shape = getattr(q, "shape", None)
         if not isinstance(shape, tuple) or len(shape) != 3 or shape != (len(arrays.tokens), shape[1], spec.head_dim):
             shown = shape if isinstance(shape, tuple) else type(q).__name__
@@ -263,7 +265,7 @@ class Step:
         if shape[1] % spec.num_kv_heads:
             raise LayoutMismatch(f"{shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
         for name, flag in (("causal", causal), ("return_lse", return_lse)):
-            if not isinstance(flag, bool | np.bool_):
+            if flag is not True and flag is not False and not isinstance(flag, np.bool_):
                 raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
@@ -274,11 +276,13 @@ class Step:
         if not written:
             self._check_written(layer)
         self._check_rows()
-        result = self._under_way.attend(
-            layer, q, softmax_scale=softmax_scale, causal=causal, window=window, soft_cap=soft_cap,
-            alibi_slopes=alibi_slopes, sinks=sinks, mask=mask, mask_indptr=mask_indptr,
-            return_lse=return_lse, out=target, stream=stream,
-        )  # fmt: skip
+        variant: dict[str, Any] = {}
+        if not (
+            softmax_scale is window is soft_cap is alibi_slopes is sinks is mask is mask_indptr is None and causal
+        ):
+            given = (softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False)
+            variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
+        result = self._under_way.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
         self._check_rows()  # a release meanwhile may have let others write what was read
         self._attended.add(int(layer))
         if target is out:

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 SOURCES: dict[str, int]
 CACHES: dict[str, int]
 
+def plainly_fits(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> bool: ...
 def write(
     k: NDArray[Any],
     v: NDArray[Any],

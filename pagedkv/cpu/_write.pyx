@@ -49,6 +49,56 @@ SOURCES = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 CACHES = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_e4m3": F8_E4M3, "float8_e5m2": F8_E5M2}
 
 
+def plainly_fits(object k, object v, object k_cache, object v_cache, object slots) -> bool:
+    """Fast check of a call without scales: True means that its arrays are certainly valid, and share no memory.
+
+    False where something is wrong, and where it is merely unusual: the full check then decides.
+    """
+    if not (cnp.PyArray_CheckExact(k) and cnp.PyArray_CheckExact(v) and cnp.PyArray_CheckExact(k_cache)
+            and cnp.PyArray_CheckExact(v_cache) and cnp.PyArray_CheckExact(slots)):
+        return False
+    cdef cnp.ndarray places = slots, kc = k_cache, vc = v_cache
+    cdef int64_t i, num_slots
+    cdef const int64_t *at
+    if kc.ndim != 4 or vc.ndim != 4 or kc.descr.type_num != vc.descr.type_num:
+        return False
+    if kc.shape[0] != vc.shape[0] or kc.shape[1] != vc.shape[1] or kc.shape[2] != vc.shape[2]:
+        return False
+    if places.ndim != 1 or places.descr.type_num != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(places):
+        return False
+    if not (is_row_of(k, places, kc) and is_row_of(v, places, vc)):
+        return False
+    if not (is_apart(k, kc) and is_apart(k, vc) and is_apart(v, kc) and is_apart(v, vc)):
+        return False
+    at, num_slots = <const int64_t *> cnp.PyArray_DATA(places), kc.shape[0] * kc.shape[1]
+    for i in range(places.shape[0]):
+        if at[i] >= num_slots:
+            return False
+    return True
+
+
+cdef bint is_row_of(cnp.ndarray values, cnp.ndarray slots, cnp.ndarray cache):
+    """Dense values, one row for each slot, for a cache that may be written."""
+    return (values.ndim == 3 and values.shape[0] == slots.shape[0] and values.shape[1] == cache.shape[2]
+            and values.shape[2] == cache.shape[3] and cnp.PyArray_ISCARRAY_RO(values)
+            and cnp.PyArray_ISBEHAVED(cache))
+
+
+cdef bint is_apart(cnp.ndarray values, cnp.ndarray cache):
+    """The memory from a cache's first to its last element holds no part of `values`, which are dense."""
+    cdef const char *begin = <const char *> cnp.PyArray_DATA(cache)
+    cdef const char *end = begin + cnp.PyArray_ITEMSIZE(cache)
+    cdef const char *first = <const char *> cnp.PyArray_DATA(values)
+    cdef int axis
+    for axis in range(cache.ndim):
+        if cache.shape[axis] == 0:
+            return True
+        if cache.strides[axis] < 0:
+            return False
+        end += (cache.shape[axis] - 1) * cache.strides[axis]
+    return first >= end or first + cnp.PyArray_NBYTES(values) <= begin
+
+
 def write(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray k_cache not None, cnp.ndarray v_cache not None,
           cnp.ndarray slots not None, cnp.ndarray k_scale, cnp.ndarray v_scale, str k_dtype, str v_dtype, str kv_dtype,
           bint computed, int threads) -> None:

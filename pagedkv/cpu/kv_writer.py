@@ -29,6 +29,7 @@ def write_kv(
     v_cache: NDArray[Any],
     slot_mapping: NDArray[np.int64],
     *,
+    k_dtype: str = "",
     kv_dtype: str = "",
     scale_mode: str = "none",
     k_scale: NDArray[np.float32] | None = None,
@@ -43,6 +44,7 @@ def write_kv(
     k, v : float32, float16, bfloat16 or float64 [num_tokens, num_kv_heads, head_dim (head_dim_v)].
     k_cache, v_cache : [num_blocks, block_size, num_kv_heads, head_dim (head_dim_v)], any strides.
     slot_mapping : integers [num_tokens], ``block * block_size + offset``; a negative one skips its token.
+    k_dtype : ``"bfloat16"`` where k or v hold its bits, in uint16.
     kv_dtype : where the cache only holds bits: ``"bfloat16"`` in uint16, fp8 in uint8.
     scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"`` (then the scales are computed and stored).
     k_scale, v_scale : float32 [1], [num_kv_heads], or [num_blocks, block_size, num_kv_heads].
@@ -52,9 +54,15 @@ def write_kv(
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
         Arrays that do not fit. Nothing was written.
     """
-    name = dtype_of("k_cache", k_cache, kv_dtype)
+    name, k_name = dtype_of("k_cache", k_cache, kv_dtype), source_of("k", k, k_dtype)
+    v_name = k_name if getattr(v, "dtype", None) is k.dtype else source_of("v", v, k_dtype)
+    is_plain = scale_mode == "none" and k_scale is None and v_scale is None and name not in QUANTISED
+    if is_plain and _write.plainly_fits(k, v, k_cache, v_cache, slot_mapping):
+        _write.write(
+            k, v, k_cache, v_cache, slot_mapping, None, None, k_name, v_name, name, False, num_threads()
+        )  # fmt: skip
+        return
     dtype_of("v_cache", v_cache, kv_dtype)
-    k_name, v_name = source_of("k", k), source_of("v", v)
     shapes_fit = k_cache.ndim == v_cache.ndim == 4 and v_cache.shape[:3] == k_cache.shape[:3]
     if not shapes_fit or v_cache.dtype != k_cache.dtype:
         raise LayoutMismatch(

@@ -41,8 +41,10 @@ def dtype_of(what: str, array: Any, given: str = "", allowed: Collection[str] = 
     return given or own
 
 
-def source_of(what: str, array: Any) -> str:
+def source_of(what: str, array: Any, given: str = "") -> str:
     """The name of the element type of an array that is to be converted, in any byte order.
+
+    `given` where the array holds that type's bits.
 
     Raises
     ------
@@ -51,6 +53,9 @@ def source_of(what: str, array: Any) -> str:
     """
     if not isinstance(array, np.ndarray):
         raise WrongType(f"{what} must be a NumPy array, not {type(array).__name__}")
+    usual = _USUAL.get((array.dtype.num, "")) or _USUAL.get((array.dtype.num, given))
+    if usual in _write.SOURCES:
+        return usual
     name: str = array.dtype.name
     if name not in _write.SOURCES:
         raise WrongType(f"{what} must be one of {', '.join(_write.SOURCES)}, got {array.dtype}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
 import pytest
 
-from pagedkv.core import BlockPool, BlockTable
+from pagedkv.core import BlockPool, BlockTable, StepArrays
 from pagedkv.errors import DoubleRelease, InvalidArgument, StaleHandle, WrongType
 from tests.core.helpers import (
     bare,
@@ -81,6 +82,31 @@ def test_rows_are_in_their_step_until_one_is_stepped_cut_or_released() -> None:
     table.release(rows[1])
     with pytest.raises(StaleHandle):
         table.are_in(rows, step.number)
+    sound(table)
+
+
+def test_a_step_is_untouched_until_a_row_of_its_table_changes_hands() -> None:
+    table = bare()
+    rows = [table.open(tokens)[0] for tokens in ([1, 2], [3], [4])]
+
+    def begun() -> StepArrays:
+        step = table.step(rows[:2])
+        table.append(rows[2:], [5])
+        assert step.is_untouched, "what changes no step is none of its business"
+        return step
+
+    changes: dict[str, Callable[[], object]] = {
+        "another step": lambda: table.step(rows[2:]),
+        "a commit": lambda: table.commit(rows[2:]),
+        "its own commit": lambda: table.commit(rows[:2]),
+        "a cut": lambda: table.truncate(rows[0], 1),
+        "a step that is cancelled": lambda: table.cancel(rows[:1]),
+        "a release": lambda: table.release(rows[0]),
+    }
+    for what, change in changes.items():
+        step = begun()
+        change()
+        assert not step.is_untouched, what
     sound(table)
 
 

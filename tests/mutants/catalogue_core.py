@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+CHANGED = "write_hint(&self.num_changes, self.num_changes + 1)\n"
+
 MUTANTS = (
     Mutant(
         "a reference that nobody holds can be given back",
@@ -29,6 +31,21 @@ MUTANTS = (
         "pagedkv/_core/block_table.pyx",
         (("            same &= self.rows[r].step == number\n", "            same = True\n"),),
         ("test_rows_are_in_their_step_until_one_is_stepped_cut_or_released",),
+    ),
+    *(
+        Mutant(
+            f"a step looks untouched after {what}",
+            "pagedkv/_core/block_table.pyx",
+            ((old, old.replace("write_hint(&self.num_changes, self.num_changes + 1)", "pass")),),
+            ("test_a_step_is_untouched_until_a_row_of_its_table_changes_hands",),
+        )
+        for what, old in (
+            ("another began", f"{CHANGED}                        out.number"),
+            ("a commit", f"            if code == OK:\n                {CHANGED}"),
+            ("a cancel", f"        self.lock.acquire()\n        {CHANGED}"),
+            ("a cut", f"                entry.step = 0\n                {CHANGED}"),
+            ("a release", f"        row.live = 0\n        {CHANGED}"),
+        )
     ),
     Mutant(
         "a step that is over is committed",

@@ -53,6 +53,21 @@ WRITING = (
         (("owner_of(slot, shared->items) != item", "owner_of(token << NEIGHBOURS_LOG2, shared->items) != item"),),
         ("test_a_thread_that_gets_ahead_does_not_put_an_earlier_token_over_a_later_one",),
     ),
+    *(
+        Mutant(
+            f"the fast check of a write overlooks {what}", "pagedkv/cpu/_write.pyx", ((old, new),),
+            (f"test_anything_unusual_takes_the_full_check[{killer}]",),
+        )
+        for what, old, new, killer in (
+            ("a slot that is too large", "if at[i] >= num_slots:", "if False:", "a slot beyond the cache"),
+            ("rows in the cache", "is_apart(k, kc)", "True", "k in the cache itself"),
+            ("rows in the other cache", "is_apart(v, kc)", "True", "v in the memory of K's cache"),
+            ("a read-only cache", "            and cnp.PyArray_ISBEHAVED(cache))", "            )",
+             "a cache that is read-only"),
+            ("the values' shape", "values.shape[0] == slots.shape[0] and", "", "a token fewer in v"),
+            ("a second type", " or kc.descr.type_num != vc.descr.type_num", "", "caches of two types"),
+        )
+    ),
     Mutant(
         "rows that lie in the cache are read while it is written", "pagedkv/cpu/numbers.py",
         (("return array.copy() if shared else array", "return array"),),
