@@ -2,8 +2,7 @@
 
 Most steps change none of them, so a step asks and counts them all at once.
 
-A lane's end by length is a step's number, written down once; until the soonest of them comes, and as long as no lane
-gets a stop token, a step costs one comparison over all lanes.
+A lane's end by length is a step's number, written down once: a step compares it, and the stop tokens, over all lanes.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from pagedkv.cache.sequence import Batch, Sequence
-from pagedkv.scheduler._tokens import stopped
+from pagedkv.scheduler._lanes import drop, ended, put
 from pagedkv.scheduler.request import Branch, Tokens
 
 NO_STOP = -1  # no token: they are 0 or more
 ROW, LAST, STOPS = 0, 1, 2  # lines of the table
-STALE = -1  # in the place of the soonest end: look again
 
 
 class Lanes:
@@ -38,7 +36,6 @@ class Lanes:
         # Its row, the step that gives it its last token, and its stop tokens: a column for each lane.
         self._table = np.full((STOPS + 1, capacity), NO_STOP, np.int64)
         self._now = 0  # steps so far
-        self._soonest = STALE  # the first LAST of all, or earlier
         self.rows = self._table[ROW, :0]
         self.num_beams = 0
         self._planned: tuple[list[Branch], Batch] | None = None
@@ -74,18 +71,11 @@ class Lanes:
         missing = STOPS + len(request.stop_tokens) - len(self._table)
         if missing > 0:
             self._table = np.pad(self._table, ((0, missing), (0, 0)), constant_values=NO_STOP)
-        table, last = self._table, self._now + left
-        table[ROW, n] = seq.row
-        table[LAST, n] = last
-        table[STOPS:, n] = NO_STOP
-        for k, token in enumerate(request.stop_tokens, STOPS):
-            table[k, n] = token
-        if last < self._soonest or not n:
-            self._soonest = last
+        put(self._table, n, seq.row, self._now + left, request.stop_tokens)
         self.branches.append(branch)
         self.sequences.append(seq)
         self.num_beams += request.beams > 1
-        self.rows = table[ROW, : n + 1]
+        self.rows = self._table[ROW, : n + 1]
 
     def remove(self, branch: Branch) -> None:
         """It does not any more; those after it move up."""
@@ -95,7 +85,7 @@ class Lanes:
         """As `remove`, by place."""
         n = len(self.branches)
         self._planned = None
-        self._table[:, i : n - 1] = self._table[:, i + 1 : n]
+        drop(self._table, i, n)
         self.num_beams -= self.branches[i].request.beams > 1
         del self.branches[i], self.sequences[i]
         self.rows = self._table[ROW, : n - 1]
@@ -106,21 +96,13 @@ class Lanes:
 
     def take(self, tokens: Tokens) -> list[int]:
         """Every lane got its token, int32 [num_lanes]; which of them end with it, ascending."""
-        n = len(self.branches)
-        assert len(tokens) == n
+        assert len(tokens) == len(self.branches)
         self._now += 1
-        ended = stopped(self._table[STOPS:], tokens)
-        if self._now >= self._soonest:
-            last = self._table[LAST, :n]
-            over = (last <= self._now).nonzero()[0].tolist()
-            self._soonest = STALE if over else int(np.minimum.reduce(last))
-            ended = [*{*ended, *over}]
-        return sorted(ended)
+        return ended(self._table, tokens, self._now)
 
     def count(self, i: int, num_tokens: int) -> None:
         """Branch i got so many tokens."""
         self._table[LAST, i] -= num_tokens
-        self._soonest = min(self._soonest, int(self._table[LAST, i]))
 
     def check_integrity(self) -> None:
         """The arrays agree with the branches."""
@@ -134,6 +116,5 @@ class Lanes:
             assert branch.seq is not None
             assert branch.seq.row == self.rows[i]
             assert self.left(i) == branch.request.max_new_tokens - branch.num_output > 0
-            assert self._soonest <= self._table[LAST, i]
             stops = tuple(int(token) for token in self._table[STOPS:, i] if token != NO_STOP)
             assert stops == branch.request.stop_tokens

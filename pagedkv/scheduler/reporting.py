@@ -5,7 +5,6 @@ Drafts are kept as far as they were right.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.scheduler._tokens import are_tokens
+from pagedkv.scheduler._lanes import are_tokens
 from pagedkv.scheduler.mending import Before
 from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
@@ -65,10 +64,12 @@ class Reporter:
 
     def _one_token_each(self, plan: Plan, tokens: Any) -> Tokens:
         """What the lanes were given, int32 [num_lanes], checked."""
-        with contextlib.suppress(WrongType, InvalidArgument):
+        try:
             values: Tokens = self._as_tokens(tokens)
             if len(values) == len(plan.lanes) and are_tokens(values):
                 return values
+        except (WrongType, InvalidArgument):
+            pass  # what is wrong is said lane by lane
         entries = self._entries(plan, tokens)  # arrays of one token each, or an error that names its lane
         return np.concatenate(entries) if entries else NO_TOKENS
 

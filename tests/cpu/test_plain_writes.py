@@ -1,4 +1,4 @@
-"""The fast check of a write lets nothing through that the full check refuses, and lets the usual call through."""
+"""The fast check of a write passes the usual call and none that the full check refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = dict[str, Any]
 
 
 def usual() -> Call:
-    """Three tokens for caches as a cache's layers are: views into one arena, K and V of each block together."""
+    """Three tokens, and caches as a layer has them: views of one arena."""
     arena = np.zeros((4, 2, 8, 2, 16), np.float32)
     values = np.random.default_rng(0).standard_normal((2, 3, 2, 16)).astype(np.float32)
     slots, own = np.array([5, -1, 31]), np.zeros((4, 8, 2, 16), np.float32)
@@ -82,7 +82,7 @@ def test_anything_unusual_takes_the_full_check(what: str) -> None:
 
 
 def test_calls_of_any_shape_do_the_same_by_both_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call twice: as it comes, and with the full check alone. The count shows that both kinds are there."""
+    """Each call twice: as it comes, and with the full check alone. There are both kinds."""
     random, plain = np.random.default_rng(7), 0
 
     def call() -> Call:

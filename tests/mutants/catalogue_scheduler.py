@@ -140,9 +140,21 @@ MUTANTS = (
     ),
     Mutant(
         "a lane runs one token longer than it may",
-        LANES,
-        (("(last <= self._now)", "(last < self._now)"),),
-        ("test_one_request_generates_what_its_model_says",),
+        "pagedkv/scheduler/_lanes.pyx",
+        (("found = data[LAST * capacity + i] <= now", "found = data[LAST * capacity + i] < now"),),
+        ("test_lanes_end_at_their_own_tokens_and_their_own_last_step_alone[0]",),
+    ),
+    Mutant(
+        "a lane that goes leaves the last one where it was",
+        "pagedkv/scheduler/_lanes.pyx",
+        (("(n - 1 - i) * sizeof(int64_t)", "(n - 2 - i) * sizeof(int64_t)"),),
+        ("test_a_lane_that_goes_lets_those_after_it_move_up_and_leaves_the_others[0]",),
+    ),
+    Mutant(
+        "a lane keeps the stop tokens of the one before it",
+        "pagedkv/scheduler/_lanes.pyx",
+        (("if j < k else NO_STOP", "if j < k else data[(STOPS + j) * capacity + i]"),),
+        ("test_a_lane_is_written_into_its_own_column[stops0]",),
     ),
     Mutant(
         "branches come back with what the tree has, shared or not",
