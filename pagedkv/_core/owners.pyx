@@ -8,14 +8,16 @@ from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT
-from pagedkv._core.hazard cimport hazard_arrive, hazard_depart, hazard_expect, hazard_keys, hazard_session, hazard_take
-from pagedkv._core.history cimport History
+from pagedkv._core.policies.hazard.learner cimport (
+    hazard_arrive, hazard_depart, hazard_expect, hazard_keys, hazard_session, hazard_take,
+)
+from pagedkv._core.policies.hazard.history cimport History
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Owner, Place
 from pagedkv._core.radix_tree cimport Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common
 from pagedkv._core.recency cimport is_owned, on_hit, on_miss, past_follow, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
-from pagedkv._core.sessions cimport session_key
+from pagedkv._core.policies.hazard.sessions cimport session_key
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
 from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle, next_generation
 

@@ -11,9 +11,9 @@
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pagedkv._core.block_pool cimport Pool
-from pagedkv._core.candidates cimport Candidates
+from pagedkv._core.policies.hazard.candidates cimport Candidates
 from pagedkv._core.events cimport Ring
-from pagedkv._core.hazard cimport Hazard
+from pagedkv._core.policies.hazard.learner cimport Hazard
 from pagedkv._core.links cimport Links
 from pagedkv._core.radix_tree cimport Tree
 from pagedkv._core.types cimport MAX_TIERS, Move

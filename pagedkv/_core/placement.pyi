@@ -6,7 +6,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.events import KVEvent
-from pagedkv._core.hazard_policy import HazardPolicy
+from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv.errors import OutOfBlocks
 

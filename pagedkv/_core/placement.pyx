@@ -25,7 +25,7 @@ from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_
 from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
-from pagedkv._core.hazard cimport hazard_cleared, hazard_clock, hazard_close, hazard_open, hazard_purged
+from pagedkv._core.policies.hazard.learner cimport hazard_cleared, hazard_clock, hazard_close, hazard_open, hazard_purged
 from pagedkv._core.lock cimport read_hint
 from pagedkv._core.place cimport NUM_CLASSES, Fate, Place, Policy
 from pagedkv._core.radix_tree cimport (
@@ -244,7 +244,7 @@ cdef class Placement:
     @property
     def hazard(self):
         """The face of the policy ``hazard`` (a ``HazardPolicy``), None with another policy."""
-        from pagedkv._core.hazard_policy import HazardPolicy
+        from pagedkv._core.policies.hazard.face import HazardPolicy
 
         return HazardPolicy(self) if self.place.hazard != NULL else None
 

@@ -14,9 +14,11 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from pagedkv._core.block_pool cimport COUNT
-from pagedkv._core.candidates cimport KEPT, NO_SEAT, Candidates, candidates_add, candidates_drop, candidates_has
-from pagedkv._core.hazard cimport hazard_follow, hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span
-from pagedkv._core.history cimport history_roots
+from pagedkv._core.policies.hazard.candidates cimport KEPT, NO_SEAT, Candidates, candidates_add, candidates_drop, candidates_has
+from pagedkv._core.policies.hazard.learner cimport (
+    hazard_follow, hazard_lru_depth, hazard_random, hazard_rate, hazard_room, hazard_span,
+)
+from pagedkv._core.policies.hazard.history cimport history_roots
 from pagedkv._core.links cimport (
     UNLINKED, Links, coldest, int32s_grow, is_linked, link_between, link_hottest, links_grow, unlink,
 )

@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.events cimport EVENT_REMOVED, EVENT_STORED, ring_put
-from pagedkv._core.hazard cimport hazard_lost
+from pagedkv._core.policies.hazard.learner cimport hazard_lost
 from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, S3FIFO, Fate, Place, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim

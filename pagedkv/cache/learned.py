@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.hazard_policy import HazardPolicy
+from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.disk.directory import close_quietly, file_size_limit, read_start

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pagedkv._core.block_pool import BlockPool
-from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import NEED_CHAIN, Placement
+from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget

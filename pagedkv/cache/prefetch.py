@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import Placement
+from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv.cache.matching import Matcher
 from pagedkv.errors import ClosedError, InvalidArgument, StaleHandle
 from pagedkv.threads.monitor import Monitor

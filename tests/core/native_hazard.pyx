@@ -5,13 +5,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 import numpy as np
 
-from pagedkv._core.guard cimport Guard, guard_arrival, guard_open, guard_room
-from pagedkv._core.hazard cimport Hazard
-from pagedkv._core.hazard_model cimport (
+from pagedkv._core.policies.hazard.guard cimport Guard, guard_arrival, guard_open, guard_room
+from pagedkv._core.policies.hazard.learner cimport Hazard
+from pagedkv._core.policies.hazard.model cimport (
     NUM_BINS, NUM_FEATURES, NUM_WEIGHTS, Model, Sample, bin_edge, bin_of, model_chance, model_close, model_forget,
     model_index, model_learn, model_open,
 )
-from pagedkv._core.history cimport NUM_STAGES, History, Past, history_at, history_child
+from pagedkv._core.policies.hazard.history cimport NUM_STAGES, History, Past, history_at, history_child
 from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport Fate
 from pagedkv._core.placement cimport Placement

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv._core.hazard_policy import HazardPolicy
 from pagedkv._core.placement import NEED_CHAIN
+from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree
 from tests.core.hazard_requests import empty_tables
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-HAZARD = "pagedkv/_core/hazard.pyx"
-GUARD = "pagedkv/_core/guard.pyx"
-VISITS = "pagedkv/_core/visits.pyx"
-SESSIONS = "pagedkv/_core/sessions.pyx"
-HISTORY = "pagedkv/_core/history.pyx"
-MODEL = "pagedkv/_core/hazard_model.pyx"
+HAZARD = "pagedkv/_core/policies/hazard/learner.pyx"
+GUARD = "pagedkv/_core/policies/hazard/guard.pyx"
+VISITS = "pagedkv/_core/policies/hazard/visits.pyx"
+SESSIONS = "pagedkv/_core/policies/hazard/sessions.pyx"
+HISTORY = "pagedkv/_core/policies/hazard/history.pyx"
+MODEL = "pagedkv/_core/policies/hazard/model.pyx"
 OWNERS = "pagedkv/_core/owners.pyx"
 TRANSFERS = "pagedkv/_core/transfers.pyx"
 TABLE = "pagedkv/_core/block_table.pyx"

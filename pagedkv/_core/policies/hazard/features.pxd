@@ -10,8 +10,8 @@
 # the caller gave none, and then no part of the model.
 from libc.stdint cimport int32_t, uint8_t
 
-from pagedkv._core.history cimport Past
-from pagedkv._core.visits cimport Visit
+from pagedkv._core.policies.hazard.history cimport Past
+from pagedkv._core.policies.hazard.visits cimport Visit
 
 cdef enum:
     OUTPUT = 2

@@ -13,19 +13,19 @@ from numbers import Real
 import numpy as np
 
 from pagedkv._core.arrays cimport count_input, handle_input, return_input, seconds_input, session_input
-from pagedkv._core.candidates cimport Candidates
-from pagedkv._core.hazard cimport (
+from pagedkv._core.policies.hazard.candidates cimport Candidates
+from pagedkv._core.policies.hazard.learner cimport (
     MAX_KINDS, Hazard, HazardCounters, hazard_bound, hazard_bytes, hazard_chance, hazard_clock, hazard_report, hazard_room,
     hazard_study,
 )
-from pagedkv._core.hazard_model cimport NUM_WEIGHTS, Model, model_open
+from pagedkv._core.policies.hazard.model cimport NUM_WEIGHTS, Model, model_open
 from pagedkv._core.owners cimport place_begin, place_depart, place_hint, place_owner
 from pagedkv._core.place cimport NUM_CLASSES, Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport node_top, tree_named
 from pagedkv._core.recency cimport place_ensure
 from pagedkv._core.types cimport NIL, OK
-from pagedkv._core.visits cimport visit_of
+from pagedkv._core.policies.hazard.visits cimport visit_of
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 
 cnp.import_array()

@@ -9,11 +9,11 @@
 #     rate        the index of a run: expected hits per second of holding one of its blocks
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from pagedkv._core.guard cimport Guard, guard_room
-from pagedkv._core.hazard_model cimport Model, Sample
-from pagedkv._core.history cimport History
-from pagedkv._core.sessions cimport Sessions
-from pagedkv._core.visits cimport Visits
+from pagedkv._core.policies.hazard.guard cimport Guard, guard_room
+from pagedkv._core.policies.hazard.model cimport Model, Sample
+from pagedkv._core.policies.hazard.history cimport History
+from pagedkv._core.policies.hazard.sessions cimport Sessions
+from pagedkv._core.policies.hazard.visits cimport Visits
 
 cdef enum:
     MAX_KINDS = 8               # of namespaces: each has its own model

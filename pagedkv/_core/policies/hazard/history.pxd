@@ -10,7 +10,7 @@
 # under way holds, LRU cannot evict; and what is not cached of it is being computed, so nothing of it counts as lacking.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from pagedkv._core.hazard_model cimport NUM_BINS, NUM_FEATURES
+from pagedkv._core.policies.hazard.model cimport NUM_BINS, NUM_FEATURES
 from pagedkv._core.links cimport Links
 from pagedkv._core.types cimport NIL
 

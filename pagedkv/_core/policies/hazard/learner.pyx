@@ -3,7 +3,7 @@
 Expected hits per block-second, learned online from every reuse, evicted blocks' included.
 
 Admission is mandatory, so that after a request the cache is the same whether its blocks were hit or missed: keeping a block
-is worth exactly its next hit, and costs block-seconds. See hazard_model for the index, history for what is remembered.
+is worth exactly its next hit, and costs block-seconds. See model for the index, history for what is remembered.
 """
 
 from libc.math cimport sqrt
@@ -11,22 +11,24 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
-from pagedkv._core.features cimport describe, expected_bucket, is_told, leave_out_told, output_bucket, set_left, set_output
-from pagedkv._core.guard cimport guard_arrival, guard_open
-from pagedkv._core.hazard_model cimport (
+from pagedkv._core.policies.hazard.features cimport (
+    describe, expected_bucket, is_told, leave_out_told, output_bucket, set_left, set_output,
+)
+from pagedkv._core.policies.hazard.guard cimport guard_arrival, guard_open
+from pagedkv._core.policies.hazard.model cimport (
     NUM_BINS, NUM_FEATURES, NUM_WEIGHTS, Model, Sample, bin_edge, bin_edges, bin_of, model_chance, model_close, model_forget,
     model_index, model_learn, model_open,
 )
-from pagedkv._core.history cimport (
+from pagedkv._core.policies.hazard.history cimport (
     NUM_STAGES, History, Past, history_at, history_bytes, history_child, history_close, history_common, history_ensure,
     history_forget, history_hold, history_join, history_keep, history_let_go, history_lru_clear, history_lru_fit,
     history_lru_set, history_new, history_open, history_purge, history_split, history_stage, history_touch,
     history_wait,
 )
 from pagedkv._core.links cimport coldest, is_linked, unlink
-from pagedkv._core.sessions cimport Session, session_find, session_note, sessions_bytes, sessions_close
+from pagedkv._core.policies.hazard.sessions cimport Session, session_find, session_note, sessions_bytes, sessions_close
 from pagedkv._core.types cimport NIL, OK
-from pagedkv._core.visits cimport Visit, visit_end, visit_new, visits_close, visits_open
+from pagedkv._core.policies.hazard.visits cimport Visit, visit_end, visit_new, visits_close, visits_open
 
 cdef enum:
     NUM_SAMPLES = 4096          # noted and not yet learned, at most

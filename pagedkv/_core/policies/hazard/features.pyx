@@ -6,8 +6,8 @@ How what is known of a run becomes what its model learns from. Numbers only.
 from libc.math cimport log2
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from pagedkv._core.history cimport Past
-from pagedkv._core.visits cimport Visit
+from pagedkv._core.policies.hazard.history cimport Past
+from pagedkv._core.policies.hazard.visits cimport Visit
 
 
 cdef inline int32_t octave(int64_t x, int32_t most) noexcept nogil:        # 0, 1, 2-3, 4-7, ... -> 0, 1, 2, 3, ...
