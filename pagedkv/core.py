@@ -14,8 +14,12 @@ from pagedkv._core.chain_key import chain_keys as chain_keys
 from pagedkv._core.events import KVEvent as KVEvent
 from pagedkv._core.placement import DEFAULT_PRIORITY as DEFAULT_PRIORITY
 from pagedkv._core.placement import MOVE_DTYPE as MOVE_DTYPE
-from pagedkv._core.placement import POLICIES as POLICIES
 from pagedkv._core.placement import Placement as Placement
+from pagedkv._core.policies.registry import POLICIES as POLICIES
+from pagedkv._core.policies.registry import policies as policies
+from pagedkv._core.policies.registry import policy_needs_chain as policy_needs_chain
+from pagedkv._core.policies.requests import Requests as Requests
+from pagedkv._core.policies.requests import requests_of as requests_of
 from pagedkv._core.radix_tree import RadixTree as RadixTree
 from pagedkv._core.row_info import RowInfo as RowInfo
 from pagedkv._core.tier import TIER_NAMES as TIER_NAMES

@@ -8,7 +8,7 @@ from typing import Any
 from bench.policies.serving import STRICT, UNBOUNDED
 
 Row = Mapping[str, Any]
-OURS = ("arc", "s3fifo", "cost", "hazard", STRICT, UNBOUNDED)
+OURS = ("arc", "s3fifo", "hazard", STRICT, UNBOUNDED)
 
 
 def points(value: float | None) -> str:

@@ -20,7 +20,6 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     UNBOUNDED: {"color": "tab:red", "linestyle": ":", "marker": "^"},
     "arc": {"color": "tab:blue", "marker": "s"},
     "s3fifo": {"color": "tab:green", "marker": "s"},
-    "cost": {"color": "tab:gray", "marker": "s"},
     "LHD": {"color": "tab:orange", "marker": "x", "label": "LHD (published)"},
 }
 TICKS = ("1%", "2%", "5%", "10%", "20%", "50%")

@@ -12,11 +12,10 @@ from pagedkv.lab.replay import Trace
 from pagedkv.lab.replay.engine_sim import SimCache, serve
 from pagedkv.lab.replay.progress import Progress
 from pagedkv.lab.replay.trace import Int32
-from pagedkv.lab.replay.weights import LLAMA_3_8B
 
 STRICT, UNBOUNDED = "hazard, stake 0", "hazard, no bound"
 UNNAMED = "hazard, no sessions"  # which the trace knows, and the policy is not told
-POLICIES = ("lru", "arc", "s3fifo", "cost", "hazard", STRICT, UNBOUNDED, UNNAMED)
+POLICIES = ("lru", "arc", "s3fifo", "hazard", STRICT, UNBOUNDED, UNNAMED)
 STAKES = {STRICT: 0.0, UNBOUNDED: math.inf}
 
 
@@ -53,7 +52,7 @@ def run(trace: Trace, policy: str, blocks: int, progress: Progress) -> Run:
     """Replay a trace from an empty cache of one tier. `policy` is one of POLICIES."""
     kind = policy.partition(",")[0]
     room = min(blocks, trace.num_unique)
-    cache = WatchedCache((room, 0, 0), kind, cost_blocks=LLAMA_3_8B.balance_tokens / trace.block_size)
+    cache = WatchedCache((room, 0, 0), kind)
     if policy in STAKES:
         cache.bound(STAKES[policy])
     if policy == UNNAMED:

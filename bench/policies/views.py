@@ -148,7 +148,7 @@ def times(rows: Sequence[Row]) -> Table:
     table: Table = []
     for (trace, size), policies in of_shares(rows):
         line: dict[str, Any] = {"trace": trace, "capacity": spaced(size)}
-        line |= {f"{name}, ns": policies[name]["ns_per_access"] for name in ("lru", "hazard", "arc", "s3fifo", "cost")}
+        line |= {f"{name}, ns": policies[name]["ns_per_access"] for name in ("lru", "hazard", "arc", "s3fifo")}
         table.append(line | {"longest study, us": policies["hazard"]["longest_study_us"]})
     return table
 

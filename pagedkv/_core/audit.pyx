@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t
 
 from pagedkv._core.block_pool cimport COUNT, TREE
 from pagedkv._core.links cimport coldest, is_linked
-from pagedkv._core.place cimport NUM_LISTS, S3FIFO, Place
+from pagedkv._core.place cimport NUM_LISTS, Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport Tree, node_ids, node_top
 from pagedkv._core.recency cimport is_owned, list_of
@@ -70,7 +70,7 @@ def placement_problems(Placement self):
                 alone = not is_owned(p, n, tier)
                 if p.fates[n].transfer < 0 and alone and not is_linked(&p.links[tier], n):
                     problems.append(f"node {n}: evictable in tier {tier} but in no list")
-                if p.policy != S3FIFO and not alone and is_linked(&p.links[tier], n):
+                if not p.policy.keeps_owned and not alone and is_linked(&p.links[tier], n):
                     problems.append(f"node {n}: owned but in an eviction list of tier {tier}")
         for n in range(t.num_nodes):
             if t.nodes[n].root != NIL:

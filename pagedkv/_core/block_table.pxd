@@ -79,7 +79,6 @@ cdef class BlockTable:
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
     cdef void leave_kin(self, int32_t r) noexcept nogil
-    cdef void arrives(self, Row* row, int64_t found) noexcept nogil
     cdef int64_t open_into(self, tokens, namespace, int64_t given, leave, int64_t* computed) except? -1
     cdef int32_t count_forks(self, n) except -1
     cdef int fork_into(self, int64_t handle, int32_t count, int64_t* forks) except -1

@@ -13,14 +13,13 @@ from libc.string cimport memcmp, memcpy, memset
 import numpy as np
 
 from pagedkv._core.arrays cimport (
-    count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, return_input, session_input,
-    tokens_input,
+    count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input,
 )
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport (
-    place_acquire, place_arrive, place_begin, place_blocks, place_depart, place_hint, place_owner, place_release, place_share,
+    place_acquire, place_arrive, place_blocks, place_depart, place_owner, place_release, place_share,
     place_shorten, place_uncut,
 )
 from pagedkv._core.place cimport TAKEN_OVER
@@ -86,8 +85,9 @@ cdef class StepArrays:
 
     @property
     def is_untouched(self):
-        """Whether no row of the table has begun or ended a step, was cut back or released since this step began.
+        """Whether no row of the table has changed hands since this step began.
 
+        None was in another step, committed, cancelled, cut back or released.
         Then `BlockTable.are_in` holds for its rows: a glance where that looks at every row. False says nothing.
         """
         return read_hint(&self.table.num_changes) == self.num_changes
@@ -1105,115 +1105,6 @@ cdef class BlockTable:
         if code != OK:
             self.raise_(code, [handle], 0)
         return OK
-
-    # The request of a row comes; `found` of its blocks were cached, also those that its owner does not hold.
-    cdef void arrives(self, Row* row, int64_t found) noexcept nogil:
-        cdef int64_t blocks = max(row.num_owned, (row.num_tokens - 1) // self.block_size)      # one token is left to compute
-        place_arrive(&self.placement.place, row.owner, row.tokens, blocks * self.block_size, found)
-
-    def arrive(self, row, found=0):
-        """A row that was opened with an `owner` stands for a request, which has just come.
-
-        The policy ``hazard`` learns of it.
-
-        Once, before anything is appended. Without an `owner`, :meth:`open` has done it. Forks stand for the same request;
-        it is over when the last of them is released. With other policies nothing happens.
-
-        Parameters
-        ----------
-        row : int
-        found : int
-            Blocks of the prompt that were cached, where that is more than the `owner` holds: what was not worth its loading
-            is a hit to the policy, as it would be to LRU.
-
-        Raises
-        ------
-        StaleHandle
-            The row was released.
-        """
-        cdef int64_t handle = handle_input(row, "row"), blocks = count_input(found, "found", 0, 2**31 - 1)
-        cdef int32_t r
-        self.lock.acquire()
-        r = self.row_of(handle)
-        if r >= 0 and self.rows[r].owner != NIL:
-            with nogil:
-                self.arrives(&self.rows[r], blocks)
-        self.lock.release()
-        if r < 0:
-            self.raise_(E_STALE, [handle], 0)
-
-    def begin(self, rows):
-        """Tell the policy that these rows' requests (int64 [n]) are about to be scheduled.
-
-        Call before making room for a step; see ``HazardPolicy.begin``.
-
-        To be called before room is made for a step. A row that was released is passed over: the step will refuse it.
-        """
-        cdef cnp.ndarray handles = int64_input(rows, "rows")
-        cdef const int64_t* h = i64(handles)
-        cdef int64_t i, n = cnp.PyArray_SIZE(handles)
-        cdef int32_t r
-        self.lock.acquire()
-        with nogil:
-            for i in range(n):
-                r = self.row_of(h[i])
-                if r >= 0 and self.rows[r].owner != NIL:
-                    place_begin(&self.placement.place, self.rows[r].owner)
-        self.lock.release()
-
-    def hint(self, row, *, session=None, expected_return_s=None):
-        """What the caller knows of the request that a row stands for, as in ``HazardPolicy.hint``.
-
-        For any of its forks.
-
-        Raises
-        ------
-        WrongType, InvalidArgument, StaleHandle
-        """
-        cdef int64_t handle = handle_input(row, "row")
-        cdef int64_t name = session_input(session)
-        cdef double seconds = return_input(expected_return_s)
-        cdef int32_t r, kin
-        self.lock.acquire()
-        r = kin = self.row_of(handle)
-        while r >= 0:                           # one of a request's rows carries its visit
-            if self.rows[kin].owner != NIL:
-                place_hint(&self.placement.place, self.rows[kin].owner, name, seconds)
-            kin = self.rows[kin].next_kin
-            if kin == r:
-                break
-        self.lock.release()
-        if r < 0:
-            self.raise_(E_STALE, [handle], 0)
-
-    def depart(self, row):
-        """End a row's request, and report its output to ``HazardPolicy.report``.
-
-        Release the row next.
-
-        Without this, releasing it says that what was appended to its prompt is what it generated.
-
-        Returns
-        -------
-        int
-            The visit's handle; -1 where there is nothing to report: another policy, or a fork that goes on with the request.
-
-        Raises
-        ------
-        StaleHandle
-            The row was released.
-        """
-        cdef int64_t handle = handle_input(row, "row"), visit = -1
-        cdef int32_t r
-        self.lock.acquire()
-        r = self.row_of(handle)
-        if r >= 0 and self.rows[r].owner != NIL and self.rows[r].next_kin == r:
-            with nogil:
-                visit = place_depart(&self.placement.place, self.rows[r].owner, self.rows[r].used, -1, True)
-        self.lock.release()
-        if r < 0:
-            self.raise_(E_STALE, [handle], 0)
-        return visit
 
     def release(self, row):
         """End a sequence: its own blocks become free, its committed ones stay in the tree.

@@ -9,11 +9,11 @@ from libc.string cimport memcpy
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_drop_one
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.owners cimport place_begin, run_own
-from pagedkv._core.place cimport LRU, S3FIFO, Fate, Place
+from pagedkv._core.place cimport Fate, Place
 from pagedkv._core.radix_tree cimport (
     Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common, tree_extend, tree_new,
 )
-from pagedkv._core.recency cimport fate_new, ghost_queue, place_ensure, recency_link, set_top
+from pagedkv._core.recency cimport fate_new, place_ensure, queue_of, recency_link, set_top
 from pagedkv._core.retention cimport DEFAULT_CLASS, expiry_push, set_class
 from pagedkv._core.transfers cimport (
     copy_add, copy_disown, copy_own, copy_remove, drop_for, event_stored, make_room, quota_of, split, usage_of,
@@ -48,7 +48,7 @@ cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
         recency_link(p, top, n)
     if failed:
         set_class(p, n, DEFAULT_CLASS)
-    if p.policy == S3FIFO:
+    if p.policy.keeps_owned:
         recency_link(p, 0, n)
     p.counters.inserted += length
 
@@ -60,7 +60,7 @@ cdef bint may_extend(Place* p, int32_t n, int32_t owner) noexcept nogil:
             or f.failed or f.matched or p.tree.nodes[n].length >= p.tree.max_run or f.klass != p.owners[owner].klass
             or f.expires != p.owners[owner].expires or p.pools[0].refs[node_ids(p.tree, n, 0)[0]] != (TREE | 2)):
         return False
-    return p.policy == LRU or f.born == p.owners[owner].serial
+    return p.policy.joins_requests or f.born == p.owners[owner].serial
 
 
 # Leading blocks that only the caller holds: a block shared outside the tree would not share its run's fate.
@@ -163,10 +163,10 @@ cdef int32_t place_insert(
         queue = 0
         if t.keep_chain:                            # blocks of one run share a queue
             chain = chain_step(t, chain_before(t, n, t.nodes[n].length), at)
-            queue = ghost_queue(p, 0, chain, False)
+            queue = queue_of(p, 0, chain, False)
             for i in range(1, k):
                 chain = chain_step(t, chain, at + <int64_t>i * t.block_size)
-                if ghost_queue(p, 0, chain, False) != queue:
+                if queue_of(p, 0, chain, False) != queue:
                     k = i
                     break
         length = 0
@@ -184,14 +184,14 @@ cdef int32_t place_insert(
         if k == 0:
             break
         p.owners[owner].node = n
-        if t.keep_chain:
+        if t.keep_chain and p.policy.queue_of != NULL:
             for i in range(length, t.nodes[n].length):
-                ghost_queue(p, 0, t.nodes[n].chain[i], True)
+                queue_of(p, 0, t.nodes[n].chain[i], True)
         p.counters.inserted += k
         done += k
     p.owners[owner].node = n
     p.owners[owner].num_blocks = t.nodes[n].depth + t.nodes[n].length
-    if p.policy == S3FIFO and first_new != NIL:     # into the queue deepest first
+    if p.policy.keeps_owned and first_new != NIL:     # into the queue deepest first
         while True:
             if not is_linked(&p.links[0], n) and (t.nodes[n].tiers & 1):
                 recency_link(p, 0, n)

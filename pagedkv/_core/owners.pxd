@@ -2,22 +2,35 @@
 from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.place cimport Place
+from pagedkv._core.types cimport NIL
 
 # Owns the longest cached prefix of `tokens`, at most max_blocks (-1: no limit), in whatever tiers it lies. The owner's
 # slot, or a Code. The owner's `blocked` names a transfer that ended the match early, or -1.
 cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_t num_tokens,
                            int64_t max_blocks) noexcept nogil
-# With the policy hazard: the owner stands for a request with this prompt, which has just come. Others do not call it.
-# `found`: blocks of it that were cached, where that is more than the owner holds.
-cdef void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found) noexcept nogil
-# The request is going to be computed, and room made for it: LRU makes it now. Without this, with the owner's first insertion.
-cdef void place_begin(Place* p, int32_t owner) noexcept nogil
+# The owner stands for a request with this prompt, which has just come. `found`: blocks of it that were cached, where that
+# is more than the owner holds.
+cdef inline void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens,
+                              int64_t found) noexcept nogil:
+    if p.policy.arrive != NULL and p.owners[owner].visit == NIL:
+        p.policy.arrive(p, owner, tokens, num_tokens, found)
+
+# The request is about to be computed, and room made for it. Without this, with the owner's first insertion.
+cdef inline void place_begin(Place* p, int32_t owner) noexcept nogil:
+    if p.owners[owner].visit != NIL:
+        p.policy.begin(p, owner)
+
 # What the caller knows of the request that an owner stands for: its session (-1: nothing), the time until its prefix is used
 # again (seconds; infinity: never; -1: nothing). Nothing happens where it stands for none.
-cdef void place_hint(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil
-# The request is over; its owner is to be released next. `used`: it computed something. `output`: the tokens it generated, -1 if
-# that is not known; with `later` they will be reported, and the result is the visit's handle (-1: nothing to report).
-cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil
+cdef inline void place_hint(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil:
+    if p.owners[owner].visit != NIL:
+        p.policy.hint(p, owner, session, seconds)
+
+# The request is over; its owner is to be released next. `used`: it computed something. `output`: the tokens it generated, -1
+# if that is not known; with `later` they will be reported, and the result is the visit's handle (-1: nothing to report).
+cdef inline int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil:
+    return p.policy.depart(p, owner, used, output, later) if p.owners[owner].visit != NIL else -1
+
 # Another owner of the same path.
 cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil
 cdef void place_release(Place* p, int32_t owner) noexcept nogil

@@ -3,23 +3,17 @@
 An owner holds one reference on the hottest copy of every run from its root down to its deepest node.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from pagedkv._core.block_pool cimport COUNT
-from pagedkv._core.policies.hazard.learner cimport (
-    hazard_arrive, hazard_depart, hazard_expect, hazard_keys, hazard_session, hazard_take,
-)
-from pagedkv._core.policies.hazard.history cimport History
 from pagedkv._core.links cimport is_linked
-from pagedkv._core.place cimport EXPIRED, S3FIFO, Fate, Owner, Place
-from pagedkv._core.radix_tree cimport Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common
-from pagedkv._core.recency cimport is_owned, on_hit, on_miss, past_follow, place_ensure, recency_link, recency_unlink
+from pagedkv._core.place cimport EXPIRED, Fate, Owner, Place
+from pagedkv._core.radix_tree cimport Tree, chain_before, node_ids, node_top, tree_child, tree_common
+from pagedkv._core.recency cimport is_owned, on_hit, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
-from pagedkv._core.policies.hazard.sessions cimport session_key
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
-from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle, next_generation
+from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, next_generation
 
 
 cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
@@ -73,7 +67,7 @@ cdef int32_t place_owner(Place* p, int64_t handle) noexcept nogil:
 cdef void run_own(Place* p, int32_t n) noexcept nogil:
     cdef int32_t top = node_top(p.tree, n)
     copy_own(p, n, top)
-    if p.policy != S3FIFO:
+    if not p.policy.keeps_owned:
         recency_unlink(p, top, n)
 
 
@@ -136,8 +130,8 @@ cdef int32_t place_acquire(
         done += k
         n = child
     p.counters.acquired += 1
-    if t.keep_chain and done < total:
-        on_miss(p, chain_before(t, n, t.nodes[n].length), tokens + done * t.block_size, total - done)
+    if p.policy.on_miss != NULL and t.keep_chain and done < total:
+        p.policy.on_miss(p, chain_before(t, n, t.nodes[n].length), tokens + done * t.block_size, total - done)
     p.owners[owner].node = n
     p.owners[owner].num_blocks = <int32_t>done
     return owner
@@ -155,91 +149,6 @@ cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
         run_own(p, n)
         n = p.tree.nodes[n].parent
     return other
-
-
-# Others than the tree and one owner hold run n, or a caller wants it kept longer than others: no policy can evict it.
-cdef bint is_kept(Place* p, int32_t n) noexcept nogil:
-    cdef int32_t tier = node_top(p.tree, n)
-    return p.fates[n].klass > DEFAULT_CLASS or p.pools[tier].refs[node_ids(p.tree, n, tier)[0]] & COUNT > 2
-
-
-cdef void place_arrive(
-    Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found
-) noexcept nogil:
-    cdef Tree* t = p.tree
-    cdef int32_t n = p.owners[owner].node, done = p.owners[owner].num_blocks, i
-    cdef int32_t total = <int32_t>(num_tokens // t.block_size)
-    cdef int32_t kept = 0
-    cdef uint64_t chain
-    cdef uint64_t* keys
-    if p.hazard == NULL or p.owners[owner].visit != NIL:
-        return
-    keys = hazard_keys(p.hazard, total)
-    if keys == NULL:
-        return
-    path_keys(p, n, keys)
-    chain = chain_before(t, n, t.nodes[n].length)
-    for i in range(done, total):
-        chain = chain_step(t, chain, tokens + <int64_t>i * t.block_size)
-        keys[i] = chain
-    while t.nodes[n].length > 0 and not is_kept(p, n):
-        n = t.nodes[n].parent
-    kept = t.nodes[n].depth + t.nodes[n].length
-    n = p.owners[owner].node
-    p.owners[owner].visit = hazard_arrive(p.hazard, total, max(done, <int32_t>min(found, <int64_t>total)), kept)
-    while t.nodes[n].length > 0:        # a past that goes on otherwise was cut
-        past_follow(p, n)
-        n = t.nodes[n].parent
-
-
-cdef void place_begin(Place* p, int32_t owner) noexcept nogil:
-    if p.owners[owner].visit != NIL:
-        hazard_take(p.hazard, p.owners[owner].visit)
-
-
-cdef void place_hint(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil:
-    cdef int32_t visit = p.owners[owner].visit
-    if visit == NIL:
-        return
-    if session >= 0:
-        hazard_session(p.hazard, visit, session_key(p.tree.nodes[p.owners[owner].node].root, session))
-    if seconds >= 0:
-        hazard_expect(p.hazard, visit, seconds)
-
-
-cdef int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil:
-    cdef int32_t n = p.owners[owner].node, visit = p.owners[owner].visit, count, end
-    cdef int64_t handle = -1
-    cdef History* h
-    if visit == NIL:
-        return -1
-    p.owners[owner].visit = NIL
-    if p.fates[p.tree.nodes[n].root].failed:        # the namespace was dropped: nothing of it is remembered
-        used = False
-    if hazard_keys(p.hazard, p.owners[owner].num_blocks) == NULL:
-        used = False
-    else:
-        path_keys(p, n, p.hazard.keys)
-    count = hazard_depart(p.hazard, visit, p.tree.nodes[n].root, p.kind_of[p.tree.nodes[n].root],
-                          p.owners[owner].num_blocks if used else 0, used, output, later)
-    if later and p.hazard.visits.at[visit].live:
-        handle = make_handle(visit, p.hazard.visits.at[visit].generation)
-    h = &p.hazard.history
-    while count > 0 and p.tree.nodes[n].length > 0:     # the runs of the path learn what is remembered of their ends
-        end = p.tree.nodes[n].depth + p.tree.nodes[n].length
-        while count > 0 and h.pasts[p.hazard.path[count - 1]].depth >= end:
-            count -= 1
-        if count > 0 and h.pasts[p.hazard.path[count - 1]].depth + h.pasts[p.hazard.path[count - 1]].length >= end:
-            p.fates[n].past = p.hazard.path[count - 1]
-            p.fates[n].past_generation = h.pasts[p.hazard.path[count - 1]].generation
-        n = p.tree.nodes[n].parent
-    return handle
-
-
-cdef void path_keys(Place* p, int32_t n, uint64_t* keys) noexcept nogil:
-    while p.tree.nodes[n].length > 0:
-        memcpy(keys + p.tree.nodes[n].depth, p.tree.nodes[n].chain, p.tree.nodes[n].length * sizeof(uint64_t))
-        n = p.tree.nodes[n].parent
 
 
 cdef void place_release(Place* p, int32_t owner) noexcept nogil:

@@ -11,25 +11,61 @@
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pagedkv._core.block_pool cimport Pool
-from pagedkv._core.policies.hazard.candidates cimport Candidates
 from pagedkv._core.events cimport Ring
-from pagedkv._core.policies.hazard.learner cimport Hazard
 from pagedkv._core.links cimport Links
 from pagedkv._core.radix_tree cimport Tree
 from pagedkv._core.types cimport MAX_TIERS, Move
 from pagedkv.threads.pthread cimport pthread_cond_t
 
-cdef enum Policy:
-    LRU = 0
-    ARC = 1
-    S3FIFO = 2
-    COST = 3
-    HAZARD = 4
+cdef struct Place
+
+cdef enum:
+    POLICY_VERSION = 1      # raised with every change of Policy, Place, Fate or what a policy may call
+
+# An eviction policy: which run of a recency list goes first, and what it learns to know it. A function that is NULL has
+# nothing to do; `victim` is always there. All are called under the cache's mutex, without the GIL.
+cdef struct Policy:
+    int32_t version         # POLICY_VERSION and sizeof(Policy) of the headers that it was compiled with
+    int64_t size
+    bint needs_chain        # knows evicted blocks again by the hash of their prefix: RadixTree(keep_chain=True)
+    bint keeps_owned        # its lists are queues: a run keeps its place while it is owned
+    bint joins_requests     # blocks of one request may lengthen a run of another's
+    bint has_history        # remembers blocks that are evicted, as many as `open` is told
+    # The run to evict from list `list_no` of `tier` and, in *limit, how many of its blocks at most; NIL: none that may go.
+    # A policy with two queues has the second in list_no + 1. `childless`: only runs that nothing in any tier continues.
+    int32_t (*victim)(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil
+    # State of its own, in p.state, before anything is cached. `history`: blocks to remember, -1 for its default. A Code.
+    int (*open)(Place* p, int64_t history) noexcept nogil
+    void (*close)(Place* p) noexcept nogil                              # also where `open` failed or was never called
+    int (*grow)(Place* p, int32_t nodes) noexcept nogil                 # room for nodes p.fates_capacity .. nodes - 1. A Code
+    int (*grow_domains)(Place* p, int32_t domain) noexcept nogil        # room for the lists of one domain more. A Code
+    # What it learns: a hit on a run; a miss of blocks that follow `chain`; an eviction of `count` blocks of a run from a tier.
+    void (*on_hit)(Place* p, int32_t n) noexcept nogil
+    void (*on_miss)(Place* p, uint64_t chain, const int32_t* tokens, int64_t num_blocks) noexcept nogil
+    void (*on_evict)(Place* p, int32_t tier, int32_t n, int32_t first, int32_t count) noexcept nogil
+    void (*on_lost)(Place* p, int32_t n, int32_t count) noexcept nogil  # a run's last blocks leave every tier
+    # The queue that a block with this prefix hash is inserted into. `use_up`: what is remembered of it counts no more.
+    int32_t (*queue_of)(Place* p, int32_t tier, uint64_t chain, bint use_up) noexcept nogil
+    # A run that is in its recency list and may become a victim; that is none any more; whose children became fewer or colder;
+    # whose end is another one now.
+    void (*on_link)(Place* p, int32_t tier, int32_t n) noexcept nogil
+    void (*on_unlink)(Place* p, int32_t tier, int32_t n) noexcept nogil
+    void (*on_child_left)(Place* p, int32_t n) noexcept nogil
+    void (*on_end_moved)(Place* p, int32_t n) noexcept nogil
+    # What it learns of requests; owners.pxd says when. Without `arrive` there are no others.
+    void (*arrive)(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens, int64_t found) noexcept nogil
+    void (*begin)(Place* p, int32_t owner) noexcept nogil
+    void (*hint)(Place* p, int32_t owner, int64_t session, double seconds) noexcept nogil
+    int64_t (*depart)(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil
+    void (*clock)(Place* p, int64_t now_ns) noexcept nogil
+    bint (*remembers)(Place* p, int32_t root) noexcept nogil            # something of this namespace
+    void (*on_purge)(Place* p, int32_t root) noexcept nogil             # the namespace was dropped
+    void (*on_clear)(Place* p) noexcept nogil                           # every block without an owner was dropped
 
 cdef enum:
     EXPIRED = 0             # retention class of blocks whose time to live is over: first to go
     NUM_CLASSES = 102       # EXPIRED, then priority 0..100
-    NUM_LISTS = 204         # per domain: a class has two queues (T1/T2 of ARC, small/main of S3-FIFO; LRU uses the first)
+    NUM_LISTS = 204         # per domain: a class has two queues (T1/T2 of ARC, small/main of S3-FIFO; others use the first)
 
 cdef enum:
     TAKEN_OVER = 2          # by a row: no handle names the owner any more
@@ -46,7 +82,7 @@ cdef struct Fate:           # of a root only: last_use, born, failed and kids me
     uint8_t failed          # a copy could not be read: matched never again, replaced or dropped
     uint8_t queue[MAX_TIERS]
     uint8_t matched         # some request has found it since it was committed
-    int32_t past            # hazard: what is remembered of its last block, when a request has let go of it; else NIL
+    int32_t past            # the policy's own, NIL at first; with hazard what is remembered of its last block
     int32_t past_generation
 
 cdef struct Owner:
@@ -60,7 +96,7 @@ cdef struct Owner:
     int32_t pinned          # blocks counted against the pin budget
     uint8_t klass
     int64_t expires
-    int32_t visit           # hazard: the request that it stands for, NIL if none
+    int32_t visit           # the policy's name for the request that it stands for, NIL if none
 
 cdef struct Transfer:
     int64_t id
@@ -73,17 +109,6 @@ cdef struct Transfer:
     int8_t dst
     bint promotes
     int32_t* dst_ids        # [num_blocks], owned
-
-cdef struct Ghost:
-    uint64_t key
-    int64_t stamp
-    int64_t queue           # -1: empty slot
-
-cdef struct Ghosts:         # blocks evicted lately, by the hash of their prefix; good for decisions, never for identity
-    Ghost* slots
-    int64_t mask
-    int64_t used
-    int64_t count[2]        # evictions so far, per queue
 
 cdef struct Domain:         # a namespace with a quota is evicted from its own lists; all others share domain 0
     int32_t root
@@ -118,10 +143,10 @@ cdef struct Place:
     Tree* tree
     Pool* pools[MAX_TIERS]          # NULL where there is no such tier
     int32_t num_tiers
-    Policy policy
+    const Policy* policy
+    void* state                     # the policy's own
     bint oldest_first
     bint inclusive[MAX_TIERS]       # keep the copy there when it is promoted to the device
-    double cost_slope               # recompute cost of a block grows by this much per block of depth (cost policy)
     int64_t clock
     int64_t serial
     Fate* fates                     # [fates_capacity], by node
@@ -132,12 +157,7 @@ cdef struct Place:
     int32_t num_domains
     int32_t free_domain             # list through `root`: of namespaces that were forgotten
     int64_t size[MAX_TIERS][2]      # resident blocks by queue
-    Hazard* hazard                  # NULL with other policies
-    Candidates* candidates[MAX_TIERS]   # [num_domains * NUM_CLASSES] with hazard
-    int32_t* seats[MAX_TIERS]       # [fates_capacity], by node, with hazard
     uint8_t* kind_of                # [fates_capacity], by root: which model its requests teach
-    double target[MAX_TIERS]        # ARC's p: blocks that T1 may hold
-    Ghosts ghosts[MAX_TIERS]
     Owner* owners
     int32_t num_owners
     int32_t owners_capacity

@@ -25,5 +25,4 @@ cdef class Placement:
     cdef object _path(self, owner, bint tiers)
     cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1
-    cdef object _open_hazard(self, history_blocks)
     cdef object _stale(self, int64_t handle)

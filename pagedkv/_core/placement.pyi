@@ -11,8 +11,6 @@ from pagedkv._core.radix_tree import RadixTree
 from pagedkv.errors import OutOfBlocks
 
 DEFAULT_PRIORITY: int
-POLICIES: tuple[str, ...]
-NEED_CHAIN: tuple[str, ...]
 MOVE_DTYPE: np.dtype[np.void]
 
 @final
@@ -26,7 +24,6 @@ class Placement:
         demotion: str = "leaf_first",
         inclusive: Sequence[bool] | None = None,
         pin_budget: int = 0,
-        cost_tokens: float = 30000.0,
         event_words: int = 0,
         history_blocks: int | None = None,
     ) -> Placement: ...

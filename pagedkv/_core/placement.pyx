@@ -12,7 +12,6 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-import math
 
 import numpy as np
 
@@ -25,13 +24,13 @@ from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_
 from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
-from pagedkv._core.policies.hazard.learner cimport hazard_cleared, hazard_clock, hazard_close, hazard_open, hazard_purged
 from pagedkv._core.lock cimport read_hint
-from pagedkv._core.place cimport NUM_CLASSES, Fate, Place, Policy
+from pagedkv._core.place cimport Fate, Place
+from pagedkv._core.policies.registry cimport policy_named
 from pagedkv._core.radix_tree cimport (
     RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_named, tree_next, tree_partial, tree_remove,
 )
-from pagedkv._core.recency cimport domain_free, domain_new, ghosts_free, place_ensure
+from pagedkv._core.recency cimport domain_free, domain_new, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.transfers cimport (
     drop_children, finish_as, make_room, promote_run, quota_of, split, usage_of,
@@ -46,8 +45,6 @@ from pagedkv.errors import (
 cnp.import_array()
 
 DEFAULT_PRIORITY = 50
-POLICIES = ("lru", "arc", "s3fifo", "cost", "hazard")
-NEED_CHAIN = ("arc", "s3fifo", "hazard")        # they know evicted blocks again by the hash of their prefix
 MOVE_DTYPE = np.dtype([
     ("transfer", "<i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "<i4"), ("dst_block", "<i4"),
     ("node", "<i4"), ("index", "<i4"),
@@ -91,7 +88,7 @@ cdef bint place_forget(Place* p, int32_t root) noexcept nogil:
                 return False
     if p.events.words != NULL and p.fates[root].last_use > p.events.head:
         return False                                # whose events they are is asked when they are drained
-    if p.hazard != NULL and p.hazard.history.of_root[root] != 0:
+    if p.policy.remembers != NULL and p.policy.remembers(p, root):
         return False
     if d > 0:
         domain_free(p, d)
@@ -110,11 +107,13 @@ cdef class Placement:
     Parameters
     ----------
     tree : RadixTree
-        An empty tree with ``num_tiers >= len(pools)`` (and ``keep_chain=True`` for ``arc``, ``s3fifo`` and ``hazard``).
+        An empty tree with ``num_tiers >= len(pools)``, and ``keep_chain=True`` for policies that
+        :func:`pagedkv.core.policy_needs_chain` names: ``arc``, ``s3fifo`` and ``hazard``.
     pools : sequence of BlockPool or None
         By tier: device, host, disk, remote. None where a tier is absent; the device must be there.
     policy : str
-        ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"cost"`` or ``"hazard"`` (see :attr:`hazard`).
+        ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"hazard"`` (see :attr:`hazard`), or one of another package's; see
+        :func:`pagedkv.core.policies`.
     demotion : str
         ``"leaf_first"`` (the coldest leaf's last blocks go first) or ``"oldest_first"`` (of the coldest
         private branch, the
@@ -123,8 +122,6 @@ cdef class Placement:
         By tier: keep the clean copy there when a block is promoted. Default: only on disk, which saves writes.
     pin_budget : int
         Blocks that :meth:`pin` may hold at most.
-    cost_tokens : float
-        For ``cost``: tokens of context at which attention costs as much to recompute as everything else.
     event_words : int
         Size of the event ring in int32 words; 0 turns events off.
     history_blocks : int, optional
@@ -138,8 +135,9 @@ cdef class Placement:
     """
 
     def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, pin_budget=0,
-                  cost_tokens=30000.0, event_words=0, history_blocks=None):
+                  event_words=0, history_blocks=None):
         cdef int32_t tier
+        cdef int64_t history = -1
         cdef BlockPool pool
         if not isinstance(tree, RadixTree):
             raise WrongType(f"tree is {type(tree).__name__}: a RadixTree is needed")
@@ -153,24 +151,19 @@ cdef class Placement:
             raise WrongType("pools[0], the device's, must be a BlockPool")
         if len(self.pools) > self.tree.tree.num_tiers:
             raise InvalidArgument(f"{len(self.pools)} pools for a tree with num_tiers = {self.tree.tree.num_tiers}")
-        if not isinstance(policy, str) or policy not in POLICIES:
-            raise InvalidArgument(f"policy {policy!r} is not known: one of {', '.join(POLICIES)}")
+        self.place.policy = policy_named(policy)
         if not isinstance(demotion, str) or demotion not in ("leaf_first", "oldest_first"):
             raise InvalidArgument(f"demotion {demotion!r} is not known: 'leaf_first' or 'oldest_first'")
-        if policy in NEED_CHAIN and not self.tree.tree.keep_chain:
+        if self.place.policy.needs_chain and not self.tree.tree.keep_chain:
             raise InvalidArgument(f"policy {policy!r} needs RadixTree(..., keep_chain=True) to know evicted blocks again")
         if self.tree.attached or self.tree.tree.num_blocks:
             raise InvalidArgument("the tree already holds blocks or belongs to another Placement")
-        if not (isinstance(cost_tokens, (int, float)) and math.isfinite(cost_tokens) and cost_tokens > 0):
-            raise InvalidArgument(f"cost_tokens = {cost_tokens!r}: a positive number of tokens is needed")
         if flags is None:
             flags = (False, False, True, True)[:len(self.pools)]
         if len(flags) != len(self.pools):
             raise InvalidArgument(f"inclusive has {len(flags)} entries for {len(self.pools)} tiers")
         self.policy_name = policy
-        self.place.policy = <Policy><int>POLICIES.index(policy)
         self.place.oldest_first = demotion == "oldest_first"
-        self.place.cost_slope = self.tree.tree.block_size / float(cost_tokens)
         self.place.pin_budget = count_input(pin_budget, "pin_budget", 0, 2**31 - 1)
         self.place.free_owner = self.place.free_transfer = self.place.free_domain = NIL
         self.place.num_tiers = len(self.pools)
@@ -188,10 +181,12 @@ cdef class Placement:
                 raise InvalidArgument(f"pools[{tier}] already has blocks in use or belongs to another Placement")
             self.place.pools[tier] = &pool.pool
             self.place.inclusive[tier] = bool(flags[tier])
-        if policy == "hazard":
-            self._open_hazard(history_blocks)
-        elif history_blocks is not None:
-            raise InvalidArgument(f"history_blocks is for policy 'hazard', not {policy!r}")
+        if history_blocks is not None:
+            history = count_input(history_blocks, "history_blocks", 1, 2**40)
+            if not self.place.policy.has_history:
+                raise InvalidArgument(f"history_blocks is for policies that remember evicted blocks, not {policy!r}")
+        if self.place.policy.open != NULL and self.place.policy.open(&self.place, history) != OK:
+            raise MemoryError(f"no memory for the policy {policy}")
         if words and ring_open(&self.place.events, words) != 0:
             raise MemoryError("no memory for the event ring")
         if place_ensure(&self.place, 16) != OK or domain_new(&self.place, NIL) < 0:
@@ -204,26 +199,11 @@ cdef class Placement:
                 pool.lock = self.lock
                 pool.attached = True
 
-    cdef object _open_hazard(self, history_blocks):
-        cdef int64_t capacity = 0
-        for pool in self.pools:
-            if pool is not None:
-                capacity += pool.counts()["max"]
-        remembered = max(65536, min(16 * capacity, max(2**22, 2 * capacity))) if history_blocks is None else history_blocks
-        self.place.hazard = hazard_open(capacity, count_input(remembered, "history_blocks", 1, 2**40))
-        if self.place.hazard == NULL:
-            raise MemoryError("no memory for the policy hazard")
-
     def __dealloc__(self):
-        cdef int32_t i, j
-        for i in range(MAX_TIERS):
-            free(self.place.seats[i])
-            if self.place.candidates[i] != NULL:
-                for j in range(self.place.num_domains * NUM_CLASSES):
-                    free(self.place.candidates[i][j].nodes)
-            free(self.place.candidates[i])
+        cdef int32_t i
+        if self.place.policy != NULL and self.place.policy.close != NULL:
+            self.place.policy.close(&self.place)
         free(self.place.kind_of)
-        hazard_close(self.place.hazard)
         free(self.place.fates)
         free(self.place.domain_of)
         for i in range(MAX_TIERS):
@@ -238,7 +218,6 @@ cdef class Placement:
         free(self.place.moves)
         free(self.place.domains)
         free(self.place.expiries)
-        ghosts_free(&self.place)
         ring_close(&self.place.events)
 
     @property
@@ -246,7 +225,7 @@ cdef class Placement:
         """The face of the policy ``hazard`` (a ``HazardPolicy``), None with another policy."""
         from pagedkv._core.policies.hazard.face import HazardPolicy
 
-        return HazardPolicy(self) if self.place.hazard != NULL else None
+        return HazardPolicy(self) if self.policy_name == "hazard" else None
 
     @property
     def num_locked(self):
@@ -867,8 +846,8 @@ cdef class Placement:
         cdef int64_t blocks
         self.lock.acquire()
         with nogil:
-            if self.place.hazard != NULL:
-                hazard_clock(self.place.hazard, now)
+            if self.place.policy.clock != NULL:
+                self.place.policy.clock(&self.place, now)
             blocks = expire_until(&self.place, now)
         self.lock.release()
         return blocks
@@ -956,8 +935,8 @@ cdef class Placement:
             if root != NIL:
                 before = p.tree.num_blocks
                 drop_children(p, root)
-                if p.hazard != NULL:
-                    hazard_purged(p.hazard, root)
+                if p.policy.on_purge != NULL:
+                    p.policy.on_purge(p, root)
                 p.fates[root].failed = 1            # a root that has failed matches nothing and takes nothing, for good
                 dropped = before - p.tree.num_blocks
         self.tree.purges += root != NIL
@@ -1065,8 +1044,8 @@ cdef class Placement:
         for n in range(p.tree.num_nodes):
             if p.tree.nodes[n].root == n:
                 drop_children(p, n)
-        if p.hazard != NULL:
-            hazard_cleared(p.hazard)
+        if p.policy.on_clear != NULL:
+            p.policy.on_clear(p)
         ring_put(&p.events, EVENT_CLEARED, 0, NIL, NIL, 0, NULL, 0, NULL, 0)
         before -= p.tree.num_blocks
         self.lock.release()

@@ -12,12 +12,11 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.events cimport EVENT_REMOVED, EVENT_STORED, ring_put
-from pagedkv._core.policies.hazard.learner cimport hazard_lost
 from pagedkv._core.links cimport coldest, is_linked
-from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, S3FIFO, Fate, Place, Transfer
+from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, Fate, Place, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
-    child_left, fate_split, ghost_queue, is_owned, must_not_be_chosen, on_evict, past_follow, pick_victim, place_ensure,
+    child_left, end_moved, fate_split, is_owned, must_not_be_chosen, on_evict, pick_victim, place_ensure, queue_of,
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push
@@ -122,8 +121,8 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
     cdef int32_t tier, first = node.length - k
     p.counters.dropped[node_top(p.tree, n)] += k
     on_evict(p, node_top(p.tree, n), n, first, k)
-    if p.hazard != NULL:
-        hazard_lost(p.hazard, p.fates[n].past, p.fates[n].past_generation, node.depth + node.length, k)
+    if p.policy.on_lost != NULL:
+        p.policy.on_lost(p, n, k)
     for tier in range(p.num_tiers):
         if (node.tiers >> tier) & 1:
             if first == 0:
@@ -137,7 +136,7 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
     if first == 0:
         memset(&p.fates[n], 0, sizeof(Fate))
     else:
-        past_follow(p, n)
+        end_moved(p, n)
 
 
 cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil:
@@ -277,7 +276,7 @@ cdef void relink(Place* p, int32_t n, bint demoted) noexcept nogil:
     cdef int32_t tier
     for tier in range(p.num_tiers):
         if (p.tree.nodes[n].tiers >> tier) & 1 and not is_linked(&p.links[tier], n):
-            if not is_owned(p, n, tier) or p.policy == S3FIFO:
+            if not is_owned(p, n, tier) or p.policy.keeps_owned:
                 if demoted:
                     recency_link_demoted(p, tier, n)
                 else:
@@ -307,7 +306,7 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
         must_not_be_chosen(p, tier, n)
     if tree_merge(p.tree, child):
         b.matched |= a.matched
-        past_follow(p, child)
+        end_moved(p, child)
         if b.past == NIL:                           # of the lower part nothing is remembered
             b.past, b.past_generation = a.past, a.past_generation
         for tier in range(p.num_tiers):
@@ -357,7 +356,7 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
         return OK
     if promotes:
         p.counters.promoted[src] += num_blocks
-        f.queue[dst] = <unsigned char>ghost_queue(p, dst, p.tree.nodes[n].chain[0] if p.tree.keep_chain else 0, True)
+        f.queue[dst] = <unsigned char>queue_of(p, dst, p.tree.nodes[n].chain[0] if p.tree.keep_chain else 0, True)
         copy_add(p, n, dst, t.dst_ids)
         for _ in range(owners):                     # those who own the path own its hottest copy
             copy_own(p, n, dst)
@@ -379,7 +378,7 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
     else:
         p.counters.demoted[src] += num_blocks
         on_evict(p, src, n, 0, num_blocks)
-        f.queue[dst] = <unsigned char>ghost_queue(p, dst, p.tree.nodes[n].chain[0] if p.tree.keep_chain else 0, True)
+        f.queue[dst] = <unsigned char>queue_of(p, dst, p.tree.nodes[n].chain[0] if p.tree.keep_chain else 0, True)
         copy_add(p, n, dst, t.dst_ids)
         copy_remove(p, n, src)
         relink(p, n, True)

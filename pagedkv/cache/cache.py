@@ -84,7 +84,7 @@ class KVCache:
         unit and is refused. No `host_memory`, no host tier.
     disk : Disk, optional
         A directory and how much of it to use. Reopening it finds what had been demoted to it.
-    policy : ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"cost"`` or ``"hazard"``
+    policy : ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"hazard"``, or one that another package registers
         What goes first where room is needed. ``"hazard"`` learns online when prefixes are used again.
     demotion : ``"leaf_first"`` or ``"oldest_first"``
     inclusive : sequence of bool, optional
@@ -111,8 +111,7 @@ class KVCache:
     event_words : int
         Size of the event ring in int32 words; 0 turns events off.
     cost_tokens : float
-        Tokens of context at which attention costs as much to recompute as everything else: for ``policy="cost"``, and
-        to weigh loads from disk.
+        Tokens of context at which attention costs as much to recompute as everything else: weighs loads from disk.
     prefill_tokens_per_s : float, optional
         The rate at which prompts are computed, where it is known beforehand; see :meth:`observe_prefill`.
     scrub : ``"across_namespaces"``, ``"always"`` or ``"never"``
@@ -174,7 +173,7 @@ class KVCache:
         self._max_sequences = max_sequences
         core: dict[str, Any] = {
             "policy": policy, "inclusive": inclusive, "demotion": demotion, "pin_budget": pinned,
-            "event_words": event_words, "cost_tokens": cost_tokens,
+            "event_words": event_words,
         }  # fmt: skip
         self.placement = open_placement(sizes, spec.block_size, **core)
         self._costs = CostModel(spec.block_size, spec.block_bytes, cost_tokens, prefill_tokens_per_s)

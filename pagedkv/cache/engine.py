@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv._core.block_table import BlockTable, StepArrays
 from pagedkv._core.held import HeldRow
 from pagedkv._core.placement import Placement
+from pagedkv._core.policies.requests import check_return, requests_of
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Learned
 from pagedkv.cache.moving import Conductor
@@ -101,6 +102,7 @@ class Engine:
     ) -> None:
         self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
         self._kv, self._scrub, self.hooks, self.costs, self._learned = kv, scrub, hooks, costs, learned
+        self._requests = requests_of(table)  # None where the policy learns nothing of requests
         self._counting = threading.Lock()
         self.computed_tokens = 0
         self.uses_quota = False  # whether a commit may decide moves
@@ -153,8 +155,8 @@ class Engine:
     def _begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
         kv = self.kv  # before anything is scheduled: a cache that is closed raises here
         self.conductor.expire()
-        if self._learned is not None:
-            self.table.begin(rows)
+        if self._requests is not None:
+            self._requests.begin(rows)
         refused = True
         try:
             while isinstance(arrays := self.table.try_step(rows, q_lens, lookahead), int):
@@ -230,20 +232,24 @@ class Engine:
         return common
 
     def arrive(self, row: int, found: int, session: int | None) -> None:
-        """Report a served request to the policy hazard: its session and cached blocks.
+        """Report a served request to a policy that learns of them: its session and cached blocks.
 
         Once for each row.
         """
         if self._learned is not None:
             self._learned.tick()
-            self.table.arrive(row, found)
+        if self._requests is not None:
+            self._requests.arrive(row, found)
             if session is not None:
-                self.table.hint(row, session=session)
+                self._requests.hint(row, session=session)
 
     def expect(self, row: int, expected_return_s: float | None) -> None:
         """A row's caller expects the next use of its prefix so long after its release."""
         self.check_open()
-        self.table.hint(row, expected_return_s=expected_return_s)
+        if self._requests is None:
+            check_return(expected_return_s)
+        else:
+            self._requests.hint(row, expected_return_s=expected_return_s)
 
     def release(self, held: HeldRow) -> None:
         """A row's sequence is over.

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pagedkv._core.block_pool import BlockPool
-from pagedkv._core.placement import NEED_CHAIN, Placement
+from pagedkv._core.placement import Placement
 from pagedkv._core.policies.hazard.face import HazardPolicy
+from pagedkv._core.policies.registry import policy_needs_chain
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget
@@ -89,8 +90,7 @@ def open_placement(sizes: list[int], block_size: int, policy: str, inclusive: An
     pools = [BlockPool(size) if size else None for size in sizes]
     while pools[-1] is None:
         pools.pop()
-    has_ghosts = isinstance(policy, str) and policy in NEED_CHAIN
-    tree = RadixTree(block_size, len(pools), keep_chain=has_ghosts)
+    tree = RadixTree(block_size, len(pools), keep_chain=policy_needs_chain(policy))
     kept = None if inclusive is None else tuple(inclusive)[: len(pools)]
     return Placement(tree, pools, policy=policy, inclusive=kept, **options)
 

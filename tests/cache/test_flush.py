@@ -23,7 +23,7 @@ def disk_blocks(cache):
 
 
 @pytest.mark.parametrize("demotion", ["leaf_first", "oldest_first"])
-@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "cost", "hazard"])
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "hazard"])
 @pytest.mark.parametrize("host", [None, 3, 40])
 def test_what_was_flushed_is_found_after_a_restart(open_cache, host, policy, demotion):
     cache = open_cache(16, host=host, disk=80, policy=policy, demotion=demotion)

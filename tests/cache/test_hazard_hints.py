@@ -55,7 +55,7 @@ def test_a_trial_goes_on_with_its_session_when_it_is_kept_and_only_then(toy):
         assert left_behind(toy) == 2
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "cost"])
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])
 def test_other_policies_do_not_look_at_hints(open_cache, policy):
     toy = Toy(open_cache(16, policy=policy))
     with toy.cache.sequence(prompt(1), session="a") as seq:

@@ -92,7 +92,7 @@ def test_every_whole_prefix_is_matched_and_every_other_block_is_free(seed):
     choose.shuffle(kept)
     store = Store(kept)
     placement = open_placement(
-        [4, 0, 300], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0, cost_tokens=3e4
+        [4, 0, 300], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0
     )
     restore(placement, store, 2, placement.tree.namespace)
     by_key = {block.record.key: block for block in kept}
@@ -117,7 +117,7 @@ def test_every_whole_prefix_is_matched_and_every_other_block_is_free(seed):
 
 def test_an_empty_store_leaves_the_pool_as_it_is():
     placement = open_placement(
-        [4, 0, 8], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0, cost_tokens=3e4
+        [4, 0, 8], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0
     )
     orphan = stored(3, stored(9, None, 1), 2)
     store = Store([orphan])

@@ -22,3 +22,11 @@ def native_generations() -> ModuleType:
     from tests.model.native import compiled  # only here: nobody else pays for the compiler's modules
 
     return compiled(Path(__file__).parent, ["native_generations"])
+
+
+@pytest.fixture(scope="session")
+def native_registry() -> ModuleType:
+    """Module ``native_registry``, compiled when its first test asks for it."""
+    from tests.model.native import compiled
+
+    return compiled(Path(__file__).parent, ["native_registry"])

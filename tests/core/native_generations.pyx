@@ -4,6 +4,8 @@
 from libc.stdint cimport int32_t
 
 from pagedkv._core.block_table cimport BlockTable
+from pagedkv._core.policies.hazard.policy cimport HAZARD
+from pagedkv._core.policies.hazard.victims cimport hazard_of
 from pagedkv._core.place cimport Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport RadixTree
@@ -35,21 +37,21 @@ def next_node(RadixTree tree, int32_t generation):
 
 def next_visit(Placement placement, int32_t generation):
     cdef Place* p = &placement.place
-    assert p.hazard.visits.free_slot != NIL
-    p.hazard.visits.at[p.hazard.visits.free_slot].generation = generation
+    assert hazard_of(p).visits.free_slot != NIL
+    hazard_of(p).visits.at[hazard_of(p).visits.free_slot].generation = generation
 
 
 def next_past(Placement placement, int32_t generation):
     cdef Place* p = &placement.place
-    assert p.hazard.history.free_past != NIL
-    p.hazard.history.pasts[p.hazard.history.free_past].generation = generation
+    assert hazard_of(p).history.free_past != NIL
+    hazard_of(p).history.pasts[hazard_of(p).history.free_past].generation = generation
 
 
 def retired(Placement placement, BlockTable table=None):
     """Nodes, rows and pasts that are never used again."""
     cdef Place* p = &placement.place
     return (p.tree.num_retired, 0 if table is None else table.num_retired,
-            p.hazard.history.num_retired if p.hazard != NULL else 0)
+            hazard_of(p).history.num_retired if p.policy == &HAZARD else 0)
 
 
 def queues(Placement placement):

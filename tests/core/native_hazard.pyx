@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 import numpy as np
 
+from pagedkv._core.policies.hazard.victims cimport hazard_of
 from pagedkv._core.policies.hazard.guard cimport Guard, guard_arrival, guard_open, guard_room
 from pagedkv._core.policies.hazard.learner cimport Hazard
 from pagedkv._core.policies.hazard.model cimport (
@@ -98,7 +99,7 @@ cdef class NativeGuard:
 
 def noted(Placement placement):
     """Samples that were noted and not yet learned, oldest first."""
-    cdef Hazard* z = placement.place.hazard
+    cdef Hazard* z = hazard_of(&placement.place)
     cdef Sample* s
     cdef int64_t i
     out = []
@@ -110,7 +111,7 @@ def noted(Placement placement):
 
 def pasts(Placement placement):
     """What is remembered of each run, by its id."""
-    cdef History* h = &placement.place.hazard.history
+    cdef History* h = &hazard_of(&placement.place).history
     cdef Past* p
     out = {}
     for i in range(h.num_pasts):
@@ -180,7 +181,7 @@ def history_problems(Placement placement, bint exactly=True):
     What counts as cached always is. `exactly`: and the other way round, all that was cached having been asked for by
     requests that are over.
     """
-    cdef History* h = &placement.place.hazard.history
+    cdef History* h = &hazard_of(&placement.place).history
     cdef int32_t p, stage
     cdef Past* past
     cached = cached_hashes(&placement.tree.tree)

@@ -157,29 +157,28 @@ class S3Fifo(LeafFirst):
             (self.main if known else self.small).append(block)
 
 
-class Cost(LeafFirst):
-    """Of the 32 coldest leaves, the cheapest to recompute per expected use.
+class Lfu(LeafFirst):
+    """``examples/policy_lfu``: of the 64 coldest that may go, the one with the fewest hits."""
 
-    Parameters
-    ----------
-    slope : what one more block of depth adds to the cost of recomputing a block.
-    """
-
-    def __init__(self, capacity: int, slope: float) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self.slope = slope
-        self.uses: dict[Block, int] = {}
+        self.hits: dict[Block, int] = {}
 
     def on_hits(self, blocks: list[Block]) -> None:
         for block in blocks:
-            self.uses[block] += 1
+            self.hits[block] = min(255, self.hits[block] + 1)
 
     def on_insertion(self, blocks: list[Block]) -> None:
-        self.uses.update(dict.fromkeys(blocks, 0))
+        self.hits.update(dict.fromkeys(blocks, 0))
 
     def victim(self) -> Block:
-        def worth(block: Block) -> float:
-            age = self.clock - self.last_use[block] + 1
-            return (1 + self.slope * len(block)) * (1 + self.uses[block]) / age
-
-        return min(self.coldest_first(self.cached)[:32], key=worth)
+        best: Block | None = None
+        for block in self.coldest_first(self.cached)[:64]:
+            if best is None or self.hits[block] < self.hits[best]:
+                if best is not None:
+                    self.hits[best] >>= 1
+                best = block
+            elif self.hits[block] > self.hits[best]:
+                self.hits[block] >>= 1
+        assert best is not None
+        return best

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pagedkv.core import BlockTable
+from pagedkv.core import BlockTable, Requests
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 from tests.core.hazard_requests import NS, HazardCache, Prompt
 from tests.core.helpers import nothing_changes
@@ -230,13 +230,13 @@ def test_any_row_of_a_request_takes_its_hints(native_hazard: ModuleType) -> None
     table.step([row])
     table.commit([row])
     fork = int(table.fork(row, 1)[0])
-    table.hint(fork, session=7, expected_return_s=INF)
+    Requests(table).hint(fork, session=7, expected_return_s=INF)
     table.release(row)
     table.release(fork)
     assert set(feature(native_hazard, cache, LEFT).values()) == {NOT_LEFT}
     assert min(feature(native_hazard, cache, EXPECTED).values()) >= 8
     with pytest.raises(StaleHandle):
-        table.hint(row, session=7)
+        Requests(table).hint(row, session=7)
 
 
 # ---- what makes no sense
@@ -261,7 +261,7 @@ def wrong(through: str, errors: tuple[type[Exception], ...], **hints: Any) -> No
     owner, _ = cache.arrive([3])
     row, _ = table.open([4, 5])
     before = cache.hazard.stats()
-    hint, handle = (cache.hazard.hint, owner) if through == "policy" else (table.hint, row)
+    hint, handle = (cache.hazard.hint, owner) if through == "policy" else (Requests(table).hint, row)
     with nothing_changes(cache.placement), pytest.raises(errors):
         hint(handle, **hints)
     assert cache.hazard.stats() == before

@@ -45,7 +45,7 @@ def test_a_history_of_an_impossible_size_is_refused(blocks: Any) -> None:
 
 
 def test_a_history_without_the_policy_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="for policy 'hazard', not 'lru'"):
+    with pytest.raises(InvalidArgument, match="for policies that remember evicted blocks, not 'lru'"):
         single(policy="lru", history_blocks=100)
 
 

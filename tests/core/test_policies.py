@@ -8,17 +8,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from pagedkv.core import BlockPool, Placement, RadixTree
+from pagedkv.core import BlockPool, Placement, RadixTree, policy_needs_chain
 from tests.core.helpers import cache, cached_prefixes, single
-from tests.core.policy_models import Arc, Cost, LeafFirst, S3Fifo
-
-COST_TOKENS = 8.0
+from tests.core.policy_models import Arc, LeafFirst, S3Fifo
 
 MODELS: dict[str, Callable[[int], LeafFirst]] = {
     "lru": LeafFirst,
     "arc": Arc,
     "s3fifo": S3Fifo,
-    "cost": lambda capacity: Cost(capacity, 1 / COST_TOKENS),
     "hazard": LeafFirst,  # with nothing learned, LRU
 }
 
@@ -38,8 +35,8 @@ def trace(rng: Random, num_requests: int) -> list[list[int]]:
 
 
 def replay(policy: str, requests: list[list[int]], capacity: int, max_run: int) -> None:
-    tree = RadixTree(1, max_run=max_run, keep_chain=policy in ("arc", "s3fifo", "hazard"))
-    placement = Placement(tree, [BlockPool(capacity)], policy=policy, cost_tokens=COST_TOKENS)
+    tree = RadixTree(1, max_run=max_run, keep_chain=policy_needs_chain(policy))
+    placement = Placement(tree, [BlockPool(capacity)], policy=policy)
     model = MODELS[policy](capacity)
     for i, request in enumerate(requests):
         path = request[:capacity]
@@ -58,12 +55,6 @@ def replay(policy: str, requests: list[list[int]], capacity: int, max_run: int) 
 def test_a_policy_over_runs_is_the_policy_over_single_blocks(policy: str, seed: int) -> None:
     rng = Random(f"{policy}{seed}")
     replay(policy, trace(rng, 90), capacity=rng.choice([1, 2, 5, 10, 20, 33]), max_run=rng.choice([1, 3, 256]))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_cost_policy_over_single_blocks_is_its_model(seed: int) -> None:
-    rng = Random(seed)
-    replay("cost", trace(rng, 90), capacity=rng.choice([1, 2, 5, 10, 20, 45]), max_run=1)
 
 
 def test_arc_does_not_let_a_scan_push_out_what_was_used_twice() -> None:
@@ -96,23 +87,3 @@ def test_lru_lets_the_same_scan_push_everything_out() -> None:
     for token in range(100, 108):
         cache(placement, [token])
     assert cached_prefixes(tree) == {(token,) for token in range(100, 108)}
-
-
-def test_the_cost_policy_gives_up_shallow_blocks_before_deep_ones_of_about_the_same_age() -> None:
-    tree, _, placement = single(1, 13, policy="cost", cost_tokens=2.0)
-    cache(placement, list(range(1, 11)))  # ten deep, a little older
-    cache(placement, [20])
-    cache(placement, [30])
-    assert placement.reserve(2) == 0
-    assert cached_prefixes(tree) == {tuple(range(1, end)) for end in range(2, 12)} | {(30,)}
-    placement.check_integrity()
-
-
-def test_the_cost_policy_keeps_what_is_used_often() -> None:
-    tree, _, placement = single(1, 4, policy="cost")
-    for _ in range(5):
-        cache(placement, [1])
-    for token in (2, 3, 4):
-        cache(placement, [token])
-    assert placement.reserve(3) == 0
-    assert cached_prefixes(tree) == {(1,)}

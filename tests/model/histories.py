@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv._core.placement import NEED_CHAIN
 from pagedkv._core.policies.hazard.face import HazardPolicy
-from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree
+from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree, policy_needs_chain
 from tests.core.hazard_requests import empty_tables
 
 OPS_PER_SEED = 2000
@@ -44,7 +43,7 @@ def world(rng: Random, seed: int) -> tuple[Placement, BlockTable]:
         rng.choice([1, 2]) if large else rng.choice([1, 1, 2, 3, 4]),
         len(capacities),
         max_run=rng.choice([1, 2, 256, 256]),
-        keep_chain=policy in NEED_CHAIN,
+        keep_chain=policy_needs_chain(policy),
         seed=rng.getrandbits(32),
     )
     placement = Placement(
@@ -54,7 +53,6 @@ def world(rng: Random, seed: int) -> tuple[Placement, BlockTable]:
         demotion=rng.choice(["leaf_first", "oldest_first"]),
         inclusive=[rng.random() < 0.5 for _ in capacities],
         pin_budget=rng.choice([0, 4, 12]),
-        cost_tokens=rng.choice([2.0, 30000.0]),
         event_words=rng.choice([0, 0, 64, 4096]),
     )
     if placement.hazard is not None:

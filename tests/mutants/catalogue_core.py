@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "an evicted block is remembered for one eviction too many",
-        "pagedkv/_core/recency.pyx",
+        "pagedkv/_core/policies/ghosts.pyx",
         (
             (
                 "g.count[e.queue] - e.stamp < p.pools[tier].max_capacity",
@@ -200,5 +200,23 @@ MUTANTS = (
         "pagedkv/_core/transfers.pyx",
         (("                n = useless(p, tier, domain)\n", "                pass\n"),),
         ("test_a_run_that_could_not_be_read_keeps_no_room",),
+    ),
+    Mutant(
+        "a policy compiled for other headers is registered",
+        "pagedkv/_core/policies/registry.pyx",
+        (("    if policy.version != POLICY_VERSION or policy.size != sizeof(Policy):\n", "    if False:\n"),),
+        ("test_a_policy_that_cannot_work_is_refused",),
+    ),
+    Mutant(
+        "a policy takes the name of another one",
+        "pagedkv/_core/policies/registry.pyx",
+        (("    if known.get(name, <uintptr_t>policy) != <uintptr_t>policy:\n", "    if False:\n"),),
+        ("test_a_policy_that_cannot_work_is_refused",),
+    ),
+    Mutant(
+        "a policy that learns of requests by half is registered",
+        "pagedkv/_core/policies/registry.pyx",
+        (("    if not (whole if policy.arrive != NULL else none):\n", "    if False:\n"),),
+        ("test_a_policy_that_cannot_work_is_refused",),
     ),
 )

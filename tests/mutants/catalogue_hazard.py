@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         "a visit that computed nothing counts as a use",
-        OWNERS,
+        "pagedkv/_core/policies/hazard/requests.pyx",
         (("p.owners[owner].num_blocks if used else 0, used, output", "p.owners[owner].num_blocks, True, output"),),
         ("test_a_visit_that_used_nothing_leaves_what_it_found_as_it_was",),
     ),
@@ -103,13 +103,13 @@ MUTANTS = (
     Mutant(
         "what is left of a run leads to a past that may be forgotten",
         TRANSFERS,
-        (("    else:\n        past_follow(p, n)\n", ""),),
+        (("    else:\n        end_moved(p, n)\n", ""),),
         ("test_a_run_that_was_evicted_in_part_and_then_forgotten_is_still_known_where_it_is_cached",),
     ),
     Mutant(
         "an eviction is not noticed",
         TRANSFERS,
-        (("    if p.hazard != NULL:\n        hazard_lost", "    if False:\n        hazard_lost"),),
+        (("    if p.policy.on_lost != NULL:\n", "    if False:\n"),),
         ("test_lru_beside_it_is_lru_and_what_it_lacks_is_what_is_not_cached",),
     ),
     Mutant(
@@ -133,14 +133,14 @@ MUTANTS = (
     Mutant(
         "a step makes room without LRU",
         ENGINE,
-        (("            self.table.begin(rows)\n", "            pass\n"),),
+        (("            self._requests.begin(rows)\n", "            pass\n"),),
         ("test_room_that_a_step_makes_is_made_by_lru_too",),
         quick=True,
     ),
     Mutant(
         "a request is over although a fork goes on with it",
-        TABLE,
-        ((".owner != NIL and self.rows[r].next_kin == r:\n", ".owner != NIL:\n"),),
+        "pagedkv/_core/policies/requests.pyx",
+        ((".owner != NIL and t.rows[r].next_kin == r:\n", ".owner != NIL:\n"),),
         ("test_a_request_whose_fork_goes_on_is_not_over_when_its_row_departs",),
     ),
     Mutant(

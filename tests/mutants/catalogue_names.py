@@ -28,7 +28,7 @@ NAMES = (
     ),
     Mutant(
         "a namespace is forgotten although the policy remembers prefixes of it", PLACEMENT,
-        (("    if p.hazard != NULL and p.hazard.history.of_root[root] != 0:\n        return False\n", ""),),
+        (("    if p.policy.remembers != NULL and p.policy.remembers(p, root):\n        return False\n", ""),),
         ("test_what_the_policy_remembers_keeps_a_namespace_until_it_is_forgotten",),
     ),
     Mutant(

@@ -72,8 +72,11 @@ def trial(
 
 
 def _copy(folder: Path, modules: list[str]) -> None:
-    compiled = [f"{module.rpartition('.')[2]}.*.so" for module in modules]
-    shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", ignore=shutil.ignore_patterns("__pycache__", *compiled))
+    shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", ignore=shutil.ignore_patterns("__pycache__"))
+    for module in modules:
+        package, _, name = module.rpartition(".")
+        for compiled in (folder / package.replace(".", "/")).glob(f"{name}.*.so"):
+            compiled.unlink()
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__", "test_mutants.py"))
     for name in FILES:
         if (ROOT / name).exists():

@@ -193,7 +193,7 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, salts: C
     choose = random.Random(seed)
     threads = choose.randint(2, most_threads)
     options: dict[str, Any] = {
-        "policy": choose.choice(["lru", "arc", "s3fifo", "cost", "hazard"]),
+        "policy": choose.choice(["lru", "arc", "s3fifo", "hazard"]),
         "demotion": choose.choice(["leaf_first", "oldest_first"]),
         "threads": choose.randint(1, 3),
         "scrub": choose.choice(["across_namespaces", "always", "never"]),

@@ -17,8 +17,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.placement import NEED_CHAIN
-from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree
+from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree, policy_needs_chain
 from pagedkv.errors import OutOfBlocks, PagedKVError
 from tests.reliability import child
 from tests.reliability.crowd import restless, together
@@ -45,7 +44,7 @@ class World:
     def __init__(self, choose: random.Random, threads: int) -> None:
         sizes = (12 * threads, 10 * threads, 20 * threads)
         policy = choose.choice(POLICIES)
-        self.tree = RadixTree(1, 3, keep_chain=policy in NEED_CHAIN)
+        self.tree = RadixTree(1, 3, keep_chain=policy_needs_chain(policy))
         self.pools = [BlockPool(size) for size in sizes]
         self.placement = Placement(
             self.tree, self.pools, policy=policy, demotion=choose.choice(["leaf_first", "oldest_first"]),

@@ -52,7 +52,7 @@ class Shape:
         )
         return pk.KVCache(
             SPEC, pk.Blocks(self.device), in_blocks(host), disk,
-            policy=r.choice(["lru", "lru", "lru", "arc", "s3fifo", "cost", "hazard"]),
+            policy=r.choice(["lru", "lru", "lru", "arc", "s3fifo", "hazard"]),
             demotion=r.choice(["leaf_first", "leaf_first", "oldest_first"]),
             max_sequences=self.options.max_running + self.spare, pin_budget=pk.Blocks(self.device // 3), threads=1,
             deadline_s=r.choice([None, None, None, 0.0]), partial_hits=r.random() < 0.7,

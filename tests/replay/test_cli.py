@@ -111,7 +111,7 @@ def test_progress_is_plain_lines_on_stderr_when_asked_for(data: Path, capsys: Ca
 BAD: list[tuple[list[str], str]] = [
     (
         ["--policy", "belady"],
-        "unknown policy 'belady'; known: lru, arc, s3fifo, cost, hazard, infinite, min, min-bypass",
+        "unknown policy 'belady'; known: lru, arc, s3fifo, hazard, infinite, min, min-bypass",
     ),
     (["--policy", ""], "unknown policy ''"),
     (["--device-memory", "0"], "device: 0 blocks is less than one block"),

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from pagedkv.cache.cache import KVCache
+from pagedkv.core import requests_of
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.lab.replay.capacity import TIER_NAMES, Capacity
 from pagedkv.lab.replay.engine_sim import PROGRESS_EVERY, all_counters
@@ -57,6 +58,7 @@ class RealCache:
 
     def __init__(self, cache: KVCache, payload: Payload, longest: int) -> None:
         self.cache, self._payload, self._longest = cache, payload, longest
+        self._requests = requests_of(cache.table)
         self.wrong_bytes = self.verified_bytes = self.bookkeeping_ns = self.squeezed = 0
 
     def request(self, path: Int32, session: int = -1) -> tuple[int, Int64, int]:
@@ -89,7 +91,7 @@ class RealCache:
                     step.mark_written(0)
             except OutOfBlocks:
                 self.squeezed += 1
-            visit = self.cache.table.depart(sequence.row)
+            visit = -1 if self._requests is None else self._requests.depart(sequence.row)
         self.bookkeeping_ns += clock() - start
         tokens = sequence.hit_tokens
         return hit, np.array([tokens.get(name, 0) // TOKENS for name in TIER_NAMES], np.int64), visit

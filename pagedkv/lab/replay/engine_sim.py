@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.core import BlockPool, Placement, RadixTree, Tier
+from pagedkv.core import BlockPool, Placement, RadixTree, Tier, policy_needs_chain
 from pagedkv.lab.replay.capacity import TIER_NAMES, Capacity
 from pagedkv.lab.replay.progress import Progress
 from pagedkv.lab.replay.result import Outcome
@@ -31,7 +31,6 @@ from pagedkv.lab.replay.schedule import TOKEN_MS, arrivals_and_ends
 from pagedkv.lab.replay.trace import Int32, Int64, Trace
 
 PROGRESS_EVERY = 64  # requests
-NEEDS_CHAIN = ("arc", "s3fifo", "hazard")  # they know evicted blocks again by the hash of their prefix
 STUDY = 64  # samples that the policy hazard learns after each request, at most
 NO_TIERS = np.empty(0, np.uint8)
 SEED = 0  # of the tree's own hashing: a replay is the same every time
@@ -65,7 +64,6 @@ class SimCache:
     blocks : blocks of the device, host and disk tier; 0 where there is none.
     policy, demotion : as in ``Placement``.
     inclusive : names of tiers that keep their copy on promotion.
-    cost_blocks : for the policy ``cost``: blocks of context at which attention costs as much as all else.
     """
 
     def __init__(
@@ -75,17 +73,15 @@ class SimCache:
         *,
         demotion: str = "leaf_first",
         inclusive: tuple[str, ...] = (),
-        cost_blocks: float = 52.0,
     ) -> None:
         tiers = max(tier for tier, n in enumerate(blocks) if n) + 1
         self.device = BlockPool(blocks[0])
         self.placement = Placement(
-            RadixTree(1, tiers, keep_chain=policy in NEEDS_CHAIN, seed=SEED),
+            RadixTree(1, tiers, keep_chain=policy_needs_chain(policy), seed=SEED),
             [self.device, *(BlockPool(n) if n else None for n in blocks[1:tiers])],
             policy=policy,
             demotion=demotion,
             inclusive=tuple(name in inclusive for name in TIER_NAMES[:tiers]),
-            cost_tokens=cost_blocks,
         )
         self.moved = np.zeros(len(TIER_NAMES) ** 2, np.int64)  # blocks, by src * 3 + dst
         self.squeezed = 0  # requests that the placement could not make room for; they keep what fits
@@ -194,16 +190,15 @@ def run_sim(
     demotion: str,
     inclusive: tuple[str, ...],
     block_bytes: int,
-    cost_blocks: float,
     generating: float | None,
     hazard_stake: float | None,
     progress: Progress,
 ) -> Outcome:
     """Replay the trace from an empty cache.
 
-    ``block_bytes`` only turns moved blocks into bytes; ``cost_blocks`` is for the policy ``cost``; ``generating`` is
-    the time of an output token in milliseconds, None: a request releases its blocks as soon as it has come;
-    ``hazard_stake`` is for the policy ``hazard``, None: its own.
+    ``block_bytes`` only turns moved blocks into bytes; ``generating`` is the time of an output token in milliseconds,
+    None: a request releases its blocks as soon as it has come; ``hazard_stake`` is for the policy ``hazard``, None: its
+    own.
     """
     # A tier with room for every block of the trace never lacks any: more room changes nothing but memory.
     device, host, disk = (min(blocks, trace.num_unique) for blocks in capacity.blocks)
@@ -212,7 +207,6 @@ def run_sim(
         policy,
         demotion=demotion,
         inclusive=inclusive,
-        cost_blocks=cost_blocks,
     )
     if hazard_stake is not None:
         cache.bound(hazard_stake)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedkv.core import POLICIES as POLICIES
+from pagedkv.core import policies as registered
+from pagedkv.core import policy_needs_chain
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN, MAX_BYTES_PER_TOKEN, TIER_NAMES
 from pagedkv.lab.replay.references import BOUNDS
@@ -40,7 +42,7 @@ class Options:
         is complete, in the bounds too; sim only. None: it takes no time.
     hazard_stake : for the policy ``hazard``: share of what it won over LRU lately that may be at risk too. 0: the
         strict bound; inf: no bound; None: the policy's own. Sim only.
-    model : whose prefill weighs ``flop_weighted_hit_rate``, and what the policy ``cost`` weighs.
+    model : whose prefill weighs ``flop_weighted_hit_rate``, and weighs loads from disk in the real engine.
     """
 
     engine: str = "sim"
@@ -95,7 +97,11 @@ def check_policies(policies: Sequence[str]) -> None:
     if isinstance(policies, str) or not all(isinstance(policy, str) for policy in policies):
         raise WrongType("policies must be a list of names")
     for policy in policies:
-        if policy not in KNOWN:
-            raise InvalidArgument(f"unknown policy {policy!r}; known: {', '.join(KNOWN)}")
+        try:
+            is_known = policy in BOUNDS or policy_needs_chain(policy) is not None  # finds other packages' too
+        except InvalidArgument:
+            is_known = False
+        if not is_known:
+            raise InvalidArgument(f"unknown policy {policy!r}; known: {', '.join((*registered(), *BOUNDS))}")
     if not policies:
         raise InvalidArgument(f"at least one policy is needed; known: {', '.join(KNOWN)}")

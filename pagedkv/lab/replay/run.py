@@ -36,7 +36,7 @@ def replay(
     Parameters
     ----------
     trace : a Trace, or what ``load_trace`` takes.
-    policies : of ``lru arc s3fifo cost hazard`` and the bounds ``infinite min min-bypass``.
+    policies : of ``lru arc s3fifo hazard``, other registered ones and the bounds ``infinite min min-bypass``.
     capacities : one or several; a string or int is the size of a device tier alone (``5000``, ``"5%"``).
     options : engine and the rest; default ``Options()``.
     progress : called for each replay; default: not called.
@@ -104,7 +104,8 @@ def _one(
         engine = options.engine
         block_bytes = options.block_bytes if engine == "real" else trace.block_size * options.bytes_per_token
         sim = partial(run_sim, generating=options.generating, hazard_stake=options.hazard_stake)
-        run = run_real if engine == "real" else sim
+        real = partial(run_real, cost_blocks=options.model.balance_tokens / trace.block_size)
+        run = real if engine == "real" else sim
         outcome = run(
             trace,
             policy,
@@ -112,7 +113,6 @@ def _one(
             demotion=options.demotion,
             inclusive=options.inclusive,
             block_bytes=block_bytes,
-            cost_blocks=options.model.balance_tokens / trace.block_size,
             progress=progress,
         )
         parameters = {

@@ -19,13 +19,15 @@ from pagedkv._core.policies.hazard.learner cimport (
     hazard_study,
 )
 from pagedkv._core.policies.hazard.model cimport NUM_WEIGHTS, Model, model_open
+from pagedkv._core.policies.hazard.policy cimport HAZARD
+from pagedkv._core.policies.hazard.victims cimport hazard_of
+from pagedkv._core.policies.hazard.visits cimport visit_of
 from pagedkv._core.owners cimport place_begin, place_depart, place_hint, place_owner
 from pagedkv._core.place cimport NUM_CLASSES, Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport node_top, tree_named
 from pagedkv._core.recency cimport place_ensure
 from pagedkv._core.types cimport NIL, OK
-from pagedkv._core.policies.hazard.visits cimport visit_of
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 
 cnp.import_array()
@@ -47,7 +49,7 @@ cdef class HazardPolicy:
     """
 
     def __cinit__(self, Placement placement not None):
-        if placement.place.hazard == NULL:
+        if placement.place.policy != &HAZARD:
             raise InvalidArgument(f"this Placement has policy {placement.policy!r}, not 'hazard'")
         self.placement = placement
 
@@ -58,7 +60,7 @@ cdef class HazardPolicy:
         """
         cdef int64_t now = count_input(now_ns, "now_ns", 0, 2**63 - 1)
         self.placement.lock.acquire()
-        hazard_clock(self.placement.place.hazard, now)
+        hazard_clock(hazard_of(&self.placement.place), now)
         self.placement.lock.release()
 
     def begin(self, owner):
@@ -159,7 +161,7 @@ cdef class HazardPolicy:
         """
         cdef int64_t handle = handle_input(visit, "visit")
         cdef int64_t output = count_input(output_tokens, "output_tokens", 0, 2**63 - 1)
-        cdef Hazard* z = self.placement.place.hazard
+        cdef Hazard* z = hazard_of(&self.placement.place)
         cdef int32_t slot
         self.placement.lock.acquire()
         slot = visit_of(&z.visits, handle)
@@ -179,7 +181,7 @@ cdef class HazardPolicy:
         cdef int64_t most = count_input(max_samples, "max_samples", 0, 2**31 - 1), done
         self.placement.lock.acquire()
         with nogil:
-            done = hazard_study(self.placement.place.hazard, most)
+            done = hazard_study(hazard_of(&self.placement.place), most)
         self.placement.lock.release()
         return done
 
@@ -207,7 +209,7 @@ cdef class HazardPolicy:
                 raise InvalidArgument(f"{name} must be 0 or more, not {value}")
         cdef double share = min(slack, 1e9), at_stake = min(stake, 1e9)     # these may run code of the caller's
         self.placement.lock.acquire()
-        hazard_bound(self.placement.place.hazard, share, at_stake, requests)
+        hazard_bound(hazard_of(&self.placement.place), share, at_stake, requests)
         self.placement.lock.release()
 
     def set_kind(self, namespace, kind):
@@ -238,7 +240,7 @@ cdef class HazardPolicy:
 
         Numbers per bucket of ages, depths, gaps, counts and lengths; nothing of any prompt.
         """
-        cdef Model* m = &self.placement.place.hazard.models[count_input(kind, "kind", 0, MAX_KINDS - 1)]
+        cdef Model* m = &hazard_of(&self.placement.place).models[count_input(kind, "kind", 0, MAX_KINDS - 1)]
         cdef cnp.ndarray out = np.empty((2, NUM_WEIGHTS), np.float32)
         cdef float* data = <float*>cnp.PyArray_DATA(out)
         cdef bint there
@@ -258,7 +260,7 @@ cdef class HazardPolicy:
         WrongType, InvalidArgument
             No float32 array of that shape, or numbers that no learning can have made. Nothing was changed.
         """
-        cdef Model* m = &self.placement.place.hazard.models[count_input(kind, "kind", 0, MAX_KINDS - 1)]
+        cdef Model* m = &hazard_of(&self.placement.place).models[count_input(kind, "kind", 0, MAX_KINDS - 1)]
         cdef cnp.ndarray given
         cdef float* data
         cdef int code = OK
@@ -290,7 +292,7 @@ cdef class HazardPolicy:
         cdef Place* p = &self.placement.place
         self.placement.lock.acquire()
         end = p.tree.nodes[n].depth + p.tree.nodes[n].length
-        found = hazard_chance(p.hazard, p.fates[n].past, p.fates[n].past_generation, end, horizon)
+        found = hazard_chance(hazard_of(p), p.fates[n].past, p.fates[n].past_generation, end, horizon)
         self.placement.lock.release()
         return None if found < 0 else found
 
@@ -325,14 +327,14 @@ cdef class HazardPolicy:
         self.placement.lock.acquire()
         with nogil:
             for list_no in range(p.num_domains * NUM_CLASSES):
-                c = &p.candidates[where][list_no]
+                c = &hazard_of(p).candidates[where][list_no]
                 for i in range(c.count):
                     n = c.nodes[i]
                     if looked == LOOKED_AT:
                         break
                     if node_top(p.tree, n) != where or p.tree.nodes[n].first_child != NIL:
                         continue
-                    chance = hazard_chance(p.hazard, p.fates[n].past, p.fates[n].past_generation,
+                    chance = hazard_chance(hazard_of(p), p.fates[n].past, p.fates[n].past_generation,
                                            p.tree.nodes[n].depth + p.tree.nodes[n].length, horizon)
                     if chance > 0:
                         ids[looked], values[looked] = n, chance
@@ -354,7 +356,7 @@ cdef class HazardPolicy:
             ``samples_lost``, ``visits_lost``, ``clock_steps_back``, ``outputs_clamped``,
             ``remembered_blocks``, ``remembered_runs``, ``bytes``.
         """
-        cdef Hazard* z = self.placement.place.hazard
+        cdef Hazard* z = hazard_of(&self.placement.place)
         cdef HazardCounters c
         cdef int64_t learned = 0, lacking, room, blocks, runs, size, i
         self.placement.lock.acquire()

@@ -9,11 +9,13 @@
 #     rate        the index of a run: expected hits per second of holding one of its blocks
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from pagedkv._core.policies.hazard.candidates cimport Candidates
 from pagedkv._core.policies.hazard.guard cimport Guard, guard_room
 from pagedkv._core.policies.hazard.model cimport Model, Sample
 from pagedkv._core.policies.hazard.history cimport History
 from pagedkv._core.policies.hazard.sessions cimport Sessions
 from pagedkv._core.policies.hazard.visits cimport Visits
+from pagedkv._core.types cimport MAX_TIERS
 
 cdef enum:
     MAX_KINDS = 8               # of namespaces: each has its own model
@@ -48,6 +50,8 @@ cdef struct Hazard:
     int64_t weight_count
     uint64_t seed
     HazardCounters counters
+    Candidates* candidates[MAX_TIERS]   # [num_domains * NUM_CLASSES], owned by policy.pyx, and what they hold
+    int32_t* seats[MAX_TIERS]       # [fates_capacity], by node
 
 cdef Hazard* hazard_open(int64_t capacity, int64_t max_history) noexcept nogil      # NULL: no memory
 cdef void hazard_close(Hazard* z) noexcept nogil

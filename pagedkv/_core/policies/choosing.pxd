@@ -1,0 +1,31 @@
+# What every policy asks of a run before it may go.
+from libc.stdint cimport int32_t, uint32_t
+
+from pagedkv._core.place cimport Fate, Place
+from pagedkv._core.radix_tree cimport node_top
+from pagedkv._core.recency cimport is_owned
+from pagedkv._core.types cimport NIL
+
+# Children of run n that are as hot as `tier` or hotter.
+cdef inline int32_t hot_children(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    cdef int32_t u, children = 0
+    for u in range(tier + 1):
+        children += p.fates[n].kids[u]
+    return children
+
+
+cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    if f.transfer >= 0:
+        return False
+    if node_top(p.tree, n) < tier:              # a hotter copy exists: this one is redundant
+        return True
+    if is_owned(p, n, tier):
+        return False
+    if f.failed or (childless and p.tree.nodes[n].tiers == <uint32_t>1 << tier):    # it would be lost
+        return p.tree.nodes[n].first_child == NIL
+    return hot_children(p, tier, n) == 0
+
+
+# The coldest run of a list that may go, NIL if none.
+cdef int32_t first_that_may_go(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil

@@ -1,0 +1,155 @@
+"""What a policy is told of the requests that a block table's rows stand for."""
+
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t
+
+from pagedkv._core.arrays cimport count_input, handle_input, i64, int64_input, return_input, session_input
+from pagedkv._core.block_table cimport BlockTable, Row
+from pagedkv._core.owners cimport place_arrive, place_begin, place_depart, place_hint
+from pagedkv._core.types cimport E_STALE, NIL
+from pagedkv.errors import InvalidArgument
+
+cnp.import_array()
+
+
+def requests_of(BlockTable table not None):
+    """The Requests of a table, None where its policy learns nothing of requests."""
+    return Requests(table) if table.placement is not None and table.placement.place.policy.arrive != NULL else None
+
+
+def check_return(expected_return_s):
+    """Raise what :meth:`Requests.hint` would, for callers whose policy takes no hints."""
+    return_input(expected_return_s)
+
+
+@cython.final
+cdef class Requests:
+    """The requests of a table whose policy learns of them, as ``hazard`` does. Thread-safe.
+
+    Parameters
+    ----------
+    table : BlockTable over a Placement
+
+    Raises
+    ------
+    InvalidArgument
+        The table's policy learns nothing of requests.
+    """
+
+    cdef readonly BlockTable table
+
+    def __cinit__(self, BlockTable table not None):
+        if table.placement is None or table.placement.place.policy.arrive == NULL:
+            policy = None if table.placement is None else table.placement.policy
+            raise InvalidArgument(f"policy {policy!r} learns nothing of requests: 'hazard' does")
+        self.table = table
+
+    def arrive(self, row, found=0):
+        """A row that was opened with an `owner` stands for a request, which has just come.
+
+        Once, before anything is appended. Without an `owner`, ``BlockTable.open`` has done it. Forks stand for the same
+        request; it is over when the last of them is released.
+
+        Parameters
+        ----------
+        row : int
+        found : int
+            Blocks of the prompt that were cached, where that is more than the `owner` holds: what was not worth its loading
+            is a hit to the policy, as it would be to LRU.
+
+        Raises
+        ------
+        StaleHandle
+            The row was released.
+        """
+        cdef BlockTable t = self.table
+        cdef int64_t handle = handle_input(row, "row"), blocks = count_input(found, "found", 0, 2**31 - 1), size
+        cdef int32_t r
+        cdef Row* row_
+        t.lock.acquire()
+        r = t.row_of(handle)
+        if r >= 0 and t.rows[r].owner != NIL:
+            row_ = &t.rows[r]
+            size = max(row_.num_owned, (row_.num_tokens - 1) // t.block_size)     # one token is left to compute
+            with nogil:
+                place_arrive(&t.placement.place, row_.owner, row_.tokens, size * t.block_size, blocks)
+        t.lock.release()
+        if r < 0:
+            t.raise_(E_STALE, [handle], 0)
+
+    def begin(self, rows):
+        """Tell the policy that these rows' requests (int64 [n]) are about to be scheduled.
+
+        Call before making room for a step; see ``HazardPolicy.begin``.
+
+        To be called before room is made for a step. A row that was released is passed over: the step will refuse it.
+        """
+        cdef BlockTable t = self.table
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef const int64_t* h = i64(handles)
+        cdef int64_t i, n = cnp.PyArray_SIZE(handles)
+        cdef int32_t r
+        t.lock.acquire()
+        with nogil:
+            for i in range(n):
+                r = t.row_of(h[i])
+                if r >= 0 and t.rows[r].owner != NIL:
+                    place_begin(&t.placement.place, t.rows[r].owner)
+        t.lock.release()
+
+    def hint(self, row, *, session=None, expected_return_s=None):
+        """What the caller knows of the request that a row stands for, as in ``HazardPolicy.hint``.
+
+        For any of its forks.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, StaleHandle
+        """
+        cdef BlockTable t = self.table
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int64_t name = session_input(session)
+        cdef double seconds = return_input(expected_return_s)
+        cdef int32_t r, kin
+        t.lock.acquire()
+        r = kin = t.row_of(handle)
+        while r >= 0:                           # one of a request's rows carries its visit
+            if t.rows[kin].owner != NIL:
+                place_hint(&t.placement.place, t.rows[kin].owner, name, seconds)
+            kin = t.rows[kin].next_kin
+            if kin == r:
+                break
+        t.lock.release()
+        if r < 0:
+            t.raise_(E_STALE, [handle], 0)
+
+    def depart(self, row):
+        """End a row's request, and report its output to ``HazardPolicy.report``.
+
+        Release the row next.
+
+        Without this, releasing it says that what was appended to its prompt is what it generated.
+
+        Returns
+        -------
+        int
+            The visit's handle; -1 where there is nothing to report: a fork goes on with the request.
+
+        Raises
+        ------
+        StaleHandle
+            The row was released.
+        """
+        cdef BlockTable t = self.table
+        cdef int64_t handle = handle_input(row, "row"), visit = -1
+        cdef int32_t r
+        t.lock.acquire()
+        r = t.row_of(handle)
+        if r >= 0 and t.rows[r].owner != NIL and t.rows[r].next_kin == r:
+            with nogil:
+                visit = place_depart(&t.placement.place, t.rows[r].owner, t.rows[r].used, -1, True)
+        t.lock.release()
+        if r < 0:
+            t.raise_(E_STALE, [handle], 0)
+        return visit

@@ -1,0 +1,1 @@
+"""See the .pxd; nothing here is callable from Python."""
