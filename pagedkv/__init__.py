@@ -35,6 +35,7 @@ from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 from pagedkv.spec.budgets import Disk as Disk
 from pagedkv.spec.kv_spec import KVSpec as KVSpec
 from pagedkv.spec.namespace import Namespace as Namespace
+from pagedkv.spec.policies import Hazard as Hazard
 from pagedkv.spec.sizes import Blocks as Blocks
 from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size

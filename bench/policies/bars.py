@@ -5,39 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.policies.forms import OURS, Row, decimal, spaced
-from bench.policies.serving import UNBOUNDED
 
 Key = tuple[str, str]  # a trace and a size
 Cases = Mapping[Key, Mapping[str, Row]]  # by policy
 
-# % of the way from LRU to MIN that two sketches of such a policy closed before this one was written, chosen on these
-# very traces: HZ with output lengths known at the end of a request, GH with all of them known when it arrives.
-SKETCHES = {
-    ("chat", "1%"): (27, 28), ("chat", "2%"): (28, 30), ("chat", "5%"): (20, 23), ("chat", "10%"): (19, 20),
-    ("agents", "1%"): (58, 66), ("agents", "2%"): (43, 55), ("agents", "5%"): (7, 20), ("agents", "10%"): (8, 10),
-}  # fmt: skip
 HALF = 50  # % of the gap: the goal
 
 
 def verdict(cases: Cases) -> list[str]:
     """What the figures say against the bars."""
-    return [*_sketches(cases), *_published(cases), *(_beside_lru(cases, name) for name in OURS)]
+    return [*_published(cases), *(_beside_lru(cases, name) for name in OURS)]
 
 
 def best_published(policies: Mapping[str, Row]) -> Row | None:
     """Of what is published of other policies at this size, the most hits."""
     outside = [row for row in policies.values() if row["source"] == "published"]
     return max(outside, key=lambda row: int(row["hit_blocks"]), default=None)
-
-
-def _sketches(cases: Cases) -> list[str]:
-    found = []
-    known = {key: cases[key] for key in SKETCHES if key in cases}
-    for place, sketch in enumerate(("HZ, output lengths known at the end", "GH, output lengths known at arrival")):
-        for name in ("hazard", UNBOUNDED):
-            missed = [key for key in known if round(known[key][name]["gap_pct"]) < SKETCHES[key][place]]
-            found.append(f"The sketch {sketch}: `{name}` {_reached(len(known), missed)}.")
-    return found
 
 
 def _published(cases: Cases) -> list[str]:

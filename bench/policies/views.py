@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.policies.bars import SKETCHES, best_published, verdict
+from bench.policies.bars import best_published, verdict
 from bench.policies.forms import OURS, Row, decimal, points, spaced
 from bench.policies.serving import STRICT, UNBOUNDED, UNNAMED
 from bench.table import render_table
@@ -105,18 +105,14 @@ def prefix(rows: Sequence[Row]) -> Table:
 
 
 def price(rows: Sequence[Row]) -> Table:
-    """What each bound leaves of the gap closed.
-
-    Beside the sketches and the best that is published.
-    """
+    """What each bound leaves of the gap closed, beside the best that is published."""
     table: Table = []
     for (trace, size), policies in of_shares(rows):
         best = best_published(policies)
-        if (trace, size) not in SKETCHES or best is None:
+        if best is None:
             continue
-        at_end, at_arrival = SKETCHES[trace, size]
         table.append({
-            "trace": trace, "capacity": spaced(size), "HZ": str(at_end), "GH": str(at_arrival),
+            "trace": trace, "capacity": spaced(size),
             **{name: points(policies[name]["gap_pct"]) for name in (UNBOUNDED, "hazard", STRICT)},
             "best published": f"{points(best['gap_pct'])} {best['policy']}",
         })  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
@@ -68,6 +67,7 @@ from pagedkv.spec.budgets import Disk, blocks_for, check_choice
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.place import cuda_number
+from pagedkv.spec.policies import Hazard, named
 from pagedkv.spec.sizes import Size, number_of_seconds, whole_number
 from pagedkv.threads.crew import Errand
 from pagedkv.tiers import DeviceTier, DiskTier, Mover
@@ -84,7 +84,7 @@ class KVCache:
         unit and is refused. No `host_memory`, no host tier.
     disk : Disk, optional
         A directory and how much of it to use. Reopening it finds what had been demoted to it.
-    policy : ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"hazard"``, or one that another package registers
+    policy : ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"hazard"``, a :class:`Hazard`, or one that another package registers
         What goes first where room is needed. ``"hazard"`` learns online when prefixes are used again.
     demotion : ``"leaf_first"`` or ``"oldest_first"``
     inclusive : sequence of bool, optional
@@ -116,9 +116,6 @@ class KVCache:
         The rate at which prompts are computed, where it is known beforehand; see :meth:`observe_prefill`.
     scrub : ``"across_namespaces"``, ``"always"`` or ``"never"``
         When a device block is zeroed before a sequence fills it: if it held another namespace's KV; in any case; never.
-    learned : path, optional
-        For ``policy="hazard"``: a directory for what it learned, read now and written by :meth:`close` and
-        :meth:`save_learned`. Default: the disk tier's, if there is one.
     clock : callable, optional
         Seconds, a number that never falls: what times to live, ages and bytes per day go by. Default: the system's.
         One that fails or goes back fails no call: time stands still meanwhile (docs/observability.md).
@@ -141,7 +138,7 @@ class KVCache:
         host_memory: Size | None = None,
         disk: Disk | None = None,
         *,
-        policy: str = "lru",
+        policy: str | Hazard = "lru",
         demotion: str = "leaf_first",
         inclusive: Seq[bool] | None = None,
         device: str = "cpu",
@@ -156,7 +153,6 @@ class KVCache:
         cost_tokens: float = 30000.0,
         prefill_tokens_per_s: float | None = None,
         scrub: ScrubMode = "across_namespaces",
-        learned: str | os.PathLike[str] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         sizes = blocks_of(device_memory, host_memory, disk, spec)
@@ -166,7 +162,8 @@ class KVCache:
             require_namespace=require_namespace, partial_hits=partial_hits,
         )  # fmt: skip
         check_choice("scrub", scrub, MODES)
-        folder = check_learning(policy, learned, disk)
+        policy, hazard = named(policy)
+        folder = check_learning(policy, None if hazard is None else hazard.learned, disk)
         self._clock = None if clock is None else Clock(clock)
         self.spec, self.hooks = spec, Hooks()
         self._require_namespace, self._partial_hits = require_namespace, partial_hits
@@ -190,6 +187,8 @@ class KVCache:
             self.table = BlockTable(self.placement, max_sequences)
             each = spec.block_bytes if self._store is None else self._store.write_bytes
             policy_told, hooks = self.placement.hazard, self.hooks
+            if hazard is not None and policy_told is not None:
+                policy_told.set_bound(slack=hazard.slack, stake=hazard.stake, window=hazard.window)
             self._admission = open_admission(disk, each, sizes[Tier.DISK], self._costs, policy_told, self._clock)
             dispatch = Dispatch(self.placement)
             self._hands = Hands(self.placement, dispatch, self._mover, self._admission, self._costs, self._scrub, hooks)

@@ -196,7 +196,7 @@ def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:
     ------
     WrongType, InvalidArgument
     """
-    learns = isinstance(policy, str) and policy == "hazard"
+    learns = policy == "hazard"
     if disk is not None and disk.admission == "hazard" and not learns:
         raise InvalidArgument(
             f"Disk(admission='hazard') goes by what policy='hazard' learns, and this cache has policy {policy!r}: "
@@ -204,8 +204,6 @@ def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:
         )
     if learned is None:
         return ""
-    if not learns:
-        raise InvalidArgument(f"learned is for policy='hazard', and this cache has policy {policy!r}")
     folder = path_text(learned, "learned")
     above = os.path.dirname(os.path.abspath(folder))
     if os.path.exists(folder) and not os.path.isdir(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -331,7 +333,6 @@ def test_other_policies_say_that_it_is_not_for_them(open_cache, policy, tmp_path
     disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(8), admission="hazard")
     for call in (
         lambda: cache.set_kind(AGENTS, "agents"), cache.save_learned, lambda: cache.prefetch_likely(1.0, 4),
-        lambda: pk.KVCache(SPEC, pk.Blocks(8), policy=policy, learned=str(tmp_path)),
         lambda: pk.KVCache(SPEC, pk.Blocks(8), policy=policy, disk=disk),
     ):  # fmt: skip
         with pytest.raises(pk.InvalidArgument, match=f"policy='?hazard'?.*policy '{policy}'"):
@@ -362,3 +363,24 @@ def test_a_closed_cache_says_so(toy):
             call()
     with pytest.raises(pk.ClosedError):
         toy.cache.set_kind(AGENTS, "agents")
+
+
+def test_options_of_the_policy_reach_its_bound(open_cache):
+    rooms = []
+    for policy in (pk.Hazard(stake=0, slack=0), "hazard", pk.Hazard(slack=math.inf)):
+        cache = open_cache(16, policy=policy)
+        for number in range(3):
+            Toy(cache).use(prompt(number))
+        assert cache.placement.policy == "hazard"
+        rooms.append(cache.placement.hazard.stats()["room"])
+    assert rooms[0] <= rooms[1] < rooms[2]
+    assert (rooms[0], rooms[2] > 1e6) == (0, True)
+
+
+@pytest.mark.parametrize("option", ["stake", "slack"])
+@pytest.mark.parametrize("value", [-1, math.nan, "1", True, None, [1]])
+def test_options_of_the_policy_that_make_no_sense_are_refused(option, value):
+    with pytest.raises((pk.WrongType, pk.InvalidArgument), match=option):
+        pk.Hazard(**{option: value})
+    with pytest.raises((pk.WrongType, pk.InvalidArgument), match="window"):
+        pk.Hazard(window=99 if value == -1 else value)

@@ -33,7 +33,7 @@ def clock():
 @pytest.fixture
 def open_toy(open_cache, clock):
     def open_it(device=16, **options):
-        return Toy(open_cache(device, policy="hazard", clock=clock, **options))
+        return Toy(open_cache(device, **{"policy": "hazard", "clock": clock, **options}))
 
     return open_it
 
@@ -71,19 +71,19 @@ def test_a_disk_tier_keeps_it_through_a_restart(open_toy, taught):
 
 
 def test_a_directory_of_the_callers_is_made_and_takes_precedence(open_toy, clock, tmp_path):
-    toy = open_toy(disk=40, learned=tmp_path / "mine")
+    toy = open_toy(disk=40, policy=pk.Hazard(learned=tmp_path / "mine"))
     teach(toy, clock)
     assert toy.cache.save_learned() == 1
     assert os.listdir(tmp_path / "mine") == ["learned.default"]
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
     assert "learned.default" not in os.listdir(tmp_path / "kv")
-    again = open_toy(learned=str(tmp_path / "mine"))
+    again = open_toy(policy=pk.Hazard(learned=str(tmp_path / "mine")))
     assert np.array_equal(tables(again), tables(toy))
 
 
 def test_a_directory_stays_where_it_was_when_the_cache_was_opened(open_toy, clock, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    toy = open_toy(learned="mine")
+    toy = open_toy(policy=pk.Hazard(learned="mine"))
     teach(toy, clock)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -92,14 +92,14 @@ def test_a_directory_stays_where_it_was_when_the_cache_was_opened(open_toy, cloc
 
 
 def test_each_kind_has_a_file_which_is_read_when_the_kind_is_named(open_toy, clock, tmp_path):
-    toy = open_toy(learned=tmp_path)
+    toy = open_toy(policy=pk.Hazard(learned=tmp_path))
     toy.cache.set_kind(AGENTS, "agents")
     teach(toy, clock, namespace=AGENTS)
     assert toy.cache.save_learned() == 1
     teach(toy, clock)
     assert toy.cache.save_learned() == 2
     assert sorted(os.listdir(tmp_path)) == ["learned.agents", "learned.default"]
-    again = open_toy(learned=tmp_path)
+    again = open_toy(policy=pk.Hazard(learned=tmp_path))
     for name in ("others", "agents"):
         again.cache.set_kind(AGENTS, name)
     assert files(again) == (2, 0, 0, 0)
@@ -108,7 +108,7 @@ def test_each_kind_has_a_file_which_is_read_when_the_kind_is_named(open_toy, clo
 
 
 def test_nothing_new_is_not_written_again(open_toy, clock, tmp_path):
-    toy = open_toy(learned=tmp_path)
+    toy = open_toy(policy=pk.Hazard(learned=tmp_path))
     assert toy.cache.save_learned() == 0
     assert os.listdir(tmp_path) == []
     teach(toy, clock)
@@ -280,7 +280,7 @@ def test_a_store_that_was_deleted_meanwhile_is_not_made_again(open_toy, taught, 
 def test_what_could_not_be_used_is_kept_when_it_is_replaced(open_toy, taught, clock):
     path, _ = taught
     path.write_bytes(b"of another program")
-    toy = open_toy(learned=path.parent)
+    toy = open_toy(policy=pk.Hazard(learned=path.parent))
     teach(toy, clock)
     for _ in range(2):
         teach(toy, clock)
@@ -295,8 +295,8 @@ def test_a_directory_that_cannot_be_costs_the_files_alone(open_toy, clock, tmp_p
     (tmp_path / "a").mkdir()
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(pk.InvalidArgument, match=r"learned: .*(no directory)"):
-        open_toy(learned=tmp_path / ("file" if what == "a file" else "b/c"))
-    toy = open_toy(learned=tmp_path / "a/b")
+        open_toy(policy=pk.Hazard(learned=tmp_path / ("file" if what == "a file" else "b/c")))
+    toy = open_toy(policy=pk.Hazard(learned=tmp_path / "a/b"))
     teach(toy, clock)
     if what == "a file":
         (tmp_path / "a/b").write_text("no directory")
@@ -369,4 +369,4 @@ def test_inspect_names_it_and_verify_finds_nothing_wrong(taught, capsys):
 @pytest.mark.parametrize("path", [5, b"kv", "", "a\0b", None.__class__, ["kv"]], ids=repr)
 def test_a_path_that_is_none_is_refused_before_anything_is_made(path):
     with pytest.raises((pk.WrongType, pk.InvalidArgument), match="learned must"):
-        pk.KVCache(SPEC, pk.Blocks(8), policy="hazard", learned=path)
+        pk.KVCache(SPEC, pk.Blocks(8), policy=pk.Hazard(learned=path))
