@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool
 from pagedkv._core.block_table cimport Row
 from pagedkv._core.links cimport is_linked
-from pagedkv._core.place cimport S3FIFO, Owner, Transfer
+from pagedkv._core.place cimport Owner, Transfer
 from pagedkv._core.radix_tree cimport Node, node_ids, node_top, tree_next
 from pagedkv._core.types cimport NIL, handle_slot, make_handle
 
@@ -199,7 +199,7 @@ cdef class World:
                         alone = self.pools[tier].refs[node_ids(t, n, tier)[0]] == (TREE | 1)
                         if alone and self.place.fates[n].transfer < 0 and not is_linked(&self.place.links[tier], n):
                             raise self.wrong(f"node {n} is nobody's, but in no eviction list of tier {tier}")
-                        if not alone and self.place.policy != S3FIFO and is_linked(&self.place.links[tier], n):
+                        if not alone and not self.place.policy.keeps_owned and is_linked(&self.place.links[tier], n):
                             raise self.wrong(f"node {n} is owned, but in an eviction list of tier {tier}")
                         for i in range(t.nodes[n].length):
                             block = node_ids(t, n, tier)[i]
