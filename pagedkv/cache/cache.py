@@ -26,22 +26,22 @@ from pagedkv._core.events import KVEvent
 from pagedkv._core.held import open_row, own, own_partial
 from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.cost_model import CostModel
-from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.cache.durable import Describer, restore
-from pagedkv.cache.engine import KV, Engine
+from pagedkv.cache.engine import Engine
 from pagedkv.cache.explain import Explanation, explain_match
 from pagedkv.cache.hands import Hands
 from pagedkv.cache.learned import DEFAULT, Learned
 from pagedkv.cache.matching import Matcher
 from pagedkv.cache.moving import Conductor
 from pagedkv.cache.opening import (
+    THREADS,
     blocks_of,
     check_learning,
     check_options,
     open_admission,
     open_learned,
     open_placement,
-    open_tiers,
+    storage_of,
 )  # fmt: skip
 from pagedkv.cache.pin import Pin
 from pagedkv.cache.prefetch import Foresight, Prefetch, Prefetcher
@@ -51,6 +51,7 @@ from pagedkv.cache.scrub import MODES, Scrub
 from pagedkv.cache.scrub import Mode as ScrubMode
 from pagedkv.cache.sequence import Batch, Sequence, session_number
 from pagedkv.cache.step import Step
+from pagedkv.cache.storage import Storage, Store
 from pagedkv.cache.traced_step import TracedStep
 from pagedkv.errors import (
     InvalidArgument,
@@ -66,11 +67,9 @@ from pagedkv.observe.stats import CacheStats
 from pagedkv.spec.budgets import Disk, blocks_for, check_choice
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.namespace import Namespace
-from pagedkv.spec.place import cuda_number
 from pagedkv.spec.policies import Hazard, named
 from pagedkv.spec.sizes import Size, number_of_seconds, whole_number
 from pagedkv.threads.crew import Errand
-from pagedkv.tiers import DeviceTier, DiskTier, Mover
 
 
 class KVCache:
@@ -120,6 +119,10 @@ class KVCache:
         Seconds, a number that never falls: what times to live, ages and bytes per day go by. Default: the system's.
         One that fails or goes back fails no call: time stands still meanwhile (docs/observability.md).
 
+    storage : Storage, optional
+        What holds, computes and moves the KV's bytes, in place of the tiers that `device`, `backend` and `threads`
+        describe: an engine's own memory, or none at all (:mod:`pagedkv.cache.storage`). It serves one cache.
+
     Attributes
     ----------
     spec : KVSpec
@@ -145,7 +148,7 @@ class KVCache:
         backend: Backend | None = None,
         max_sequences: int = 1024,
         pin_budget: Size | None = None,
-        threads: int = 2,
+        threads: int = THREADS,
         deadline_s: float | None = None,
         require_namespace: bool = False,
         partial_hits: bool = True,
@@ -154,11 +157,13 @@ class KVCache:
         prefill_tokens_per_s: float | None = None,
         scrub: ScrubMode = "across_namespaces",
         clock: Callable[[], float] | None = None,
+        storage: Storage | None = None,
     ) -> None:
         sizes = blocks_of(device_memory, host_memory, disk, spec)
-        gpu, pinned = cuda_number(device), 0 if pin_budget is None else blocks_for(pin_budget, spec, "pin_budget")
+        self._storage = storage_of(storage, device, backend, threads)
+        pinned = 0 if pin_budget is None else blocks_for(pin_budget, spec, "pin_budget")
         check_options(
-            deadline_s, max_sequences, threads, inclusive,
+            deadline_s, max_sequences, inclusive,
             require_namespace=require_namespace, partial_hits=partial_hits,
         )  # fmt: skip
         check_choice("scrub", scrub, MODES)
@@ -178,11 +183,17 @@ class KVCache:
         self._roots = Roots(self.placement, self._scrub)
         self._counts = threading.Lock()
         self._prompt_tokens = self._missed_promotions = 0
-        self._store: DiskTier | None = None
+        self._store: Store | None = None
         self._left_out = self._is_over = False
         self._closing: Errand | None = None
         with contextlib.ExitStack() as undo:  # whatever interrupts it, no thread and no locked directory is left
-            kv, self._mover = self._open_bytes(undo, sizes, disk, core, gpu, backend, threads)
+            opened = self._storage.open(spec, sizes, disk)
+            undo.callback(self._storage.close)
+            if opened != sizes:  # no disk
+                self.placement = open_placement(opened, spec.block_size, **core)
+                self._roots = Roots(self.placement, self._scrub)
+                self._left_out = True
+            self._storage.start(self._take_over())
             self._hit_tokens = dict.fromkeys([*self._tier_names(), "partial"], 0)
             self.table = BlockTable(self.placement, max_sequences)
             each = spec.block_bytes if self._store is None else self._store.write_bytes
@@ -191,7 +202,9 @@ class KVCache:
                 policy_told.set_bound(slack=hazard.slack, stake=hazard.stake, window=hazard.window)
             self._admission = open_admission(disk, each, sizes[Tier.DISK], self._costs, policy_told, self._clock)
             dispatch = Dispatch(self.placement)
-            self._hands = Hands(self.placement, dispatch, self._mover, self._admission, self._costs, self._scrub, hooks)
+            self._hands = Hands(
+                self.placement, dispatch, self._storage.carrier, self._admission, self._costs, self._scrub, hooks
+            )
             self._conductor = Conductor(self.placement, dispatch, self._hands, hooks, self._clock)
             self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s, hooks)
             self._prefetcher = Prefetcher(self._matcher)
@@ -199,12 +212,12 @@ class KVCache:
                 self.placement.hazard, folder, disk, self._store, spec.block_size, self._conductor.now_ns
             )  # fmt: skip
             self._foresight = Foresight(self.placement, self._prefetcher)
-            measured = self._costs if gpu is None and backend is None else None
             self._engine = Engine(
-                spec, self.placement, self.table, self._conductor, kv, self._scrub, hooks, measured, self._learned
+                spec, self.placement, self.table, self._conductor, self._storage.kv, self._scrub, hooks, self._costs,
+                self._learned,
             )  # fmt: skip
             undo.callback(self._hands.close)
-            if len(self._tiers) > 1:
+            if any(opened[Tier.HOST :]) and not self._storage.carrier.is_synchronous:
                 self._hands.start()
             undo.pop_all()
 
@@ -552,7 +565,7 @@ class KVCache:
     def stats(self) -> CacheStats:
         """Counters so far and what the tiers hold."""
         self._engine.check_process()
-        moved = self._mover.stats()
+        moved = self._storage.carrier.stats()
         clock_failures = 0 if self._clock is None else self._clock.failures
         with self._counts:
             return CacheStats(
@@ -586,7 +599,7 @@ class KVCache:
     @property
     def device_arena(self) -> Any:
         """The device's bytes, uint8 [num_blocks, block_bytes]."""
-        return self._tiers[Tier.DEVICE].arena  # type: ignore[attr-defined]
+        return self._storage.device_arena
 
     def used_on(self, stream: Any = None) -> None:
         """Report launches of the caller's own kernels or graphs that use the device arena.
@@ -603,7 +616,7 @@ class KVCache:
         ClosedError
         """
         self._engine.check_open()
-        self._tiers[Tier.DEVICE].used_by(stream)  # type: ignore[attr-defined]
+        self._storage.used_by(stream)
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer as views into the device arena.
@@ -660,13 +673,12 @@ class KVCache:
     def _close(self, *, wait: bool = True) -> None:
         self._prefetcher.close(wait=wait)
         self._hands.close()
-        self._mover.close()
+        self._storage.carrier.close()
         try:
             if self._learned is not None:
                 self._learned.save()
         finally:
-            for tier in self._tiers.values():
-                tier.close()
+            self._storage.close()
         self._is_over = True
 
     def __enter__(self) -> KVCache:
@@ -683,35 +695,13 @@ class KVCache:
 
     # ---- inside
 
-    def _open_bytes(
-        self,
-        undo: contextlib.ExitStack,
-        sizes: list[int],
-        disk: Disk | None,
-        core: dict[str, Any],
-        gpu: int | None,
-        backend: Backend | None,
-        threads: int,
-    ) -> tuple[KV, Mover]:
-        """Open what holds, computes and moves the KV's bytes.
-
-        A simulated cache has none, and overrides this.
-        """
-        spec = self.spec
-        self._tiers = open_tiers(spec, sizes, disk, gpu, undo, DiskTier)
-        store, describe = self._tiers.get(Tier.DISK), None
-        if isinstance(store, DiskTier):
-            restore(self.placement, store, Tier.DISK, self._roots.of)
-            describe = Describer(self.placement, store.secret, self.placement.tree.name)
-            self._store = store
-        elif disk is not None:
-            self.placement = open_placement([*sizes[:Tier.DISK], 0], spec.block_size, **core)
-            self._roots = Roots(self.placement, self._scrub)
-            self._left_out = True
-        kv = self._kv_of(self._tiers[Tier.DEVICE], gpu, backend)  # type: ignore[arg-type]
-        mover = Mover(self._tiers, threads=threads, describe=describe)
-        undo.callback(mover.close)
-        return kv, mover
+    def _take_over(self) -> Describer | None:
+        """What the store holds joins the tree; makes the names of its blocks from now on."""
+        self._store = store = self._storage.store
+        if store is None:
+            return None
+        restore(self.placement, store, Tier.DISK, self._roots.of)
+        return Describer(self.placement, store.secret, self.placement.tree.name)
 
     def _tier_names(self) -> list[str]:
         return [TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None]
@@ -720,17 +710,6 @@ class KVCache:
         if self._learned is None:
             raise InvalidArgument(f"{what} is for policy='hazard'; this cache has policy {self.placement.policy!r}")
         return self._learned
-
-    def _kv_of(self, tier: DeviceTier, gpu: int | None, backend: Backend | None) -> KV:
-        """The device's K and V: computed by kernels if there is something to launch them."""
-        if gpu is None and backend is None:
-            return DeviceKV(self.spec, tier.arena)
-        from pagedkv.attention.places import (
-            cuda_backend,  # only here, so that only GPU caches load the kernels' modules
-        )
-        from pagedkv.cache.gpu_kv import GpuKV
-
-        return GpuKV(self.spec, tier.arena, backend or cuda_backend(gpu or 0), tier.used_by, tier.before_use)
 
     def _disk_stats(self) -> dict[str, Any] | None:
         if self._store is None and not self._left_out:

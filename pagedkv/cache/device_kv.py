@@ -38,6 +38,8 @@ class DeviceKV:
         CPU memory. Views share it; nothing is copied here but what a method says.
     """
 
+    is_synchronous = True
+
     def __init__(self, spec: KVSpec, arena: NDArray[np.uint8]) -> None:
         self.spec, self._arena = spec, arena
         self._layers = [layer_view(arena, layer, spec) for layer in range(spec.num_layers)]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pagedkv._core.chain_key import ROOT_PARENT, chain_key, chain_keys
 from pagedkv._core.placement import Placement
-from pagedkv.tiers import DiskTier, Record, StoredBlock
+from pagedkv.cache.storage import Store
+from pagedkv.tiers import Record, StoredBlock
 
 
 class Describer:
@@ -124,7 +125,7 @@ def whole_prefixes(stored: Iterable[StoredBlock], secret: bytes) -> tuple[list[R
     return runs, orphans
 
 
-def restore(placement: Placement, store: DiskTier, tier: int, root_of: Callable[[bytes], int]) -> None:
+def restore(placement: Placement, store: Store, tier: int, root_of: Callable[[bytes], int]) -> None:
     """A reopened store's blocks join the empty tree; all others are free again.
 
     Parameters

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,51 +21,11 @@ from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Learned
 from pagedkv.cache.moving import Conductor
 from pagedkv.cache.scrub import Scrub
+from pagedkv.cache.storage import KV
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.observe.hooks import Hooks
 from pagedkv.spec.kv_spec import KVSpec
-
-
-class BoundStep(Protocol):
-    """The KV of one step: its slots to write, its sequences to attend to."""
-
-    def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
-        """Put the new tokens' K and V [num_tokens, num_kv_heads, head_dim] into the step's slots."""
-
-    def attend(
-        self, layer: int, q: Any, *, return_lse: bool = False, out: Any = None, stream: Any = None, **variant: Any
-    ) -> Any:
-        """Attention of the new tokens: ``o``, or ``(o, lse)``."""
-
-
-class KV(Protocol):
-    """The device's K and V: device_kv.py on the CPU, gpu_kv.py on a GPU.
-
-    Attributes
-    ----------
-    decode : turns stored values into floats where NumPy lacks the dtype; None where it has it, and on a GPU.
-    """
-
-    decode: Any
-
-    def layer(self, layer: int) -> tuple[Any, Any]:
-        """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
-
-    def bind(self, arrays: StepArrays) -> BoundStep:
-        """What one step writes and reads."""
-
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
-        """Copy whole blocks, (source, destination) int32 [n, 2]."""
-
-    def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
-        """Fill whole blocks with zeros, int32 [n]."""
-
-    def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None) -> tuple[Any, Any]:
-        """K and V of the first `num_tokens` tokens in `blocks`.
-
-        Each [num_layers, num_tokens, num_kv_heads, head_dim].
-        """
 
 
 class Engine:
@@ -82,8 +42,8 @@ class Engine:
         Which of the blocks that a step is given have to be zeroed.
     hooks : Hooks
         Told of steps and of what sequences do.
-    costs : CostModel, optional
-        Told how long steps take. None where a step's end does not mean that its work is done (a GPU).
+    costs : CostModel
+        Told how long steps take, where `kv` is synchronous.
     learned : Learned, optional
         With the policy hazard: told when requests come and go.
     """
@@ -97,11 +57,12 @@ class Engine:
         kv: KV,
         scrub: Scrub,
         hooks: Hooks,
-        costs: CostModel | None = None,
+        costs: CostModel,
         learned: Learned | None = None,
     ) -> None:
         self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
-        self._kv, self._scrub, self.hooks, self.costs, self._learned = kv, scrub, hooks, costs, learned
+        self._kv, self._scrub, self.hooks, self._learned = kv, scrub, hooks, learned
+        self.measured = costs if kv.is_synchronous else None
         self._requests = requests_of(table)  # None where the policy learns nothing of requests
         self._counting = threading.Lock()
         self.computed_tokens = 0

@@ -42,6 +42,7 @@ class GpuKV:
     """
 
     decode = None
+    is_synchronous = False
 
     def __init__(
         self,

@@ -34,10 +34,10 @@ from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.scrub import Scrub
+from pagedkv.cache.storage import Carrier, Handle
 from pagedkv.observe.callbacks import Log
 from pagedkv.observe.hooks import Hooks, Off, Running
 from pagedkv.threads import crew
-from pagedkv.tiers import Mover, Ticket
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
@@ -59,7 +59,7 @@ class Job:
     taken: Taken
     span: Running | Off
     context: contextvars.Context | None
-    tickets: list[tuple[Ticket, NDArray[np.void]]] = field(default_factory=list)
+    tickets: list[tuple[Handle, NDArray[np.void]]] = field(default_factory=list)
     arrived: int = 0
 
 
@@ -70,7 +70,7 @@ class Hands:
     ----------
     placement : Placement
     dispatch : Dispatch of `placement`
-    mover : Mover
+    carrier : moves the blocks.
     admission : asked about each demotion to the disk.
     costs : told how long loads take.
     scrub : told what promotions leave on the device.
@@ -86,13 +86,13 @@ class Hands:
         self,
         placement: Placement,
         dispatch: Dispatch,
-        mover: Mover,
+        carrier: Carrier,
         admission: Admission,
         costs: CostModel,
         scrub: Scrub,
         hooks: Hooks,
     ) -> None:
-        self._placement, self._dispatch, self._mover, self._hooks = placement, dispatch, mover, hooks
+        self._placement, self._dispatch, self._carrier, self._hooks = placement, dispatch, carrier, hooks
         self._admission, self._costs, self._scrub = admission, costs, scrub
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
@@ -167,7 +167,7 @@ class Hands:
             self._begin(taken, taken.moves[upward], "promote", self._promote)
         for job in list(self._jobs):
             self._end_settled(job)
-        pause = min((self._mover.watch(ticket) for job in self._jobs for ticket, _ in job.tickets), default=LONGEST_S)
+        pause = min((self._carrier.watch(ticket) for job in self._jobs for ticket, _ in job.tickets), default=LONGEST_S)
         return None if self._stopping or (self.closing and not self._jobs) else pause
 
     def recover(self, taken: Taken) -> None:
@@ -188,7 +188,7 @@ class Hands:
     ) -> None:
         if not len(moves):
             return
-        num_bytes = len(moves) * self._mover.block_bytes
+        num_bytes = len(moves) * self._carrier.block_bytes
         span = self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=num_bytes)
         job = Job(taken, span, self.context)
         self._tell(job, span.__enter__)
@@ -229,7 +229,7 @@ class Hands:
         """
         settled, num_tickets = partial(_settled, self._dispatch, job.taken), len(job.tickets)
         try:
-            self._mover.submit(
+            self._carrier.submit(
                 moves, deadline_s=deadline_s, on_done=settled, here=True,
                 before=lambda ticket: job.tickets.append((ticket, moves)),
             )  # fmt: skip
@@ -271,7 +271,7 @@ class Hands:
             finally:
                 self._dispatch.announce()
 
-    def _complete(self, job: Job, ticket: Ticket, moves: NDArray[np.void]) -> None:
+    def _complete(self, job: Job, ticket: Handle, moves: NDArray[np.void]) -> None:
         """Report what a ticket has done."""
         transfers, ok = ticket.results()
         self._keep_left(moves, ticket)
@@ -283,7 +283,7 @@ class Hands:
                 self._scrub.holds(part["dst_block"], self._placement.root_of(int(part["node"][0])))
         if upward[0] and ok.all():
             self._costs.observe_load(
-                int(moves["src_tier"][0]), len(moves) * self._mover.block_bytes, ticket.seconds
+                int(moves["src_tier"][0]), len(moves) * self._carrier.block_bytes, ticket.seconds
             )  # fmt: skip
         _, decided = np.unique(moves["transfer"], return_index=True)
         order = np.argsort(decided)  # what was colder is colder in the next tier too
@@ -292,7 +292,7 @@ class Hands:
         self._dispatch.finish(transfers[order], ok[order], ticket.tried()[order], announce=at_once)
         job.arrived += int(np.count_nonzero(arrived))
 
-    def _keep_left(self, moves: NDArray[np.void], ticket: Ticket) -> None:
+    def _keep_left(self, moves: NDArray[np.void], ticket: Handle) -> None:
         """Keep the blocks of a call that was left taken until it is back, after its transfer."""
         left = moves[ticket.left()]
         if not len(left):
@@ -313,7 +313,7 @@ class Hands:
             assert pool is not None
             yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
 
-    def _lose(self, moves: NDArray[np.void], problem: BaseException, ticket: Ticket | None = None) -> None:
+    def _lose(self, moves: NDArray[np.void], problem: BaseException, ticket: Handle | None = None) -> None:
         """Give moves up after an exception.
 
         Those of a ticket that is settled, or that were never queued.
@@ -357,7 +357,7 @@ def _stop_all() -> None:
         hands.stop()
 
 
-def _settled(dispatch: Dispatch, taken: Taken, ticket: Ticket) -> None:
+def _settled(dispatch: Dispatch, taken: Taken, ticket: Handle) -> None:
     """In a worker's thread.
 
     The ticket holds `taken`, and with it the moves' memory, while a thread is in it.

@@ -1,12 +1,10 @@
-"""What a cache is made of, opened from its budgets.
+"""What a cache is made of, opened from its options.
 
-The core's pools and tree, and the tiers.
+The core's pools and tree, the storage, and who says what is written to disk.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -17,22 +15,20 @@ from pagedkv._core.placement import Placement
 from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv._core.policies.registry import policy_needs_chain
 from pagedkv._core.radix_tree import RadixTree
-from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Folder, Learned
-from pagedkv.errors import InvalidArgument, TierError, WrongType
-from pagedkv.observe.callbacks import Log
+from pagedkv.cache.storage import Storage, Store, check_storage
+from pagedkv.cache.tiered import TieredStorage, shards_of
+from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.kernels.backend import Backend
 from pagedkv.spec.budgets import Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Blocks, Size, format_size, parse_size, whole_number
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier
-from pagedkv.tiers import Tier as OpenTier
 from pagedkv.tiers.disk.directory import path_text
-from pagedkv.tiers.disk.format import PAGE, SHORTEST_SUM, Geometry
+from pagedkv.tiers.disk.format import PAGE, Geometry
 
-log = Log(logging.getLogger("pagedkv.cache"))
-
+THREADS = 2  # that move blocks, by default
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
 
 
@@ -62,22 +58,12 @@ def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
     """Blocks of a disk tier: a size in bytes is for headers, padding and the small files, too."""
     if isinstance(disk.size, Blocks):
         return blocks_for(disk.size, spec, "size")
-    slot_bytes = Geometry(1, spec.block_bytes, spec.block_size, _shards(disk, spec), 1).slot_bytes
+    slot_bytes = Geometry(1, spec.block_bytes, spec.block_size, shards_of(disk, spec), 1).slot_bytes
     num_blocks = (parse_size(disk.size) - SMALL_FILES_BYTES) // slot_bytes
     if num_blocks < 1:
         needed = format_size(slot_bytes + SMALL_FILES_BYTES)
         raise InvalidArgument(f"a disk tier of {disk.size!r} does not hold one block with its header: {needed}")
     return blocks_for(Blocks(num_blocks), spec, "size")
-
-
-def _shards(disk: Disk, spec: KVSpec) -> int:
-    """Checksum shards: as asked, or one per layer.
-
-    Fewer where a layer is so short that its sum would cost more than its bytes.
-    """
-    if disk.shards is not None:
-        return disk.shards
-    return spec.num_layers if spec.block_bytes // spec.num_layers >= SHORTEST_SUM else 1
 
 
 def open_placement(sizes: list[int], block_size: int, policy: str, inclusive: Any, **options: Any) -> Placement:
@@ -95,53 +81,21 @@ def open_placement(sizes: list[int], block_size: int, policy: str, inclusive: An
     return Placement(tree, pools, policy=policy, inclusive=kept, **options)
 
 
-def open_tiers(
-    spec: KVSpec,
-    sizes: list[int],
-    disk: Disk | None,
-    gpu: int | None,
-    undo: contextlib.ExitStack,
-    store: type[DiskTier] = DiskTier,
-) -> dict[int, OpenTier]:
-    """The tiers by number, the disk a `store`; `undo` closes them.
-
-    A disk tier that is not required and cannot be opened is left out, with a line in the log.
+def storage_of(given: Storage | None, device: str, backend: Backend | None, threads: int) -> Storage:
+    """The storage that was given, or the usual one made of the other options.
 
     Raises
     ------
-    TierError, LayoutMismatch, ImportError
+    WrongType, InvalidArgument
     """
-    tiers: dict[int, OpenTier] = {}
-    for number, kind in ((Tier.DEVICE, DeviceTier), (Tier.HOST, HostTier)):
-        if sizes[number]:
-            tiers[number] = kind(sizes[number], spec.block_bytes, gpu=gpu)
-            undo.callback(tiers[number].close)
-    if disk is not None:
-        try:
-            tiers[Tier.DISK] = _open_disk(store, spec, sizes[Tier.DISK], disk)
-        except (TierError, OSError) as problem:
-            if disk.required:
-                raise
-            log.warning("the disk tier %s is left out: %s", disk.path, problem)
-        else:
-            undo.callback(tiers[Tier.DISK].close)
-    return tiers
-
-
-def _open_disk(store: type[DiskTier], spec: KVSpec, num_blocks: int, disk: Disk) -> DiskTier:
-    return store(
-        disk.path,
-        num_blocks,
-        spec.block_bytes,
-        fingerprint=spec.fingerprint(),
-        block_tokens=spec.block_size,
-        segment_bytes=disk.segment_bytes,
-        shards=_shards(disk, spec),
-        on_mismatch=disk.on_mismatch,
-        network_fs=disk.network_fs,
-        page_cache=disk.page_cache,
-        on_progress=disk.on_progress,
-    )
+    if given is None:
+        return TieredStorage(device, backend, threads)
+    if device != "cpu" or backend is not None or threads != THREADS:
+        raise InvalidArgument(
+            "device, backend and threads say how the cache opens a storage of its own: give them to storage= instead, "
+            "as in KVCache(..., storage=TieredStorage(device, backend, threads))"
+        )
+    return check_storage(given)
 
 
 def open_admission(
@@ -170,7 +124,7 @@ def open_learned(
     policy: HazardPolicy | None,
     folder: str,
     disk: Disk | None,
-    store: DiskTier | None,
+    store: Store | None,
     block_size: int,
     now_ns: Callable[[], int],
 ) -> Learned | None:
@@ -213,7 +167,7 @@ def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:
     return folder
 
 
-def check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: Any, **flags: Any) -> None:
+def check_options(deadline_s: Any, max_sequences: Any, inclusive: Any, **flags: Any) -> None:
     """Raise unless a cache can be opened with these; `flags` are booleans by name.
 
     Raises
@@ -229,7 +183,6 @@ def check_options(deadline_s: Any, max_sequences: Any, threads: Any, inclusive: 
         if not 0 <= deadline_s < 1e9:
             raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {deadline_s}")
     whole_number(max_sequences, "max_sequences", 1, 1 << 20)
-    whole_number(threads, "threads", 1, 64)
     if inclusive is not None and not (
         isinstance(inclusive, tuple | list) and all(isinstance(keep, bool) for keep in inclusive)
     ):

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
-from pagedkv.cache.engine import BoundStep, Engine
+from pagedkv.cache.engine import Engine
 from pagedkv.cache.sequence import Batch, Sequence
+from pagedkv.cache.storage import BoundStep
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
@@ -188,7 +189,7 @@ class Step:
 
         Its time says how fast the caller computes.
         """
-        costs = self._engine.costs
+        costs = self._engine.measured
         if costs is None or len(arrays.tokens) < MEASURED_TOKENS:
             return
         if len(self._attended) == self._engine.spec.num_layers:
@@ -277,9 +278,7 @@ class Step:
             self._check_written(layer)
         self._check_rows()
         variant: dict[str, Any] = {}
-        if not (
-            softmax_scale is window is soft_cap is alibi_slopes is sinks is mask is mask_indptr is None and causal
-        ):
+        if not (softmax_scale is window is soft_cap is alibi_slopes is sinks is mask is mask_indptr is None and causal):
             given = (softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False)
             variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
         result = self._under_way.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)

@@ -10,6 +10,7 @@ from pagedkv.spec.sizes import whole_number
 
 ORDERS = ("first_come", "longest_prefix")
 ADMISSIONS = ("prompt", "worst_case")
+PREEMPTIONS = ("measured", "swap", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,9 @@ class SchedulerOptions:
         alone may have them all.
     lookahead : int
         Token slots that each step allocates beyond each sequence's tokens, for drafts that the model writes itself.
+    preemption : ``"measured"``, ``"swap"`` or ``"recompute"``
+        How a request that has to be suspended gets its KV back where there is a colder tier: by what is cheaper as
+        measured (swap, as long as nothing was), or always from that tier, or always by computing it again.
     priority_tokens : int
         How far a level of priority lets a request pass others: as if it had come so many tokens of service earlier.
     """
@@ -44,6 +48,7 @@ class SchedulerOptions:
     order: str = "first_come"
     window: int = 16
     admission: str = "prompt"
+    preemption: str = "measured"
     watermark: float = 0.01
     lookahead: int = 0
     priority_tokens: int = 65536
@@ -58,6 +63,7 @@ class SchedulerOptions:
             )
         check_choice("order", self.order, ORDERS)
         check_choice("admission", self.admission, ADMISSIONS)
+        check_choice("preemption", self.preemption, PREEMPTIONS)
         whole_number(self.window, "window", 1, 1 << 16)
         whole_number(self.lookahead, "lookahead", 0, 1 << 10)
         whole_number(self.priority_tokens, "priority_tokens", 0, 1 << 40)

@@ -302,12 +302,14 @@ class Running:
         self.preemptions[how] += 1
 
     def _cheaper(self, num_tokens: int) -> Literal["swap", "recompute"]:
-        """What the measured costs say.
+        """How a request gets so many tokens back: as the options say, or as the measured costs do.
 
         As long as they say nothing, swap, if there is anywhere to swap to.
         """
-        if self._below is None:
+        if self._below is None or self._options.preemption == "recompute":
             return "recompute"
+        if self._options.preemption == "swap":
+            return "swap"
         load = self._cache.costs.load_s(num_tokens // self._cache.spec.block_size, self._below)
         compute = self._cache.costs.compute_s(num_tokens)
         return "recompute" if load is not None and compute is not None and 2 * load > compute else "swap"

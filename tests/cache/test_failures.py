@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-import pagedkv.cache.cache
+import pagedkv.cache.tiered
 from pagedkv.spec.sizes import parse_size
 from pagedkv.tiers import DiskTier
 from tests.in_blocks import in_blocks
@@ -61,12 +61,12 @@ def nonsense(blocks):
 @pytest.fixture
 def toy(open_cache, monkeypatch):
     """Prompts 1 and 2 are on a flaky disk, prompt 3 on the device."""
-    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.tiered, "DiskTier", Flaky)
     toy = Toy(open_cache(4, disk=40))
     for start in (1, 2, 3):
         toy.use(prompt(start))
     assert where(toy.cache, prompt(1)) == [("disk", 3)]
-    toy.disk = toy.cache._tiers[2]
+    toy.disk = toy.cache._storage.tiers[2]
     return toy
 
 
@@ -103,11 +103,11 @@ def test_a_failed_block_is_not_offered_again(toy):
 
 
 def test_failed_reads_under_traffic_never_give_wrong_content(open_cache, monkeypatch):
-    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.tiered, "DiskTier", Flaky)
     choose = np.random.default_rng(5)
     for demotion in ("leaf_first", "oldest_first"):
         toy = Toy(open_cache(12, host=6, disk=30, demotion=demotion))
-        disk = toy.cache._tiers[2]
+        disk = toy.cache._storage.tiers[2]
         disk.fail_reads = lambda blocks: choose.random(len(blocks)) < 0.2
         disk.fail_writes = lambda blocks: choose.random(len(blocks)) < 0.1
         for turn in range(300):
@@ -124,9 +124,9 @@ def test_failed_reads_under_traffic_never_give_wrong_content(open_cache, monkeyp
 
 @pytest.mark.parametrize("failure", [always, raising, nonsense])
 def test_a_disk_that_takes_nothing_loses_only_what_was_to_go_there(open_cache, monkeypatch, failure):
-    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.tiered, "DiskTier", Flaky)
     toy = Toy(open_cache(8, host=4, disk=40))
-    toy.cache._tiers[2].fail_writes = failure
+    toy.cache._storage.tiers[2].fail_writes = failure
     for start in range(12):
         toy.use(prompt(start))
     stats = toy.cache.stats()
@@ -139,9 +139,9 @@ def test_a_disk_that_takes_nothing_loses_only_what_was_to_go_there(open_cache, m
 
 
 def test_live_sequences_lose_nothing_whatever_the_disk_does(open_cache, monkeypatch):
-    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.tiered, "DiskTier", Flaky)
     toy = Toy(open_cache(16, disk=20))
-    disk = toy.cache._tiers[2]
+    disk = toy.cache._storage.tiers[2]
     disk.fail_reads = disk.fail_writes = raising
     held = [toy.cache.sequence(prompt(start)) for start in (1, 2)]
     toy.run(*held)
@@ -194,11 +194,11 @@ DEADLINE_S = 1.0  # for a read to begin, however busy the machine is
 @pytest.fixture
 def slow(open_cache, monkeypatch):
     """As `toy`, with one thread, a deadline, and reads that wait until `go` is set."""
-    monkeypatch.setattr(pagedkv.cache.cache, "DiskTier", Flaky)
+    monkeypatch.setattr(pagedkv.cache.tiered, "DiskTier", Flaky)
     toy = Toy(open_cache(8, disk=40, threads=1, deadline_s=DEADLINE_S))
     for start in (1, 2, 3, 4):
         toy.use(prompt(start))
-    toy.disk, toy.go, toy.started = toy.cache._tiers[2], threading.Event(), threading.Event()
+    toy.disk, toy.go, toy.started = toy.cache._storage.tiers[2], threading.Event(), threading.Event()
 
     def wait(blocks):
         toy.started.set()
@@ -218,7 +218,7 @@ def test_a_promotion_that_comes_late_is_a_counted_miss(slow):
     opened = []
     second = threading.Thread(target=lambda: opened.append(slow.cache.sequence(prompt(2))))
     second.start()
-    while not slow.cache._mover.queued_blocks:
+    while not slow.cache._storage.carrier.queued_blocks:
         time.sleep(0.001)
     time.sleep(DEADLINE_S)  # what is queued is late now
     slow.go.set()
@@ -265,17 +265,17 @@ def test_a_step_that_cannot_make_room_as_the_cache_closes_changes_nothing(toy):
 
 
 def test_a_description_that_fails_costs_the_move_and_nothing_else(toy, monkeypatch):
-    describe = toy.cache._mover._describe
+    describe = toy.cache._storage.carrier._describe
 
     def broken(moves):
         raise MemoryError("no room for records")
 
-    toy.cache._mover._describe = broken
+    toy.cache._storage.carrier._describe = broken
     with toy.cache.sequence(prompt(1)) as seq:
         assert seq.num_computed == 0
     toy.cache.check_integrity()
     assert all_free(toy.cache)
-    toy.cache._mover._describe = describe
+    toy.cache._storage.carrier._describe = describe
     toy.use(prompt(1))
     toy.use(prompt(2))
 
@@ -305,7 +305,7 @@ def test_a_disk_whose_path_is_a_file_is_refused(tmp_path):
 def test_every_option_of_a_disk_reaches_the_tier(tmp_path, open_cache):
     disk = pk.Disk(str(tmp_path / "other"), pk.Blocks(10), segment_size="8KiB", shards=4)
     cache = open_cache(4, disk=disk)
-    geometry = cache._tiers[2]._store.geometry
+    geometry = cache._storage.tiers[2]._store.geometry
     assert geometry.shards == 4
     assert geometry.num_segments > 1
 
@@ -328,7 +328,7 @@ def test_a_disk_too_small_for_a_block_and_its_header_is_refused(tmp_path):
 def test_each_layer_has_a_checksum_of_its_own_unless_the_caller_says_otherwise(tmp_path):
     spec = pk.KVSpec(num_layers=3, num_kv_heads=2, head_dim=32, dtype="float32", block_size=16, model="toy")
     with pk.KVCache(spec, device_memory=pk.Blocks(4), disk=pk.Disk(str(tmp_path / "kv"), pk.Blocks(4))) as cache:
-        assert cache._tiers[2]._store.geometry.shards == 3
+        assert cache._storage.tiers[2]._store.geometry.shards == 3
 
 
 def test_a_disk_for_a_model_without_a_name_is_refused_unless_that_is_said_aloud(tmp_path):

@@ -114,7 +114,7 @@ class Unwell(DiskTier):
 
 @pytest.fixture
 def unwell(open_cache, monkeypatch):
-    monkeypatch.setattr(pk.cache.cache, "DiskTier", Unwell)
+    monkeypatch.setattr(pk.cache.tiered, "DiskTier", Unwell)
     toy = Toy(open_cache(400, disk=400))
     for start in range(1, 100):
         toy.use(prompt(start))
@@ -122,7 +122,7 @@ def unwell(open_cache, monkeypatch):
 
 
 def test_a_disk_that_fails_while_it_is_flushed_costs_a_few_blocks_and_no_more(unwell):
-    unwell.cache._store.writes_left = 100
+    unwell.cache._storage.store.writes_left = 100
     unwell.cache.flush()
     left = sum(unwell.cache.explain(prompt(start)).cached_tokens for start in range(1, 100)) // BLOCK
     assert 297 - 70 <= left < 297
@@ -131,15 +131,15 @@ def test_a_disk_that_fails_while_it_is_flushed_costs_a_few_blocks_and_no_more(un
 
 
 def test_a_disk_that_is_ill_already_costs_nothing(unwell):
-    unwell.cache._store.writes_left = -1
+    unwell.cache._storage.store.writes_left = -1
     unwell.cache.flush()
     assert unwell.cache.stats().blocks["device"]["cached"] == 297
 
 
 def test_what_the_device_does_not_confirm_does_not_count(unwell):
-    unwell.cache._store.confirms = False
+    unwell.cache._storage.store.confirms = False
     assert unwell.cache.flush() == 0
-    unwell.cache._store.confirms = True
+    unwell.cache._storage.store.confirms = True
     assert unwell.cache.flush() == 297
 
 
@@ -188,7 +188,7 @@ def test_a_purge_catches_what_is_on_its_way_to_the_disk(open_cache, monkeypatch,
             written.set()
             return ok
 
-    monkeypatch.setattr(pk.cache.cache, "DiskTier", Slow)
+    monkeypatch.setattr(pk.cache.tiered, "DiskTier", Slow)
     cache = open_cache(8, disk=60)
     toy = Toy(cache)
     toy.use(prompt(1, 7 * BLOCK), A)
@@ -214,11 +214,11 @@ def test_a_purge_catches_what_is_on_its_way_to_the_disk(open_cache, monkeypatch,
 
 def test_a_purge_that_is_not_durable_says_so_and_purges_memory_all_the_same(unwell):
     unwell.use(prompt(1), A)
-    unwell.cache._store.durable = False
+    unwell.cache._storage.store.durable = False
     with pytest.raises(pk.TierError, match=r"forgotten in memory .* after a restart.*disk full"):
         unwell.cache.purge(A)
     assert where(unwell.cache, prompt(1), A) == []
-    unwell.cache._store.durable = True
+    unwell.cache._storage.store.durable = True
     assert unwell.cache.purge(A) == 0
     assert unwell.use(prompt(1), A) == {}
     assert unwell.use(prompt(1), A) == {"device": 3 * BLOCK}

@@ -79,7 +79,7 @@ def test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_b
     assert not any(seq.hit_tokens.values())
     stats = cache.stats()
     assert (stats.missed_promotions, stats.placement["late_promotions"]) == (3, 3)
-    assert cache._mover.stats()[2, 0].left == 3
+    assert cache._storage.carrier.stats()[2, 0].left == 3
     assert live(cache) == 3, "the read may still fill them"
     toy.run(seq)  # in whatever blocks are free
     others = cache.device_arena.copy()
@@ -103,7 +103,7 @@ def test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_b
 def test_a_disk_that_hangs_is_off_and_costs_no_request_any_time(open_cache, reads):
     toy = filled(open_cache)
     cache, reads.shut = toy.cache, True
-    cache._mover._queue.hang_s = 0.5
+    cache._storage.carrier._queue.hang_s = 0.5
     assert toy.use(prompt(1)) == {}
     calls = reads.calls
     assert cache.stats().disk["state"] == "off"
@@ -123,7 +123,7 @@ def test_a_disk_that_hangs_is_off_and_costs_no_request_any_time(open_cache, read
 def test_a_step_goes_on_when_its_demotion_hangs_and_nothing_wrong_is_found_after_a_restart(open_cache, writes):
     toy = filled(open_cache)
     cache, writes.shut = toy.cache, True
-    cache._mover._queue.hang_s = 0.5
+    cache._storage.carrier._queue.hang_s = 0.5
     seq = cache.sequence(prompt(5))
     toy.run(seq)  # needs room: waits for a demotion until that hangs
     assert writes.inside.is_set()
@@ -147,7 +147,7 @@ def test_a_step_goes_on_when_its_demotion_hangs_and_nothing_wrong_is_found_after
 def test_a_purge_while_the_disk_hangs_holds_at_once_and_says_that_it_is_not_in_writing(open_cache, reads):
     toy = filled(open_cache)
     cache, reads.shut = toy.cache, True
-    cache._mover._queue.hang_s = 0.5
+    cache._storage.carrier._queue.hang_s = 0.5
     assert toy.use(prompt(1)) == {}
     with pytest.raises(pk.TierError, match="may be served from disk again after a restart"):
         cache.purge(None)
@@ -162,7 +162,7 @@ def test_a_purge_while_the_disk_hangs_holds_at_once_and_says_that_it_is_not_in_w
 def test_what_is_asked_for_in_the_rest_after_a_hang_stays_on_the_disk(open_cache, reads):
     toy = filled(open_cache)
     cache, reads.shut = toy.cache, True
-    cache._mover._queue.hang_s = 0.5
+    cache._storage.carrier._queue.hang_s = 0.5
     assert toy.use(prompt(1)) == {}
     reads.go.set()
     assert all_back(cache)
@@ -188,7 +188,7 @@ def test_a_prefetch_that_hangs_ends_at_its_deadline(open_cache, reads):
 def test_a_cache_closes_while_a_call_hangs_and_its_directory_is_free_when_that_is_back(open_cache, reads, caplog):
     toy = filled(open_cache, deadline_s=DEADLINE_S)
     cache, reads.shut = toy.cache, True
-    cache._mover._queue.hang_s = 0.5
+    cache._storage.carrier._queue.hang_s = 0.5
     assert toy.use(prompt(1)) == {}
     cache.close()
     assert not reads.go.is_set(), "closed, and the call is still inside"
@@ -197,7 +197,7 @@ def test_a_cache_closes_while_a_call_hangs_and_its_directory_is_free_when_that_i
     assert sum("does not answer: it is left as it is" in text for text in lines) == 1
     reads.shut = False
     reads.go.set()
-    shared = cache._mover._queue
+    shared = cache._storage.carrier._queue
     with shared.changed:
         assert shared.changed.wait_for(lambda: not shared.busy, TIMEOUT_S)
     again = Toy(open_cache(DEVICE, disk=40))

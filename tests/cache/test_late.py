@@ -75,19 +75,19 @@ class Stuck(DiskTier):
 
 
 def test_a_read_that_takes_longer_than_the_deadline_and_what_waits_behind_it_are_late(open_cache, monkeypatch):
-    monkeypatch.setattr(pk.cache.cache, "DiskTier", Stuck)
+    monkeypatch.setattr(pk.cache.tiered, "DiskTier", Stuck)
     cache = open_cache(8, disk=40, threads=1, deadline_s=DEADLINE_S)
     toy = Toy(cache)
     for start in range(1, 6):
         toy.use(prompt(start))
     first = cache.prefetch(prompt(1))
-    assert cache._store.stuck.wait(60)
+    assert cache._storage.store.stuck.wait(60)
     opened = threading.Thread(target=toy.use, args=(prompt(2),))
     opened.start()
-    while not cache._mover.queued_blocks:
+    while not cache._storage.carrier.queued_blocks:
         time.sleep(0.001)
     time.sleep(DEADLINE_S)  # what is queued is late now
-    cache._store.go.set()
+    cache._storage.store.go.set()
     opened.join()
     assert first.wait(60) == 0
     stats = cache.stats()

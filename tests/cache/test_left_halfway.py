@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 import threading
@@ -222,7 +223,7 @@ def test_a_hook_of_moves_may_close_the_cache(open_cache):
     in_time(toy.cache.close)
 
 
-@pytest.mark.parametrize("place", ["_prefetcher", "_hands", "_mover"])
+@pytest.mark.parametrize("place", ["_prefetcher", "_hands", "_storage.carrier", "_storage"])
 def test_a_close_that_was_interrupted_can_be_repeated(open_cache, tmp_path, place):
     toy = Toy(
         pk.KVCache(
@@ -233,7 +234,7 @@ def test_a_close_that_was_interrupted_can_be_repeated(open_cache, tmp_path, plac
         )
     )
     toy.use(prompt(1))
-    part = getattr(toy.cache, place)
+    part = operator.attrgetter(place)(toy.cache)
     close = part.close
 
     def interrupted(**_: Any) -> None:
@@ -257,7 +258,7 @@ def test_a_cache_that_is_not_closed_can_be_collected(open_cache):
 
     cache = pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4, model="toy"), pk.Blocks(8), pk.Blocks(8))
     Toy(cache).use(prompt(1))
-    threads = [cache._hands._thread, *cache._mover._queue.threads]
+    threads = [cache._hands._thread, *cache._storage.carrier._queue.threads]
     known = weakref.ref(cache._hands)
     del cache
     gc.collect()

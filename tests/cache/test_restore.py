@@ -91,9 +91,7 @@ def test_every_whole_prefix_is_matched_and_every_other_block_is_free(seed):
     kept = [block for block in made if choose.random() < 0.9]
     choose.shuffle(kept)
     store = Store(kept)
-    placement = open_placement(
-        [4, 0, 300], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0
-    )
+    placement = open_placement([4, 0, 300], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0)
     restore(placement, store, 2, placement.tree.namespace)
     by_key = {block.record.key: block for block in kept}
     whole = set()
@@ -116,9 +114,7 @@ def test_every_whole_prefix_is_matched_and_every_other_block_is_free(seed):
 
 
 def test_an_empty_store_leaves_the_pool_as_it_is():
-    placement = open_placement(
-        [4, 0, 8], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0
-    )
+    placement = open_placement([4, 0, 8], SIZE, "lru", None, demotion="leaf_first", pin_budget=0, event_words=0)
     orphan = stored(3, stored(9, None, 1), 2)
     store = Store([orphan])
     restore(placement, store, 2, placement.tree.namespace)

@@ -177,13 +177,13 @@ class Lying(DiskTier):
 
 @pytest.mark.parametrize("namespaces", [(A, B), (A, A)], ids=["another", "the same"])
 def test_what_a_failed_promotion_read_shows_in_nobodys_block(open_cache, monkeypatch, namespaces):
-    monkeypatch.setattr(pk.cache.cache, "DiskTier", Lying)
+    monkeypatch.setattr(pk.cache.tiered, "DiskTier", Lying)
     cache = open_cache(4, disk=20)
     toy = Toy(cache)
     toy.use(prompt(1), namespaces[0])
     toy.use(prompt(2, 4 * BLOCK), namespaces[0])
     assert where(cache, prompt(1), namespaces[0]) == [("disk", 3)]
-    cache._store.lie = True
+    cache._storage.store.lie = True
     with cache.sequence(prompt(1), namespaces[0]) as seq:
         assert sum(seq.hit_tokens.values()) == 0
     with cache.sequence(prompt(3, 2 * BLOCK + 1), namespaces[1]) as seq:

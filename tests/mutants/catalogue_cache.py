@@ -219,4 +219,22 @@ MUTANTS = (
         (("self._worth_having(held.handle) if held.num_cold else None", "self._worth_having(held.handle)"),),
         ("test_a_device_hit_takes_the_core_four_times_at_most",),
     ),
+    Mutant(
+        "a storage serves a second cache",
+        "pagedkv/cache/tiered.py",
+        (("        if self.tiers:\n", "        if False:\n"),),
+        ("test_the_usual_storage_can_be_given_and_serves_one_cache",),
+    ),
+    Mutant(
+        "a storage whose opening failed stays taken",
+        "pagedkv/cache/tiered.py",
+        (("            self.tiers.clear()\n", ""),),
+        ("test_a_storage_whose_opening_fails_can_be_opened_again",),
+    ),
+    Mutant(
+        "options that a storage of one's own knows nothing of are passed over",
+        "pagedkv/cache/opening.py",
+        (('if device != "cpu" or backend is not None or threads != THREADS:', "if False:"),),
+        ("test_options_of_the_usual_storage_beside_another_are_refused",),
+    ),
 )  # fmt: skip

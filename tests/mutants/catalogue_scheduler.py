@@ -54,6 +54,12 @@ MUTANTS = (
         ("test_with_room_for_one_prompt_the_second_waits_until_the_first_has_its_blocks",),
     ),
     Mutant(
+        "who is suspended is swapped whatever the options say",
+        RUNNING,
+        ((' or self._options.preemption == "recompute"', ""),),
+        ("test_how_to_suspend_can_be_decided_against_what_was_measured",),
+    ),
+    Mutant(
         "the watermark is not left free",
         RUNNING,
         (("promised + self._watermark", "promised"),),

@@ -90,7 +90,7 @@ class Requests:
 
     def check_store(self) -> None:
         """A restart would find nothing that was purged."""
-        store = self.cache._tiers.get(2)
+        store = self.cache._store
         if store is None:
             return
         keys = set()

@@ -1,4 +1,6 @@
-"""A KVCache whose mover has no threads and whose disk is a dict: when and how every move ends is somebody's choice.
+"""A KVCache whose mover has no threads and whose disk is a dict.
+
+The schedule decides when and how each move ends.
 
 Everything else is the product's: cache, conductor, dispatcher, placement, block table, the mover's queue, tickets and
 deadlines, and the copies themselves. The dispatcher's rounds are events, and a move goes through three more, in any
@@ -8,12 +10,9 @@ to be over.
 
 from __future__ import annotations
 
-import errno
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -28,14 +27,11 @@ import pagedkv.cache.prefetch
 from pagedkv._core.dispatch import NOT_YET, Dispatch
 from pagedkv._core.placement import Placement
 from pagedkv.cache.hands import Hands
-from pagedkv.tiers import Mover, Record, StoredBlock
-from pagedkv.tiers.disk.slots import DiskStats
-from pagedkv.tiers.mover import mover as mover_module
-from pagedkv.tiers.mover.ticket import Ticket
+from pagedkv.tiers import Mover
 from pagedkv.tiers.mover.worker import run
-from tests.reliability.virtual import Chooser, Instead, Schedule, VirtualCondition, time_under
+from tests.reliability.scene_storage import SceneStorage
+from tests.reliability.virtual import Chooser, Schedule, VirtualCondition, time_under
 
-RUBBISH = 0xA5
 FAILURES = ("store says no", "store raises")
 
 
@@ -63,23 +59,8 @@ class Scene:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Caches made in here are of this scene."""
-        scene, submit = self, Mover.submit
-
-        def scribbling_submit(mover: Mover, moves: NDArray[np.void], **options: Any) -> Ticket:
-            ticket = submit(mover, moves, **options)
-            for move in moves:
-                tier = mover._queue.tiers[int(move["dst_tier"])]
-                if hasattr(tier, "arena"):
-                    tier.arena[int(move["dst_block"])] = RUBBISH
-            return ticket
-
-        def unthreaded(*arguments: Any, **options: Any) -> Mover:
-            with patch.object(mover_module, "threading", _without_threads()):
-                made = Mover(*arguments, **options)
-            made._queue.clock = lambda: scene.schedule.now
-            scene._movers.append(made)
-            return made
+        """Threads and clocks of caches made in here, with a :meth:`storage`, are the scene's."""
+        scene = self
 
         def scheduled_hands(hands: Hands) -> None:
             hands._thread = _NoThread()  # type: ignore[assignment]
@@ -87,13 +68,9 @@ class Scene:
 
         with (
             patch.object(Hands, "start", scheduled_hands),
-            patch.object(mover_module, "_is_quick", lambda parts: False),
-            patch.object(Mover, "submit", scribbling_submit),
             patch.object(
                 pagedkv.cache.cache, "Dispatch", lambda placement: ScheduledDispatch(placement, self.schedule)
             ),
-            patch.object(pagedkv.cache.cache, "Mover", unthreaded),
-            patch.object(pagedkv.cache.cache, "DiskTier", type("DictStore", (DictStore,), {"scene": self})),
             patch.object(pagedkv.cache.prefetch, "start_thread", self.schedule.start),
             patch.object(pagedkv.cache.prefetch, "Monitor", lambda: VirtualCondition(self.schedule)),
             patch.object(pagedkv.cache.matching, "time", time_under(self.schedule)),
@@ -101,6 +78,14 @@ class Scene:
             patch.object(pagedkv.cache.hands, "time", time_under(self.schedule)),
         ):
             yield
+
+    def storage(self) -> SceneStorage:
+        """For a cache of this scene: the product's mover without threads, and a dict for a disk."""
+        return SceneStorage(self)
+
+    def begun(self, mover: Mover) -> None:
+        """The parts that a mover queues are among the events from now on."""
+        self._movers.append(mover)
 
     def _events(self) -> list[tuple[int, Callable[[], object]]]:
         events: list[tuple[int, Callable[[], object]]] = []
@@ -144,62 +129,6 @@ class Scene:
         self.seen["waits past deadlines"] += 1
 
 
-class DictStore:
-    """A disk tier in a dict; fails as its class's scene says."""
-
-    scene: Scene
-    name = "disk"
-    secret = bytes(32)
-    write_bytes = 1
-    state = "ok"
-
-    def __init__(self, path: str, num_blocks: int, block_bytes: int, **_: Any) -> None:
-        self.num_blocks, self.block_bytes = num_blocks, block_bytes
-        self._slots: dict[int, tuple[Record, NDArray[np.uint8]]] = {}
-
-    def write(
-        self, blocks: NDArray[np.int32], records: Sequence[Record], arena: NDArray[np.uint8], rows: NDArray[np.int32]
-    ) -> NDArray[np.bool_]:
-        self.invalidate(blocks)
-        if not self._works():
-            return np.zeros(len(records), np.bool_)
-        for block, record, row in zip(blocks.tolist(), records, rows.tolist(), strict=True):
-            self._slots[block] = record, arena[row].copy()
-        return np.ones(len(records), np.bool_)
-
-    def read(
-        self, blocks: NDArray[np.int32], expected: Sequence[Record], arena: NDArray[np.uint8], rows: NDArray[np.int32]
-    ) -> NDArray[np.bool_]:
-        works, ok = self._works(), np.zeros(len(expected), np.bool_)
-        for i, (block, record, row) in enumerate(zip(blocks.tolist(), expected, rows.tolist(), strict=True)):
-            found, data = self._slots.get(block, (None, None))
-            if works and found == record:
-                arena[row], ok[i] = data, True
-        return ok
-
-    def _works(self) -> bool:
-        if self.scene.next_failure == "store raises":
-            raise OSError(errno.EIO, "injected")
-        return not self.scene.next_failure
-
-    def invalidate(self, blocks: NDArray[np.int32]) -> None:
-        for block in blocks.tolist():
-            self._slots.pop(block, None)
-
-    def purge(self, namespace: bytes) -> None:
-        self.invalidate(np.array([b for b, (record, _) in self._slots.items() if record.namespace == namespace], int))
-
-    def records(self) -> Iterator[StoredBlock]:
-        for block, (record, _) in sorted(self._slots.items()):
-            yield StoredBlock(block, record, 1)
-
-    def stats(self) -> DiskStats:
-        return DiskStats("ok", 0, 0, {}, {}, 0)
-
-    def close(self) -> None:
-        self._slots.clear()
-
-
 class ScheduledDispatch:
     """A Dispatch whose callers wait under the schedule."""
 
@@ -219,18 +148,8 @@ class _NoThread:
 
     ident = None
 
-    def __init__(self, **_: Any) -> None:
-        pass
-
-    def start(self) -> None:
-        pass
-
     def join(self) -> None:
         pass
 
     def is_alive(self) -> bool:
         return False
-
-
-def _without_threads() -> ModuleType:
-    return Instead(threading, Thread=_NoThread)

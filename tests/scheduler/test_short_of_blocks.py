@@ -44,6 +44,25 @@ def test_measured_costs_decide_between_swapping_and_computing_again(serve):
         assert [request.outputs[0].tolist() for request in requests] == [greedy(request) for request in requests]
 
 
+@pytest.mark.parametrize(("how", "load_s"), [("swap", 10.0), ("recompute", 1e-6)])
+def test_how_to_suspend_can_be_decided_against_what_was_measured(serve, how, load_s):
+    server = serve(12, host=100, watermark=0.0, preemption=how)
+    server.cache.costs.observe_prefill(1000, 1.0)
+    server.cache.costs.observe_load(1, server.cache.spec.block_bytes, load_s)
+    requests = [server.submit(prompt(i, 4), 20) for i in range(4)]
+    server.run()
+    stats = server.scheduler.stats()
+    counts = {"swap": stats.preempted_by_swap, "recompute": stats.preempted_by_recompute}
+    assert counts.pop(how) > 0
+    assert set(counts.values()) == {0}
+    assert [request.outputs[0].tolist() for request in requests] == [greedy(request) for request in requests]
+
+
+def test_a_way_to_suspend_that_does_not_exist_is_refused():
+    with pytest.raises(pk.InvalidArgument, match=r"preemption must be one of \('measured'"):
+        pk.SchedulerOptions(preemption="cost")
+
+
 def test_with_worst_case_admission_nobody_is_ever_suspended(serve):
     server = serve(12, admission="worst_case")
     requests = [server.submit(prompt(i, 4), 20) for i in range(6)]

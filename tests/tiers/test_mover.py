@@ -475,10 +475,18 @@ def test_describe_is_asked_once_in_the_callers_thread_for_the_stored_moves_alone
     assert asked == [(threading.current_thread(), [5, 6])]
 
 
+def test_without_threads_moves_wait_until_the_mover_is_closed(tiers):
+    with Mover(tiers, threads=0, describe=lambda m: [name_of(0)] * m.size) as mover:
+        assert not mover._queue.threads
+        ticket = mover.submit(moves_of((0, HOST, DEVICE, 1, 2)))
+        assert not ticket.wait(0.01)
+        assert mover.queued_blocks == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"threads": 0}, InvalidArgument), ({"threads": 65}, InvalidArgument), ({"threads": 1.5}, WrongType),
+        ({"threads": -1}, InvalidArgument), ({"threads": 65}, InvalidArgument), ({"threads": 1.5}, WrongType),
         ({"threads": True}, WrongType),
         ({"max_queued_blocks": 0}, InvalidArgument), ({"deadline_s": -1}, InvalidArgument),
         ({"deadline_s": float("nan")}, InvalidArgument),

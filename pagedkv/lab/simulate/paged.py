@@ -14,7 +14,7 @@ from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS
 from pagedkv.lab.simulate.result import Log, SimResult, summarise
 from pagedkv.lab.simulate.systems import System
-from pagedkv.lab.simulate.virtual import VirtualCache
+from pagedkv.lab.simulate.virtual import virtual_cache
 from pagedkv.lab.simulate.workload import Workload, own_token
 from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
 
@@ -45,13 +45,14 @@ class PagedServer:
         blocks = hardware.blocks(block_size)
         if not system.tiered:
             blocks = [blocks[0], 0, 0]
-        self.cache = VirtualCache(blocks, block_size, hardware, max_running + 8, system.preemption)
+        self.cache, self.carrier = virtual_cache(blocks, block_size, hardware, max_running + 8)
         self.roofline = hardware.roofline()
         self.now = 0.0
         options = SchedulerOptions(
             max_running=max_running,
             max_batch_tokens=max_batch_tokens,
             admission="prompt" if system.preempts else "worst_case",
+            preemption=system.preemption,
         )
         self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now)
         self.arrivals = self.workload.arrivals_s
@@ -101,7 +102,7 @@ class PagedServer:
             seq_lens = step.seq_lens
             compute_s = self.roofline.step_s(plan.q_lens, seq_lens)
         self._measure(plan, compute_s)
-        up_s, down_s = self.cache.virtual_mover.take_seconds()
+        up_s, down_s = self.carrier.take_seconds()
         seconds = up_s + max(compute_s, down_s)
         self.now += seconds
         self.steps += 1

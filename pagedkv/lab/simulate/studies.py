@@ -19,7 +19,7 @@ from pagedkv.errors import InvalidArgument
 from pagedkv.lab.simulate.contiguous import region_length
 from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.table import Row
-from pagedkv.lab.simulate.virtual import VirtualCache
+from pagedkv.lab.simulate.virtual import virtual_cache
 from pagedkv.lab.simulate.workload import Workload
 from pagedkv.scheduler import Branch, Request, Scheduler, SchedulerOptions, expand_beams
 
@@ -209,7 +209,7 @@ def _scores(
 
 
 def _cache(blocks: int, block_size: int, max_sequences: int = 4) -> KVCache:
-    return VirtualCache([blocks, 0, 0], block_size, Hardware(), max_sequences)
+    return virtual_cache([blocks, 0, 0], block_size, Hardware(), max_sequences)[0]
 
 
 STUDIES: dict[str, Callable[..., Study]] = {"waste": waste, "prefix": prefix, "beams": beams}

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from pagedkv.errors import InvalidArgument
 
-Preemption: TypeAlias = Literal["cost", "swap", "recompute"]
+Preemption: TypeAlias = Literal["measured", "swap", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class System:
     shared: bool = False
     tiered: bool = False
     preempts: bool = True
-    preemption: Preemption = "cost"
+    preemption: Preemption = "measured"
 
 
 SYSTEMS = {

@@ -1,55 +1,56 @@
-"""A KVCache without bytes.
+"""The storage of a cache without bytes.
 
-Every decision is the real one, every move succeeds at once and takes virtual time.
+Every decision is the cache's own; every move succeeds at once and takes virtual time.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache.cache import KVCache
-from pagedkv.cache.engine import KV
 from pagedkv.errors import PagedKVError
 from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS, TierSize
-from pagedkv.lab.simulate.systems import Preemption
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Blocks
-from pagedkv.tiers import DirectionStats, Mover, Ticket
+from pagedkv.tiers import DirectionStats, Record
 
 TIER_COUNT = 1 + len(TIERS)  # with the device
 
 
-class VirtualTicket(Ticket):
-    """Settled from the start, with every block arrived.
+class VirtualMoves:
+    """The handle of moves that are over: every block arrived.
 
-    `seconds` is what the moves would have taken.
+    `seconds` is what they would have taken.
     """
 
+    is_settled = True
+
     def __init__(self, transfers: NDArray[np.int64], seconds: float) -> None:
-        super().__init__(transfers, 1)
-        self._ids = np.unique(transfers)
-        self._virtual_s = seconds
-        self.part_done(np.arange(len(transfers)), np.ones(len(transfers), np.bool_))
+        self._count, self._ids, self.seconds = len(transfers), np.unique(transfers), seconds
 
     def results(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Every transfer arrived."""
         return self._ids, np.ones(len(self._ids), np.bool_)
 
     def tried(self) -> NDArray[np.bool_]:
+        """Every one of them."""
         return np.ones(len(self._ids), np.bool_)
 
-    @property
-    def seconds(self) -> float:
-        return self._virtual_s
+    def left(self) -> NDArray[np.bool_]:
+        """No call hangs."""
+        return np.zeros(self._count, np.bool_)
+
+    def when_back(self, tell: Callable[[NDArray[np.intp]], object]) -> None:
+        """Nothing was left."""
 
 
-class VirtualMover(Mover):
+class VirtualCarrier:
     """Moves nothing, and adds up how long that takes, link by link.
 
     All links work side by side.
@@ -61,26 +62,24 @@ class VirtualMover(Mover):
     links : the tiers under the device by their numbers.
     """
 
+    is_synchronous = True
+
     def __init__(self, block_bytes: int, real_bytes: int, links: Mapping[int, TierSize]) -> None:
-        self._block_bytes, self._real_bytes, self._links = block_bytes, real_bytes, dict(links)
+        self.block_bytes = block_bytes
+        self._real_bytes, self._links = real_bytes, dict(links)
         self._up = dict.fromkeys(links, 0.0)
         self._down = dict.fromkeys(links, 0.0)
         self._moved: dict[tuple[int, int], DirectionStats] = {}
-
-    @property
-    def block_bytes(self) -> int:
-        """Of the cache's own blocks."""
-        return self._block_bytes
 
     def submit(
         self,
         moves: NDArray[np.void],
         *,
         deadline_s: float | None = None,
-        on_done: Callable[[Ticket], object] | None = None,
+        on_done: Callable[[Any], object] | None = None,
         here: bool = False,
-        before: Callable[[Ticket], object] | None = None,
-    ) -> Ticket:
+        before: Callable[[Any], object] | None = None,
+    ) -> VirtualMoves:
         """Every block arrives; no deadline passes, as a virtual promotion begins at once."""
         seconds = 0.0
         links = np.bincount(moves["src_tier"].astype(np.int64) * TIER_COUNT + moves["dst_tier"])
@@ -94,10 +93,16 @@ class VirtualMover(Mover):
             took = tier.up_s(num_bytes) if is_up else tier.down_s(num_bytes)
             seconds = max(seconds, took)
             (self._up if is_up else self._down)[colder] += took
-        ticket = VirtualTicket(np.ascontiguousarray(moves["transfer"]), seconds)
+        handle = VirtualMoves(np.ascontiguousarray(moves["transfer"]), seconds)
         if before is not None:
-            before(ticket)
-        return ticket
+            before(handle)
+        if on_done is not None:
+            on_done(handle)
+        return handle
+
+    def watch(self, ticket: Any) -> float:
+        """There is nothing to give up."""
+        return float("inf")
 
     def take_seconds(self) -> tuple[float, float]:
         """Seconds of promotions and of demotions since the last call, of the busiest link each."""
@@ -108,9 +113,10 @@ class VirtualMover(Mover):
         return up, down
 
     def stats(self) -> dict[tuple[int, int], DirectionStats]:
+        """Counters by (source tier, destination tier)."""
         return dict(self._moved)
 
-    def close(self, *, cancel: bool = False) -> None:
+    def close(self) -> None:
         """There are no threads to end."""
 
 
@@ -121,6 +127,7 @@ class NoKV:
     """
 
     decode = None
+    is_synchronous = False  # a simulated step's time is the hardware's, not what it took here
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         raise PagedKVError("a simulated cache holds no KV")
@@ -144,23 +151,46 @@ class NoKV:
         raise PagedKVError("a simulated cache holds no KV")
 
 
-class Decided:
-    """Costs, as far as a scheduler asks for them, that say the same of every suspension."""
+class VirtualStorage:
+    """Tiers without bytes.
 
-    def __init__(self, load_s: float) -> None:
-        self._load_s = load_s
+    Parameters
+    ----------
+    hardware : how fast its links are, and how long its blocks.
+    """
 
-    def load_s(self, num_blocks: int, tier: int) -> float:
-        """What was decided: nothing, or longer than anything."""
-        return self._load_s
+    store = None
 
-    def compute_s(self, num_tokens: int, context: int = 0) -> float:
-        """Longer than nothing."""
-        return 1.0
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        self.kv = NoKV()
+
+    def open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
+        """Every tier is there."""
+        links = {TIERS.index(tier.name) + 1: tier for tier in self._hardware.tiers}
+        real_bytes = spec.block_size * self._hardware.model.kv_bytes_per_token
+        self.carrier = VirtualCarrier(spec.block_bytes, real_bytes, links)
+        return list(blocks)
+
+    def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:
+        """There are no threads to start."""
+
+    @property
+    def device_arena(self) -> Any:
+        """There is none."""
+        raise PagedKVError("a simulated cache holds no KV")
+
+    def used_by(self, stream: Any) -> None:
+        """Nothing is asynchronous."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
 
-class VirtualCache(KVCache):
-    """The conductor over tiers of these sizes, without their bytes.
+def virtual_cache(
+    blocks: Sequence[int], block_size: int, hardware: Hardware, max_sequences: int = 1024
+) -> tuple[KVCache, VirtualCarrier]:
+    """A cache over tiers of these sizes, and what counts how long its moves take.
 
     Parameters
     ----------
@@ -168,38 +198,17 @@ class VirtualCache(KVCache):
     block_size : tokens.
     hardware : how fast its links are, and how long its blocks.
     max_sequences : live sequences at most.
-    preemption : what :attr:`costs` tell a scheduler that suspends; loads and writes go by what was measured.
     """
-
-    def __init__(
-        self,
-        blocks: list[int],
-        block_size: int,
-        hardware: Hardware,
-        max_sequences: int = 1024,
-        preemption: Preemption = "cost",
-    ) -> None:
-        self._hardware = hardware
-        self._decided = None if preemption == "cost" else Decided(0.0 if preemption == "swap" else math.inf)
-        device, host, disk = blocks
-        super().__init__(
-            KVSpec(1, 1, 1, "float16", block_size),
-            Blocks(device),
-            Blocks(host) if host else None,
-            Disk("virtual", Blocks(disk), unnamed_model=True, admission=hardware.disk_admission) if disk else None,
-            max_sequences=max_sequences,
-            cost_tokens=hardware.model.shape.balance_tokens,
-            scrub="never",
-        )
-
-    @property
-    def costs(self) -> Any:
-        """What was measured, or what was decided."""
-        return super().costs if self._decided is None else self._decided
-
-    def _open_bytes(self, *_: Any) -> tuple[KV, Mover]:
-        self._tiers = {}
-        links = {TIERS.index(tier.name) + 1: tier for tier in self._hardware.tiers}
-        real_bytes = self.spec.block_size * self._hardware.model.kv_bytes_per_token
-        self.virtual_mover = VirtualMover(self.spec.block_bytes, real_bytes, links)
-        return NoKV(), self.virtual_mover
+    device, host, disk = blocks
+    storage = VirtualStorage(hardware)
+    cache = KVCache(
+        KVSpec(1, 1, 1, "float16", block_size),
+        Blocks(device),
+        Blocks(host) if host else None,
+        Disk("virtual", Blocks(disk), unnamed_model=True, admission=hardware.disk_admission) if disk else None,
+        max_sequences=max_sequences,
+        cost_tokens=hardware.model.shape.balance_tokens,
+        scrub="never",
+        storage=storage,
+    )
+    return cache, storage.carrier

@@ -50,7 +50,7 @@ class Mover:
         All must have the same `block_bytes`.
     threads : int
         Worker threads, `MOST_THREADS` at most. Where a tier is a store there is one more, for moves between memories
-        alone.
+        alone. 0: none at all; moves wait in the queue until the mover is closed, for tests that carry them out.
     describe : callable, optional
         ``describe(moves) -> list of Record``, one per move, called by `submit` in the caller's thread with
         the moves to or from a `StoreTier`.
@@ -71,6 +71,8 @@ class Mover:
     WrongType, InvalidArgument
     """
 
+    is_synchronous = False
+
     def __init__(
         self,
         tiers: Mapping[int, Tier],
@@ -88,11 +90,11 @@ class Mover:
         sizes = {tier.block_bytes for tier in tiers.values()}
         if len(sizes) != 1:
             raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(sizes)}")
-        for what, value in (("threads", threads), ("max_queued_blocks", max_queued_blocks)):
+        for what, value, least in (("threads", threads, 0), ("max_queued_blocks", max_queued_blocks, 1)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise WrongType(f"{what} must be an int, not {type(value).__name__}")
-            if value < 1:
-                raise InvalidArgument(f"{what} must be at least 1, not {value}")
+            if value < least:
+                raise InvalidArgument(f"{what} must be at least {least}, not {value}")
         if threads > MOST_THREADS:
             raise InvalidArgument(f"a mover may have {MOST_THREADS} threads at most, not {threads}")
         _check_seconds("deadline_s", deadline_s)
@@ -100,12 +102,12 @@ class Mover:
         if not hang_s:
             raise InvalidArgument("hang_s must be more than 0: every call into a store would hang")
         self._describe, self._deadline_s, self._on_done = describe, deadline_s, on_done
-        self._max_queued_blocks, self._num_threads = max_queued_blocks, threads
+        self._max_queued_blocks, self._num_threads = max_queued_blocks, max(1, threads)
         self._queue = WorkQueue(dict(tiers), clock, hang_s)
         _running.add(self._queue)
         self._unheld = weakref.finalize(self, _tell_to_stop, self._queue, cancel=True)
         self._unheld.atexit = False
-        for number in range(threads + any(map(is_store, tiers.values()))):
+        for number in range(threads and threads + any(map(is_store, tiers.values()))):
             express = number == threads
             thread = threading.Thread(
                 target=work, args=(self._queue, express), name=f"pagedkv-mover-{number}", daemon=True
@@ -267,7 +269,7 @@ class Mover:
         InvalidArgument
             Called by a worker thread (from ``on_done``), which cannot wait for itself.
         """
-        if self._queue.pid != os.getpid():
+        if self._queue.pid != os.getpid() or not self._unheld.alive:
             return
         if self._is_a_worker():
             raise InvalidArgument("a mover cannot be closed from its own on_done callback")

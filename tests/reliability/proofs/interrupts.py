@@ -21,12 +21,13 @@ FULL = 20_000  # cases from which on every room must have been interrupted, and 
 ROOMS = (
     "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu", "crew",
     "device_kv", "dtypes", "durable", "engine", "explain", "gpu_kv", "hands", "hooks", "interop", "kernels",
-    "learned", "matching", "metrics", "moving", "namespace", "opening", "pin", "place", "prefetch", "recording",
-    "roots", "scheduler", "scrub", "sequence", "sizes", "kv_spec", "stats", "step", "tiers", "traced_step",
+    "learned", "matching", "metrics", "moving", "namespace", "opening", "pin", "place", "policies", "prefetch",
+    "recording", "roots", "scheduler", "scrub", "sequence", "sizes", "kv_spec", "stats", "step", "tiered", "tiers",
+    "traced_step",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
     "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing",  # commands, and what they use
-    "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
+    "errors", "init__", "monitor", "reference", "storage", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "matching", "moving", "prefetch", "scheduler", "sequence", "step", "tiers")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}

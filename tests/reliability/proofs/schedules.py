@@ -88,7 +88,7 @@ def _play(
     """One schedule, from an empty cache to one in which nobody holds anything."""
     scene = Scene(choose, failures=failures)
     with scene.installed():
-        cache = pk.KVCache(SPEC, **cache_options(**options))
+        cache = pk.KVCache(SPEC, **cache_options(**options), storage=scene.storage())
         requests = Requests(scene, cache)
         cast(requests)
         scene.schedule.run()

@@ -1,0 +1,242 @@
+"""What a cache needs of whatever holds, computes and moves its KV's bytes.
+
+The cache decides, on integers and tokens; a Storage does the rest. The product's own is
+:class:`pagedkv.cache.tiered.TieredStorage`. The simulator has one without bytes, which takes virtual time
+(:mod:`pagedkv.lab.simulate.virtual`); tests have others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv._core.block_table import StepArrays
+from pagedkv.errors import WrongType
+from pagedkv.spec.budgets import Disk
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.tiers import DirectionStats, DiskStats, Record, StoredBlock
+
+
+class BoundStep(Protocol):
+    """The KV of one step: its slots to write, its sequences to attend to."""
+
+    def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
+        """Put the new tokens' K and V [num_tokens, num_kv_heads, head_dim] into the step's slots."""
+
+    def attend(
+        self, layer: int, q: Any, *, return_lse: bool = False, out: Any = None, stream: Any = None, **variant: Any
+    ) -> Any:
+        """Attention of the new tokens: ``o``, or ``(o, lse)``."""
+
+
+class KV(Protocol):
+    """The device's K and V: device_kv.py on the CPU, gpu_kv.py on a GPU.
+
+    Attributes
+    ----------
+    decode : turns stored values into floats where NumPy lacks the dtype; None where it has it, and on a GPU.
+    is_synchronous : whether the work of a step is done when its last call returns, so that its time can be measured.
+    """
+
+    decode: Any
+    is_synchronous: bool
+
+    def layer(self, layer: int) -> tuple[Any, Any]:
+        """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
+
+    def bind(self, arrays: StepArrays) -> BoundStep:
+        """What one step writes and reads."""
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy whole blocks, (source, destination) int32 [n, 2]."""
+
+    def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Fill whole blocks with zeros, int32 [n]."""
+
+    def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None) -> tuple[Any, Any]:
+        """K and V of the first `num_tokens` tokens in `blocks`.
+
+        Each [num_layers, num_tokens, num_kv_heads, head_dim].
+        """
+
+
+class Handle(Protocol):
+    """The future of the moves of one `Carrier.submit`.
+
+    :class:`pagedkv.tiers.Ticket` has the contract of each call.
+    """
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the results are final."""
+
+    @property
+    def seconds(self) -> float:
+        """From its making until it was settled."""
+
+    def results(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Ids of the transfers, ascending, and whether each arrived as a whole."""
+
+    def tried(self) -> NDArray[np.bool_]:
+        """For each of these transfers: False where it failed without a word against its source."""
+
+    def left(self) -> NDArray[np.bool_]:
+        """For each move: whether a call that hangs may still touch its memory."""
+
+    def when_back(self, tell: Callable[[NDArray[np.intp]], object]) -> None:
+        """Have ``tell(moves)`` called for what was left, once the call is back."""
+
+
+class Carrier(Protocol):
+    """Carries out moves between tiers: :class:`pagedkv.tiers.Mover`, or what stands in for it.
+
+    Attributes
+    ----------
+    is_synchronous : whether every move is over when `submit` returns. Callers that need room carry out then themselves
+        what the core decides; else the cache has a thread for it.
+    """
+
+    is_synchronous: bool
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+
+    def submit(
+        self,
+        moves: NDArray[np.void],
+        *,
+        deadline_s: float | None = None,
+        on_done: Callable[[Any], object] | None = None,
+        here: bool = False,
+        before: Callable[[Any], object] | None = None,
+    ) -> Handle:
+        """Begin moves, as :meth:`pagedkv.tiers.Mover.submit` does; where it raises, none has begun."""
+
+    def watch(self, ticket: Any) -> float:
+        """Give up what takes too long of a handle; seconds after which to ask again."""
+
+    def stats(self) -> Mapping[tuple[int, int], DirectionStats]:
+        """Counters by (source tier, destination tier)."""
+
+    def close(self) -> None:
+        """Finish what was submitted, and begin nothing more. A second call does nothing."""
+
+
+class Store(Protocol):
+    """The disk tier, which outlives the process; see :class:`pagedkv.tiers.DiskTier`."""
+
+    @property
+    def secret(self) -> bytes:
+        """Key of the chain that names blocks."""
+
+    @property
+    def write_bytes(self) -> int:
+        """Bytes that writing one block takes."""
+
+    @property
+    def state(self) -> str:
+        """``"ok"``, ``"read_only"`` or ``"off"``."""
+
+    def records(self) -> Iterable[StoredBlock]:
+        """Every block that it holds."""
+
+    def invalidate(self, blocks: NDArray[np.int32]) -> None:
+        """Make slots hold nothing."""
+
+    def purge(self, namespace: bytes) -> None:
+        """Forget a namespace by its digest, in writing."""
+
+    def flush(self) -> bool:
+        """Whether everything written so far is on the disk."""
+
+    def stats(self) -> DiskStats:
+        """State and counters."""
+
+
+class Storage(Protocol):
+    """The tiers of one cache, the kernels of the hottest, and the mover between them.
+
+    The cache calls `open`, then `start`, then uses the attributes, then calls `close`. Where `open` raises, it has
+    given back what it took; where anything after it raises, the cache calls `close`.
+
+    Attributes
+    ----------
+    kv : from `open` on.
+    store : from `open` on; None without a disk tier that outlives the process.
+    carrier : from `start` on.
+    """
+
+    @property
+    def kv(self) -> KV:
+        """What writes and attends."""
+
+    @property
+    def store(self) -> Store | None:
+        """The disk tier."""
+
+    @property
+    def carrier(self) -> Carrier:
+        """What moves blocks."""
+
+    @property
+    def device_arena(self) -> Any:
+        """The device's bytes, uint8 [num_blocks, block_bytes].
+
+        Raises
+        ------
+        PagedKVError
+            There are none.
+        """
+
+    def open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
+        """Take what the tiers need.
+
+        Parameters
+        ----------
+        spec : what a block holds.
+        blocks : of device, host and disk; 0 for a tier that is not wanted.
+        disk : where the disk tier lies, if there is one.
+
+        Returns
+        -------
+        The blocks of each tier that is open: as asked, but 0 for a disk that is not required and could not be had.
+        """
+
+    def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:
+        """Begin to take moves.
+
+        Parameters
+        ----------
+        describe : callable, optional
+            Moves to or from `store` -> the Record of each. None without a store.
+        """
+
+    def used_by(self, stream: Any) -> None:
+        """Make moves wait for kernels that the caller launched on a stream."""
+
+    def close(self) -> None:
+        """Give everything back. A second call does nothing."""
+
+
+_CALLS = ("open", "start", "used_by", "close")
+
+
+def check_storage(storage: Any) -> Storage:
+    """Return `storage` if it has what a Storage has.
+
+    Raises
+    ------
+    WrongType
+        It names what is missing.
+    """
+    kind = storage if isinstance(storage, type) else type(storage)
+    missing = [f"{name}()" for name in _CALLS if not callable(getattr(kind, name, None))]
+    if missing or isinstance(storage, type):
+        what = f"the class {kind.__name__}" if kind is storage else kind.__name__
+        lacks = f", which lacks {', '.join(missing)}" if missing else "; make an object of it"
+        raise WrongType(f"storage must be a pagedkv.cache.storage.Storage, not {what}{lacks}")
+    return storage  # type: ignore[no-any-return]

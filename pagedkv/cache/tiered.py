@@ -1,0 +1,169 @@
+"""The storage of a real cache.
+
+Arenas on the device and in host memory, a directory on disk, kernels for the device, and threads that move blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv._core.tier import Tier
+from pagedkv.cache.device_kv import DeviceKV
+from pagedkv.cache.storage import KV
+from pagedkv.errors import ClosedError, InvalidArgument, TierError
+from pagedkv.kernels.backend import Backend
+from pagedkv.observe.callbacks import Log
+from pagedkv.spec.budgets import Disk
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.place import cuda_number
+from pagedkv.spec.sizes import whole_number
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record
+from pagedkv.tiers import Tier as OpenTier
+from pagedkv.tiers.disk.format import SHORTEST_SUM
+from pagedkv.tiers.mover.mover import MOST_THREADS
+
+log = Log(logging.getLogger("pagedkv.cache"))
+
+
+class TieredStorage:
+    """The tiers of one cache, opened from its budgets.
+
+    Parameters
+    ----------
+    device : ``"cpu"``, ``"cuda"`` or ``"cuda:<number>"``.
+    backend : what launches the kernels; default: CuPy on a CUDA `device`, else none.
+    threads : that move blocks.
+
+    Attributes
+    ----------
+    tiers : those that are open, by number.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+
+    def __init__(self, device: str = "cpu", backend: Backend | None = None, threads: int = 2) -> None:
+        self._gpu, self._backend = cuda_number(device), backend
+        self._threads = whole_number(threads, "threads", 1, MOST_THREADS)
+        self.tiers: dict[int, OpenTier] = {}
+        self._kv: KV | None = None
+        self._mover: Mover | None = None
+        self.store: DiskTier | None = None
+
+    def open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
+        """Open the tiers.
+
+        A disk tier that is not required and cannot be opened is left out, with a line in the log.
+
+        Raises
+        ------
+        InvalidArgument, TierError, LayoutMismatch, ImportError
+        """
+        if self.tiers:
+            raise InvalidArgument("this storage is another cache's already; make one for each cache")
+        try:
+            return self._open(spec, blocks, disk)
+        except BaseException:
+            self.close()
+            self.tiers.clear()
+            raise
+
+    def _open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
+        opened = list(blocks)
+        device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], spec.block_bytes, gpu=self._gpu)
+        if blocks[Tier.HOST]:
+            self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], spec.block_bytes, gpu=self._gpu)
+        if disk is not None:
+            try:
+                self.store = self.tiers[Tier.DISK] = _open_disk(spec, blocks[Tier.DISK], disk)
+            except (TierError, OSError) as problem:
+                if disk.required:
+                    raise
+                opened[Tier.DISK] = 0
+                log.warning("the disk tier %s is left out: %s", disk.path, problem)
+        self._kv = self._kv_of(spec, device)
+        return opened
+
+    def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:
+        """Start the threads that move blocks."""
+        self._mover = Mover(self.tiers, threads=self._threads, describe=describe)
+
+    def _kv_of(self, spec: KVSpec, tier: DeviceTier) -> KV:
+        """The device's K and V: computed by kernels if there is something to launch them."""
+        if self._gpu is None and self._backend is None:
+            return DeviceKV(spec, tier.arena)
+        from pagedkv.attention.places import (
+            cuda_backend,  # only here, so that only GPU caches load the kernels' modules
+        )
+        from pagedkv.cache.gpu_kv import GpuKV
+
+        return GpuKV(spec, tier.arena, self._backend or cuda_backend(self._gpu or 0), tier.used_by, tier.before_use)
+
+    @property
+    def kv(self) -> KV:
+        """What writes and attends; from `open` on."""
+        if self._kv is None:
+            raise ClosedError("this storage is not open")
+        return self._kv
+
+    @property
+    def carrier(self) -> Mover:
+        """What moves blocks; from `start` on."""
+        if self._mover is None:
+            raise ClosedError("this storage was not started")
+        return self._mover
+
+    @property
+    def device_arena(self) -> Any:
+        """The device's bytes, uint8 [num_blocks, block_bytes]."""
+        return self._device.arena
+
+    def used_by(self, stream: Any) -> None:
+        """Make moves wait for kernels that the caller launched on a stream."""
+        self._device.used_by(stream)
+
+    @property
+    def _device(self) -> DeviceTier:
+        tier = self.tiers.get(Tier.DEVICE)
+        if not isinstance(tier, DeviceTier):
+            raise ClosedError("this storage is not open")
+        return tier
+
+    def close(self) -> None:
+        """End the threads, then close the tiers, the coldest last."""
+        if self._mover is not None:
+            self._mover.close()
+        for tier in self.tiers.values():
+            tier.close()
+
+
+def _open_disk(spec: KVSpec, num_blocks: int, disk: Disk) -> DiskTier:
+    return DiskTier(
+        disk.path,
+        num_blocks,
+        spec.block_bytes,
+        fingerprint=spec.fingerprint(),
+        block_tokens=spec.block_size,
+        segment_bytes=disk.segment_bytes,
+        shards=shards_of(disk, spec),
+        on_mismatch=disk.on_mismatch,
+        network_fs=disk.network_fs,
+        page_cache=disk.page_cache,
+        on_progress=disk.on_progress,
+    )
+
+
+def shards_of(disk: Disk, spec: KVSpec) -> int:
+    """Checksum shards: as asked, or one per layer.
+
+    Fewer where a layer is so short that its sum would cost more than its bytes.
+    """
+    if disk.shards is not None:
+        return disk.shards
+    return spec.num_layers if spec.block_bytes // spec.num_layers >= SHORTEST_SUM else 1
