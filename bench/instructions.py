@@ -98,7 +98,7 @@ def _promotions() -> Callable[[], object]:
             if (missing := len(seq) - seq.num_computed) > 1:
                 kv = numpy.zeros((2, missing, 2, 16), numpy.float16)
                 seq.scatter(kv, kv)
-        cache._conductor.run_moves()
+        cache._moves.run_moves()
 
     for _ in range(6):
         call()

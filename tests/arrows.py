@@ -36,7 +36,7 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "spec", "_core", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
         *("cache.device_kv", "cache.gpu_kv"),
     },
-    "cache.durable": {"_core", "tiers", "cache.storage"},
+    "cache.records": {"_core", "tiers", "cache.storage"},
     "cache.cost_model": {"errors", "spec"},
     "observe.callbacks": {"errors"},
     "observe.clock": {"errors", "observe.callbacks"},
@@ -44,23 +44,23 @@ ARROWS: dict[str, set[str]] = {
     "cache.scrub": {"_core"},
     "cache.roots": {"errors", "spec", "_core", "cache.scrub"},
     "cache.learned": {"errors", "_core", "tiers", "observe.callbacks"},
-    "cache.opening": {
+    "cache.parts": {
         *("errors", "spec", "_core", "tiers", "kernels", "cache.cost_model", "cache.admission"),
         *("cache.learned", "cache.storage", "cache.tiered"),
     },
-    "cache.hands": {
+    "cache.dispatcher": {
         *("_core", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
         *("observe.hooks", "cache.storage"),
     },
-    "cache.moving": {"errors", "_core", "cache.hands", "observe.hooks"},
-    "cache.matching": {"errors", "_core", "cache.cost_model", "cache.moving", "observe.hooks"},
+    "cache.moves": {"errors", "_core", "cache.dispatcher", "observe.hooks"},
+    "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.moves", "observe.hooks"},
     "cache.engine": {
-        *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moving"),
+        *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moves"),
         *("observe.hooks", "cache.learned", "cache.storage"),
     },
     "cache.explain": {"errors", "spec", "_core"},
     "cache.pin": {"errors", "_core"},
-    "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matching"},
+    "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matcher"},
     "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
     "cache.step": {
         *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
@@ -68,10 +68,10 @@ ARROWS: dict[str, set[str]] = {
     },
     "cache.cache": {
         *("errors", "spec", "_core", "core", "observe.stats", "interop", "kernels"),
-        *("cache.storage", "cache.durable", "cache.hands", "cache.moving", "cache.engine", "cache.explain"),
+        *("cache.storage", "cache.records", "cache.dispatcher", "cache.moves", "cache.engine", "cache.explain"),
         *("cache.pin", "cache.prefetch", "cache.sequence", "cache.step", "cache.cost_model", "cache.admission"),
         "cache.scrub",
-        *("cache.roots", "cache.learned", "cache.opening", "cache.matching"),
+        *("cache.roots", "cache.learned", "cache.parts", "cache.matcher"),
         *("observe.hooks", "cache.traced_step"),
         *("observe.clock", "threads.crew"),
     },
@@ -79,7 +79,7 @@ ARROWS: dict[str, set[str]] = {
     "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache.cache"},
     "lab.show": {"errors", "spec", "cache.sequence", "cache.cache", "lab.recording"},
     "scheduler": {
-        *("errors", "spec", "observe.callbacks", "observe.clock", "cache.moving", "cache.sequence", "cache.step"),
+        *("errors", "spec", "observe.callbacks", "observe.clock", "cache.moves", "cache.sequence", "cache.step"),
         *("observe.stats", "cache.cache"),
     },
     "lab.simulate": {

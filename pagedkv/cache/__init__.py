@@ -1,1 +1,1 @@
-"""The conductor: KVCache with its sequences, steps, matching and moves."""
+"""KVCache with its sequences, steps, matching and moves."""

@@ -1,4 +1,4 @@
-"""KVCache: the conductor.
+"""KVCache: a prompt becomes core calls, moves and steps.
 
 It knows the core, the tiers and the steps; none of them knows it.
 
@@ -26,14 +26,13 @@ from pagedkv._core.events import KVEvent
 from pagedkv._core.held import open_row, own, own_partial
 from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.cost_model import CostModel
-from pagedkv.cache.durable import Describer, restore
+from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.cache.engine import Engine
 from pagedkv.cache.explain import Explanation, explain_match
-from pagedkv.cache.hands import Hands
 from pagedkv.cache.learned import DEFAULT, Learned
-from pagedkv.cache.matching import Matcher
-from pagedkv.cache.moving import Conductor
-from pagedkv.cache.opening import (
+from pagedkv.cache.matcher import Matcher
+from pagedkv.cache.moves import Moves
+from pagedkv.cache.parts import (
     THREADS,
     blocks_of,
     check_learning,
@@ -44,7 +43,8 @@ from pagedkv.cache.opening import (
     storage_of,
 )  # fmt: skip
 from pagedkv.cache.pin import Pin
-from pagedkv.cache.prefetch import Foresight, Prefetch, Prefetcher
+from pagedkv.cache.prefetch import LikelyPrefetcher, Prefetch, Prefetcher
+from pagedkv.cache.records import RecordMaker, restore
 from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
 from pagedkv.cache.roots import Root, Roots
 from pagedkv.cache.scrub import MODES, Scrub
@@ -202,23 +202,23 @@ class KVCache:
                 policy_told.set_bound(slack=hazard.slack, stake=hazard.stake, window=hazard.window)
             self._admission = open_admission(disk, each, sizes[Tier.DISK], self._costs, policy_told, self._clock)
             dispatch = Dispatch(self.placement)
-            self._hands = Hands(
+            self._dispatcher = Dispatcher(
                 self.placement, dispatch, self._storage.carrier, self._admission, self._costs, self._scrub, hooks
             )
-            self._conductor = Conductor(self.placement, dispatch, self._hands, hooks, self._clock)
-            self._matcher = Matcher(self.placement, self._conductor, self._costs, spec.block_size, deadline_s, hooks)
+            self._moves = Moves(self.placement, dispatch, self._dispatcher, hooks, self._clock)
+            self._matcher = Matcher(self.placement, self._moves, self._costs, spec.block_size, deadline_s, hooks)
             self._prefetcher = Prefetcher(self._matcher)
             self._learned = open_learned(
-                self.placement.hazard, folder, disk, self._store, spec.block_size, self._conductor.now_ns
+                self.placement.hazard, folder, disk, self._store, spec.block_size, self._moves.now_ns
             )  # fmt: skip
-            self._foresight = Foresight(self.placement, self._prefetcher)
+            self._likely_prefetcher = LikelyPrefetcher(self.placement, self._prefetcher)
             self._engine = Engine(
-                spec, self.placement, self.table, self._conductor, self._storage.kv, self._scrub, hooks, self._costs,
+                spec, self.placement, self.table, self._moves, self._storage.kv, self._scrub, hooks, self._costs,
                 self._learned,
             )  # fmt: skip
-            undo.callback(self._hands.close)
+            undo.callback(self._dispatcher.close)
             if any(opened[Tier.HOST :]) and not self._storage.carrier.is_synchronous:
-                self._hands.start()
+                self._dispatcher.start()
             undo.pop_all()
 
     # ---- requests
@@ -378,7 +378,7 @@ class KVCache:
         learned = self._learning("prefetch_likely")
         seconds, most = number_of_seconds(within_s, "within_s"), whole_number(max_blocks, "max_blocks", 0, 2**31 - 1)
         learned.tick()
-        return self._foresight.start(learned.policy, seconds, most)
+        return self._likely_prefetcher.start(learned.policy, seconds, most)
 
     def observe_prefill(self, num_tokens: int, seconds: float, context: int = 0) -> None:
         """Report how long computing a prompt took.
@@ -479,7 +479,7 @@ class KVCache:
             self._engine.uses_quota = True
             self._roots.set_quota(digest, int(tier), blocks)
 
-        self._conductor.when_decided(decide)
+        self._moves.when_decided(decide)
 
     def purge(self, namespace: Namespace | None) -> int:
         """Forget a namespace.
@@ -495,7 +495,7 @@ class KVCache:
             The disk would not take it. In memory the namespace is forgotten; after a restart it may be found again.
         """
         digest = self._digest(namespace)
-        self._conductor.check_may_wait()
+        self._moves.check_may_wait()
         with self.hooks.span("purge") as span:
             dropped = self._purge(digest)
             span.set(dropped_blocks=dropped)
@@ -504,7 +504,7 @@ class KVCache:
     def _purge(self, digest: bytes) -> int:
         roots, dropped = self._roots.drop(digest)
         for root in roots:
-            self._conductor.drain_namespace(root)  # what is on its way to the disk is there when the disk is told
+            self._moves.drain_namespace(root)  # what is on its way to the disk is there when the disk is told
         self._roots.left(digest, roots)
         try:
             if self._store is not None:
@@ -535,9 +535,9 @@ class KVCache:
         store, pool = self._store, self.placement.pools[-1]
         if store is None or pool is None:
             return 0
-        self._conductor.check_may_wait()
+        self._moves.check_may_wait()
         with self.hooks.span("flush"):
-            self._conductor.write_back(lambda: store.state == "ok")
+            self._moves.write_back(lambda: store.state == "ok")
         counts = pool.counts()
         return counts["cached"] + counts["live"] if store.flush() else 0
 
@@ -659,7 +659,7 @@ class KVCache:
         if self._is_over or not self._engine.is_ours:
             return
         self._engine.closed = True
-        if self._hands.is_this_thread() or self._prefetcher.is_this_thread():  # a hook: others would wait for it
+        if self._dispatcher.is_this_thread() or self._prefetcher.is_this_thread():  # a hook: others would wait for it
             self._close(wait=False)
             return
         if self._closing is None or self._closing.has_failed:
@@ -672,7 +672,7 @@ class KVCache:
 
     def _close(self, *, wait: bool = True) -> None:
         self._prefetcher.close(wait=wait)
-        self._hands.close()
+        self._dispatcher.close()
         self._storage.carrier.close()
         try:
             if self._learned is not None:
@@ -695,13 +695,13 @@ class KVCache:
 
     # ---- inside
 
-    def _take_over(self) -> Describer | None:
+    def _take_over(self) -> RecordMaker | None:
         """What the store holds joins the tree; makes the names of its blocks from now on."""
         self._store = store = self._storage.store
         if store is None:
             return None
         restore(self.placement, store, Tier.DISK, self._roots.of)
-        return Describer(self.placement, store.secret, self.placement.tree.name)
+        return RecordMaker(self.placement, store.secret, self.placement.tree.name)
 
     def _tier_names(self) -> list[str]:
         return [TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None]

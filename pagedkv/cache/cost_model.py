@@ -64,7 +64,7 @@ class CostModel:
     Parameters
     ----------
     block_size, block_bytes : tokens and bytes of a block.
-    cost_tokens : tokens of context at which attention costs as much to recompute as everything else.
+    cost_tokens : tokens of context, more than 0, at which attention costs as much to recompute as everything else.
     prefill_tokens_per_s : the caller's rate at the start of a prompt, where it is known beforehand.
     clock : monotonic seconds.
 
@@ -81,7 +81,8 @@ class CostModel:
         prefill_tokens_per_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._block_size, self._block_bytes, self._cost_tokens = block_size, block_bytes, float(cost_tokens)
+        self._block_size, self._block_bytes = block_size, block_bytes
+        self._cost_tokens = positive(cost_tokens, "cost_tokens")
         self._clock, self._lock = clock, threading.Lock()
         self._lines: dict[int, tuple[Line, float]] = {}  # by tier: the line, and when it was last added to
         self._seconds = self._work = 0.0

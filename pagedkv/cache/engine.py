@@ -1,6 +1,6 @@
 """What sequences and steps work on.
 
-The block table, the device's KV and the conductor, opened and closed together.
+The block table, the device's KV and the moves, opened and closed together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pagedkv._core.placement import Placement
 from pagedkv._core.policies.requests import check_return, requests_of
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Learned
-from pagedkv.cache.moving import Conductor
+from pagedkv.cache.moves import Moves
 from pagedkv.cache.scrub import Scrub
 from pagedkv.cache.storage import KV
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError
@@ -35,7 +35,7 @@ class Engine:
     ----------
     spec : KVSpec
     table : BlockTable over `placement`
-    conductor : Conductor
+    moves : Moves
         Makes room when a step finds none.
     kv : KV
     scrub : Scrub
@@ -53,14 +53,14 @@ class Engine:
         spec: KVSpec,
         placement: Placement,
         table: BlockTable,
-        conductor: Conductor,
+        moves: Moves,
         kv: KV,
         scrub: Scrub,
         hooks: Hooks,
         costs: CostModel,
         learned: Learned | None = None,
     ) -> None:
-        self.spec, self.placement, self.table, self.conductor = spec, placement, table, conductor
+        self.spec, self.placement, self.table, self.moves = spec, placement, table, moves
         self._kv, self._scrub, self.hooks, self._learned = kv, scrub, hooks, learned
         self.measured = costs if kv.is_synchronous else None
         self._requests = requests_of(table)  # None where the policy learns nothing of requests
@@ -115,13 +115,13 @@ class Engine:
 
     def _begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
         kv = self.kv  # before anything is scheduled: a cache that is closed raises here
-        self.conductor.expire()
+        self.moves.expire()
         if self._requests is not None:
             self._requests.begin(rows)
         refused = True
         try:
             while isinstance(arrays := self.table.try_step(rows, q_lens, lookahead), int):
-                self.conductor.make_room(arrays)  # another thread may take it: then once more
+                self.moves.make_room(arrays)  # another thread may take it: then once more
             refused = False
             if self._scrub.active:
                 self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
@@ -143,9 +143,9 @@ class Engine:
             One of its sequences was released, cut back or stepped again. Nothing was committed.
         """
         number, num_tokens = arrays.number, len(arrays.tokens)
-        self.conductor.expire()
+        self.moves.expire()
         if self.uses_quota:  # a commit may decide moves
-            self.conductor.when_decided(lambda: self.table.commit(rows, number))
+            self.moves.when_decided(lambda: self.table.commit(rows, number))
         else:
             self.table.commit(rows, number)
         with self._counting:
@@ -233,8 +233,8 @@ class Engine:
         if ttl_s is not None:
             if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 <= ttl_s < 1e9:
                 raise InvalidArgument(f"ttl_s = {ttl_s!r}: a number of seconds, 0 or more, is needed")
-            expires = self.conductor.now_ns() + int(ttl_s * 1e9)
-            self.conductor.uses_time = True
+            expires = self.moves.now_ns() + int(ttl_s * 1e9)
+            self.moves.uses_time = True
         self.table.retain(row, priority, expires)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pagedkv._core.placement import Placement
 from pagedkv._core.policies.hazard.face import HazardPolicy
-from pagedkv.cache.matching import Matcher
+from pagedkv.cache.matcher import Matcher
 from pagedkv.errors import ClosedError, InvalidArgument, StaleHandle
 from pagedkv.threads.monitor import Monitor
 
@@ -210,7 +210,7 @@ def start_thread(work: Callable[[], None]) -> None:
     _thread.start_new_thread(work, ())
 
 
-class Foresight:
+class LikelyPrefetcher:
     """Starts prefetches of the prefixes that the policy expects to be used soon.
 
     Any thread may call it.

@@ -64,7 +64,7 @@ class Step:
             begun = True
             self._bound = self._engine.kv.bind(arrays)
             self._arrays = arrays
-            self._engine.conductor.make_room_ahead(arrays.num_new_blocks)
+            self._engine.moves.make_room_ahead(arrays.num_new_blocks)
         except BaseException as problem:
             if begun or not is_refusal(problem):  # else nothing was scheduled
                 self._cancel()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.cache.cache import KVCache
-from pagedkv.cache.moving import Claim
+from pagedkv.cache.moves import Claim
 from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.plan import Plan

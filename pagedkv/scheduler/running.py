@@ -45,7 +45,7 @@ class Running:
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
         self._cache, self._options = cache, options
-        self._table, self._placement, self._conductor = cache.table, cache.placement, cache._conductor
+        self._table, self._placement, self._moves = cache.table, cache.placement, cache._moves
         pool = self._placement.pools[0]
         assert pool is not None
         self._pool = pool
@@ -66,7 +66,7 @@ class Running:
 
     def room(self) -> int:
         """Blocks that a step may be given: free ones, and those that the tree alone owns."""
-        self._seen = self._conductor.num_ended  # before it looks: what ends after this is worth another look
+        self._seen = self._moves.num_ended  # before it looks: what ends after this is worth another look
         return self._pool.num_obtainable
 
     def out_of_blocks(self, asked: int) -> OutOfBlocks:
@@ -80,8 +80,8 @@ class Running:
 
         One that has ended since :meth:`room` was asked, or since the last wait, counts.
         """
-        is_over = self._conductor.wait_since(self._seen)
-        self._seen = self._conductor.num_ended
+        is_over = self._moves.wait_since(self._seen)
+        self._seen = self._moves.num_ended
         return is_over
 
     def left_by_others(self) -> tuple[int, int]:

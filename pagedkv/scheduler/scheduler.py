@@ -114,7 +114,7 @@ class Scheduler:
                 f"open it with more, or run fewer"
             )
         self.cache, self.options, self._clock = cache, options, Clock(clock)
-        self._claim = cache._conductor.claim()
+        self._claim = cache._moves.claim()
         self._queue = FairQueue(options.priority_tokens)
         self._running = Running(cache, options)
         self._admission = Admission(cache, self._queue, self._running, options)

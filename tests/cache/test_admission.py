@@ -260,3 +260,12 @@ def test_a_step_that_attended_every_layer_tells_how_fast_prompts_are_computed(op
 def test_what_cannot_have_been_observed_is_refused(open_cache, wrong):
     with pytest.raises((pk.InvalidArgument, pk.WrongType)):
         open_cache().observe_prefill(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"),
+    [([1.0], pk.WrongType), ("30000", pk.WrongType), (True, pk.WrongType), (0, pk.InvalidArgument)],
+)
+def test_cost_tokens_that_are_no_number_above_0_are_refused(tokens, error):
+    with pytest.raises(error, match="cost_tokens must be a"):
+        pk.KVCache(pk.KVSpec(1, 1, 4), pk.Blocks(8), cost_tokens=tokens)

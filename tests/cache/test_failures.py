@@ -247,7 +247,7 @@ def test_a_deadline_for_promotions_does_not_lose_what_is_demoted(open_cache):
 
 
 def test_a_request_that_waits_for_moves_of_a_cache_that_closes_fails_and_holds_nothing(toy):
-    toy.cache._hands.close()
+    toy.cache._dispatcher.close()
     with pytest.raises(pk.ClosedError):
         toy.cache.sequence(prompt(1))
     toy.cache.check_integrity()
@@ -256,7 +256,7 @@ def test_a_request_that_waits_for_moves_of_a_cache_that_closes_fails_and_holds_n
 
 def test_a_step_that_cannot_make_room_as_the_cache_closes_changes_nothing(toy):
     seq = toy.cache.sequence(prompt(9))
-    toy.cache._hands.close()
+    toy.cache._dispatcher.close()
     with pytest.raises(pk.ClosedError):
         toy.run(seq)
     assert seq.num_computed == 0

@@ -388,7 +388,7 @@ def test_moves_that_a_round_without_memory_had_taken_are_given_up(open_cache, mo
     cache = open_cache(4, host=16)
     toy = Toy(cache)
     toy.use(prompt(1))
-    real, kept = type(cache._hands).round, []
+    real, kept = type(cache._dispatcher).round, []
 
     def round_without_memory(hands, taken):
         if taken is not None and not kept:
@@ -396,7 +396,7 @@ def test_moves_that_a_round_without_memory_had_taken_are_given_up(open_cache, mo
             raise MemoryError
         return real(hands, taken)
 
-    monkeypatch.setattr(type(cache._hands), "round", round_without_memory)
+    monkeypatch.setattr(type(cache._dispatcher), "round", round_without_memory)
     toy.use(prompt(2, 4 * BLOCK))  # makes room: what is to be demoted is lost, and the request goes on
     assert kept
     assert cache.placement.num_in_flight == 0

@@ -92,9 +92,9 @@ def test_an_opening_that_is_interrupted_leaves_its_directory_and_no_thread(open_
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for place in ("pagedkv.cache.cache.Foresight", "pagedkv.cache.hands.Hands.start", "pagedkv.cache.cache.BlockTable"):
+    for place in ("cache.LikelyPrefetcher", "dispatcher.Dispatcher.start", "cache.BlockTable"):
         with monkeypatch.context() as patch:
-            patch.setattr(place, interrupted)
+            patch.setattr(f"pagedkv.cache.{place}", interrupted)
             with pytest.raises(KeyboardInterrupt) as kept:
                 open_cache(8, host=8, disk=16)
         ours = [thread for thread in threading.enumerate() if thread.name.startswith("pagedkv")]
@@ -223,7 +223,7 @@ def test_a_hook_of_moves_may_close_the_cache(open_cache):
     in_time(toy.cache.close)
 
 
-@pytest.mark.parametrize("place", ["_prefetcher", "_hands", "_storage.carrier", "_storage"])
+@pytest.mark.parametrize("place", ["_prefetcher", "_dispatcher", "_storage.carrier", "_storage"])
 def test_a_close_that_was_interrupted_can_be_repeated(open_cache, tmp_path, place):
     toy = Toy(
         pk.KVCache(
@@ -258,8 +258,8 @@ def test_a_cache_that_is_not_closed_can_be_collected(open_cache):
 
     cache = pk.KVCache(pk.KVSpec(2, 2, 4, "float32", 4, model="toy"), pk.Blocks(8), pk.Blocks(8))
     Toy(cache).use(prompt(1))
-    threads = [cache._hands._thread, *cache._storage.carrier._queue.threads]
-    known = weakref.ref(cache._hands)
+    threads = [cache._dispatcher._thread, *cache._storage.carrier._queue.threads]
+    known = weakref.ref(cache._dispatcher)
     del cache
     gc.collect()
     assert known() is None
@@ -349,21 +349,21 @@ def test_a_prefetch_that_was_interrupted_as_it_was_asked_for_is_forgotten(open_c
 def test_a_purge_that_is_made_again_waits_for_what_the_interrupted_one_waited_for(open_cache, monkeypatch):
     toy, tenant = Toy(open_cache(8, host=8)), pk.Namespace(tenant="gone")
     toy.use(prompt(1), tenant)
-    conductor, waited = toy.cache._conductor, []
+    moves, waited = toy.cache._moves, []
 
     def interrupted(root: int) -> None:
         waited.append(root)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(conductor, "drain_namespace", interrupted)
+        patch.setattr(moves, "drain_namespace", interrupted)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 toy.cache.purge(tenant)
     assert waited == [waited[0]] * 2, "its moves may still be under way"
     toy.cache.purge(tenant)
     with monkeypatch.context() as patch:
-        patch.setattr(conductor, "drain_namespace", interrupted)
+        patch.setattr(moves, "drain_namespace", interrupted)
         toy.cache.purge(tenant)
     assert len(waited) == 2, "nothing of it is under way any more"
 

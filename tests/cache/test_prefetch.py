@@ -180,7 +180,7 @@ def test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_
     toy.use(long)
     toy.use(prompt(2, 8 * BLOCK))
     assert where(toy.cache, long) == [("host", 6)]
-    conductor, real, called = toy.cache._conductor, toy.cache._conductor.make_room, []
+    moves, real, called = toy.cache._moves, toy.cache._moves.make_room, []
 
     def make_room(num_blocks, *tier):
         called.append(num_blocks)
@@ -189,7 +189,7 @@ def test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_
                 pass
         return real(num_blocks, *tier)
 
-    monkeypatch.setattr(conductor, "make_room", make_room)
+    monkeypatch.setattr(moves, "make_room", make_room)
     assert toy.use(long) == {"host": 6 * BLOCK}
     assert called == [6, 3, 3], "six, three by the other meanwhile, and once six were in vain the other three"
     assert all_free(toy.cache)

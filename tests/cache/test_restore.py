@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pagedkv._core.chain_key import ROOT_PARENT, chain_key
-from pagedkv.cache.durable import restore, whole_prefixes
-from pagedkv.cache.opening import open_placement
+from pagedkv.cache.parts import open_placement
+from pagedkv.cache.records import restore, whole_prefixes
 from pagedkv.tiers import Record, StoredBlock
 
 SECRET, A, B = bytes(32), bytes([1]) * 32, bytes([2]) * 32

@@ -10,7 +10,7 @@ MUTANTS = (
         "pagedkv/cache/cache.py",
         (("        held, tiers, found = self._matcher.acquire(prompt, root)\n",
           "        cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
-          "        self._conductor.make_room(cold)\n"
+          "        self._moves.make_room(cold)\n"
           "        held, tiers, found = self._matcher.acquire(prompt, root)\n"),),
         ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
     ),
@@ -56,20 +56,20 @@ MUTANTS = (
     ),
     Mutant(
         "the core is told that every move arrived",
-        "pagedkv/cache/hands.py",
+        "pagedkv/cache/dispatcher.py",
         (("        transfers, ok = ticket.results()\n",
           "        transfers, ok = ticket.results()[0], np.ones_like(ticket.results()[1])\n"),),
         ("test_a_disk_that_lost_its_content_is_a_miss_and_never_wrong",),
     ),
     Mutant(
         "a stored block is believed although its key is not that of its content",
-        "pagedkv/cache/durable.py",
+        "pagedkv/cache/records.py",
         ((" or record.key != chain_key(secret, record.namespace, record.parent, record.tokens)", ""),),
         ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
     ),
     Mutant(
         "blocks whose beginning is gone stay on the disk",
-        "pagedkv/cache/durable.py",
+        "pagedkv/cache/records.py",
         (("    orphans += [found.block for key, found in records.items() if key not in reached]\n", ""),),
         ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
     ),
@@ -153,14 +153,14 @@ MUTANTS = (
     ),
     Mutant(
         "a hook of moves waits for its own thread",
-        "pagedkv/cache/moving.py",
-        (("        if self._hands.is_this_thread():\n            raise InvalidArgument(",
+        "pagedkv/cache/moves.py",
+        (("        if self._dispatcher.is_this_thread():\n            raise InvalidArgument(",
           "        if False:\n            raise InvalidArgument("),),
         ("test_a_hook_of_moves_never_waits_for_its_own_thread",),
     ),
     Mutant(
         "a hook of moves is refused when its quota is set already",
-        "pagedkv/cache/moving.py",
+        "pagedkv/cache/moves.py",
         (("            The caller must not wait; nothing was decided.\n        \"\"\"\n        self.check_may_wait()\n",
           "            The caller must not wait; nothing was decided.\n        \"\"\"\n"),),
         ("test_a_hook_of_moves_that_would_wait_for_moves_is_refused",),
@@ -180,14 +180,14 @@ MUTANTS = (
     ),
     Mutant(
         "an interrupt of a clock that the dispatcher reads is dropped",
-        "pagedkv/cache/hands.py",
+        "pagedkv/cache/dispatcher.py",
         (("            self.interrupts.append(interrupt)  # of the caller's clock",
           "            # of the caller's clock"),),
         ("test_an_interrupt_of_a_clock_that_the_dispatcher_reads_comes_out_of_a_call_that_waits",),
     ),
     Mutant(
         "a MemoryError of the dispatcher's hooks comes out of a later call",
-        "pagedkv/cache/hands.py",
+        "pagedkv/cache/dispatcher.py",
         (("        except MemoryError as problem:\n            with suppress(BaseException):\n"
           "                self._hooks.no_memory(problem)\n", ""),),
         ("test_without_memory_for_hooks_of_moves_no_later_call_fails",),
@@ -209,13 +209,13 @@ MUTANTS = (
     ),
     Mutant(
         "what lies in colder tiers is taken for a device hit",
-        "pagedkv/cache/matching.py",
+        "pagedkv/cache/matcher.py",
         (("self._worth_having(held.handle) if held.num_cold else None", "None"),),
         ("test_a_request_is_told_in_nested_spans",),
     ),
     Mutant(
         "a device hit asks the core again where its blocks are",
-        "pagedkv/cache/matching.py",
+        "pagedkv/cache/matcher.py",
         (("self._worth_having(held.handle) if held.num_cold else None", "self._worth_having(held.handle)"),),
         ("test_a_device_hit_takes_the_core_four_times_at_most",),
     ),
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "options that a storage of one's own knows nothing of are passed over",
-        "pagedkv/cache/opening.py",
+        "pagedkv/cache/parts.py",
         (('if device != "cpu" or backend is not None or threads != THREADS:', "if False:"),),
         ("test_options_of_the_usual_storage_beside_another_are_refused",),
     ),

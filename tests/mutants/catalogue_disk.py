@@ -114,7 +114,7 @@ RECORDS = (
         ("test_a_read_that_cannot_go_past_the_page_cache_takes_the_other_way",),
     ),
     Mutant(
-        "a disk tier takes a model without a name", "pagedkv/cache/opening.py",
+        "a disk tier takes a model without a name", "pagedkv/cache/parts.py",
         (("if disk is not None and not spec.model and not disk.unnamed_model:", "if False and disk is not None:"),),
         ("test_a_disk_for_a_model_without_a_name_is_refused_unless_that_is_said_aloud",),
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-HANDS, MOVER, TICKET = "pagedkv/cache/hands.py", "pagedkv/tiers/mover/mover.py", "pagedkv/tiers/mover/ticket.py"
+DISPATCHER, MOVER = "pagedkv/cache/dispatcher.py", "pagedkv/tiers/mover/mover.py"
+TICKET = "pagedkv/tiers/mover/ticket.py"
 WORKER = "pagedkv/tiers/mover/worker.py"
 SCRUB, ADMISSION, CACHE = "pagedkv/cache/scrub.py", "pagedkv/cache/admission.py", "pagedkv/cache/cache.py"
 
@@ -18,19 +19,19 @@ CONDUCTOR = (
         ("test_the_proof_holds[schedules]",), 300,
     ),
     Mutant(
-        "a failed promotion is served", HANDS,
+        "a failed promotion is served", DISPATCHER,
         (("        transfers, ok = ticket.results()\n",
           "        transfers, ok = ticket.results()\n        ok = ok | (moves['dst_tier'][0] == 0)\n"),),
         ("test_the_proof_holds[schedules]",), 300,
     ),
     Mutant(
-        "what a damaged or failing disk gave is served", HANDS,
+        "what a damaged or failing disk gave is served", DISPATCHER,
         (("        transfers, ok = ticket.results()\n",
           "        transfers, ok = ticket.results()[0], np.ones_like(ticket.results()[1])\n"),),
         ("test_the_proof_holds[machine]",), 8000,
     ),
     Mutant(
-        "a demotion that admission refused is told to have arrived", HANDS,
+        "a demotion that admission refused is told to have arrived", DISPATCHER,
         (("        self._dispatch.give_up(transfer, announce=not self._hooks.all)",
           "        one = np.ones(1, np.bool_)\n        self._dispatch.finish(transfer['transfer'][:1], one, one)"),),
         ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",
@@ -38,7 +39,7 @@ CONDUCTOR = (
          "test_what_is_refused_leaves_no_block_whose_prefix_is_gone"),
     ),
     Mutant(
-        "what loads slower than it computes is loaded", "pagedkv/cache/matching.py",
+        "what loads slower than it computes is loaded", "pagedkv/cache/matcher.py",
         (("        if worth < len(tiers):", "        if False:"),),
         ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",),
         quick=True,
@@ -56,7 +57,7 @@ CONDUCTOR = (
     ),
     Mutant(
         "a purge does not wait for what is on its way to the disk", CACHE,
-        (("            self._conductor.drain_namespace(root)", "            pass"),),
+        (("            self._moves.drain_namespace(root)", "            pass"),),
         ("test_the_proof_holds[schedules]",), 2000,
     ),
     Mutant(
@@ -65,12 +66,12 @@ CONDUCTOR = (
         ("test_the_unwritten_tail_of_a_block_shows_nothing_of_another_namespace",),
     ),
     Mutant(
-        "what a failed promotion read stays in its blocks", HANDS,
+        "what a failed promotion read stays in its blocks", DISPATCHER,
         (('            self._scrub.spoilt(moves["dst_block"][upward & ~arrived])\n', ""),),
         ("test_what_a_failed_promotion_read_shows_in_nobodys_block",),
     ),
     Mutant(
-        "a promoted block is not known to be its namespace's", HANDS,
+        "a promoted block is not known to be its namespace's", DISPATCHER,
         (("                self._scrub.holds(part[", "                (lambda *_: None)(part["),),
         ("test_a_promoted_block_is_known_to_be_its_namespaces",),
     ),
@@ -124,8 +125,8 @@ MOVERS = (
         ("test_a_worker_that_finds_no_memory_fails_its_part_and_goes_on",),
     ),
     Mutant(
-        "what a round without memory has taken is left to a Taken that never dies", HANDS,
-        (("                hands.recover(taken)\n", "                pass\n"),),
+        "what a round without memory has taken is left to a Taken that never dies", DISPATCHER,
+        (("                dispatcher.recover(taken)\n", "                pass\n"),),
         ("test_moves_that_a_round_without_memory_had_taken_are_given_up",),
     ),
     Mutant(
@@ -167,13 +168,13 @@ MOVERS = (
 
 HANGS = (
     Mutant(
-        "what a read that is not waited for may still write is given to somebody else", HANDS,
+        "what a read that is not waited for may still write is given to somebody else", DISPATCHER,
         (("            pool.incref(blocks)\n", "            pass\n"),
          ("            pool.free(blocks)\n", "            pass\n")),
         ("test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_block",),
     ),
     Mutant(
-        "what a read that was not waited for has filled is never free again", HANDS,
+        "what a read that was not waited for has filled is never free again", DISPATCHER,
         (("            pool.free(blocks)\n", "            pass\n"),),
         ("test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_block",),
     ),
@@ -202,11 +203,11 @@ HANGS = (
     ),
     Mutant(
         "no room is made ahead", "pagedkv/cache/step.py",
-        (("            self._engine.conductor.make_room_ahead(arrays.num_new_blocks)\n", ""),),
+        (("            self._engine.moves.make_room_ahead(arrays.num_new_blocks)\n", ""),),
         ("test_a_steady_decode_loop_waits_for_no_room",),
     ),
     Mutant(
-        "room ahead has no bound", "pagedkv/cache/moving.py",
+        "room ahead has no bound", "pagedkv/cache/moves.py",
         (("self._low - (self._low >> 3) - 1, 0), self._most_ahead)", "self._low - (self._low >> 3) - 1, 0), 10**6)"),),
         ("test_no_more_is_made_than_a_64th_of_the_device_twice",),
     ),

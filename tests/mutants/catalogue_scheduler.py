@@ -14,7 +14,7 @@ LIMITS = "pagedkv/scheduler/limits.py"
 LANES = "pagedkv/scheduler/lanes.py"
 REOPENING = "pagedkv/scheduler/reopening.py"
 ASIDE = "pagedkv/scheduler/aside.py"
-MOVING = "pagedkv/cache/moving.py"
+MOVES = "pagedkv/cache/moves.py"
 
 MUTANTS = (
     Mutant(
@@ -225,13 +225,13 @@ MUTANTS = (
     ),
     Mutant(
         "the end of a prefetch is not waited for",
-        MOVING,
+        MOVES,
         (("        others = threading.get_ident() not in self._prefetching\n", "        others = False\n"),),
         ("test_a_plan_waits_for_a_prefetch_that_is_about_to_let_go",),
     ),
     Mutant(
         "a prefetch under way takes what a plan has claimed meanwhile",
-        MOVING,
+        MOVES,
         (("if cold + self.spoken_for <= pool.num_obtainable:", "if True:"),),
         ("test_a_prefetch_under_way_takes_nothing_that_a_plan_has_claimed_meanwhile",),
     ),
@@ -281,7 +281,7 @@ MUTANTS = (
     ),
     Mutant(
         "a scheduler that is gone still speaks for blocks",
-        "pagedkv/cache/moving.py",
+        "pagedkv/cache/moves.py",
         (("weakref.ref(claim))", "lambda: claim)"),),
         ("test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone",),
     ),
@@ -311,7 +311,7 @@ MUTANTS = (
     ),
     Mutant(
         "a promotion asks for room that it needs no more",
-        "pagedkv/cache/moving.py",
+        "pagedkv/cache/moves.py",
         (("                if int(np.count_nonzero(placement.tiers_of(owner))) >= cold:\n                    raise\n",
           "                raise\n"),),
         ("test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up",),

@@ -12,7 +12,7 @@ import pytest
 import pagedkv as pk
 from pagedkv._core.chain_key import ROOT_PARENT, chain_keys
 from pagedkv.cache.device_kv import DeviceKV
-from pagedkv.cache.durable import whole_prefixes
+from pagedkv.cache.records import whole_prefixes
 from pagedkv.core import RadixTree
 from pagedkv.tiers import Record, StoredBlock
 from tests.cache.conftest import BLOCK, SPEC, Toy, prompt, where

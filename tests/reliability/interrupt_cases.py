@@ -15,7 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pagedkv as pk
-from pagedkv.cache.hands import Hands
+from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.observe.callbacks import has_no_memory
 from tests.reliability.interrupt_control import OldOrder
 from tests.reliability.interrupt_kinds import KINDS, Alarm, Foreign, Hung, innermost
@@ -341,9 +341,9 @@ class FailingRounds:
     def __init__(self, alloc: Any) -> None:
         self._alloc, self._target, self._seen, self._counts = alloc, 0, 0, False
         self.where = ""
-        real = Hands.round
+        real = Dispatcher.round
 
-        def armed_round(hands: Hands, taken: Any) -> float | None:
+        def armed_round(hands: Dispatcher, taken: Any) -> float | None:
             if not self._counts:
                 return real(hands, taken)
             alloc.arm(max(0, self._target - self._seen))
@@ -354,7 +354,7 @@ class FailingRounds:
                 if alloc.failed:
                     self.where, self._target = alloc.where or "somewhere", 0
 
-        Hands.round = armed_round  # type: ignore[method-assign]  # for the life of this process
+        Dispatcher.round = armed_round  # type: ignore[method-assign]  # for the life of this process
 
     def arm(self, target: int) -> None:
         """Count from here; 0: have none fail."""

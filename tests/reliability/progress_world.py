@@ -205,7 +205,7 @@ class World:
     def judge(self, refused: pk.PagedKVError) -> None:
         """Whether the scheduler had to refuse: its requests that have not ended, against what others leave."""
         self.tally.add(f"refused by schedule: {type(refused).__name__}")
-        while self.cache._conductor.run_moves():
+        while self.cache._moves.run_moves():
             pass
         blocks, rows = self.left()
         live = [asked for asked in self.asked.values() if not asked.request.ended]
@@ -291,7 +291,7 @@ class World:
     def close(self) -> None:
         """Nothing is left behind."""
         self.others.leave()
-        while self.cache._conductor.run_moves():  # a call returns once it has its room
+        while self.cache._moves.run_moves():  # a call returns once it has its room
             pass
         try:
             self.scheduler.check_integrity()

@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pagedkv.cache.cache
-import pagedkv.cache.hands
-import pagedkv.cache.matching
-import pagedkv.cache.moving
+import pagedkv.cache.dispatcher
+import pagedkv.cache.matcher
+import pagedkv.cache.moves
 import pagedkv.cache.prefetch
 from pagedkv._core.dispatch import NOT_YET, Dispatch
 from pagedkv._core.placement import Placement
-from pagedkv.cache.hands import Hands
+from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.tiers import Mover
 from pagedkv.tiers.mover.worker import run
 from tests.reliability.scene_storage import SceneStorage
@@ -53,7 +53,7 @@ class Scene:
         self.seen: Counter[str] = Counter()
         self._failures = failures
         self._movers: list[Mover] = []
-        self._hands: list[Hands] = []
+        self._dispatcher: list[Dispatcher] = []
         self._ran: list[tuple[Any, NDArray[np.bool_] | None]] = []  # parts whose bytes were moved, and how it went
         self.next_failure = ""
 
@@ -62,20 +62,20 @@ class Scene:
         """Threads and clocks of caches made in here, with a :meth:`storage`, are the scene's."""
         scene = self
 
-        def scheduled_hands(hands: Hands) -> None:
-            hands._thread = _NoThread()  # type: ignore[assignment]
-            scene._hands.append(hands)
+        def scheduled_dispatcher(dispatcher: Dispatcher) -> None:
+            dispatcher._thread = _NoThread()  # type: ignore[assignment]
+            scene._dispatcher.append(dispatcher)
 
         with (
-            patch.object(Hands, "start", scheduled_hands),
+            patch.object(Dispatcher, "start", scheduled_dispatcher),
             patch.object(
                 pagedkv.cache.cache, "Dispatch", lambda placement: ScheduledDispatch(placement, self.schedule)
             ),
             patch.object(pagedkv.cache.prefetch, "start_thread", self.schedule.start),
             patch.object(pagedkv.cache.prefetch, "Monitor", lambda: VirtualCondition(self.schedule)),
-            patch.object(pagedkv.cache.matching, "time", time_under(self.schedule)),
-            patch.object(pagedkv.cache.moving, "time", time_under(self.schedule)),
-            patch.object(pagedkv.cache.hands, "time", time_under(self.schedule)),
+            patch.object(pagedkv.cache.matcher, "time", time_under(self.schedule)),
+            patch.object(pagedkv.cache.moves, "time", time_under(self.schedule)),
+            patch.object(pagedkv.cache.dispatcher, "time", time_under(self.schedule)),
         ):
             yield
 
@@ -89,10 +89,10 @@ class Scene:
 
     def _events(self) -> list[tuple[int, Callable[[], object]]]:
         events: list[tuple[int, Callable[[], object]]] = []
-        for hands in self._hands:
-            settled = any(ticket.is_settled for job in hands._jobs for ticket, _ in job.tickets)
-            if settled or hands._dispatch.num_decided:
-                events.append((4, hands.pump))
+        for dispatcher in self._dispatcher:
+            settled = any(ticket.is_settled for job in dispatcher._jobs for ticket, _ in job.tickets)
+            if settled or dispatcher._dispatch.num_decided:
+                events.append((4, dispatcher.pump))
         for mover in self._movers:
             for part in mover._queue.parts:
                 events.append((4, lambda mover=mover, part=part: self._move(mover, part, "")))

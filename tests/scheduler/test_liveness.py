@@ -219,23 +219,23 @@ def test_a_prefetch_leaves_the_blocks_that_a_plan_is_about_to_use(serve):
 
 def test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone(serve):
     server = serve(8, host=16, max_running=2, max_batch_tokens=64, watermark=0.0)
-    conductor = server.cache._conductor
+    moves = server.cache._moves
     other = pk.Scheduler(server.cache, server.scheduler.options)
     server.submit(prompt(1, 11), 4)
     other.submit(prompt(2, 7), 2)
     plans = [server.scheduler.schedule(), other.schedule()]
     assert [plan.num_tokens for plan in plans] == [11, 7]
-    assert conductor.spoken_for == 5
+    assert moves.spoken_for == 5
     other.cancel(plans.pop())
-    assert conductor.spoken_for == 3
+    assert moves.spoken_for == 3
     other.schedule()
-    assert conductor.spoken_for == 5
+    assert moves.spoken_for == 5
     del other
     gc.collect()
-    assert conductor.spoken_for == 3, "a scheduler that is gone uses nothing"
+    assert moves.spoken_for == 3, "a scheduler that is gone uses nothing"
     server.compute(plans[0])
     server.scheduler.report(plans[0], [server.choose(branch) for branch in plans[0].lanes])
-    assert conductor.spoken_for == 0, "nor does a plan that is reported"
+    assert moves.spoken_for == 0, "nor does a plan that is reported"
 
 
 def held_by_others(server: Server, num_blocks: int) -> pk.Sequence:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pagedkv._core.chain_key import chain_key
-from pagedkv.cache.durable import whole_prefixes
+from pagedkv.cache.records import whole_prefixes
 from pagedkv.errors import PagedKVError
 from pagedkv.tiers import DiskTier, Record
 from pagedkv.tiers.disk.segments import Segments

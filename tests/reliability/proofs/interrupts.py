@@ -20,16 +20,16 @@ MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
     "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu", "crew",
-    "device_kv", "dtypes", "durable", "engine", "explain", "gpu_kv", "hands", "hooks", "interop", "kernels",
-    "learned", "matching", "metrics", "moving", "namespace", "opening", "pin", "place", "policies", "prefetch",
-    "recording", "roots", "scheduler", "scrub", "sequence", "sizes", "kv_spec", "stats", "step", "tiered", "tiers",
+    "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "kernels", "kv_spec",
+    "learned", "matcher", "metrics", "moves", "namespace", "parts", "pin", "place", "policies", "prefetch",
+    "recording", "records", "roots", "scheduler", "scrub", "sequence", "sizes", "stats", "step", "tiered", "tiers",
     "traced_step",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
     "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing",  # commands, and what they use
     "errors", "init__", "monitor", "reference", "storage", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
-MAIN = ("cache", "core", "engine", "hooks", "matching", "moving", "prefetch", "scheduler", "sequence", "step", "tiers")
+MAIN = ("cache", "core", "engine", "hooks", "matcher", "moves", "prefetch", "scheduler", "sequence", "step", "tiers")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}
 OUT = ("KeyboardInterrupt", "SystemExit", "HandlerTimeout", "MemoryError")
 

@@ -12,7 +12,7 @@ from pagedkv._core.held import Hold, own
 from pagedkv._core.placement import Placement
 from pagedkv._core.tier import Tier
 from pagedkv.cache.cost_model import CostModel
-from pagedkv.cache.moving import Conductor
+from pagedkv.cache.moves import Moves
 from pagedkv.errors import OutOfBlocks
 from pagedkv.observe.hooks import Hooks
 
@@ -23,7 +23,7 @@ class Matcher:
     Parameters
     ----------
     placement : Placement
-    conductor : Conductor
+    moves : Moves
     costs : says which disk hits are worth their loading.
     block_size : tokens of a block.
     deadline_s : what has not come from disk, or not started from memory, by then is given up; None to wait.
@@ -33,13 +33,13 @@ class Matcher:
     def __init__(
         self,
         placement: Placement,
-        conductor: Conductor,
+        moves: Moves,
         costs: CostModel,
         block_size: int,
         deadline_s: float | None,
         hooks: Hooks,
     ) -> None:
-        self._placement, self._conductor, self._costs, self._hooks = placement, conductor, costs, hooks
+        self._placement, self._moves, self._costs, self._hooks = placement, moves, costs, hooks
         self._block_size, self.deadline_s = block_size, deadline_s
         self._counting = threading.Lock()
         self.declined_tokens = 0
@@ -76,11 +76,11 @@ class Matcher:
         return held, tiers, found
 
     def _acquire(self, prompt: NDArray[np.int32], root: int) -> tuple[Hold, NDArray[np.uint8] | None, int]:
-        placement, conductor = self._placement, self._conductor
+        placement, moves = self._placement, self._moves
         limit = max(len(prompt) - 1, 0) // self._block_size
         until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
         while True:
-            seen = conductor.num_ended
+            seen = moves.num_ended
             held = own(placement, prompt, root, limit)  # it is no request before it has a row
             try:
                 left_s = None if until is None else until - time.monotonic()
@@ -90,7 +90,7 @@ class Matcher:
                 held.release()
                 raise
             held.release()
-            conductor.wait_since(seen, left_s)
+            moves.wait_since(seen, left_s)
 
     def promote(self, owner: int) -> int:
         """Bring what `acquire` owned to the device.
@@ -103,15 +103,15 @@ class Matcher:
             The device has no room for them. The owner keeps its path as it is.
         """
         if not self._hooks.all:
-            return self._conductor.promote(owner, self.deadline_s)
+            return self._moves.promote(owner, self.deadline_s)
         with self._hooks.span("promote") as span:
-            kept = self._conductor.promote(owner, self.deadline_s)
+            kept = self._moves.promote(owner, self.deadline_s)
             span.set(blocks=kept)
         return kept
 
     def check_may_wait(self) -> None:
         """Raise InvalidArgument where the caller must not wait for moves."""
-        self._conductor.check_may_wait()
+        self._moves.check_may_wait()
 
     def prefetch(self, prompt: NDArray[np.int32], root: int) -> int:
         """Bring the cached prefix to the device and let go of it.
@@ -119,11 +119,11 @@ class Matcher:
         Its tokens there, 0 where there is no room.
         """
         with self._hooks.span("prefetch", tokens=len(prompt)) as span:
-            self._conductor.begin_prefetch()
+            self._moves.begin_prefetch()
             try:
                 tokens = self._prefetch(prompt, root)
             finally:
-                self._conductor.end_prefetch()
+                self._moves.end_prefetch()
             span.set(hit_tokens=tokens)
         return tokens
 

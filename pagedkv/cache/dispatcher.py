@@ -63,7 +63,7 @@ class Job:
     arrived: int = 0
 
 
-class Hands:
+class Dispatcher:
     """Carries out what a Placement decides, in a thread of its own.
 
     Parameters
@@ -344,7 +344,7 @@ class Hands:
             self.interrupts.append(interrupt)
 
 
-_started: weakref.WeakSet[Hands] = weakref.WeakSet()
+_started: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 @atexit.register
@@ -353,8 +353,8 @@ def _stop_all() -> None:
 
     The movers' threads are stopped after this.
     """
-    for hands in list(_started):
-        hands.stop()
+    for dispatcher in list(_started):
+        dispatcher.stop()
 
 
 def _settled(dispatch: Dispatch, taken: Taken, ticket: Handle) -> None:
@@ -365,25 +365,25 @@ def _settled(dispatch: Dispatch, taken: Taken, ticket: Handle) -> None:
     dispatch.wake()
 
 
-def _work(weakly: weakref.ref[Hands], dispatch: Dispatch) -> None:
+def _work(weakly: weakref.ref[Dispatcher], dispatch: Dispatch) -> None:
     """The dispatcher's thread."""
     pause: float | None = LONGEST_S
     taken: Taken | None = None  # by a round that is not over
     while pause is not None:
-        hands = None  # while it waits it holds neither the cache nor, but for AGAIN_S, moves
+        dispatcher = None  # while it waits it holds neither the cache nor, but for AGAIN_S, moves
         try:
             if taken is None:
                 taken = dispatch.take(pause)
-                hands = weakly()
-                if hands is None:
+                dispatcher = weakly()
+                if dispatcher is None:
                     return
-                pause = hands.round(taken)
+                pause = dispatcher.round(taken)
             else:
                 time.sleep(AGAIN_S)
-                hands = weakly()
-                if hands is None:
+                dispatcher = weakly()
+                if dispatcher is None:
                     return
-                hands.recover(taken)
+                dispatcher.recover(taken)
                 pause = 0.0
             taken = None
         except BaseException:  # no memory: the thread goes on, and recovers what was taken

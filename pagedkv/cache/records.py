@@ -17,7 +17,7 @@ from pagedkv.cache.storage import Store
 from pagedkv.tiers import Record, StoredBlock
 
 
-class Describer:
+class RecordMaker:
     """Makes the Records of moves to or from a store.
 
     Each run's keys are computed once and anchored in the tree.

@@ -2,7 +2,7 @@
 
 Or until everything else is held.
 
-It moves nothing. What the core decides is carried out by the dispatcher's thread (:mod:`pagedkv.cache.hands`), whatever
+It moves nothing. The dispatcher's thread (:mod:`pagedkv.cache.dispatcher`) carries out what the core decides, whatever
 becomes of the caller that asked for it.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from pagedkv._core.dispatch import CLOSED, ENDED, NOT_YET, Dispatch
 from pagedkv._core.placement import Placement
 from pagedkv._core.tier import TIER_NAMES, Tier
-from pagedkv.cache.hands import Hands
+from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.errors import ClosedError, InvalidArgument, OutOfBlocks
 from pagedkv.observe.hooks import Hooks
 
@@ -50,8 +50,8 @@ class Claim:
             self.blocks = blocks
 
 
-class Conductor:
-    """Makes room and promotes.
+class Moves:
+    """Has the core make room and promote, and waits for it.
 
     Any thread may call it, but for the dispatcher's own, which would wait for itself.
 
@@ -59,7 +59,7 @@ class Conductor:
     ----------
     placement : Placement
     dispatch : Dispatch of `placement`
-    hands : carry out what is decided.
+    dispatcher : carries out what is decided.
     hooks : told when room is made.
     clock : seconds; what ages and times to live go by. None: the system's monotonic clock.
     """
@@ -68,11 +68,12 @@ class Conductor:
         self,
         placement: Placement,
         dispatch: Dispatch,
-        hands: Hands,
+        dispatcher: Dispatcher,
         hooks: Hooks,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.placement, self._dispatch, self._hands, self._hooks, self._clock = placement, dispatch, hands, hooks, clock
+        self.placement, self._dispatch, self._dispatcher = placement, dispatch, dispatcher
+        self._hooks, self._clock = hooks, clock
         self.uses_time = placement.policy == "hazard"  # or a sequence was given a time to live
         self._prefetching: set[int] = set()  # threads with a prefetch under way
         self._claims: tuple[weakref.ref[Claim], ...] = ()
@@ -146,18 +147,18 @@ class Conductor:
         ClosedError, InvalidArgument
             As :meth:`run_moves`.
         """
-        hands, wait = self._hands, self._dispatch.wait
+        dispatcher, wait = self._dispatcher, self._dispatch.wait
         self.check_may_wait()
         until = None if timeout_s is None else time.monotonic() + timeout_s
         others = threading.get_ident() not in self._prefetching
-        if not hands.has_thread:
-            hands.pump()
+        if not dispatcher.has_thread:
+            dispatcher.pump()
         while (said := wait(seen, SLICE_S, others)) == NOT_YET:
             if until is not None and time.monotonic() >= until:
                 return True
-        if hands.interrupts:
+        if dispatcher.interrupts:
             with contextlib.suppress(IndexError):  # another caller was quicker
-                raise hands.interrupts.popleft()
+                raise dispatcher.interrupts.popleft()
         if said == CLOSED:
             self._dispatch.close()  # what this call had decided after the first close is over, too
             raise ClosedError("this cache was closed while the call waited for moves between its tiers")
@@ -171,7 +172,7 @@ class Conductor:
         InvalidArgument
             It is the dispatcher's thread.
         """
-        if self._hands.is_this_thread():
+        if self._dispatcher.is_this_thread():
             raise InvalidArgument(
                 "a hook of a `moves` span, a clock or a log handler was called by the thread that carries moves out, "
                 "so it cannot do what waits for moves: do that in another span's hook, or in a thread of your own"
@@ -180,14 +181,14 @@ class Conductor:
     def _hear(self) -> None:
         """Let the hooks be told of moves that are over before the caller goes on."""
         dispatch = self._dispatch
-        if self._hooks.all and not self._hands.is_this_thread():
+        if self._hooks.all and not self._dispatcher.is_this_thread():
             while dispatch.is_telling():
                 dispatch.wait(dispatch.num_announced, SLICE_S)
 
     def _decides(self) -> None:
         """The caller is about to have the core decide: hooks are told of the moves in its context."""
         if self._hooks.all:
-            self._hands.context = contextvars.copy_context()
+            self._dispatcher.context = contextvars.copy_context()
 
     def when_decided(self, decide: Callable[[], object]) -> None:
         """Have something decided, and wait until the moves that it decided are over.
@@ -253,7 +254,7 @@ class Conductor:
         low = self._low = min(max(num_taken, self._low - (self._low >> 3) - 1, 0), self._most_ahead)
         pool = self.placement.pools[Tier.DEVICE]
         assert pool is not None
-        if low and self._hands.has_thread and pool.num_available < low:
+        if low and self._dispatcher.has_thread and pool.num_available < low:
             self._decides()
             self.placement.reserve(min(2 * low, pool.num_available + self._room_below(Tier.DEVICE)), Tier.DEVICE)
 
