@@ -2,6 +2,7 @@
 
 It says what to run, its caller computes, and reports the tokens.
 """
+# Over 400 lines: Scheduler's public methods, half of it their docstrings; what they do lies in the modules beside it.
 
 from __future__ import annotations
 
