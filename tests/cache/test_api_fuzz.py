@@ -1,4 +1,7 @@
-"""Every public call with whatever comes: documented errors only, sound books afterwards, and nobody else notices."""
+"""Every public call with arbitrary arguments.
+
+A call raises documented errors only, the books are sound afterwards, and no bystander is affected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Flush puts what is cached on the disk before a planned restart; purge takes a namespace off it for good."""
+"""Flush and purge of the disk tier.
+
+Flush writes what is cached to the disk before a planned restart; purge deletes a namespace for good.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A disk whose calls do not come back: requests go on by computing, and what comes late lands in nobody's block."""
+"""A disk whose calls hang.
+
+Requests go on by computing, and bytes that arrive late land in no block that has an owner.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ DEVICE = 8  # blocks; a prompt takes four, three of which are cached
 
 
 class Gate:
-    """Makes a transfer of every store wait, before it touches any memory, until it is let through."""
+    """Holds every transfer of a store until the test lets it through.
+
+    A transfer waits before it touches any memory.
+    """
 
     def __init__(self, monkeypatch, name):
         self.shut, self.go, self.inside = False, threading.Event(), threading.Event()

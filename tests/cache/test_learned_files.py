@@ -1,4 +1,7 @@
-"""What the policy hazard learned survives a restart; a file that cannot be read or written costs itself alone."""
+"""What the policy hazard has learned survives a restart.
+
+A file that cannot be read or written costs what was learned and nothing else.
+"""
 
 from __future__ import annotations
 

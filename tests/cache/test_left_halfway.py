@@ -1,4 +1,7 @@
-"""Exceptions that come in the middle of a call: what was begun is undone or goes on, and the call can be repeated."""
+"""Exceptions in the middle of a call.
+
+What the call began is undone or goes on, and the caller can repeat the call.
+"""
 
 from __future__ import annotations
 

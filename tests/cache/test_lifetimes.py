@@ -1,4 +1,7 @@
-"""Whatever is deleted, closed, released or collected first: no crash, no leak, nothing committed by halves."""
+"""Objects deleted, closed, released or collected in any order.
+
+Nothing crashes or leaks, and no commit is left half done.
+"""
 
 from __future__ import annotations
 
