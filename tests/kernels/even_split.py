@@ -1,4 +1,7 @@
-"""What the EVEN schedule should do, in plain Python: an oracle for schedule.cuh, written from its words."""
+"""What the EVEN schedule should do, in plain Python.
+
+An oracle for schedule.cuh, written from its description.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ OVERHEAD_UNITS = 2
 
 @dataclass(frozen=True)
 class Part:
-    """One CTA's share of a row tile: key tiles ``tile_begin..tile_end - 1``, and who else has one."""
+    """One CTA's share of a row tile, and which other CTAs have one.
+
+    Its key tiles are ``tile_begin..tile_end - 1``.
+    """
 
     cta: int
     seq: int

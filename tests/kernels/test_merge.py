@@ -1,4 +1,7 @@
-"""merge_state and merge_states against float64, and bit for bit where nothing is to be merged."""
+"""merge_state and merge_states against float64.
+
+They agree bit for bit where there is nothing to merge.
+"""
 
 from __future__ import annotations
 
