@@ -1,4 +1,7 @@
-"""A seeded random driver for a :class:`Pair`: the same seed gives the same operations, so a failure is one number."""
+"""A seeded random driver for a :class:`Pair`.
+
+The same seed gives the same operations, so a failure is one number.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ class Driver:
             self.bring_up(who)
 
     def bring_up(self, who: int) -> None:
-        """What a cache does with a prefix it owns: room, promotion, settling; sometimes not to the end."""
+        """Do what a cache does with a prefix it owns: make room, promote, settle.
+
+        Sometimes the driver does not carry it through.
+        """
         self.pair.make_room(sum(block.top != DEVICE for block in self.pair.owners[who][1].path))
         self.pair.promote(who)
         if self.rng.random() < 0.7:

@@ -1,4 +1,7 @@
-"""Random lives of sequences on the real block table beside the oracle; every computed slot is read after every step."""
+"""Random lives of sequences on the real block table beside the oracle.
+
+The driver reads every computed slot after every step.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ OPS_PER_SEED = 200
 
 
 class Driver:
-    """Sequences open, grow, run in batches, fork, are cut back and end, over one to three tiers."""
+    """A driver of sequences over one to three tiers.
+
+    They open, grow, run in batches, fork, are cut back and end.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)

@@ -1,4 +1,7 @@
-"""Mistakes in what moves blocks between tiers: the conductor, admission, scrub, the mover and its tickets."""
+"""Mistakes in the code that moves blocks between tiers.
+
+The conductor, admission, scrub, the mover and its tickets.
+"""
 
 from __future__ import annotations
 

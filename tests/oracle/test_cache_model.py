@@ -1,4 +1,7 @@
-"""The cache's oracle on histories short enough to be followed by hand, and on random ones against its own equations."""
+"""The cache's oracle on short histories and on random ones.
+
+A reader can follow the short ones by hand; the random ones are checked against the oracle's own equations.
+"""
 
 from __future__ import annotations
 
