@@ -63,7 +63,9 @@ class Clocks:
         self._version += 1
 
     def warp_knowledge(self, lanes: Lanes) -> NDArray[np.int64]:
-        """For each lane and each warp of its CTA, up to when all the warp's events are ordered before the lane.
+        """Return up to when all of a warp's events are ordered before each lane.
+
+        There is one time for each lane and each warp of its CTA.
 
         The last two columns are for the engines. One's own events count as those of one's warp: this errs on the safe
         side.
@@ -111,7 +113,10 @@ class Clocks:
             self._join(active, warps)
 
     def partial_barrier(self, ctas: NDArray[np.int64], everybody: Mask, waiters: Mask) -> None:
-        """Some threads of some CTAs met at a named barrier; only ``waiters`` learn what ``everybody`` knew."""
+        """Some threads of some CTAs met at a named barrier.
+
+        Only ``waiters`` learn what all ``participants`` knew.
+        """
         self._version += 1
         self.now += 1
         if self.cross is not None:
@@ -154,7 +159,10 @@ class Clocks:
         self.fine[cta, thread] = np.maximum(self.fine[cta, thread], rows)
 
     def ordered(self, who: Lanes, time: NDArray[Any], me: Lanes) -> Mask:
-        """Whether an event of ``who`` at ``time`` is ordered before what ``me`` does now; elementwise."""
+        """Whether an event of ``who`` at ``time`` is ordered before what ``me`` does now.
+
+        Works elementwise.
+        """
         mine, theirs = self.cta_of(me), self.cta_of(who)
         same = mine == theirs
         result = who == me

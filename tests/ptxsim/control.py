@@ -1,4 +1,7 @@
-"""Terminators: branches, exits and CTA barriers. Each sends its lanes on, or sets them aside."""
+"""Terminators: branches, exits and CTA barriers.
+
+Each sends its lanes on, or sets them aside.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Release and acquire between CTAs, through atomics, volatile and qualified accesses on one address.
+"""Release and acquire between CTAs, through accesses to one address.
+
+The accesses are atomics, volatile and qualified ones.
 
 A thread's fence makes releasable what is ordered before it: its own writes, those that its CTA's barriers put before
 it, and those that other threads fenced themselves before they met it at a barrier. Its next strong store or atomic
@@ -23,7 +25,10 @@ Times = NDArray[np.int64]
 
 
 class _Rows:
-    """One row of times per lane (over all lanes of the grid), shared by lanes that know the same."""
+    """One row of times per lane, over all lanes of the grid.
+
+    Lanes that know the same share a row.
+    """
 
     def __init__(self, lanes: int) -> None:
         self.slot = np.zeros(lanes, np.int64)
@@ -119,7 +124,10 @@ class CrossClocks:
             self.pending.forget(waiting)
 
     def access(self, lanes: Lanes, addresses: NDArray[np.int64], reads: bool, writes: bool) -> None:
-        """A strong access by each lane, in lane order: it takes what was published and publishes what is fenced."""
+        """Do a strong access by each lane, in lane order.
+
+        It takes what was published and publishes what is fenced.
+        """
         threads = self.clocks.threads
         for lane, address in zip(lanes.tolist(), addresses.tolist(), strict=True):
             there = self.published.get(address)

@@ -1,4 +1,7 @@
-"""Memory spaces. All take byte addresses of the active lanes and move whole elements of 1, 2, 4, 8 or 16 bytes."""
+"""Memory spaces, addressed by the active lanes' byte addresses.
+
+All move whole elements of 1, 2, 4, 8 or 16 bytes.
+"""
 
 from __future__ import annotations
 
