@@ -1,4 +1,6 @@
-"""The beds: SmolLM2, whose weights the tests get themselves, and a tiny model at several block sizes.
+"""The beds: SmolLM2 and a tiny model at several block sizes.
+
+The tests download the weights of SmolLM2 themselves.
 
 Without a network the real model's tests are skipped with the reason; with PAGEDKV_REQUIRE_REALMODEL set they fail.
 """
