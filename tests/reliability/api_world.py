@@ -1,4 +1,7 @@
-"""A cache, a disk tier and a mover to try hostile calls on, each with a bystander that must never notice."""
+"""A cache, a disk tier and a mover to try hostile calls on.
+
+Beside each stands a bystander that must never be affected.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,10 @@ class ApiWorld:
 
 
 def reenter(world: ApiWorld, choose: random.Random) -> Any:
-    """An object that uses the cache while a call reads it as a number, an array or a collection."""
+    """Return an object that uses the cache while a call converts it.
+
+    The call reads it as a number, an array or a collection.
+    """
 
     def act() -> None:
         choose.choice(actions)()

@@ -1,4 +1,6 @@
-"""Many threads on one cache of three tiers: every call that a host makes, in any order, each served byte compared.
+"""Many threads on one cache of three tiers, each served byte compared.
+
+They make every call that a host makes, in any order.
 
 A round is one cache: two phases of work with a quiet point after each, at which all books must agree, or one phase
 in which the cache is closed under the threads. The directory goes from round to round.
@@ -97,7 +99,10 @@ class Host:
     # ---- what a host does
 
     def request(self) -> None:
-        """One request from start to end, perhaps with forks, further turns and steps that are given up."""
+        """Serve one request from start to end.
+
+        Perhaps with forks, further turns, and steps that are given up.
+        """
         namespace, toy = self.somewhere()
         first = self.cache.sequence(self.tokens(), namespace)
         self.held.append(first)
@@ -179,7 +184,10 @@ class Host:
             self.count["=calls"] += 1
 
     def purge(self) -> None:
-        """Forget a namespace. What was purged from one that only this thread uses would not match any more."""
+        """Forget a namespace, shared by all threads or used by this one alone.
+
+        The latter gets a new salt, so that a later check would notice what was purged.
+        """
         if self.choose.random() < 0.2:
             self.cache.purge(self.choose.choice(SHARED))
         else:
@@ -238,7 +246,10 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, salts: C
 
 
 def problems(raised: list[BaseException], *, closing: bool) -> list[str]:
-    """Errors in words; as objects they would keep alive what their frames held. A closed cache may say that it is."""
+    """Return errors in words; as objects they would keep alive what their frames held.
+
+    While a cache closes, ClosedError is allowed.
+    """
     told = [error for error in raised if not (closing and isinstance(error, pk.ClosedError))]
     return ["".join(traceback.format_exception(error)[-4:]) for error in told]
 

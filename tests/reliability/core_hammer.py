@@ -1,4 +1,6 @@
-"""Many threads on the core alone: pool, placement over three tiers, block table; contents are numbers in arrays.
+"""Many threads on the core alone: pool, placement over three tiers, block table.
+
+Contents are numbers in arrays.
 
 python -m tests.reliability.core_hammer OPERATIONS SEED [MOST_THREADS]
 """
@@ -39,7 +41,10 @@ def contents(namespace: bytes, tokens: list[int]) -> NDArray[np.int64]:
 
 
 class World:
-    """A placement over three tiers of blocks of one token, a table on it, and a pool that nobody else uses."""
+    """A placement over three tiers of blocks of one token, a table on it, and a pool.
+
+    Only the threads of the test use the pool.
+    """
 
     def __init__(self, choose: random.Random, threads: int) -> None:
         sizes = (12 * threads, 10 * threads, 20 * threads)
@@ -134,7 +139,10 @@ class Caller:
         self.hits += len(wanted)
 
     def rows(self) -> None:
-        """A few sequences through steps, forks and truncations; of tokens that no prefix begins with."""
+        """Take a few sequences through steps, forks and truncations.
+
+        No prefix begins with their tokens.
+        """
         table = self.world.table
         rows: list[int] = []
         try:
