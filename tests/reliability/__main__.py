@@ -1,4 +1,7 @@
-"""Runs the proofs: ``python -m tests.reliability [--full | --count N] [--only a,b]``; 1 if anything is wrong."""
+"""Runs the proofs.
+
+``python -m tests.reliability [--full | --count N] [--only a,b]``; the exit code is 1 if anything is wrong.
+"""
 
 from __future__ import annotations
 

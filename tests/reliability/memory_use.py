@@ -1,4 +1,6 @@
-"""A cache with given budgets, filled to the brim in every tier: what the process and the directory then hold.
+"""A cache with given budgets, filled to the brim in every tier.
+
+It prints what the process and the directory then hold.
 
 python -m tests.reliability.memory_use DEVICE_BLOCKS HOST_BLOCKS DISK_BLOCKS SEED
 """
@@ -46,7 +48,10 @@ def forget_peak() -> None:
 
 @dataclass
 class Extremes:
-    """The most that a directory took up, the fewest blocks free in each tier, and the reads that were compared."""
+    """The most bytes of a directory, the fewest free blocks of each tier, and the reads.
+
+    The reads were compared.
+    """
 
     disk_bytes: int = 0
     free: dict[str, int] = field(default_factory=dict)

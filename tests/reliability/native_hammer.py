@@ -1,4 +1,6 @@
-"""Native callers of the core, in threads that work without the GIL, beside Python's own calls on the same objects.
+"""Native callers of the core, in threads that work without the GIL.
+
+Python's own calls go on beside them, on the same objects.
 
 Needs the compiled module ``pagedkv.native_threads`` (from native_threads.pyx), which only a copy of the tree has.
 

@@ -1,4 +1,6 @@
-"""What a proof is: one claim of docs/reliability.md, run with few cases by pytest and with many on demand.
+"""A proof: one claim of docs/reliability.md.
+
+pytest runs it with few cases; ``python -m tests.reliability`` with many.
 
 A proof lives in one module of ``tests/reliability/proofs`` and is its ``PROOF``. Its cases follow from the seed alone.
 """
@@ -52,7 +54,10 @@ Tick: TypeAlias = Callable[[int], object]
 
 
 class Run(Protocol):
-    """Runs `count` cases (all of them where the proof is exhaustive); `tick(n)` says that n more are done."""
+    """Runs `count` cases, or all of them where the proof is exhaustive.
+
+    `tick(n)` says that n more are done.
+    """
 
     def __call__(self, count: int, seed: int, tick: Tick) -> Tally: ...
 

@@ -174,7 +174,10 @@ def _digest(tree: Path) -> str:
 
 
 def _put(modules: Path, into: Path) -> None:
-    """Copy the compiled modules of a package; all of them or, if this is interrupted, none where `into` is new."""
+    """Copy the compiled modules of a package.
+
+    It copies all of them or, if this is interrupted, none where `into` is new.
+    """
     unfinished = into if into.exists() else into.with_name(f".{into.name}")
     for module in modules.rglob("*.so"):
         target = unfinished / module.relative_to(modules)

@@ -1,4 +1,6 @@
-"""Threads under a schedule: one client runs at a time, and whoever chooses says who and what is next.
+"""Threads under a schedule: one client runs at a time.
+
+A chooser decides which client and which event is next.
 
 Clients are real threads that hand one baton round. A client gives it back where it waits, and where it says that
 others may come first. Between two turns of clients, events happen: bytes are moved, moves are told to be over, time
@@ -36,7 +38,9 @@ class RandomChooser:
 
 
 class Enumerator:
-    """All schedules that differ in their first `depth` choices; later choices are the first option each.
+    """All schedules that differ in their first `depth` choices.
+
+    Every later choice is the first option.
 
     Use it as the chooser of one run after the other, `advance` in between until it is False.
     """
@@ -133,7 +137,9 @@ class Schedule:
         return client
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """For a client: give the baton back until `ready`, or until that much virtual time has passed.
+        """For a client: give the baton back until `ready`.
+
+        Or until that much virtual time has passed.
 
         Where nobody runs (before and after the clients), events happen in order until it is so.
         """
@@ -209,7 +215,10 @@ class Schedule:
 
 
 class VirtualCondition:
-    """A `threading.Condition` whose waiters wait under the schedule. Nobody else runs, so its lock locks nothing."""
+    """A `threading.Condition` whose waiters wait under the schedule.
+
+    No other thread runs, so its lock locks nothing.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
