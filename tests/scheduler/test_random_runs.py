@@ -1,4 +1,6 @@
-"""Long random runs at capacity: everything can happen, everybody ends, and nothing is ever wrong.
+"""Long random runs at capacity: everything can happen, and every request ends.
+
+Nothing is ever wrong.
 
 After every step the books of the scheduler and of the cache are checked, every KV that is read back is compared, and
 every output is what the request would have come to alone. Nobody starves: a request's turn can only pass to requests
@@ -119,8 +121,11 @@ class Run:
         scheduler.check_integrity()
 
     def check_turns(self, ranks: dict[Request, float], begun: list[Request], expired: bool) -> None:
-        """Who began did not pass anybody of a better rank, and nobody who came too late to pass them; those apart that
-        do not fit beside what the outsider holds."""
+        """Check that no request that began passed one of a better rank.
+
+        None began that came too late to pass a waiting one. Requests that do not fit beside what the outsider holds do
+        not count.
+        """
         aside = self.scheduler._queue.aside
         if self.scheduler.options.order != "first_come":
             return
