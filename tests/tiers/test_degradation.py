@@ -1,4 +1,7 @@
-"""A disk tier that fails: misses, then no writes, then nothing, a line in the log for each; and back again."""
+"""A disk tier that fails: misses, then no writes, then nothing; and back again.
+
+Each state has a line in the log.
+"""
 
 from __future__ import annotations
 
@@ -357,7 +360,10 @@ def test_a_clock_that_fails_is_no_failure_of_the_tier(open_tier, arena, clock, m
 
 
 def test_a_log_handler_that_raises_does_not_stop_a_tier_that_fails(open_tier, arena, monkeypatch):
-    """Its first failure is logged where the write is under way, its change of state where the tier's lock was held."""
+    """The tier logs its first failure while the write is under way.
+
+    It logs its change of state where the tier's lock was held.
+    """
 
     class Full(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,7 @@
-"""Calls that do not come back: nobody waits for them for ever, and what they do in the end changes nothing."""
+"""Calls that do not come back.
+
+No thread waits for them for ever, and what they do in the end changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -250,7 +253,10 @@ def test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back(ope
 
 
 def test_a_call_that_comes_back_while_a_tier_closes_and_the_closer_never_both_end_it(open_tier, arena, monkeypatch):
-    """Before the closer has looked, it ends the store; after that, whoever comes back last does."""
+    """The closer ends the store if the call comes back before the closer has looked.
+
+    After that, the last call to come back ends it.
+    """
     read = Segments.read
     for step in ("shut", "is_empty"):
         tier, inside, go = open_tier(), threading.Event(), threading.Event()

@@ -1,4 +1,7 @@
-"""Moves in every direction carry the right bytes; tickets tell the truth about late, cancelled and failed ones."""
+"""Moves in every direction carry the right bytes.
+
+Tickets tell the truth about late, cancelled and failed ones.
+"""
 
 from __future__ import annotations
 
