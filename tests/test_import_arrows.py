@@ -86,7 +86,10 @@ _IMPORT = re.compile(r"^\s*c?import\s+(.+)$", re.MULTILINE)
 
 
 def cython_imports(text: str) -> Iterator[str]:
-    """Names a Cython source imports or cimports; relative ones are refused, to keep this reader simple."""
+    """Return the names that a Cython source imports or cimports.
+
+    Relative ones are refused, to keep this reader simple.
+    """
     text = re.sub(r'("""|\'\'\').*?\1', "", text, flags=re.DOTALL)
     text = re.sub(r"#.*", "", text)
     for found in _FROM.finditer(text):
