@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources; and what nobody may import.
+"""Which room may import which, read from the sources; and what none may import.
 
 A file of the package belongs to the room that its path names, and may import its own room, what ``ARROWS`` gives that
 room (tests/arrows.py), and nothing else of ours.

@@ -260,7 +260,7 @@ def test_purges_and_requests_of_many_threads_leave_the_namespace_usable(open_cac
     assert not problems
     cache.check_integrity()
     Toy(cache).use(prompt(1), A)
-    assert Toy(cache).use(prompt(1), A) == {"device": 3 * BLOCK}, "a dead root is nobody's namespace"
+    assert Toy(cache).use(prompt(1), A) == {"device": 3 * BLOCK}, "a dead root belongs to no namespace"
 
 
 # ---- a disk that cannot be opened

@@ -115,7 +115,7 @@ def test_a_disk_that_hangs_is_off_and_costs_no_request_any_time(open_cache, read
     assert cache.stats().disk["state"] == "off"
     assert cache.stats().disk["hung"] == 3
     assert toy.use(prompt(2)) == {}
-    assert reads.calls == calls, "nobody is sent after it"
+    assert reads.calls == calls, "no further read is sent after it"
     assert cache.flush() == 0
     reads.go.set()
     assert all_back(cache)

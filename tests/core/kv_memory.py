@@ -1,7 +1,7 @@
 """A BlockTable driven as a runtime does, over a memory that knows what each slot must hold.
 
 The KV of a token depends on every token before it, so a slot holds the whole prefix that ends there. Whatever two
-sequences wrongly share, or a copy on write that was forgotten, is read back as somebody else's prefix.
+sequences wrongly share, or a copy on write that was forgotten, is read back as another sequence's prefix.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Both:
         self._fresh = iter(range(10**6, 2**30, 1000))
 
     def new(self, length: int) -> range:
-        """A prompt that nobody has asked for."""
+        """A prompt that no request has asked for."""
         first = next(self._fresh)
         return range(first, first + length)
 

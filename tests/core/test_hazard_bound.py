@@ -104,7 +104,7 @@ def blind(ask: Ask) -> AskBoth:
 
 
 def flooded(rng: Random) -> Ask:
-    """Conversations, and one user that fills everything with what nobody asks for again."""
+    """Conversations, and one user that fills everything with what no request asks for again."""
     talk, fresh = conversations(rng, 20), iter(range(2**30, 2**31, 40))
 
     def ask(i: int) -> Prompt:

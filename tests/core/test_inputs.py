@@ -20,7 +20,7 @@ from tests.core.helpers import cache, nothing_changes, remember, single, sound
 
 
 class Calling:
-    """An integer that calls somebody back whenever it is read."""
+    """An integer that calls a function whenever it is read."""
 
     def __init__(self, value: int, call: Callable[[], Any]) -> None:
         self.value, self.call = value, call
@@ -31,7 +31,7 @@ class Calling:
 
 
 class CallingArray:
-    """An array that calls somebody back whenever it is read."""
+    """An array that calls a function whenever it is read."""
 
     def __init__(self, values: Any, call: Callable[[], Any]) -> None:
         self.values, self.call = values, call

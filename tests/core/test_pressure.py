@@ -44,7 +44,7 @@ class Life:
         return len(transfers) > 0
 
     def has_room(self, num_blocks: int) -> bool:
-        """Room for blocks on the device; if there is none, everything must be held by somebody."""
+        """Room for blocks on the device; if there is none, every block must have a holder."""
         counts = self.device.counts()
         assert self.device.num_obtainable == counts["available"] + counts["cached"]
         while self.placement.reserve(num_blocks):

@@ -227,7 +227,7 @@ def _pool(case: Case, rng: np.random.Generator, owned: NDArray[np.bool_], heads:
 
 
 def _decoded(stored: NDArray[Any], scale: NDArray[np.float32] | None, owned: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The values that stored bits and scales stand for; NaN where nobody owns them."""
+    """The values that stored bits and scales stand for; NaN where no sequence owns them."""
     values = stored.astype(np.float64)
     if scale is not None:
         values = values * (

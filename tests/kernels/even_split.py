@@ -88,7 +88,7 @@ def parts(
             if tile is not None:
                 shares.setdefault(cta, []).append(tile)
             elif not key_tiles(seq_lens[item[0]], q_lens[item[0]], window, tile_tokens) and not shares:
-                shares[cta] = []  # no keys: whoever has the first unit writes the output
+                shares[cta] = []  # no keys: the CTA that has the first unit writes the output
     found = [
         Part(cta, *item, *((tiles[0], tiles[-1] + 1) if tiles else (0, 0)), min(shares), max(shares))
         for item, shares in owned.items()

@@ -302,7 +302,7 @@ class World:
     # ---- what goes wrong
 
     def break_something(self) -> None:
-        """Whoever moves blocks next meets it."""
+        """The next move of blocks meets it."""
         self.faults.add(self.rng.choice(KINDS))
 
     def damage(self) -> None:
@@ -386,6 +386,6 @@ class World:
         while self.pins:
             self.unpin()
         self.cache.check_integrity()
-        stats = self.cache.stats()  # a quota may have decided on moves that nobody has needed to run
+        stats = self.cache.stats()  # a quota may have decided on moves that no call has needed to run
         assert stats.placement["in_flight"] or not any(counts["live"] for counts in stats.blocks.values()), "a leak"
         self.count_and_close()

@@ -122,7 +122,7 @@ class Pair:
         return taken
 
     def hold(self, num_blocks: int) -> bool:
-        """Keeps device blocks from everybody, as a sequence's unfinished tail does."""
+        """Keeps device blocks from all owners, as a sequence's unfinished tail does."""
         try:
             self.model.alloc(num_blocks)
         except NoRoom:

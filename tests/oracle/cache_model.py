@@ -16,7 +16,7 @@ The rules, in the words of the design:
   dropped.
 * A copy that exists elsewhere too is given up without a move.
 * A transfer owns both sides; its destination becomes a copy only when it has succeeded. A block whose
-  promotion failed is never matched again. A block whose demotion failed is dropped, unless somebody owns it
+  promotion failed is never matched again. A block whose demotion failed is dropped, unless it has an owner
   again.
 """
 
@@ -28,7 +28,7 @@ from tests.oracle.tiers_model import DEVICE, Block, NoRoom, TiersModel
 
 
 class Owner:
-    """Somebody who holds a prefix."""
+    """A holder of a prefix."""
 
     __slots__ = ("live", "path", "pinned", "root")
 
@@ -203,7 +203,7 @@ class CacheModel(TiersModel):
         return len(owner.path)
 
     def clear(self) -> None:
-        """Drops everything that nobody owns."""
+        """Drops everything that has no owner."""
         for root in [*self.roots.values(), *self.retired]:
             for block in list(root.kids.values()):
                 self._drop_subtree(block)

@@ -110,7 +110,7 @@ class TiersModel:
         self.in_flight.remove(transfer)
         block, src, dst = transfer.block, transfer.src, transfer.dst
         block.moving = None
-        returned = transfer.demotes and block.owners > 0  # somebody came back for it: it stays where it was
+        returned = transfer.demotes and block.owners > 0  # an owner came back for it: it stays where it was
         if ok and not (returned and not self.inclusive[dst]):
             block.copies.add(dst)  # its room there was taken when the transfer began
             if not returned and (transfer.demotes or not self.inclusive[src]):
@@ -251,7 +251,7 @@ class TiersModel:
         del block.parent.kids[block.tokens]
 
     def _drop_subtree(self, block: Block) -> None:
-        """Drops a block and what hangs on it, as far as nobody owns or moves it."""
+        """Drops a block and what hangs on it, as far as no owner holds and no transfer moves it."""
         for kid in list(block.kids.values()):
             self._drop_subtree(kid)
         if not block.kids and not block.owners and not block.moving:

@@ -59,7 +59,7 @@ class Clocks:
         return self._warp.take(lanes)
 
     def changed(self) -> None:
-        """Somebody wrote into ``fine``."""
+        """Note that ``fine`` was written."""
         self._version += 1
 
     def warp_knowledge(self, lanes: Lanes) -> NDArray[np.int64]:
@@ -92,7 +92,7 @@ class Clocks:
         self.now += 1
         self.cta_time[ctas] = self.now
         self.settled = int(self.cta_time.min() if live_ctas is None else self.cta_time[live_ctas].min(initial=self.now))
-        if self.fine is not None:  # what somebody knows of the engines, now all know
+        if self.fine is not None:  # what one thread knows of the engines, now all know
             known = self.fine[ctas, :, self.threads :]
             self.fine[ctas, :, self.threads :] = known.max(axis=1, keepdims=True)
         if self.cross is not None:

@@ -5,7 +5,7 @@ The accesses are atomics, volatile and qualified ones.
 A thread's fence makes releasable what is ordered before it: its own writes, those that its CTA's barriers put before
 it, and those that other threads fenced themselves before they met it at a barrier. Its next strong store or atomic
 publishes them at that address. A thread that later reads the address and then fences is ordered after them; so are the
-threads that meet it at a barrier, once somebody of them has fenced. What is learnt at an mbarrier about other CTAs is
+threads that meet it at a barrier, once one of them has fenced. What is learnt at an mbarrier about other CTAs is
 not passed on.
 """
 
@@ -54,7 +54,7 @@ class _Rows:
         self.slot[lanes] = 0
 
     def _compact(self) -> None:
-        """Drop rows that nobody has any more."""
+        """Drop rows that no lane has any more."""
         used = np.union1d(self.slot, [0])
         if len(self.table) > 2 * len(used) + 16:
             self.table = self.table[used]

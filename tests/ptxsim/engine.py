@@ -285,7 +285,10 @@ class AsyncEngine:
         return released
 
     def deliver(self) -> bool:
-        """Nobody can go on: release whoever may, else let the oldest asynchronous operation land."""
+        """No lane can go on: release the waiters that may.
+
+        Without any, let the oldest asynchronous operation land.
+        """
         if self.release():
             return True
         while self.deferred:

@@ -73,7 +73,7 @@ class ReadLog:
         self.last = time
 
     def clear(self) -> None:
-        """Every read is ordered before everybody."""
+        """Forget the log: every read is ordered before all lanes."""
         self.entries.clear()
 
     def prune(self, state: NDArray[np.int64], settled: int) -> None:

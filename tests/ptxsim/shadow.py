@@ -118,7 +118,10 @@ class Shadow:
             raise DataRace(f"data race in {self.space} memory: {one} and {other} write {place} in one instruction")
 
     def mark_in_flight(self, rows: Rows, many: int, lanes: Lanes) -> None:
-        """An asynchronous copy will write here: nobody may touch it until the copy is waited for."""
+        """Note that an asynchronous copy will write here.
+
+        No thread may touch it until the copy is waited for.
+        """
         self.record(rows, many, lanes, time=IN_FLIGHT)
 
     def writers(self, granules: Rows) -> tuple[Lanes, NDArray[np.int64]]:

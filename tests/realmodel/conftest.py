@@ -104,7 +104,7 @@ def bed(request: pytest.FixtureRequest) -> Bed:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., pk.KVCache]]:
-    """Opens a bed's caches; at the end nobody holds a block of theirs, and their books agree."""
+    """Opens a bed's caches; at the end no block of theirs is held, and their books agree."""
     caches: list[pk.KVCache] = []
 
     def open_it(bed: Bed, num_tokens: int, **options: Any) -> pk.KVCache:

@@ -26,7 +26,7 @@ class Batch:
     dim: tuple[int, int] = (8, 8)
     block_size: int = 3
     seed: int = 0
-    spare: float = np.nan  # what lies in blocks and slots that nobody owns
+    spare: float = np.nan  # what lies in blocks and slots that no sequence owns
     dense: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = field(default_factory=list)
     args: tuple[NDArray[Any], ...] = ()
 

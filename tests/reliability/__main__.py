@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def progress(tasks: list[Task], proofs: dict[str, Proof]) -> Iterator[Callable[[Task, int], object]]:
-    """A bar per proof where rich is installed and somebody looks; else nothing."""
+    """A bar per proof where rich is installed and stderr is a terminal; else nothing."""
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:

@@ -196,13 +196,13 @@ class ApiWorld:
             wrong.append(f"the cache: {problem!r}")
         found, last = np.zeros((KEPT, small.BLOCK_BYTES), np.uint8), np.arange(SLOTS - KEPT, SLOTS)
         if not self.tier.read(last, self.records[-KEPT:], found, range(KEPT)).all():
-            wrong.append("the disk tier lost blocks that nobody named")
+            wrong.append("the disk tier lost blocks that no call named")
         elif (found != self.arena[-KEPT:]).any():
             wrong.append("the disk tier serves wrong bytes")
         if (self.frozen != self.arena[:1]).any():
             wrong.append("an arena that cannot be written was written")
         if (self.hosts[1].arena[-KEPT:] != self.arena[-KEPT:]).any():
-            wrong.append("the mover wrote where nobody asked it to")
+            wrong.append("the mover wrote where no call asked it to")
         return wrong
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class Host:
         self.count["=compared"] += sum(bool(seq.num_computed) for seq in self.held)
 
     def storm(self) -> None:
-        """Prompts that nobody shares push everything else out."""
+        """Prompts that no other request shares push everything else out."""
         namespace, toy = self.somewhere()
         for start in range(self.choose.randint(2, 6)):
             with self.cache.sequence([start + 2, *self.choose.choices(range(2, 99), k=25)], namespace) as seq:
@@ -152,7 +152,7 @@ class Host:
             self.count["strangers"] += 1
 
     def warm_up(self) -> None:
-        """A prefetch; nobody has to wait for it."""
+        """A prefetch; no thread has to wait for it."""
         future = self.cache.prefetch(self.tokens(), self.somewhere()[0])
         self.count["prefetches"] += 1
         if self.choose.random() < 0.5:
@@ -233,7 +233,7 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, salts: C
             cache.prefetch([0]).wait(600)
         pinned = any(host.pins for host in hosts)  # until the cache was closed
         if cache.stats().sequences or not (pinned or all_free(cache)):
-            tally.fail(f"round {seed}: somebody still holds blocks: {cache.stats()}")
+            tally.fail(f"round {seed}: blocks are still held: {cache.stats()}")
         tally.add("quiet points")
     cache.close()
     tally.add("closed under the threads" if closing else "closed in peace")

@@ -218,7 +218,7 @@ def one_round(operations: int, seed: int, most_threads: int, tally: Tally) -> No
     world.sound()
     held = [pool.counts()["live"] for pool in (*world.pools, world.pool)]
     if any(held) or world.table.num_rows or world.placement.stats()["owners"]:
-        tally.fail(f"round {seed}, {threads} threads: somebody still holds blocks: {held}")
+        tally.fail(f"round {seed}, {threads} threads: blocks are still held: {held}")
     tally.add("quiet points")
     tally.count += sum(caller.operations for caller in callers)
     tally.hits += sum(caller.hits for caller in callers)

@@ -110,7 +110,7 @@ class Wrong(AssertionError):
 
 
 class Leaked(AssertionError):
-    """A row, an owner, a pin or a block is held by nobody."""
+    """A row, an owner, a pin or a block is held, but has no holder."""
 
 
 @dataclass
@@ -258,7 +258,7 @@ class World:
         )
         if wrong.any():
             where = np.flatnonzero(wrong.any(axis=(0, 2, 3)))
-            whose = "nobody" if namespace is None else namespace.tenant
+            whose = "no namespace" if namespace is None else namespace.tenant
             raise Wrong(
                 f"wrong KV of {whose!r}: tokens {where.tolist()[:6]} of {computed}, prompt {tokens[:1].tolist()}"
             )
@@ -330,7 +330,7 @@ class World:
         stats, placement = self.cache.stats(), self.cache.stats().placement
         books = {"rows": stats.sequences, "owners": placement["owners"], "pinned blocks": placement["pinned_blocks"]}
         known, in_core = len(self.cache._roots._known), self.cache.placement.tree.num_namespaces
-        books["namespaces that nobody knows"] = max(0, in_core - known - 1)  # 1: the core's own first
+        books["namespaces that no name leads to"] = max(0, in_core - known - 1)  # 1: the core's own first
         books["namespaces too many"] = max(0, len(self.cache._roots) - MOST_NAMESPACES)
         return books | {f"live on {tier}": counts["live"] for tier, counts in stats.blocks.items()}
 

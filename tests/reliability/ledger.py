@@ -142,7 +142,7 @@ class Ledger:
         return {number for number in self.numbers.values() if everything or namespace_of(number) == step.namespace}
 
     def _forget(self, numbers: Collection[int], slots: Collection[int] = ()) -> None:
-        """Nobody has to serve these numbers, nor anything from these slots, any more."""
+        """The tier need not serve these numbers, nor anything from these slots, any more."""
         for kept in (self.stored, self.synced):
             for slot in [slot for slot, number in kept.items() if slot in slots or number in numbers]:
                 del kept[slot]

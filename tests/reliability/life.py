@@ -173,7 +173,7 @@ class Life:
         for stored in self._tier.records():
             number = self.ledger.numbers.get(stored.record.key)
             if number is None or stored.record != record_of(number):
-                self.complaints.append(f"slot {stored.block} lists a record that nobody wrote")
+                self.complaints.append(f"slot {stored.block} lists a record that no step wrote")
             else:
                 listed[stored.block] = number
         return listed

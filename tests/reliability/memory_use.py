@@ -65,7 +65,7 @@ class Extremes:
 
 
 def fill(cache: pk.KVCache, path: str, prompts: int, choose: random.Random) -> Extremes:
-    """So many prompts that nobody shares, then some of them again."""
+    """So many prompts that share nothing, then some of them again."""
     seen = Extremes()
     length = PROMPT_BLOCKS * SPEC.block_size + 1
     kept = [np.array(choose.choices(range(1, 30000), k=length), np.int32) for _ in range(prompts)]

@@ -67,7 +67,7 @@ def one_round(operations: int, seed: int, threads: int, locked: bool, tally: Tal
         placement.check_integrity()
         lone.check_integrity()
         if lone.counts()["live"] or pool.counts()["live"]:
-            tally.fail(f"round {seed}, {threads} threads: somebody still holds blocks")
+            tally.fail(f"round {seed}, {threads} threads: blocks are still held")
 
 
 def main(operations: int, seed: int, threads: int, *, locked: bool) -> Tally:

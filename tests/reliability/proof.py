@@ -22,7 +22,7 @@ class Tally:
     wrong : cases in which something was wrong: a wrong byte served, a signal, a leak, a refusal that should not be.
         Has to be 0.
     hits : reads that were served and compared byte by byte.
-    found : further counts worth a line (misses by reason, refusals, faults injected), so that nobody has to believe
+    found : further counts worth a line (misses by reason, refusals, faults injected), so that no reader has to believe
         that the faults happened.
     first_wrong : how to see the first wrong case again.
     skipped : why cases could not run here (no root, no FUSE); an honest "not done".

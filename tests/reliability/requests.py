@@ -33,7 +33,7 @@ class Requests:
     def __init__(self, scene: Scene, cache: pk.KVCache) -> None:
         self.scene, self.cache = scene, cache
         self.reads = 0
-        self.known: set[tuple[int, int, tuple[int, ...]]] = set()  # namespace, its epoch, prefix: computed by somebody
+        self.known: set[tuple[int, int, tuple[int, ...]]] = set()  # namespace, its epoch, prefix: computed by a client
         self.epochs = [0, 0]
 
     def read(self, seq: pk.Sequence, namespace: int) -> None:

@@ -146,7 +146,7 @@ def instrumented(sanitizer: Sanitizer) -> Iterator[Copy]:
         flavour = sanitizer.flags.replace(",", "-")
         kept = KEPT / f"{flavour}-{_digest(copy.folder)}"
         with (KEPT / f"{flavour}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second finds it compiled
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the second process finds it compiled
             if not kept.exists():
                 helpers = [Path(shutil.copy2(source, copy.folder / "pagedkv")) for source in HERE.glob("*.pyx")]
                 copy.compile()

@@ -42,7 +42,7 @@ class Epoch:
     hits: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
-    held: int = 0  # blocks that somebody still holds when all requests are over
+    held: int = 0  # blocks that are still held when all requests are over
     wrong: str = ""
 
 

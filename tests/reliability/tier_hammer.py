@@ -2,7 +2,7 @@
 
 The mover works over device, host and disk memory.
 
-Every thread owns a stripe of the blocks of each tier, as whoever submits moves has to, and knows what lies in them.
+Every thread owns a stripe of the blocks of each tier, as a caller that submits moves must, and knows what lies in them.
 
     python -m tests.reliability.tier_hammer OPERATIONS SEED [MOST_THREADS]
 """
@@ -48,7 +48,7 @@ class World:
     Attributes
     ----------
     named : the name of what lies in each block of the disk, or is on its way there.
-    closing : whether somebody closes all of it, and moves may come to nothing.
+    closing : whether a thread closes all of it, and moves may come to nothing.
     """
 
     device: DeviceTier

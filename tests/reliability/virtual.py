@@ -16,7 +16,7 @@ from random import Random
 from types import ModuleType
 from typing import Any, Protocol
 
-PATIENCE_S = 120.0  # of real time: a client that does not come back by then waits for something that nobody controls
+PATIENCE_S = 120.0  # of real time: a client not back by then waits for something that the schedule does not control
 MOST_TURNS = 20_000  # of one schedule
 
 
@@ -73,7 +73,7 @@ class Enumerator:
 
 
 class Deadlock(AssertionError):
-    """Everybody waits, and nothing can happen any more."""
+    """Every client waits, and nothing can happen any more."""
 
 
 class Abandoned(BaseException):
@@ -141,7 +141,7 @@ class Schedule:
 
         Or until that much virtual time has passed.
 
-        Where nobody runs (before and after the clients), events happen in order until it is so.
+        Where no client runs (before and after the clients), events happen in order until it is so.
         """
         if self.dead:
             raise Abandoned
@@ -150,7 +150,7 @@ class Schedule:
             while not ready():
                 events = self.events()
                 if not events:
-                    raise Deadlock("nobody runs, and nothing can happen")
+                    raise Deadlock("no client runs, and nothing can happen")
                 events[0][1]()
             return True
         client.ready = ready
@@ -198,7 +198,7 @@ class Schedule:
             self.running = client
             client.go.release()
             if not self.back.acquire(timeout=PATIENCE_S):
-                raise Deadlock("a client waits for something that is under nobody's control")
+                raise Deadlock("a client waits for something that the schedule does not control")
             self.running = None
             if client.error is not None:
                 raise client.error

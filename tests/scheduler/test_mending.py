@@ -187,7 +187,7 @@ def test_a_request_that_finished_in_an_interrupted_report_is_in_the_next_plan_wh
         patch.setattr(scheduler, "_forget", interrupted)
         with pytest.raises(Interrupt):
             scheduler.report(plan, [7])
-    assert scheduler.has_work, "nobody was told of its end"
+    assert scheduler.has_work, "the caller was not told of its end"
     told = []
     while scheduler.has_work:
         told += scheduler.schedule().finished

@@ -395,7 +395,10 @@ def test_bytes_are_the_same_whatever_becomes_of_the_page_cache(open_tier, arena,
 
 
 def test_a_header_that_could_not_be_read_at_opening_cannot_come_back_after_a_purge(open_tier, arena, monkeypatch):
-    """It says nothing today; after the purge was forgotten it would say what nobody may hear."""
+    """The header says nothing today.
+
+    After the purge was forgotten, it would say what no caller may hear.
+    """
     tier = open_tier()
     record = name_of(3)
     tier.write([3], [record], arena, [3])

@@ -96,7 +96,7 @@ class Bench:
             with small.open_store(self.path, read_path=read_path) as tier:
                 for found in tier.records():
                     if found.record not in (RECORDS[found.block], *one.known):
-                        self.tally.fail(f"{one.how}: block {found.block} has a name that nobody gave it")
+                        self.tally.fail(f"{one.how}: block {found.block} has a name that was never given to it")
                 self._judge(tier, one, live=False)
         except PagedKVError:
             self.tally.add("refused to open")
@@ -113,7 +113,7 @@ class Bench:
         """
         found = np.empty_like(self.right[0])
         hit = tier.read(ALL, RECORDS, found, ALL)
-        turns = (0,) if live else (0, 2)  # before the opening nobody knew which generation is the latest
+        turns = (0,) if live else (0, 2)  # before the opening no tier knew which generation is the latest
         right = np.logical_or.reduce([(found == self.right[turn]).all(1) for turn in turns])
         where = "under an open tier" if live else "before opening"
         if (hit & ~right).any():

@@ -91,7 +91,7 @@ def _random_options(rng: Random) -> dict[str, Any]:
 def _play(
     choose: Chooser, options: dict[str, Any], failures: bool, cast: Callable[[Requests], None], tally: Tally
 ) -> None:
-    """One schedule, from an empty cache to one in which nobody holds anything."""
+    """One schedule, from an empty cache to one in which no client holds anything."""
     scene = Scene(choose, failures=failures)
     with scene.installed():
         cache = pk.KVCache(SPEC, **cache_options(**options), storage=scene.storage())
