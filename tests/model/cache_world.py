@@ -151,7 +151,7 @@ class World:
         prefix = self.rng.choice(prompts) if prompts and self.rng.random() < 0.8 else ()
         return namespace, [*prefix[: len(prefix) - self.rng.randint(0, 3)], *self.tokens(least, most)][:24]
 
-    def somebody(self) -> tuple[pk.Sequence, int, int] | None:
+    def some_sequence(self) -> tuple[pk.Sequence, int, int] | None:
         return self.rng.choice(self.live) if self.live else None
 
     # ---- requests
@@ -220,27 +220,27 @@ class World:
         self.remember(*entry)
 
     def scatter(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             self.fill(entry)
 
     def append(self) -> None:
-        if (entry := self.somebody()) and entry[0].num_tokens < MAX_TOKENS - 8:
+        if (entry := self.some_sequence()) and entry[0].num_tokens < MAX_TOKENS - 8:
             entry[0].append(self.tokens(0, 8))
 
     def fork(self) -> None:
-        if 0 < len(self.live) < MAX_SEQUENCES - 1 and (entry := self.somebody()):
+        if 0 < len(self.live) < MAX_SEQUENCES - 1 and (entry := self.some_sequence()):
             self.live += [(fork, *entry[1:]) for fork in entry[0].fork(self.rng.randint(1, 2))]
 
     def truncate(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             entry[0].truncate(max(0, entry[0].num_tokens - self.rng.randint(0, MAX_TOKENS)))
 
     def retain(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             entry[0].retain(priority=self.rng.randint(0, 100))
 
     def release(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             self.live.remove(entry)
             entry[0].release()
 

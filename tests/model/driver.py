@@ -72,7 +72,7 @@ class Driver:
         prefix = list(self.rng.choice(known).content[1])
         return prefix + self.tokens(self.rng.randint(0, 2)), namespace
 
-    def somebody(self) -> int | None:
+    def some_owner(self) -> int | None:
         return self.rng.randrange(len(self.pair.owners)) if self.pair.owners else None
 
     def acquire(self) -> None:
@@ -85,19 +85,19 @@ class Driver:
             self.bring_up(who)
 
     def insert(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             num_blocks = self.rng.randint(1, 3)
             self.pair.make_room(num_blocks)
             self.pair.insert(who, self.tokens(num_blocks))
 
     def release(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.pair.release(who)
 
     def resume(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.bring_up(who)
 
@@ -114,17 +114,17 @@ class Driver:
             self.pair.settle(who)
 
     def settle(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.pair.settle(who)
 
     def share(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None and len(self.pair.owners) < 5:
             self.pair.share(who)
 
     def pin(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.pins[self.pair.pin(who)] += 1
 

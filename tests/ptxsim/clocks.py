@@ -112,7 +112,7 @@ class Clocks:
         if self.fine is not None:
             self._join(active, warps)
 
-    def partial_barrier(self, ctas: NDArray[np.int64], everybody: Mask, waiters: Mask) -> None:
+    def partial_barrier(self, ctas: NDArray[np.int64], participants: Mask, waiters: Mask) -> None:
         """Some threads of some CTAs met at a named barrier.
 
         Only ``waiters`` learn what all ``participants`` knew.
@@ -120,13 +120,13 @@ class Clocks:
         self._version += 1
         self.now += 1
         if self.cross is not None:
-            self.cross.partial_barrier(everybody, waiters)
+            self.cross.partial_barrier(participants, waiters)
         if self.fine is None:
             return
-        self.stamp(np.flatnonzero(everybody))
+        self.stamp(np.flatnonzero(participants))
         for cta in ctas.tolist():
             rows = self.fine[cta]
-            inside = everybody.reshape(self.ctas, -1)[cta]
+            inside = participants.reshape(self.ctas, -1)[cta]
             learn = waiters.reshape(self.ctas, -1)[cta]
             rows[learn] = np.maximum(rows[inside].max(axis=0), self.cta_time[cta])
 

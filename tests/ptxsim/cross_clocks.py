@@ -93,13 +93,13 @@ class CrossClocks:
                 if table.slot[lanes].any():
                     table.share(lanes, lanes)
 
-    def partial_barrier(self, everybody: Mask, waiters: Mask) -> None:
+    def partial_barrier(self, participants: Mask, waiters: Mask) -> None:
         """Some threads of some CTAs met."""
         threads = self.clocks.threads
-        ctas = np.flatnonzero(everybody.reshape(-1, threads).any(axis=1))
+        ctas = np.flatnonzero(participants.reshape(-1, threads).any(axis=1))
         for cta in ctas.tolist():
             lanes = np.arange(cta * threads, (cta + 1) * threads)
-            givers, takers = lanes[everybody[lanes]], lanes[waiters[lanes]]
+            givers, takers = lanes[participants[lanes]], lanes[waiters[lanes]]
             self.known.share(givers, takers)
             self.pending.share(givers, takers)
             if self.fenced_fine is not None:

@@ -26,7 +26,7 @@ from tests.reliability.crowd import restless, together
 from tests.reliability.proof import Tally
 
 OPERATIONS = 6000  # of a round, all threads together
-NOBODY = 0
+EMPTY = 0
 NAMESPACES = (b"a", b"b")
 
 
@@ -98,7 +98,7 @@ class Caller:
             for move in moves.tolist():
                 transfer, src, dst, src_block, dst_block = move[:5]
                 ok = ended.setdefault(transfer, self.choose.random() < 0.9)
-                world.memory[dst][dst_block] = world.memory[src][src_block] if ok else NOBODY
+                world.memory[dst][dst_block] = world.memory[src][src_block] if ok else EMPTY
             world.placement.complete(list(ended), list(ended.values()))
             self.operations += 2 if ended else 0
 
