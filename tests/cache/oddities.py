@@ -1,4 +1,4 @@
-"""What fuzz tests share: odd arguments, a small world to try them on, and what may come out of a call."""
+"""Odd arguments for the fuzz tests, a small world, and the allowed outcomes of a call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ODDITIES = [
     4))),
 ]  # fmt: skip
 class World:
-    """A small cache with a bystander that must never notice anything, and a victim to try things on."""
+    """A small cache with a victim to call and a bystander that must never be affected."""
 
     def __init__(self):
         self.toy = Toy(pk.KVCache(SPEC, pk.Blocks(24), host_memory=pk.Blocks(16), pin_budget=pk.Blocks(4), threads=1))

@@ -1,4 +1,7 @@
-"""A cache, a disk tier and a mover to try hostile calls on, each with a bystander that must never notice."""
+"""A cache, a disk tier and a mover to try hostile calls on.
+
+Beside each stands a bystander that must never be affected.
+"""
 
 from __future__ import annotations
 
@@ -216,13 +219,13 @@ class ApiWorld:
             wrong.append(f"the cache: {problem!r}")
         found, last = np.zeros((KEPT, small.BLOCK_BYTES), np.uint8), np.arange(SLOTS - KEPT, SLOTS)
         if not self.tier.read(last, self.records[-KEPT:], found, range(KEPT)).all():
-            wrong.append("the disk tier lost blocks that nobody named")
+            wrong.append("the disk tier lost blocks that no call named")
         elif (found != self.arena[-KEPT:]).any():
             wrong.append("the disk tier serves wrong bytes")
         if (self.frozen != self.arena[:1]).any():
             wrong.append("an arena that cannot be written was written")
         if (self.hosts[1].arena[-KEPT:] != self.arena[-KEPT:]).any():
-            wrong.append("the mover wrote where nobody asked it to")
+            wrong.append("the mover wrote where no call asked it to")
         return wrong
 
     def close(self) -> None:
@@ -259,7 +262,10 @@ def _is_a_cache(made: pk.KVCache) -> None:
 
 
 def reenter(world: ApiWorld, choose: random.Random) -> Any:
-    """An object that uses the cache while a call reads it as a number, an array or a collection."""
+    """Return an object that uses the cache while a call converts it.
+
+    The call reads it as a number, an array or a collection.
+    """
 
     def act() -> None:
         choose.choice(actions)()

@@ -1,4 +1,7 @@
-"""Hostile callers: every public call with whatever comes, inside itself, after close, with forged handles."""
+"""Hostile callers: every public call with arbitrary arguments.
+
+Also inside itself, after close, and with forged handles.
+"""
 
 from __future__ import annotations
 
