@@ -222,6 +222,11 @@ cdef class Placement:
         ring_close(&self.place.events)
 
     @property
+    def tells_time(self):
+        """Whether the policy goes by a clock, so that :meth:`expire` has to be called as time passes."""
+        return self.place.policy.clock != NULL
+
+    @property
     def hazard(self):
         """The face of the policy ``hazard`` (a ``HazardPolicy``), None with another policy."""
         from pagedkv._core.policies.hazard.face import HazardPolicy

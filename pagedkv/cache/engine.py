@@ -197,12 +197,9 @@ class Engine:
 
         Once for each row.
         """
-        if self._learned is not None:
-            self._learned.tick()
         if self._requests is not None:
-            self._requests.arrive(row, found)
-            if session is not None:
-                self._requests.hint(row, session=session)
+            now = self.moves.now_ns() if self.moves.uses_time else -1
+            self._requests.arrive(row, found, session=session, now_ns=now)
 
     def expect(self, row: int, expected_return_s: float | None) -> None:
         """A row's caller expects the next use of its prefix so long after its release."""

@@ -74,7 +74,7 @@ class Moves:
     ) -> None:
         self.placement, self._dispatch, self._dispatcher = placement, dispatch, dispatcher
         self._hooks, self._clock = hooks, clock
-        self.uses_time = placement.policy == "hazard"  # or a sequence was given a time to live
+        self.uses_time = placement.tells_time  # or a sequence was given a time to live
         self._prefetching: set[int] = set()  # threads with a prefetch under way
         self._claims: tuple[weakref.ref[Claim], ...] = ()
         self._claiming = threading.Lock()

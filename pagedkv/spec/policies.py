@@ -60,5 +60,5 @@ def named(policy: Any) -> tuple[str, Hazard | None]:
     if isinstance(policy, Hazard):
         return "hazard", policy
     if not isinstance(policy, str):
-        raise WrongType(f"policy must be the name of a policy or a pagedkv.Hazard, not {type(policy).__name__}")
+        raise WrongType(f"policy must be a name such as 'lru', or a pagedkv.Hazard, not {type(policy).__name__}")
     return str(policy), Hazard() if policy == "hazard" else None

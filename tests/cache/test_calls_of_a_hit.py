@@ -11,19 +11,20 @@ from .conftest import BLOCK, Toy, prompt
 
 
 @pytest.mark.parametrize("options", [{}, {"host": 8}, {"host": 8, "disk": 20}], ids=["one tier", "two", "three"])
-@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "hazard"])
 def test_a_device_hit_takes_the_core_four_times_at_most(open_cache, options, policy):
     toy = Toy(open_cache(16, policy=policy, **options))
     toy.use(prompt(1))
-    core = toy.cache.placement
+    core, learns = toy.cache.placement, policy == "hazard"
     for tokens in (prompt(1), prompt(1)[: 2 * BLOCK + 1], prompt(5)):
         before = core.num_locked
         seq = toy.cache.sequence(tokens)
-        assert core.num_locked - before <= 4, tokens
+        calls = core.num_locked - before
+        assert calls <= (4 if seq.num_computed or not learns else 5), tokens
         before = core.num_locked
         seq.release()
-        assert core.num_locked - before == 1
+        assert core.num_locked - before == (3 if learns else 1), "its time, its output, what is learned at its end"
     before = core.num_locked
     with toy.cache.sequence([*prompt(1)[: 2 * BLOCK], *prompt(1)[2 * BLOCK : -2], 7, 8, 9]) as seq:
         assert seq.hit_tokens["partial"], "a block is copied: its own block, and the row's"
-        assert core.num_locked - before <= 7
+        assert core.num_locked - before <= (8 if learns else 7)

@@ -45,7 +45,7 @@ cdef class Requests:
             raise InvalidArgument(f"policy {policy!r} learns nothing of requests: 'hazard' does")
         self.table = table
 
-    def arrive(self, row, found=0):
+    def arrive(self, row, found=0, *, session=None, now_ns=-1):
         """A row that was opened with an `owner` stands for a request, which has just come.
 
         Once, before anything is appended. Without an `owner`, ``BlockTable.open`` has done it. Forks stand for the same
@@ -57,23 +57,32 @@ cdef class Requests:
         found : int
             Blocks of the prompt that were cached, where that is more than the `owner` holds: what was not worth its loading
             is a hit to the policy, as it would be to LRU.
+        session : as in :meth:`hint`.
+        now_ns : int
+            The caller's clock, as in ``Placement.expire``; -1: time stands still.
 
         Raises
         ------
+        WrongType, InvalidArgument
         StaleHandle
             The row was released.
         """
         cdef BlockTable t = self.table
         cdef int64_t handle = handle_input(row, "row"), blocks = count_input(found, "found", 0, 2**31 - 1), size
+        cdef int64_t name = session_input(session), now = count_input(now_ns, "now_ns", -1, 2**63 - 1)
         cdef int32_t r
         cdef Row* row_
         t.lock.acquire()
         r = t.row_of(handle)
+        if now >= 0 and t.placement.place.policy.clock != NULL:
+            t.placement.place.policy.clock(&t.placement.place, now)
         if r >= 0 and t.rows[r].owner != NIL:
             row_ = &t.rows[r]
             size = max(row_.num_owned, (row_.num_tokens - 1) // t.block_size)     # one token is left to compute
             with nogil:
                 place_arrive(&t.placement.place, row_.owner, row_.tokens, size * t.block_size, blocks)
+                if name >= 0:
+                    place_hint(&t.placement.place, row_.owner, name, -1)
         t.lock.release()
         if r < 0:
             t.raise_(E_STALE, [handle], 0)

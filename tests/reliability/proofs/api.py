@@ -5,7 +5,10 @@ Also inside itself, after close, and with forged handles.
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +139,24 @@ def batch(folder: Path, seed: int, count: int, tally: Tally) -> None:
     tally.count += count
 
 
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Work there: some oddities are good names of directories."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
 def run(count: int, seed: int, tick: Tick) -> Tally:
     """Batches of calls; the numbers of a batch follow from its own seed, which a failure names."""
     tally = Tally()
     with small.quiet():
         while tally.count < count:
             number = tally.count // BATCH
-            with small.scratch() as folder:
+            with small.scratch() as folder, inside(folder):
                 batch(folder, seed * 1_000_003 + number, BATCH, tally)
             tick(BATCH)
     return tally
