@@ -91,6 +91,7 @@ def _promotions() -> Callable[[], object]:
     cache = pagedkv.KVCache(spec, pagedkv.Blocks(9), pagedkv.Blocks(32), threads=1)
     prompts = [list(range(1000 * i, 1000 * i + 129)) for i in range(2)]
     turn = [0]
+    moves = cache._moves if hasattr(cache, "_moves") else cache._conductor  # its name in older trees
 
     def call() -> None:
         turn[0] += 1
@@ -98,7 +99,7 @@ def _promotions() -> Callable[[], object]:
             if (missing := len(seq) - seq.num_computed) > 1:
                 kv = numpy.zeros((2, missing, 2, 16), numpy.float16)
                 seq.scatter(kv, kv)
-        cache._moves.run_moves()
+        moves.run_moves()
 
     for _ in range(6):
         call()

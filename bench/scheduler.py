@@ -10,8 +10,9 @@ Cases: ``decode``: no request begins or ends; ``churn``: the queue never runs dr
 in most steps one request ends and another begins, whose prompt of 48 tokens is computed beside the others' tokens;
 ``full``: as ``churn``, on a device so small that admission waits for blocks. ``quiet`` are those steps of the latter
 two in which no request began or ended; ``a request`` is what the other steps take beyond them, per request that ended:
-it includes its opening in the cache and its release, not its submission. Times are CPU time of the thread, medians
-over steps, with the garbage collector off.
+it includes its opening in the cache and its release, not its submission. ``write + attend`` is one layer's of a step of
+LAYERS layers whose C kernels return at once: what the checks around them cost. Times are CPU time of the thread,
+medians over steps, with the garbage collector off.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from random import Random
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from bench.timing import CPU, Sample, environment, gc_off, print_table, summaris
 
 COLUMNS = ("case", "sequences", "part", "median_us", "p99_us", "best_us", "mean_us", "steps")
 SPEC = pk.KVSpec(1, 1, 1, "float16", 16)  # bookkeeping does not see how long a block is
+LAYERS = 32
 WARMUP = 30
 PROMPT = 48
 
@@ -120,6 +123,43 @@ def plain(count: int, steps: int) -> list[dict[str, Any]]:
     return [line("decode", count, "plain step", summarise(times), mean(times))]
 
 
+def layers(count: int, steps: int) -> list[dict[str, Any]]:
+    """Write and attend of one layer (the mean of a step's), with kernels that return at once."""
+    cache = pk.KVCache(pk.KVSpec(LAYERS, 2, 16, "float32", 16), pk.Blocks(count * 4), max_sequences=count)
+    seqs = [cache.sequence(np.arange(33, dtype=np.int32) + 1000 * i) for i in range(count)]
+    for seq in seqs:
+        with cache.step([seq]) as step:
+            for layer in range(LAYERS):
+                step.mark_written(layer)
+        seq.append(7)
+    k, v, q = (np.zeros((count, heads, 16), np.float32) for heads in (2, 2, 4))
+    out = np.empty_like(q)
+    writes, attends = [], []
+    with (
+        gc_off(),
+        patch("pagedkv.cpu._write.write", lambda *_, **__: None),
+        patch("pagedkv.cpu._attend.attend", lambda *_, **__: None),
+    ):
+        for _ in range(WARMUP + steps):
+            with cache.step(seqs) as step:
+                write = attend = 0.0
+                for layer in range(LAYERS):
+                    start = CPU()
+                    step.write(layer, k, v)
+                    written = CPU()
+                    step.attend(layer, q, out=out)
+                    write, attend = write + written - start, attend + CPU() - written
+            for seq in seqs:
+                seq.truncate(33)
+                seq.append(7)
+            writes.append(write / LAYERS)
+            attends.append(attend / LAYERS)
+    cache.close()
+    parts = {"write": writes, "attend": attends, "write + attend": np.add(writes, attends).tolist()}
+    timed_only = {part: times[WARMUP:] for part, times in parts.items()}
+    return [line("layer", count, part, summarise(times), mean(times)) for part, times in timed_only.items()]
+
+
 def timed(turn: Callable[[], None], steps: int) -> list[float]:
     """CPU seconds of each call after a warm-up."""
     times = []
@@ -151,6 +191,7 @@ def main() -> None:
     cases = ("decode", "churn", "full")
     found = [found for case in cases for found in rows(case, arguments.sequences, arguments.steps)]
     found += plain(arguments.sequences, arguments.steps)
+    found += layers(arguments.sequences, arguments.steps)
     print_table(found, COLUMNS, title="A step of the scheduler, CPU time of the thread")
     if arguments.json:
         write_results(arguments.json, "scheduler", found, env=env)

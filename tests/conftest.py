@@ -1,4 +1,4 @@
-"""What every run needs: the package under test is compiled; GPU tests run only where there is a GPU."""
+"""Set up every run: refuse a package that is not compiled, skip GPU tests without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def _compiled(source: Path) -> Path | None:
 
 
 def pytest_report_header() -> list[str]:
-    """Name the pagedkv under test and modules older than their source; refuse a tree nobody compiled."""
+    """Name the pagedkv under test and modules older than their source.
+
+    Refuses a tree that is not compiled.
+    """
     package = _package_dir()
     sources = sorted(package.rglob("*.pyx"))  # none in an installed wheel
     built = {source: _compiled(source) for source in sources}
@@ -65,6 +68,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what pytest has collected out of later garbage collections: some tests make fifty, at half a second each."""
+    """Keep what pytest has collected out of later garbage collections.
+
+    Some tests run fifty collections, at half a second each.
+    """
     gc.collect()
     gc.freeze()

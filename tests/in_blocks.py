@@ -1,4 +1,7 @@
-"""Sizes of tests' caches, which are all small numbers of blocks: ``device=8, host=4`` for KVCache's arguments."""
+"""Sizes of tests' caches, all small numbers of blocks.
+
+``device=8, host=4`` stands for KVCache's arguments.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +18,8 @@ def in_blocks(size: Any) -> Any:
 
 
 def cache_options(**options: Any) -> dict[str, Any]:
-    """KVCache's arguments, with ``device``, ``host`` and ``pin_budget`` in blocks; all others as they are."""
+    """Return KVCache's arguments, with its memory budgets given in blocks.
+
+    ``device``, ``host`` and ``pin_budget`` are converted; all others stay as they are.
+    """
     return {_MEMORY.get(name, name): in_blocks(value) if name in _MEMORY else value for name, value in options.items()}

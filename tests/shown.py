@@ -1,4 +1,7 @@
-"""Values as ids of tests: the same in every process, so that pytest-xdist's workers collect the same tests."""
+"""Values as ids of tests, the same in every process.
+
+So pytest-xdist's workers collect the same tests.
+"""
 
 from __future__ import annotations
 

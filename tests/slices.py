@@ -1,4 +1,7 @@
-"""Cases of which the quick run takes a slice; the slow run takes the rest, so that both together are all of them."""
+"""Cases of which the quick run takes a slice and the slow run the rest.
+
+Both together are all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import pytest
 
 
 def one_in(nth: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases as parameters of a test. The first and every `nth` after it are quick, the others are marked ``slow``.
+    """Return the cases as parameters of a test.
+
+    The first and every `nth` after it are quick, the others are marked ``slow``.
 
     Parameters
     ----------

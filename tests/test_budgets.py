@@ -1,4 +1,7 @@
-"""Sizes say their unit, places are no sizes, and what a Disk checks before anything is opened."""
+"""Sizes say their unit, and places are no sizes.
+
+A Disk checks its arguments before anything is opened.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the caller's own functions raise as an Exception stays in them; what a signal handler raises comes out."""
+"""Exceptions of the caller's own functions stay in them.
+
+What a signal handler raises comes out.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_crew_that_is_left_has_nobody_at_work() -> None:
     num_ended = len(ended)
     assert {0, 1} <= set(ended), "those that were at work had ended"
     time.sleep(0.01)
-    assert len(ended) == num_ended, "and nobody began another"
+    assert len(ended) == num_ended, "and no worker began another"
 
 
 def test_no_items_need_nobody() -> None:

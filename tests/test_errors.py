@@ -1,4 +1,7 @@
-"""Every error of ours is at the top of the package, travels between processes, and is also what Python calls it."""
+"""Every error of ours is at the top of the package and travels between processes.
+
+It is also what Python calls it.
+"""
 
 from __future__ import annotations
 

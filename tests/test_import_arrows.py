@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources; and what nobody may import.
+"""Which room may import which, read from the sources; and what none may import.
 
 A file of the package belongs to the room that its path names, and may import its own room, what ``ARROWS`` gives that
 room (tests/arrows.py), and nothing else of ours.
@@ -86,7 +86,10 @@ _IMPORT = re.compile(r"^\s*c?import\s+(.+)$", re.MULTILINE)
 
 
 def cython_imports(text: str) -> Iterator[str]:
-    """Names a Cython source imports or cimports; relative ones are refused, to keep this reader simple."""
+    """Return the names that a Cython source imports or cimports.
+
+    Relative ones are refused, to keep this reader simple.
+    """
     text = re.sub(r'("""|\'\'\').*?\1', "", text, flags=re.DOTALL)
     text = re.sub(r"#.*", "", text)
     for found in _FROM.finditer(text):

@@ -1,4 +1,7 @@
-"""The library says what it has to say to the logger ``pagedkv`` and nowhere else; the command shows warnings."""
+"""The library logs to the logger ``pagedkv`` and nowhere else.
+
+The command shows warnings.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ def test_no_file_prints_but_those_of_the_commands_and_none_configures_logging(pa
 
 
 def test_everything_is_logged_so_that_a_handler_that_raises_stops_nothing() -> None:
-    """A logger's own methods let a handler's exception into the call, or the thread, that has something to say."""
+    """A logger's own methods let a handler's exception out.
+
+    It would reach the call, or the thread, that has something to say.
+    """
     for path in sorted(PACKAGE.rglob("*.py")):
         shown = str(path.relative_to(PACKAGE))
         if shown in ("__init__.py", "cli.py", "tools/store/trial.py"):  # they add and remove handlers and filters

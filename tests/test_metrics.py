@@ -1,4 +1,7 @@
-"""What Prometheus is given: every counter of ``cache.stats()``, as its exposition text says it."""
+"""Prometheus is given every counter of ``cache.stats()``.
+
+The tests read its exposition text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the package cannot do, read from its sources; and what a running cache does not do, seen by an audit hook.
+"""What the package cannot do, read from its sources, and what a running cache does not do.
+
+An audit hook watches the running cache.
 
 No file of the package can unpickle, run text as a program, start a process or open a socket, by import, by call or by
 the attribute that leads there. The few things that some file must do are allowed to that file alone, with the reason; a
@@ -184,7 +186,10 @@ def abilities_in(text: str) -> set[str]:
 
 
 def changes_files(call: ast.Call) -> bool:
-    """Whether a call may make, change or delete a file. An ``open`` counts unless its mode says that it only reads."""
+    """Whether a call may make, change or delete a file.
+
+    An ``open`` counts unless its mode says that it only reads.
+    """
     name, whole = called_name(call), dotted(call.func)
     if name in MAKES_FILES or (name in MAKES_FILES_OF_OS and whole == f"os.{name}"):
         return True
@@ -212,7 +217,10 @@ def c_problems(text: str) -> list[str]:
 
 
 def _without_prose(found: re.Match[str]) -> str:
-    """Docstrings and comments say what they like; a literal block of C in a docstring's place is code."""
+    """Return a docstring or comment only if it is code.
+
+    Prose may say what it likes; a literal block of C in a docstring's place is code.
+    """
     return found[0] if "#include" in found[0] or "static " in found[0] else ""
 
 
@@ -401,7 +409,10 @@ print(json.dumps({"seen": seen, "hits": hits}))
 
 
 def test_a_cache_with_a_disk_tier_touches_its_directory_and_nothing_else(tmp_path: Path) -> None:
-    """Names of store files come without their folder (they are opened below a descriptor): the baits stay empty."""
+    """Store files are opened below a descriptor, so their names come without their folder.
+
+    The baits stay empty.
+    """
     baits = [tmp_path / name for name in ("here", "home", "tmp")]
     for bait in baits:
         bait.mkdir()

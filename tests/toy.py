@@ -1,4 +1,6 @@
-"""The toy model of all tests: KV that follows from the weights and every token so far, so that reads can be checked.
+"""The toy model of all tests: KV that follows from the weights and every token so far.
+
+So tests can check what they read.
 
 A block in the wrong place, of another namespace, or from before, holds other numbers than its reader expects.
 """
@@ -18,7 +20,9 @@ EXACT = {"float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7}  # whole nu
 
 
 def chain(tokens: Sequence[int] | NDArray[Any], salt: int = 0) -> NDArray[np.int64]:
-    """A number per token that follows from the salt and all tokens up to it, below 2**41: read-only int64 [num_tokens].
+    """Return a number per token that follows from the salt and all tokens up to it.
+
+    Read-only int64 [num_tokens], each below 2**41.
 
     Parameters
     ----------
@@ -41,7 +45,9 @@ def _chain(tokens: bytes, salt: int) -> NDArray[np.int64]:
 def kv(
     spec: pk.KVSpec, tokens: Sequence[int] | NDArray[Any], salt: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """K and V of all tokens in all layers, float32 [num_layers, num_tokens, num_kv_heads, head_dim].
+    """Return K and V of all tokens in all layers.
+
+    float32 [num_layers, num_tokens, num_kv_heads, head_dim].
 
     They are whole numbers that are exact in the dtype of the spec.
     """

@@ -5,6 +5,7 @@ Allocation, reference counts, generations, growth in chunks, reservations.
 Counts are 32-bit and checked in every build: with the checks compiled out, one double release silently made a count
 negative and the block was handed out twice.
 """
+# Over 400 lines: one struct, all that may change it, and its Python face: each relies on the others' invariants.
 
 cimport cython
 cimport numpy as cnp

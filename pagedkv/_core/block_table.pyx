@@ -4,6 +4,7 @@ Append, allocate, build a step's arrays, commit, fork, truncate, release.
 
 A step is one call for the whole batch with the GIL released once; the arrays come out of one buffer.
 """
+# Over 400 lines: every method works on the same row structs under one lock, and C compilers inline only within a module.
 
 cimport cython
 cimport numpy as cnp

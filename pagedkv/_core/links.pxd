@@ -4,7 +4,7 @@
 # live in `ends`. `next` leads from cold to hot: next(sentinel) is the coldest element, prev(sentinel) the hottest.
 # An element with next == UNLINKED is in no list.
 from libc.stdint cimport int32_t
-from libc.stdlib cimport realloc
+from libc.stdlib cimport free, malloc, realloc
 
 cdef enum:
     UNLINKED = 0x7FFFFFFF
@@ -65,3 +65,19 @@ cdef inline bint links_grow(Links* l, int32_t old, int32_t new) noexcept nogil:
     for i in range(old, new):
         l.next[i] = UNLINKED
     return True
+
+# Empty lists 0 .. num_lists - 1, without room for elements yet (links_grow). False: no memory.
+cdef inline bint links_open(Links* links, int32_t num_lists) noexcept nogil:
+    cdef int32_t i
+    links.prev = links.next = NULL
+    links.ends = <int32_t*>malloc(2 * num_lists * sizeof(int32_t))
+    if links.ends == NULL:
+        return False
+    for i in range(num_lists):
+        links.ends[2 * i] = links.ends[2 * i + 1] = ~i
+    return True
+
+cdef inline void links_close(Links* links) noexcept nogil:
+    free(links.prev)
+    free(links.next)
+    free(links.ends)

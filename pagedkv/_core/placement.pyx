@@ -5,6 +5,7 @@ It decides and moves nothing.
 The order of every request: own the matched prefix in whatever tiers it lies, then make room, then promote, then use.
 The other way round, making room could evict what is about to be promoted.
 """
+# Over 400 lines: the one Python face of owners, insertion, transfers and retention; most lines are its docstrings.
 
 cimport cython
 cimport numpy as cnp

@@ -4,6 +4,7 @@ Path compression over whole blocks, as in SGLang's RadixAttention (Zheng et al.,
 found by a hash of its whole first block but accepted only after its tokens compare equal, and a run is at most MAX_RUN
 blocks long so that no split, trim or move costs more than that.
 """
+# Over 400 lines: match, insert, split, merge and trim keep one set of invariants over one array of nodes.
 
 cimport cython
 cimport numpy as cnp

@@ -5,6 +5,7 @@ Making room in a tier, promoting runs, and what becomes of a transfer that succe
 A transfer owns its source (one reference more) and its destination (the only reference) until `finish`. A block becomes
 visible in the destination tier only there, and only on success.
 """
+# Over 400 lines: begin, finish and give up of a transfer, whose counts only balance when they are read together.
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc

@@ -5,6 +5,7 @@ It knows the core, the tiers and the steps; none of them knows it.
 One request: own the cached prefix, make room, promote (mover), then open a row on it; per step: make room, allocate and
 build arrays, write and attend, commit full blocks into the tree; release.
 """
+# Over 400 lines: KVCache's public methods, a third of it their docstrings; what they do lies in the modules beside it.
 
 from __future__ import annotations
 

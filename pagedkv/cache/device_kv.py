@@ -197,10 +197,16 @@ def _as_arrays(variant: dict[str, Any]) -> dict[str, Any]:
     for name, (kinds, dtype) in _ARRAYS.items():
         given = variant.get(name)
         if given is not None:
-            array = np.asarray(given)
+            try:
+                array = np.asarray(given)
+            except (TypeError, ValueError) as problem:
+                raise LayoutMismatch(f"{name} cannot be read as an array: {problem}") from None
             variant[name] = np.ascontiguousarray(array, dtype) if array.dtype.kind in kinds else array
     if variant.get("mask") is not None:
-        variant["mask"] = np.ascontiguousarray(variant["mask"])
+        try:
+            variant["mask"] = np.ascontiguousarray(variant["mask"])
+        except (TypeError, ValueError) as problem:
+            raise LayoutMismatch(f"mask cannot be read as an array: {problem}") from None
     return variant
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pagedkv._core.tier import Tier
 from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.cache.storage import KV
-from pagedkv.errors import ClosedError, InvalidArgument, TierError
+from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.kernels.backend import Backend
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
@@ -49,6 +49,8 @@ class TieredStorage:
     """
 
     def __init__(self, device: str = "cpu", backend: Backend | None = None, threads: int = 2) -> None:
+        if backend is not None and not callable(getattr(backend, "launch", None)):
+            raise WrongType(f"backend must be a pagedkv.kernels.backend.Backend, not {type(backend).__name__}")
         self._gpu, self._backend = cuda_number(device), backend
         self._threads = whole_number(threads, "threads", 1, MOST_THREADS)
         self.tiers: dict[int, OpenTier] = {}

@@ -2,6 +2,7 @@
 
 It says what to run, its caller computes, and reports the tokens.
 """
+# Over 400 lines: Scheduler's public methods, half of it their docstrings; what they do lies in the modules beside it.
 
 from __future__ import annotations
 
@@ -206,7 +207,11 @@ class Scheduler:
                 f"shorten its {len(tokens)} + {max_new_tokens} tokens, {fewer}or give "
                 f"the device a larger budget",
             )  # fmt: skip
-        stops = tuple(dict.fromkeys(self._tokens(list(stop_tokens), "stop_tokens").tolist()))
+        try:
+            given = list(stop_tokens)
+        except TypeError:
+            raise WrongType(f"stop_tokens must be a collection of tokens, not {type(stop_tokens).__name__}") from None
+        stops = tuple(dict.fromkeys(self._tokens(given, "stop_tokens").tolist()))
         tokens.flags.writeable = False
         request = Request(
             self._num_submitted, tokens, max_new_tokens, tenant, priority, namespace, session, stops, n, beams,

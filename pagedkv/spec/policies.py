@@ -51,7 +51,14 @@ class Hazard:
 
 
 def named(policy: Any) -> tuple[str, Hazard | None]:
-    """A policy's name, and its options if it has any."""
+    """A policy's name, and its options if it has any.
+
+    Raises
+    ------
+    WrongType
+    """
     if isinstance(policy, Hazard):
         return "hazard", policy
-    return policy, Hazard() if isinstance(policy, str) and policy == "hazard" else None
+    if not isinstance(policy, str):
+        raise WrongType(f"policy must be the name of a policy or a pagedkv.Hazard, not {type(policy).__name__}")
+    return str(policy), Hazard() if policy == "hazard" else None

@@ -5,7 +5,6 @@ Also the number checks that public constructors share.
 
 from __future__ import annotations
 
-import operator
 import re
 from decimal import Decimal
 from numbers import Real
@@ -136,10 +135,9 @@ def whole_number(value: Any, name: str, low: int, high: int) -> int:
     """
     if isinstance(value, bool | np.bool_):
         raise WrongType(f"{name} must be a whole number, not the boolean {value}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise WrongType(f"{name} must be a whole number, not {type(value).__name__}") from None
+    if not isinstance(value, int | np.integer):
+        raise WrongType(f"{name} must be a whole number, not {type(value).__name__}")
+    number = int(value)
     if not low <= number <= high:
         shown = number if -MAX_SIZE <= number <= MAX_SIZE else f"{number.bit_length()}-bit number"
         raise InvalidArgument(f"{name} must be in {low}..{high}, got {shown}")

@@ -1,4 +1,7 @@
-"""Where attention on arrays is computed: on the CPU by the reference, and by the kernels in the PTX interpreter."""
+"""The backends that compute attention on arrays.
+
+On the CPU the reference computes it, and the kernels do in the PTX interpreter.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ def kv(rng: np.random.Generator, num_tokens: int) -> Any:
 
 
 def paged(parts: list[Any], size: int) -> tuple[Any, Any, Any]:
-    """Pool [2, num_blocks, size, HEADS, DIM] whose unowned slots are NaN, block tables and lengths of some (k, v)."""
+    """Build a pool, block tables and lengths for some (k, v).
+
+    The pool is [2, num_blocks, size, HEADS, DIM]; slots that no sequence owns are NaN.
+    """
     lens = np.array([part.shape[1] for part in parts], np.int32)
     blocks = -(-lens // size)
     tables = np.full((len(parts), max(1, int(blocks.max()))), -1, np.int32)

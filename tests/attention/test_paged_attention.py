@@ -1,4 +1,7 @@
-"""PagedAttention and forward, on the CPU's reference and on the kernels: the same results, the same errors."""
+"""PagedAttention and forward, on the CPU's reference and on the kernels.
+
+Both give the same results and raise the same errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that are not there: one that computes on the host, and others that fail in every way a peer can."""
+"""Fake peers: one computes on the host, the others fail in every way a peer can."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagedkv.spec.dtypes import bfloat16_to_float32, float32_to_bfloat16
 
 
 def on_host(problem: Problem, copy: int) -> np.ndarray:
-    """bfloat16 bits of the attention that the float64 reference computes from the problem's own arrays."""
+    """Return the float64 reference's attention over the problem's own arrays, as bfloat16 bits."""
     k, v = (np.asarray(side) for side in problem.kv(copy))
     k, v = bfloat16_to_float32(k), bfloat16_to_float32(v)
     tables = problem.host_tables

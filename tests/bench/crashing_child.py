@@ -1,4 +1,7 @@
-"""Stands in for the process that measures: crashes at the first entry, hangs at the second, finishes the third."""
+"""Stands in for the process that measures.
+
+It crashes at the first entry, hangs at the second and finishes the third.
+"""
 
 from __future__ import annotations
 

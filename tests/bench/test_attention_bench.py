@@ -1,4 +1,7 @@
-"""The attention bench's control flow, with no GPU: every section, peers of every kind, time that runs out, crashes."""
+"""The control flow of the attention bench, without a GPU.
+
+The tests cover every section, peers of every kind, time that runs out, and crashes.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,10 @@ class Clock:
 
 
 def entry(system: str, clock: Clock, seconds: float, result: Any = None) -> Entry:
-    """An entry that takes some time by a clock; ``result`` is what its check says, or what it raises."""
+    """An entry that takes some time by a clock.
+
+    ``result`` is what its check returns, or the exception that it raises.
+    """
 
     def call(copy: int) -> None:
         clock.now += seconds / 2

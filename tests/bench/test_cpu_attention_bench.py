@@ -1,4 +1,4 @@
-"""The CPU bench runs, its systems agree with each other, and its results say what was measured."""
+"""The CPU bench runs, its systems agree, and its results say what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The bench of policies on small traces; its measures against plain loops; its page against its results."""
+"""The bench of policies on small traces.
+
+The tests compare its measures with plain loops and its page with its results.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def small_traces(tmp_path: Path) -> Path:
-    """Thirty conversations of ten turns each, in turn, under all three names; golden.json knows two sizes of one."""
+    """Thirty conversations of ten turns each, in turn, under all three names.
+
+    golden.json has figures for two sizes of one of them.
+    """
     folder, turn = tmp_path / "traces", np.arange(300) // 30
     folder.mkdir()
     fields: dict[str, Any] = {

@@ -33,7 +33,10 @@ class Toy:
         self.tokens_checked = 0
 
     def kv(self, tokens: Any, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """K and V of all tokens in one layer, float32 [num_tokens, num_kv_heads, head_dim], exact in the dtype."""
+        """Return K and V of all tokens in one layer, exact in the dtype.
+
+        float32 [num_tokens, num_kv_heads, head_dim].
+        """
         k, v = toy.kv(self.spec, tokens, self.salt)
         return k[layer], v[layer]
 
@@ -77,7 +80,10 @@ class Toy:
         return np.asarray(decode(array) if decode else array).astype(np.float32)
 
     def use(self, tokens: Any, namespace: pk.Namespace | None = None) -> dict[str, int]:
-        """A whole request: open, check what is cached, compute the rest, check, release. Its non-zero hits by tier."""
+        """Serve a whole request and return its non-zero hits by tier.
+
+        Opens a sequence, checks what is cached, computes the rest, checks it, and releases.
+        """
         with self.cache.sequence(tokens, namespace) as seq:
             self.check(seq)
             assert seq.num_computed == sum(seq.hit_tokens.values())
@@ -87,7 +93,10 @@ class Toy:
 
 
 def prompt(start: int, num_tokens: int = 3 * BLOCK + 1) -> list[int]:
-    """Tokens that no prompt with another start shares; by default three whole blocks are cached of it."""
+    """Return tokens that share no prefix with a prompt of another start.
+
+    By default the cache keeps three whole blocks of them.
+    """
     return [1000 * start + i for i in range(num_tokens)]
 
 
@@ -97,7 +106,7 @@ def where(cache: pk.KVCache, tokens: Any, namespace: pk.Namespace | None = None)
 
 
 def all_free(cache: pk.KVCache) -> bool:
-    """Whether no tier holds a block for anything but the tree, once what is on its way has arrived."""
+    """Whether only the tree holds blocks, in every tier, once all moves have ended."""
     until = time.monotonic() + 60
     while cache.stats().placement["in_flight"] and time.monotonic() < until:
         time.sleep(0.001)
@@ -106,7 +115,10 @@ def all_free(cache: pk.KVCache) -> bool:
 
 @pytest.fixture
 def open_cache(tmp_path: Path) -> Iterator[Callable[..., pk.KVCache]]:
-    """Opens caches; ``disk=n`` is a disk of n blocks at one place. At the end the books of each are checked."""
+    """Opens caches, and checks the books of each one at the end.
+
+    ``disk=n`` is a disk of n blocks; all caches of a test use the same place.
+    """
     opened: list[pk.KVCache] = []
 
     def open_it(device: Any = 16, spec: pk.KVSpec = SPEC, disk: Any = None, **options: Any) -> pk.KVCache:

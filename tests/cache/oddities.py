@@ -1,4 +1,4 @@
-"""What fuzz tests share: odd arguments, a small world to try them on, and what may come out of a call."""
+"""Odd arguments for the fuzz tests, a small world, and the allowed outcomes of a call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 import numpy as np
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
 
 import pagedkv as pk
 
 from .conftest import BLOCK, SPEC, Toy, prompt
 
-FEW = settings(max_examples=50, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-MORE = settings(FEW, max_examples=200)
+MORE = settings(
+    max_examples=200, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 
 class ForeignError(Exception):
@@ -68,16 +68,8 @@ ODDITIES = [
     np.full((1, 2, 4), np.nan), np.broadcast_to(np.float32(0), (2, 1, 2, 4)), (kv(2, 1, 2, 4), read_only(kv(2, 1, 2,
     4))),
 ]  # fmt: skip
-ANY = st.one_of(
-    st.sampled_from(NUMBERS), st.sampled_from(ODDITIES), st.lists(st.sampled_from(NUMBERS), max_size=4),
-    st.text(max_size=5),
-    st.builds(pk.Blocks, st.integers(0, 40)), st.builds(pk.Bytes, st.integers(0, 1 << 15)),
-    st.sampled_from(list(pk.Tier)), st.floats(), st.lists(st.sampled_from(ODDITIES), max_size=3),
-)  # fmt: skip
-
-
 class World:
-    """A small cache with a bystander that must never notice anything, and a victim to try things on."""
+    """A small cache with a victim to call and a bystander that must never be affected."""
 
     def __init__(self):
         self.toy = Toy(pk.KVCache(SPEC, pk.Blocks(24), host_memory=pk.Blocks(16), pin_budget=pk.Blocks(4), threads=1))

@@ -1,4 +1,4 @@
-"""What is written to the disk and what is not: by cost, by second hit, by a budget of bytes per day."""
+"""Which blocks the disk tier admits: by cost, by second hit, by a budget of bytes per day."""
 
 from __future__ import annotations
 

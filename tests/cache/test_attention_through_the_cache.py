@@ -1,4 +1,7 @@
-"""Attention through the cache equals a dense softmax computed from scratch, however the KV got where it is."""
+"""Attention through the cache equals a dense softmax computed from scratch.
+
+It does so however the KV got where it is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ HEADS, DIM, LAYERS = 2, 8, 2
 
 
 class Model:
-    """Layers whose q, k and v follow from token and position alone, so that the dense answer is easy to state."""
+    """Layers whose q, k and v follow from token and position alone.
+
+    That makes the dense answer easy to state.
+    """
 
     def __init__(self, cache, group=2):
         self.cache, self.spec, self.num_qo_heads = cache, cache.spec, group * cache.spec.num_kv_heads
@@ -48,7 +54,10 @@ class Model:
         return values.astype(dtype).astype(np.float64)
 
     def dense(self, layer, tokens, scale=None, causal=True, window=None, soft_cap=None):
-        """The answer: o float64 [num_tokens, num_qo_heads, head_dim] and lse [num_tokens, num_qo_heads]."""
+        """The expected attention, by a dense softmax.
+
+        o is float64 [num_tokens, num_qo_heads, head_dim] and lse is [num_tokens, num_qo_heads].
+        """
         q, k, v = self.qkv(layer, tokens)
         group = self.num_qo_heads // self.spec.num_kv_heads
         k, v = (np.repeat(self.stored(values), group, axis=1) for values in (k, v))
@@ -275,7 +284,10 @@ Q = np.ones((5, 4, 8), np.float32)
 
 @pytest.mark.parametrize("hooked", [False, True])
 def test_attending_a_layer_before_it_is_written_is_refused(model, hooked):
-    """Its slots hold what was there before: zeros, or the KV of the request that had the blocks before."""
+    """Until the layer is written, its slots hold old contents.
+
+    Those are zeros, or the KV of the request that had the blocks before.
+    """
     if hooked:  # a step with hooks is another class
         model.cache.hooks.add(Silent())
     with model.cache.sequence(prompt(1, 5)) as seq:

@@ -1,4 +1,7 @@
-"""A KVCache whose steps are computed by the CUDA kernels (run by the PTX interpreter) gives what the CPU's gives."""
+"""A KVCache whose steps run on the CUDA kernels gives what a KVCache on the CPU gives.
+
+The PTX interpreter runs the kernels.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def forward(cache: pk.KVCache, seqs: list[pk.Sequence], **options: Any) -> list[
 
 
 def history(cache: pk.KVCache) -> list[np.ndarray]:
-    """Prefill, decode, fork with copy-on-write, a prefix hit with a partial block, demotion to the host and back."""
+    """Run one history that reaches every kind of step.
+
+    Prefill, decode, a fork with copy-on-write, a prefix hit with a partial block, demotion to the host and promotion.
+    """
     seen: list[np.ndarray] = []
     first = cache.sequence(list(range(10)))
     seen += forward(cache, [first])

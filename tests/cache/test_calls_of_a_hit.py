@@ -1,4 +1,7 @@
-"""What a prompt costs in calls of the core: each takes the mutex that all threads of a cache share."""
+"""How many calls of the core a prompt costs.
+
+Each call takes the mutex that all threads of a cache share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A clock of the caller's may raise, give nonsense or go back: no call fails, nothing hangs, and time stands still."""
+"""A caller's clock may raise, return nonsense or go back.
+
+No call fails, nothing hangs, and the cache's time stands still.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A disk whose reads and writes fail, come late or raise: a counted miss, right content, and nothing else lost."""
+"""A disk whose reads and writes fail, come late or raise.
+
+Each costs a counted miss; content stays right and nothing else is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ TIMEOUT_S = 60
 
 
 class Flaky(DiskTier):
-    """A disk tier that does as it is told: ``fail_reads(blocks) -> bool [n]`` (True: lost), and so on."""
+    """A disk tier whose failures the test chooses.
+
+    ``fail_reads(blocks) -> bool [n]`` returns True for each block that is lost; the other hooks work alike.
+    """
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)

@@ -1,4 +1,7 @@
-"""Flush puts what is cached on the disk before a planned restart; purge takes a namespace off it for good."""
+"""Flush and purge of the disk tier.
+
+Flush writes what is cached to the disk before a planned restart; purge deletes a namespace for good.
+"""
 
 from __future__ import annotations
 
@@ -257,7 +260,7 @@ def test_purges_and_requests_of_many_threads_leave_the_namespace_usable(open_cac
     assert not problems
     cache.check_integrity()
     Toy(cache).use(prompt(1), A)
-    assert Toy(cache).use(prompt(1), A) == {"device": 3 * BLOCK}, "a dead root is nobody's namespace"
+    assert Toy(cache).use(prompt(1), A) == {"device": 3 * BLOCK}, "a dead root belongs to no namespace"
 
 
 # ---- a disk that cannot be opened

@@ -19,7 +19,7 @@ def toy(open_cache):
 
 
 def diverge(toy, *seqs, turns=6):
-    """Each goes its own way, token by token; nobody may ever see another's writes."""
+    """Each goes its own way, token by token; no fork may ever see another's writes."""
     for turn in range(turns):
         for i, seq in enumerate(seqs):
             seq.append(10_000 * (i + 1) + turn)

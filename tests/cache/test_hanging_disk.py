@@ -1,4 +1,7 @@
-"""A disk whose calls do not come back: requests go on by computing, and what comes late lands in nobody's block."""
+"""A disk whose calls hang.
+
+Requests go on by computing, and bytes that arrive late land in no block that has an owner.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ DEVICE = 8  # blocks; a prompt takes four, three of which are cached
 
 
 class Gate:
-    """Makes a transfer of every store wait, before it touches any memory, until it is let through."""
+    """Holds every transfer of a store until the test lets it through.
+
+    A transfer waits before it touches any memory.
+    """
 
     def __init__(self, monkeypatch, name):
         self.shut, self.go, self.inside = False, threading.Event(), threading.Event()
@@ -109,7 +115,7 @@ def test_a_disk_that_hangs_is_off_and_costs_no_request_any_time(open_cache, read
     assert cache.stats().disk["state"] == "off"
     assert cache.stats().disk["hung"] == 3
     assert toy.use(prompt(2)) == {}
-    assert reads.calls == calls, "nobody is sent after it"
+    assert reads.calls == calls, "no further read is sent after it"
     assert cache.flush() == 0
     reads.go.set()
     assert all_back(cache)

@@ -1,4 +1,7 @@
-"""A cache with the policy hazard: what counts as a request, when it learns, and whose tables it asks."""
+"""A cache with the policy hazard.
+
+What it counts as a request, when it learns, and whose tables it asks.
+"""
 
 from __future__ import annotations
 

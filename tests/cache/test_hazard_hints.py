@@ -1,4 +1,7 @@
-"""Hints through a KVCache and a scheduler: whose request it is, and when its prefix is expected again."""
+"""Hints through a KVCache and a scheduler.
+
+They say whose request it is, and when its prefix is expected again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy hazard says to the disk tier's admission, and what it brings up before anybody asks."""
+"""Which blocks the policy hazard admits to the disk, and which it promotes unasked."""
 
 from __future__ import annotations
 
@@ -168,7 +168,10 @@ def test_a_scan_is_not_written_and_what_comes_again_is(open_cache, clock, tmp_pa
 
 @pytest.fixture
 def toy(open_cache, clock):
-    """Prompts 1 and 2 come again every ten seconds and lie on the host; the device is full of one that never does."""
+    """A toy whose prompts 1 and 2 return every ten seconds and lie on the host.
+
+    A prompt that never returns fills the device.
+    """
     toy = Toy(open_cache(16, host=64, policy="hazard", clock=clock, threads=1))
     teach(toy, clock, rounds=60)
     with toy.cache.sequence(prompt(5000, 16 * BLOCK)) as seq:

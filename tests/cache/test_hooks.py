@@ -1,4 +1,7 @@
-"""Hooks are told what the cache does, in nested spans. Whatever they do, the cache is as it would be without them."""
+"""The cache tells hooks what it does, in nested spans.
+
+Whatever a hook does, the cache ends as it would without it.
+"""
 
 from __future__ import annotations
 
@@ -241,7 +244,10 @@ def test_without_memory_for_hooks_of_moves_no_later_call_fails(open_cache, momen
 
 
 def test_a_full_tier_met_by_a_hook_is_the_hooks_own_trouble(open_cache):
-    """OutOfBlocks is a MemoryError, but not the process's: it is counted like any other Exception."""
+    """OutOfBlocks is a MemoryError, but the process has memory left.
+
+    The cache counts it like any other Exception of a hook.
+    """
     toy = Toy(open_cache(4))
     toy.cache.hooks.add(Failing(pk.OutOfBlocks(9, 0, 0, 4)))
     toy.use(prompt(1))

@@ -1,4 +1,7 @@
-"""An exception in the caller's thread, at any moment, costs that call alone: no wrong byte, no hang, nothing held."""
+"""An exception in the caller's thread, at any moment, costs that call alone.
+
+No byte is wrong, nothing hangs, and nothing stays held.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class Interrupt(HandlerTimeout):
 
 @pytest.fixture
 def waiting_copies(monkeypatch):
-    """Copies between tiers wait, `begun` once the first has begun, until `go` is set (or a while is over)."""
+    """Copies between tiers wait until the test sets `go`, or for a moment at most.
+
+    The first copy that waits sets `begun`.
+    """
     real, begun, go = worker.transfer, threading.Event(), threading.Event()
     go.set()
 
@@ -86,7 +92,7 @@ def waiting_copies(monkeypatch):
 
 
 class AfterTheCopyBegan(Tracer):
-    """Raises at the first line of the library that the caller's thread runs after a copy has begun."""
+    """Raises at the library's first line in the caller's thread after a copy has begun."""
 
     def __init__(self, begun, cache):
         super().__init__()
@@ -180,7 +186,10 @@ def points_of(prepare, call):
 
 
 def interrupted_everywhere(prepare, call, most, kind=KeyboardInterrupt):
-    """Caches whose call was interrupted, each at another point, evenly spread; yields them with the point."""
+    """Yield caches whose call was interrupted, each at another point, with that point.
+
+    The points are spread evenly over the call.
+    """
     number = points_of(prepare, call)
     for k in range(1, number + 1, max(1, number // most)):
         cache, problem = prepare(), kind("interrupted")
@@ -384,7 +393,10 @@ def test_the_points_are_found_in_the_library_and_say_where_they_are():
 
 
 def test_moves_that_a_round_without_memory_had_taken_are_given_up(open_cache, monkeypatch):
-    """CPython may lose a reference to what was taken where it has no memory: it never dies then."""
+    """CPython may lose a reference to the moves taken, where it has no memory.
+
+    Those moves never die then.
+    """
     cache = open_cache(4, host=16)
     toy = Toy(cache)
     toy.use(prompt(1))

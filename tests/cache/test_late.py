@@ -1,4 +1,4 @@
-"""A promotion that comes too late is a miss now and a hit later; one that read wrong bytes is never hit again."""
+"""A promotion that is late is a miss now and a hit later; wrong bytes are never hit again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the policy hazard learned survives a restart; a file that cannot be read or written costs itself alone."""
+"""What the policy hazard has learned survives a restart.
+
+A file that cannot be read or written costs what was learned and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +294,7 @@ def test_what_could_not_be_used_is_kept_when_it_is_replaced(open_toy, taught, cl
 
 @pytest.mark.parametrize("what", ["a file", "a missing parent"])
 def test_a_directory_that_cannot_be_costs_the_files_alone(open_toy, clock, tmp_path, what):
-    """Nobody opens a cache with one; it may become one later."""
+    """No caller can open a cache with one; a good directory may become one later."""
     (tmp_path / "a").mkdir()
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(pk.InvalidArgument, match=r"learned: .*(no directory)"):

@@ -1,4 +1,7 @@
-"""Exceptions that come in the middle of a call: what was begun is undone or goes on, and the call can be repeated."""
+"""Exceptions in the middle of a call.
+
+What the call began is undone or goes on, and the caller can repeat the call.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ def test_a_hook_of_moves_that_would_wait_for_moves_is_refused(open_cache, moment
                 elif action == "flush":
                     toy.cache.flush()
                 elif action == "quota":
-                    toy.cache.set_quota(pk.Namespace(tenant="somebody"), pk.Blocks(1))
+                    toy.cache.set_quota(pk.Namespace(tenant="another"), pk.Blocks(1))
                 else:
                     toy.cache.prefetch(prompt(1))  # a thread of its own does it
             except pk.InvalidArgument as problem:

@@ -1,4 +1,7 @@
-"""Whatever is deleted, closed, released or collected first: no crash, no leak, nothing committed by halves."""
+"""Objects deleted, closed, released or collected in any order.
+
+Nothing crashes or leaks, and no commit is left half done.
+"""
 
 from __future__ import annotations
 
@@ -316,7 +319,7 @@ def test_opening_and_closing_many_times_leaks_no_descriptor(tmp_path):
 
 
 def test_a_forked_child_is_refused_everywhere_and_can_still_exit(tmp_path):
-    """It has none of the cache's threads, and perhaps a mutex that nobody will ever give back."""
+    """It has none of the cache's threads, and perhaps a mutex that is never given back."""
     script = f"""
         import os, signal
         import numpy as np

@@ -1,4 +1,7 @@
-"""What a namespace costs ends with its use: names are forgotten when nothing is cached, held, or set for them."""
+"""The cost of a namespace ends with its use.
+
+The cache forgets a name once nothing is cached, held or set for it.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,10 @@ def test_a_namespace_that_was_forgotten_begins_anew_and_is_no_others() -> None:
 
 
 def test_a_block_shows_nothing_of_the_namespace_that_had_its_number_before() -> None:
-    """The core uses the slots of namespaces again: what a block held must not pass for the next one's own."""
+    """The core uses the slots of namespaces again.
+
+    A block of the old namespace must not pass for one of the next.
+    """
     with pk.KVCache(SPEC, pk.Blocks(4)) as cache:
         poison = 0xFF
         for number in range(100):

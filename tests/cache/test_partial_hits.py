@@ -1,4 +1,7 @@
-"""A block that agrees only in its first tokens is reused by copying it; nobody else notices."""
+"""A block that agrees only in its first tokens is reused by copying it.
+
+No other sequence is affected.
+"""
 
 from __future__ import annotations
 

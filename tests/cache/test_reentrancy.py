@@ -1,4 +1,4 @@
-"""Callers' objects that call back into the cache while it reads them, and calls in any order."""
+"""Callers' objects that call back while the cache reads them, and calls in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Over several tiers a full cache makes room before a step needs it, so a decode loop waits for no move."""
+"""Over several tiers a full cache makes room before a step needs it.
+
+So a decode loop waits for no move.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""No byte of a namespace shows in another one's blocks: not in the part that is not written yet either."""
+"""No byte of a namespace shows in another one's blocks.
+
+That includes the part of a block that is not written yet.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ POISON = 0xFF
 
 
 def fill(cache, namespace):
-    """A sequence of `namespace` takes every block that nobody holds, fills it with POISON bytes, and goes."""
+    """Take every block that has no holder for a sequence of `namespace`, and release it.
+
+    The sequence fills the blocks with POISON bytes first.
+    """
     counts = cache.stats().blocks["device"]
     seq = cache.sequence(prompt(90, (counts["max"] - counts["live"]) * BLOCK), namespace)
     with cache.step([seq]) as step:

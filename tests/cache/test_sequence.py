@@ -1,4 +1,7 @@
-"""A sequence from its prompt to its release: what is cached, what is left to compute, what is given back."""
+"""A sequence from its prompt to its release.
+
+What is cached, what is left to compute, and what is given back.
+"""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def test_writes_after_a_truncate_inside_the_step_reach_nobody_else(toy):
 
 def test_a_step_inside_a_step_of_the_same_sequence_reaches_nobody_else(toy):
     twin, seq = toy.cache.sequence(prompt(1, 5)), toy.cache.sequence(prompt(1, 5))
-    toy.run(twin)  # the tree has the block now: whoever commits it again gives his own back
+    toy.run(twin)  # the tree has the block now: a sequence that commits it again gives its own back
     other = None
     try:
         with toy.cache.step([seq]) as step:
@@ -367,7 +367,7 @@ def test_a_sequence_released_inside_a_step_leaves_the_others_usable(toy):
 
 
 def test_a_step_whose_sequence_was_cut_back_reads_nothing(open_cache):
-    """Its blocks may be somebody else's by then, in another namespace."""
+    """Its blocks may be another sequence's by then, in another namespace."""
     cache = open_cache(6)
     seq = cache.sequence(list(range(9)))
     step = cache.step([seq]).__enter__()

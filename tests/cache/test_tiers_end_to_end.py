@@ -1,4 +1,7 @@
-"""Small budgets on every tier: whatever is demoted, promoted, dropped or reopened, each read is what was computed."""
+"""Small budgets on every tier.
+
+Whatever is demoted, promoted, dropped or reopened, each read returns what was computed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ ORDERS = ["leaf_first", "oldest_first"]
 
 @dataclass
 class Traffic:
-    """Random requests over few tokens, so that prefixes are shared; checks every sequence it touches."""
+    """Random requests over few tokens, so that prefixes are shared.
+
+    It checks every sequence it touches.
+    """
 
     toy: Toy
     seed: int
@@ -147,7 +153,10 @@ def test_what_leaves_the_last_tier_is_lost_and_counted(open_cache):
 
 
 def fill_disk(open_cache, demotion, starts=range(1, 7)):
-    """A cache that put all but the last prefixes on its disk, closed; the prefixes that are wholly there."""
+    """Fill the disk of a cache and close it; return the prefixes that are wholly there.
+
+    The cache demotes all but the last prefixes.
+    """
     cache = open_cache(8, disk=60, demotion=demotion)
     toy = Toy(cache)
     for start in starts:

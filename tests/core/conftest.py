@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def native_hazard() -> ModuleType:
     """Module ``native_hazard``, compiled when its first test asks for it."""
-    from tests.model.native import compiled  # only here: nobody else pays for the compiler's modules
+    from tests.model.native import compiled  # only here: other tests do not pay for the compiler's modules
 
     return compiled(Path(__file__).parent, ["native_hazard"])
 
@@ -19,7 +19,7 @@ def native_hazard() -> ModuleType:
 @pytest.fixture(scope="session")
 def native_generations() -> ModuleType:
     """Module ``native_generations``, compiled when its first test asks for it."""
-    from tests.model.native import compiled  # only here: nobody else pays for the compiler's modules
+    from tests.model.native import compiled  # only here: other tests do not pay for the compiler's modules
 
     return compiled(Path(__file__).parent, ["native_generations"])
 

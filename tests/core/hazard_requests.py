@@ -1,4 +1,4 @@
-"""Requests for the policy ``hazard`` by a clock of their own, plain LRU beside it, and traces to ask for.
+"""Requests for the policy ``hazard`` by a clock of their own, plain LRU, and traces.
 
 A block is one token, and its token names the whole prefix up to it: no two prefixes share one.
 """
@@ -86,7 +86,10 @@ class PlainLru:
 
 
 class HeldLru:
-    """Leaf-first LRU over single blocks, of which running requests hold theirs; who finds no room keeps what fits."""
+    """Leaf-first LRU over single blocks, where running requests hold their blocks.
+
+    A request that finds no room keeps the leading blocks that fit.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -117,7 +120,7 @@ Ask = Callable[[int], Prompt]
 
 
 def branching(rng: Random, longest: int = 12) -> Ask:
-    """Requests that branch off earlier ones, return to hot ones, and now and then come from nowhere."""
+    """Return requests that branch off earlier ones, return to hot ones, or share nothing."""
     requests: list[list[int]] = []
     fresh = iter(range(2**30))
 
@@ -134,7 +137,10 @@ def branching(rng: Random, longest: int = 12) -> Ask:
 
 
 def conversations(rng: Random, num_sessions: int = 60, longest: int = 60) -> Ask:
-    """Turns that each continue the one before; when one is too long, it begins anew behind its first three blocks."""
+    """Return turns that each continue the one before.
+
+    A conversation that grows too long restarts behind its first three blocks.
+    """
     sessions: list[list[int]] = []
     fresh = iter(range(2**30))
 
@@ -179,7 +185,10 @@ def empty_tables() -> NDArray[np.float32]:
 
 
 def rising(cache: HazardCache) -> None:
-    """Tables after which hazards rise with age: what was used last goes first, the opposite of LRU."""
+    """Set tables after which hazards rise with age.
+
+    The most recently used block goes first, the opposite of LRU.
+    """
     tables = empty_tables()
     tables[0, :22] = np.linspace(-12, 3, 22)
     cache.hazard.load_tables(tables)

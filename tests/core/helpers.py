@@ -1,4 +1,4 @@
-"""What the tests of the core share: small caches, the mover's part played at once, and "nothing has changed"."""
+"""Helpers of the core tests: small caches, a synchronous mover, "nothing has changed"."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def tiered(
 
 
 def insert(placement: Placement, owner: int, tokens: Sequence[int]) -> np.ndarray:
-    """Fill as many fresh device blocks as `tokens` need and give them to the tree; the ids then in use."""
+    """Fill fresh device blocks with `tokens` and give them to the tree; return the ids in use."""
     need = len(tokens) // placement.tree.block_size
     assert placement.reserve(need) == 0
     blocks = placement.pools[0].alloc(need)

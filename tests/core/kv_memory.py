@@ -1,7 +1,7 @@
-"""A BlockTable driven as a runtime drives it, over a memory that knows what each slot should hold.
+"""A BlockTable driven as a runtime does, over a memory that knows what each slot must hold.
 
 The KV of a token depends on every token before it, so a slot holds the whole prefix that ends there. Whatever two
-sequences wrongly share, or a copy on write that was forgotten, is read back as somebody else's prefix.
+sequences wrongly share, or a copy on write that was forgotten, is read back as another sequence's prefix.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from tests.core.helpers import cached_prefixes
 
 
 class Runtime:
-    """Rows of a table, the memory under them, and a copy of the table kept up to date by its changes alone."""
+    """Rows of a table, the memory under them, and a copy of the table.
+
+    The copy follows the table's reported changes alone.
+    """
 
     def __init__(self, source: BlockPool | Placement, block_size: int, max_rows: int = 16) -> None:
         self.table = BlockTable(source, max_rows, block_size=block_size)

@@ -198,11 +198,11 @@ def history_problems(Placement placement, bint exactly=True):
             "lacking": h.lacking}
     wrong += [f"{name}: {said[name]}, really {sums[name]}" for name in sums if said[name] != sums[name]]
     if exactly and any(h.pasts[p].users for p in live):
-        wrong.append("held by nobody")
+        wrong.append("held without a holder")
     if any(h.pasts[p].users < 0 or (h.pasts[p].parent != NIL and h.pasts[p].users > h.pasts[h.pasts[p].parent].users) for p in live):
-        wrong.append("held by more than its parent, or by less than nobody")
+        wrong.append("held by more than its parent, or by fewer than none")
     if exactly and h.lru_reserved:
-        wrong.append(f"{h.lru_reserved} blocks reserved for nobody")
+        wrong.append(f"{h.lru_reserved} blocks reserved for no request")
     seen = []
     for stage in range(NUM_STAGES):
         p = coldest(&h.ages, stage)

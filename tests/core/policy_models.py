@@ -1,4 +1,6 @@
-"""Eviction policies on single blocks, as their papers have them but leaf-first: slow, short, and nothing of the core's.
+"""Slow, short models of eviction policies on single blocks, without the core's code.
+
+They follow their papers, except that they evict leaf-first.
 
 A block is the tuple of tokens that leads to it (a block is one token). A request hits its leading cached blocks, then
 takes in all the others of its first `capacity` blocks; only a block that no cached block continues, and that the
@@ -64,7 +66,9 @@ class LeafFirst:
 
 
 class Arc(LeafFirst):
-    """ARC (Megiddo and Modha, FAST 2003): T1 seen once, T2 seen again; ghosts of both adapt the share of T1.
+    """ARC (Megiddo and Modha, FAST 2003), with ghosts that adapt the share of T1.
+
+    T1 has blocks seen once, T2 blocks seen again; evictions from both leave ghosts.
 
     A ghost counts until `capacity` more evictions from its own list.
     """

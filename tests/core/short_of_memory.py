@@ -1,4 +1,6 @@
-"""In a child: every call of the core while one of its allocations fails, each in turn, and the books after it.
+"""Fail each allocation of every call of the core in turn, and check the books.
+
+It runs in a child process.
 
 A call that raises MemoryError leaves the books exact and the mutex free, and it works when it is called again. Where
 one of the core's own allocations failed, no row and no owner is held that the caller has no handle of.
@@ -25,7 +27,10 @@ CORE = "pagedkv/_core/"
 
 
 class World:
-    """A small cache of two tiers with a prefix of 8 blocks on the device, one row over it, and something below."""
+    """A small cache of two tiers to call the core on.
+
+    The device has a prefix of 8 blocks and one row over it; the tier below holds something.
+    """
 
     def __init__(self, policy: str, **options: Any) -> None:
         self.tree, self.pools, self.placement = tiered(4, (48, 48), policy=policy, event_words=512, **options)

@@ -1,4 +1,7 @@
-"""BlockPool: ids, reference counts, generations, growth, reservations; a call that fails changes nothing."""
+"""BlockPool: ids, reference counts, generations, growth, reservations.
+
+A call that fails changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""BlockTable: rows, steps and their arrays; what is scheduled, committed, cancelled; refused calls change nothing."""
+"""BlockTable: rows, steps and their arrays.
+
+What is scheduled, committed and cancelled; a refused call changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Forks share until they write, truncation gives back what it cut, a copy of the table follows by its changes."""
+"""Forks, truncation, and copies of the table.
+
+Forks share until they write, truncation gives back what it cut, and a copy of the table follows by its changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Chain keys: other inputs give other keys, whatever the split; the same inputs give the same key always."""
+"""Chain keys differ where inputs differ, whatever the split.
+
+The same inputs give the same key always.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,10 @@ LIST_OF_NEW_OBJECTS = re.compile(
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_no_list_comprehension_makes_new_objects(source: Path) -> None:
-    """Cython 3.3.1 gives a new element back twice where the list cannot grow: use `append` in a loop."""
+    """Cython 3.3.1 gives a new element back twice where the list cannot grow.
+
+    Use `append` in a loop.
+    """
     code = re.sub(r'"""(?s:.*?)"""|#.*', "", source.read_text())
     assert not LIST_OF_NEW_OBJECTS.search(code)
 

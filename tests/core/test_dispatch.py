@@ -1,4 +1,7 @@
-"""From a decided move to its end: who has it, who is told, and what becomes of moves that their thread lost."""
+"""A move from decision to end.
+
+Who has it, who is told, and what becomes of moves that their thread lost.
+"""
 
 from __future__ import annotations
 

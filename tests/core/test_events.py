@@ -1,4 +1,7 @@
-"""KV events: whoever replays them knows what is cached where; the oldest are lost first and counted."""
+"""KV events: a subscriber that replays them knows what is cached where.
+
+When too many are waiting, the cache loses the oldest first and counts them.
+"""
 
 from __future__ import annotations
 

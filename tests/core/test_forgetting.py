@@ -1,4 +1,7 @@
-"""Namespaces that nothing needs are forgotten; what they were called then, and by which number, names nothing."""
+"""The core forgets namespaces that nothing needs.
+
+Their old names and numbers name nothing afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A handle names what it was made for and nothing else, also when its slot has been used again 2**31 times."""
+"""A handle names what it was made for and nothing else.
+
+That holds even after its slot has been used again 2**31 times.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers given up before they begin, paths let go of in part, and what is known of a run in flight."""
+"""Transfers given up early, paths released in part, and the state of a run in flight."""
 
 from __future__ import annotations
 

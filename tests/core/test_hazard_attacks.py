@@ -1,4 +1,4 @@
-"""The policy ``hazard`` beside a real LRU cache driven by the same calls, attacked by what callers do besides asking.
+"""The policy ``hazard`` beside a real LRU cache, attacked by every call but plain requests.
 
 They pin, keep, open together, give up, and compute the same at once. The tables are wrong throughout.
 """
@@ -41,7 +41,7 @@ class Both:
         self._fresh = iter(range(10**6, 2**30, 1000))
 
     def new(self, length: int) -> range:
-        """A prompt that nobody has asked for."""
+        """A prompt that no request has asked for."""
         first = next(self._fresh)
         return range(first, first + length)
 
@@ -130,8 +130,10 @@ def test_requests_that_are_opened_together_and_then_computed_lose_no_more(batch:
 
 
 def test_where_several_compute_the_same_new_prefix_it_loses_little_more() -> None:
-    """Up to six under way; what is new, several ask for before the first of them is over. The exception that
-    docs/policies.md makes: the bound does not hold here, and this is by how much."""
+    """The exception that docs/policies.md makes: the bound does not hold here, by this much.
+
+    Up to six requests are under way, and several ask for a new prefix before the first of them is over.
+    """
     both, rng = Both(300, 0.0), Random(0)
     documents: list[Prompt] = []
     running: list[Open] = []

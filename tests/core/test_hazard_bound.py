@@ -1,4 +1,6 @@
-"""How far the policy ``hazard`` may fall below plain LRU: attacked by tables that are wrong, and by who knows both.
+"""How far the policy ``hazard`` may fall below plain LRU.
+
+The attacks use wrong tables, and an adversary that knows both caches.
 
 With the account of `behind` = LRU's hits - its hits, a window of W requests, and `accesses` of the blocks asked for,
 what holds for requests that come one at a time on one tier (guard.pxd has the argument):
@@ -61,7 +63,10 @@ def extremes(values: NDArray[np.int64], window: int, sign: int) -> NDArray[np.in
 
 
 def judge(course: Course, stake: float, window: int = WINDOW) -> None:
-    """The theorem of this file. A window is counted in hundredths: what is risked may be older by one of them."""
+    """Assert the theorem of this file.
+
+    A window is counted in hundredths, so what is risked may be older by one hundredth.
+    """
     behind, accesses = np.array(course.behind), np.array(course.accesses)
     assert (behind <= SLACK * accesses).all(), f"prefix: {(behind - SLACK * accesses).max():.1f} blocks too many"
     longer = window + window // 100
@@ -99,7 +104,7 @@ def blind(ask: Ask) -> AskBoth:
 
 
 def flooded(rng: Random) -> Ask:
-    """Conversations, and one user that fills everything with what nobody asks for again."""
+    """Conversations, and one user that fills everything with what no request asks for again."""
     talk, fresh = conversations(rng, 20), iter(range(2**30, 2**31, 40))
 
     def ask(i: int) -> Prompt:
@@ -110,7 +115,10 @@ def flooded(rng: Random) -> Ask:
 
 
 def turned(rng: Random) -> Ask:
-    """A pattern to learn, and then the same documents where it is wrong: what never came again is all that comes."""
+    """A pattern to learn, and then the same documents where it is wrong.
+
+    Afterwards only documents come that never came again before.
+    """
     before, after = scan(30, 8), documents(rng, 40, 8, first=10**6)
     once = scan(10**4, 8, first=10**6)
 
@@ -185,7 +193,9 @@ def test_nor_with_the_opposite_of_what_was_learned(name: str, stake: float) -> N
 
 
 class Adversary:
-    """Asks for what LRU has and the cache has not; first of all for new documents, until they differ by enough.
+    """Asks for what LRU has and the cache has not.
+
+    It first asks for new documents, until the two caches differ by enough.
 
     Parameters
     ----------
@@ -235,7 +245,7 @@ def test_nor_for_one_who_asks_for_exactly_what_it_gave_up(stake: float, turns: r
 def test_what_was_lost_and_won_back_is_not_risked_on_top_of_what_may_be_lost(
     native_hazard: ModuleType, stake: float
 ) -> None:
-    """All that the account allows to be lacking is lost, in requests of 10 blocks; then as many win it back."""
+    """Loses all that the account allows, in requests of 10 blocks; then as many win it back."""
     guard = native_hazard.NativeGuard(0.01, stake, 1000)
     lacking, most = 0, 0.0
     for _ in range(20_000):

@@ -1,4 +1,7 @@
-"""Hints to the policy ``hazard``: what a session left behind, and when a caller expects a prefix again."""
+"""Hints to the policy ``hazard``.
+
+What a session left behind, and when a caller expects a prefix again.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,10 @@ def test_a_purged_namespace_leaves_sessions_that_lead_nowhere() -> None:
 
 
 def sessions_that_move_on(rng: Random, count: int) -> Sequence[tuple[int, Prompt]]:
-    """Requests of ten sessions: half of all turns go on with the last prompt, half begin another for good."""
+    """Requests of ten sessions.
+
+    Half of all turns continue the last prompt; half abandon it and begin another.
+    """
     fresh = iter(range(2**30))
     prompts: dict[int, list[int]] = {}
     out: list[tuple[int, Prompt]] = []

@@ -1,4 +1,7 @@
-"""What the policy ``hazard`` remembers: plain LRU to the block, what was really cached, and no more than it may."""
+"""The history of the policy ``hazard``.
+
+It is plain LRU to the block, knows what was really cached, and keeps no more than it may.
+"""
 
 from __future__ import annotations
 
@@ -391,7 +394,10 @@ def test_lru_beside_it_is_lru_where_requests_hold_what_they_use(native_hazard: M
 
 
 class Hammer:
-    """Random calls on a random cache: owners that are no requests, openings given up, cuts, quotas, moves that fail."""
+    """Random calls on a random cache.
+
+    Owners that are no requests, openings given up, cuts, quotas, and moves that fail.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)

@@ -1,4 +1,7 @@
-"""The hazard model by itself: its index against brute force, its learning against NumPy, and nothing learned is LRU."""
+"""The hazard model by itself.
+
+The tests compare its index with brute force and its learning with NumPy; a model that has learned nothing is LRU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def features(rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def parts(weights: NDArray[Any], x: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """Views of what the model adds up for `x`: base [BINS], then by feature its level [1] and its shape [BINS]."""
+    """Return views of the model's sums for `x`.
+
+    base [BINS], then for each feature its level [1] and its shape [BINS].
+    """
     views = [weights[:BINS]]
     for f, bucket in enumerate(x.tolist()):
         if f >= HINTS and bucket == 0:
@@ -165,7 +171,10 @@ def test_with_hazards_that_rise_with_age_what_was_used_last_goes_first() -> None
 
 @pytest.mark.parametrize("seed", range(2))
 def test_it_learns_what_comes_back(seed: int) -> None:
-    """Of documents that come again after a minute, and others that never do, it keeps the former where LRU cannot."""
+    """The model keeps documents that return after a minute, where LRU cannot.
+
+    Half of the requests are for documents that never return.
+    """
     rng = Random(seed)
     cache, lru = HazardCache(60, study=64), PlainLru(60)
     hits = lru_hits = 0

@@ -1,4 +1,7 @@
-"""The policy ``hazard`` given what makes no sense: refused with nothing changed, or counted and clamped."""
+"""Nonsensical arguments to the policy ``hazard``.
+
+It refuses them and changes nothing, or counts and clamps them.
+"""
 
 from __future__ import annotations
 

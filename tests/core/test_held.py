@@ -1,4 +1,7 @@
-"""Owners and rows as objects: what is held is let go of when its holder dies, whatever raised in between."""
+"""Owners and rows as objects.
+
+What a holder holds is released when it dies, whatever raised in between.
+"""
 
 from __future__ import annotations
 

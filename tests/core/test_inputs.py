@@ -1,4 +1,7 @@
-"""Arguments whose conversion runs foreign code: it may call back in, change what is being read, lie, or fail."""
+"""Arguments whose conversion runs foreign code.
+
+That code may call back in, change what is being read, lie, or fail.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tests.core.helpers import cache, nothing_changes, remember, single, sound
 
 
 class Calling:
-    """An integer that calls somebody back whenever it is read."""
+    """An integer that calls a function whenever it is read."""
 
     def __init__(self, value: int, call: Callable[[], Any]) -> None:
         self.value, self.call = value, call
@@ -28,7 +31,7 @@ class Calling:
 
 
 class CallingArray:
-    """An array that calls somebody back whenever it is read."""
+    """An array that calls a function whenever it is read."""
 
     def __init__(self, values: Any, call: Callable[[], Any]) -> None:
         self.values, self.call = values, call
@@ -245,7 +248,10 @@ except PagedKVError:
 
 
 def test_a_finaliser_that_calls_back_in_never_waits_for_itself() -> None:
-    """The collector may run at any allocation; were one made under the mutex, this test would hang."""
+    """The collector may run at any allocation.
+
+    If the core allocated under the mutex, this test would hang.
+    """
     _, _, placement = single(2, 64, event_words=4096)
     table = BlockTable(placement, 8)
     calls = 0
@@ -298,7 +304,10 @@ def use_everything(placement: Placement) -> None:
 
 @pytest.mark.parametrize("dtype", [[("a", np.int64)], "V4", "U3", "M8[s]"])
 def test_an_empty_array_of_no_numbers_is_of_the_wrong_type(dtype: Any) -> None:
-    """Of an empty list NumPy makes floats, so emptiness alone says nothing; a dtype that can hold no token does."""
+    """NumPy makes floats of an empty list, so emptiness alone says nothing.
+
+    The core refuses a dtype that can hold no token.
+    """
     tree = RadixTree(4, 1)
     assert tree.tokens([]).size == 0
     with pytest.raises(WrongType, match="dimension of integers"):

@@ -1,4 +1,7 @@
-"""The core keeps no Python object per block, node, row or owner, so the collector has nothing to walk."""
+"""The core keeps no Python object per block, node, row or owner.
+
+So the garbage collector has nothing to walk.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ SLACK = 40  # objects and allocations that come and go with the interpreter's ow
 
 
 def growth(build: Callable[[int], object], n: int) -> tuple[int, int]:
-    """Tracked objects and small allocations that `build(n)` leaves behind, what it returns included."""
+    """Count tracked objects and small allocations that `build(n)` leaves, its result included."""
     gc.collect()
     objects, allocations = len(gc.get_objects()), sys.getallocatedblocks()
     kept = build(n)

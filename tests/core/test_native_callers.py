@@ -1,4 +1,7 @@
-"""The core without Python: another Cython module cimports it, Numba and ctypes call it by address."""
+"""The core without Python.
+
+Another Cython module cimports it, and Numba and ctypes call it by address.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ setup(name="runtime", ext_modules=cythonize([extension], include_path=[{include!
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """A Cython module of somebody else's, compiled against the ``.pxd`` files beside the installed package."""
+    """A foreign Cython module, compiled against the ``.pxd`` files of the installed package."""
     pytest.importorskip("Cython")
     folder = tmp_path_factory.mktemp("runtime")
     (folder / "runtime.pyx").write_text(MODULE)

@@ -1,4 +1,7 @@
-"""Demotion oldest block first: a suspended sequence keeps its recent blocks close; what is lost is lost leaf-first."""
+"""Demotion oldest block first.
+
+A suspended sequence keeps its recent blocks close; blocks that are dropped go leaf-first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Placement on one tier: who owns what, what may be evicted, and that a refused call changes nothing."""
+"""Placement on one tier.
+
+Who owns what, what may be evicted, and that a refused call changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every eviction policy agrees, hit for hit and block for block, with a slow model of single blocks."""
+"""Every eviction policy agrees, hit for hit and block for block, with a slow model.
+
+The model handles single blocks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MODELS: dict[str, Callable[[int], LeafFirst]] = {
 
 
 def trace(rng: Random, num_requests: int) -> list[list[int]]:
-    """Requests that branch off earlier ones, return to hot ones, and now and then come from nowhere."""
+    """Return requests that branch off earlier ones, return to hot ones, or share nothing."""
     requests: list[list[int]] = []
     for i in range(num_requests):
         draw = rng.random()

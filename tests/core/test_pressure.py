@@ -1,4 +1,7 @@
-"""Room is found whenever there is any: every policy, order of demotion and choice of tiers, with moves that fail."""
+"""The core finds room whenever there is any.
+
+The tests try every policy, order of demotion and choice of tiers, with moves that fail.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from pagedkv.core import POLICIES, BlockPool, Placement, RadixTree
 
 
 class Life:
-    """Owners of random paths come and go on one placement; block size 1, so that a token is a block."""
+    """Owners of random paths that come and go on one placement.
+
+    The block size is 1, so that a token is a block.
+    """
 
     def __init__(self, seed: int, policy: str) -> None:
         self.rng = rng = Random(seed)
@@ -38,7 +44,7 @@ class Life:
         return len(transfers) > 0
 
     def has_room(self, num_blocks: int) -> bool:
-        """Room for blocks on the device; if there is none, everything must be held by somebody."""
+        """Room for blocks on the device; if there is none, every block must have a holder."""
         counts = self.device.counts()
         assert self.device.num_obtainable == counts["available"] + counts["cached"]
         while self.placement.reserve(num_blocks):

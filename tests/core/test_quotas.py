@@ -1,4 +1,4 @@
-"""Namespaces: what each may hold, and what becomes of it when one is dropped or all are cleared."""
+"""Quotas of namespaces, and what happens when one namespace is dropped or all are cleared."""
 
 from __future__ import annotations
 
@@ -216,7 +216,10 @@ def test_clear_also_drops_what_arrived_late_in_a_dropped_namespace() -> None:
 
 
 def test_a_quota_below_keeps_nobody_else_out_of_that_tier() -> None:
-    """A namespace over its quota there gives up its own coldest blocks; what others have goes down as before."""
+    """A namespace over its quota in a tier gives up its own coldest blocks there.
+
+    Other namespaces' blocks go down as before.
+    """
     tree, _, placement = tiered(1, (16, 100))
     bounded, free = tree.namespace(b"bounded"), tree.namespace(b"free")
     placement.set_quota(bounded, 8, 1)

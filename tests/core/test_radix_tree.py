@@ -1,4 +1,7 @@
-"""RadixTree: prefixes of tokens are found in whole blocks, by their tokens alone, whatever was split or trimmed."""
+"""RadixTree finds prefixes of tokens in whole blocks, by their tokens alone.
+
+It does so whatever was split or trimmed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the conductor tells the core: how transfers ended, which copies were found again, which keys are known."""
+"""What the conductor tells the core.
+
+How transfers ended, which copies were found again, and which keys are known.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ MAX_RUN = 256  # blocks of a node at most
 
 
 def forest(placement: Placement, runs: list[tuple[int, list[int]]], roots: list[int] | None = None) -> np.ndarray:
-    """Restore ``(parent, tokens)`` runs with blocks 0, 1, 2, ... on the disk; what came of each."""
+    """Restore ``(parent, tokens)`` runs on the disk, and return what came of each.
+
+    Their blocks are 0, 1, 2, and so on.
+    """
     pool = placement.pools[2]
     assert pool is not None
     lengths = [len(tokens) // placement.tree.block_size for _, tokens in runs]

@@ -1,4 +1,7 @@
-"""What stays longer and what goes first: priority, time to live, pins, quotas; dropping a namespace, clearing all."""
+"""What stays longer and what goes first.
+
+Priority, time to live, pins and quotas; dropping a namespace, and clearing all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An allocation that fails, whichever it is, leaves the core's books exact and its mutex free."""
+"""A failed allocation, whichever it is, leaves the core's books exact and its mutex free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Several threads on one cache, switching as often as Python can: counts stay right, only named errors come out."""
+"""Several threads on one cache, switching as often as Python can.
+
+Counts stay right, and only named errors come out.
+"""
 
 from __future__ import annotations
 

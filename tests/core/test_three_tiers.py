@@ -1,4 +1,7 @@
-"""Random requests over three tiers, with moves that fail and end in any order: every count stays in order."""
+"""Random requests over three tiers, with moves that fail and end in any order.
+
+Every count stays right.
+"""
 
 from __future__ import annotations
 

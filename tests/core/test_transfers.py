@@ -1,4 +1,7 @@
-"""Blocks between tiers: a copy is visible only when its move has succeeded, and every ending keeps the counts right."""
+"""Blocks between tiers.
+
+A copy is visible only once its move has succeeded, and every ending keeps the counts right.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Random batches over shuffled blocks, whose unowned slots hold NaN, and what the float64 reference says about them."""
+"""Random batches over shuffled blocks, and the float64 reference's results for them.
+
+Slots that no sequence owns hold NaN.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,10 @@ def batch(
 
 
 def close(found: NDArray[Any], exact: NDArray[Any], tolerance: float) -> None:
-    """Infinities and NaN in the same places; everything else near, by the largest value of the whole."""
+    """Assert infinities and NaN in the same places, and everything else near.
+
+    The tolerance is relative to the largest value of the whole.
+    """
     found = found.astype(np.float64)
     for kind in (np.isnan, np.isposinf, np.isneginf):
         np.testing.assert_array_equal(kind(found), kind(exact))

@@ -1,4 +1,7 @@
-"""What `write_kv` and `merge_states` must give, in plain NumPy and float64: slow, and short enough to be read."""
+"""Expected results of `write_kv` and `merge_states`, in plain NumPy and float64.
+
+They are slow, and short enough to be read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ SOURCES: dict[str, Any] = {
 
 
 def converted(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """The nearest numbers of a cache's dtype. float64 goes straight to float32 and float16, else by way of float32."""
+    """Return the nearest numbers of a cache's dtype.
+
+    float64 goes straight to float32 and float16, else by way of float32.
+    """
     dtype = np.dtype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype in (np.float16, np.float32):
@@ -53,7 +59,10 @@ def write(
 
 
 def merge(states: NDArray[Any], lses: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Each state by its weight e^lse; those without keys (-inf) do not count, whatever lies in them."""
+    """Merge states, each weighted by e^lse.
+
+    States without keys (-inf) do not count, whatever their values.
+    """
     wide = lses.astype(np.float64)
     most = wide.max(axis=0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

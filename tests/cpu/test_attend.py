@@ -1,4 +1,7 @@
-"""The CPU kernels against the float64 reference: every kind of number, block, layout, batch and variant."""
+"""The CPU kernels against the float64 reference.
+
+The tests try every kind of number, block, layout, batch and variant.
+"""
 
 from __future__ import annotations
 

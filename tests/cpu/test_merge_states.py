@@ -1,4 +1,7 @@
-"""`merge_states` on the CPU against float64: dtypes, layouts, states without keys, threads, refusals."""
+"""`merge_states` on the CPU against float64.
+
+Dtypes, layouts, states without keys, threads, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def merged(states: NDArray[Any], lses: NDArray[Any], dtype: Any = None) -> tuple
 
 
 def near(found: NDArray[Any], exact: NDArray[np.float64], step: float) -> None:
-    """Not finite in the same places, and elsewhere within a rounding of the larger of the parts."""
+    """Assert the same non-finite values, and elsewhere values within one rounding.
+
+    The rounding is that of the larger of the parts.
+    """
     found = found.astype(np.float64)
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(exact))
     whole = np.isfinite(exact)

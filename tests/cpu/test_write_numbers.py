@@ -46,7 +46,10 @@ def numbers_of(dtype: str) -> NDArray[np.float64]:
 
 
 def around_ties(dtype: str, near: Any) -> NDArray[Any]:
-    """What lies between two numbers of a type in the middle, and just beside it, in the type `near`."""
+    """Return a type's numbers, the midpoints between them, and values just beside those.
+
+    All are in the type `near`.
+    """
     values = numbers_of(dtype)
     with np.errstate(over="ignore", under="ignore"):
         middles = ((values[1:] + values[:-1]) / 2).astype(near)

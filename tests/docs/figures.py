@@ -1,4 +1,6 @@
-"""Figures in prose that name their source: ``1,000<!-- figure: reliability.json kill.count -->``.
+"""Figures in prose that name their source.
+
+A mark looks like this: ``1,000<!-- figure: reliability.json kill.count -->``.
 
 The comment stands right after the number; a rendered page does not show it. It names a file of ``bench/results`` and
 a value in it:

@@ -1,4 +1,7 @@
-"""Every script in ``examples/`` runs to its end on the test install, with warnings as errors."""
+"""Every script in ``examples/`` runs to its end, with warnings as errors.
+
+It needs no more than the test install.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What these pages show as output, in a ``text`` fence right under a ``python`` one, is what the snippet prints."""
+"""Output shown in these pages is what the snippet above it prints.
+
+It stands in a ``text`` fence right under a ``python`` one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures in prose are those of bench/results: each marked figure is compared with its source."""
+"""Each marked figure in prose equals its source in bench/results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every ``python`` snippet of the README and the docs runs, in order, one namespace per file.
+"""Runs every ``python`` snippet of the README and the docs, in order.
+
+The snippets of a file share one namespace.
 
 A snippet that is not meant to run is fenced as ``text``. ``python`` is the only fence that is executed.
 """

@@ -1,4 +1,7 @@
-"""A table between marks is what its result file generates; without a file, the text there says that no run exists."""
+"""A table between marks is what its result file generates.
+
+Where there is no result file, the text says that no run exists.
+"""
 
 from __future__ import annotations
 

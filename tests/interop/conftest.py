@@ -1,4 +1,7 @@
-"""Foreign arrays: frameworks where they are installed, and producers and consumers made up to behave in one way."""
+"""Foreign arrays for the interop tests.
+
+They come from the installed frameworks, and from fake producers and consumers with one behaviour each.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,10 @@ def consume(capsule: Any) -> Any:
 
 
 def delete(managed: Any, interface: Any = DELETER) -> None:
-    """What a consumer does at its end. CFUNCTYPE lets go of the GIL, as a thread of C++ would not even have it."""
+    """Call the deleter, as a consumer does at its end.
+
+    CFUNCTYPE releases the GIL, so the deleter runs as in a C++ thread that does not hold it.
+    """
     interface(managed.deleter)(ctypes.addressof(managed))
 
 
@@ -197,7 +203,10 @@ class FakeCuda:
 
 @pytest.fixture(autouse=True, scope="module")
 def _little_to_collect() -> None:
-    """Keep what the frameworks have imported out of the garbage collections that these tests make, up to fifty each."""
+    """Keep what the frameworks have imported out of these tests' garbage collections.
+
+    A test makes up to fifty of them.
+    """
     gc.collect()
     gc.freeze()
 

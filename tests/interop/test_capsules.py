@@ -1,4 +1,4 @@
-"""DLPack capsules: their layout, read independently with ctypes, and who lets go of the memory when."""
+"""DLPack capsules: their layout, read independently with ctypes, and their lifetime."""
 
 from __future__ import annotations
 

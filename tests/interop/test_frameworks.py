@@ -1,5 +1,6 @@
-"""What `fit` says of each framework is true of the framework itself: same address where it says so, refused or copied
-where it does not.
+"""What `fit` says of each framework is true of the framework itself.
+
+The framework has the same address where `fit` says so, and refuses or copies where it does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Foreign arrays as views and as NumPy arrays: which protocol is asked, whose memory it is, and what is refused."""
+"""Foreign arrays as views and as NumPy arrays.
+
+Which protocol is asked, whose memory it is, and what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""JAX itself: arrays in both directions, what it would do without a word, and what a JAX array keeps."""
+"""JAX itself.
+
+Arrays in both directions, what JAX would do silently, and what a JAX array keeps alive.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""MLX and PyTorch themselves: their arrays for us, and what they do with ours that `fit` does not let pass."""
+"""MLX and PyTorch themselves.
+
+Their arrays in our calls, and what they do with ours where `fit` refuses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ONNX Runtime itself: IOBinding on our memory, OrtValues, and the contract of its PagedAttention operator."""
+"""ONNX Runtime itself.
+
+IOBinding on our memory, OrtValues, and the contract of its PagedAttention operator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who waits for whom on a GPU, with a stand-in for CuPy that notes events and waits in order."""
+"""Which stream waits for which on a GPU.
+
+A stand-in for CuPy notes events and waits in order.
+"""
 
 from __future__ import annotations
 

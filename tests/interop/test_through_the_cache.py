@@ -1,4 +1,7 @@
-"""Steps and sequences with foreign arrays, and the cache's own memory for others: shared, held, and let go of."""
+"""Steps and sequences with foreign arrays, and the cache's own memory for others.
+
+The memory is shared, held, and released.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +259,10 @@ def paged_attention_op(
     query: Any, key: Any, value: Any, key_cache: Any, value_cache: Any, cumulative_sequence_length: Any,
     past_seqlens: Any, block_table: Any, slot_mapping: Any, attention_metadata: Any,
 ) -> np.ndarray[Any, Any]:  # fmt: skip
-    """The operator as its schema tells it: writes new K and V into their slots, then attends causally."""
+    """The operator as its schema defines it.
+
+    It writes new K and V into their slots, then attends causally.
+    """
     block_size = key_cache.shape[1]
     for cache, new in ((key_cache, key), (value_cache, value)):
         flat = cache.reshape(-1, *cache.shape[2:])

@@ -1,4 +1,7 @@
-"""Attention problems for the kernels: random paged KV, NaN where nobody owns it, and what float64 says to them."""
+"""Attention problems for the kernels, and their results in float64.
+
+The paged KV is random, and NaN wherever no sequence owns it.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,10 @@ class Case:
 
 @dataclass
 class Strided:
-    """A view into an array that goes to the device whole: a layer of a block-major pool, with that pool's strides."""
+    """A view into an array that goes to the device whole.
+
+    It is a layer of a block-major pool, with that pool's strides.
+    """
 
     whole: NDArray[Any]
     view: Callable[[Any], Any]
@@ -189,7 +195,10 @@ def contiguous(given: Problem) -> Problem:
 
 
 def _pool(case: Case, rng: np.random.Generator, owned: NDArray[np.bool_], heads: int, dim: int) -> Any:
-    """One of two layers of a block-major pool [num_blocks, layer, ...]; NaN where nobody owns it (int8: 127 of NaN)."""
+    """Return one of two layers of a block-major pool [num_blocks, layer, ...].
+
+    Blocks that no sequence owns are NaN (int8: 127, with NaN scales).
+    """
     num_blocks, size = owned.shape
     dtype = DTYPES[case.kv_dtype]
     values = rng.standard_normal((num_blocks, size, heads, dim))
@@ -218,7 +227,7 @@ def _pool(case: Case, rng: np.random.Generator, owned: NDArray[np.bool_], heads:
 
 
 def _decoded(stored: NDArray[Any], scale: NDArray[np.float32] | None, owned: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The values that stored bits and scales stand for; NaN where nobody owns them."""
+    """The values that stored bits and scales stand for; NaN where no sequence owns them."""
     values = stored.astype(np.float64)
     if scale is not None:
         values = values * (
@@ -229,7 +238,10 @@ def _decoded(stored: NDArray[Any], scale: NDArray[np.float32] | None, owned: NDA
 
 
 def _gathered(array: Any, tables: NDArray[np.int32], lens: NDArray[np.int32]) -> Any:
-    """What belongs to tokens, [num_blocks, block_size, ...], as [num_kv_tokens, ...]; anything else as it is."""
+    """Gather what belongs to tokens, and return anything else as it is.
+
+    [num_blocks, block_size, ...] becomes [num_kv_tokens, ...].
+    """
     if array is None or array.ndim < 3:
         return array
     size = array.shape[1]

@@ -1,4 +1,7 @@
-"""The backends every kernel test runs on: the PTX interpreter always, a GPU through CuPy where there is one."""
+"""The backends every kernel test runs on.
+
+The PTX interpreter always, and a GPU through CuPy where there is one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the EVEN schedule should do, in plain Python: an oracle for schedule.cuh, written from its words."""
+"""What the EVEN schedule should do, in plain Python.
+
+An oracle for schedule.cuh, written from its description.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ OVERHEAD_UNITS = 2
 
 @dataclass(frozen=True)
 class Part:
-    """One CTA's share of a row tile: key tiles ``tile_begin..tile_end - 1``, and who else has one."""
+    """One CTA's share of a row tile, and which other CTAs have one.
+
+    Its key tiles are ``tile_begin..tile_end - 1``.
+    """
 
     cta: int
     seq: int
@@ -82,7 +88,7 @@ def parts(
             if tile is not None:
                 shares.setdefault(cta, []).append(tile)
             elif not key_tiles(seq_lens[item[0]], q_lens[item[0]], window, tile_tokens) and not shares:
-                shares[cta] = []  # no keys: whoever has the first unit writes the output
+                shares[cta] = []  # no keys: the CTA that has the first unit writes the output
     found = [
         Part(cta, *item, *((tiles[0], tiles[-1] + 1) if tiles else (0, 0)), min(shares), max(shares))
         for item, shares in owned.items()

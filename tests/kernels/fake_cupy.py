@@ -1,4 +1,6 @@
-"""As much of CuPy as the backend calls, on host memory: kernels are noted, copies run when the stream is synchronised.
+"""As much of CuPy as the backend calls, on host memory.
+
+It notes kernel launches, and runs copies when the stream is synchronised.
 
 What real CuPy does with the same calls is checked in test_cupy_backend.py where CuPy is installed, and on a GPU.
 """

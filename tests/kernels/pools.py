@@ -1,4 +1,6 @@
-"""Paged KV for the tests of the cache kernels: two layers of a pool full of poison, on the host and on the backend.
+"""Paged KV for the tests of the cache kernels, on the host and on the backend.
+
+Two layers of a pool full of poison.
 
 A test writes the same thing twice, with the kernel and with NumPy into a copy, and compares every byte of the pool:
 what the kernel was not asked to touch must still be poison.
@@ -48,7 +50,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of a pool. ``skew`` bytes stand before each layer, so that nothing is aligned to more than that."""
+    """Numbers of a pool.
+
+    ``skew`` bytes stand before each layer, so that nothing is aligned to more than that.
+    """
 
     num_blocks: int = 5
     block_size: int = 4
@@ -128,12 +133,18 @@ def layer_kv(backend: Backend, shape: Shape, layer: Layer) -> LayerKv:
 
 
 def huge(backend: Backend, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array of gigabytes of which a test touches little; on the host, memory is taken only where it is touched."""
+    """Return an array of gigabytes of which a test touches little.
+
+    On the host, memory is taken only where the test touches it.
+    """
     return np.zeros(shape, dtype) if backend.name == "ptxsim" else backend.empty(shape, dtype)
 
 
 def encode(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """float32 to a dtype as the kernels do: to nearest even; fp8 and int8 saturate; int8 has 0 for NaN."""
+    """Convert float32 to a dtype as the kernels do: to nearest even.
+
+    fp8 and int8 saturate; int8 has 0 for NaN.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype not in LARGEST:
             return values.astype(DTYPES[dtype])
@@ -144,7 +155,10 @@ def encode(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
 
 
 def row_scales(rows: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
-    """Scale of each row along the last axis: its largest absolute value is the type's largest number; NaN wins."""
+    """Return the scale of each row along the last axis; NaN wins.
+
+    The scale maps the row's largest absolute value to the type's largest number.
+    """
     return np.abs(rows).max(axis=-1) / np.float32(LARGEST[dtype])
 
 

@@ -1,4 +1,7 @@
-"""bench_read against NumPy: every word of the pages is summed once, whichever way they are read."""
+"""bench_read against NumPy.
+
+It sums every word of the pages once, whichever way it reads them.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ BLOCK_BYTES = (1, 7, 24, 64, 4096, 16 * 1024 + 16, 20_002)
 
 
 def arena(num_blocks: int, block_bytes: int, gap: int = 0, seed: int = 0) -> NDArray[np.uint8]:
-    """Random bytes; between blocks there may be a gap, whose bytes belong to nobody."""
+    """Random bytes; between blocks there may be a gap, whose bytes belong to no block."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (num_blocks, block_bytes + gap), np.uint8)
 

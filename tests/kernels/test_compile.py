@@ -1,4 +1,6 @@
-"""Every shipped variant, compiled for every architecture by NVRTC 12 and 13: warnings, entries, spills, instructions.
+"""Every shipped variant, compiled for every architecture by NVRTC 12 and 13.
+
+The tests check warnings, entries, spills and instructions.
 
 Nothing is run. The slow run takes a sample of every kernel's variants, in which each pair of architecture and
 compiler has its turn; ``-m full`` takes them all.

@@ -1,4 +1,7 @@
-"""The CuPy backend against a stand-in for CuPy, and what of it real CuPy can confirm without a GPU."""
+"""The CuPy backend against a stand-in for CuPy.
+
+Real CuPy confirms as much of it as it can without a GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""decode_mma against float64: shapes, types, variants, layouts and schedules; and what plans promise."""
+"""decode_mma against float64.
+
+Shapes, types, variants, layouts and schedules; and what its plans promise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The compile cache: what is compiled once, what a key covers, and what happens to damaged files and bad folders."""
+"""The compile cache.
+
+What it compiles once, what a key covers, and what it does with damaged files and bad folders.
+"""
 
 from __future__ import annotations
 

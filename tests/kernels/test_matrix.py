@@ -1,4 +1,6 @@
-"""The correctness matrix: every kernel over dtypes, shapes, lengths, variants, layouts and schedules, against float64.
+"""The correctness matrix: every kernel against float64.
+
+It covers dtypes, shapes, lengths, variants, layouts and schedules.
 
 For each kernel there is a set of cases in which every pair of values occurs. The quick run takes one case in SLICE, the
 slow run the others; ``-m full`` takes a set in which every three values occur.
@@ -52,7 +54,10 @@ def values_of(kernel: Kernel) -> list[list[Any]]:
 
 
 def case_of(row: list[Any]) -> Case:
-    """A case; queries beyond a sequence's keys are cut, and one KV head is enough where there are many rows."""
+    """Make a case of a row of the matrix.
+
+    Queries beyond a sequence's keys are cut, and one KV head is enough where there are many rows.
+    """
     kv_type, head_dim, group_size, (layout, block_size), lens, variant, q_len, _ = row
     q_lens = None if q_len is None else tuple(min(q_len, length) if length else 1 for length in lens)
     heads = 1 if group_size * (q_len or 1) > 16 or sum(lens) > 300 else 2

@@ -1,4 +1,7 @@
-"""merge_state and merge_states against float64, and bit for bit where nothing is to be merged."""
+"""merge_state and merge_states against float64.
+
+They agree bit for bit where there is nothing to merge.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,7 @@ def test_many_states_are_merged(backend: Backend, num_states: int) -> None:
 def test_each_token_may_have_another_number_of_states(backend: Backend) -> None:
     rng = np.random.default_rng(4)
     counts = np.array([1, 0, 5, 2, 0, 3])
-    indptr = np.concatenate([[1], 1 + np.cumsum(counts)]).astype(np.int32)  # state 0 is nobody's
+    indptr = np.concatenate([[1], 1 + np.cumsum(counts)]).astype(np.int32)  # state 0 belongs to no token
     o, lse = some_states(rng, (int(indptr[-1]), 4, 32), "float16")
     to = backend.asarray
     out, lse_out = to(np.full((6, 4, 32), np.nan, np.float16)), to(np.full((6, 4), np.nan, np.float32))

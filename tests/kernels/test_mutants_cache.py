@@ -1,4 +1,7 @@
-"""Would the tests of the cache kernels notice? Mistakes in the kernels, each with the test that must fail on it."""
+"""Mutants of the cache kernels: would the tests notice?
+
+Each mistake names the test that must fail on it.
+"""
 
 from __future__ import annotations
 

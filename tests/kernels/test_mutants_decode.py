@@ -1,4 +1,7 @@
-"""Would the tests of the decode kernels notice? Mistakes in the kernels, each with the test that must fail on it."""
+"""Mutants of the decode kernels: would the tests notice?
+
+Each mistake names the test that must fail on it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from tests.mutants.kernels import KernelMutant, assert_killed
 
 
 def few_ctas(backend: Backend) -> None:
-    """Row tiles that begin and end within CTAs: every CTA has the end of one and the beginning of another."""
+    """Row tiles that begin and end within CTAs.
+
+    Every CTA has the end of one and the beginning of another.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "num_sms", 1)
         mma.check(backend, Case((64, 384, 704), num_kv_heads=1))

@@ -1,4 +1,7 @@
-"""Would the tests of prefill_mma notice? Mistakes in the kernel and its plan, each with the test that fails on it."""
+"""Mutants of prefill_mma and its plan: would the tests notice?
+
+Each mistake names the test that must fail on it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""NVRTC through ctypes: what comes out, what a refusal says, and what is said where something is missing."""
+"""NVRTC through ctypes.
+
+What it returns, what a refusal says, and what the error says where something is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What only a GPU can show: graphs replayed with other lengths, pools past 2^31 elements, NVIDIA's own checkers."""
+"""What only a GPU can show.
+
+Graphs replayed with other lengths, pools past 2^31 elements, and NVIDIA's own checkers.
+"""
 
 from __future__ import annotations
 

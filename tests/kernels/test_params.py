@@ -1,4 +1,7 @@
-"""Parameter structs: Python's layout is the compiler's, and filling one refuses what does not belong."""
+"""Parameter structs: Python's layout is the compiler's.
+
+Filling a struct refuses values that do not belong to it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""prefill_mma against float64: shapes, types, variants, layouts of prefill, chunks and mixed batches; its work list."""
+"""prefill_mma and its work list against float64.
+
+Shapes, types, variants, layouts of prefill, chunks and mixed batches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""prefill_wgmma against float64, and against prefill_mma, whose rows and work list it shares."""
+"""prefill_wgmma against float64 and against prefill_mma.
+
+Both kernels use the same rows and work list.
+"""
 
 from __future__ import annotations
 

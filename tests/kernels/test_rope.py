@@ -25,7 +25,10 @@ def angles(positions: NDArray[Any], rotary_dim: int) -> NDArray[np.float64]:
 def rotate(
     rows: NDArray[Any], cos: NDArray[Any], sin: NDArray[Any], pairing: Pairing, rotary_dim: int, offset: int = 0
 ) -> NDArray[Any]:
-    """Rows [num_tokens, heads, dim] turned by [num_tokens, rotary_dim / 2], in the dtype of cos."""
+    """Rotate rows [num_tokens, heads, dim], in the dtype of cos.
+
+    cos and sin are [num_tokens, rotary_dim / 2].
+    """
     out = rows.astype(cos.dtype)
     part = out[..., offset : offset + rotary_dim]
     half = rotary_dim // 2

@@ -137,7 +137,10 @@ def _plan(
 
 
 def _records(backend: Backend, plan: AttentionPlan, batch: Batch, window: int) -> list[tuple[Any, ...]]:
-    """(cta, seq, kv_head, first row, rows, keys or None, place) of every segment that the kernel walks."""
+    """Return a record of every segment that the kernel walks.
+
+    (cta, seq, kv_head, first row, rows, keys or None, place).
+    """
     num_ctas = backend.num_sms * plan.tiling.ctas_per_sm
     batch.block_tables = backend.zeros((len(batch.seq_lens), 1), np.int32)
     kv = backend.zeros((1, 16, plan.limits.num_kv_heads, 64), np.float16)

@@ -1,4 +1,7 @@
-"""The sources: one entry per .cu, inline PTX in its own headers, and translation units that hold all they include."""
+"""The sources of the kernels.
+
+One entry per .cu, inline PTX in its own headers, and translation units that hold all they include.
+"""
 
 from __future__ import annotations
 

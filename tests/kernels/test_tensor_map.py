@@ -1,4 +1,7 @@
-"""Tensor maps: what the driver is asked, through a stand-in for it, and what is refused before it is asked."""
+"""Tensor maps, with a stand-in for the driver.
+
+What the driver is asked, and what is refused before it is asked.
+"""
 
 from __future__ import annotations
 

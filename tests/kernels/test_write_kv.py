@@ -57,7 +57,10 @@ def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDA
 
 
 def slots_of(rng: np.random.Generator, shape: Shape, num_tokens: int, skipped: int = 1) -> NDArray[np.int64]:
-    """Distinct slots in no order, the pool's first and last among them; some tokens are written nowhere."""
+    """Return distinct slots in no order, the pool's first and last among them.
+
+    Some tokens are written nowhere.
+    """
     last = shape.num_blocks * shape.block_size - 1
     slots = np.concatenate([[0, last], 1 + rng.permutation(last - 1)])[:num_tokens].astype(np.int64)
     slots[rng.permutation(num_tokens)[:skipped]] = -1

@@ -1,4 +1,6 @@
-"""The whole cache under random histories: real bytes over device, host and a disk, with faults. One seed, one history.
+"""The whole cache under random histories: one seed, one history.
+
+Real bytes lie on the device, on the host and on a disk that has faults.
 
 What every sequence holds is gathered after every step and compared with what was computed for exactly its
 namespace and prefix; nothing is ever found that was not computed. The disk is closed, damaged, abandoned as by a
@@ -140,13 +142,16 @@ class World:
         return [self.rng.randint(0, 1) for _ in range(self.rng.randint(least, most))]
 
     def prompt(self, least: int = 0, most: int = 8) -> tuple[int, list[int]]:
-        """Namespace and tokens: mostly a prefix that was computed once, perhaps cut, with something else behind it."""
+        """Return a namespace and tokens.
+
+        Mostly a prefix that was computed once, perhaps cut, with something else behind it.
+        """
         namespace = int(self.rng.random() < 0.4)
         prompts = self.prompts[namespace]
         prefix = self.rng.choice(prompts) if prompts and self.rng.random() < 0.8 else ()
         return namespace, [*prefix[: len(prefix) - self.rng.randint(0, 3)], *self.tokens(least, most)][:24]
 
-    def somebody(self) -> tuple[pk.Sequence, int, int] | None:
+    def some_sequence(self) -> tuple[pk.Sequence, int, int] | None:
         return self.rng.choice(self.live) if self.live else None
 
     # ---- requests
@@ -176,7 +181,10 @@ class World:
             entry[0].release()
 
     def step(self) -> None:
-        """Some of the sequences, all or the first part of their tokens; now and then the body raises half-way."""
+        """Run a step over some of the sequences; now and then its body raises half-way.
+
+        It computes all of their tokens or the first part.
+        """
         batch = [entry for entry in self.live if self.rng.random() < 0.6]
         left = [seq.num_tokens - seq.num_computed for seq, _, _ in batch]
         parts = self.rng.choice([1, 1, 2, 3])
@@ -212,27 +220,27 @@ class World:
         self.remember(*entry)
 
     def scatter(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             self.fill(entry)
 
     def append(self) -> None:
-        if (entry := self.somebody()) and entry[0].num_tokens < MAX_TOKENS - 8:
+        if (entry := self.some_sequence()) and entry[0].num_tokens < MAX_TOKENS - 8:
             entry[0].append(self.tokens(0, 8))
 
     def fork(self) -> None:
-        if 0 < len(self.live) < MAX_SEQUENCES - 1 and (entry := self.somebody()):
+        if 0 < len(self.live) < MAX_SEQUENCES - 1 and (entry := self.some_sequence()):
             self.live += [(fork, *entry[1:]) for fork in entry[0].fork(self.rng.randint(1, 2))]
 
     def truncate(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             entry[0].truncate(max(0, entry[0].num_tokens - self.rng.randint(0, MAX_TOKENS)))
 
     def retain(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             entry[0].retain(priority=self.rng.randint(0, 100))
 
     def release(self) -> None:
-        if entry := self.somebody():
+        if entry := self.some_sequence():
             self.live.remove(entry)
             entry[0].release()
 
@@ -271,7 +279,10 @@ class World:
         self.cache.set_quota(NAMESPACES[1], in_blocks(self.rng.choice([None, *range(1, 7)])))
 
     def purge(self) -> None:
-        """Nothing of the namespace is ever found again, not even when the disk is reopened after a crash."""
+        """Purge a namespace; nothing of it is ever found again.
+
+        That holds even when the disk is reopened after a crash.
+        """
         namespace = self.rng.randint(0, 1)
         self.cache.purge(NAMESPACES[namespace])
         self.epochs[namespace] += 1
@@ -291,11 +302,14 @@ class World:
     # ---- what goes wrong
 
     def break_something(self) -> None:
-        """Whoever moves blocks next meets it."""
+        """The next move of blocks meets it."""
         self.faults.add(self.rng.choice(KINDS))
 
     def damage(self) -> None:
-        """Bytes of the store change under the open cache, or before it is opened; nobody may read them as KV."""
+        """Change bytes of the store under the open cache, or before it is opened.
+
+        The cache may never read them as KV.
+        """
         how = self.rng.choice(DAMAGES)
         damage(self.store, how, self.rng.getrandbits(30), self.old_pages)
         self.seen[f"damage: {how}"] += 1
@@ -316,7 +330,10 @@ class World:
         self.reopen()
 
     def crash_and_reopen(self) -> None:
-        """A copy of the directory, taken from the running cache, is what the kernel has of a process that is killed."""
+        """Reopen a copy of the directory, taken from the running cache.
+
+        The copy is what the operating system's kernel has of a process that is killed.
+        """
         left, self.store = self.store, self.new_store()
         shutil.copytree(left, self.store)
         self.store.chmod(0o700)
@@ -369,6 +386,6 @@ class World:
         while self.pins:
             self.unpin()
         self.cache.check_integrity()
-        stats = self.cache.stats()  # a quota may have decided on moves that nobody has needed to run
+        stats = self.cache.stats()  # a quota may have decided on moves that no call has needed to run
         assert stats.placement["in_flight"] or not any(counts["live"] for counts in stats.blocks.values()), "a leak"
         self.count_and_close()

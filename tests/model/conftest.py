@@ -10,6 +10,6 @@ import pytest
 @pytest.fixture(scope="session")
 def native_driver() -> ModuleType:
     """Module ``native_driver``."""
-    from tests.model import native  # only here: nobody else pays for the compiler's modules
+    from tests.model import native  # only here: other tests do not pay for the compiler's modules
 
     return native.native_driver()

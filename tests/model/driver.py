@@ -1,4 +1,7 @@
-"""A seeded random driver for a :class:`Pair`: the same seed gives the same operations, so a failure is one number."""
+"""A seeded random driver for a :class:`Pair`.
+
+The same seed gives the same operations, so a failure is one number.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class Driver:
         prefix = list(self.rng.choice(known).content[1])
         return prefix + self.tokens(self.rng.randint(0, 2)), namespace
 
-    def somebody(self) -> int | None:
+    def some_owner(self) -> int | None:
         return self.rng.randrange(len(self.pair.owners)) if self.pair.owners else None
 
     def acquire(self) -> None:
@@ -82,24 +85,27 @@ class Driver:
             self.bring_up(who)
 
     def insert(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             num_blocks = self.rng.randint(1, 3)
             self.pair.make_room(num_blocks)
             self.pair.insert(who, self.tokens(num_blocks))
 
     def release(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.pair.release(who)
 
     def resume(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.bring_up(who)
 
     def bring_up(self, who: int) -> None:
-        """What a cache does with a prefix it owns: room, promotion, settling; sometimes not to the end."""
+        """Do what a cache does with a prefix it owns: make room, promote, settle.
+
+        Sometimes the driver does not carry it through.
+        """
         self.pair.make_room(sum(block.top != DEVICE for block in self.pair.owners[who][1].path))
         self.pair.promote(who)
         if self.rng.random() < 0.7:
@@ -108,17 +114,17 @@ class Driver:
             self.pair.settle(who)
 
     def settle(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.pair.settle(who)
 
     def share(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None and len(self.pair.owners) < 5:
             self.pair.share(who)
 
     def pin(self) -> None:
-        who = self.somebody()
+        who = self.some_owner()
         if who is not None:
             self.pins[self.pair.pin(who)] += 1
 

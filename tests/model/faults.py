@@ -1,4 +1,4 @@
-"""Faults at the boundary of the disk tier and of the mover, to be met by whoever moves blocks next.
+"""Faults at the boundary of the disk tier and of the mover, for the next move to meet.
 
 Each is something that a real device does within the contract of `StoreTier` and `Mover`: a read or a write that
 raises, one that says no after it has filled the destination with rubbish, bytes that are damaged right after they

@@ -1,4 +1,7 @@
-"""The caches that the native driver (native_driver.pyx) works on, and its whole histories: one seed, one history."""
+"""The caches of the native driver (native_driver.pyx), and its whole histories.
+
+One seed gives one history.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ def driver_of(module: ModuleType, seed: int) -> Any:
 
 
 def drive(module: ModuleType, seed: int, num_ops: int = OPS_PER_SEED) -> Any:
-    """The whole history of one seed; what is wrong is raised with the seed and the number of the operation."""
+    """Run the whole history of one seed.
+
+    An error names the seed and the number of the operation.
+    """
     driver = driver_of(module, seed)
     # A crash or a hang shows files and lines, but no values: so the seed is the name of a file.
     code = compile("driver.run(num_ops)\ndriver.close()", f"seed {seed}", "exec")

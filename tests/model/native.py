@@ -28,7 +28,10 @@ def native_driver() -> ModuleType:
 
 
 def compiled(folder: Path, modules: Sequence[str]) -> ModuleType:
-    """The last of these modules, which lie in `folder` and may cimport one another, compiled and imported."""
+    """Compile these modules of `folder`, import them, and return the last.
+
+    They may cimport one another.
+    """
     macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
     extensions = [
         Extension(

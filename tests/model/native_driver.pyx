@@ -150,7 +150,7 @@ cdef class NativeDriver(Rows):
             self.placement.clear()
         return 0
 
-    # Somebody wants, and cuts, what is just being demoted.
+    # An owner or a row wants, and cuts, what is just being demoted.
     cdef int race(self) except -1:
         self.placement.reserve(self.below(self.pools[0].max_capacity + 1))
         if self.chance(50):

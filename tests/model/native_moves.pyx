@@ -146,7 +146,7 @@ cdef class Moves(World):
             self.take()
         return 0
 
-    # What a cache does to get blocks. Where there is no room in the end, everybody else holds all there is.
+    # What a cache does to get blocks. Where there is no room in the end, others hold all there is.
     cdef bint make_room(self, int32_t num_blocks, int32_t tier) except -1:
         cdef int32_t rounds
         for rounds in range(PATIENCE):

@@ -106,7 +106,7 @@ cdef class Owners(Moves):
                 raise self.wrong("settled, but not on the device")
         return 0
 
-    # New blocks behind an owner's path, perhaps of tokens that are cached already, perhaps one that somebody shares.
+    # New blocks behind an owner's path, perhaps of tokens that are cached already, perhaps one that others share.
     cdef int insert(self, Holder* ours) except -1:
         cdef int32_t i, bs = self.block_size, n = 1 + self.below(3), first = ours.text.num_tokens, done, bad, slot
         cdef cnp.ndarray ids

@@ -152,7 +152,7 @@ cdef class Rows(Owners):
         self.begun(chosen, arrays)
         return self.end_step() if self.chance(70) else 0
 
-    # The arrays of a step are those of its rows; copies on write are made; new slots are nobody else's.
+    # The arrays of a step are those of its rows; copies on write are made; new slots belong to no other row.
     cdef int begun(self, list chosen, object arrays) except -1:
         cdef cnp.ndarray tables = arrays.block_tables, lens = arrays.seq_lens, indptr = arrays.q_indptr
         cdef cnp.ndarray positions = arrays.positions, tokens = arrays.tokens, slots = arrays.slot_mapping
@@ -207,7 +207,7 @@ cdef class Rows(Owners):
             for j in range(ours.scheduled):
                 block = <int32_t>(ours.slots[j] // self.block_size)
                 if self.pools[0].refs[block] != 1:
-                    raise self.wrong(f"a step writes into block {block}, which somebody else reads")
+                    raise self.wrong(f"a step writes into block {block}, which others read")
                 self.memory[0][ours.slots[j]] = ours.text.hashes[ours.computed + j]
         handles = np.array([self.rows[i].handle for i in chosen], np.int64)
         for i in chosen:

@@ -74,7 +74,7 @@ cdef class World:
 
     # ---- memory
 
-    # What became free since the last look holds nothing any more, whoever may have it by now.
+    # What became free since the last look holds nothing any more, whatever owns it by now.
     cdef void sweep(self) noexcept nogil:
         cdef int32_t tier, block
         for tier in range(self.num_tiers):
@@ -137,7 +137,7 @@ cdef class World:
             n = tree_next(self.tree, n, node)
         return False
 
-    # With nothing in flight and no room: whatever nobody owns must have given way. Below the device a run stays where
+    # With nothing in flight and no room: whatever has no owner must have given way. Below the device a run stays where
     # hotter ones continue it, for they would be lost with it; and one that could not be read where any do.
     cdef int everything_is_held(self, int32_t tier) except -1:
         cdef int32_t k, n
@@ -149,7 +149,7 @@ cdef class World:
                         node_ids(self.tree, n, tier)[0]] == (TREE | 1):
                     stays = self.place.fates[n].failed and self.tree.nodes[n].first_child != NIL
                     if node_top(self.tree, n) < tier or not (stays or self.carries_hotter(n, tier)):
-                        raise self.wrong(f"no room in tier {tier}, though run {n} there is nobody's")
+                        raise self.wrong(f"no room in tier {tier}, though run {n} there has no owner")
                 n = tree_next(self.tree, n, self.roots[k])
         return 0
 
@@ -198,7 +198,7 @@ cdef class World:
                         sizes[tier][self.place.fates[n].queue[tier]] += t.nodes[n].length
                         alone = self.pools[tier].refs[node_ids(t, n, tier)[0]] == (TREE | 1)
                         if alone and self.place.fates[n].transfer < 0 and not is_linked(&self.place.links[tier], n):
-                            raise self.wrong(f"node {n} is nobody's, but in no eviction list of tier {tier}")
+                            raise self.wrong(f"node {n} has no owner, but is in no eviction list of tier {tier}")
                         if not alone and not self.place.policy.keeps_owned and is_linked(&self.place.links[tier], n):
                             raise self.wrong(f"node {n} is owned, but in an eviction list of tier {tier}")
                         for i in range(t.nodes[n].length):

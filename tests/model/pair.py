@@ -1,4 +1,4 @@
-"""The real core beside the oracle: every operation is done to both, and whatever can be seen must be the same.
+"""The real core beside the oracle: both do every operation and must look the same.
 
 The memory of every tier is simulated: what a block holds is what was written into its id, and moves copy it. So a
 wrong id anywhere shows as wrong content at the next read.
@@ -122,7 +122,7 @@ class Pair:
         return taken
 
     def hold(self, num_blocks: int) -> bool:
-        """Keeps device blocks from everybody, as a sequence's unfinished tail does."""
+        """Keeps device blocks from all owners, as a sequence's unfinished tail does."""
         try:
             self.model.alloc(num_blocks)
         except NoRoom:
@@ -139,7 +139,10 @@ class Pair:
         self.private.clear()
 
     def take(self, *, check_content: bool = True) -> None:
-        """Takes the moves that both decided: the same blocks in the same order, but for the order within a run."""
+        """Take the moves that both decided, and compare them.
+
+        They are the same blocks in the same order, but for the order within a run.
+        """
         moves, expected = self.core.take_moves(), self.model.take_moves()
         assert len(moves) == len(expected), "number of moves"
         begin = 0
@@ -180,7 +183,9 @@ class Pair:
             self.complete(ok)
 
     def make_room(self, num_blocks: int, tier: int = DEVICE) -> bool:
-        """What a cache does to get blocks: ask, move, ask again, until it has them or nothing helps.
+        """Do what a cache does to get blocks: ask, move, and ask again.
+
+        It stops when it has them or when nothing helps.
 
         One block more at a time, unless every run is one block: asked for many at once, the core looks for room
         below for a run's blocks together, the model for one after the other.
@@ -240,7 +245,10 @@ class Pair:
         assert stats["in_flight"] == len({move["transfer"] for move, _ in self.transfers}) or self.model.moves
 
     def check(self, *, deep: bool = False) -> None:
-        """Everything above; ``deep`` also recomputes both sides' books and matches every cached prefix."""
+        """Compare all of the above.
+
+        ``deep`` also recomputes both sides' books and matches every cached prefix.
+        """
         self.counts()
         for who in range(len(self.owners)):
             self.read(who)

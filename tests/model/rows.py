@@ -1,4 +1,7 @@
-"""The real block table beside the oracle's sequences, over a :class:`Pair` whose tiers and memory they share."""
+"""The real block table beside the oracle's sequences.
+
+They stand over a :class:`Pair` and share its tiers and memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from tests.oracle.tiers_model import DEVICE
 
 
 class Rows:
-    """Sequences of both sides. Memory of the device is kept by slot: what lies there is the prefix written there."""
+    """Sequences of both sides.
+
+    The device's memory is kept by slot: a slot holds the prefix that was written there.
+    """
 
     def __init__(self, **shape: Any) -> None:
         self.pair = Pair(**shape)
@@ -27,7 +33,10 @@ class Rows:
         self.copies = 0
 
     def open(self, tokens: Sequence[int], namespace: bytes = b"") -> None:
-        """What a cache does with a prompt: own, make room, promote, settle, open; one token is left to compute."""
+        """Do what a cache does with a prompt: own, make room, promote, settle, open.
+
+        One token is left to compute.
+        """
         limit = max(len(tokens) - 1, 0) // self.size
         who = self.pair.acquire(tokens, namespace, limit)
         handle, owner = self.pair.owners[who]
@@ -62,7 +71,10 @@ class Rows:
         self.table.release(row)
 
     def step(self, chosen: Sequence[int]) -> bool:
-        """One step over these rows; False when there is no room for it, in which case nothing changes."""
+        """Run one step over these rows.
+
+        Returns False when there is no room for it; nothing changes then.
+        """
         rows = np.array([self.rows[who][0] for who in chosen], np.int64)
         sequences = [self.rows[who][1] for who in chosen]
         needed = sum(sequence.blocks_needed() for sequence in sequences)

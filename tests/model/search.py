@@ -1,4 +1,6 @@
-"""Every history of a tiny cache up to the same state: breadth first, each step of it done to both sides.
+"""Every history of a tiny cache up to the same state, breadth first.
+
+The search does each step to both sides.
 
 A state is the model's: cached prefixes with their copies, failures and moves, the order of every tier, owners,
 held blocks. From each new state every operation is tried. The real core cannot be copied, so a state is reached
@@ -46,7 +48,9 @@ SHAPES = (
 
 
 class Search:
-    """Breadth-first search from one history of a cache of one shape. It can be pickled, and goes on where it was.
+    """Breadth-first search from one history of a cache of one shape.
+
+    It can be pickled, and goes on where it was.
 
     Attributes
     ----------

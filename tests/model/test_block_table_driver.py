@@ -1,4 +1,7 @@
-"""Random lives of sequences on the real block table beside the oracle; every computed slot is read after every step."""
+"""Random lives of sequences on the real block table beside the oracle.
+
+The driver reads every computed slot after every step.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ OPS_PER_SEED = 200
 
 
 class Driver:
-    """Sequences open, grow, run in batches, fork, are cut back and end, over one to three tiers."""
+    """A driver of sequences over one to three tiers.
+
+    They open, grow, run in batches, fork, are cut back and end.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
@@ -36,7 +42,7 @@ class Driver:
     def tokens(self, num_tokens: int) -> list[int]:
         return [self.rng.randint(0, 1) for _ in range(num_tokens)]
 
-    def somebody(self) -> int:
+    def some_sequence(self) -> int:
         return self.rng.randrange(len(self.rows.rows))
 
     def open(self) -> None:
@@ -52,15 +58,15 @@ class Driver:
         self.rng.shuffle(order)
         if not self.rows.step(order[: self.rng.randint(1, 4)]):
             self.refused += 1
-            self.rows.release(self.somebody())
+            self.rows.release(self.some_sequence())
 
     def append(self) -> None:
         if self.rows.rows:
-            self.rows.append(self.somebody(), self.tokens(self.rng.choice([1, 1, 1, 4])))
+            self.rows.append(self.some_sequence(), self.tokens(self.rng.choice([1, 1, 1, 4])))
 
     def fork(self) -> None:
         if 0 < len(self.rows.rows) < 6:
-            who = self.somebody()
+            who = self.some_sequence()
             self.rows.fork(who)
             if self.rng.random() < 0.7:
                 self.rows.append(who, self.tokens(1))
@@ -68,13 +74,13 @@ class Driver:
 
     def truncate(self) -> None:
         if self.rows.rows:
-            who = self.somebody()
+            who = self.some_sequence()
             num_tokens = len(self.rows.rows[who][1].tokens)
             self.rows.truncate(who, max(0, num_tokens - self.rng.randint(0, 5)))
 
     def release(self) -> None:
         if self.rows.rows:
-            self.rows.release(self.somebody())
+            self.rows.release(self.some_sequence())
 
 
 def drive(seed: int) -> Driver:

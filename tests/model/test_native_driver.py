@@ -1,4 +1,7 @@
-"""The native driver can be trusted: a seed gives one history, and a single wrong slot is noticed."""
+"""The native driver can be trusted.
+
+A seed gives one history, and the driver notices a single wrong slot.
+"""
 
 from __future__ import annotations
 
@@ -29,5 +32,8 @@ def test_the_driver_notices_a_single_wrong_slot(native_driver: ModuleType) -> No
 
 
 def test_a_run_that_could_not_be_read_keeps_no_room(native_driver: ModuleType) -> None:
-    """What continues it has to go first, wherever that lies: a history in which nothing else could give way."""
+    """A history in which nothing but the run's continuation could give way.
+
+    What continues the run has to go first, wherever that lies.
+    """
     drive(native_driver, 1002135)

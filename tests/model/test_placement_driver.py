@@ -1,4 +1,7 @@
-"""Long random histories of the real placement beside the oracle, content checked at every read on every tier."""
+"""Long random histories of the real placement beside the oracle.
+
+The driver checks content at every read on every tier.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The toy model's KV for a tiny cache with namespaces, whose content is asked for span by span."""
+"""The toy model's KV for a tiny cache with namespaces, whose content is read by spans."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ def _whole(namespace: int, tokens: tuple[int, ...]) -> tuple[NDArray[np.float32]
 
 
 def kv(namespace: int, tokens: Seq[int], first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """K and V of tokens [first, last) of a prefix, float32 [num_layers, last - first, num_kv_heads, head_dim]."""
+    """Return K and V of tokens [first, last) of a prefix.
+
+    float32 [num_layers, last - first, num_kv_heads, head_dim].
+    """
     k, v = _whole(namespace, tuple(tokens))
     return k[:, first:last], v[:, first:last]

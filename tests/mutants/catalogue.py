@@ -1,4 +1,7 @@
-"""All mutants, by the room they are made in. A new one goes into the file of its room; see `Mutant`."""
+"""All mutants, by the room they are made in.
+
+A new one goes into the file of its room; see `Mutant`.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ CHANGED = "write_hint(&self.num_changes, self.num_changes + 1)\n"
 
 MUTANTS = (
     Mutant(
-        "a reference that nobody holds can be given back",
+        "a reference that no owner holds can be given back",
         "pagedkv/_core/block_pool.pyx",
         (("if left >= COUNT:", "if left >= COUNT and left != 0xFFFFFFFFU:"),),
         ("test_double_release_raises_and_changes_nothing",),
@@ -83,7 +83,7 @@ MUTANTS = (
         ("test_an_owner_holds_its_path_and_shares_it_with_other_owners",),
     ),
     Mutant(
-        "a demotion takes the blocks away although somebody came back for them",
+        "a demotion takes the blocks away although an owner came back for them",
         "pagedkv/_core/transfers.pyx",
         (("    if owners > 0:", "    if False:"),),
         ("test_a_block_wanted_again_while_it_is_demoted_stays_where_it_was",),

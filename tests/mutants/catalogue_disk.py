@@ -247,7 +247,7 @@ FILES = (
 
 HANGS = (
     Mutant(
-        "what a write that hung took from memory that is somebody else's by now gets a name", SLOTS,
+        "what a write that hung took from memory that has another owner by now gets a name", SLOTS,
         (("        if self._breaker.hangs:  # perhaps this call", "        if False:  # perhaps this call"),),
         ("test_what_a_write_that_hung_has_written_gets_no_name",
          "test_a_step_goes_on_when_its_demotion_hangs_and_nothing_wrong_is_found_after_a_restart"),
@@ -304,7 +304,7 @@ OWNERS = (
         ("test_a_lock_that_cannot_be_looked_at_is_no_lost_lock",),
     ),
     Mutant(
-        "a directory that nobody was given stays locked",
+        "a directory that no caller was given stays locked",
         "pagedkv/tiers/disk/directory.py",
         (("        if not is_finalizing():  # a mover's thread", "        if False:  # a mover"),),
         ("test_a_directory_that_nobody_was_given_is_free_again",),

@@ -1,4 +1,7 @@
-"""Mistakes in the policy hazard: what it remembers, what it learns, and how far it may leave LRU's order."""
+"""Mistakes in the policy hazard.
+
+What it remembers, what it learns, and how far it may leave LRU's order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Mistakes in what moves blocks between tiers: the conductor, admission, scrub, the mover and its tickets."""
+"""Mistakes in the code that moves blocks between tiers.
+
+The conductor, admission, scrub, the mover and its tickets.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +171,7 @@ MOVERS = (
 
 HANGS = (
     Mutant(
-        "what a read that is not waited for may still write is given to somebody else", DISPATCHER,
+        "what a read that is not waited for may still write is given to another owner", DISPATCHER,
         (("            pool.incref(blocks)\n", "            pass\n"),
          ("            pool.free(blocks)\n", "            pass\n")),
         ("test_a_request_goes_on_after_its_deadline_and_a_late_read_lands_in_nobodys_block",),

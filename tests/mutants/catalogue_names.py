@@ -1,4 +1,7 @@
-"""Mistakes in what is used again: names and slots behind handles; in quotas beside moves; where memory is short."""
+"""Mistakes in the reuse of names and slots behind handles.
+
+Also in quotas beside moves, and where memory is short.
+"""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ MUTANTS = (
         ("test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone",),
     ),
     Mutant(
-        "nobody is told of a request that finished in an interrupted report",
+        "the caller is not told of a request that finished in an interrupted report",
         SCHEDULER,
         (("            plan.finished = tuple(self._untold)\n", "            plan.finished = ()\n"),),
         ("test_a_request_that_finished_in_an_interrupted_report_is_in_the_next_plan_where_nothing_is_left_to_run",),
@@ -304,7 +304,7 @@ MUTANTS = (
         ("test_a_fork_that_another_thread_left_no_sequence_for_loses_no_request",),
     ),
     Mutant(
-        "what an interrupted call was about to return is told to nobody",
+        "what an interrupted call was about to return is never told",
         SCHEDULER,
         (("        finished, expired = self._telling\n", "        finished, expired = [], ()\n"),),
         ("test_what_an_interrupted_call_was_about_to_return_is_told_again",),

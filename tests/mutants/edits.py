@@ -1,4 +1,7 @@
-"""Edits of a source text: what stands there exactly once, and what replaces it. All mutants are made of them."""
+"""Edits of a source text, of which all mutants are made.
+
+An edit names text that stands there exactly once, and what replaces it.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ def mutated(kernel: str, edits: Edits) -> Iterator[None]:
 
 
 def assert_killed(mutant: KernelMutant, make_backend: Callable[[], Backend]) -> None:
-    """Raise AssertionError if the check passes in spite of the mistake, or if the mistake does not compile or run.
+    """Raise AssertionError if the check passes in spite of the mistake.
+
+    Also if the mistake does not compile or run.
 
     Parameters
     ----------

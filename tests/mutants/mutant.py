@@ -1,4 +1,4 @@
-"""What a mutant is: a small mistake put into a copy of the source, and the tests that must notice it.
+"""A mutant: a small mistake in a copy of the source, and the tests that must notice it.
 
 A mutant that no test notices is a guard that nothing holds up: write the test, keep the mutant. A mutant whose text is
 no longer found once in its file is stale: fit it to the new source.

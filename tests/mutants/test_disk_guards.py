@@ -1,4 +1,7 @@
-"""What a mutant of the disk tier survived until these tests were written; each is about one guard."""
+"""Tests for guards of the disk tier whose mutants survived before.
+
+Each test is about one guard.
+"""
 
 from __future__ import annotations
 

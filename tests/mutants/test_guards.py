@@ -107,7 +107,7 @@ def test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied(
     copy, others = DeviceKV.copy_blocks, []
 
     def disturbed(self: DeviceKV, pairs: Any) -> None:
-        """The other owner of the source goes, and somebody takes what is free."""
+        """The other owner of the source goes, and another sequence takes what is free."""
         monkeypatch.setattr(DeviceKV, "copy_blocks", copy)
         fork.release()
         others.append(toy.cache.sequence(prompt(2, 4)))

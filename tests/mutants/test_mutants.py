@@ -1,4 +1,6 @@
-"""Does the suite notice mistakes? Each mutant is put into a copy of the source, and named tests must fail on it.
+"""Does the suite notice mistakes? Named tests must fail on each mutant.
+
+The workshop puts each mutant into a copy of the source.
 
 The same tests must pass on a copy that is built in the same way and has no mistake. Mutants whose `quick` is set are
 part of the quick run; the slow run tries the others. Workers of pytest-xdist try one mutant each at a time.

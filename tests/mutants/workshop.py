@@ -1,4 +1,7 @@
-"""Where mutants are made: a copy of the sources in which one mistake is put, compiled where need be, and tested."""
+"""Where mutants are made and tested.
+
+The workshop puts one mistake into a copy of the sources and compiles it where need be.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ LIMIT_S = 900.0  # of a test run in a copy: only tells a hang, on however busy a
 
 @dataclass(frozen=True)
 class Outcome:
-    """How pytest ended on a copy: 0 all passed, 1 some failed; anything else is a fault of the workshop."""
+    """How pytest ended on a copy: 0 all passed, 1 some failed.
+
+    Anything else is a fault of the workshop.
+    """
 
     exit_code: int
     output: str
@@ -49,7 +55,9 @@ def ids_of(root: Path, tests: Iterable[str]) -> list[str]:
 def trial(
     folder: Path, mutants: Iterable[Mutant], modules: Iterable[str], tests: Iterable[str], proof_count: int = 0
 ) -> Outcome:
-    """Copy the sources into `folder`, apply the mutants, build the modules, run the tests until one fails; tidy up.
+    """Run tests on a mutated copy of the sources until one fails, and tidy up.
+
+    Copies the sources into `folder`, applies the mutants and builds the modules.
 
     Parameters
     ----------
@@ -99,7 +107,10 @@ def _run_tests(folder: Path, tests: list[str], proof_count: int) -> Outcome:
 
 
 def _run(folder: Path, command: list[str], **changes: str) -> Outcome:
-    """In the copy, which Python then finds before any other pagedkv, also in processes that tests start."""
+    """Run pytest in the copy.
+
+    Python finds the copy before any other pagedkv, also in processes that tests start.
+    """
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     environment = os.environ | one_thread | {"PYTHONPATH": str(folder)} | changes
     for name in (*PYTESTS_OWN, "PYTHONSAFEPATH"):

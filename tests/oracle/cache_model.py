@@ -1,4 +1,6 @@
-"""The whole cache in plain Python: prefixes, owners, tiers, transfers. The real core is compared with it.
+"""The whole cache in plain Python: prefixes, owners, tiers, transfers.
+
+The tests compare the real core with it.
 
 One :class:`Block` object per block and tier lists that are searched from one end: slow, and short enough to
 be believed. It knows counts, not ids: what can be observed is which prefixes are cached, in which tiers,
@@ -14,7 +16,7 @@ The rules, in the words of the design:
   dropped.
 * A copy that exists elsewhere too is given up without a move.
 * A transfer owns both sides; its destination becomes a copy only when it has succeeded. A block whose
-  promotion failed is never matched again. A block whose demotion failed is dropped, unless somebody owns it
+  promotion failed is never matched again. A block whose demotion failed is dropped, unless it has an owner
   again.
 """
 
@@ -26,7 +28,7 @@ from tests.oracle.tiers_model import DEVICE, Block, NoRoom, TiersModel
 
 
 class Owner:
-    """Somebody who holds a prefix."""
+    """A holder of a prefix."""
 
     __slots__ = ("live", "path", "pinned", "root")
 
@@ -128,7 +130,10 @@ class CacheModel(TiersModel):
             self._disown(owner.path.pop())
 
     def pin(self, owner: Owner) -> bool:
-        """Counts the path, as it is now, against the pin budget until release; False when it has no room."""
+        """Count the path, as it is now, against the pin budget until release.
+
+        Returns False when the budget has no room.
+        """
         more = len(owner.path) - owner.pinned
         if self.pinned + more > self.pin_budget:
             return False
@@ -152,7 +157,9 @@ class CacheModel(TiersModel):
         assert self.private >= 0, "gave back more than was taken"
 
     def insert(self, owner: Owner, tokens: Sequence[int], mine: Sequence[bool]) -> int:
-        """The tree takes private blocks that hold the KV of ``tokens``, which follow the owned prefix.
+        """Give the tree private blocks with the KV of ``tokens``.
+
+        The tokens follow the owned prefix.
 
         Where the tree has a block already, the owner adopts it; the private one is freed, or, where the
         tree's copy is colder or failed, takes its place. ``mine`` says of each block whether the caller
@@ -178,7 +185,10 @@ class CacheModel(TiersModel):
         return len(mine)
 
     def promote(self, owner: Owner) -> int:
-        """Starts bringing the path to the device, deepest first; all of it or, without the room, nothing."""
+        """Start to bring the path to the device, deepest first.
+
+        It promotes all of the path or, without the room, nothing.
+        """
         cold = [b for b in reversed(owner.path) if b.top != DEVICE and not b.moving and not b.failed]
         if len(cold) > self.free(DEVICE):
             raise NoRoom
@@ -193,13 +203,16 @@ class CacheModel(TiersModel):
         return len(owner.path)
 
     def clear(self) -> None:
-        """Drops everything that nobody owns."""
+        """Drops everything that has no owner."""
         for root in [*self.roots.values(), *self.retired]:
             for block in list(root.kids.values()):
                 self._drop_subtree(block)
 
     def drop_namespace(self, namespace: Hashable) -> None:
-        """Forgets a namespace: what nobody owns now, the rest when it is let go. It never matches again."""
+        """Forget a namespace, which never matches again.
+
+        Blocks without an owner go now, the rest when their owners let go.
+        """
         root = self.roots.pop(namespace)
         root.failed = True
         self.retired.append(root)

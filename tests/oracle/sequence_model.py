@@ -1,4 +1,6 @@
-"""Sequences over the cache's model: append, compute, commit, fork with copy-on-write, truncate, release.
+"""Sequences over the cache's model.
+
+They append, compute, commit, fork with copy-on-write, truncate and release.
 
 A sequence's first blocks are the tree's, owned through an :class:`Owner`; the rest are its own. Forks hold the same
 own blocks together until one of them writes, and that one then writes into a copy. What a slot must contain follows
@@ -76,7 +78,10 @@ class SequenceModel:
         return other
 
     def truncate(self, num_tokens: int) -> None:
-        """Keeps the first tokens. A committed block that is cut is given up whole: its rest is the tree's."""
+        """Keep the first tokens.
+
+        A committed block that is cut is given up whole: its rest is the tree's.
+        """
         size = self.cache.block_size
         whole, keep = num_tokens // size, self._num_blocks(num_tokens)
         computed = num_tokens
@@ -115,7 +120,9 @@ class SequenceModel:
 
 
 def compute(sequences: Sequence[SequenceModel]) -> int:
-    """One step: room for all, all uncomputed tokens written, full blocks committed. Returns the copies made.
+    """Run one step and return the copies made.
+
+    It makes room for all, writes all uncomputed tokens and commits full blocks.
 
     Raises
     ------

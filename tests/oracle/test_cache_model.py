@@ -1,4 +1,7 @@
-"""The cache's oracle on histories short enough to be followed by hand, and on random ones against its own equations."""
+"""The cache's oracle on short histories and on random ones.
+
+A reader can follow the short ones by hand; the random ones are checked against the oracle's own equations.
+"""
 
 from __future__ import annotations
 
@@ -159,18 +162,18 @@ def test_a_fresh_block_takes_the_place_of_a_colder_copy_and_gives_way_to_one_on_
     assert cache.reserve(2) == 1
     finish(cache)
     assert cache.match([1]) == [HOST]
-    nobody = cache.acquire([])
+    first = cache.acquire([])
     cache.alloc(1)
-    assert cache.insert(nobody, [1], [True]) == 1
+    assert cache.insert(first, [1], [True]) == 1
     assert cache.match([1]) == [DEVICE]
     assert cache.free(HOST) == 1
     other = cache.acquire([])
     cache.alloc(1)
     assert cache.insert(other, [1], [False]) == 1  # shared outside: it may give way, and stays with its other holders
-    assert other.path == nobody.path
+    assert other.path == first.path
     assert cache.private == 1
     assert cache.insert(other, [2], [False]) == 0
-    cache.check([nobody, other])
+    cache.check([first, other])
 
 
 def test_a_dropped_namespace_matches_nothing_and_its_blocks_go_with_their_owners() -> None:

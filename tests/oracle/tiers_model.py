@@ -1,4 +1,6 @@
-"""Blocks and the tiers they lie in: who may be evicted, what goes first, and what a transfer changes.
+"""Blocks and the tiers they lie in.
+
+Who may be evicted, what goes first, and what a transfer changes.
 
 The lower half of the cache's model, in plain Python. It counts blocks and gives them no ids.
 """
@@ -90,7 +92,10 @@ class TiersModel:
         return sum(transfer.demotes and transfer.src == tier for transfer in self.in_flight)
 
     def reserve(self, num_blocks: int, tier: int = DEVICE) -> int:
-        """Makes room, and returns how many blocks are still missing: finish the moves and ask again."""
+        """Make room, and return how many blocks are still missing.
+
+        The caller then finishes the moves and asks again.
+        """
         missing = num_blocks - self.free(tier) - self.pending(tier)
         if missing > 0:
             self._make_room(tier, missing)
@@ -105,7 +110,7 @@ class TiersModel:
         self.in_flight.remove(transfer)
         block, src, dst = transfer.block, transfer.src, transfer.dst
         block.moving = None
-        returned = transfer.demotes and block.owners > 0  # somebody came back for it: it stays where it was
+        returned = transfer.demotes and block.owners > 0  # an owner came back for it: it stays where it was
         if ok and not (returned and not self.inclusive[dst]):
             block.copies.add(dst)  # its room there was taken when the transfer began
             if not returned and (transfer.demotes or not self.inclusive[src]):
@@ -126,13 +131,19 @@ class TiersModel:
     # ---- inside
 
     def _held(self, block: Block, tier: int) -> bool:
-        """Whether others than the tree hold the copy: owners hold the hottest, a transfer its source."""
+        """Whether others than the tree hold the copy.
+
+        Owners hold the hottest copy, a transfer its source.
+        """
         if block.moving and block.moving.src == tier:
             return True
         return block.owners > 0 and tier == block.top
 
     def _link(self, block: Block, tier: int, below_parent: bool = False) -> None:
-        """Makes a copy the hottest of its tier; one just demoted is not hotter than its parent there."""
+        """Make a copy the hottest of its tier.
+
+        A copy that was just demoted is not hotter than its parent there.
+        """
         order, parent = self.order[tier], block.parent
         if below_parent and parent in order and parent.top == tier and parent.failed == block.failed:
             order.insert(order.index(parent), block)
@@ -180,7 +191,10 @@ class TiersModel:
         return None
 
     def _useless(self, tier: int) -> Block | None:
-        """A block that could not be read and that nobody owns: what continues it is as lost as the block itself."""
+        """Return a block that could not be read and has no owner.
+
+        What continues it is as lost as the block itself.
+        """
         for block in self.order[tier]:
             if block.failed and not block.moving and not block.owners:
                 return block
@@ -237,7 +251,7 @@ class TiersModel:
         del block.parent.kids[block.tokens]
 
     def _drop_subtree(self, block: Block) -> None:
-        """Drops a block and what hangs on it, as far as nobody owns or moves it."""
+        """Drops a block and what hangs on it, as far as no owner holds and no transfer moves it."""
         for kid in list(block.kids.values()):
             self._drop_subtree(kid)
         if not block.kids and not block.owners and not block.moving:

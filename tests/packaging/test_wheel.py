@@ -1,4 +1,7 @@
-"""What a user downloads: the sdist and the wheel are built once, from a copy of the tree, and opened."""
+"""The sdist and the wheel that a user downloads.
+
+The tests build both once, from a copy of the tree, and open them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class Distribution:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
-    """Sdist from a copy of the tree, and the wheel from that sdist, as ``python -m build`` does it."""
+    """Build the sdist from a copy of the tree, and the wheel from that sdist.
+
+    ``python -m build`` does the same.
+    """
     folder = tmp_path_factory.mktemp("build")
     copy, out = folder / "copy", folder / "out"
     shutil.copytree(ROOT, copy, ignore=NOT_SOURCES)

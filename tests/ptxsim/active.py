@@ -51,7 +51,10 @@ class Active:
 
     @property
     def warps(self) -> Lanes | slice | None:
-        """Numbers of the warps (a whole slice when all), or None when some warp is here only in part."""
+        """Return the numbers of the warps (a whole slice when all).
+
+        None when some warp is here only in part.
+        """
         if self._warps is None:
             if self.full:
                 self._warps = slice(None)

@@ -94,7 +94,10 @@ class PtxsimBackend:
         return program(ptx, variant.kernel)
 
     def _shadows(self) -> dict[int, NDArray[np.uint8]]:
-        """Written bytes of the arrays from ``empty``; what the host wrote since the last launch included."""
+        """Return the written bytes of the arrays from ``empty``.
+
+        What the host wrote since the last launch is included.
+        """
         for array, written in self._written.values():
             written |= array != 0xFF
         return {start: written for start, (_, written) in self._written.items()}

@@ -59,11 +59,13 @@ class Clocks:
         return self._warp.take(lanes)
 
     def changed(self) -> None:
-        """Somebody wrote into ``fine``."""
+        """Note that ``fine`` was written."""
         self._version += 1
 
     def warp_knowledge(self, lanes: Lanes) -> NDArray[np.int64]:
-        """For each lane and each warp of its CTA, up to when all the warp's events are ordered before the lane.
+        """Return up to when all of a warp's events are ordered before each lane.
+
+        There is one time for each lane and each warp of its CTA.
 
         The last two columns are for the engines. One's own events count as those of one's warp: this errs on the safe
         side.
@@ -90,7 +92,7 @@ class Clocks:
         self.now += 1
         self.cta_time[ctas] = self.now
         self.settled = int(self.cta_time.min() if live_ctas is None else self.cta_time[live_ctas].min(initial=self.now))
-        if self.fine is not None:  # what somebody knows of the engines, now all know
+        if self.fine is not None:  # what one thread knows of the engines, now all know
             known = self.fine[ctas, :, self.threads :]
             self.fine[ctas, :, self.threads :] = known.max(axis=1, keepdims=True)
         if self.cross is not None:
@@ -110,18 +112,21 @@ class Clocks:
         if self.fine is not None:
             self._join(active, warps)
 
-    def partial_barrier(self, ctas: NDArray[np.int64], everybody: Mask, waiters: Mask) -> None:
-        """Some threads of some CTAs met at a named barrier; only ``waiters`` learn what ``everybody`` knew."""
+    def partial_barrier(self, ctas: NDArray[np.int64], participants: Mask, waiters: Mask) -> None:
+        """Some threads of some CTAs met at a named barrier.
+
+        Only ``waiters`` learn what all ``participants`` knew.
+        """
         self._version += 1
         self.now += 1
         if self.cross is not None:
-            self.cross.partial_barrier(everybody, waiters)
+            self.cross.partial_barrier(participants, waiters)
         if self.fine is None:
             return
-        self.stamp(np.flatnonzero(everybody))
+        self.stamp(np.flatnonzero(participants))
         for cta in ctas.tolist():
             rows = self.fine[cta]
-            inside = everybody.reshape(self.ctas, -1)[cta]
+            inside = participants.reshape(self.ctas, -1)[cta]
             learn = waiters.reshape(self.ctas, -1)[cta]
             rows[learn] = np.maximum(rows[inside].max(axis=0), self.cta_time[cta])
 
@@ -154,7 +159,10 @@ class Clocks:
         self.fine[cta, thread] = np.maximum(self.fine[cta, thread], rows)
 
     def ordered(self, who: Lanes, time: NDArray[Any], me: Lanes) -> Mask:
-        """Whether an event of ``who`` at ``time`` is ordered before what ``me`` does now; elementwise."""
+        """Whether an event of ``who`` at ``time`` is ordered before what ``me`` does now.
+
+        Works elementwise.
+        """
         mine, theirs = self.cta_of(me), self.cta_of(who)
         same = mine == theirs
         result = who == me

@@ -1,4 +1,7 @@
-"""Terminators: branches, exits and CTA barriers. Each sends its lanes on, or sets them aside."""
+"""Terminators: branches, exits and CTA barriers.
+
+Each sends its lanes on, or sets them aside.
+"""
 
 from __future__ import annotations
 
@@ -172,8 +175,8 @@ class Barriers:
         m = self.m
         if release is not None:
             self.releases[block] = release
-        everybody = active.count == m.live_count == m.ctas * m.block_threads
-        if everybody and not self.waiting and not self.arrived and count in (None, m.block_threads):
+        complete = active.count == m.live_count == m.ctas * m.block_threads
+        if complete and not self.waiting and not self.arrived and count in (None, m.block_threads):
             m.clocks.cta_barrier(slice(None))
             if release is not None:
                 release(active.mask)
@@ -241,11 +244,11 @@ class Barriers:
             self._forbid_different_places(places, lanes)
         arrived = self.arrived.get(barrier)
         waiters = np.logical_or.reduce([self.waiting[key] for key in places]) & lanes
-        everybody = waiters if arrived is None else waiters | (arrived & lanes)
+        participants = waiters if arrived is None else waiters | (arrived & lanes)
         if count == m.block_threads and arrived is None:
             m.clocks.cta_barrier(np.flatnonzero(full), m.live_ctas)
         else:
-            m.clocks.partial_barrier(np.flatnonzero(full), everybody, waiters)
+            m.clocks.partial_barrier(np.flatnonzero(full), participants, waiters)
         if arrived is not None:
             left = arrived & ~lanes
             if left.any():

@@ -1,4 +1,7 @@
-"""cp.async: each lane's groups of copies, which land at the wait that needs them and not earlier."""
+"""cp.async: each lane's groups of copies.
+
+A group lands at the wait that needs it and not earlier.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ Row = NDArray[Any]
 
 @dataclass(slots=True, eq=False)
 class PendingCopy:
-    """One cp.async instruction: lanes, their group numbers, destinations (flat shared bytes) and data."""
+    """One cp.async instruction.
+
+    Lanes, their group numbers, destinations (flat shared bytes) and data.
+    """
 
     lanes: Lanes
     group: NDArray[np.int64]
@@ -58,7 +64,10 @@ class CopyGroups:
         self.committed[active.index] += 1
 
     def wait(self, active: Active, allowed: int | None) -> None:
-        """Complete all groups of the lanes but the newest ``allowed``; None completes uncommitted copies too."""
+        """Complete all groups of the lanes but the newest ``allowed``.
+
+        None completes uncommitted copies too.
+        """
         keep = []
         for copy in self.copies:
             due = active.mask[copy.lanes]

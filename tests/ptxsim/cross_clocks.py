@@ -1,9 +1,11 @@
-"""Release and acquire between CTAs, through atomics, volatile and qualified accesses on one address.
+"""Release and acquire between CTAs, through accesses to one address.
+
+The accesses are atomics, volatile and qualified ones.
 
 A thread's fence makes releasable what is ordered before it: its own writes, those that its CTA's barriers put before
 it, and those that other threads fenced themselves before they met it at a barrier. Its next strong store or atomic
 publishes them at that address. A thread that later reads the address and then fences is ordered after them; so are the
-threads that meet it at a barrier, once somebody of them has fenced. What is learnt at an mbarrier about other CTAs is
+threads that meet it at a barrier, once one of them has fenced. What is learnt at an mbarrier about other CTAs is
 not passed on.
 """
 
@@ -23,7 +25,10 @@ Times = NDArray[np.int64]
 
 
 class _Rows:
-    """One row of times per lane (over all lanes of the grid), shared by lanes that know the same."""
+    """One row of times per lane, over all lanes of the grid.
+
+    Lanes that know the same share a row.
+    """
 
     def __init__(self, lanes: int) -> None:
         self.slot = np.zeros(lanes, np.int64)
@@ -49,7 +54,7 @@ class _Rows:
         self.slot[lanes] = 0
 
     def _compact(self) -> None:
-        """Drop rows that nobody has any more."""
+        """Drop rows that no lane has any more."""
         used = np.union1d(self.slot, [0])
         if len(self.table) > 2 * len(used) + 16:
             self.table = self.table[used]
@@ -88,13 +93,13 @@ class CrossClocks:
                 if table.slot[lanes].any():
                     table.share(lanes, lanes)
 
-    def partial_barrier(self, everybody: Mask, waiters: Mask) -> None:
+    def partial_barrier(self, participants: Mask, waiters: Mask) -> None:
         """Some threads of some CTAs met."""
         threads = self.clocks.threads
-        ctas = np.flatnonzero(everybody.reshape(-1, threads).any(axis=1))
+        ctas = np.flatnonzero(participants.reshape(-1, threads).any(axis=1))
         for cta in ctas.tolist():
             lanes = np.arange(cta * threads, (cta + 1) * threads)
-            givers, takers = lanes[everybody[lanes]], lanes[waiters[lanes]]
+            givers, takers = lanes[participants[lanes]], lanes[waiters[lanes]]
             self.known.share(givers, takers)
             self.pending.share(givers, takers)
             if self.fenced_fine is not None:
@@ -119,7 +124,10 @@ class CrossClocks:
             self.pending.forget(waiting)
 
     def access(self, lanes: Lanes, addresses: NDArray[np.int64], reads: bool, writes: bool) -> None:
-        """A strong access by each lane, in lane order: it takes what was published and publishes what is fenced."""
+        """Do a strong access by each lane, in lane order.
+
+        It takes what was published and publishes what is fenced.
+        """
         threads = self.clocks.threads
         for lane, address in zip(lanes.tolist(), addresses.tolist(), strict=True):
             there = self.published.get(address)

@@ -53,7 +53,10 @@ def closing_brace(text: str, start: int) -> int:
 
 
 def variable(text: str) -> Variable:
-    """One variable's declaration: kernel parameter, shared array, local depot, module-level constant."""
+    """Parse one variable's declaration.
+
+    A kernel parameter, shared array, local depot or module-level constant.
+    """
     flat = " ".join(text.split())
     found = _VARIABLE.match(flat)
     if found is None:

@@ -16,7 +16,10 @@ Row = NDArray[Any]
 
 
 def ufunc_step(ufunc: Any, target: Row, *sources: Row) -> Step:
-    """A NumPy ufunc whose result has the target's type: writes straight into the register when it may."""
+    """Return a step of a NumPy ufunc whose result has the target's type.
+
+    It writes straight into the register when it may.
+    """
     if len(sources) == 1:
         (a,) = sources
 

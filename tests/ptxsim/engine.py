@@ -61,7 +61,9 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Sums:
-    """A register that products add to: until their group is waited for, it holds POISON and ``real`` what it will hold.
+    """A register that products add to.
+
+    Until their group is waited for, it holds POISON, and ``real`` has what it will hold.
 
     Attributes
     ----------
@@ -132,7 +134,7 @@ class AsyncEngine:
             self.store_groups.setdefault(lane, [0]).append(0)
 
     def wait_stores(self, active: Active, allowed: int) -> None:
-        """The lanes know that all their groups but the newest ``allowed`` have been read and written."""
+        """Note that all of the lanes' groups but the newest ``allowed`` have been read and written."""
         for lane in active.index.tolist():
             groups = self.store_groups.get(lane, [0])
             done = groups[: max(0, len(groups) - 1 - allowed)]
@@ -159,7 +161,7 @@ class AsyncEngine:
         return np.array([len(self.product_groups.get(lane, [0])) - 1 for lane in leaders.tolist()], np.int64)
 
     def untouched(self, sums: Sums, name: str, lanes: Lanes) -> None:
-        """Raise if somebody wrote a register of these lanes while a product that writes it was under way."""
+        """Raise if these lanes' register was written while a product into it was under way."""
         bad = sums.row[lanes] != POISON
         if bad.any():
             who = self.m.describe(int(lanes[bad][0]))
@@ -171,7 +173,10 @@ class AsyncEngine:
             self.product_groups.setdefault(lane, [0]).append(0)
 
     def wait_products(self, active: Active, allowed: int) -> None:
-        """All the warpgroups' groups but the newest ``allowed`` have read shared memory and written their sums."""
+        """Wait for all of the warpgroups' groups but the newest ``allowed``.
+
+        Those groups have read shared memory and written their sums.
+        """
         fine = self.m.clocks.fine
         due = np.repeat(np.maximum(self.open_groups(active.index[::128]) - allowed, 0), 128)
         for name, sums in self.sums.items():
@@ -190,7 +195,10 @@ class AsyncEngine:
         self.m.clocks.changed()
 
     def check_proxy(self, rows: NDArray[np.int64], many: int, lanes: Lanes, what: str) -> None:
-        """Raise if ordinary stores wrote the rows and their thread has not fenced the asynchronous proxy since."""
+        """Raise if the rows' last ordinary stores lack a fence of the asynchronous proxy.
+
+        The thread that stored has to fence it.
+        """
         shadow = self.m.shared.shadow
         assert shadow is not None
         granules = rows[:, None] * many + np.arange(many)
@@ -251,7 +259,10 @@ class AsyncEngine:
         self.m.progress += 1
 
     def proxy_fence(self, lanes: Lanes) -> None:
-        """fence.proxy.async: the lanes' earlier writes are visible to asynchronous copies and wgmma."""
+        """fence.proxy.async: publish the lanes' earlier writes.
+
+        Asynchronous copies and wgmma see them.
+        """
         self.proxy_time[lanes] = self.m.clocks.now
 
     # The scheduler's side.
@@ -274,7 +285,10 @@ class AsyncEngine:
         return released
 
     def deliver(self) -> bool:
-        """Nobody can go on: release whoever may, else let the oldest asynchronous operation land."""
+        """No lane can go on: release the waiters that may.
+
+        Without any, let the oldest asynchronous operation land.
+        """
         if self.release():
             return True
         while self.deferred:

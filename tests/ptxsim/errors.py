@@ -1,4 +1,7 @@
-"""What the simulator reports. Each message names the thread, its CTA, the PTX instruction and the source line."""
+"""The errors that the simulator reports.
+
+Each message names the thread, its CTA, the PTX instruction and the source line.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class UnsupportedPtx(PtxsimError):
 
 
 class OutOfBounds(PtxsimError):
-    """An access outside every array of the launch, or outside the CTA's shared or the thread's local memory."""
+    """An access outside every array of the launch.
+
+    Or outside the CTA's shared memory or the thread's local memory.
+    """
 
 
 class Misaligned(PtxsimError):
@@ -36,7 +42,10 @@ class ReadOnlyWrite(PtxsimError):
 
 
 class UninitialisedRead(PtxsimError):
-    """A load of bytes that nothing has written, or that an asynchronous copy has not delivered yet."""
+    """A load of bytes that nothing has written.
+
+    Or that an asynchronous copy has not delivered yet.
+    """
 
 
 class DataRace(PtxsimError):
@@ -60,7 +69,7 @@ class Deadlock(PtxsimError):
 
 
 class AsyncCopyError(PtxsimError):
-    """An asynchronous copy that is wrong in itself, or still in flight when its threads have ended."""
+    """An asynchronous copy that is wrong, or unfinished when its threads have ended."""
 
 
 class DeviceTrap(PtxsimError):

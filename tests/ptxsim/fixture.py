@@ -1,4 +1,4 @@
-"""The CUDA kernels in the PTX interpreter as a fixture, for tests in other folders than this one."""
+"""The CUDA kernels in the PTX interpreter as a fixture, for tests in other folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pagedkv.errors import KernelsUnavailable
 
 
 def interpreted_backend(*, races: bool = True) -> Any:
-    """A module's fixture: a backend that runs kernels in the interpreter; skipped where NVRTC is missing.
+    """Make a module's fixture: a backend that runs kernels in the interpreter.
+
+    The tests are skipped where NVRTC is missing.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""Flushing of subnormal floats to zero, done by the host's floating point unit as the GPU's ``.ftz`` does it.
+"""Flushing of subnormal floats to zero, as the GPU's ``.ftz`` does it.
+
+The host's floating point unit does the flushing.
 
 Kernels are compiled with ``-ftz=true``, so nearly every float32 instruction flushes; steps of instructions without
 ``.ftz`` run inside :func:`preserving`.

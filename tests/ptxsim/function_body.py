@@ -1,4 +1,7 @@
-"""The statements of one PTX function: scopes, registers, labels, instructions and their operands."""
+"""The statements of one PTX function.
+
+Scopes, registers, labels, instructions and their operands.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _opcodes: dict[str, tuple[str, tuple[str, ...]]] = {}  # opcode texts taken apar
 
 @dataclass(slots=True)
 class _Scope:
-    """Names of registers and labels declared in one pair of braces; prefixes are those of ``%r<100>``."""
+    """Names of registers and labels declared in one pair of braces.
+
+    Prefixes are those of ``%r<100>``.
+    """
 
     number: int
     names: dict[str, str] = field(default_factory=dict)

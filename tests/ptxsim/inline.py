@@ -11,7 +11,10 @@ _NO_RETURN = {"__assertfail", "__trap"}
 
 
 class Inliner:
-    """Puts called functions in place of their calls: each call gets a copy with its own registers and labels."""
+    """Puts called functions in place of their calls.
+
+    Each call gets a copy with its own registers and labels.
+    """
 
     def __init__(self, module: Module, entry: Function) -> None:
         self.module, self.entry = module, entry

@@ -22,7 +22,10 @@ def dim3(value: int | Sequence[int]) -> Dim3:
 
 
 def pack_arguments(program: Program, arguments: Sequence[Any]) -> tuple[bytes, list[NDArray[Any]]]:
-    """The parameter block of separate arguments (arrays give addresses, NumPy scalars their bytes), and the arrays."""
+    """Return the parameter block of separate arguments, and the arrays among them.
+
+    Arrays give addresses, NumPy scalars their bytes.
+    """
     block = bytearray(program.param_size)
     arrays: list[NDArray[Any]] = []
     for param, value in zip(program.function.params, arguments, strict=True):

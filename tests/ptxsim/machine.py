@@ -1,4 +1,6 @@
-"""The scheduler: runs a program's blocks over groups of lanes, lowest block first, until all lanes have ended.
+"""The scheduler: runs a program's blocks over groups of lanes.
+
+It takes the lowest block first, until all lanes have ended.
 
 Lanes at one block run together (lanes that parted meet again at the lowest block, as structured code does). Lanes that
 wait at a barrier or an mbarrier are set aside. A group that polls memory steps back when others can run.
@@ -228,7 +230,10 @@ class Machine:
         return blocks[self._turn % len(blocks)]
 
     def _bound(self, block: int) -> tuple[list[Step], Step]:
-        """The steps of a block and of its end, made when it first runs: much of a kernel never does."""
+        """Return the steps of a block and of its end.
+
+        They are made when the block first runs: much of a kernel never does.
+        """
         code = self.program.blocks[block]
         bound = [bind(ins, self) for ins in code.body], bind_terminator(code.end, block, self)
         self._steps[block] = bound
@@ -261,7 +266,9 @@ class Machine:
             )
 
     def _wake(self) -> bool:
-        """Nobody can run: let asynchronous work land, at the last moment; False when all lanes have ended.
+        """No lane can run: let asynchronous work land, at the last moment.
+
+        Returns False when all lanes have ended.
 
         Raises
         ------

@@ -1,4 +1,7 @@
-"""Memory spaces. All take byte addresses of the active lanes and move whole elements of 1, 2, 4, 8 or 16 bytes."""
+"""Memory spaces, addressed by the active lanes' byte addresses.
+
+All move whole elements of 1, 2, 4, 8 or 16 bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Values = NDArray[Any]
 
 WINDOW = 48  # generic addresses: the bits above say which space
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << WINDOW, 2 << WINDOW, 3 << WINDOW
-SHARED_START = 1024  # shared offsets start here, as on Hopper: address 0 is nobody's
+SHARED_START = 1024  # shared offsets start here, as on Hopper: address 0 belongs to no array
 
 
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}

@@ -1,4 +1,7 @@
-"""Number formats that NumPy lacks (bf16, fp8, tf32), and roundings (towards zero, one rounding of a*b+c)."""
+"""Number formats and roundings that NumPy lacks.
+
+The formats are bf16, fp8 and tf32; the roundings are towards zero and one rounding of a*b+c.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def two_sum(a: F64, b: F64) -> tuple[F64, F64]:
 
 
 def round_to_odd(total: F64, error: F64) -> F64:
-    """Adjust a rounded sum so that rounding it again to fewer bits gives what one rounding would have given."""
+    """Adjust a rounded sum so that it can be rounded again to fewer bits.
+
+    The second rounding then gives what one rounding would have given.
+    """
     bits = np.array(total).view(np.uint64)
     even = (bits & _ONE) == 0
     fix = even & (error != 0) & np.isfinite(total)
@@ -57,7 +63,10 @@ def round_to_odd(total: F64, error: F64) -> F64:
 
 
 def fma_f32(a: F32, b: F32, c: F32) -> F32:
-    """a*b+c with one rounding: the product is exact in float64, and ties made by rounding the sum are put right."""
+    """Compute a*b+c with one rounding.
+
+    The product is exact in float64, and ties made by rounding the sum are put right.
+    """
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     tie = (np.asarray(total).view(np.uint64) & _LOW29) == _HALF29
@@ -120,7 +129,10 @@ def fp8_to_f32(codes: Bits, kind: str) -> F32:
 
 
 def f32_to_fp8(values: Any, kind: str) -> Bits:
-    """Codes of the nearest fp8 (ties to even); what is too large, infinity too, becomes the largest (satfinite)."""
+    """Return codes of the nearest fp8 (ties to even).
+
+    Values that are too large, infinity included, become the largest (satfinite).
+    """
     top = _FP8_TOP[kind]
     ladder = FP8[kind][: top + 1].astype(np.float64)
     middles = (ladder[1:] + ladder[:-1]) / 2

@@ -27,7 +27,10 @@ _KNOWN = frozenset(opcodes()) | TERMINATORS
 
 
 def require_known(ins: Instruction) -> None:
-    """Raise if nothing here executes the instruction's opcode. Its modifiers are looked at when it first runs."""
+    """Raise if nothing here executes the instruction's opcode.
+
+    Its modifiers are checked when the instruction first runs.
+    """
     if ins.opcode not in _KNOWN:
         raise UnsupportedPtx(f"opcode {ins.opcode!r}: {ins} (PTX line {ins.line}, {ins.source})")
 

@@ -50,7 +50,10 @@ def _wait(m: Machine, allowed: int | None) -> Step:
 
 
 def _arrive_when_done(ins: Instruction, m: Machine) -> Step:
-    """cp.async.mbarrier.arrive: each lane arrives when its earlier copies have landed, which is at the last moment."""
+    """cp.async.mbarrier.arrive: each lane arrives when its earlier copies have landed.
+
+    They land at the last moment.
+    """
     require(ins, "async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64")
     find, included = places(m, ins, ins.operands[0]), ins.has("noinc")
 

@@ -155,7 +155,10 @@ def _update(op: str, kind: str) -> Callable[..., tuple[Row, int]]:
 
 
 def _apply(op: str, kind: str, old: Row, value: Row, third: Row | None) -> Row:
-    """One lane per address, all at once. For cas the value is compared and the third operand stored."""
+    """Apply an atomic with one lane per address, all at once.
+
+    For cas, ``value`` is compared and the third operand stored.
+    """
     if op == "exch":
         return value
     if op == "cas":

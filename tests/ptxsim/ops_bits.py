@@ -51,7 +51,10 @@ def _bind_shift(ins: Instruction, m: Machine) -> Step:
 
 @opcode("shf")
 def _bind_funnel(ins: Instruction, m: Machine) -> Step:
-    """Shift the 64 bits {b, a}: the upper word of a left shift, the lower word of a right shift."""
+    """Bind a funnel shift of the 64 bits {b, a}.
+
+    It returns the upper word of a left shift, the lower word of a right shift.
+    """
     require(ins, "l", "r", "clamp", "wrap", "b32")
     target = m.regs.target(ins.operands[0], "b32")
     a, b, c = (m.regs.source(op, "b32") for op in ins.operands[1:])

@@ -1,4 +1,6 @@
-"""cp.async.bulk: lines and tensor tiles between global and shared memory, by the asynchronous engine.
+"""cp.async.bulk: lines and tensor tiles, moved by the asynchronous engine.
+
+It moves them between global and shared memory.
 
 Loads read their source when they are issued and land when no thread can go on without them; stores read shared memory
 when they are issued and reach global memory at once, but count as under way until their group is waited for.
@@ -116,7 +118,10 @@ def _checked(m: Machine, addresses: NDArray[np.int64], lanes: Lanes, width: int)
 def _issue(
     m: Machine, ins: Instruction, lanes: Lanes, to: NDArray[np.int64], data: Row, bars: NDArray[np.int64], swizzle: int
 ) -> None:
-    """Mark the destination in flight; let the data land later. ``data`` is (lanes, 16-byte pieces)."""
+    """Mark the destination in flight; the data lands later.
+
+    ``data`` is (lanes, 16-byte pieces).
+    """
     engine = m.engine
     size = 16 * data.shape[1]
     align = 128 if ins.has("tensor") else 16
@@ -150,7 +155,10 @@ def _issue(
 
 
 def shared_pieces(m: Machine, lanes: Lanes, to: NDArray[np.int64], count: int, swizzle: int) -> NDArray[np.int64]:
-    """Flat shared bytes of each lane's 16-byte pieces, permuted; checked against the CTA's shared memory."""
+    """Return the flat shared bytes of each lane's 16-byte pieces, permuted.
+
+    They are checked against the CTA's shared memory.
+    """
     addresses = swizzled(to[:, None] + 16 * np.arange(count), swizzle)
     flat: NDArray[np.int64] = m.shared.flat_of(addresses.reshape(-1), 16, np.repeat(lanes, count))
     return flat.reshape(addresses.shape)

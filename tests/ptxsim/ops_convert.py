@@ -60,7 +60,10 @@ def _bind_cvt(ins: Instruction, m: Machine) -> Step:
 
 
 def _is_assignment(to: str, kind: str, rounding: str, ins: Instruction) -> bool:
-    """Whether NumPy's conversion on assignment does it: it wraps integers and rounds to nearest."""
+    """Whether NumPy's conversion on assignment does this conversion.
+
+    It wraps integers and rounds to nearest.
+    """
     if "bf16" in (to, kind) or ins.has("sat") or ins.has("relu"):
         return False
     if is_float(kind):

@@ -27,7 +27,10 @@ _QUALIFIERS = ("release", "acquire", "relaxed", "cta", "cluster", "shared", "sha
 
 
 def places(m: Machine, ins: Instruction, operand: Operand) -> Callable[[Active], NDArray[np.int64]]:
-    """Flat shared bytes of the mbarriers that the active lanes name; generic addresses are taken too."""
+    """Return the flat shared bytes of the mbarriers that the active lanes name.
+
+    Generic addresses are taken too.
+    """
     address = address_of(m, operand)
     generic = space_of(ins) == "generic"
 
@@ -154,7 +157,10 @@ def _bind_transactions(ins: Instruction, m: Machine) -> Step:
 
 
 def _phases(m: Machine, ins: Instruction) -> tuple[Callable[[Active], NDArray[np.int64]], Callable[..., Row], Row]:
-    """The mbarriers waited for, the test whether a phase is over, and the register with the phase or its parity."""
+    """Return the mbarriers waited for, the test of a phase, and the register with the phase.
+
+    The test says whether the phase is over; the register may hold the phase's parity instead.
+    """
     find = places(m, ins, ins.operands[1])
     if ins.has("parity"):
         row = m.regs.source(ins.operands[2], "u32")

@@ -240,7 +240,10 @@ def _bind_hint(ins: Instruction, m: Machine) -> Step:
 
 @opcode("membar", "fence")
 def _bind_fence(ins: Instruction, m: Machine) -> Step:
-    """Orders memory between CTAs; ``fence.proxy.async`` orders shared memory before the asynchronous proxy."""
+    """Bind a fence, which orders memory between CTAs.
+
+    ``fence.proxy.async`` orders shared memory before the asynchronous proxy.
+    """
     known = (
         "gl", "sys", "cta", "gpu", "cluster", "sc", "acq_rel", "acquire", "release", "proxy", "async", "async::generic",
         "shared::cta", "shared::cluster", "global", "mbarrier_init", "tensormap::generic", "alias", "sync_restrict",

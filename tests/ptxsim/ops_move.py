@@ -1,4 +1,4 @@
-"""Moves, packing and unpacking, addresses of variables, and conversions between address spaces."""
+"""Moves, packing, addresses of variables, and conversions between address spaces."""
 
 from __future__ import annotations
 

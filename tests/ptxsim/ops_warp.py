@@ -1,4 +1,7 @@
-"""Instructions of whole warps: shuffles, votes, reductions. None of them orders memory, except ``bar.warp.sync``."""
+"""Instructions of whole warps: shuffles, votes, reductions.
+
+None of them orders memory, except ``bar.warp.sync``.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +243,10 @@ def _bind_redux(ins: Instruction, m: Machine) -> Step:
 
 @opcode("bar", "barrier")
 def _bind_warp_barrier(ins: Instruction, m: Machine) -> Step:
-    """bar.warp.sync: orders memory among the lanes named. (The CTA's barriers end blocks: see control.)"""
+    """bar.warp.sync: orders memory among the lanes named.
+
+    The CTA's barriers end blocks: see control.
+    """
     require(ins, "warp", "sync")
     mask = m.regs.source(ins.operands[0], "b32")
 

@@ -152,7 +152,10 @@ class _Product:
     def _load(
         self, descriptor: Row, active: Active, leaders: Lanes, rows: int, transposed: bool, decode: Callable[[Row], Row]
     ) -> Row:
-        """An operand from shared memory: (warpgroups, rows, depth). Transposed: rows are the contiguous dimension."""
+        """Load an operand from shared memory: (warpgroups, rows, depth).
+
+        Transposed: rows are the contiguous dimension.
+        """
         m = self.m
         words = np.broadcast_to(descriptor, (m.lanes,))[active.index].reshape(-1, 128)
         if (words != words[:, :1]).any():
@@ -185,7 +188,9 @@ class _Product:
 
 
 def _offsets(rows: int, depth: int, size: int, swizzle: int, transposed: bool) -> tuple[Row, Row, Row]:
-    """Of each 16-byte piece of an operand: constant bytes, leading strides and strides from the descriptor's start.
+    """Return the offsets of each 16-byte piece of an operand.
+
+    Constant bytes, leading strides and strides from the descriptor's start.
 
     Not transposed (K contiguous): 8 rows of ``swizzle`` bytes form an atom, atoms follow by the stride; without a
     swizzle, 8 rows of 16 bytes do, and pieces along K follow by the leading stride. Transposed: a row of an atom is one

@@ -1,4 +1,7 @@
-"""PTX text to a Module. Knows the grammar that NVRTC emits, inline PTX with its own scopes included."""
+"""PTX text to a Module.
+
+It knows the grammar that NVRTC emits, inline PTX with its own scopes included.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A kernel made ready to run: its device functions inlined, its code cut into blocks, its variables placed."""
+"""A kernel made ready to run.
+
+Its device functions are inlined, its code is cut into blocks, its variables are placed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ TERMINATORS = {"bra", "brx", "ret", "exit", "bar", "barrier", "trap", "brkpt"}
 
 @dataclass(slots=True)
 class Block:
-    """Straight-line code: instructions and the terminator, if the next block is not simply the next."""
+    """Straight-line code: its instructions and its terminator.
+
+    It has no terminator if the next block simply follows.
+    """
 
     body: list[Instruction] = field(default_factory=list)
     end: Instruction | None = None
@@ -132,7 +138,10 @@ def build(module: Module, name: str) -> Program:
 
 
 def _orders_some_threads(ins: Instruction) -> bool:
-    """Whether an instruction orders some threads of a CTA but not all: named barriers, mbarriers, engines."""
+    """Whether an instruction orders some threads of a CTA but not all.
+
+    Named barriers, mbarriers and engines do.
+    """
     if ins.opcode in ("bar", "barrier") and "warp" not in ins.mods:
         return len(ins.operands) > 1 or "arrive" in ins.mods
     return ins.opcode in ("mbarrier", "wgmma") or ins.has("bulk")

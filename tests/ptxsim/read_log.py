@@ -1,5 +1,6 @@
-"""Reads since the last writes of what they read, instruction by instruction: exact, and looked at only in cases of
-doubt.
+"""Reads since the last writes of what they read, instruction by instruction.
+
+The log is exact, and the checker looks at it only in cases of doubt.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _LONG = 256  # entries after which superseded ones are looked for
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """One instruction's read: lane i read granules ``rows[i]*many`` to ``rows[i]*many + many - 1``."""
+    """One instruction's read.
+
+    Lane i read granules ``rows[i]*many`` to ``rows[i]*many + many - 1``.
+    """
 
     rows: Rows
     many: int
@@ -69,7 +73,7 @@ class ReadLog:
         self.last = time
 
     def clear(self) -> None:
-        """Every read is ordered before everybody."""
+        """Forget the log: every read is ordered before all lanes."""
         self.entries.clear()
 
     def prune(self, state: NDArray[np.int64], settled: int) -> None:

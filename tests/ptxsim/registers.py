@@ -60,7 +60,10 @@ class Registers:
         return row
 
     def _allocate(self, dtype: np.dtype[Any]) -> Row:
-        """A row of zeros from a chunk. Chunks pass from launch to launch: fresh memory costs a page fault per 4 KiB."""
+        """Return a row of zeros from a chunk.
+
+        Chunks pass from launch to launch: fresh memory costs a page fault per 4 KiB.
+        """
         size = -(-self.lanes * dtype.itemsize // 64) * 64
         if self._left < size:
             chunk = _free_chunks.pop() if _free_chunks else None
@@ -115,7 +118,9 @@ class Registers:
         return row.view(dtype)
 
     def widened_target(self, operand: Operand, kind: str) -> Row:
-        """A row that takes values of a type that may be narrower than the register: by sign or zero extension.
+        """Return a row that takes values of a type narrower than the register, or as wide.
+
+        It extends them by sign or by zero.
 
         The view has the register's width and the type's signedness, so NumPy's conversion does the extension.
         """

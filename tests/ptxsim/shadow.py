@@ -1,4 +1,6 @@
-"""The race checker: for every granule of a memory, who wrote it last and when, and what has been read since.
+"""The race checker of a memory.
+
+For every granule it knows who wrote it last and when, and what has been read since.
 
 An access of ``many`` granules is naturally aligned, so lane i's granules are row ``rows[i]`` of the tables seen as rows
 of that length: whole rows are taken and stored, which costs little more than single elements.
@@ -58,7 +60,10 @@ class Shadow:
         return table if many == 1 else table.reshape(-1, many)
 
     def _settled(self) -> int:
-        """Writes up to this time need no look: every thread that can meet them is ordered after them."""
+        """Return the time up to which writes need no look.
+
+        Every thread that can meet those writes is ordered after them.
+        """
         return self.clocks.settled if self.shared and not self.engine_writes else 0
 
     def read(self, rows: Rows, many: int, lanes: Lanes, strong: bool = False) -> None:
@@ -113,7 +118,10 @@ class Shadow:
             raise DataRace(f"data race in {self.space} memory: {one} and {other} write {place} in one instruction")
 
     def mark_in_flight(self, rows: Rows, many: int, lanes: Lanes) -> None:
-        """An asynchronous copy will write here: nobody may touch it until the copy is waited for."""
+        """Note that an asynchronous copy will write here.
+
+        No thread may touch it until the copy is waited for.
+        """
         self.record(rows, many, lanes, time=IN_FLIGHT)
 
     def writers(self, granules: Rows) -> tuple[Lanes, NDArray[np.int64]]:

@@ -1,4 +1,7 @@
-"""Performance lint: sectors per global request, wavefronts per shared request. A model, not a measurement."""
+"""Performance lint: sectors per global request, wavefronts per shared request.
+
+A model, not a measurement.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class Stats:
         row.ideal += int((-(-per_warp * width // 32)).sum())
 
     def shared_access(self, m: Machine, addresses: NDArray[np.int64], width: int, lanes: Lanes) -> None:
-        """Count wavefronts: 8- and 16-byte accesses go by half and quarter warps; a bank serves one word at a time."""
+        """Count wavefronts; a bank serves one word at a time.
+
+        8- and 16-byte accesses go by half and quarter warps.
+        """
         row = self._row("shared", width)
         words = max(1, width // 4)
         phase = (lanes >> 5) * 8 + (lanes & 31) // (32 // words)

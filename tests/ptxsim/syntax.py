@@ -100,7 +100,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable in memory: state space, bytes (None for ``extern .shared x[]``), alignment, initial bytes."""
+    """A variable in memory.
+
+    State space, bytes (None for ``extern .shared x[]``), alignment, and initial bytes.
+    """
 
     name: str
     space: str

@@ -27,7 +27,9 @@ assert _LAYOUT.itemsize == MAP_BYTES
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A tensor in global memory and the box that one copy moves; dimensions from the contiguous one on.
+    """A tensor in global memory and the box that one copy moves.
+
+    Dimensions go from the contiguous one on.
 
     Attributes
     ----------
@@ -52,7 +54,10 @@ class TensorMap:
 def encode(
     address: int, element: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
 ) -> NDArray[np.void]:
-    """The 128 bytes, as one element of dtype V128; ``strides`` are those of all dimensions but the first."""
+    """Pack the 128 bytes of a map, as one element of dtype V128.
+
+    ``strides`` are those of all dimensions but the first.
+    """
     rank = len(dims)
     record = np.zeros(1, _LAYOUT)
     record["magic"], record["address"], record["element"], record["rank"] = MAGIC, address, element, rank
@@ -83,7 +88,10 @@ def decode(octets: bytes) -> TensorMap:
 
 
 def swizzled(addresses: NDArray[np.int64], swizzle: int) -> NDArray[np.int64]:
-    """Shared addresses after the permutation of 16-byte pieces: bits 4.. are xored with bits 7.. ."""
+    """Return shared addresses after the permutation of 16-byte pieces.
+
+    Bits 4.. are xored with bits 7.. .
+    """
     if swizzle == 0:
         return addresses
     return addresses ^ (((addresses >> 7) & (swizzle // 16 - 1)) << 4)

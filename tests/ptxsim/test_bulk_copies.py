@@ -31,7 +31,10 @@ extern "C" __global__ void k(const __grid_constant__ Map map, int x, int y, int 
 
 
 def tensor(swizzle: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int]]:
-    """An array [5, 6, 64] of 16-bit numbers whose rows lie apart, its map, and the box (columns, rows, planes)."""
+    """An array [5, 6, 64] of 16-bit numbers, its map, and the box.
+
+    Its rows lie apart; the box is (columns, rows, planes).
+    """
     base = np.arange(5 * 7 * 80, dtype=np.uint16).reshape(5, 7, 80)
     array = base[:, :6, :64]
     box = (max(swizzle, 32) // 2, 4, 2)

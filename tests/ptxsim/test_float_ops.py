@@ -1,4 +1,7 @@
-"""float32, float64, f16 and bf16 arithmetic against NumPy, mostly in float64 and rounded once."""
+"""float32, float64, f16 and bf16 arithmetic against NumPy.
+
+NumPy mostly computes in float64 and rounds once.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,10 @@ def elements(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> tup
 
 
 def fragment(matrix: Row, per_word: int) -> Row:
-    """Words of lanes: row lane/4, columns per_word*(lane%4)... of each 8 x 4*per_word tile; (tiles, 32)."""
+    """Return the words of lanes, (tiles, 32).
+
+    A lane has row lane/4 and columns per_word*(lane%4)... of each 8 x 4*per_word tile.
+    """
     rows, columns = matrix.shape
     tiles = matrix.reshape(rows // 8, 8, columns // (4 * per_word), 4 * per_word).transpose(2, 0, 1, 3)
     return np.ascontiguousarray(tiles).reshape(-1, 8, 4, per_word).view(np.uint32).reshape(-1, 32)

@@ -16,7 +16,10 @@ PAGE, DIM, SPLITS = 8, 32, 3
 
 
 def decode(*macros: str) -> tuple[np.ndarray, np.ndarray]:
-    """The kernel's output and what it should be. What no sequence owns is NaN, the table's rest -1."""
+    """Run the kernel; return its output and what it should be.
+
+    What no sequence owns is NaN, and the table's rest is -1.
+    """
     rng = np.random.default_rng(0)
     max_pages = -(-max(LENGTHS) // PAGE)
     q = rng.standard_normal((len(LENGTHS), DIM)).astype(np.float32)

@@ -1,4 +1,7 @@
-"""Races in shared and in global memory: those that are caught, and the patterns that are none."""
+"""Races in shared and in global memory.
+
+The checker catches these races, and accepts the patterns that are none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shuffles, votes, matches, reductions and elections of warps; and what happens when lanes are missing."""
+"""Shuffles, votes, matches, reductions and elections of warps.
+
+Some tests leave lanes out.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ SHUFFLES = {
 
 
 def shuffled(values: NDArray[Any], mode: str, width: int, by: int) -> NDArray[Any]:
-    """CUDA's definition: beyond the segment a lane keeps its own value; a butterfly may reach earlier segments."""
+    """Return CUDA's definition of a shuffle.
+
+    Beyond the segment a lane keeps its own value; a butterfly may reach earlier segments.
+    """
     out = values.copy()
     for lane in range(32):
         first = lane // width * width

@@ -1,4 +1,4 @@
-"""wgmma's sums are nobody's until its group is waited for."""
+"""No thread may touch wgmma's sums until it has waited for their group."""
 
 from __future__ import annotations
 

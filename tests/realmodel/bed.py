@@ -1,4 +1,6 @@
-"""A test bed: a model, prompts with golden tokens and logits from elsewhere, and what this model computes cold.
+"""A test bed: a model, prompts with golden results, and what the model computes cold.
+
+The golden tokens and logits come from elsewhere.
 
 Tokens are compared at every step, and the golden ones are followed, so that a near-tie cannot send two runs apart: of
 tokens whose logits lie within the bed's `tie` of the best, any may win.
@@ -30,7 +32,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """A prompt, the tokens that follow it greedily, and the 20 largest logits at every one of them.
+    """A prompt, the tokens that follow it greedily, and the 20 largest logits of each.
 
     Attributes
     ----------
@@ -52,7 +54,10 @@ class Golden:
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """Logits [len(greedy), vocab_size] of a prompt's continuation, computed with nothing cached."""
+    """Logits of a prompt's continuation, computed with nothing cached.
+
+    [len(greedy), vocab_size].
+    """
 
     logits: Logits
 
@@ -105,7 +110,10 @@ class Bed:
 
     @functools.cached_property
     def cold(self) -> dict[str, Cold]:
-        """Every prompt in a namespace of its own, so that nothing is shared; prompts in chunks, then all together."""
+        """Compute every prompt in a namespace of its own, so that nothing is shared.
+
+        Prompts come in chunks, then all decode together.
+        """
         longest = {name: len(golden.ids) + len(golden.greedy) for name, golden in self.goldens.items()}
         with one_blas_thread(), self.open(sum(longest.values()) + len(longest) * self.block_size) as cache:
             seqs = {name: cache.sequence(self.goldens[name].ids, pk.Namespace(tenant=name)) for name in longest}
@@ -129,7 +137,10 @@ class Bed:
         return {name: Cold(np.stack(rows)) for name, rows in logits.items()}
 
     def decode(self, cache: pk.KVCache, seq: pk.Sequence, name: str, *, start: int = 0, count: int = STEPS) -> None:
-        """Go on with a prompt's golden tokens, from the one at `start`; each step must be as golden and as cold."""
+        """Continue with a prompt's golden tokens, from the one at `start`.
+
+        Each step must match the cold logits and choose the golden token.
+        """
         for place in range(start, start + count):
             with cache.step([seq]) as step:
                 logits = self.model.forward(step)
@@ -137,7 +148,10 @@ class Bed:
             seq.append(self.goldens[name].greedy[place])
 
     def check(self, name: str, place: int, logits: Logits) -> None:
-        """Logits [vocab_size] that choose token `place` are those of the cold run, and choose the golden token."""
+        """Check that logits [vocab_size] for token `place` match the cold run's.
+
+        They must also choose the golden token.
+        """
         np.testing.assert_allclose(logits, self.cold[name].logits[place], rtol=0, atol=COLD_TOLERANCE)
         self.check_token(name, place, logits)
 
@@ -185,7 +199,10 @@ def tiny_logits(tensors: tiny.Tensors, tokens: Sequence[int]) -> NDArray[np.floa
 
 
 def tiny_goldens(tensors: tiny.Tensors) -> dict[str, Golden]:
-    """Random prompts under the real model's names and of like lengths, continued greedily by the oracle."""
+    """Make random prompts like the real model's, continued greedily by the oracle.
+
+    They have the same names and like lengths.
+    """
     draw = np.random.default_rng(5)
 
     def some(count: int) -> list[int]:

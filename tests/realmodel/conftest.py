@@ -1,4 +1,6 @@
-"""The beds: SmolLM2, whose weights the tests get themselves, and a tiny model at several block sizes.
+"""The beds: SmolLM2 and a tiny model at several block sizes.
+
+The tests download the weights of SmolLM2 themselves.
 
 Without a network the real model's tests are skipped with the reason; with PAGEDKV_REQUIRE_REALMODEL set they fail.
 """
@@ -102,7 +104,7 @@ def bed(request: pytest.FixtureRequest) -> Bed:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., pk.KVCache]]:
-    """Opens a bed's caches; at the end nobody holds a block of theirs, and their books agree."""
+    """Opens a bed's caches; at the end no block of theirs is held, and their books agree."""
     caches: list[pk.KVCache] = []
 
     def open_it(bed: Bed, num_tokens: int, **options: Any) -> pk.KVCache:

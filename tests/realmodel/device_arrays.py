@@ -1,4 +1,6 @@
-"""A stand-in for CuPy, stricter than CuPy: arrays that nothing but these functions takes, and never beside host arrays.
+"""A stand-in for CuPy, stricter than CuPy.
+
+Only these functions take its arrays, and never beside host arrays.
 
 What real CuPy computes is for a GPU to show. What a host can show is that the model never mixes device and host arrays,
 and uses nothing that CuPy does not have.
@@ -88,7 +90,10 @@ METHODS = ("T", "shape", "dtype", "reshape", "astype", "__len__", "__getitem__",
 
 
 class DeviceStep:
-    """A step as one of a cache on a GPU is used: K, V and queries are device arrays, and so is what comes back."""
+    """A step, used as on a GPU.
+
+    K, V and queries are device arrays, and so are the results.
+    """
 
     def __init__(self, step: pk.Step) -> None:
         self._step = step

@@ -1,4 +1,7 @@
-"""A process that computes a prompt, writes its KV to a disk tier, and dies; for test_tiers.py."""
+"""A process that computes a prompt, writes its KV to a disk tier, and dies.
+
+test_tiers.py runs it.
+"""
 
 from __future__ import annotations
 

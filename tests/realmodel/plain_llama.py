@@ -1,4 +1,7 @@
-"""The oracle of the tiny model: llama in float64 from GGUF tensors, without a cache, written apart from the example."""
+"""The oracle of the tiny model: llama in float64 from GGUF tensors, without a cache.
+
+It was written apart from the example.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from numpy.typing import NDArray
 def logits_of(
     tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int], *, heads: int, kv_heads: int, base: float, eps: float
 ) -> NDArray[np.float64]:
-    """Logits of every position [num_tokens, vocab_size]; all of the sequence at once, complex numbers as rotations."""
+    """Return logits of every position [num_tokens, vocab_size].
+
+    It computes the whole sequence at once, with rotations as complex numbers.
+    """
     w = {name.removesuffix(".weight"): array.astype(np.float64) for name, array in tensors.items()}
     count = len(tokens)
     x = w["token_embd"][np.asarray(tokens)]
@@ -42,7 +48,10 @@ def normed(x: NDArray[np.float64], weight: NDArray[np.float64], eps: float) -> N
 
 
 def turned(x: NDArray[np.float64], base: float) -> NDArray[np.float64]:
-    """Pair i of the head at position p, as a complex number, times ``exp(1j * p * base ** (-2 i / head_dim))``."""
+    """Rotate pair i of the head at position p, as a complex number.
+
+    The factor is ``exp(1j * p * base ** (-2 i / head_dim))``.
+    """
     count, _, dim = x.shape
     pairs = np.ascontiguousarray(x).view(np.complex128)
     angles = np.arange(count)[:, None] * base ** (-2 * np.arange(dim // 2) / dim)

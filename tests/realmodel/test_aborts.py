@@ -1,4 +1,7 @@
-"""Whoever raises, wherever: nothing of that step is committed, nothing stays held, and the next request is right."""
+"""Exceptions at every place of a step.
+
+Nothing of that step is committed, nothing stays held, and the next request is right.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class Abort(BaseException):
 
 
 class Fault:
-    """Raises at the n-th of the calls that a generation makes, before or after the call is carried out."""
+    """Raises at the n-th call that a generation makes.
+
+    It raises before or after the call is carried out.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left, self.is_late = 10**9, False

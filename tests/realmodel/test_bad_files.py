@@ -1,4 +1,7 @@
-"""GGUF files that cannot be used: each is refused with an error that names the file and says why."""
+"""GGUF files that cannot be used.
+
+The error names the file and says why.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +176,10 @@ def number(value: int, num_bytes: int = 8) -> bytes:
 
 
 def metadata(value: bytes) -> bytes:
-    """A file of version 3 without tensors; its one field holds this value, with its kind in front."""
+    """Return a file of version 3 with one field and no tensors.
+
+    ``value`` is the field's value, with its kind in front.
+    """
     return b"GGUF" + number(3, 4) + number(0) + number(1) + number(1) + b"x" + value
 
 

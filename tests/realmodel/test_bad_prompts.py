@@ -1,4 +1,7 @@
-"""Prompts and numbers that cannot be computed: refused with the reason, and the cache is as it was."""
+"""Prompts and numbers that cannot be computed.
+
+The call refuses them with the reason, and the cache is as it was.
+"""
 
 from __future__ import annotations
 

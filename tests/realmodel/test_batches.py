@@ -1,4 +1,7 @@
-"""However a prompt is cut, and whoever else is in the step, the tokens and logits are those of a run alone."""
+"""Tokens and logits are those of a run alone, whatever the chunks and the batch.
+
+A prompt may be cut anywhere and share its steps with any other requests.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ Open = Callable[..., pk.KVCache]
 
 
 def test_chunks_of_every_size_in_the_same_steps(bed: Bed, opened: Open) -> None:
-    """Sequence i of the batch computes i tokens of the prompt a step, so that no two are at the same place."""
+    """Sequence i of the batch computes i tokens of the prompt a step.
+
+    So no two sequences are at the same place.
+    """
     name = "code"
     ids = bed.so_far(name)
     cache = opened(bed, len(ids) * (len(ids) + bed.block_size))
@@ -44,7 +50,10 @@ def test_a_long_prompt_in_chunks_is_the_prompt_at_once(bed: Bed, opened: Open, c
 
 
 def test_prompt_chunks_and_decoding_share_steps(bed: Bed, opened: Open) -> None:
-    """A request decodes while another's prompt comes in chunks and a third one joins in between."""
+    """A request decodes while another's prompt comes in chunks.
+
+    A third request joins in between.
+    """
     cache = opened(bed, 600)
     old, long, late = (cache.sequence(bed.so_far(name)) for name in ("code", "mixed", "single"))
     bed.decode(cache, old, "code", count=1)
@@ -68,8 +77,10 @@ def test_prompt_chunks_and_decoding_share_steps(bed: Bed, opened: Open) -> None:
 @pytest.mark.realmodel
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_block_sizes(smollm2_bed: Bed, size: int) -> None:
-    """The tiny model runs everything at these sizes, the real one everything at 16; here five prompts of it in the same
-    steps, with 16 golden tokens behind each: with nothing cached, and then all of them on what the first time has left.
+    """Five prompts of the real model in the same steps, at block sizes other than 16.
+
+    With 16 golden tokens behind each; first with nothing cached, then on what the first run has left. The tiny model
+    runs everything at these sizes, the real one everything at 16.
     """
     bed, count = smollm2_bed, 16
     names = ("france", "chat", "code", "mixed", "single")

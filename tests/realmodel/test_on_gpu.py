@@ -1,4 +1,7 @@
-"""The same loop where the cache is on a GPU: on CuPy there, and elsewhere on a stand-in, the kernels interpreted."""
+"""The same loop with the cache on a GPU.
+
+It runs on CuPy there, and elsewhere on a stand-in with the kernels interpreted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ backend = interpreted_backend(races=False)
 
 
 def serve_goldens(bed: Bed, model: Llama, cache: pk.KVCache, counts: dict[str, int], tolerance: float) -> None:
-    """Serve prompts with the scheduler; logits are the golden ones, and the golden tokens are followed."""
+    """Serve prompts with the scheduler, and follow the golden tokens.
+
+    The logits are the golden ones.
+    """
     scheduler = pk.Scheduler(cache, pk.SchedulerOptions(len(counts), 64, watermark=0.0))
     requests = {submit(model, scheduler, bed.so_far(name), max_tokens=count): name for name, count in counts.items()}
 

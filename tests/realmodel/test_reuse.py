@@ -1,4 +1,7 @@
-"""KV that another request computed: prefixes, parts of blocks, forks, beams, parallel samples."""
+"""Reuse of KV from other requests: prefixes, partial blocks, forks, beams, samples.
+
+The samples run in parallel.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ def test_forks_go_on_apart_and_write_into_nobody_elses_block(bed: Bed, opened: O
 
 
 def rescored(bed: Bed, prompt: list[int], continuations: list[list[int]]) -> list[Logits]:
-    """Logits [len(tokens), vocab_size] of each continuation, computed in one step with nothing shared."""
+    """Score each continuation in one step with nothing shared.
+
+    Logits [len(tokens), vocab_size] of each.
+    """
     longest = len(prompt) + max(map(len, continuations))
     with bed.open(len(continuations) * (longest + bed.block_size)) as cache:
         seqs = [

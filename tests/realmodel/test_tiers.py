@@ -1,4 +1,7 @@
-"""KV that left the device: preempted, swapped, recomputed, on disk, in another process. What returns is the same."""
+"""KV that left the device and returns the same.
+
+Preempted, swapped, recomputed, on disk, and in another process.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def run_and_preempt(bed: Bed, cache: pk.KVCache) -> bytes:
 
 
 def resume(bed: Bed, cache: pk.KVCache, before: bytes, tiers: set[str]) -> None:
-    """It goes on: its KV comes from these tiers, bit for bit, and its tokens and logits are as if it never stopped."""
+    """Resume, and check that the KV comes from these tiers, bit for bit.
+
+    Tokens and logits are as if the sequence never stopped.
+    """
     with cache.sequence(bed.so_far(NAME, DONE)) as seq:
         found = {tier for tier, count in seq.hit_tokens.items() if count} - {"partial"}
         assert found == tiers

@@ -1,4 +1,7 @@
-"""Converted weights on disk: used again when they are what they say, made anew when there is any doubt."""
+"""Converted weights on disk.
+
+The loader uses them again when they are what they say, and makes them anew when in doubt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A llama of two layers with random weights, as the tensors and the GGUF file that tests alter."""
+"""A llama of two layers with random weights.
+
+It comes as the tensors and the GGUF file that tests alter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Random batches of paged KV, and what attention over them must be, by loops over plain Python floats."""
+"""Random batches of paged KV, and the attention over them.
+
+Loops over plain Python floats compute it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Batch:
     dim: tuple[int, int] = (8, 8)
     block_size: int = 3
     seed: int = 0
-    spare: float = np.nan  # what lies in blocks and slots that nobody owns
+    spare: float = np.nan  # what lies in blocks and slots that no sequence owns
     dense: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = field(default_factory=list)
     args: tuple[NDArray[Any], ...] = ()
 
@@ -106,7 +109,10 @@ def bits_of(masks: list[NDArray[np.bool_]]) -> dict[str, NDArray[Any]]:
 
 
 def check(batch: Batch, form: Any = paged_attention, num_splits: int | None = None, **options: Any) -> None:
-    """Attention of ``form`` is what the loops say. ``masks`` are bool [q_len, seq_len], one for each sequence."""
+    """Check that attention of ``form`` equals the loops' result.
+
+    ``masks`` are bool [q_len, seq_len], one for each sequence.
+    """
     given = options | ({} if num_splits is None else {"num_splits": num_splits})
     if "masks" in given:
         masks = given.pop("masks")

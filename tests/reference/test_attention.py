@@ -1,4 +1,7 @@
-"""The attention oracle against a dense softmax written another way, and its two forms against each other."""
+"""The attention oracle against a dense softmax written another way.
+
+Its two forms are also compared with each other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ALiBi, sinks and custom masks of the attention oracle: by hand, against loops, and against identities."""
+"""ALiBi, sinks and custom masks of the attention oracle.
+
+The tests check by hand, against loops, and against identities.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def random_masks(lens: list[tuple[int, int]], seed: int = 0, density: float = 0.
 
 
 def three_keys() -> list[Any]:
-    """One query of zeros, so that all scores are 0, over three keys whose values are unit vectors: o is the weights."""
+    """One query of zeros over three keys whose values are unit vectors.
+
+    All scores are 0, so o is the weights.
+    """
     q, k, v = np.zeros((1, 1, 2)), np.ones((1, 3, 1, 2)), np.eye(3).reshape(1, 3, 1, 3)
     return [q, k, v, np.zeros((1, 1), np.int32), [3], [0, 1]]
 

@@ -1,4 +1,7 @@
-"""Runs the proofs: ``python -m tests.reliability [--full | --count N] [--only a,b]``; 1 if anything is wrong."""
+"""Runs the proofs.
+
+``python -m tests.reliability [--full | --count N] [--only a,b]``; the exit code is 1 if anything is wrong.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def progress(tasks: list[Task], proofs: dict[str, Proof]) -> Iterator[Callable[[Task, int], object]]:
-    """A bar per proof where rich is installed and somebody looks; else nothing."""
+    """A bar per proof where rich is installed and stderr is a terminal; else nothing."""
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:

@@ -1,4 +1,7 @@
-"""A cache, a disk tier and a mover to try hostile calls on, each with a bystander that must never notice."""
+"""A cache, a disk tier and a mover to try hostile calls on.
+
+Beside each stands a bystander that must never be affected.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,8 @@ class ApiWorld:
             Call("step.write", self._in_step("write"), (0, kv(1, 2, 4), kv(1, 2, 4)), {"stream": None}),
             Call("step.mark_written", self._in_step("mark_written"), (0,)),
             Call("step.attend", self._in_step("attend"), (0, kv(1, 2, 4)),
-                 {"softmax_scale": None, "causal": True, "window": None, "soft_cap": None, "return_lse": False}),
+                 {"softmax_scale": None, "causal": True, "window": None, "soft_cap": None, "alibi_slopes": None,
+                  "sinks": None, "mask": None, "mask_indptr": None, "return_lse": False, "out": None, "stream": None}),
             Call("forged sequence", self._forged, ([1],)),
             Call("tier.write", self.tier.write, (row, self.records[:1], rows, [0])),
             Call("tier.read", self.tier.read, (row, self.records[:1], rows, [0])),
@@ -123,11 +127,12 @@ class ApiWorld:
             Call("mover.submit", self.mover.submit, (moves,), {"deadline_s": None}, after=lambda made: made.results()),
             Call("Mover", Mover, ({0: self.hosts[0]},), {"deadline_s": None, "max_queued_blocks": 9},
                  after=lambda made: made.close()),
-            Call("Namespace", pk.Namespace, (), dict.fromkeys(fields), after=lambda made: made.digest()),
+            Call("Namespace", pk.Namespace, (), dict.fromkeys(fields), after=_is_a_namespace),
             Call("Disk", pk.Disk, ("kv", "4MiB"),
                  {"segment_size": "1MiB", "shards": 1, "admission": "all", "write_budget": None, "required": True,
-                  "on_mismatch": "refuse", "network_fs": False, "page_cache": "drop", "on_progress": None}),
-            Call("KVSpec", pk.KVSpec, (2, 2, 4, "float16", 16), {"layout": "NHD", "model": ""}),
+                  "on_mismatch": "refuse", "network_fs": False, "page_cache": "drop", "on_progress": None},
+                 after=_is_a_disk),
+            Call("KVSpec", pk.KVSpec, (2, 2, 4, "float16", 16), {"layout": "NHD", "model": ""}, after=_is_a_spec),
             Call("DiskTier", DiskTier, (self.folder / "another", 2, 512),
                  {"fingerprint": bytes(32), "block_tokens": 4, "shards": 1, "segment_bytes": 1 << 20,
                   "read_path": "pread",
@@ -136,9 +141,30 @@ class ApiWorld:
             Call("KVCache", pk.KVCache, (SPEC, "8KiB", "4KiB"),
                  {"policy": "lru", "demotion": "leaf_first", "max_sequences": 8, "pin_budget": None, "threads": 1,
                   "deadline_s": None, "require_namespace": False, "partial_hits": True, "event_words": 0,
-                  "inclusive": None, "cost_tokens": 100.0},
-                 after=lambda made: made.close()),
+                  "inclusive": None, "cost_tokens": 100.0, "disk": None, "device": "cpu", "backend": None,
+                  "scrub": "never", "prefill_tokens_per_s": None, "clock": None, "storage": None},
+                 after=_is_a_cache),
+            Call("Scheduler", self._serve, ([1, 2, 3], 2),
+                 {"priority": 0, "n": 1, "namespace": NAME, "deadline_s": None, "tenant": "", "stop_tokens": ()}),
+            Call("SchedulerOptions", pk.SchedulerOptions, (),
+                 {"max_running": 4, "max_batch_tokens": 64, "order": "first_come", "window": 2, "admission": "prompt",
+                  "preemption": "measured", "watermark": 0.0, "lookahead": 0, "priority_tokens": 1}),
         ]  # fmt: skip
+
+    def _serve(self, *arguments: Any, **options: Any) -> None:
+        """A request of a scheduler of its own, served to its end."""
+        with pk.KVCache(SPEC, pk.Blocks(24)) as cache:
+            scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=4, max_batch_tokens=64))
+            scheduler.submit(*arguments, **options)
+            for _ in range(100):
+                if not scheduler.has_work:
+                    return
+                plan = scheduler.schedule()
+                with scheduler.step(plan) as step:
+                    for layer in range(SPEC.num_layers):
+                        step.mark_written(layer)
+                scheduler.report(plan, np.full(len(plan.lanes), 7, np.int32))
+            scheduler.abort_all() if hasattr(scheduler, "abort_all") else None
 
     def _fork(self) -> pk.Sequence:
         (made,) = self.victim.fork(1)
@@ -193,13 +219,13 @@ class ApiWorld:
             wrong.append(f"the cache: {problem!r}")
         found, last = np.zeros((KEPT, small.BLOCK_BYTES), np.uint8), np.arange(SLOTS - KEPT, SLOTS)
         if not self.tier.read(last, self.records[-KEPT:], found, range(KEPT)).all():
-            wrong.append("the disk tier lost blocks that nobody named")
+            wrong.append("the disk tier lost blocks that no call named")
         elif (found != self.arena[-KEPT:]).any():
             wrong.append("the disk tier serves wrong bytes")
         if (self.frozen != self.arena[:1]).any():
             wrong.append("an arena that cannot be written was written")
         if (self.hosts[1].arena[-KEPT:] != self.arena[-KEPT:]).any():
-            wrong.append("the mover wrote where nobody asked it to")
+            wrong.append("the mover wrote where no call asked it to")
         return wrong
 
     def close(self) -> None:
@@ -208,8 +234,38 @@ class ApiWorld:
             thing.close()
 
 
+def _is_a_namespace(made: pk.Namespace) -> None:
+    assert len(made.digest()) == 32
+    assert (made.key() == b"") == (made == pk.Namespace())
+    hash(made)
+
+
+def _is_a_disk(made: pk.Disk) -> None:
+    assert made.path
+    assert made.segment_bytes > 0
+    assert made.shards is None or 1 <= made.shards <= 1024
+
+
+def _is_a_spec(made: pk.KVSpec) -> None:
+    assert made.block_bytes == int(np.prod(made.block_shape)) * made.itemsize > 0
+    assert len(made.fingerprint()) == 32
+
+
+def _is_a_cache(made: pk.KVCache) -> None:
+    with made:
+        if made.stats().blocks["device"]["max"] >= 4:
+            toy = Toy(made)
+            if not made._require_namespace:
+                toy.use(prompt(1))
+            toy.use(prompt(1), NAME)
+        made.check_integrity()
+
+
 def reenter(world: ApiWorld, choose: random.Random) -> Any:
-    """An object that uses the cache while a call reads it as a number, an array or a collection."""
+    """Return an object that uses the cache while a call converts it.
+
+    The call reads it as a number, an array or a collection.
+    """
 
     def act() -> None:
         choose.choice(actions)()

@@ -1,4 +1,6 @@
-"""Many threads on one cache of three tiers: every call that a host makes, in any order, each served byte compared.
+"""Many threads on one cache of three tiers, each served byte compared.
+
+They make every call that a host makes, in any order.
 
 A round is one cache: two phases of work with a quiet point after each, at which all books must agree, or one phase
 in which the cache is closed under the threads. The directory goes from round to round.
@@ -97,7 +99,10 @@ class Host:
     # ---- what a host does
 
     def request(self) -> None:
-        """One request from start to end, perhaps with forks, further turns and steps that are given up."""
+        """Serve one request from start to end.
+
+        Perhaps with forks, further turns, and steps that are given up.
+        """
         namespace, toy = self.somewhere()
         first = self.cache.sequence(self.tokens(), namespace)
         self.held.append(first)
@@ -138,7 +143,7 @@ class Host:
         self.count["=compared"] += sum(bool(seq.num_computed) for seq in self.held)
 
     def storm(self) -> None:
-        """Prompts that nobody shares push everything else out."""
+        """Prompts that no other request shares push everything else out."""
         namespace, toy = self.somewhere()
         for start in range(self.choose.randint(2, 6)):
             with self.cache.sequence([start + 2, *self.choose.choices(range(2, 99), k=25)], namespace) as seq:
@@ -147,7 +152,7 @@ class Host:
             self.count["strangers"] += 1
 
     def warm_up(self) -> None:
-        """A prefetch; nobody has to wait for it."""
+        """A prefetch; no thread has to wait for it."""
         future = self.cache.prefetch(self.tokens(), self.somewhere()[0])
         self.count["prefetches"] += 1
         if self.choose.random() < 0.5:
@@ -179,7 +184,10 @@ class Host:
             self.count["=calls"] += 1
 
     def purge(self) -> None:
-        """Forget a namespace. What was purged from one that only this thread uses would not match any more."""
+        """Forget a namespace, shared by all threads or used by this one alone.
+
+        The latter gets a new salt, so that a later check would notice what was purged.
+        """
         if self.choose.random() < 0.2:
             self.cache.purge(self.choose.choice(SHARED))
         else:
@@ -225,7 +233,7 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, salts: C
             cache.prefetch([0]).wait(600)
         pinned = any(host.pins for host in hosts)  # until the cache was closed
         if cache.stats().sequences or not (pinned or all_free(cache)):
-            tally.fail(f"round {seed}: somebody still holds blocks: {cache.stats()}")
+            tally.fail(f"round {seed}: blocks are still held: {cache.stats()}")
         tally.add("quiet points")
     cache.close()
     tally.add("closed under the threads" if closing else "closed in peace")
@@ -238,7 +246,10 @@ def one_round(path: str, operations: int, seed: int, most_threads: int, salts: C
 
 
 def problems(raised: list[BaseException], *, closing: bool) -> list[str]:
-    """Errors in words; as objects they would keep alive what their frames held. A closed cache may say that it is."""
+    """Return errors in words; as objects they would keep alive what their frames held.
+
+    While a cache closes, ClosedError is allowed.
+    """
     told = [error for error in raised if not (closing and isinstance(error, pk.ClosedError))]
     return ["".join(traceback.format_exception(error)[-4:]) for error in told]
 

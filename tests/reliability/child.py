@@ -1,4 +1,6 @@
-"""A program in a process of its own that answers with a Tally: a signal, a hang or a report there is a wrong case here.
+"""A program in a process of its own that answers with a Tally.
+
+A signal, a hang or a report there is a wrong case here.
 
 The program prints a line ``done N`` now and then, and at last its Tally (`answer`).
 """
@@ -21,7 +23,10 @@ TALLY = "tally "
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its tally if it told one, its exit code (negative: a signal), and what it wrote to stderr."""
+    """How a child ended.
+
+    Its tally if it told one, its exit code (negative: a signal), and what it wrote to stderr.
+    """
 
     tally: Tally | None
     exit_code: int
@@ -43,7 +48,10 @@ def run(
     root: Path = ROOT,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run ``python -m module arguments`` from `root`, whose packages it then imports, to its end."""
+    """Run ``python -m module arguments`` from `root` to its end.
+
+    The child imports the packages of `root`.
+    """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     tally = None
     with tempfile.TemporaryFile("w+", errors="replace") as errors:

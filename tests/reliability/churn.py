@@ -1,4 +1,6 @@
-"""What runs in a process that is going to be killed: caches and tiers under load, with contents that can be checked.
+"""The load of a process that is going to be killed: caches and tiers in use.
+
+The parent can check their contents.
 
 The content of a namespace depends on its version. A purge that returned ends a version, and says so; from then on not
 one byte of it may be served again.
@@ -42,7 +44,10 @@ def source(tenant: int, version: int) -> str:
 
 
 def churn_cache(path: str, seed: int, versions: list[int], say: Say) -> None:
-    """Requests, prefetches, a sequence held for a while, and purges (of what is held, too) until somebody kills us."""
+    """Use a cache until the parent kills this process.
+
+    Requests, prefetches, a sequence held for a while, and purges (of what is held, too).
+    """
     choose = random.Random(seed)
     cache = open_cache(path)
     held: list[pk.Sequence] = []
@@ -79,7 +84,10 @@ def open_tier(path: str) -> DiskTier:
 
 
 def churn_tier(path: str, seed: int, say: Say) -> None:
-    """Writes, reads and burials by several threads, each with slots of its own, until somebody kills us."""
+    """Use a tier until the parent kills this process.
+
+    Several threads write, read and bury, each in slots of its own.
+    """
     tier = open_tier(path)
     held = {found.block: found.record for found in tier.records()}
     say("open")
@@ -116,7 +124,10 @@ def churn_tier(path: str, seed: int, say: Say) -> None:
 
 
 def kill_one(kind: str, path: str, seed: int, wait_s: float, opening: bool, versions: list[int]) -> dict[str, Any]:
-    """Start a child, kill it that long after it opened (or after it began to), and say what it said until then."""
+    """Start a child, kill it after `wait_s`, and return what it said until then.
+
+    The time counts from the end of its opening, or from the beginning.
+    """
     if kind == "cache":
         child = Child(lambda say: churn_cache(path, seed, versions, say))
     else:

@@ -1,4 +1,6 @@
-"""Many threads on the core alone: pool, placement over three tiers, block table; contents are numbers in arrays.
+"""Many threads on the core alone: pool, placement over three tiers, block table.
+
+Contents are numbers in arrays.
 
 python -m tests.reliability.core_hammer OPERATIONS SEED [MOST_THREADS]
 """
@@ -24,7 +26,7 @@ from tests.reliability.crowd import restless, together
 from tests.reliability.proof import Tally
 
 OPERATIONS = 6000  # of a round, all threads together
-NOBODY = 0
+EMPTY = 0
 NAMESPACES = (b"a", b"b")
 
 
@@ -39,7 +41,10 @@ def contents(namespace: bytes, tokens: list[int]) -> NDArray[np.int64]:
 
 
 class World:
-    """A placement over three tiers of blocks of one token, a table on it, and a pool that nobody else uses."""
+    """A placement over three tiers of blocks of one token, a table on it, and a pool.
+
+    Only the threads of the test use the pool.
+    """
 
     def __init__(self, choose: random.Random, threads: int) -> None:
         sizes = (12 * threads, 10 * threads, 20 * threads)
@@ -93,7 +98,7 @@ class Caller:
             for move in moves.tolist():
                 transfer, src, dst, src_block, dst_block = move[:5]
                 ok = ended.setdefault(transfer, self.choose.random() < 0.9)
-                world.memory[dst][dst_block] = world.memory[src][src_block] if ok else NOBODY
+                world.memory[dst][dst_block] = world.memory[src][src_block] if ok else EMPTY
             world.placement.complete(list(ended), list(ended.values()))
             self.operations += 2 if ended else 0
 
@@ -134,7 +139,10 @@ class Caller:
         self.hits += len(wanted)
 
     def rows(self) -> None:
-        """A few sequences through steps, forks and truncations; of tokens that no prefix begins with."""
+        """Take a few sequences through steps, forks and truncations.
+
+        No prefix begins with their tokens.
+        """
         table = self.world.table
         rows: list[int] = []
         try:
@@ -210,7 +218,7 @@ def one_round(operations: int, seed: int, most_threads: int, tally: Tally) -> No
     world.sound()
     held = [pool.counts()["live"] for pool in (*world.pools, world.pool)]
     if any(held) or world.table.num_rows or world.placement.stats()["owners"]:
-        tally.fail(f"round {seed}, {threads} threads: somebody still holds blocks: {held}")
+        tally.fail(f"round {seed}, {threads} threads: blocks are still held: {held}")
     tally.add("quiet points")
     tally.count += sum(caller.operations for caller in callers)
     tally.hits += sum(caller.hits for caller in callers)

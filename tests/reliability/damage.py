@@ -1,4 +1,7 @@
-"""Ways to damage the small store: single flips, slots of other stores, older generations, swaps, trashed sectors."""
+"""Ways to damage the small store.
+
+Single flips, slots of other stores, older generations, swaps, trashed sectors.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,9 @@ def at_least(count: int, groups: Iterable[list[Damage]]) -> Iterator[list[Damage
 
 
 def flips(image: Image, bits: int, seed: int) -> Iterator[list[Damage]]:
-    """Every byte of every file with one seeded flip (``bits=1``) or with each of its eight bits flipped.
+    """Flip bits in every byte of every file.
+
+    One seeded flip each (``bits=1``), or each of its eight bits.
 
     Flips in five slots come together: the sixth, each in turn, shows whether its neighbours are spared. So does one in
     the superblock, which has another copy.
@@ -107,7 +112,10 @@ def placed(how: str, slot: int, content: bytes, part: str, known: tuple[Record, 
 
 
 def swaps(image: Image) -> Iterator[Damage]:
-    """Slots, headers or payloads swapped, or one copied over another, within and between segments."""
+    """Swap slots, headers or payloads, or copy one over another.
+
+    Within and between segments.
+    """
     for first in range(NUM_BLOCKS):
         for second in range(NUM_BLOCKS):
             for part in PARTS if first != second else ():
@@ -119,7 +127,10 @@ def swaps(image: Image) -> Iterator[Damage]:
 
 
 def splices(folder: Path, records: list[Record]) -> Iterator[Damage]:
-    """Slots of two other stores, which hold other bytes under the same records, generations and places."""
+    """Put slots of two other stores in place.
+
+    They hold other bytes under the same records, generations and places.
+    """
     for name, changes in (("another store", {}), ("another fingerprint", {"fingerprint": bytes(32)})):
         path = folder / name
         for turn in (2, 3, 1):  # as often as the store under test
@@ -138,7 +149,10 @@ def splices(folder: Path, records: list[Record]) -> Iterator[Damage]:
 
 
 def forgeries(image: Image, records: list[Record]) -> Iterator[Damage]:
-    """Slots with right sums that differ from the real one in one field of the header, and hold other bytes."""
+    """Forge slots that differ from the real one in one field of the header.
+
+    Their sums are right, and they hold other bytes.
+    """
     for slot, record in enumerate(records):
         found = identity_of(image.slot(slot))
         generation, epoch, uuid = (found[name] for name in ("generation", "epoch", "uuid"))

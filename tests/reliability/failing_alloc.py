@@ -1,4 +1,6 @@
-"""The k-th allocation of a thread fails: failing_alloc compiled, preloaded into a child, and told which.
+"""Fails the k-th allocation of a thread.
+
+The test compiles failing_alloc, preloads it into a child, and tells it which allocation to fail.
 
 In the parent, `environment` compiles the library and says what the child's environment needs. In the child::
 
@@ -31,7 +33,7 @@ class Unbuildable(Exception):
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Compile the library into the directory `place`; what the environment of a child needs besides."""
+    """Compile the library into `place`; return what a child's environment needs besides."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise Unbuildable("no C compiler (cc, gcc or clang) to build the failing allocator with")
@@ -60,7 +62,9 @@ class FailingAlloc:
         self._where.restype = ctypes.c_char_p
 
     def spare(self, library: str) -> None:
-        """No allocation of a library (a part of its file name) fails; of those that were chosen, the next ones do.
+        """Let no allocation of a library fail.
+
+        `library` is a part of its file name. In place of its allocations that were chosen, the next ones fail.
 
         For libraries whose own way out of a failed allocation is wrong, so that nothing could be said of ours.
         """
@@ -73,7 +77,9 @@ class FailingAlloc:
         self._spare(min(int(first, 16) for first, _ in places), max(int(end, 16) for _, end in places))
 
     def arm(self, k: int, times: int = 1) -> None:
-        """Count this thread's allocations from now on; number k, and `times` in all, fail. 0: only count.
+        """Count this thread's allocations from now on; number k, and `times` in all, fail.
+
+        With k = 0 it only counts.
 
         The way back from this call and the way to `disarm` allocate too: those are counted, and may be the one.
         """

@@ -1,4 +1,7 @@
-"""Faults of the operating system on demand: faultio compiled, preloaded into a worker process, and told what to do."""
+"""Faults of the operating system on demand.
+
+The test compiles faultio, preloads it into a worker process, and tells it what to do.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ class Change(IntEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One change. `file` is an inode's number; `name` has no directory; the data of a RENAME is the new name."""
+    """One change of a file or a name.
+
+    `file` is an inode's number; `name` has no directory; the data of a RENAME is the new name.
+    """
 
     kind: Change
     file: int
@@ -61,7 +67,10 @@ class Entry:
 
 
 class Fault(ctypes.Structure):
-    """Counted calls `first` to `last` (from 1) meet `action`, with the errno `number` if it is one that fails."""
+    """Counted calls `first` to `last` (from 1) meet `action`.
+
+    An action that fails a call sets the errno `number`.
+    """
 
     _fields_ = [
         ("first", ctypes.c_int64), ("last", ctypes.c_int64), ("action", ctypes.c_int32), ("number", ctypes.c_int32),
@@ -134,7 +143,10 @@ class Faults:
 
 
 def preloaded(inside: Inside, count: int, seed: int, tick: Tick) -> Tally:
-    """`inside`, a function of a module, in a worker that has faultio preloaded; skipped where it cannot be compiled."""
+    """Run `inside`, a function of a module, in a worker that has faultio preloaded.
+
+    Skipped where faultio cannot be compiled.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return Tally(skipped=("everything: no C compiler (cc, gcc or clang) to build the fault injector with",))
@@ -153,7 +165,9 @@ def preloaded(inside: Inside, count: int, seed: int, tick: Tick) -> Tally:
 def in_worker(
     inside: Inside, count: int, seed: int, tick: Tick, changes: Mapping[str, str], before: Sequence[str] = ()
 ) -> Tally:
-    """`inside` in a process of its own, under the command `before` and in a changed environment.
+    """Run `inside` in a process of its own, in a changed environment.
+
+    The process starts under the command `before`.
 
     A worker that dies is one wrong case; its tally is lost with it.
     """

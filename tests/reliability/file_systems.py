@@ -1,4 +1,7 @@
-"""Real file systems, mounted for a while: tmpfs, ext4 in a file, and one of FUSE that fails on demand."""
+"""Real file systems, mounted for a while.
+
+tmpfs, ext4 in a file, and one of FUSE that fails on demand.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ def ext4(place: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def fuse(place: Path) -> Iterator[tuple[Path, Path]]:
-    """A FUSE directory, and the file that says how it fails; see :mod:`tests.reliability.fuse_faults`.
+    """Mount a FUSE directory; return it and the file that says how it fails.
+
+    See :mod:`tests.reliability.fuse_faults`.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""A small clean process that forks others: a thousand kills a minute, without an interpreter's start for each.
+"""A small clean process that forks others.
+
+It does a thousand kills a minute, without an interpreter's start for each.
 
 Forking out of a test runner with threads is not sound; this process has none, and NumPy and pagedkv imported already.
 """
@@ -17,7 +19,10 @@ from typing import Any
 
 
 class ForkServer:
-    """Calls functions ``"module:name"`` in that process. Arguments and results are plain JSON data."""
+    """Calls functions ``"module:name"`` in that process.
+
+    Arguments and results are plain JSON data.
+    """
 
     def __init__(self) -> None:
         root = str(Path(__file__).parents[2])
@@ -56,7 +61,10 @@ class ForkServer:
 
 
 class Child:
-    """A forked process that runs ``body(say)``; each ``say(line)`` reaches :meth:`heard` even if it is killed next."""
+    """A forked process that runs ``body(say)``.
+
+    Each ``say(line)`` reaches :meth:`heard` even if the process is killed next.
+    """
 
     def __init__(self, body: Any) -> None:
         self._ear, mouth = os.pipe()

@@ -1,4 +1,6 @@
-"""Superblocks and slot headers with fields set to extreme values, sums repaired or not: what a parser must survive.
+"""Superblocks and slot headers with extreme values, which a parser must survive.
+
+Their sums are repaired or not.
 
 The layout is written down here a second time, from the description of the format, and xxh3 comes from another library:
 a parser and its fuzzer that share a mistake would agree.
@@ -48,7 +50,10 @@ class Mutator:
     fields: dict[str, tuple[int, str]]
 
     def mutate(self, choose: random.Random, seed: int, repaired: float = 0.7) -> tuple[bytes, str]:
-        """A page with none to three fields changed, its sum right in most cases; and what was done, for a report."""
+        """Return a page with none to three fields changed, and what was done, for a report.
+
+        Its sum is right in most cases.
+        """
         page, done = bytearray(self.page), []
         for name in choose.choices(list(self.fields), k=choose.randrange(4)):
             at, code = self.fields[name]

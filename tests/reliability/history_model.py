@@ -1,4 +1,6 @@
-"""A stand-in for a model whose every token follows from all KV that it reads back, and what it says without a cache.
+"""A stand-in for a model: every token follows from all KV that it reads back.
+
+It also says what each token is without a cache.
 
 Each token's K is a number for the token and its namespace, its V is the negative. The next token follows from the
 weighted sum of all numbers of the history, so one wrong block, of any position, layer of sharing or namespace, changes
@@ -29,7 +31,10 @@ def number(token: int, salt: int) -> int:
 
 
 def said(total: int, which: int = 0) -> int:
-    """The token that follows a history of this weighted sum; `which`: the first, second, ... choice."""
+    """Return the token that follows a history of this weighted sum.
+
+    `which` takes the first, second, ... choice.
+    """
     return (total * 48_271 % PRIME // 7 + which) % VOCABULARY
 
 
@@ -39,7 +44,10 @@ def weighted(tokens: list[int], salt: int) -> int:
 
 
 def read_back(k: NDArray[Any], v: NDArray[Any], step: pk.Step, lanes: int) -> NDArray[np.int64]:
-    """Weighted sums of the first `lanes` histories after each of their tokens, from the KV alone: int64 [lanes, n]."""
+    """Return weighted sums of the first `lanes` histories after each token: int64 [lanes, n].
+
+    They come from the KV alone.
+    """
     tables = step.block_tables[:lanes]
     stored = (k[tables] - v[tables]).reshape(lanes, tables.shape[1] * SIZE).astype(np.int64) // 2
     stored[np.arange(stored.shape[1]) >= step.seq_lens[:lanes, None]] = 0
@@ -48,7 +56,10 @@ def read_back(k: NDArray[Any], v: NDArray[Any], step: pk.Step, lanes: int) -> ND
 
 
 def beam_tokens(totals: list[int], width: int) -> list[list[int]]:
-    """What each beam of a search goes on with: the one of the smallest sum forks, as soon as all run one is dropped."""
+    """Return what each beam of a search goes on with.
+
+    The beam of the smallest sum forks; as soon as all run, the beam of the largest is dropped.
+    """
     order = sorted(range(len(totals)), key=totals.__getitem__)
     entries = [[said(total)] for total in totals]
     spare = width - len(totals)

@@ -1,4 +1,7 @@
-"""Calls of the cache itself to be interrupted: prefetches, pins, quotas, purges, questions, opening and closing."""
+"""Calls of the cache itself to be interrupted.
+
+Prefetches, pins, quotas, purges, questions, opening and closing.
+"""
 
 from __future__ import annotations
 

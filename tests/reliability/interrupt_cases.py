@@ -1,4 +1,4 @@
-"""One interruption: a scene is prepared, its call interrupted at a point, and everything audited afterwards."""
+"""One interruption: prepare a scene, interrupt its call at a point, audit everything."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ class Cases:
         return time.perf_counter() - begun
 
     def _interrupt(self, case: Case, act: Act, size: float) -> tuple[str, str]:
-        """Make the call; where it was interrupted ("": it was over before), and what was wrong with what came out."""
+        """Make the call; return where it was interrupted, and what was wrong with what came out.
+
+        The place is "" if the call was over before.
+        """
         SLOWNESS.delay_s = case.world.setup.slow
         mode = "signals" if self.mode == "control" else self.mode
         return getattr(self, f"_{mode}")(case, act, size)  # type: ignore[no-any-return]
@@ -331,7 +334,9 @@ def caught(call: Callable[[], object]) -> BaseException | None:
 
 
 class FailingRounds:
-    """Has an allocation fail in the dispatcher's thread: number `target` of its rounds since :meth:`arm`.
+    """Fails an allocation in the dispatcher's thread.
+
+    It fails in round number `target` since :meth:`arm`.
 
     Attributes
     ----------
@@ -375,7 +380,7 @@ def is_cpythons_own(came: BaseException) -> bool:
 
 
 def lost_by_cpython(world: World) -> bool:
-    """Whether this world's sequences that are held are reachable from nothing: CPython lost a reference.
+    """Whether nothing reaches the held sequences of this world: CPython lost a reference.
 
     It does where it has no memory for a frame. A function that calls another, in plain Python and without this library,
     shows the same.
@@ -388,7 +393,10 @@ def lost_by_cpython(world: World) -> bool:
 
 
 def is_reachable(one: object, world: World, mine: list[object]) -> bool:
-    """Whether a module, a class or the world leads to an object, but for what this call itself holds, and frames."""
+    """Whether a module, a class or the world leads to an object.
+
+    Frames, and what this call itself holds, do not count.
+    """
     seen, left = {id(found) for found in (*mine, mine)}, [one]
     seen.add(id(left))
     while left:
@@ -420,7 +428,10 @@ def _unexpected(came: BaseException) -> str:
 
 
 def report(text: str) -> None:
-    """Say at once what is wrong, also to the file that the environment names: the proof keeps the first alone."""
+    """Say at once what is wrong, also to the file that the environment names.
+
+    The proof keeps only the first such report.
+    """
     print(text, file=sys.stderr, flush=True)
     if FINDINGS:
         with open(FINDINGS, "a") as file:

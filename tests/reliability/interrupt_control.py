@@ -1,4 +1,6 @@
-"""The control of the proof *interrupts*: moves that are given up although they are queued, as the order once was.
+"""The control of the proof *interrupts*: it gives up moves that are still queued.
+
+The library once did so itself.
 
 An interruption then frees blocks that a copy is still to write, and the proof has to find wrong bytes.
 """
@@ -31,7 +33,7 @@ class OldOrder:
         self._submitted.extend(np.unique(moves["transfer"]).tolist())
 
     def after(self, cache: pk.KVCache) -> None:
-        """An interruption came out of a call of this cache: whatever it has queued is given up all the same."""
+        """Give up whatever this cache has queued, once an interruption came out of a call."""
         transfers, self._submitted = self._submitted, []
         never = np.zeros(1, np.bool_)
         for transfer in transfers:
@@ -41,7 +43,10 @@ class OldOrder:
 
 
 def plant_old_order() -> OldOrder:
-    """From now on this process gives moves up that are queued, wherever a call is interrupted. Never taken back."""
+    """Plant the old order: give up queued moves wherever a call is interrupted.
+
+    It holds for the rest of this process.
+    """
     order, real = OldOrder(), Mover.submit
 
     def submit(self: Mover, moves: Any, **options: Any) -> Any:

@@ -1,4 +1,7 @@
-"""What interrupts a call: the exceptions that must come out of it, and how signals and the watchdog raise them."""
+"""What interrupts a call.
+
+The exceptions that must come out of it, and how signals and the watchdog raise them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def innermost(problem: BaseException, folder: str) -> str:
 
 
 def deliver(number: int, frame: FrameType | None) -> None:
-    """A signal handler of the program's: raises what is `PENDING`. The tracer calls it as if a signal had come."""
+    """A signal handler of the program's, which raises what is `PENDING`.
+
+    The tracer calls it as if a signal had come.
+    """
     raise PENDING.pop()
 
 
@@ -45,7 +51,9 @@ signal.signal(signal.SIGUSR1, deliver)
 
 
 class Alarm:
-    """The only owner of SIGALRM in the process: a signal in the middle of a call, or the watchdog, never both.
+    """The only owner of SIGALRM in the process.
+
+    The alarm is a signal in the middle of a call, or the watchdog, never both.
 
     Attributes
     ----------
@@ -80,7 +88,10 @@ class Alarm:
         raise problem
 
     def interrupt(self, call: Callable[[], object], problem: BaseException, after_s: float) -> None:
-        """Call it, with a signal after so many seconds, if it takes that long; then the watchdog takes over."""
+        """Call it, with a signal after `after_s` seconds if it still runs.
+
+        Then the watchdog takes over.
+        """
         self.arrived, self._watching = [], False
         try:
             self._problem = problem
@@ -128,7 +139,10 @@ class Callbacks:
         self.names = {}
 
     def __call__(self, name: str) -> None:
-        """A callback of this name is being called. Interrupts are raised in the caller's thread alone."""
+        """Count a callback of this name.
+
+        Interrupts are raised in the caller's thread alone.
+        """
         in_caller = threading.current_thread() is threading.main_thread()
         if not in_caller and not isinstance(self._problem, Exception):
             return

@@ -1,4 +1,6 @@
-"""Where an exception can arrive in the caller's thread: every line, call and return of the library's Python code.
+"""Where an exception can arrive in the caller's thread.
+
+At every line, call and return of the library's Python code.
 
 A point is the beginning of a line, the return of a Python function, or the moment after a call when its result stands
 on the stack and in no variable yet. There CPython delivers signals. Left out: the way from the body of a `with` or a
@@ -80,7 +82,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Places:
-    """Of a code object: instructions after a call with what was called, ends of `with` lines, beginnings of loops."""
+    """Places in a code object.
+
+    Instructions after a call with what was called, ends of `with` lines, beginnings of loops.
+    """
 
     after_call: dict[int, str]
     with_ends: dict[int, int]
@@ -113,7 +118,10 @@ def places(code: CodeType) -> Places:
 
 
 def _gaps(code: CodeType, handlers: list[tuple[int, int, int]]) -> frozenset[int]:
-    """NOPs that the compiler left out of every range of a handler, where a `try` begins inside a `with`."""
+    """Return NOPs that the compiler left out of every range of a handler.
+
+    They stand where a `try` begins inside a `with`.
+    """
     instructions = list(dis.get_instructions(code))
     return frozenset(
         here.offset
@@ -124,7 +132,10 @@ def _gaps(code: CodeType, handlers: list[tuple[int, int, int]]) -> frozenset[int
 
 
 def _exits(code: CodeType) -> frozenset[int]:
-    """Where ``__exit__(None, None, None)`` of a `with` begins: between there and its call no signal is looked for."""
+    """Return where ``__exit__(None, None, None)`` of a `with` begins.
+
+    Python looks for no signal between there and the call.
+    """
     if "BEFORE_WITH" not in {instruction.opname for instruction in dis.get_instructions(code)}:
         return frozenset()
     found, nones = set(), []
@@ -144,7 +155,10 @@ def _exits(code: CodeType) -> frozenset[int]:
 
 
 def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
-    """Ranges of instructions (first, end) and where their exceptions go; none before Python 3.11."""
+    """Return ranges of instructions (first, end) and where their exceptions go.
+
+    There are none before Python 3.11.
+    """
     parse = getattr(dis, "_parse_exception_table", None)
     return [] if parse is None else [(entry.start, entry.end, entry.target) for entry in parse(code)]
 
@@ -154,7 +168,10 @@ def _handler(handlers: list[tuple[int, int, int]], offset: int) -> int:
 
 
 def _callee(code: CodeType, instruction: dis.Instruction) -> str:
-    """The last name of what an instruction calls; "" where Python does not know the place in the text (before 3.11)."""
+    """Return the last name of what an instruction calls.
+
+    "" where Python does not know the place in the text (before 3.11).
+    """
     at = getattr(instruction, "positions", None)
     if at is None or at.lineno is None or at.end_lineno is None:
         return ""
@@ -172,7 +189,9 @@ def _callee(code: CodeType, instruction: dis.Instruction) -> str:
 
 
 class Tracer:
-    """Counts the points that the calling thread passes, and raises at number `target` (0: nowhere).
+    """Counts the points that the calling thread passes, and raises at one of them.
+
+    It raises at number `target`; 0 is nowhere.
 
     Attributes
     ----------
@@ -247,6 +266,9 @@ class Tracer:
 
 @cache
 def _first_line(code: CodeType) -> int:
-    """The line of the first statement: signals that came during the call are delivered before it."""
+    """Return the line of the first statement.
+
+    Python delivers signals that came during the call before that line.
+    """
     lines = [line for _, line in dis.findlinestarts(code) if line != code.co_firstlineno]
     return min(lines, default=code.co_firstlineno)

@@ -1,4 +1,7 @@
-"""What the proof *interrupts* interrupts: scenes, and those in which sequences are opened and changed."""
+"""The scenes of the proof *interrupts*.
+
+This module has those in which sequences are opened and changed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class Act:
 
 @dataclass(frozen=True)
 class Scene:
-    """A public call and the state that it is made in. `fits`: whether a world can have that state."""
+    """A public call and the state that it is made in.
+
+    `fits` says whether a world can have that state.
+    """
 
     name: str
     prepare: Callable[[World], Act]

@@ -1,4 +1,7 @@
-"""Schedulers to be interrupted: each goes on afterwards, and every request ends with the oracle's tokens."""
+"""Schedulers to be interrupted.
+
+Each goes on afterwards, and every request ends with the oracle's tokens.
+"""
 
 from __future__ import annotations
 

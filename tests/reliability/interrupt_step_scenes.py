@@ -1,4 +1,7 @@
-"""Steps to be interrupted: decoding, chunks, copies on write, room that has to be made, bodies that fail."""
+"""Steps to be interrupted.
+
+Decoding, chunks, copies on write, room that has to be made, and bodies that fail.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Interruptions in a process of their own: ``python -m tests.reliability.interrupt_worker MODE FIRST COUNT SEED FILE``.
+"""Runs interruptions in a process of their own.
+
+``python -m tests.reliability.interrupt_worker MODE FIRST COUNT SEED FILE``.
 
 FILE is told which case is under way, for the parent of a worker that dies.
 
@@ -56,7 +58,10 @@ def slots(setups: list[Setup]) -> list[Setup]:
 
 
 def plan(mode: str, first: int, seed: int, setups: list[Setup]) -> Iterator[tuple[Setup, Scene, float, int, str]]:
-    """Cases from number `first` on, for ever: `LIFE` scenes of one setup, then of the next, and points along each."""
+    """Yield cases from number `first` on, for ever.
+
+    `LIFE` scenes of one setup, then of the next, and points along each.
+    """
     order = slots(setups)
     number = first
     while True:

@@ -1,4 +1,7 @@
-"""A small cache with bystanders, whose every block holds what follows from its namespace and tokens, and its audit."""
+"""A small cache with bystanders, and its audit.
+
+What every block holds follows from its namespace and tokens.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ NAMESPACES: tuple[pk.Namespace | None, ...] = (None, TENANT, pk.Namespace(tenant
 
 @lru_cache(maxsize=20000)
 def _values(name: str, tokens: bytes) -> NDArray[np.float32]:
-    """A number per token that follows from the namespace and every token so far: 11 bits, exact in float16."""
+    """Return a number per token that follows from the namespace and all tokens so far.
+
+    11 bits, exact in float16.
+    """
     state, out = hash_of(name), []
     for token in np.frombuffer(tokens, np.int32).tolist():
         state = (state * 6364136223846793005 + token * 2654435761 + 1442695040888963407) % (1 << 61)
@@ -104,7 +110,7 @@ class Wrong(AssertionError):
 
 
 class Leaked(AssertionError):
-    """A row, an owner, a pin or a block is held by nobody."""
+    """A row, an owner, a pin or a block is held, but has no holder."""
 
 
 @dataclass
@@ -118,7 +124,10 @@ SLOWNESS = Slowness()
 
 
 def slow_transfers() -> None:
-    """From now on each part of a move waits before its bytes are copied, as `SLOWNESS` says. Once in a process."""
+    """From now on, delay each part of a move before its bytes are copied.
+
+    `SLOWNESS` sets the delay. Call it once in a process.
+    """
     worker: Any = importlib.import_module("pagedkv.tiers.mover.worker")
     real = worker.transfer
 
@@ -249,7 +258,7 @@ class World:
         )
         if wrong.any():
             where = np.flatnonzero(wrong.any(axis=(0, 2, 3)))
-            whose = "nobody" if namespace is None else namespace.tenant
+            whose = "no namespace" if namespace is None else namespace.tenant
             raise Wrong(
                 f"wrong KV of {whose!r}: tokens {where.tolist()[:6]} of {computed}, prompt {tokens[:1].tolist()}"
             )
@@ -287,7 +296,10 @@ class World:
         return str(max((run.tier for run in runs), default=""))
 
     def put_into(self, tier: str, namespace: pk.Namespace | None, blocks: int = 2) -> list[int]:
-        """A prompt whose cached prefix lies in this tier, as far as the cache can be brought to that."""
+        """Return a prompt whose cached prefix lies in this tier.
+
+        As far as requests can bring the cache to that.
+        """
         prompt = self.prompt(blocks)
         self.serve(prompt, namespace)
         for _ in range(24):
@@ -318,12 +330,15 @@ class World:
         stats, placement = self.cache.stats(), self.cache.stats().placement
         books = {"rows": stats.sequences, "owners": placement["owners"], "pinned blocks": placement["pinned_blocks"]}
         known, in_core = len(self.cache._roots._known), self.cache.placement.tree.num_namespaces
-        books["namespaces that nobody knows"] = max(0, in_core - known - 1)  # 1: the core's own first
+        books["namespaces that no name leads to"] = max(0, in_core - known - 1)  # 1: the core's own first
         books["namespaces too many"] = max(0, len(self.cache._roots) - MOST_NAMESPACES)
         return books | {f"live on {tier}": counts["live"] for tier, counts in stats.blocks.items()}
 
     def check_books(self, patience_s: float) -> bool:
-        """Nothing is held but what the bystanders hold; whether the garbage collector was needed. Raises Leaked."""
+        """Check that nothing is held but what the bystanders hold.
+
+        Returns whether that took the garbage collector. Raises Leaked.
+        """
         if self._books() == self.books:
             return False
         gc.collect()
@@ -336,7 +351,10 @@ class World:
         return True
 
     def press(self) -> list[list[int]]:
-        """New prompts of another tenant take whatever blocks were let go of, while old copies may still be coming."""
+        """Let new prompts of another tenant take whatever blocks were released.
+
+        Old copies may still be coming.
+        """
         prompts = [self.prompt(2), self.prompt(3)]
         for prompt in prompts:
             self.serve(prompt, NAMESPACES[2])
@@ -351,7 +369,10 @@ class World:
         return compared + self.serve(prompt, namespace)
 
     def close(self) -> None:
-        """Close, and open the directory again: a cache that could not close everything holds its lock."""
+        """Close, and open the directory again.
+
+        A cache that could not close everything holds its lock.
+        """
         LOG.removeHandler(self.listener)
         for seq in self.bystanders:
             seq.release()

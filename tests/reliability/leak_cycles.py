@@ -1,4 +1,6 @@
-"""Caches with a disk tier, opened, used and closed again and again: what must be the same then, and what may not grow.
+"""Opens, uses and closes caches with a disk tier again and again.
+
+It checks what must stay the same and what may not grow.
 
 python -m tests.reliability.leak_cycles CYCLES SEED
 """
@@ -60,8 +62,11 @@ class Sample:
 
 
 def threads(at_most: int = -1) -> int:
-    """Threads of the process, of the system's count. Those that have done their work may take a moment to be gone: they
-    are waited for until there are `at_most`, a minute at the longest; or until none has gone for a while."""
+    """Return how many threads the process has, by the system's count.
+
+    Threads that have done their work may take a moment to be gone. The call waits until there are `at_most`, a minute
+    at the longest; or until none has gone for a while.
+    """
     fewest, calm = len(os.listdir("/proc/self/task")), 0
     until = time.monotonic() + GONE_S
     while (fewest > at_most if at_most >= 0 else calm < CALM) and time.monotonic() < until:

@@ -1,4 +1,6 @@
-"""What a store must, may and must not serve, given what was asked of it and what it answered.
+"""What a store must, may and must not serve.
+
+It follows from what the store was asked and what it answered.
 
     steps   what a run asks for, one after the other
     ledger  what follows from them
@@ -20,7 +22,10 @@ Kind = Literal["open", "write", "invalidate", "purge", "clear", "flush", "read",
 
 @dataclass(frozen=True)
 class Step:
-    """One call. `numbers` go into `slots` one by one; `namespace` is what is purged; `fingerprint` what is opened."""
+    """One call.
+
+    `numbers` go into `slots` one by one; `namespace` is what is purged; `fingerprint` what is opened.
+    """
 
     kind: Kind
     slots: tuple[int, ...] = ()
@@ -87,7 +92,10 @@ class Ledger:
             self.buried.discard(number)
 
     def end(self, step: Step, went_well: Sequence[bool], *, faultless: bool) -> None:
-        """The step did not raise. `went_well`: of a write, for each slot. `faultless`: no fault met it so far."""
+        """Enter that the step did not raise.
+
+        `went_well`: of a write, for each slot. `faultless`: no fault met it so far.
+        """
         if step.kind == "write":
             for slot, number, ok in zip(step.slots, step.numbers, went_well):
                 self.held[slot] = number if ok else None
@@ -104,7 +112,10 @@ class Ledger:
             self.synced = dict(self.stored)
 
     def opened(self, listed: Mapping[int, int], *, faultless: bool) -> None:
-        """The open tier lists these numbers in these slots. What a fault kept it from finding, it may give up."""
+        """Enter that the open tier lists these numbers in these slots.
+
+        It may give up what a fault kept it from finding.
+        """
         self.held = {slot: number for slot, number in listed.items() if self.stored.get(slot) == number}
         if not faultless:
             self._forget((), self.stored.keys() - self.held.keys())
@@ -131,14 +142,17 @@ class Ledger:
         return {number for number in self.numbers.values() if everything or namespace_of(number) == step.namespace}
 
     def _forget(self, numbers: Collection[int], slots: Collection[int] = ()) -> None:
-        """Nobody has to serve these numbers, nor anything from these slots, any more."""
+        """The tier need not serve these numbers, nor anything from these slots, any more."""
         for kept in (self.stored, self.synced):
             for slot in [slot for slot, number in kept.items() if slot in slots or number in numbers]:
                 del kept[slot]
 
 
 def after(steps: Iterable[Step], done: int, before: Ledger | None = None) -> Ledger:
-    """The ledger of a process that ended within step number `done`, every step before it having gone well."""
+    """Return the ledger of a process that ended within step number `done`.
+
+    Every step before it has gone well.
+    """
     ledger = copy.deepcopy(before or Ledger())
     for index, step in enumerate(steps):
         if index > done:

@@ -1,4 +1,7 @@
-"""A small store's life: steps done on a real tier beside the ledger, and everything it serves held against it."""
+"""A small store's life: steps done on a real tier beside the ledger.
+
+Everything that the tier serves is compared with the ledger.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ class Life:
                 self.do(step)
 
     def do(self, step: Step) -> None:
-        """Do one step. Only opening, purging and clearing may raise: a `TierError`, because of a fault."""
+        """Do one step.
+
+        Only opening, purging and clearing may raise: a `TierError`, because of a fault.
+        """
         self.ledger.begin(step)
         try:
             answer = self._ask(step)
@@ -90,7 +96,10 @@ class Life:
             self.ledger.end(step, answer, faultless=self._faultless)
 
     def settle(self) -> None:
-        """Without faults from here on: all that has to be served is served, now and by a tier opened again."""
+        """End all faults, and check that all that has to be served is served.
+
+        Now, and by a tier opened again.
+        """
         self._faults.off()
         self._settled = True
         self._now += LONG_S
@@ -164,7 +173,7 @@ class Life:
         for stored in self._tier.records():
             number = self.ledger.numbers.get(stored.record.key)
             if number is None or stored.record != record_of(number):
-                self.complaints.append(f"slot {stored.block} lists a record that nobody wrote")
+                self.complaints.append(f"slot {stored.block} lists a record that no step wrote")
             else:
                 listed[stored.block] = number
         return listed
@@ -174,7 +183,10 @@ class Life:
         return {slot: number for slot, number in self.ledger.held.items() if number is not None}
 
     def _answers(self, *, thorough: bool) -> list[Answer]:
-        """What comes for all that was ever written to a slot; if thorough, also for what is listed or elsewhere."""
+        """Ask for all that was ever written to a slot, and return the answers.
+
+        If thorough, also for what is listed or elsewhere.
+        """
         assert self._tier is not None
         written = self.ledger.written
         pairs = {(slot, number) for slot, numbers in written.items() for number in numbers}

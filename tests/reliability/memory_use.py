@@ -1,4 +1,6 @@
-"""A cache with given budgets, filled to the brim in every tier: what the process and the directory then hold.
+"""A cache with given budgets, filled to the brim in every tier.
+
+It prints what the process and the directory then hold.
 
 python -m tests.reliability.memory_use DEVICE_BLOCKS HOST_BLOCKS DISK_BLOCKS SEED
 """
@@ -46,7 +48,10 @@ def forget_peak() -> None:
 
 @dataclass
 class Extremes:
-    """The most that a directory took up, the fewest blocks free in each tier, and the reads that were compared."""
+    """The most bytes of a directory, the fewest free blocks of each tier, and the reads.
+
+    The reads were compared.
+    """
 
     disk_bytes: int = 0
     free: dict[str, int] = field(default_factory=dict)
@@ -60,7 +65,7 @@ class Extremes:
 
 
 def fill(cache: pk.KVCache, path: str, prompts: int, choose: random.Random) -> Extremes:
-    """So many prompts that nobody shares, then some of them again."""
+    """So many prompts that share nothing, then some of them again."""
     seen = Extremes()
     length = PROMPT_BLOCKS * SPEC.block_size + 1
     kept = [np.array(choose.choices(range(1, 30000), k=length), np.int32) for _ in range(prompts)]

@@ -1,4 +1,4 @@
-"""Pairs of namespaces that differ as little as possible, and the way back from bytes to fields."""
+"""Pairs of namespaces that differ as little as possible, and a decoder of their keys."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _absent(choose: random.Random, fields: Fields) -> Fields | None:
 
 
 def _nested(choose: random.Random, fields: Fields) -> Fields | None:
-    """A field whose value is made to look like itself and the encoding of the next field after it."""
+    """Make a field look like itself and the encoding of the next field after it."""
     first, second = (TEXTS[i] for i in sorted(choose.sample(range(len(TEXTS)), 2)))
     inner = fields.get(second)
     if inner is None:
@@ -115,7 +115,10 @@ def pair(choose: random.Random) -> tuple[str, Fields, Fields]:
 
 
 def given(fields: Fields) -> Fields:
-    """The fields without those that say nothing; equal for namespaces that are the same, and only for those."""
+    """Return the fields that say something.
+
+    They are equal for namespaces that are the same, and only for those.
+    """
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -126,7 +129,10 @@ def copied(fields: Fields) -> Namespace:
 
 
 def decode(key: bytes) -> Fields:
-    """The fields that `Namespace.key` wrote: that there is a way back is why no two namespaces share a key."""
+    """Return the fields that `Namespace.key` wrote.
+
+    Because a key can be decoded, no two namespaces share one.
+    """
     fields, at = {}, 0
     while at < len(key):
         tag, kind, length = HEADER.unpack_from(key, at)

@@ -1,4 +1,6 @@
-"""Native callers of the core, in threads that work without the GIL, beside Python's own calls on the same objects.
+"""Native callers of the core, in threads that work without the GIL.
+
+Python's own calls go on beside them, on the same objects.
 
 Needs the compiled module ``pagedkv.native_threads`` (from native_threads.pyx), which only a copy of the tree has.
 
@@ -65,7 +67,7 @@ def one_round(operations: int, seed: int, threads: int, locked: bool, tally: Tal
         placement.check_integrity()
         lone.check_integrity()
         if lone.counts()["live"] or pool.counts()["live"]:
-            tally.fail(f"round {seed}, {threads} threads: somebody still holds blocks")
+            tally.fail(f"round {seed}, {threads} threads: blocks are still held")
 
 
 def main(operations: int, seed: int, threads: int, *, locked: bool) -> Tally:

@@ -97,7 +97,10 @@ def lose_power(base: Image, log: Sequence[Entry], rng: np.random.Generator) -> I
 def _apply(
     base: Image, log: Sequence[Entry], order: Sequence[int], names: int, kept: dict[int, NDArray[np.bool_] | None]
 ) -> Image:
-    """The first `names` changes of names and sizes, and the kept sectors (None: all) of writes in this order."""
+    """Apply the first `names` changes of names and sizes, and the kept sectors of writes.
+
+    None keeps all sectors of a write; the writes go in this order.
+    """
     image = Image(dict(base.names), dict(base.files))
     for index, entry in enumerate(log):
         if entry.kind == Change.CREATE and entry.name not in image.names and index < names:

@@ -1,4 +1,7 @@
-"""Callers beside the scheduler in the proof *progress*: they pin, hold, prefetch, purge and set quotas."""
+"""Callers beside the scheduler in the proof *progress*.
+
+They pin, hold, prefetch, purge and set quotas.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ VISITOR_BLOCKS = 4  # that the other thread holds at most
 
 
 def some_prompt(r: Random, lengths: Sequence[int] = (0, 0, 4, 9, 16, 21)) -> tuple[list[int], int]:
-    """Tokens, often with a prefix that others have too, of one of these lengths; and the number of a namespace."""
+    """Return tokens and the number of a namespace.
+
+    Often they begin with a prefix of one of these lengths that others have too.
+    """
     shared, first = r.choice(lengths), r.randint(0, 2)
     return [*([first] * shared), *(r.randrange(4) for _ in range(r.randint(1, 9)))], r.choice([0, 0, 1, 1, 2])
 

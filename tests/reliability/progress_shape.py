@@ -1,4 +1,4 @@
-"""What a world of the proof *progress* is made of: its cache and its scheduler's options, by a seed."""
+"""A world's cache and its scheduler's options, by a seed, for the proof *progress*."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One cache, one scheduler, random requests, and everything that may come between: for the proof *progress*.
+"""One cache, one scheduler and random requests: a world of the proof *progress*.
+
+Everything that may come between them comes.
 
 What is refused is compared with the books at that moment. A refusal is just if no request that has not ended would fit,
 at its largest and with its prompt shared, beside what pins, other sequences and the other thread hold.
@@ -43,7 +45,10 @@ class Asked:
 
 
 class World:
-    """A scheduler in use. `tally` gets what happens and what is wrong; `how` says how to see it again."""
+    """A scheduler in use.
+
+    `tally` gets what happens and what is wrong; `how` says how to see it again.
+    """
 
     def __init__(self, seed: int, tally: Tally, disk: str | None = None) -> None:
         self.random = Random(seed)
@@ -203,7 +208,10 @@ class World:
     # ---- judging
 
     def judge(self, refused: pk.PagedKVError) -> None:
-        """Whether the scheduler had to refuse: its requests that have not ended, against what others leave."""
+        """Judge whether the scheduler had to refuse.
+
+        Compares its requests that have not ended with what others leave.
+        """
         self.tally.add(f"refused by schedule: {type(refused).__name__}")
         while self.cache._moves.run_moves():
             pass
@@ -304,7 +312,10 @@ class World:
 
 
 def _verified(branch: Branch, sums: list[int]) -> list[int]:
-    """As much of a draft as is right, and the token after it: `sums` after the last token and each of the draft's."""
+    """Return as much of a draft as is right, and the token after it.
+
+    `sums` are those after the last token and after each of the draft's.
+    """
     draft, right = branch.draft.tolist(), 0
     while right < len(draft) and draft[right] == said(sums[right]):
         right += 1

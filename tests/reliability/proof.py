@@ -1,4 +1,6 @@
-"""What a proof is: one claim of docs/reliability.md, run with few cases by pytest and with many on demand.
+"""A proof: one claim of docs/reliability.md.
+
+pytest runs it with few cases; ``python -m tests.reliability`` with many.
 
 A proof lives in one module of ``tests/reliability/proofs`` and is its ``PROOF``. Its cases follow from the seed alone.
 """
@@ -20,7 +22,7 @@ class Tally:
     wrong : cases in which something was wrong: a wrong byte served, a signal, a leak, a refusal that should not be.
         Has to be 0.
     hits : reads that were served and compared byte by byte.
-    found : further counts worth a line (misses by reason, refusals, faults injected), so that nobody has to believe
+    found : further counts worth a line (misses by reason, refusals, faults injected), so that no reader has to believe
         that the faults happened.
     first_wrong : how to see the first wrong case again.
     skipped : why cases could not run here (no root, no FUSE); an honest "not done".
@@ -52,7 +54,10 @@ Tick: TypeAlias = Callable[[int], object]
 
 
 class Run(Protocol):
-    """Runs `count` cases (all of them where the proof is exhaustive); `tick(n)` says that n more are done."""
+    """Runs `count` cases, or all of them where the proof is exhaustive.
+
+    `tick(n)` says that n more are done.
+    """
 
     def __call__(self, count: int, seed: int, tick: Tick) -> Tally: ...
 

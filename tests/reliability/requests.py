@@ -1,4 +1,6 @@
-"""Clients of one cache under a schedule: they open, compute, read, prefetch, cancel, purge and release.
+"""Clients of one cache under a schedule.
+
+They open, compute, read, prefetch, cancel, purge and release.
 
 Whatever a sequence holds is compared with what was computed for exactly its namespace and prefix, at every turn.
 """
@@ -31,7 +33,7 @@ class Requests:
     def __init__(self, scene: Scene, cache: pk.KVCache) -> None:
         self.scene, self.cache = scene, cache
         self.reads = 0
-        self.known: set[tuple[int, int, tuple[int, ...]]] = set()  # namespace, its epoch, prefix: computed by somebody
+        self.known: set[tuple[int, int, tuple[int, ...]]] = set()  # namespace, its epoch, prefix: computed by a client
         self.epochs = [0, 0]
 
     def read(self, seq: pk.Sequence, namespace: int) -> None:
@@ -109,7 +111,10 @@ def prompt(rng: Random, length: int) -> list[int]:
 
 
 def some_client(requests: Requests, rng: Random) -> Callable[[], None]:
-    """A client with a life of one to four requests; all chances are taken now, so that only the schedule differs."""
+    """Return a client with a life of one to four requests.
+
+    All chances are taken now, so that only the schedule differs.
+    """
     todo: list[Callable[[], object]] = []
     for _ in range(rng.randint(1, 4)):
         tokens, namespace = prompt(rng, rng.randint(1, 5 * SIZE)), int(rng.random() < 0.25)

@@ -1,4 +1,6 @@
-"""Processes that want the same directory: openers at once, killed owners, forked and orphaned children.
+"""Processes that want the same directory.
+
+Openers at once, killed owners, forked and orphaned children.
 
 Each function runs in the fork server, has a directory of its own, and returns what went wrong; empty lists are good.
 """
@@ -46,7 +48,10 @@ def _try(path: str) -> str:
 
 
 def one_of_eight(path: str) -> list[str]:
-    """Eight open at one instant: one gets it, the others are told who has it. The winner is killed: it opens again."""
+    """Let eight processes open at one instant, and then kill the one that got it.
+
+    The others are told who has it. After the kill, the directory opens again.
+    """
     start, go = os.pipe()
 
     def rival(say: Any) -> None:
@@ -80,7 +85,10 @@ def one_of_eight(path: str) -> list[str]:
 
 
 def stale_lock(path: str) -> list[str]:
-    """An owner killed with the lock held, and LOCK naming it: the next opener gets the directory at once."""
+    """Kill an owner with the lock held, and LOCK naming it.
+
+    The next opener gets the directory at once.
+    """
 
     def owner(say: Any) -> None:
         tier = _filled(path)
@@ -100,7 +108,10 @@ def stale_lock(path: str) -> list[str]:
 
 
 def forked_child(path: str) -> list[str]:
-    """A fork of an owner is refused every call, disturbs nothing, and does not keep the lock when the owner closes."""
+    """A fork of an owner is refused every call and disturbs nothing.
+
+    It does not keep the lock when the owner closes.
+    """
     tier = _filled(path)
 
     def use(say: Any) -> None:
@@ -135,7 +146,10 @@ def forked_child(path: str) -> list[str]:
 
 
 def spawned_child(path: str) -> list[str]:
-    """Another program, started by the owner with every descriptor it can inherit, does not keep the lock."""
+    """A program that the owner starts does not keep the lock.
+
+    It inherits every descriptor that it can.
+    """
     tier = _filled(path)
     program = subprocess.Popen(["sleep", "600"], close_fds=False)
     held = _try(path)
@@ -147,7 +161,10 @@ def spawned_child(path: str) -> list[str]:
 
 
 def orphan(path: str) -> list[str]:
-    """A fork that no hook of Python's saw outlives its owner with the lock: a clear refusal until it ends."""
+    """A fork that no hook of Python's saw outlives its owner with the lock.
+
+    Openers get a clear refusal until it ends.
+    """
     libc = ctypes.PyDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # the orphan becomes ours, so that its end can be waited for
 

@@ -1,4 +1,7 @@
-"""Finds the proofs and runs them, each in a process of its own: one that dies is a wrong case and not the end."""
+"""Finds the proofs and runs them, each in a process of its own.
+
+A process that dies is a wrong case and not the end.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def load(name: str, package: str = PROOFS) -> Proof:
 
 
 def run_all(tasks: Iterable[Task], jobs: int, tick: Callable[[Task, int], object]) -> list[Result]:
-    """Run them, `jobs` at a time; results in the order of their ends. `tick(task, n)`: n more of its cases are done."""
+    """Run the tasks, `jobs` at a time; return results in the order of their ends.
+
+    `tick(task, n)` says that n more of a task's cases are done.
+    """
     waiting, results = list(tasks), []
     running: dict[Connection, tuple[Task, SpawnProcess, float]] = {}
     context = multiprocessing.get_context("spawn")

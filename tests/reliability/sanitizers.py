@@ -146,7 +146,7 @@ def instrumented(sanitizer: Sanitizer) -> Iterator[Copy]:
         flavour = sanitizer.flags.replace(",", "-")
         kept = KEPT / f"{flavour}-{_digest(copy.folder)}"
         with (KEPT / f"{flavour}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second finds it compiled
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the second process finds it compiled
             if not kept.exists():
                 helpers = [Path(shutil.copy2(source, copy.folder / "pagedkv")) for source in HERE.glob("*.pyx")]
                 copy.compile()
@@ -174,7 +174,10 @@ def _digest(tree: Path) -> str:
 
 
 def _put(modules: Path, into: Path) -> None:
-    """Copy the compiled modules of a package; all of them or, if this is interrupted, none where `into` is new."""
+    """Copy the compiled modules of a package.
+
+    It copies all of them or, if this is interrupted, none where `into` is new.
+    """
     unfinished = into if into.exists() else into.with_name(f".{into.name}")
     for module in modules.rglob("*.so"):
         target = unfinished / module.relative_to(modules)

@@ -46,7 +46,10 @@ OTHERS = {"flush": (FLUSH,), "read": (READ,), "reopen": (CLOSE, OPEN), "clear": 
 
 
 def random_script(rng: np.random.Generator, num_steps: int, numbers: Iterator[int]) -> Script:
-    """Steps that begin with opening and need not end with closing; every third write repeats an earlier number."""
+    """Return steps that begin with opening and need not end with closing.
+
+    Every third write repeats an earlier number.
+    """
     steps: list[Step] = [OPEN]
     used: list[int] = []
     for kind in rng.choice(KINDS, num_steps, p=CHANCES / CHANCES.sum()):

@@ -1,4 +1,7 @@
-"""A store of a few KiB whose every byte can be damaged: names, contents that follow from them, and checked reads."""
+"""A store of a few KiB whose every byte can be damaged.
+
+Names, contents that follow from them, and checked reads.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ ALL = np.arange(NUM_BLOCKS, dtype=np.int32)
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty directory, in memory where the system offers that: stores are opened by the thousand, syncs are slow."""
+    """Yield an empty directory, in memory where the system offers that.
+
+    Tests open stores by the thousand, and syncs are slow.
+    """
     shared = Path("/dev/shm")
     in_memory = shared.is_dir() and os.access(shared, os.W_OK)
     with tempfile.TemporaryDirectory(prefix="pagedkv-", dir=shared if in_memory else None) as name:
@@ -61,7 +67,10 @@ def record_of(number: int) -> Record:
 
 
 def payload_of(record: Record, turn: int = 0, num_bytes: int = BLOCK_BYTES) -> NDArray[np.uint8]:
-    """The bytes stored under a record; another `turn` stands for other bytes under the same name."""
+    """Return the bytes stored under a record.
+
+    Another `turn` stands for other bytes under the same name.
+    """
     seed = record.key + record.tokens.tobytes() + record.namespace + bytes([turn])
     return np.frombuffer(hashlib.shake_128(seed).digest(num_bytes), np.uint8)
 
@@ -109,7 +118,10 @@ class Image:
         os.pwrite(self._fds[name], data, start)
 
     def restore(self, *pieces: tuple[str, int, int]) -> None:
-        """Undo damage to the given (file, start, length); without any, put every byte of every file back."""
+        """Undo damage to the given (file, start, length).
+
+        Without any, it puts every byte of every file back.
+        """
         whole = [(name, 0, len(data)) for name, data in self.files.items()]
         for name, start, length in pieces or whole:
             os.pwrite(self._fds[name], self.files[name][start : start + length], start)

@@ -1,4 +1,6 @@
-"""A cache at work on a directory while its disk misbehaves; tells after every epoch, until it is killed or done.
+"""A cache at work on a directory while its disk misbehaves.
+
+It tells after every epoch, until it is killed or done.
 
     python -m tests.reliability.soak_worker DIRECTORY SEED
 
@@ -40,7 +42,7 @@ class Epoch:
     hits: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
-    held: int = 0  # blocks that somebody still holds when all requests are over
+    held: int = 0  # blocks that are still held when all requests are over
     wrong: str = ""
 
 
@@ -82,7 +84,10 @@ def fault(kind: str, directory: str, choose: random.Random) -> Iterator[None]:
 
 
 def requests(cache: pk.KVCache, choose: random.Random, done: Counter[str]) -> None:
-    """One thread's share of an epoch: conversations of a few families, some longer than others, asked for again."""
+    """Run one thread's share of an epoch: conversations of a few families.
+
+    Some are longer than others, and the thread asks for them again.
+    """
     for _ in range(REQUESTS // 2):
         which = choose.randrange(len(NAMESPACES))
         toy = Toy(cache, 1000 * which)

@@ -1,4 +1,6 @@
-"""Small stores for faults of the operating system: blocks of three namespaces whose bytes follow from a number.
+"""Small stores for faults of the operating system.
+
+Blocks belong to three namespaces, and their bytes follow from a number.
 
 A number names one record and its bytes for ever, so whatever a store serves can be judged without asking when it
 was written. `numbers` count up; number n belongs to namespace n % 3.

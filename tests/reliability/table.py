@@ -1,4 +1,7 @@
-"""The table of what was proved: rows from runs, kept in a JSON file, printed, and written into docs/reliability.md."""
+"""The table of what was proved.
+
+Rows come from runs; the table is kept in a JSON file, printed, and written into docs/reliability.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The failing allocator fails the allocation it was told, in the thread that asked for it, and no other."""
+"""The failing allocator fails the allocation it was told, and no other.
+
+It fails it in the thread that asked for it.
+"""
 
 from __future__ import annotations
 

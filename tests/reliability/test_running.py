@@ -1,4 +1,7 @@
-"""The runner of the proofs, on tiny proofs: what they found is told, and nothing that is wrong passes."""
+"""The runner of the proofs, on tiny proofs.
+
+It tells what they found, and nothing that is wrong passes.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Many threads on one mover over device, host and disk memory, and on the disk tier itself, each served byte compared.
+"""Many threads on one mover and on the disk tier itself, each served byte compared.
 
-Every thread owns a stripe of the blocks of each tier, as whoever submits moves has to, and knows what lies in them.
+The mover works over device, host and disk memory.
+
+Every thread owns a stripe of the blocks of each tier, as a caller that submits moves must, and knows what lies in them.
 
     python -m tests.reliability.tier_hammer OPERATIONS SEED [MOST_THREADS]
 """
@@ -46,7 +48,7 @@ class World:
     Attributes
     ----------
     named : the name of what lies in each block of the disk, or is on its way there.
-    closing : whether somebody closes all of it, and moves may come to nothing.
+    closing : whether a thread closes all of it, and moves may come to nothing.
     """
 
     device: DeviceTier
@@ -68,7 +70,10 @@ class World:
 
 @dataclass
 class Owner:
-    """One thread. `there[tier]` is the content of each of its blocks that holds anything it may read."""
+    """One thread.
+
+    `there[tier]` is the content of each of its blocks that holds anything it may read.
+    """
 
     world: World
     choose: random.Random
@@ -153,7 +158,10 @@ class Owner:
             self.compare(row, number)
 
     def ask_again(self) -> None:
-        """In a store opened again: every content is in a block, though perhaps in the one of a move given up late."""
+        """Ask a store that was opened again: every content is in a block.
+
+        It may be in the block of a move that was given up late.
+        """
         numbers = {name(number).key: number for number in self.there[DISK].values()}
         found = [stored for stored in self.world.disk.records() if stored.record.key in numbers]
         rows = np.zeros((len(found), BLOCK_BYTES), np.uint8)

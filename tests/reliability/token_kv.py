@@ -1,4 +1,7 @@
-"""A request served with the toy model, by the name of its weights: what it met, and how much of that was wrong."""
+"""Serves a request with the toy model, by the name of its weights.
+
+It returns what the request met, and how much of that was wrong.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class Served:
 
 
 def kv_of(weights: str, tokens: Sequence[int] | NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """K and V of all tokens, float32 [1, num_tokens, 1, 8]; `weights` names the model's weights."""
+    """Return K and V of all tokens, float32 [1, num_tokens, 1, 8].
+
+    `weights` names the model's weights.
+    """
     salt = int.from_bytes(hashlib.blake2b(weights.encode(), digest_size=7).digest(), "little")
     return toy.kv(SPEC, tokens, salt)
 

@@ -1,4 +1,6 @@
-"""Threads under a schedule: one client runs at a time, and whoever chooses says who and what is next.
+"""Threads under a schedule: one client runs at a time.
+
+A chooser decides which client and which event is next.
 
 Clients are real threads that hand one baton round. A client gives it back where it waits, and where it says that
 others may come first. Between two turns of clients, events happen: bytes are moved, moves are told to be over, time
@@ -14,7 +16,7 @@ from random import Random
 from types import ModuleType
 from typing import Any, Protocol
 
-PATIENCE_S = 120.0  # of real time: a client that does not come back by then waits for something that nobody controls
+PATIENCE_S = 120.0  # of real time: a client not back by then waits for something that the schedule does not control
 MOST_TURNS = 20_000  # of one schedule
 
 
@@ -36,7 +38,9 @@ class RandomChooser:
 
 
 class Enumerator:
-    """All schedules that differ in their first `depth` choices; later choices are the first option each.
+    """All schedules that differ in their first `depth` choices.
+
+    Every later choice is the first option.
 
     Use it as the chooser of one run after the other, `advance` in between until it is False.
     """
@@ -69,7 +73,7 @@ class Enumerator:
 
 
 class Deadlock(AssertionError):
-    """Everybody waits, and nothing can happen any more."""
+    """Every client waits, and nothing can happen any more."""
 
 
 class Abandoned(BaseException):
@@ -133,9 +137,11 @@ class Schedule:
         return client
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """For a client: give the baton back until `ready`, or until that much virtual time has passed.
+        """For a client: give the baton back until `ready`.
 
-        Where nobody runs (before and after the clients), events happen in order until it is so.
+        Or until that much virtual time has passed.
+
+        Where no client runs (before and after the clients), events happen in order until it is so.
         """
         if self.dead:
             raise Abandoned
@@ -144,7 +150,7 @@ class Schedule:
             while not ready():
                 events = self.events()
                 if not events:
-                    raise Deadlock("nobody runs, and nothing can happen")
+                    raise Deadlock("no client runs, and nothing can happen")
                 events[0][1]()
             return True
         client.ready = ready
@@ -192,7 +198,7 @@ class Schedule:
             self.running = client
             client.go.release()
             if not self.back.acquire(timeout=PATIENCE_S):
-                raise Deadlock("a client waits for something that is under nobody's control")
+                raise Deadlock("a client waits for something that the schedule does not control")
             self.running = None
             if client.error is not None:
                 raise client.error
@@ -209,7 +215,10 @@ class Schedule:
 
 
 class VirtualCondition:
-    """A `threading.Condition` whose waiters wait under the schedule. Nobody else runs, so its lock locks nothing."""
+    """A `threading.Condition` whose waiters wait under the schedule.
+
+    No other thread runs, so its lock locks nothing.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

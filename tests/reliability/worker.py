@@ -1,4 +1,6 @@
-"""A process in which a proof's cases run: ``python -m tests.reliability.worker MODULE FUNCTION COUNT SEED``.
+"""A process in which a proof's cases run.
+
+``python -m tests.reliability.worker MODULE FUNCTION COUNT SEED``.
 
 Says on its standard output, a JSON value a line, how many more cases are done, and last the tally. Cases that stop
 making progress end it by SIGALRM.

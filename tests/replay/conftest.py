@@ -1,4 +1,7 @@
-"""Traces for the replay tests: made in memory, written to files, or the shared real ones where they are."""
+"""Traces for the replay tests.
+
+Made in memory, written to files, or the shared real ones where they are.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ BLOCK = 512
 
 
 def shared_folder() -> Path:
-    """Where the shared traces lie: ``$PAGEDKV_SHARED/traces``, or ``shared/traces`` beside the repository."""
+    """Return the folder of the shared traces.
+
+    ``$PAGEDKV_SHARED/traces``, or ``shared/traces`` beside the repository.
+    """
     named = os.environ.get("PAGEDKV_SHARED")
     return (Path(named) if named else HERE.parents[2] / "shared") / "traces"
 

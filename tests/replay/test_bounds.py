@@ -1,4 +1,7 @@
-"""MIN, MIN-bypass, infinite and the reference LRU: against published counts, brute force, and each other."""
+"""MIN, MIN-bypass, infinite and the reference LRU.
+
+They agree with published counts, brute force, and each other.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,10 @@ def best_of_all(paths: list[list[int]], capacity: int, *, must_admit: bool) -> i
 
 
 def plain_lru(paths: list[list[int]], capacity: int) -> list[int]:
-    """Leaf-first LRU, one dict: block -> (last use, -depth); the least childless block off the path goes."""
+    """Leaf-first LRU in one dict: block -> (last use, -depth).
+
+    The least childless block off the path goes.
+    """
     last: dict[int, tuple[int, int]] = {}
     parent: dict[int, int] = {}
     result = []

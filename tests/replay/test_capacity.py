@@ -1,4 +1,7 @@
-"""Sizes as users type them: blocks, shares rounded down, bytes rounded down, and what is no size."""
+"""Sizes as users type them.
+
+Blocks, shares rounded down, bytes rounded down, and strings that are no size.
+"""
 
 from __future__ import annotations
 

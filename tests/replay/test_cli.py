@@ -1,4 +1,7 @@
-"""``pagedkv replay`` as a command: clean output, one-line errors with exit code 2, no tracebacks."""
+"""``pagedkv replay`` as a command.
+
+Clean output, one-line errors with exit code 2, no tracebacks.
+"""
 
 from __future__ import annotations
 

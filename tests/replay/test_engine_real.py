@@ -1,4 +1,7 @@
-"""The real engine: the same hits as the sim engine, every byte right, and a wrong one found and reported."""
+"""The real engine: the same hits as the sim engine, every byte right.
+
+It finds and reports a wrong byte.
+"""
 
 from __future__ import annotations
 

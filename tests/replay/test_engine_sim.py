@@ -1,4 +1,7 @@
-"""The sim engine: LRU's published counts through the real core, bounds above every policy, nothing lost."""
+"""The sim engine.
+
+LRU's published counts through the real core, bounds above every policy, nothing lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Requests that take time: who holds what until when, the engine that replays it, and its optimum."""
+"""Requests that take time.
+
+Which request holds what until when, the engine that replays it, and its optimum.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +250,10 @@ def leading(path: list[int], cached: frozenset[int]) -> int:
 
 
 def held_by_hand(trace: Trace, device: int) -> list[int]:
-    """Of each request, the longest prefix that together with what others hold is no more than the device."""
+    """Return for each request the longest prefix that fits beside what others hold.
+
+    Together they are no more than the device.
+    """
     running: dict[int, set[int]] = {}
     lengths = [0] * trace.num_requests
     for event in arrivals_and_ends(trace, 1.0).tolist():
@@ -261,7 +267,10 @@ def held_by_hand(trace: Trace, device: int) -> list[int]:
 
 
 def best_of_all(trace: Trace, capacity: Capacity) -> int:
-    """Most hits over every sequence of cache contents that has in it what is held, and only what was asked for."""
+    """Return the most hits over every sequence of cache contents.
+
+    The contents have in them what is held, and only what was asked for.
+    """
     fits = held_by_hand(trace, capacity.device)
     running: dict[int, frozenset[int]] = {}
     states: dict[frozenset[int], int] = {frozenset(): 0}
@@ -284,7 +293,10 @@ def best_of_all(trace: Trace, capacity: Capacity) -> int:
 
 
 def plain_lru(trace: Trace, capacity: int) -> list[int]:
-    """Leaf-first LRU: block -> (when it was let go last, -depth); the least childless block that nobody holds goes."""
+    """Leaf-first LRU: block -> (when it was let go last, -depth).
+
+    The least childless block that no request holds goes.
+    """
     fits = held_by_hand(trace, capacity)
     last: dict[int, tuple[int, int]] = {}
     running: dict[int, list[int]] = {}

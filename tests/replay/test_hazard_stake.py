@@ -79,9 +79,9 @@ def test_a_stake_that_cannot_be_is_refused(options: dict[str, Any], error: type[
 def test_the_policy_is_told_the_sessions_of_a_trace() -> None:
     trace = load_trace("synthetic:agent:3:300")
     assert len(set(trace.sessions.tolist())) > 3
-    nobody = replace(trace, sessions=np.full_like(trace.sessions, -1))
+    nameless = replace(trace, sessions=np.full_like(trace.sessions, -1))
     room = Capacity(trace.num_unique // 10)
     for engine in ("sim", "real"):
         options = Options(engine=engine, block_bytes=4096)
-        told, untold = (replay(each, ["hazard"], room, options=options)[0].counters for each in (trace, nobody))
+        told, untold = (replay(each, ["hazard"], room, options=options)[0].counters for each in (trace, nameless))
         assert told["hazard.left_behind"] > 0 == untold["hazard.left_behind"]

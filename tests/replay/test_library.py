@@ -1,4 +1,7 @@
-"""``pagedkv.lab.replay.replay`` and its Results: what is asked for comes back, and nonsense is refused first."""
+"""``pagedkv.lab.replay.replay`` and its Results.
+
+It returns what is asked for, and refuses nonsense first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Block contents of the real engine: they follow from the whole prefix, and any wrong byte is counted."""
+"""Block contents of the real engine.
+
+They follow from the whole prefix, and any wrong byte is counted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The generated traces: the same every time, shaped like the real ones; nonsense is refused."""
+"""The generated traces.
+
+They are the same every time and shaped like the real ones; nonsense is refused.
+"""
 
 from __future__ import annotations
 

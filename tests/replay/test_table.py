@@ -1,4 +1,7 @@
-"""The table for people: plain without rich or a terminal, rich's on a terminal wide enough for it."""
+"""The table for people.
+
+Plain without rich or a terminal, rich's on a terminal wide enough for it.
+"""
 
 from __future__ import annotations
 

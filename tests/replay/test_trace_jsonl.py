@@ -1,4 +1,7 @@
-"""The .jsonl reader: plain and compressed alike, and every damage as an error that names line and field."""
+"""The .jsonl reader: plain and compressed alike.
+
+For every damage, the error names line and field.
+"""
 
 from __future__ import annotations
 

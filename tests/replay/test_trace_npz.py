@@ -1,4 +1,7 @@
-"""The .npz reader: good traces exactly, and every kind of damage as an error that names the field."""
+"""The .npz reader.
+
+It reads good traces exactly; for every kind of damage, the error names the field.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A toy server: its next token follows from all tokens before it, and every KV it reads back is compared."""
+"""A toy server: its next token follows from all tokens before it.
+
+It compares every KV that it reads back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ VOCABULARY = 50
 
 
 def chain(tokens: Any) -> NDArray[np.float32]:
-    """A number per token that follows from all tokens up to it, exact in float32: float32 [num_tokens]."""
+    """Return a number per token that follows from all tokens up to it.
+
+    float32 [num_tokens], exact in float32.
+    """
     return (toy.chain(tokens) % toy.EXACT["float32"]).astype(np.float32)
 
 
@@ -54,7 +60,10 @@ class Server:
         return self.scheduler.submit(prompt, max_new_tokens, **options)
 
     def compute(self, plan: Plan, then: type[Exception] | None = None) -> None:
-        """The step of a plan, with what was in the cache compared first; its body may raise in the end."""
+        """Run the step of a plan, and first compare what was in the cache.
+
+        Its body may raise in the end.
+        """
         with self.scheduler.step(plan) as step:
             self.write(plan, step)
             if then is not None:

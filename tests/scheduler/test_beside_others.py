@@ -1,4 +1,7 @@
-"""Blocks and rows that other callers of the cache hold: the scheduler says so, waits, and loses nothing."""
+"""Blocks and rows that other callers of the cache hold.
+
+The scheduler says so, waits, and loses nothing.
+"""
 
 from __future__ import annotations
 

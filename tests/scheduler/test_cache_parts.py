@@ -1,4 +1,7 @@
-"""What the cache has for a scheduler: batches, measured costs, and an error with the numbers."""
+"""What the cache has for a scheduler.
+
+Batches, measured costs, and an error with the numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whose turn it is: first come, priorities, tenants, cached prefixes; and that everybody's comes."""
+"""Whose turn it is: first come, priorities, tenants, cached prefixes.
+
+The turn of every request comes.
+"""
 
 from __future__ import annotations
 

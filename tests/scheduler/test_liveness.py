@@ -1,4 +1,7 @@
-"""What stopped the scheduler: branches that lost their common blocks, prefetches, and blocks that others hold."""
+"""What stopped the scheduler.
+
+Branches that lost their common blocks, prefetches, and blocks that others hold.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def run_to_the_end(server: Server, *requests: Request) -> None:
 
 
 def suspended_by_another(server: Server, request: Request) -> None:
-    """Run until a request that is better placed has taken the device from this one, and is finished."""
+    """Run until a better placed request has taken the device from this one.
+
+    The better placed request is then finished.
+    """
     for _ in range(6):
         server.turn()
     urgent = server.submit(prompt(9, 40), 2, priority=100)

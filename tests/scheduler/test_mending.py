@@ -1,4 +1,7 @@
-"""Calls of the scheduler that are interrupted at any line: the next call goes on, and every token is the same."""
+"""Calls of the scheduler that are interrupted at any line.
+
+The next call goes on, and every token is the same.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class Interrupt(BaseException):
 
 
 class At:
-    """A tracer that raises at a line of the scheduler's room, counted over all calls; -1 only counts."""
+    """A tracer that raises at a line of the scheduler's room.
+
+    Lines are counted over all calls; -1 only counts.
+    """
 
     def __init__(self, at: int) -> None:
         self.at, self.lines, self.where = at, 0, ""
@@ -53,7 +59,10 @@ def token(history: np.ndarray, alternative: int = 0) -> int:
 
 
 def entries(plan: pk.Plan) -> list[Any]:
-    """What a step gives each lane: first samples and beams, what is right of a draft, then one token each."""
+    """Return what a step gives each lane.
+
+    First samples and beams, what is right of a draft, then one token each.
+    """
     told: list[Any] = []
     for branch in plan.lanes:
         request, history = branch.request, branch.tokens
@@ -72,7 +81,10 @@ def entries(plan: pk.Plan) -> list[Any]:
 
 
 def outputs(at: int, watch: At | None = None) -> tuple[list[Any], At]:
-    """What all requests come to, with the line `at` interrupted; a small device, so that some are suspended."""
+    """Return what all requests come to, with the line `at` interrupted.
+
+    The device is small, so that some are suspended.
+    """
     cache = pk.KVCache(SPEC, pk.Blocks(14), pk.Blocks(32))
     scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=6, max_batch_tokens=12, watermark=0.0))
     tracer, requests, aborted = At(at), [], []
@@ -175,7 +187,7 @@ def test_a_request_that_finished_in_an_interrupted_report_is_in_the_next_plan_wh
         patch.setattr(scheduler, "_forget", interrupted)
         with pytest.raises(Interrupt):
             scheduler.report(plan, [7])
-    assert scheduler.has_work, "nobody was told of its end"
+    assert scheduler.has_work, "the caller was not told of its end"
     told = []
     while scheduler.has_work:
         told += scheduler.schedule().finished

@@ -1,7 +1,9 @@
-"""Long random runs at capacity: everything can happen, everybody ends, and nothing is ever wrong.
+"""Long random runs at capacity: everything can happen, and every request ends.
+
+Nothing is ever wrong.
 
 After every step the books of the scheduler and of the cache are checked, every KV that is read back is compared, and
-every output is what the request would have come to alone. Nobody starves: a request's turn can only pass to requests
+every output is what the request would have come to alone. No request starves: its turn can only pass to requests
 that come before its rank is behind (the bound of ``queue.py``), and each run ends with nothing left.
 """
 
@@ -119,8 +121,11 @@ class Run:
         scheduler.check_integrity()
 
     def check_turns(self, ranks: dict[Request, float], begun: list[Request], expired: bool) -> None:
-        """Who began did not pass anybody of a better rank, and nobody who came too late to pass them; those apart that
-        do not fit beside what the outsider holds."""
+        """Check that no request that began passed one of a better rank.
+
+        None began that came too late to pass a waiting one. Requests that do not fit beside what the outsider holds do
+        not count.
+        """
         aside = self.scheduler._queue.aside
         if self.scheduler.options.order != "first_come":
             return
@@ -133,10 +138,10 @@ class Run:
                     assert by_rank(begun[0]) <= (ranks[first], first.id)
                 else:
                     assert by_key(begun[0]) <= by_key(first)
-        head_start = 2 * 100 * self.scheduler.options.priority_tokens  # its own tenant's first, and whoever passes that
+        head_start = 2 * 100 * self.scheduler.options.priority_tokens  # its own tenant's first, and those past that
         for request in waiting:
             bound = max(ranks[request], request.rank) + head_start
-            assert all(r.arrived <= bound for r in begun), "passed by somebody who came beyond the bound"
+            assert all(r.arrived <= bound for r in begun), "passed by a request that came beyond the bound"
 
     def check_outputs(self) -> None:
         for request in self.requests:
@@ -164,7 +169,7 @@ def play(seed: int, steps: int, device: int, host: int | None, **options: Any) -
             run.disturb()
             run.step()
         run.let_outsider_go()
-        for _ in range(4000):  # nobody comes any more: everybody ends
+        for _ in range(4000):  # no request comes any more: every one ends
             if not run.scheduler.has_work:
                 break
             run.step()

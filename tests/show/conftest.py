@@ -1,4 +1,7 @@
-"""Runs to record: KV that is its own token, so that what a picture says of a block can be compared with its bytes."""
+"""Runs to record, with KV that is its own token.
+
+So a test can compare what a picture says of a block with the block's bytes.
+"""
 
 from __future__ import annotations
 

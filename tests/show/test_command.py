@@ -1,4 +1,7 @@
-"""``pagedkv show``: the built-in run or a file, on the terminal, as a page or as JSON; bad input is one line."""
+"""``pagedkv show``: the built-in run or a file, on the terminal, as a page or as JSON.
+
+Bad input is one line.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def test_without_a_file_the_built_in_run_is_listed_and_its_last_step_drawn(capsy
 
 
 def test_the_built_in_run_is_the_same_every_time(demo):
-    """But for what else is on its way while the dispatcher tells of one move: that is the threads' to decide."""
+    """The threads decide what else is on its way while the dispatcher tells of one move.
+
+    So the test leaves that out.
+    """
 
     def told(recording):
         frames = [replace(frame, tiers={}) if frame.what == "moves" else frame for frame in recording.frames]

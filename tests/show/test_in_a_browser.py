@@ -1,4 +1,6 @@
-"""The page in a real browser, headless: what is drawn at each step is what was recorded, and nothing is loaded.
+"""The page in a real browser, headless.
+
+What is drawn at each step is what was recorded, and nothing is loaded.
 
 Needs Chromium with its driver and the test extra's selenium; without one of them every test here is skipped, and says
 what is missing.
@@ -103,7 +105,10 @@ class Page:
 
 
 def requests_of(browser: Any, address: str) -> set[str]:
-    """What a page has asked for since it was last asked, itself included; data that stands in it is no request."""
+    """Return what a page has asked for since the last call, itself included.
+
+    Data that stands in the page is no request.
+    """
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
     urls = {params["request"]["url"] for params in sent if params["documentURL"] == address}
@@ -112,7 +117,10 @@ def requests_of(browser: Any, address: str) -> set[str]:
 
 @pytest.fixture
 def shown(browser, demo, tmp_path) -> Iterator[Page]:
-    """The built-in run, at its first step. At the end: no complaint on the console, and no request but for the file."""
+    """The built-in run, at its first step.
+
+    At the end: no complaint on the console, and no request but for the file.
+    """
     path = tmp_path / "run.html"
     path.write_text(page(demo), encoding="utf-8")
     browser.get_log("browser")

@@ -1,4 +1,7 @@
-"""The page as text: everything stands in it, nothing in it can leave it, and no token can end its script."""
+"""The page as text.
+
+Everything stands in it, nothing in it can leave it, and no token can end its script.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A recording is what happened: every frame agrees with the books and with the bytes, and recording changes nothing."""
+"""A recording is what happened.
+
+Every frame agrees with the books and with the bytes, and recording changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from .conftest import BLOCK, compute, serve
 
 
 class Comparing:
-    """A hook beside a recorder: each frame, when it is new, says what the cache's books and bytes say."""
+    """A hook beside a recorder.
+
+    Each new frame says what the cache's books and bytes say.
+    """
 
     def __init__(self, cache, recorder):
         self.cache, self.recorder, self.seen, self.blocks = cache, recorder, 0, 0

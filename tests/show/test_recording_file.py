@@ -1,4 +1,7 @@
-"""A recording that was written is read as it was; anything else is refused in one sentence that names the place."""
+"""A recording that was written is read as it was.
+
+Anything else is refused in one sentence that names the place.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ def machine() -> Callable[..., Hardware]:
 
 @pytest.fixture
 def requests() -> Callable[..., Workload]:
-    """Requests of (arrival ms, prompt, output, request it shares a prefix with, blocks of 16 shared)."""
+    """Build requests from rows of numbers.
+
+    (arrival ms, prompt, output, request it shares a prefix with, blocks of 16 shared).
+    """
 
     def build(*rows: tuple[int, ...], speed: float = 1.0) -> Workload:
         full = [(*row, *(-1, 0)[len(row) - 3 :]) for row in rows]

@@ -1,4 +1,7 @@
-"""The studies: waste by block size, savings over a prefix, savings of copy-on-write in beam search."""
+"""The studies: waste by block size, and what sharing saves.
+
+Savings over a prefix, and of copy-on-write in beam search.
+"""
 
 from __future__ import annotations
 

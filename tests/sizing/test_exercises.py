@@ -1,4 +1,6 @@
-"""The lesson's programming exercises, as the scripts in ``examples/`` do them: allocator, gather, online softmax.
+"""The lesson's programming exercises: allocator, gather, online softmax.
+
+The scripts in ``examples/`` do them.
 
 Exercises 2 and 4 are functions (:func:`memory_savings`, :func:`paged_cost`); exercise 5 is a reading of vLLM's sources.
 """
@@ -127,7 +129,10 @@ def test_exercise_6_keeps_its_head_where_exponentials_overflow() -> None:
 
 
 def test_the_lesson_s_own_check_of_exercise_6_multiplies_shapes_that_do_not_fit() -> None:
-    """``[heads, 1, dim] @ [tokens, dim, heads]``: what it calls heads and tokens would have to be equal."""
+    """The check computes ``[heads, 1, dim] @ [tokens, dim, heads]``.
+
+    What it calls heads and tokens would have to be equal.
+    """
     query, keys = np.zeros((8, 64)), np.zeros((5 * 16, 8, 64))
     with pytest.raises(ValueError, match="broadcast"):
         np.matmul(query[:, None], keys.swapaxes(-2, -1))

@@ -1,4 +1,7 @@
-"""The table of models: weights counted again from the published widths, and KV against published figures."""
+"""The table of models.
+
+Weights are counted again from the published widths, and KV is compared with published figures.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,10 @@ def test_the_weights_of_a_mixture_are_those_its_widths_give(name: str) -> None:
 
 
 def test_every_model_but_gpt_3_is_counted_again() -> None:
-    """Its paper (arXiv:2005.14165, table D.1) gives 174,600 million; embeddings and biases make the rest of that."""
+    """Its paper gives 174,600 million (arXiv:2005.14165, table D.1).
+
+    Embeddings and biases make the rest of that.
+    """
     assert MODELS.keys() - DENSE.keys() - SPARSE.keys() == {"gpt3-175b"}
     without_biases = 12 * 96 * 12_288**2 + (50_257 + 2048) * 12_288
     assert find_model("gpt3-175b").params == pytest.approx(without_biases, rel=1e-4)

@@ -1,4 +1,7 @@
-"""``pagedkv plan`` as a command: a table to read, JSON to compute with, one line for bad input."""
+"""``pagedkv plan`` as a command.
+
+A table to read, JSON to compute with, one line for bad input.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ TINY = Model("tiny", (LayerGroup(1, 2, 1),), params=50, context=64)  # 100 bytes
 
 
 def test_a_plan_counted_by_hand() -> None:
-    """A GPU of 1,000 bytes: 900 for weights and KV, 800 for KV. Sessions of 5 tokens are 3 blocks of 16 bytes."""
+    """A GPU of 1,000 bytes: 900 for weights and KV, 800 for KV.
+
+    Sessions of 5 tokens are 3 blocks of 16 bytes.
+    """
     machines = Machines(EASY, 3, gpus_per_server=2, host_bytes=200, disk_bytes=500, disk_bytes_per_s=4.0)
     found = plan(TINY, machines, Users(80, 5, max_tokens=10, active=0.25), block_size=2, tensor_parallel=1)
     assert (found.num_replicas, found.weight_bytes) == (3, 100)

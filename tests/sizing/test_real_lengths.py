@@ -1,4 +1,7 @@
-"""The formulas on the lengths of real requests, where the shared traces are (see PAGEDKV_SHARED)."""
+"""The formulas on the lengths of real requests.
+
+They need the shared traces (see PAGEDKV_SHARED).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Bytes of K and V: multi-head, grouped, latent, windowed, quantised; against counting one by one."""
+"""Bytes of K and V against counting one by one.
+
+Multi-head, grouped, latent, windowed and quantised.
+"""
 
 from __future__ import annotations
 

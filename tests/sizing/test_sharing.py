@@ -1,4 +1,7 @@
-"""What sharing saves: the formulas against the cache's own forks and prefix hits, and against counting references."""
+"""What sharing saves.
+
+The formulas agree with the cache's own forks and prefix hits, and with counting references.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,10 @@ def test_forks_that_have_not_parted_share_even_what_is_not_full() -> None:
 
 @pytest.mark.parametrize(("beams", "saved"), [(2, 0.375), (4, 0.5625), (6, 0.625), (8, 0.65625)])
 def test_beams_of_a_prompt_of_96_and_own_32_tokens(beams: int, saved: float) -> None:
-    """Six of eight blocks are the prompt's; the vLLM paper measured 37.6 to 55.2 % on its short prompts."""
+    """Six of eight blocks are the prompt's.
+
+    The vLLM paper measured 37.6 to 55.2 % on its short prompts.
+    """
     assert fork_sharing(beams, 96, 32).fraction == 0.75 * (1 - 1 / beams) == pytest.approx(saved, abs=1e-12)
 
 

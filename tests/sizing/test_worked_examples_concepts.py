@@ -1,4 +1,6 @@
-"""Every worked number of "PagedAttention: Deep Dive into Concepts", up to its million users.
+"""Every worked number of "PagedAttention: Deep Dive into Concepts".
+
+Up to its million users.
 
 Where the text's own arithmetic is wrong, the test's name says so; docs/sizing.md lists them.
 """
@@ -68,7 +70,10 @@ def test_the_waste_ratio_of_300_tokens_is_a_quarter_of_its_bound() -> None:
 
 
 def test_128_times_less_waste_is_neither_exact_nor_expected_nor_a_bound() -> None:
-    """``n_max / B``; for 300 tokens it is 437 times, 233 on average, and 117 where a block wastes most."""
+    """The factor is ``n_max / B``.
+
+    For 300 tokens it is 437 times, 233 on average, and 117 where a block wastes most.
+    """
     assert 2048 / 16 == 128
     assert 1 / waste_ratio(300, 16, 2048) == 437
     assert round((2048 - 300) / expected_waste(16)) == 233
@@ -85,7 +90,10 @@ def test_ten_sequences_over_a_prefix_of_256_save_ninety_percent() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 10, 100])
 def test_shared_memory_is_one_prefix_and_not_1_9_of_them(count: int) -> None:
-    """The text's ``p * M * (1 + (N - 1) / N)`` is 1.9 prefixes for N = 10; its ``1 - 1 / N`` is right."""
+    """The text's ``p * M * (1 + (N - 1) / N)`` is 1.9 prefixes for N = 10.
+
+    Its ``1 - 1 / N`` is right.
+    """
     assert prefix_sharing(count, 256).shared == 16
     assert prefix_sharing(count, 256).fraction == pytest.approx(1 - 1 / count)
 
@@ -219,13 +227,19 @@ def test_a_million_users_are_hot_warm_and_cold() -> None:
 
 
 def million(**changes: int | float) -> Machines:
-    """The text's machines: 1,000 H100; what a server has is its lower figures unless said otherwise."""
+    """The text's machines: 1,000 H100.
+
+    What a server has is its lower figures unless said otherwise.
+    """
     numbers = {"num_gpus": 1000, "host_bytes": 2000 * GB, "disk_bytes": 10_000 * GB, "disk_bytes_per_s": 7e9} | changes
     return Machines(GPUS["h100"], **numbers)  # type: ignore[arg-type]
 
 
 def test_the_active_percent_is_four_times_the_text_s_hot_users_and_fits_once_the_error_is_mended() -> None:
-    """10,000 are active and 2,500 were to be hot; 22,940 fit, in 62 replicas of 16 GPUs, which hold the weights too."""
+    """10,000 are active and 2,500 were to be hot.
+
+    22,940 fit, in 62 replicas of 16 GPUs, which hold the weights too.
+    """
     found = plan(GPT3, million(), Users(1_000_000, 512, active=0.01), kv_share=0.7)
     assert found.users.num_active == 10_000 > 2_500
     assert (found.tensor_parallel, found.num_replicas) == (16, 62)
@@ -234,7 +248,10 @@ def test_the_active_percent_is_four_times_the_text_s_hot_users_and_fits_once_the
 
 
 def test_ten_terabytes_per_server_hold_half_of_a_million_such_sessions() -> None:
-    """972,500 cold users of 2.42 GB are 2.35 PB; 125 servers of 10 TB have 1.25. With 22.5 GB they were 21.9 PB."""
+    """972,500 cold users of 2.42 GB are 2.35 PB; 125 servers of 10 TB have 1.25.
+
+    With 22.5 GB they were 21.9 PB.
+    """
     assert round(972_500 * SESSION / 1e15, 2) == 2.35
     assert round(972_500 * 22_500_000_000 / 1e15, 1) == 21.9
     found = plan(GPT3, million(), Users(1_000_000, 512), kv_share=0.7)
@@ -246,7 +263,10 @@ def test_ten_terabytes_per_server_hold_half_of_a_million_such_sessions() -> None
 
 
 def test_the_text_s_latencies_with_its_own_rates_and_the_mended_size() -> None:
-    """16 GB/s of PCIe for each of 16 GPUs, 7 GB/s of disk for each of two servers, and its 5 ms for a token."""
+    """16 GB/s of PCIe for each of 16 GPUs, and 7 GB/s of disk for each of two servers.
+
+    A token takes the text's 5 ms.
+    """
     machines = replace(million(disk_bytes=17_000 * GB), gpu=replace(GPUS["h100"], link_bytes_per_s=16e9))
     found = plan(GPT3, machines, Users(1_000_000, 512), kv_share=0.7, step_s=0.005)
     hot, warm, cold = (1000 * tier.first_token_s for tier in found.tiers[:3])

@@ -1,4 +1,6 @@
-"""Every worked number of the lesson on paged attention ("Module 2, Lesson 2"), and of its exercises 2 and 4.
+"""Every worked number of the lesson on paged attention ("Module 2, Lesson 2").
+
+Also those of its exercises 2 and 4.
 
 Where the lesson's own arithmetic is wrong or loose, the test's name says so; docs/sizing.md lists them.
 """
@@ -74,7 +76,10 @@ def test_twice_the_sequences_are_twice_the_tokens_per_second_at_the_same_step() 
 
 
 def test_the_capacity_table_follows_from_no_formula() -> None:
-    """80 GB with Llama-2-7B: the lesson says 32, 45 and "90+". Room for 4,096 tokens gives 30, for 2,048 61."""
+    """80 GB with Llama-2-7B: the lesson says 32, 45 and "90+".
+
+    Room for 4,096 tokens gives 30, for 2,048 61.
+    """
     model = find_model("llama-2-7b")
     weights = model.weight_bytes()
     assert batch_size(80 * 10**9, weights, sequence_bytes(model.groups, 4096)) == 30
@@ -124,6 +129,9 @@ def test_the_summary_s_formula_of_waste_is_wrong_for_full_blocks() -> None:
 
 
 def test_savings_of_a_mean_are_not_mean_savings() -> None:
-    """Sequences of 1,024 tokens on average waste nothing by the lesson's formula, and 7.5 tokens each as a rule."""
+    """By the lesson's formula, sequences of 1,024 tokens on average waste nothing.
+
+    As a rule they waste 7.5 tokens each.
+    """
     assert memory_savings(100, 1024, 2048).paged_utilisation == 1.0
     assert utilisation([1016 + (i % 16) for i in range(16)]) == pytest.approx(1023.5 / (1023.5 + 7.5))

@@ -1,4 +1,6 @@
-"""Every worked number of the chapter ("Foundation Model Engineering", 12.2), the Chinese text and Aule's design.
+"""Every worked number of the chapter, the Chinese text and Aule's design.
+
+The chapter is "Foundation Model Engineering", 12.2.
 
 Where a text's own arithmetic is wrong, the test's name says so; docs/sizing.md lists them.
 """
@@ -42,7 +44,10 @@ def test_twenty_of_2048_reserved_tokens_leave_2028_unused() -> None:
 
 
 def test_waste_under_four_percent_takes_180_tokens_on_average_and_354_at_worst() -> None:
-    """ "Typically less than 4 %": so it is for the lengths that people send, not for every length."""
+    """The lengths that people send waste "typically less than 4 %".
+
+    Not every length does.
+    """
     assert 1 - expected_utilisation(180, expected_waste(16)) == pytest.approx(0.04)
     assert max(n for n in range(1, 4096) if 1 - utilisation(n, 16) >= 0.04) == 353
     assert round(1 - utilisation(50, 16), 2) == 0.22
@@ -110,7 +115,10 @@ def test_a_sequence_takes_a_block_with_its_seventeenth_token(tokens: int, blocks
 
 
 def test_80_gb_hold_33_and_135_requests_beside_the_weights_and_not_35_and_150() -> None:
-    """Its figures differ by 4.3 where its lengths differ by 4: they are 50 and 200 without weights, 33 and 135 with."""
+    """Its figures differ by 4.3 where its lengths differ by 4.
+
+    They are 50 and 200 without weights, 33 and 135 with.
+    """
     assert [batch_size(80 * GB, 0, size) for size in (1_600_000_000, 400_000_000)] == [50, 200]
     assert [batch_size(80 * GB, 26 * GB, size) for size in (1_600_000_000, 400_000_000)] == [33, 135]
     exact = [sequence_bytes(LLAMA.groups, tokens) for tokens in (2048, 512)]
@@ -142,7 +150,10 @@ def test_entries_of_a_table_and_what_blocks_of_that_size_lose(block_size: int, e
 
 
 def test_a_thousand_free_slots_do_not_hold_2048_tokens_in_pages_either() -> None:
-    """What paging changes is that a request takes blocks as it grows: one of up to 992 tokens starts at once."""
+    """With paging a request takes blocks as it grows.
+
+    A request of up to 992 tokens starts at once.
+    """
     assert blocks_needed(2048, 16) == 128
     assert 1000 // 16 == 62 < 128
     assert 62 * 16 == 992
@@ -186,7 +197,10 @@ def test_rounding_up_as_aule_does(tokens: int, blocks: int) -> None:
 
 
 def test_aule_s_pool_examples_on_our_pool() -> None:
-    """100 of 512 leave 412. 1,500 from chunks of 512 grow the pool by two chunks; Aule's call grows it by one."""
+    """100 of 512 leave 412, and 1,500 from chunks of 512 grow the pool by two chunks.
+
+    Aule's call grows it by one.
+    """
     pool = BlockPool(512, max_blocks=2048, chunk=512)
     held = pool.alloc(100)
     assert pool.num_free == 412

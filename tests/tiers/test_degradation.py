@@ -1,4 +1,7 @@
-"""A disk tier that fails: misses, then no writes, then nothing, a line in the log for each; and back again."""
+"""A disk tier that fails: misses, then no writes, then nothing; and back again.
+
+Each state has a line in the log.
+"""
 
 from __future__ import annotations
 
@@ -357,7 +360,10 @@ def test_a_clock_that_fails_is_no_failure_of_the_tier(open_tier, arena, clock, m
 
 
 def test_a_log_handler_that_raises_does_not_stop_a_tier_that_fails(open_tier, arena, monkeypatch):
-    """Its first failure is logged where the write is under way, its change of state where the tier's lock was held."""
+    """The tier logs its first failure while the write is under way.
+
+    It logs its change of state where the tier's lock was held.
+    """
 
     class Full(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -389,7 +395,10 @@ def test_bytes_are_the_same_whatever_becomes_of_the_page_cache(open_tier, arena,
 
 
 def test_a_header_that_could_not_be_read_at_opening_cannot_come_back_after_a_purge(open_tier, arena, monkeypatch):
-    """It says nothing today; after the purge was forgotten it would say what nobody may hear."""
+    """The header says nothing today.
+
+    After the purge was forgotten, it would say what no caller may hear.
+    """
     tier = open_tier()
     record = name_of(3)
     tier.write([3], [record], arena, [3])

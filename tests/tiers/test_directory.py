@@ -1,4 +1,7 @@
-"""A directory that is not exactly a disk tier of ours is refused with one error; what failed leaves nothing behind."""
+"""A directory that is not exactly a disk tier of ours is refused with one error.
+
+What failed leaves nothing behind.
+"""
 
 from __future__ import annotations
 

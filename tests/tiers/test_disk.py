@@ -352,7 +352,10 @@ def test_flush_says_whether_the_device_has_the_bytes(open_tier, arena, monkeypat
 
 
 def test_a_late_write_after_closing_meets_no_file_of_somebody_else(open_tier, tmp_path):
-    """A mover's thread may outlive the tier when the interpreter exits; the descriptors may be others' by then."""
+    """A mover's thread may outlive the tier when the interpreter exits.
+
+    By then the descriptors may be those of other files.
+    """
     tier = open_tier()
     segments, header_bytes = tier._store.segments, tier._store.geometry.header_bytes
     assert not tier._abandon.atexit

@@ -1,4 +1,7 @@
-"""Whatever happens to the files, a read gives the stored bytes or a counted miss; the process lives."""
+"""Whatever happens to the files, a read gives the stored bytes or a counted miss.
+
+The process lives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Stores written by released versions are opened by this one, block for block; what it cannot know is refused."""
+"""This version opens stores written by released versions, block for block.
+
+It refuses what it cannot know.
+"""
 
 from __future__ import annotations
 

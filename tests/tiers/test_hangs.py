@@ -1,4 +1,7 @@
-"""Calls that do not come back: nobody waits for them for ever, and what they do in the end changes nothing."""
+"""Calls that do not come back.
+
+No thread waits for them for ever, and what they do in the end changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,7 @@ def test_a_store_that_cannot_be_left_in_a_write_is_waited_for(open_mover, clock)
     mover = open_mover(store)
     ticket = begun(mover, store, *line(1, HOST, DISK, range(3)))
     clock.now += HANG_S
-    assert mover.submit(moves_of(*line(2, DISK, HOST, [9]))).results()[1].tolist() == [False], "nobody is sent after it"
+    assert mover.submit(moves_of(*line(2, DISK, HOST, [9]))).results()[1].tolist() == [False], "no read goes after it"
     assert not ticket.done()
     let_go(store)
     assert ticket.results()[1].all()
@@ -170,10 +173,10 @@ def test_a_tier_with_a_call_that_hangs_is_off_until_it_is_back_and_for_a_rest(cl
     breaker.call_hangs()
     breaker.call_hangs()
     assert breaker.state == "off"
-    assert not caplog.records, "whoever told it holds a lock"
+    assert not caplog.records, "the caller that told it holds a lock"
     breaker.log_state()
     clock.now += 10 * FIRST_REST_S
-    assert (breaker.may_read(), breaker.may_write()) == (False, False), "nobody is sent after them"
+    assert (breaker.may_read(), breaker.may_write()) == (False, False), "no call is sent after them"
     breaker.read(1, [])  # it comes back, and with bytes
     breaker.call_came_back()
     assert (breaker.state, breaker.may_read()) == ("off", False)
@@ -193,7 +196,7 @@ def test_what_a_write_that_hung_has_written_gets_no_name(open_tier, arena, monke
 
     def slow(segments, slots, rows, indices, seeds):
         tier.call_hangs(slots.size)
-        rows[indices] = 0xA5  # whoever was given the memory meanwhile
+        rows[indices] = 0xA5  # another owner was given the memory meanwhile
         return payloads(segments, slots, rows, indices, seeds)
 
     with monkeypatch.context() as patch:
@@ -246,11 +249,14 @@ def test_a_tier_closed_with_a_call_inside_keeps_its_files_until_that_is_back(ope
         open_tier()
     go.set()
     thread.join(TIMEOUT_S)
-    assert isinstance(open_tier(), DiskTier), "whoever comes back last turns the lights off"
+    assert isinstance(open_tier(), DiskTier), "the last call to come back turns the lights off"
 
 
 def test_a_call_that_comes_back_while_a_tier_closes_and_the_closer_never_both_end_it(open_tier, arena, monkeypatch):
-    """Before the closer has looked, it ends the store; after that, whoever comes back last does."""
+    """The closer ends the store if the call comes back before the closer has looked.
+
+    After that, the last call to come back ends it.
+    """
     read = Segments.read
     for step in ("shut", "is_empty"):
         tier, inside, go = open_tier(), threading.Event(), threading.Event()

@@ -1,4 +1,7 @@
-"""Moves in every direction carry the right bytes; tickets tell the truth about late, cancelled and failed ones."""
+"""Moves in every direction carry the right bytes.
+
+Tickets tell the truth about late, cancelled and failed ones.
+"""
 
 from __future__ import annotations
 
@@ -538,7 +541,7 @@ def test_many_threads_submitting_at_once_get_their_own_results(tiers, small_part
 
 
 def test_moves_between_memories_do_not_wait_for_a_disk(tiers):
-    """A step that needs a block waits for the host's memory, never for somebody else's load."""
+    """A step that needs a block waits for the host's memory, never for another step's load."""
     entered, go_on = threading.Event(), threading.Event()
     real = tiers[DISK].read
 

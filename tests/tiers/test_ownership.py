@@ -1,4 +1,7 @@
-"""A directory has one owner: deleting or replacing its LOCK lets no second one in, and stops the first from writing."""
+"""A directory has one owner.
+
+Deleting or replacing its LOCK lets no second one in, and stops the first from writing.
+"""
 
 from __future__ import annotations
 

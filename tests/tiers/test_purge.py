@@ -1,4 +1,7 @@
-"""What was purged never comes back: not from memory, not after a crash, not from a write that was on its way."""
+"""What was purged never comes back.
+
+Not from memory, not after a crash, not from a write that was on its way.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +261,10 @@ def test_an_epoch_that_never_reached_the_superblock_does_not_come_true_later(ope
 
 
 def test_a_superblock_is_not_written_once_the_lock_is_another_file(open_tier, arena, tmp_path, monkeypatch):
-    """Where directories cannot be locked, deleting LOCK lets a second writer in: what it says stays."""
+    """Where directories cannot be locked, deleting LOCK lets a second writer in.
+
+    What the second writer says stays.
+    """
     monkeypatch.setattr(Directory, "_lock_directory", lambda self: None)
     tier = open_tier()
     tier.write([0], [of(RED, 0)], arena, [0])

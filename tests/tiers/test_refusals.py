@@ -1,4 +1,6 @@
-"""What is not exactly a store of ours is refused: the error says which file and what to do, and nothing is touched.
+"""What is not exactly a store of ours is refused, and nothing is touched.
+
+The error says which file and what to do.
 
 `on_mismatch="reset"` puts an empty store in the place of a damaged or another one, and of nothing else.
 """

@@ -1,4 +1,7 @@
-"""Our sums are those of the xxhash package, at every length and on every kind of processor this one can play."""
+"""Our sums are those of the xxhash package, at every length.
+
+And on every kind of processor that this one can play.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,10 @@ def write(tier: DiskTier, first: int, records: list[Record]) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Two chains: of tenant a in slots 0..7, of b in 8..13; slot 14 is a tombstone, the rest was never used."""
+    """Two chains: of tenant a in slots 0..7, of b in 8..13.
+
+    Slot 14 is a tombstone, the rest was never used.
+    """
     path = tmp_path / "kv"
     with open_tier(path) as tier:
         write(tier, 0, chain(tier.secret, "a", 8))

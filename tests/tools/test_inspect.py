@@ -234,7 +234,10 @@ def test_a_file_cut_within_a_header_is_short_there(store: Path, run: Run) -> Non
 
 
 def test_a_generation_that_was_never_given_is_no_block(store: Path, run: Run) -> None:
-    """As after SUPER was put back from an older copy of the directory: a tier takes no such record either."""
+    """As after SUPER was put back from an older copy of the directory.
+
+    A tier takes no such record either.
+    """
     state = parse_super((store / "SUPER").read_bytes()[:4096])
     assert state is not None
     (store / "SUPER").write_bytes(2 * pack_super(replace(state, next_generation=9)))
@@ -252,7 +255,10 @@ def test_another_store_s_blocks_are_misplaced(store: Path, tmp_path: Path, run: 
 
 
 def test_purged_blocks_are_told_from_live_ones(tmp_path: Path, run: Run) -> None:
-    """A purge that was on record before its tombstones were written: headers that are intact count no more."""
+    """A purge that was on record before its tombstones were written.
+
+    Its intact headers count no more.
+    """
     path = tmp_path / "kv"
     with open_tier(path) as tier:
         write(tier, 0, chain(tier.secret, "a", 4))
@@ -351,7 +357,10 @@ def test_an_interrupt_is_130_and_leaves_nothing(store: Path, run: Run, monkeypat
 
 
 def test_a_superblock_that_lies_about_its_size_costs_no_time_and_no_memory(store: Path, run: Run) -> None:
-    """Intact sums, as somebody writes who means harm: two thousand million slots, in one file or in one file each."""
+    """Intact sums, as an attacker writes them, over two thousand million slots.
+
+    The slots are in one file or in one file each.
+    """
     state = parse_super((store / "SUPER").read_bytes()[:4096])
     assert state is not None
     for segment_slots, words in ((2**31 - 1, "has 122880 bytes instead of"), (65536, "more files are missing, cut")):

@@ -18,7 +18,10 @@ class Terminal(io.StringIO):
 
 
 def look(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A screen for stderr; called in the test itself, because pytest puts its own in place before that."""
+    """Put a screen in the place of stderr and return it.
+
+    The test itself calls this, because pytest puts its own in place before that.
+    """
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")

@@ -1,4 +1,7 @@
-"""``pagedkv verify``: it finds exactly what a tier would not serve, and a repair takes away nothing else."""
+"""``pagedkv verify``.
+
+It finds exactly what a tier would not serve, and a repair takes away nothing else.
+"""
 
 from __future__ import annotations
 
@@ -193,7 +196,10 @@ def test_a_file_of_another_user_is_wrong(store: Path, run: Run) -> None:
 
 
 def test_every_damaged_byte_is_found_and_only_its_slot(store: Path) -> None:
-    """Every part of a slot: identity, tokens, time, sums, padding, the header's own sum, payload."""
+    """The bytes are in every part of a slot.
+
+    Identity, tokens, time, sums, padding, the header's own sum, and payload.
+    """
     rng = np.random.default_rng(7)
     header = [
         0,
@@ -235,7 +241,10 @@ def test_every_damaged_byte_is_found_and_only_its_slot(store: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_verify_finds_right_is_what_a_tier_serves(store: Path, tmp_path: Path, run: Run, seed: int) -> None:
-    """Random damage: flipped bits, slots copied over each other, zeros, noise. Before and after a repair."""
+    """Random damage: flipped bits, slots copied over each other, zeros, noise.
+
+    Checked before and after a repair.
+    """
     rng = np.random.default_rng(seed)
     for _ in range(int(rng.integers(1, 6))):
         slot, kind = int(rng.integers(NUM_BLOCKS)), rng.integers(4)
@@ -345,7 +354,10 @@ def test_batches_do_not_change_the_verdict(store: Path, monkeypatch: pytest.Monk
 
 
 def test_chains_are_sorted_as_a_cache_does_that_opens_the_store() -> None:
-    """Random forests with gaps, branches, forged keys, parents of another namespace, against the cache's own rules."""
+    """Random forests against the cache's own rules.
+
+    They have gaps, branches, forged keys, and parents of another namespace.
+    """
     secret = bytes(range(16))
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -380,7 +392,10 @@ def _branch(secret: bytes, path: list[Record], length: int, namespace: bytes = b
 
 
 def test_chains_go_on_when_keys_form_a_circle() -> None:
-    """Nobody can make one without breaking the hash; a tool that would hang on it would be worse than the damage."""
+    """Making such a circle takes breaking the hash.
+
+    A tool that would hang on it would be worse than the damage.
+    """
     secret = bytes(16)
     builder = ChainBuilder(secret)
     builder._slots = {b"a": (1, 0), b"b": (2, 1)}

@@ -10,6 +10,7 @@ files makes a read or write raise, or kills the process: it only loses blocks.
 No order of writes and no sync is needed for correctness: they only decide how much is found again after a
 crash.
 """
+# Over 400 lines: the public methods of one store, half of it their docstrings; slots, segments and files lie beside it.
 
 from __future__ import annotations
 

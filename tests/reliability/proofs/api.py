@@ -1,4 +1,7 @@
-"""Hostile callers: every public call with whatever comes, inside itself, after close, with forged handles."""
+"""Hostile callers: every public call with arbitrary arguments.
+
+Also inside itself, after close, and with forged handles.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.reliability.proof import Proof, Tally, Tick
 
 BATCH = 400  # calls on one world; then its books are recounted
 CLOSED = 100  # of these, on what was closed before
-HEAVY = {"KVCache", "DiskTier", "Mover"}  # make threads or files: one in ten of the others
+HEAVY = {"KVCache", "DiskTier", "Mover", "Scheduler"}  # make threads or files: one in ten of the others
 SCALARS = [
     np.int64(-1), np.uint64(2**64 - 1), np.float64("nan"), np.str_("lru"), np.bytes_(b"x" * 32),
     np.datetime64(0, "s"), np.void(b"abcd"), np.array(7), np.array([2**31 - 1]), np.array([0, 0]),
@@ -54,16 +57,26 @@ def _moves(choose: random.Random) -> list[tuple[str, str]]:
     return [(name, choose.choice(["i8", "i1", "i4", "u8", "f8", "O", "S3", "?"])) for name in names]
 
 
-def attempt(call: Call, world: ApiWorld, choose: random.Random, tally: Tally) -> None:
-    """Make the call with some of its arguments odd; only documented errors may come out of it."""
+def attempt(
+    call: Call, world: ApiWorld, choose: random.Random, tally: Tally, odds: dict[Any, Any] | None = None
+) -> None:
+    """Make the call with odd arguments; only documented errors may come out of it.
+
+    Parameters
+    ----------
+    odds : by place: those. Default: some, at places by chance.
+    """
     arguments, options = list(call.arguments), dict(call.options or {})
     places: list[Any] = [*range(len(arguments)), *options]
-    for place in choose.sample(places, min(len(places), choose.choice((0, 1, 1, 1, 2, 3)))):
+    arity = odds is None and choose.random() < 0.02
+    if odds is None:
+        chosen = choose.sample(places, min(len(places), choose.choice((0, 1, 1, 1, 2, 3))))
+        odds = {place: odd(world, choose) for place in chosen}
+    for place, value in odds.items():
         if isinstance(place, int):
-            arguments[place] = odd(world, choose)
+            arguments[place] = value
         else:
-            options[place] = odd(world, choose)
-    arity = choose.random() < 0.02
+            options[place] = value
     if arity:
         arguments.append(odd(world, choose)) if choose.random() < 0.5 else options.update(no_such_option=1)
     how = f"{call.name}{short(tuple(arguments))} with {short(options)}"

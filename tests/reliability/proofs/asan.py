@@ -23,7 +23,10 @@ PLANTED = ("element(5, 5)", "element(5, -1)", "after_free(5)", "overflow(70000, 
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """So many tests of the suites that do most in compiled code; from the full count on, the whole suite."""
+    """Run so many tests of the suites that do most in compiled code.
+
+    From the full count on, it runs the whole suite.
+    """
     tally = Tally()
     if reason := ADDRESS.missing():
         tally.skipped = (f"AddressSanitizer: {reason}",)

@@ -1,4 +1,7 @@
-"""Random operations at native speed on the real core; all contents and references are audited after each of them."""
+"""Random operations at native speed on the real core.
+
+The driver audits all contents and references after each operation.
+"""
 
 from __future__ import annotations
 

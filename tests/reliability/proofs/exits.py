@@ -1,4 +1,7 @@
-"""The process ends at every call into the operating system: before it, and within it when half of it is done."""
+"""The process ends at every call into the operating system.
+
+It ends before the call, and within it when half of it is done.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,10 @@ class Child:
         return self.faults.calls
 
     def run(self, script: Sequence[Step], fault: Fault) -> tuple[int, int]:
-        """Exit code (negative: a signal's number) of a child that does the script, and the step that it was in."""
+        """Run the script in a child; return its exit code and the step that it was in.
+
+        A negative exit code is a signal's number.
+        """
         pid = os.fork()
         if pid == 0:
             code = 1

@@ -1,4 +1,7 @@
-"""The k-th system call fails or does half its work: every k of fixed scripts, and random histories."""
+"""The k-th system call fails or does half its work.
+
+Every k of fixed scripts, and random histories.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Damaged bytes: whatever is flipped, spliced, replayed, swapped or trashed, a hit is the right bytes."""
+"""Damaged bytes: a hit is the right bytes.
+
+Whatever is flipped, spliced, replayed, swapped or trashed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ STRUCTURED = SWAPS + SPLICES + FORGERIES + REPLAYS
 
 
 class Bench:
-    """The store under test. Each slot was written three times: as itself with older bytes, as another, as itself."""
+    """The store under test.
+
+    Each slot was written three times: as itself with older bytes, as another, as itself.
+    """
 
     def __init__(self, folder: Path, tally: Tally) -> None:
         self.path, self.tally = folder / "kv", tally
@@ -56,7 +62,10 @@ class Bench:
         )  # fmt: skip
 
     def run(self, groups: list[list[Damage]], read_path: str, tick: Tick) -> None:
-        """Do each group's damage under an open tier and undo it; then do it again to the closed store, and open it."""
+        """Do each group's damage under an open tier and undo it; then to the closed store.
+
+        After each damage to the closed store, open it.
+        """
         together = [damage.together(group) for group in groups]
         with small.open_store(self.path, read_path=read_path) as tier:
             self._judge(tier, damage.NOTHING, live=True)
@@ -87,7 +96,7 @@ class Bench:
             with small.open_store(self.path, read_path=read_path) as tier:
                 for found in tier.records():
                     if found.record not in (RECORDS[found.block], *one.known):
-                        self.tally.fail(f"{one.how}: block {found.block} has a name that nobody gave it")
+                        self.tally.fail(f"{one.how}: block {found.block} has a name that was never given to it")
                 self._judge(tier, one, live=False)
         except PagedKVError:
             self.tally.add("refused to open")
@@ -98,10 +107,13 @@ class Bench:
                 self.tally.fail(f"{one.how}: another KEY was not noticed")
 
     def _judge(self, tier: DiskTier, one: Damage, *, live: bool) -> None:
-        """Read everything under its right name: what is served must be right, what is not must have been damaged."""
+        """Read everything under its right name.
+
+        What is served must be right; what is not served must have been damaged.
+        """
         found = np.empty_like(self.right[0])
         hit = tier.read(ALL, RECORDS, found, ALL)
-        turns = (0,) if live else (0, 2)  # before the opening nobody knew which generation is the latest
+        turns = (0,) if live else (0, 2)  # before the opening no tier knew which generation is the latest
         right = np.logical_or.reduce([(found == self.right[turn]).all(1) for turn in turns])
         where = "under an open tier" if live else "before opening"
         if (hit & ~right).any():
@@ -113,7 +125,10 @@ class Bench:
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """The structured damage, flips of every byte (of every bit where `count` allows it), then trashed sectors."""
+    """Run the structured damage, flips of every byte, then trashed sectors.
+
+    Every bit is flipped where `count` allows it.
+    """
     tally = Tally()
     with small.quiet(), small.scratch() as folder:
         bench = Bench(folder, tally)

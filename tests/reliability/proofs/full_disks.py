@@ -1,4 +1,7 @@
-"""Full disks, files over the size limit, a FUSE file system that fails: the store degrades, and recovers."""
+"""Full disks, files over the size limit, a FUSE file system that fails.
+
+The store degrades, and recovers.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ def on_ext4(count: int, seed: int, tick: Tick) -> Tally:
 
 
 def on_full_disk(name: str, mount: Mount, tick: Tick) -> Tally:
-    """Stores made and lived in with every number of free pages, and sparse ones that meet a full disk."""
+    """Make stores and live in them with every number of free pages.
+
+    Then let sparse stores meet a full disk.
+    """
     tally = Tally()
     with mounted(name, mount, tally) as disks:
         for disk in disks:
@@ -155,7 +161,10 @@ def mounted(name: str, mount: Mount, tally: Tally) -> Iterator[Sequence[Path]]:
 def case(
     what: str, disk: Path, read_path: str, end: Callable[[], object], tally: Tally, tick: Tick
 ) -> Iterator[tuple[Life, Outside]]:
-    """One store on the disk, to be put into need; then `end` ends that and everything is looked at."""
+    """Yield one store on the disk, which the caller puts into need.
+
+    Then `end` ends the need, and everything is checked.
+    """
     faults = Outside(end)
     life = Life(disk / "kv", faults, read_path)
     try:
@@ -177,7 +186,10 @@ def case(
 
 
 def lose_space(path: Path, life: Life) -> None:
-    """Somebody cuts the segment files and makes them as long again: now they are sparse, and all content is gone."""
+    """Cut the segment files and make them as long again.
+
+    Now they are sparse, and all content is gone.
+    """
     for file in path.glob("data.*"):
         size = file.stat().st_size
         os.truncate(file, 0)

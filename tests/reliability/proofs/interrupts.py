@@ -1,4 +1,7 @@
-"""Exceptions in the caller's thread, everywhere: lines, calls and returns, signals, callbacks, failing allocations."""
+"""Exceptions everywhere in the caller's thread.
+
+At lines, calls and returns, by signals, in callbacks, and by failing allocations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Isolation both ways: what must not share never does, on any level; what is the same always shares."""
+"""Isolation both ways.
+
+What must not share never does, on any level; what is the same always shares.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ FILLER = pk.Namespace(tenant="filler", extra=b"pushes all others down")
 
 
 def check_names(choose: random.Random, tally: Tally) -> None:
-    """Two namespaces that differ have other keys, digests and chain keys; the same one, made anew, has the same."""
+    """Check that different namespaces have different keys, digests and chain keys.
+
+    The same namespace, made anew, has the same.
+    """
     kind, fields, others = pair(choose)
     here, there, again = pk.Namespace(**fields), pk.Namespace(**others), copied(fields)
     tally.add(kind)
@@ -42,7 +48,10 @@ def check_names(choose: random.Random, tally: Tally) -> None:
 
 
 def check_chain(choose: random.Random, tally: Tally) -> None:
-    """The same bytes split otherwise between namespace, parent, tokens and extra digests name other blocks."""
+    """Check that the same bytes, split otherwise, name other blocks.
+
+    The split is between namespace, parent, tokens and extra digests.
+    """
     digest, parent, extra = (choose.randbytes(32) for _ in range(3))
     tokens = np.frombuffer(choose.randbytes(32), np.int32)
     spread = np.concatenate((tokens, np.frombuffer(extra, np.int32)))
@@ -63,7 +72,10 @@ def check_chain(choose: random.Random, tally: Tally) -> None:
 
 
 class Shared:
-    """One cache for several pairs; all use the same prompt, and each namespace has weights of its own."""
+    """One cache for several pairs of namespaces.
+
+    All use the same prompt, and each namespace has weights of its own.
+    """
 
     def __init__(self, path: Path, choose: random.Random, count: int, tally: Tally) -> None:
         self.path, self.tally = path, tally
@@ -127,7 +139,10 @@ class Shared:
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """Every fifth pair splits a block's name, one in `ONE_IN` goes through a cache, the others are two namespaces."""
+    """Run pairs of names, of which one in `ONE_IN` goes through a cache.
+
+    Of the others, every fifth splits a block's name; the rest are two namespaces.
+    """
     tally, choose = Tally(), random.Random(seed)
     with small.quiet(), small.scratch() as folder:
         through = 0

@@ -1,4 +1,6 @@
-"""kill -9 at random times: whatever a cache or a tier was doing, what is served after reopening is right.
+"""kill -9 at random times.
+
+Whatever a cache or a tier was doing, what is served after reopening is right.
 
 The page cache survives a kill, so this shows that recovery is sound, not that the commit protocol is; power loss is
 another proof.
@@ -25,7 +27,10 @@ ENOUGH = 20  # kills after which some must have left something to be found
 
 
 def check_cache(path: Path, versions: list[int], how: str, tally: Tally) -> None:
-    """Reopen and ask for everything that may be there; each block that the disk names must hold what its name says."""
+    """Reopen and ask for everything that may be there.
+
+    Each block that the disk names must hold what its name says.
+    """
     with churn.open_cache(str(path)) as cache:
         for tenant in range(len(churn.TENANTS)):
             for prompt in churn.PROMPTS:
@@ -58,7 +63,10 @@ def check_tier(path: Path, how: str, tally: Tally) -> None:
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """Kill, reopen, verify; two of three with a whole cache, one with a tier that several threads use."""
+    """Kill, reopen, verify.
+
+    Two of three kills hit a whole cache, one a tier that several threads use.
+    """
     tally, choose = Tally(), random.Random(seed)
     with small.quiet(), small.scratch() as folder, ForkServer() as server:
         versions: list[int] = []

@@ -1,4 +1,7 @@
-"""Leaks: references, descriptors, threads, memory; and what the core allocates itself, by LeakSanitizer."""
+"""Leaks: references, descriptors, threads, memory.
+
+LeakSanitizer checks what the core allocates itself.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def core_leaks(copy: Copy, seed: int) -> list[str]:
 
 
 def leaks(output: str) -> list[str]:
-    """The reported leaks whose memory one of our modules asked for; the interpreter's own are not ours to judge."""
+    """Return the reported leaks whose memory one of our modules asked for.
+
+    The interpreter's own are not ours to judge.
+    """
     return [found.group() for found in BLOCK.finditer(output + "\n\n") if OURS.search(found.group())]
 
 

@@ -1,4 +1,7 @@
-"""The whole cache under random histories beside the oracle: device, host and a real directory, faults included."""
+"""The whole cache under random histories beside the oracle.
+
+Device, host and a real directory, faults included.
+"""
 
 from __future__ import annotations
 

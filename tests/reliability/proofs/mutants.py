@@ -1,4 +1,7 @@
-"""Every guard has a mutant: a patch that takes it away, and tests that then fail. Under pytest they are tests."""
+"""Every guard has a mutant: a patch that removes it, and tests that then fail.
+
+Under pytest they are tests.
+"""
 
 from __future__ import annotations
 

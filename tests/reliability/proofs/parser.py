@@ -1,4 +1,7 @@
-"""The parsers of superblocks and slot headers, against bytes that somebody made to fit: accepted means equal."""
+"""The parsers of superblocks and slot headers, against crafted bytes.
+
+Accepted means equal.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +148,10 @@ def _known(page: bytes) -> bool:
 
 
 def _fits(page: bytes) -> bool:
-    """Whether the counters, sizes, kinds and purges of an intact page of a known format agree with each other."""
+    """Whether the counters, sizes, kinds and purges of a page agree with each other.
+
+    The page is intact and of a known format.
+    """
     if max(_get(page, "seqno", "epoch", "next_generation")) >= 2**62:
         return False
     if not _known(page):
@@ -188,7 +194,10 @@ def _stands_for(found: Superblock, page: bytes) -> bool:
 
 
 class Directories:
-    """A whole store with a mutated superblock or slot header in it, opened, read, written and closed."""
+    """A whole store with a mutated superblock or slot header in it.
+
+    The proof opens, reads, writes and closes it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "kv"
@@ -231,7 +240,10 @@ class Directories:
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """Two of three pages are slot headers, the others superblocks; one in `ONE_IN` is met in a directory."""
+    """Run pages: two of three are slot headers, the others superblocks.
+
+    A directory holds one in `ONE_IN`.
+    """
     tally, choose = Tally(), random.Random(seed)
     slots, supers = Slots(), Supers()
     with small.quiet(), small.scratch() as folder:

@@ -1,4 +1,7 @@
-"""The power fails at any moment: of what was not synced any sectors got to the disk, and whatever is left is opened."""
+"""The power fails at any moment, and the proof opens whatever is left.
+
+Of what was not synced, any sectors got to the disk.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def lose_power_often(count: int, seed: int, tick: Tick) -> Tally:
 
 
 def look_at_images(count: int, seed: int, tick: Tick) -> Tally:
-    """Store after store, each with a few lives that end in a power loss; `count` images of them."""
+    """Look at `count` images of store after store.
+
+    Each store has a few lives that end in a power loss.
+    """
     tally = Tally()
     with scratch() as place:
         faults = Faults(place / "kv")
@@ -72,7 +78,10 @@ def look_at_images(count: int, seed: int, tick: Tick) -> Tally:
 
 
 class Past:
-    """What one process did to a store, to be cut off anywhere. `base` is the directory that it found."""
+    """What one process did to a store, to be cut off anywhere.
+
+    `base` is the directory that it found.
+    """
 
     def __init__(self, path: Path, faults: Faults, base: Image, script: Script, before: Ledger, read_path: str) -> None:
         self.script, self.before = script, before
@@ -107,7 +116,10 @@ class Past:
 
 
 def look_at(image: Image, ledger: Ledger, path: Path, faults: Faults, what: str, tally: Tally) -> tuple[bool, Ledger]:
-    """Open an image and read everything; whether it could be opened, and what is known of it afterwards."""
+    """Open an image and read everything.
+
+    Returns whether it could be opened, and what is known of it afterwards.
+    """
     image.write(path)
     faults.plan()
     life = Life(path, faults, READ_PATHS[tally.count % 2], ledger)

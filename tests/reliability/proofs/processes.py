@@ -1,4 +1,7 @@
-"""Several processes and one directory: one owner, clear refusals for the others, no lock that outlives its owner."""
+"""Several processes and one directory.
+
+One owner, clear refusals for the others, no lock that outlives its owner.
+"""
 
 from __future__ import annotations
 

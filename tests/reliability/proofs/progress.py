@@ -1,4 +1,7 @@
-"""Liveness: every request that `submit` takes ends with the right tokens, whatever comes between."""
+"""Liveness: every request that `submit` takes ends with the right tokens.
+
+Whatever comes between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Asynchronous moves under a virtual clock: no schedule serves a block that is not ready, stale, or somebody else's."""
+"""Asynchronous moves under a virtual clock.
+
+No schedule serves a block that is not ready, stale, or another sequence's.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ A, B, C = ([first] * (2 * SIZE + 1) for first in range(3))  # two whole blocks e
 
 @dataclass(frozen=True)
 class Story:
-    """What is enumerated: a cache, what was served before, and what its clients do at the same time."""
+    """The start of an enumeration.
+
+    A cache, what was served before, and what its clients do at the same time.
+    """
 
     options: dict[str, Any]
     before: tuple[list[int], ...]
@@ -85,7 +91,7 @@ def _random_options(rng: Random) -> dict[str, Any]:
 def _play(
     choose: Chooser, options: dict[str, Any], failures: bool, cast: Callable[[Requests], None], tally: Tally
 ) -> None:
-    """One schedule, from an empty cache to one in which nobody holds anything."""
+    """One schedule, from an empty cache to one in which no client holds anything."""
     scene = Scene(choose, failures=failures)
     with scene.installed():
         cache = pk.KVCache(SPEC, **cache_options(**options), storage=scene.storage())
@@ -128,7 +134,10 @@ def _enumerate(number: int, story: Story, most: int, tally: Tally, tick: Tick) -
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """Half of the schedules from stories whose first choices are enumerated, the rest from chance."""
+    """Run half of the schedules from stories, the rest from chance.
+
+    The first choices of a story are enumerated.
+    """
     tally, stories = Tally(), _stories()
     for i, story in enumerate(stories):
         ended = _enumerate(i, story, max(1, (count // 2 - tally.count) // (len(stories) - i)), tally, tick)

@@ -14,7 +14,10 @@ AT_ONCE = 2_000  # states that a search goes on by, in a process of its own, bef
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """Share the states among all shapes and starts, round by round; what an exhausted one leaves, the others use."""
+    """Share the states among all shapes and starts, round by round.
+
+    When a search is exhausted, the others use what it leaves.
+    """
     tally, left = Tally(), count
     searches = [Search(shape, start) for shape in SHAPES for start in STARTS]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:

@@ -1,4 +1,7 @@
-"""Soak: a cache under churn and faults, its process killed and its directory reopened, for minutes or an hour."""
+"""Soak: a cache under churn and faults, for minutes or an hour.
+
+Its process is killed and its directory reopened.
+"""
 
 from __future__ import annotations
 

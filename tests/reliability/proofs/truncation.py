@@ -1,4 +1,7 @@
-"""Files are cut short or deleted while others read them: no signal, no wrong byte, only misses."""
+"""Files are cut short or deleted while others read them.
+
+No signal, no wrong byte, only misses.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ print(bytes(mapping[:4096]))
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """`count` cuts in a worker, and a control: a plain read of a mapping that is cut ends its process."""
+    """Run `count` cuts in a worker, and a control.
+
+    The control is a plain read of a mapping that is cut: it ends its process.
+    """
     tally = in_worker(cut_under_readers, count, seed, tick, {})
     with scratch() as place:
         plain = subprocess.run([sys.executable, "-c", PLAIN_READ, str(place / "file")], capture_output=True)
@@ -91,7 +97,7 @@ def cut(path: Path, rng: np.random.Generator) -> str:
 
 
 class Reader:
-    """A thread that reads every block of a tier over and over, except while somebody holds `paused`."""
+    """A thread that reads every block of a tier over and over, except while `paused` is held."""
 
     def __init__(self, tier: DiskTier, content: NDArray[np.uint8]) -> None:
         self.hits = self.misses = 0

@@ -1,4 +1,7 @@
-"""ThreadSanitizer over everything that runs without the GIL, and over the core's mutex, under the stock interpreter."""
+"""ThreadSanitizer over everything that runs without the GIL, and over the core's mutex.
+
+The interpreter is the stock one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ MUTEX_CALLS = {
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
-    """The hammers in an instrumented copy; then two copies of the same with a race in them, which must be reported."""
+    """Run the hammers in an instrumented copy, which must report nothing.
+
+    Then run two copies with a race in them, which must be reported.
+    """
     tally = Tally()
     if reason := THREAD.missing():
         tally.skipped = (f"ThreadSanitizer: {reason}",)

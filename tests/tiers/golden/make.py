@@ -1,4 +1,6 @@
-"""Golden stores: small directories as this version writes them, for every later version to open.
+"""Golden stores: small directories as this version writes them.
+
+Every later version has to open them.
 
     python -m tests.tiers.golden.make NAME...
 
@@ -37,7 +39,10 @@ def namespace_of(number: int) -> bytes:
 
 
 def payload_of(number: int, block_bytes: int) -> NDArray[np.uint8]:
-    """The bytes of block `number`: a pattern that packs well and is nowhere the same as another's."""
+    """Return the bytes of block `number`.
+
+    A pattern that packs well and is nowhere the same as another's.
+    """
     return np.resize(np.arange(number, number + 11, dtype=np.uint8), block_bytes)
 
 
@@ -117,7 +122,10 @@ def make(name: str) -> None:
 
 
 def unpack(name: str, path: Path) -> None:
-    """Put a golden store into a new directory; modes are not kept by version control, so they are set here."""
+    """Put a golden store into a new directory.
+
+    Version control does not keep modes, so they are set here.
+    """
     path.mkdir(mode=0o700)
     with np.load(FOLDER / f"{name}.npz") as arrays:
         for file, content in arrays.items():

@@ -4,28 +4,14 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
-from pagedkv._core.links cimport Links, coldest, int32s_grow, is_linked, link_hottest, links_grow, unlink
+from pagedkv._core.links cimport (
+    Links, coldest, int32s_grow, is_linked, link_hottest, links_close, links_grow, links_open, unlink,
+)
+from pagedkv._core.policies.hazard.past_table cimport slot_of, table_drop, table_grow, table_put
 from pagedkv._core.types cimport E_MEMORY, NIL, OK, next_generation
 
 cdef enum:
     SCAN = 64                   # pasts that cannot be forgotten are stepped over at most this often in a stage
-
-
-cdef int links_open(Links* links, int32_t num_lists) noexcept nogil:
-    cdef int32_t i
-    links.prev = links.next = NULL
-    links.ends = <int32_t*>malloc(2 * num_lists * sizeof(int32_t))
-    if links.ends == NULL:
-        return E_MEMORY
-    for i in range(num_lists):
-        links.ends[2 * i] = links.ends[2 * i + 1] = ~i
-    return OK
-
-
-cdef void links_close(Links* links) noexcept nogil:
-    free(links.prev)
-    free(links.next)
-    free(links.ends)
 
 
 cdef int history_open(History* h, int64_t max_blocks, int64_t lru_capacity) noexcept nogil:
@@ -34,7 +20,7 @@ cdef int history_open(History* h, int64_t max_blocks, int64_t lru_capacity) noex
     h.max_blocks, h.lru_capacity = max_blocks, lru_capacity
     h.mask = 1023
     h.table = <int32_t*>malloc(1024 * sizeof(int32_t))
-    if h.table == NULL or links_open(&h.ages, NUM_STAGES) != OK or links_open(&h.recency, 1) != OK:
+    if h.table == NULL or not links_open(&h.ages, NUM_STAGES) or not links_open(&h.recency, 1):
         history_close(h)
         return E_MEMORY
     memset(h.table, 0xFF, 1024 * sizeof(int32_t))
@@ -52,59 +38,6 @@ cdef void history_close(History* h) noexcept nogil:
     links_close(&h.recency)
     memset(h, 0, sizeof(History))
 
-
-# ---- the table: first block's hash -> past
-
-cdef inline int64_t slot_of(History* h, uint64_t key) noexcept nogil:
-    return <int64_t>(key >> 7) & h.mask
-
-
-cdef void table_put(History* h, int32_t p) noexcept nogil:
-    cdef int64_t slot = slot_of(h, h.pasts[p].keys[0])
-    while h.table[slot] >= 0:
-        slot = (slot + 1) & h.mask
-    h.table[slot] = p
-    h.used += 1
-
-
-cdef void table_drop(History* h, int32_t p) noexcept nogil:
-    cdef int64_t slot = slot_of(h, h.pasts[p].keys[0]), hole, home
-    while h.table[slot] != p:
-        slot = (slot + 1) & h.mask
-    hole = slot
-    while True:                         # close the gap: no tombstones
-        slot = (slot + 1) & h.mask
-        if h.table[slot] < 0:
-            break
-        home = slot_of(h, h.pasts[h.table[slot]].keys[0])
-        if (slot - home) & h.mask >= (slot - hole) & h.mask:
-            h.table[hole] = h.table[slot]
-            hole = slot
-    h.table[hole] = NIL
-    h.used -= 1
-
-
-cdef int table_grow(History* h, int64_t extra) noexcept nogil:
-    cdef int64_t size = h.mask + 1
-    cdef int32_t p
-    cdef int32_t* grown
-    while (h.used + extra) * 2 > size:
-        size *= 2
-    if size == h.mask + 1:
-        return OK
-    grown = <int32_t*>malloc(size * sizeof(int32_t))
-    if grown == NULL:
-        return E_MEMORY
-    memset(grown, 0xFF, size * sizeof(int32_t))
-    free(h.table)
-    h.table, h.mask, h.used = grown, size - 1, 0
-    for p in range(h.num_pasts):
-        if h.pasts[p].length > 0:
-            table_put(h, p)
-    return OK
-
-
-# ---- pasts
 
 cdef int history_ensure(History* h, int32_t extra) noexcept nogil:
     cdef int32_t used = h.num_live + h.num_retired, capacity = h.capacity

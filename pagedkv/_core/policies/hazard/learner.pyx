@@ -5,6 +5,7 @@ Expected hits per block-second, learned online from every reuse, evicted blocks'
 Admission is mandatory, so that after a request the cache is the same whether its blocks were hit or missed: keeping a block
 is worth exactly its next hit, and costs block-seconds. See model for the index, history for what is remembered.
 """
+# Over 400 lines: the calls of one request, from its arrival to what it taught; its parts lie beside it.
 
 from libc.math cimport sqrt
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
