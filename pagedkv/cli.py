@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pagedkv._version import __version__
 from pagedkv.errors import PagedKVError
@@ -26,7 +26,10 @@ INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with errors of one line."""
+    """argparse, with errors of one line, and options by their whole names."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, _one_line(f"{self.prog}: error: {message} (see {self.prog} --help)"))
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit code: 0 done, 1 the run found something wrong, 2 bad input, 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = _Parser(prog="pagedkv", description="A paged KV cache for LLM inference: tools.", allow_abbrev=False)
+    parser = _Parser(prog="pagedkv", description="A paged KV cache for LLM inference: tools.")
     parser.add_argument("--version", action="version", version=f"pagedkv {__version__}")
     commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser

@@ -87,6 +87,8 @@ def test_a_place_is_no_size_and_a_size_is_no_place() -> None:
     for wrong in ("gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "", "cuda:99999"):
         with pytest.raises(InvalidArgument, match="device must be 'cpu'"):
             pk.KVCache(spec, "1MiB", device=wrong)
+    with pytest.raises(WrongType, match=r"device_memory is needed.*device= is a place"):
+        pk.KVCache(spec, device="8MiB")
     pk.KVCache(spec, "1MiB", device="cpu").close()
 
 

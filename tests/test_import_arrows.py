@@ -124,6 +124,7 @@ def problems(path: str, text: str, package: Path) -> list[str]:
         imports = set(cython_imports(text))
         calls = {name for name in FORBIDDEN_CALLS if re.search(rf"\b{name}\s*\(", text)}
     found = [f"{module} calls {name}" for name in sorted(calls)]
+    USED.setdefault(room, set()).update(room_of(name) for name in imports if name.split(".")[0] == "pagedkv")
     if room not in ARROWS:
         return [*found, f"{module}: the room {room} is not in ARROWS"]
     for name in sorted(imports):
@@ -135,6 +136,7 @@ def problems(path: str, text: str, package: Path) -> list[str]:
     return found
 
 
+USED: dict[str, set[str]] = {}  # rooms that a room's files import, of the files read so far
 PACKAGE = package_dir()
 SOURCES = sorted(path for kind in ("py", "pyi", "pyx", "pxd", "pxi") for path in PACKAGE.rglob(f"*.{kind}"))
 
@@ -142,6 +144,13 @@ SOURCES = sorted(path for kind in ("py", "pyi", "pyx", "pxd", "pxi") for path in
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_only_along_the_arrows(path: Path) -> None:
     assert not problems(str(path), path.read_text(), PACKAGE)
+
+
+def test_every_arrow_of_the_table_is_used() -> None:
+    for path in SOURCES:
+        problems(str(path), path.read_text(), PACKAGE)
+    idle = {room: known - USED.get(room, set()) for room, known in ARROWS.items()}
+    assert {room: sorted(known) for room, known in idle.items() if known} == {}
 
 
 @pytest.mark.checkout

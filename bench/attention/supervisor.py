@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,6 +91,7 @@ def supervise(
     seconds: float,
     silence_s: float,
     module: str = "bench.attention.child",
+    clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Run ``python -m MODULE`` until every entry has a row, or time is over.
 
@@ -101,6 +102,7 @@ def supervise(
     seconds : for everything; the process is told when they end.
     silence_s : a process that writes nothing for so long hangs.
     module : what measures.
+    clock : seconds, by which silence is measured.
     """
     journal = Journal(folder / "journal.jsonl")
     deadline = time.time() + seconds
@@ -111,7 +113,7 @@ def supervise(
         command += ["--journal", str(journal.path), "--deadline", repr(deadline)]
         before = len(outcome.rows)
         process = subprocess.Popen(command, cwd=ROOT)
-        begun, ended = _follow(process, journal, outcome, listener, silence_s, deadline + GRACE_S)
+        begun, ended = _follow(process, journal, outcome, listener, silence_s, deadline + GRACE_S, clock)
         if process.returncode == 0:
             return outcome
         for case, system in _without_row(begun, outcome.rows) if begun else ():
@@ -136,20 +138,21 @@ def _follow(
     listener: Listener,
     silence_s: float,
     until: float,
+    clock: Callable[[], float],
 ) -> tuple[dict[str, Any], str]:
     """Read the journal until the process ends. What it had begun last, and how it ended."""
     begun: dict[str, Any] = {}
-    heard = time.monotonic()
+    heard = clock()
     try:
         while True:
             ended = process.poll() is not None
             for line in journal.news():
-                heard = time.monotonic()
+                heard = clock()
                 begun = line.get("begin", begun)
                 _take(line, outcome, listener)
             if ended:
                 return begun, f"the process ended with status {process.returncode}"
-            silent = time.monotonic() - heard > silence_s
+            silent = clock() - heard > silence_s
             if silent or time.time() > until:
                 process.kill()
                 process.wait()

@@ -20,12 +20,12 @@ def backend_of(device: Device) -> Backend | None:
 
     Raises
     ------
-    InvalidArgument
+    WrongType, InvalidArgument
         The name is not ``"cpu"``, ``"cuda"`` or ``"cuda:<number>"``.
     KernelsUnavailable
         A GPU was named, and CuPy, the driver, a device, NVRTC or the CUDA headers are missing.
     """
-    if not isinstance(device, str):
+    if not isinstance(device, str) and callable(getattr(device, "launch", None)):
         return device
     number = cuda_number(device)
     return None if number is None else cuda_backend(number)

@@ -81,7 +81,7 @@ class KVCache:
     spec : KVSpec
     device_memory, host_memory : Size
         How much KV the tier holds: a string such as ``"8GiB"``, ``Bytes(n)`` or ``Blocks(n)``. A bare number has no
-        unit and is refused. No `host_memory`, no host tier.
+        unit and is refused. `device_memory` is needed; no `host_memory`, no host tier.
     disk : Disk, optional
         A directory and how much of it to use. Reopening it finds what had been demoted to it.
     policy : ``"lru"``, ``"arc"``, ``"s3fifo"``, ``"hazard"``, a :class:`Hazard`, or one that another package registers
@@ -138,7 +138,7 @@ class KVCache:
     def __init__(
         self,
         spec: KVSpec,
-        device_memory: Size,
+        device_memory: Size | None = None,
         host_memory: Size | None = None,
         disk: Disk | None = None,
         *,

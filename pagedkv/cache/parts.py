@@ -32,7 +32,7 @@ THREADS = 2  # that move blocks, by default
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
 
 
-def blocks_of(device: Size, host: Size | None, disk: Disk | None, spec: KVSpec) -> list[int]:
+def blocks_of(device: Size | None, host: Size | None, disk: Disk | None, spec: KVSpec) -> list[int]:
     """Blocks of device, host and disk; 0 for a tier that is not wanted.
 
     Raises
@@ -48,6 +48,11 @@ def blocks_of(device: Size, host: Size | None, disk: Disk | None, spec: KVSpec) 
             f"the KV in {disk.path!r} would not say whose it is, and KV of other weights of the same shape would be "
             f"served: name the model and the revision of its weights in KVSpec(model=...), or see to it yourself and "
             f"say Disk(..., unnamed_model=True)"
+        )
+    if device is None:
+        raise WrongType(
+            "device_memory is needed: how much KV the device tier holds, such as device_memory='8GiB' or Blocks(5000); "
+            "device= is a place, such as 'cuda:0'"
         )
     on_device = blocks_for(device, spec, "device_memory")
     on_host = 0 if host is None else blocks_for(host, spec, "host_memory")

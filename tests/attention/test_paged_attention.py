@@ -188,6 +188,12 @@ def test_no_kernel_for_a_combination_says_which_and_why() -> None:
         attention(PtxsimBackend(), kernel="decode_simt", schedule="odd")
 
 
+@pytest.mark.parametrize("device", [5, pk.Blocks(3), None, b"cpu"])
+def test_what_is_no_place_is_refused(device: object) -> None:
+    with pytest.raises(pk.WrongType, match="device is a place"):
+        attention(device)  # type: ignore[arg-type]
+
+
 def test_arrays_of_different_places_are_refused() -> None:
     with pytest.raises(pk.errors.WrongType, match="NumPy or a CuPy array, not list"):
         home_of(q=np.zeros(3), k=[1, 2])

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.lab.replay import Capacity, Trace, load_trace, resolve
+from pagedkv.lab.replay import Capacity, Trace, load_trace, replay, resolve
+from pagedkv.spec.sizes import Blocks, Bytes
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,8 @@ def trace() -> Trace:
 
 def test_blocks_shares_and_bytes_resolve_to_blocks(trace: Trace) -> None:
     assert resolve(trace, device="5000").blocks == (5000, 0, 0)
-    assert resolve(trace, device=5000).device == 5000
+    assert resolve(trace, device=5000).device == resolve(trace, device=Blocks(5000)).device == 5000
+    assert resolve(trace, device=Bytes(40 << 30)) == resolve(trace, device="40GiB")
     unique = trace.num_unique
     assert resolve(trace, device="5%").device == unique * 5 // 100
     assert resolve(trace, device="12.5%").device == unique // 8
@@ -78,6 +80,12 @@ def test_what_is_no_size_is_an_error_that_names_the_tier(size: Any, message: str
 def test_a_size_of_the_wrong_type_is_an_error(size: Any, trace: Trace) -> None:
     with pytest.raises(WrongType):
         resolve(trace, device=size)
+
+
+@pytest.mark.parametrize("size", [float("nan"), 0.5, None])
+def test_capacities_of_the_wrong_type_are_an_error(size: Any, trace: Trace) -> None:
+    with pytest.raises(WrongType):
+        replay(trace, ("lru",), size)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**40])

@@ -68,6 +68,13 @@ def test_the_report_has_the_keys_of_the_contract(data: Path, tmp_path: Path, cap
     assert "hit blocks" in capsys.readouterr().out
 
 
+def test_options_are_written_out(data: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(data / "chat.jsonl"), "--device", "8GiB"])
+    assert ended.value.code == 2
+    assert "--device" in capsys.readouterr().err
+
+
 def test_json_on_stdout_is_json_alone(data: Path, capsys: Capture) -> None:
     assert main(["replay", str(data / "chat.jsonl"), "--device-memory", "50", "--policy", "lru", "--json", "-"]) == 0
     captured = capsys.readouterr()

@@ -255,7 +255,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys: Capture, argv: list[str],
 ODD = ("", " ", *split("-1 0 1 1.5 1e9 nan inf 1B 999999999999999B 1% 100% 0B 1GB 8191PiB"))
 OPTIONS = split(
     "users tokens max-tokens active shared-prefix turns-per-hour gpus gpu gpu-memory gpu-read gpu-tflops link "
-    "gpus-per-server tensor-parallel memory-share kv-share host disk disk-read step-ms weight-bits kv-dtype "
+    "gpus-per-server tensor-parallel memory-share kv-share host-memory disk disk-read step-ms weight-bits kv-dtype "
     "scale-group scale-bits block-size layers kv-heads head-dim v-head-dim window params active-params latent"
 )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pagedkv.core import Tier
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.replay.trace import Trace
-from pagedkv.spec.sizes import UNITS, whole_number
+from pagedkv.spec.sizes import UNITS, Bytes, whole_number
 
 LLAMA_3_8B_BYTES_PER_TOKEN = 131_072  # 32 layers x 2 (K, V) x 8 heads x 128 x 2 bytes
 MAX_BLOCKS = 2**31 - 1  # block ids are int32
@@ -63,8 +63,9 @@ def resolve(
 
     Parameters
     ----------
-    device, host, disk : ``5000`` (blocks), ``"5%"`` (of the unique blocks, rounded down), ``"40GiB"``
-        (rounded down to whole blocks). ``disk`` may name its folder: ``"20%:/nvme/kv"``.
+    device, host, disk : ``5000`` or ``Blocks(5000)`` (a trace has no bytes, so a bare number is blocks), ``"5%"``
+        (of the unique blocks, rounded down), ``"40GiB"`` or ``Bytes(n)`` (rounded down to whole blocks). ``disk`` may
+        name its folder: ``"20%:/nvme/kv"``.
     bytes_per_token : KV bytes of one token over all layers.
 
     Raises
@@ -89,8 +90,8 @@ def resolve(
 
 def _blocks(tier: str, size: str | int, trace: Trace, block_bytes: int) -> int:
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise WrongType(f"{tier}: a size is an int (blocks) or a string, not {type(size).__name__}")
-    text = str(size)
+        raise WrongType(f"{tier}: a size is a string, Bytes(n) or a number of blocks, not {type(size).__name__}")
+    text = size if isinstance(size, str) else f"{int(size)}{'B' if isinstance(size, Bytes) else ''}"
     found = _SIZE.fullmatch(text.strip())
     if not found:
         raise InvalidArgument(f"{tier}: {text!r} is not a size; write blocks (5000), a share (5%) or bytes (40GiB)")

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from pagedkv.errors import InvalidArgument
+from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.replay.capacity import Capacity, resolve
 from pagedkv.lab.replay.engine_real import require_folder, run_real
 from pagedkv.lab.replay.engine_sim import run_sim
@@ -77,7 +77,12 @@ def replay(
 def _several(
     capacities: Capacity | str | int | Iterable[Capacity | str | int],
 ) -> list[Capacity | str | int]:
-    return [capacities] if isinstance(capacities, Capacity | str | int) else list(capacities)
+    if isinstance(capacities, Capacity | str | int):
+        return [capacities]
+    try:
+        return list(capacities)
+    except TypeError:
+        raise WrongType(f"capacities: one size or several are needed, not {type(capacities).__name__}") from None
 
 
 def _capacity(trace: Trace, capacity: Capacity | str | int, options: Options) -> Capacity:
