@@ -167,7 +167,7 @@ def test_core_tiers_and_kernels_do_not_know_each_other() -> None:
 
 def test_only_the_conductors_know_the_cache() -> None:
     knowing = {room for room, known in ARROWS.items() if "cache.cache" in known}
-    assert knowing == {"scheduler", "__init__", "cli", "lab.replay", "lab.simulate", "lab.recording", "lab.show"}
+    assert knowing == {"scheduler", "__init__", "lab.replay", "lab.simulate", "lab.recording", "lab.show"}
 
 
 def test_the_arrows_have_no_circle() -> None:
