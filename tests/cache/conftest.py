@@ -105,6 +105,19 @@ def where(cache: pk.KVCache, tokens: Any, namespace: pk.Namespace | None = None)
     return [(str(run.tier), len(run.block_ids)) for run in cache.explain(tokens, namespace).runs]
 
 
+class QueueClock:
+    """The clock of a cache's mover from now on: it stands still until it is turned."""
+
+    def __init__(self, cache):
+        self.now, self._cache = 0.0, cache
+        cache._storage.carrier._queue.clock = lambda: self.now
+
+    def turn(self, seconds):
+        """So many seconds pass, and what is overdue by then is given up."""
+        self.now += seconds
+        self._cache.stats()
+
+
 def all_free(cache: pk.KVCache) -> bool:
     """Whether only the tree holds blocks, in every tier, once all moves have ended."""
     until = time.monotonic() + 60
