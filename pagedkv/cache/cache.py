@@ -128,7 +128,7 @@ class KVCache:
     ----------
     spec : KVSpec
     hooks : Hooks
-        Who is told when the cache begins and ends a piece of work: ``cache.hooks.add(hook)`` (:mod:`pagedkv.hooks`).
+        Told when the cache begins and ends a piece of work: ``cache.hooks.add(hook)`` (:mod:`pagedkv.observe.hooks`).
 
     Raises
     ------

@@ -40,7 +40,6 @@ VERSION = 2  # to be raised when a number of the tables comes to mean something 
 HEADER = struct.Struct("<16sIIII")  # magic, version, tokens of a block, rows, columns
 SUM_BYTES = 32
 MAX_BYTES = 64 << 20  # of a file that is read at all
-STUDY = 64  # samples after a request, about a microsecond each
 LAST_STUDY = 8192  # before a save: what a cache that is closed would never learn
 
 
@@ -229,7 +228,7 @@ class Learned:
 
     def study(self) -> None:
         """Learn a little of what was noted: well below a millisecond. For the end of a request."""
-        self.policy.study(STUDY)
+        self.policy.study()
 
     def kind_number(self, name: str) -> int:
         """The core's number of a kind; a new kind's tables are read if they lie in a file.

@@ -66,7 +66,7 @@ def filled(open_cache, **options):
 
 
 def hang_inside(cache, gate):
-    """Let time pass for the mover only once a transfer waits in `gate`, however busy the machine is."""
+    """Let time pass for the mover once a transfer waits in `gate`, and not before."""
     queue = cache._storage.carrier._queue
     queue.hang_s = 0.5
     queue.clock = lambda: 1e9 if gate.inside.is_set() else 0.0

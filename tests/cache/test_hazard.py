@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.cache.learned import MAX_KINDS, STUDY
+from pagedkv.cache.learned import MAX_KINDS
 from pagedkv.core import requests_of
 from tests.cache.oddities import NUMBERS, ODDITIES, attempt
 
@@ -212,7 +212,7 @@ def test_it_learns_when_requests_end_by_the_caches_clock_and_a_little_at_a_time(
         toy.use(prompt(i % 3))
         clock.now += 7
         now = counted(toy, "learned")
-        assert now - learned <= STUDY
+        assert now - learned <= 64, "by default"
         learned = now
     assert learned > 50
     assert counted(toy, "samples_lost") == counted(toy, "clock_steps_back") == 0

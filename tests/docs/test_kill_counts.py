@@ -1,4 +1,4 @@
-"""The kill counts of docs/testing.md are those of the catalogue, whose slow run kills each mutant."""
+"""The kill counts of docs/testing.md are those of the catalogue."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ import traceback
 import zlib
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from pagedkv.errors import OutOfBlocks, PagedKVError
 from tests.reliability import child
 from tests.reliability.crowd import restless, together
 from tests.reliability.proof import Tally
+from tests.toy import chain
 
 OPERATIONS = 6000  # of a round, all threads together
 EMPTY = 0
@@ -36,8 +36,7 @@ class Wrong(AssertionError):
 
 def contents(namespace: bytes, tokens: list[int]) -> NDArray[np.int64]:
     """A number for each token, that follows from the namespace and all tokens up to it."""
-    start = zlib.crc32(namespace) + 1
-    return np.array(list(accumulate(tokens, lambda n, token: zlib.crc32(b"%d %d" % (n, token)) + 1, initial=start)))[1:]
+    return 1 + chain(tokens, zlib.crc32(namespace))  # above EMPTY
 
 
 class World:

@@ -22,6 +22,7 @@ import pagedkv as pk
 from pagedkv.cache.prefetch import Prefetch
 from pagedkv.cache.scrub import Mode
 from tests.reliability.interrupt_kinds import Callbacks
+from tests.toy import chain
 
 SPEC = pk.KVSpec(1, 1, 8, "float32", 4, model="interrupts")
 LARGE = pk.KVSpec(4, 4, 64, "float32", 64, model="interrupts")  # 512 KiB a block: a copy takes a while
@@ -93,11 +94,7 @@ def _values(name: str, tokens: bytes) -> NDArray[np.float32]:
 
     11 bits, exact in float16.
     """
-    state, out = hash_of(name), []
-    for token in np.frombuffer(tokens, np.int32).tolist():
-        state = (state * 6364136223846793005 + token * 2654435761 + 1442695040888963407) % (1 << 61)
-        out.append(1 + (state >> 30) % 2046)
-    return np.array(out, np.float32)
+    return (1 + chain(np.frombuffer(tokens, np.int32), hash_of(name)) % 2046).astype(np.float32)
 
 
 def hash_of(name: str) -> int:

@@ -91,7 +91,7 @@ class Frame:
 
     Attributes
     ----------
-    what : the span that it belongs to (:mod:`pagedkv.hooks`), ``"opened"`` or ``"note"``.
+    what : the span that it belongs to (:mod:`pagedkv.observe.hooks`), ``"opened"`` or ``"note"``.
     caption : what happened, in a sentence.
     sequences : tuple of SequenceState, in the order in which they were opened
     tiers : mapping of tier name to tuple of HeldBlock, by id; the other blocks are free.

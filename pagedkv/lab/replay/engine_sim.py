@@ -31,7 +31,6 @@ from pagedkv.lab.replay.schedule import TOKEN_MS, arrivals_and_ends
 from pagedkv.lab.replay.trace import Int32, Int64, Trace
 
 PROGRESS_EVERY = 64  # requests
-STUDY = 64  # samples that the policy hazard learns after each request, at most
 NO_TIERS = np.empty(0, np.uint8)
 SEED = 0  # of the tree's own hashing: a replay is the same every time
 
@@ -143,7 +142,7 @@ class SimCache:
     def study(self) -> None:
         """Learn a little of what was noted, as a server would between two requests."""
         if self._hazard is not None:
-            self._hazard.study(STUDY)
+            self._hazard.study()
 
     def close(self, visit: Visit) -> None:
         """Its blocks can be evicted from now on."""
