@@ -31,7 +31,9 @@ cdef struct Policy:
     bint keeps_owned        # its lists are queues: a run keeps its place while it is owned
     bint joins_requests     # blocks of one request may lengthen a run of another's
     bint has_history        # remembers blocks that are evicted, as many as `open` is told
-    # The run to evict from list `list_no` of `tier` and, in *limit, how many of its blocks at most; NIL: none that may go.
+    # The run to evict from list `list_no` of `tier`; NIL: none that may go. `may_go` (policies/choosing.pxd) says which may;
+    # any other answer is passed over, and the coldest that may go takes its place. *limit, how many of its blocks may go at
+    # most, is preset to all.
     # A policy with two queues has the second in list_no + 1. `childless`: only runs that nothing in any tier continues.
     int32_t (*victim)(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil
     # State of its own, in p.state, before anything is cached. `history`: blocks to remember, -1 for its default. A Code.

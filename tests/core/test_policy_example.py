@@ -49,6 +49,63 @@ def test_it_evicts_what_its_model_evicts(built: Path, monkeypatch: pytest.Monkey
     assert differs > 6, "a policy that is LRU would pass, too"
 
 
+CARELESS = """
+    n = coldest(links, list_no)
+    while n >= 0 and links.next[n] >= 0:
+        n = links.next[n]
+    return n if seen >= 0 else best
+"""
+ABSURD = """
+    limit[0] = -5
+    return 1 << 30 if seen >= 0 else best
+"""
+
+
+@pytest.mark.parametrize(("name", "ends"), [("careless", CARELESS), ("absurd", ABSURD)], ids=["careless", "absurd"])
+def test_a_policy_that_names_what_may_not_go_is_passed_over(tmp_path: Path, name: str, ends: str) -> None:
+    """One names the hottest run although a sequence holds it, the other a run that does not exist."""
+    for source in FOLDER.iterdir():
+        if source.is_file():
+            shutil.copy(source, tmp_path)
+    text = (FOLDER / "policy_lfu.pyx").read_text()
+    assert text.count("    return best\n") == 1
+    (tmp_path / "policy_lfu.pyx").write_text(text.replace("    return best\n", ends.lstrip("\n")))
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    path = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ran = subprocess.run(
+        [sys.executable, "-c", SERVE], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, f"{name}: status {ran.returncode}: {ran.stderr[-4000:]}"
+
+
+SERVE = """
+import random
+import policy_lfu
+import pagedkv as pk
+from tests.cache.conftest import SPEC, Toy
+for seed in range(3):
+    choose = random.Random(seed)
+    with pk.KVCache(SPEC, pk.Blocks(24), pk.Blocks(12), policy="lfu") as cache:
+        toy, held = Toy(cache), []
+        for number in range(400):
+            tokens = [choose.randrange(3) for _ in range(choose.randrange(2, 28))]
+            seq = cache.sequence(tokens)
+            toy.run(seq)
+            toy.check(seq)
+            held.append(seq)
+            if len(held) > 2:
+                held.pop(choose.randrange(3)).release()
+            if number % 20 == 0:
+                cache.check_integrity()
+        for seq in held:
+            toy.check(seq)
+            seq.release()
+        cache.check_integrity()
+"""
+
+
 def test_its_run_prints_hits_of_both_policies(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(FOLDER / "run.py")]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

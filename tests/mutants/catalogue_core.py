@@ -8,6 +8,12 @@ CHANGED = "write_hint(&self.num_changes, self.num_changes + 1)\n"
 
 MUTANTS = (
     Mutant(
+        "a policy may name a victim that may not go",
+        "pagedkv/_core/recency.pyx",
+        ((" and may_go(p, tier, n, childless)):\n        return n", "):\n        return n"),),
+        ("test_a_policy_that_names_what_may_not_go_is_passed_over[careless]",),
+    ),
+    Mutant(
         "a reference that no owner holds can be given back",
         "pagedkv/_core/block_pool.pyx",
         (("if left >= COUNT:", "if left >= COUNT and left != 0xFFFFFFFFU:"),),
