@@ -1,6 +1,13 @@
 """pagedkv: a paged KV cache that any inference runtime can import."""
 
+import importlib.util
 import logging
+
+if importlib.util.find_spec("pagedkv._core.block_table") is None:
+    raise ImportError(
+        f"{__path__[0]} holds the sources of pagedkv, whose modules are not compiled: leave this folder to import the "
+        "installed package, or compile them in place with `pip install -e .`"
+    )
 
 from pagedkv import errors as errors
 from pagedkv._version import __version__ as __version__

@@ -75,6 +75,12 @@ def test_a_size_reads_as_it_is_written() -> None:
     assert (repr(Blocks(8)), repr(Bytes(9)), Blocks(8) + 1) == ("Blocks(8)", "Bytes(9)", 9)
 
 
+def test_a_disk_in_the_users_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert Disk("~/kv", "1GiB").path == "/somewhere/kv"
+    assert Disk("./~/kv", "1GiB").path == "./~/kv"
+
+
 def test_a_place_is_no_size_and_a_size_is_no_place() -> None:
     spec: Any = KVSpec(1, 1, 8, "float32", 4)
     with pytest.raises(InvalidArgument, match="device='cuda:0'"):

@@ -491,7 +491,8 @@ cdef class BlockTable:
         if code == E_RANGE:
             raise self.placement.tree.unnamed(named)
         if code == E_BLOCKS:
-            raise InvalidArgument(f"all {self.max_rows} rows are in use: release sequences or raise max_rows")
+            raise InvalidArgument(f"all {self.max_rows} rows are in use: release sequences, or allow more (max_sequences of a "
+                                  "KVCache, max_rows of a BlockTable)")
         if code == E_STALE:
             raise StaleHandle(f"owner {given:#x} was released, or never existed")
         if code == E_STATE:

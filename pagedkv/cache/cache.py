@@ -336,7 +336,8 @@ class KVCache:
         try:
             seqs = list(sequences)
         except TypeError:
-            raise WrongType(f"a step takes sequences, not {type(sequences).__name__}") from None
+            hint = ": write step([sequence])" if isinstance(sequences, Sequence) else ""
+            raise WrongType(f"a step takes several sequences, not one {type(sequences).__name__}{hint}") from None
         for seq in seqs:
             if not isinstance(seq, Sequence):
                 raise WrongType(f"a step takes Sequence objects, not {type(seq).__name__}")

@@ -25,7 +25,7 @@ class Disk:
 
     Parameters
     ----------
-    path : directory; made when the tier opens. There is no default, least of all a shared temporary one.
+    path : directory; made when the tier opens, with the folders above it. ``~`` is the user's home. There is no default, least of all a shared temporary one.
     size : Size
         ``"200GiB"`` or ``Bytes(n)`` for everything in the directory, or ``Blocks(n)`` for KV blocks alone.
     segment_size : str or Bytes
@@ -77,7 +77,7 @@ class Disk:
             raise WrongType("path must be text, not bytes")
         if not path or "\0" in path:
             raise InvalidArgument("path must not be empty or hold a NUL")
-        object.__setattr__(self, "path", path)
+        object.__setattr__(self, "path", os.path.expanduser(path))
         check_size(self.size, "size")
         if num_bytes_of(self.segment_size, "segment_size") < 1:
             raise InvalidArgument("segment_size must be at least one byte")

@@ -63,7 +63,7 @@ ABSURD = """
 
 @pytest.mark.parametrize(("name", "ends"), [("careless", CARELESS), ("absurd", ABSURD)], ids=["careless", "absurd"])
 def test_a_policy_that_names_what_may_not_go_is_passed_over(tmp_path: Path, name: str, ends: str) -> None:
-    """One names the hottest run although a sequence holds it, the other a run that does not exist."""
+    """One names the hottest run although a sequence may hold it, one a run that is none."""
     for source in FOLDER.iterdir():
         if source.is_file():
             shutil.copy(source, tmp_path)

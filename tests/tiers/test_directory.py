@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import subprocess
 import sys
 import textwrap
@@ -84,9 +85,16 @@ def test_a_second_opener_is_refused_here_and_in_another_process(open_tier, tmp_p
     open_tier()
 
 
-def test_a_missing_parent_is_refused(open_tier, tmp_path):
-    with pytest.raises(TierError, match="No such file"):
-        open_tier(path=tmp_path / "missing" / "kv")
+def test_missing_folders_are_made_and_only_the_last_is_private(open_tier, tmp_path):
+    open_tier(path=tmp_path / "missing" / "too" / "kv")
+    assert stat.S_IMODE((tmp_path / "missing" / "too" / "kv").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "missing").stat().st_mode) & 0o500 == 0o500
+
+
+def test_a_folder_that_cannot_be_made_is_named(open_tier, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(TierError, match=r"cannot open disk tier .*file/kv: Not a directory"):
+        open_tier(path=tmp_path / "file" / "kv")
 
 
 def test_a_path_that_is_no_directory_is_refused(open_tier, tmp_path):

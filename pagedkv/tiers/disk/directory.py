@@ -135,7 +135,11 @@ class Directory:
 
     def _open(self) -> None:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self.path, 0o700)
+            try:
+                os.mkdir(self.path, 0o700)
+            except FileNotFoundError:
+                os.makedirs(self.path.parent, exist_ok=True)
+                os.mkdir(self.path, 0o700)
             self.made = True
         info = os.lstat(self.path)
         if stat.S_ISLNK(info.st_mode) or not stat.S_ISDIR(info.st_mode):
