@@ -48,9 +48,11 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "spec", "_core", "tiers", "kernels", "cache.cost_model", "cache.admission"),
         *("cache.learned", "cache.storage", "cache.tiered"),
     },
+    "cache.jobs": {"errors", "_core", "observe.hooks", "cache.storage"},
     "cache.dispatcher": {
         *("_core", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
         *("observe.hooks", "cache.storage"),
+        *("threads.monitor", "cache.jobs"),
     },
     "cache.moves": {"errors", "_core", "cache.dispatcher", "observe.hooks"},
     "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.moves", "observe.hooks"},

@@ -52,7 +52,7 @@ from pagedkv.cache.scrub import MODES, Scrub
 from pagedkv.cache.scrub import Mode as ScrubMode
 from pagedkv.cache.sequence import Batch, Sequence, session_number
 from pagedkv.cache.step import Step
-from pagedkv.cache.storage import Storage, Store
+from pagedkv.cache.storage import Storage, Store, check_opened, claim_storage, release_storage
 from pagedkv.cache.traced_step import TracedStep
 from pagedkv.errors import (
     InvalidArgument,
@@ -188,8 +188,11 @@ class KVCache:
         self._left_out = self._is_over = False
         self._closing: Errand | None = None
         with contextlib.ExitStack() as undo:  # whatever interrupts it, no thread and no locked directory is left
+            claim_storage(self._storage, self)
+            undo.callback(release_storage, self._storage)
             opened = self._storage.open(spec, sizes, disk)
             undo.callback(self._storage.close)
+            opened = check_opened(opened, sizes, disk)
             if opened != sizes:  # no disk
                 self.placement = open_placement(opened, spec.block_size, **core)
                 self._roots = Roots(self.placement, self._scrub)
@@ -675,12 +678,15 @@ class KVCache:
     def _close(self, *, wait: bool = True) -> None:
         self._prefetcher.close(wait=wait)
         self._dispatcher.close()
-        self._storage.carrier.close()
         try:
-            if self._learned is not None:
-                self._learned.save()
+            self._storage.carrier.close()
         finally:
-            self._storage.close()
+            try:
+                if self._learned is not None:
+                    self._learned.save()
+            finally:
+                self._storage.close()
+                release_storage(self._storage)
         self._is_over = True
 
     def __enter__(self) -> KVCache:

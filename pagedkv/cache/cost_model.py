@@ -230,6 +230,10 @@ def positive(value: Any, what: str) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise WrongType(f"{what} must be a number, not {type(value).__name__}")
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidArgument(f"{what} must be a finite number above 0, not {value}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and number > 0):
+        raise InvalidArgument(f"{what} must be a finite number above 0, not {value!s:.40}")
+    return number

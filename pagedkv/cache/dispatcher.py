@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextvars
-import itertools
 import logging
 import os
 import threading
@@ -20,7 +19,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,34 +31,17 @@ from pagedkv._core.placement import Placement
 from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission
 from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.jobs import Job, left_of, transfers_of
 from pagedkv.cache.scrub import Scrub
 from pagedkv.cache.storage import Carrier, Handle
 from pagedkv.observe.callbacks import Log
-from pagedkv.observe.hooks import Hooks, Off, Running
+from pagedkv.observe.hooks import Hooks, Off
 from pagedkv.threads import crew
+from pagedkv.threads.monitor import Monitor
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 AGAIN_S = 0.01  # until a round that failed is made again
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """Moves in one direction that were taken together, between their begin and their end.
-
-    Attributes
-    ----------
-    taken : keeps the moves from being given up.
-    span : what the hooks are told of them, in `context`.
-    tickets : those whose end the core does not know yet, with their moves.
-    arrived : blocks so far.
-    """
-
-    taken: Taken
-    span: Running | Off
-    context: contextvars.Context | None
-    tickets: list[tuple[Handle, NDArray[np.void]]] = field(default_factory=list)
-    arrived: int = 0
 
 
 class Dispatcher:
@@ -96,6 +77,8 @@ class Dispatcher:
         self._admission, self._costs, self._scrub = admission, costs, scrub
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
+        self._pumping = Monitor()  # rounds of callers, where there is no thread, come one after the other
+        self._pumper = 0
         self.closing = self._stopping = False
         self.context: contextvars.Context | None = None
         self.interrupts: deque[BaseException] = deque()
@@ -122,6 +105,8 @@ class Dispatcher:
 
     def is_this_thread(self) -> bool:
         """Whether the caller is the dispatcher itself: a hook of ``moves``, or what it calls."""
+        if self._pumper == threading.get_ident():
+            return True
         thread = self._thread  # `current_thread` would make an object for each thread that has none, and keep it
         return thread is not None and thread.ident == threading.get_ident() and thread.is_alive()
 
@@ -150,8 +135,16 @@ class Dispatcher:
     # ---- the dispatcher's round
 
     def pump(self) -> float | None:
-        """One round without waiting, as :meth:`round`. For caches without a dispatcher's thread."""
-        return self.round(self._dispatch.take())
+        """One round, as :meth:`round`, after those of other threads.
+
+        For caches without a dispatcher's thread.
+        """
+        with self._pumping:
+            self._pumper = threading.get_ident()
+            try:
+                return self.round(self._dispatch.take())
+            finally:
+                self._pumper = 0
 
     def round(self, taken: Taken | None) -> float | None:
         """Begin what was taken and end what is settled.
@@ -202,7 +195,7 @@ class Dispatcher:
 
     def _demote(self, job: Job, moves: NDArray[np.void]) -> None:
         """Copy one tier down, or drop what admission refuses."""
-        admitted = [part for part in _transfers(moves) if self._is_admitted(part)]
+        admitted = [part for part in transfers_of(moves) if self._is_admitted(part)]
         if admitted:
             self._submit(job, np.concatenate(admitted), None)
 
@@ -215,7 +208,7 @@ class Dispatcher:
         colder copies. Demotions have no deadline: a late one would lose its blocks for nothing.
         """
         parts: dict[tuple[int, int], list[NDArray[np.void]]] = {}
-        for part in _transfers(moves):
+        for part in transfers_of(moves):
             until = self._dispatch.until(int(part["transfer"][0]))
             parts.setdefault((int(part["src_tier"][0]), until), []).append(part)
         now = time.monotonic_ns()
@@ -229,10 +222,12 @@ class Dispatcher:
         """
         settled, num_tickets = partial(_settled, self._dispatch, job.taken), len(job.tickets)
         try:
-            self._carrier.submit(
+            ticket = self._carrier.submit(
                 moves, deadline_s=deadline_s, on_done=settled, here=True,
                 before=lambda ticket: job.tickets.append((ticket, moves)),
             )  # fmt: skip
+            if len(job.tickets) == num_tickets:  # a carrier that has queued without a word
+                job.tickets.append((ticket, moves))
         except BaseException:
             del job.tickets[num_tickets:]
             raise
@@ -256,7 +251,14 @@ class Dispatcher:
         return False
 
     def _end_settled(self, job: Job) -> None:
-        settled = [(ticket, moves) for ticket, moves in job.tickets if ticket.is_settled]
+        settled = []
+        for ticket, moves in list(job.tickets):
+            try:
+                if ticket.is_settled:
+                    settled.append((ticket, moves))
+            except BaseException as problem:  # noqa: PERF203 - nothing is known of it any more: it may be writing yet
+                self._lose(moves, problem, in_use=True)
+                job.tickets.remove((ticket, moves))
         for ticket, moves in settled:
             try:
                 self._complete(job, ticket, moves)
@@ -279,7 +281,7 @@ class Dispatcher:
         upward = moves["dst_tier"] == Tier.DEVICE
         if not ok.all() or self._scrub.active:  # before another sequence may be given the blocks
             self._scrub.spoilt(moves["dst_block"][upward & ~arrived])
-            for part in _transfers(moves[upward & arrived]):
+            for part in transfers_of(moves[upward & arrived]):
                 self._scrub.holds(part["dst_block"], self._placement.root_of(int(part["node"][0])))
         if upward[0] and ok.all():
             self._costs.observe_load(
@@ -294,7 +296,7 @@ class Dispatcher:
 
     def _keep_left(self, moves: NDArray[np.void], ticket: Handle) -> None:
         """Keep the blocks of a call that was left taken until it is back, after its transfer."""
-        left = moves[ticket.left()]
+        left = moves[left_of(ticket, moves)]
         if not len(left):
             return
         for pool, blocks in self._destinations(left):
@@ -313,7 +315,9 @@ class Dispatcher:
             assert pool is not None
             yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
 
-    def _lose(self, moves: NDArray[np.void], problem: BaseException, ticket: Handle | None = None) -> None:
+    def _lose(
+        self, moves: NDArray[np.void], problem: BaseException, ticket: Handle | None = None, *, in_use: bool = False
+    ) -> None:
         """Give moves up after an exception.
 
         Those of a ticket that is settled, or that were never queued.
@@ -323,7 +327,7 @@ class Dispatcher:
         """
         keep = True
         with suppress(BaseException):
-            if ticket is None or not ticket.left().any():
+            if not in_use and (ticket is None or not left_of(ticket, moves).any()):
                 self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == Tier.DEVICE])
                 keep = False
         self._dispatch.give_up(moves, keep=keep)
@@ -388,11 +392,3 @@ def _work(weakly: weakref.ref[Dispatcher], dispatch: Dispatch) -> None:
             taken = None
         except BaseException:  # no memory: the thread goes on, and recovers what was taken
             pause = AGAIN_S
-
-
-def _transfers(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
-    """Moves transfer by transfer, in their order; the moves of one stand together."""
-    edges = np.flatnonzero(np.diff(moves["transfer"])) + 1
-    if len(moves):
-        for a, b in itertools.pairwise([0, *edges.tolist(), len(moves)]):
-            yield moves[a:b]

@@ -127,6 +127,7 @@ class Engine:
                 self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
             if len(arrays.copies):
                 kv.copy_blocks(arrays.copies)
+                self._scrub.copied(arrays.copies)
                 self.table.copies_done(arrays.copies)
             return arrays
         except PagedKVError:  # after any other exception the caller cancels: it may come as this returns, too
@@ -188,8 +189,9 @@ class Engine:
         target = self.table.seed(row, common)
         if target < 0:
             return 0
-        self._scrub.holds(target, int(self.table.roots([row])[0]))
-        self.kv.copy_blocks(np.array([[block, target]], np.int32))
+        root, pair = int(self.table.roots([row])[0]), np.array([[block, target]], np.int32)
+        self.kv.copy_blocks(pair)
+        self._scrub.holds(target, root)
         return common
 
     def arrive(self, row: int, found: int, session: int | None) -> None:

@@ -156,6 +156,8 @@ class Moves:
         while (said := wait(seen, SLICE_S, others)) == NOT_YET:
             if until is not None and time.monotonic() >= until:
                 return True
+            if not dispatcher.has_thread:  # another caller was interrupted with moves of this one
+                dispatcher.pump()
         if dispatcher.interrupts:
             with contextlib.suppress(IndexError):  # another caller was quicker
                 raise dispatcher.interrupts.popleft()

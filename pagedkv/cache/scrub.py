@@ -62,7 +62,7 @@ class Scrub:
         roots: Callable[[], NDArray[np.int64]],
         zero: Callable[[NDArray[np.int32]], None],
     ) -> None:
-        """Zero what a step's sequences were given, before anything is written or copied there.
+        """Zero what a step's sequences were given, before anything is written there.
 
         Parameters
         ----------
@@ -73,8 +73,6 @@ class Scrub:
         starts = np.flatnonzero(arrays.slot_mapping % self._block_size == 0)  # a block's first token is computed now
         if len(starts) or lookahead:
             self._clear_given(*self._given(arrays, starts, lookahead, roots()), zero)
-        if self._last is not None and len(arrays.copies):  # copy on write stays within a namespace
-            self._last[arrays.copies[:, 1]] = self._last[arrays.copies[:, 0]]
 
     def _clear_given(
         self, blocks: NDArray[np.int32], owners: NDArray[np.int64], zero: Callable[[NDArray[np.int32]], None]
@@ -86,6 +84,14 @@ class Scrub:
         if len(blocks):
             zero(blocks)
             self._note(blocks, owners)
+
+    def copied(self, pairs: NDArray[np.int32]) -> None:
+        """Note whole blocks copied within their namespaces, (source, destination) int32 [n, 2].
+
+        Not before: a copy that is interrupted leaves in its destination what stood there.
+        """
+        if self._last is not None:
+            self._last[pairs[:, 1]] = self._last[pairs[:, 0]]
 
     def holds(self, blocks: NDArray[np.int32] | int, root: int) -> None:
         """Note that blocks are wholly overwritten with KV of this namespace.

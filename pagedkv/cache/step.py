@@ -91,11 +91,7 @@ class Step:
     def __del__(self) -> None:
         """An interrupt may come between `__enter__` and the body, or before `__exit__` has begun."""
         if getattr(self, "_arrays", None) is not None and self._engine.is_ours:
-            try:
-                self._check_rows()
-            except StaleHandle:  # its rows went on without it
-                return
-            self._cancel()
+            self._cancel()  # of its rows those that have not gone on without it
 
     def _cancel(self) -> None:
         self._engine.table.cancel(self._rows, None if self._arrays is None else self._arrays.number)

@@ -7,6 +7,9 @@ The cache decides, on integers and tokens; a Storage does the rest. The product'
 
 from __future__ import annotations
 
+import operator
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv._core.block_table import StepArrays
-from pagedkv.errors import WrongType
+from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.tiers import DirectionStats, DiskStats, Record, StoredBlock
@@ -240,3 +243,47 @@ def check_storage(storage: Any) -> Storage:
         lacks = f", which lacks {', '.join(missing)}" if missing else "; make an object of it"
         raise WrongType(f"storage must be a pagedkv.cache.storage.Storage, not {what}{lacks}")
     return storage  # type: ignore[no-any-return]
+
+
+def check_opened(opened: Any, asked: Sequence[int], disk: Disk | None) -> list[int]:
+    """What a Storage's `open` returned, as a list.
+
+    As asked, but perhaps 0 for a disk that is not required.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    try:
+        blocks = [operator.index(count) for count in opened]
+    except TypeError:
+        raise WrongType(f"a storage's open() must return the blocks of each tier, not {opened!r:.60}") from None
+    without = [*asked[:-1], 0] if disk is not None and not disk.required else list(asked)
+    if blocks not in (list(asked), without):
+        raise InvalidArgument(f"a storage's open() returned {blocks} blocks by tier, and {list(asked)} were asked for")
+    return blocks
+
+
+_claiming = threading.Lock()
+_claims: dict[int, weakref.ref[Any]] = {}  # by the id of a storage that is open: the cache that has it
+
+
+def claim_storage(storage: Storage, cache: Any) -> None:
+    """From now on `storage` is this cache's, until it is released or the cache is gone.
+
+    Raises
+    ------
+    InvalidArgument
+        It is another cache's.
+    """
+    with _claiming:
+        known = _claims.get(id(storage))
+        if known is not None and known() is not None:
+            raise InvalidArgument("this storage is another cache's already; make one for each cache")
+        _claims[id(storage)] = weakref.ref(cache)
+
+
+def release_storage(storage: Storage) -> None:
+    """The cache that claimed it is closed."""
+    with _claiming:
+        _claims.pop(id(storage), None)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pagedkv._core.tier import Tier
 from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.cache.storage import KV
-from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.errors import ClosedError, TierError, WrongType
 from pagedkv.kernels.backend import Backend
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
@@ -67,13 +67,11 @@ class TieredStorage:
         ------
         InvalidArgument, TierError, LayoutMismatch, ImportError
         """
-        if self.tiers:
-            raise InvalidArgument("this storage is another cache's already; make one for each cache")
+        self.tiers, self.store, self._kv, self._mover = {}, None, None, None
         try:
             return self._open(spec, blocks, disk)
         except BaseException:
             self.close()
-            self.tiers.clear()
             raise
 
     def _open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:

@@ -25,7 +25,8 @@ class Disk:
 
     Parameters
     ----------
-    path : directory; made when the tier opens, with the folders above it. ``~`` is the user's home. There is no default, least of all a shared temporary one.
+    path : directory; made when the tier opens, with the folders above it. ``~`` is the user's home. There is no
+        default, least of all a shared temporary one.
     size : Size
         ``"200GiB"`` or ``Bytes(n)`` for everything in the directory, or ``Blocks(n)`` for KV blocks alone.
     segment_size : str or Bytes

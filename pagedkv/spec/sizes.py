@@ -6,7 +6,7 @@ Also the number checks that public constructors share.
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from fractions import Fraction
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -170,8 +170,8 @@ def parse_size(size: str | int) -> int:
     found = _SIZE.fullmatch(size.strip(" "))
     if found is None or found[2] not in UNITS:
         raise InvalidArgument(f"{_quoted(size)} is not a size: write a number and a unit, as in '8GiB'")
-    exact = Decimal(found[1]) * UNITS[found[2]]
-    if exact != int(exact):
+    exact = Fraction(found[1]) * UNITS[found[2]]
+    if exact.denominator != 1:
         raise InvalidArgument(f"{_quoted(size)} is not a whole number of bytes")
     if exact > MAX_SIZE:
         raise InvalidArgument(f"{_quoted(size)} is more than {format_size(MAX_SIZE)}")

@@ -238,3 +238,36 @@ def test_random_traffic_of_three_tenants_never_shows_anothers_bytes(open_cache):
 def test_an_unknown_way_to_scrub_is_refused(open_cache, wrong):
     with pytest.raises((pk.InvalidArgument, pk.WrongType), match="scrub"):
         open_cache(4, scrub=wrong)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [lambda cache, fork: cache.sequence([7, 7, 9, 9, 9, 9], B), lambda cache, fork: cache.step([fork]).__enter__()],
+    ids=["reused in part", "copied on write"],
+)
+def test_a_copy_that_is_interrupted_leaves_nothing_of_another_namespace(open_cache, monkeypatch, begin):
+    """The block was to hold a copy; what stood there before is another namespace's."""
+    cache = open_cache(4)
+    toy = Toy(cache)
+    seq = cache.sequence([7, 7, 7, 7, 8], B)
+    toy.run(seq)
+    (fork,) = seq.fork(1)  # shares the block that is not full: the first that writes copies it
+    fork.append(9)
+    scribbled(cache, A)
+    cache.purge(A)
+    copy = type(cache._engine.kv).copy_blocks
+
+    def interrupted(kv, pairs):
+        monkeypatch.setattr(type(kv), "copy_blocks", copy)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(cache._engine.kv), "copy_blocks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        begin(cache, fork)
+    fork.release()
+    seq.release()
+    cache.check_integrity()
+    seqs = [cache.sequence([40 + i], B) for i in range(3)]
+    toy.run(*seqs)
+    assert not any(unwritten(cache, one).any() for one in seqs)
+

@@ -5,6 +5,9 @@ One is written from the protocol alone; what is no storage is refused.
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -209,3 +212,159 @@ def test_a_storage_is_not_open_before_its_cache_is():
         with pytest.raises(pk.ClosedError):
             getattr(storage, name)
     storage.close()
+
+
+class Slow(Own):
+    """Takes a moment for each submit, in which other callers come."""
+
+    inside = most = 0
+
+    def submit(self, moves: Any, **options: Any) -> Done:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        time.sleep(0.0005)
+        self.inside -= 1
+        return super().submit(moves, **options)
+
+
+def test_callers_that_carry_out_moves_themselves_come_one_after_the_other():
+    """Without a dispatcher's thread each caller makes rounds: no round ends another's tickets."""
+    problems: list[BaseException] = []
+    tenants = [None, pk.Namespace(tenant="a"), pk.Namespace(tenant="b")]
+    own = Slow()
+    with pk.KVCache(SPEC, pk.Blocks(24), pk.Blocks(24), storage=own) as cache:
+
+        def work(seed: int) -> None:
+            choose = random.Random(seed)
+            toys = [Toy(cache, salt) for salt in range(3)]
+            for _ in range(60):
+                who = choose.randrange(3)
+                try:
+                    toys[who].use([choose.randrange(10)] * choose.randrange(1, 16), tenants[who])
+                except pk.OutOfBlocks:
+                    pass
+                except BaseException as problem:
+                    problems.append(problem)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+        assert (problems, own.most) == ([], 1)
+        cache.check_integrity()
+        assert all_free(cache)
+
+
+class Broken(Done):
+    """Answers one question in a way that says nothing."""
+
+    def __init__(self, transfers: Any, question: str, answer: Any) -> None:
+        super().__init__(transfers)
+        self.question, self.answer = question, answer
+
+    @property
+    def is_settled(self) -> Any:
+        if self.question == "is_settled":
+            raise self.answer
+        return True
+
+    def left(self) -> Any:
+        return self.answer(self._count) if self.question == "left" else super().left()
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("is_settled", RuntimeError("the engine's events failed")),
+        ("left", lambda count: np.zeros(count, int)),
+        ("left", lambda count: None),
+        ("left", lambda count: np.zeros(count + 1, bool)),
+    ],
+    ids=["raises", "numbers", "nothing", "too many"],
+)
+def test_a_handle_that_says_nothing_of_its_moves_costs_these_and_the_cache_goes_on(question, answer, synchronous):
+    class Once(Own):
+        is_synchronous = synchronous
+        submitted = 0
+
+        def submit(self, moves: Any, *, before: Any = None, on_done: Any = None, **_: Any) -> Done:
+            self.submitted += 1
+            if self.submitted != 2:
+                return super().submit(moves, before=before, on_done=on_done)
+            handle = Broken(moves["transfer"], question, answer)
+            before(handle)
+            on_done(handle)
+            return handle
+
+    own = Once()
+    with pk.KVCache(SPEC, pk.Blocks(12), pk.Blocks(12), storage=own) as cache:
+        toy, ended = Toy(cache), []
+        worker = threading.Thread(target=lambda: ended.append([toy.use([start] * 9) for start in range(8)]))
+        worker.start()
+        worker.join(60)
+        assert ended, "a caller hangs"
+        assert own.submitted > 2
+        cache.check_integrity()
+
+
+def test_a_carrier_that_does_not_call_before_is_waited_for_all_the_same():
+    class Silent(Own):
+        def submit(self, moves: Any, *, before: Any = None, on_done: Any = None, **_: Any) -> Done:
+            return super().submit(moves, on_done=on_done)
+
+    with pk.KVCache(SPEC, pk.Blocks(8), pk.Blocks(12), storage=Silent()) as cache:
+        toy = Toy(cache)
+        for start in (1, 2, 3, 1, 2, 3):
+            toy.use([start] * 17)
+        assert cache.stats().hit_tokens["host"] > 0
+
+
+def test_any_storage_serves_one_cache_at_a_time():
+    own = Own()
+    with pk.KVCache(SPEC, pk.Blocks(8), storage=own) as cache:
+        with pytest.raises(pk.InvalidArgument, match="another cache's"):
+            pk.KVCache(SPEC, pk.Blocks(8), storage=own)
+        Toy(cache).use([1] * 9)
+    pk.KVCache(SPEC, pk.Blocks(8), storage=own).close()
+
+
+@pytest.mark.parametrize(
+    ("opened", "error"),
+    [(None, pk.WrongType), ([], pk.InvalidArgument), ([16, 0, 0], pk.InvalidArgument), ([8.0, 0, 0], pk.WrongType)],
+)
+def test_what_open_returns_is_checked(opened, error):
+    class Lying(Own):
+        def open(self, spec: Any, blocks: Any, disk: Any) -> Any:
+            super().open(spec, blocks, disk)
+            return opened
+
+    own = Lying()
+    with pytest.raises(error, match=r"open\(\)"):
+        pk.KVCache(SPEC, pk.Blocks(8), storage=own)
+    assert own.calls == ["open", "close"]
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array])
+def test_what_open_returns_may_be_any_sequence(tmp_path, kind):
+    class Other(TieredStorage):
+        def open(self, spec: Any, blocks: Any, disk: Any) -> Any:
+            return kind(super().open(spec, blocks, disk))
+
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(16))
+    with pk.KVCache(SPEC, pk.Blocks(8), None, disk, storage=Other()) as cache:
+        assert cache.stats().disk["state"] == "ok"
+
+
+def test_a_carrier_that_fails_to_close_leaves_no_directory_locked(tmp_path, monkeypatch):
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(16))
+    cache = pk.KVCache(SPEC, pk.Blocks(8), None, disk)
+    carrier = cache._storage.carrier
+    close = carrier.close
+    monkeypatch.setattr(carrier, "close", lambda: (close(), 1 / 0))
+    monkeypatch.setattr(cache._storage, "close", lambda: [tier.close() for tier in cache._storage.tiers.values()])
+    with pytest.raises(ZeroDivisionError):
+        cache.close()
+    pk.KVCache(SPEC, pk.Blocks(8), None, disk).close()

@@ -220,21 +220,34 @@ MUTANTS = (
         ("test_a_device_hit_takes_the_core_four_times_at_most",),
     ),
     Mutant(
-        "a storage serves a second cache",
-        "pagedkv/cache/tiered.py",
-        (("        if self.tiers:\n", "        if False:\n"),),
-        ("test_the_usual_storage_can_be_given_and_serves_one_cache",),
-    ),
-    Mutant(
-        "a storage whose opening failed stays taken",
-        "pagedkv/cache/tiered.py",
-        (("            self.tiers.clear()\n", ""),),
-        ("test_a_storage_whose_opening_fails_can_be_opened_again",),
-    ),
-    Mutant(
         "options that a storage of one's own knows nothing of are passed over",
         "pagedkv/cache/parts.py",
         (('if device != "cpu" or backend is not None or threads != THREADS:', "if False:"),),
         ("test_options_of_the_usual_storage_beside_another_are_refused",),
+    ),
+    Mutant(
+        "callers that carry out moves themselves do so at the same time",
+        "pagedkv/cache/dispatcher.py",
+        (("        with self._pumping:\n", "        if True:\n"),),
+        ("test_callers_that_carry_out_moves_themselves_come_one_after_the_other",),
+    ),
+    Mutant(
+        "a block is its new namespace's before the copy is there",
+        "pagedkv/cache/engine.py",
+        (("        self.kv.copy_blocks(pair)\n        self._scrub.holds(target, root)\n",
+          "        self._scrub.holds(target, root)\n        self.kv.copy_blocks(pair)\n"),),
+        ("test_a_copy_that_is_interrupted_leaves_nothing_of_another_namespace[reused in part]",),
+    ),
+    Mutant(
+        "a handle that cannot say whether it is settled stops the dispatcher",
+        "pagedkv/cache/dispatcher.py",
+        (("                self._lose(moves, problem, in_use=True)\n", "                raise\n"),),
+        ("test_a_handle_that_says_nothing_of_its_moves_costs_these_and_the_cache_goes_on[raises-True]",),
+    ),
+    Mutant(
+        "any storage is taken twice",
+        "pagedkv/cache/storage.py",
+        (("        if known is not None and known() is not None:\n", "        if False:\n"),),
+        ("test_any_storage_serves_one_cache_at_a_time",),
     ),
 )  # fmt: skip

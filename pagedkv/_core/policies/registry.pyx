@@ -89,7 +89,13 @@ def _load(name):
     """Import the module that an installed package announces for a policy, if there is one."""
     for announced in entry_points(group=ENTRY_POINTS, name=name):
         log.info("importing %s for policy %r", announced.value, name)
-        announced.load()
+        try:
+            announced.load()
+        except (Exception, SystemExit) as problem:
+            raise InvalidArgument(
+                f"policy {name!r} is announced by the entry point {announced.value!r} of another package, which cannot be imported: "
+                f"{type(problem).__name__}: {problem}"
+            ) from problem
 
 
 register_policy("lru", &LRU)

@@ -1,0 +1,58 @@
+"""Moves that the dispatcher has taken, between their begin and their end."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv._core.dispatch import Taken
+from pagedkv.cache.storage import Handle
+from pagedkv.errors import WrongType
+from pagedkv.observe.hooks import Off, Running
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Moves in one direction that were taken together, between their begin and their end.
+
+    Attributes
+    ----------
+    taken : keeps the moves from being given up.
+    span : what the hooks are told of them, in `context`.
+    tickets : those whose end the core does not know yet, with their moves.
+    arrived : blocks so far.
+    """
+
+    taken: Taken
+    span: Running | Off
+    context: contextvars.Context | None
+    tickets: list[tuple[Handle, NDArray[np.void]]] = field(default_factory=list)
+    arrived: int = 0
+
+
+def left_of(ticket: Handle, moves: NDArray[np.void]) -> NDArray[np.bool_]:
+    """The moves whose memory a call that hangs may still touch.
+
+    Raises
+    ------
+    WrongType
+        The handle's answer is not one bool for each move.
+    """
+    left: Any = ticket.left()
+    if not isinstance(left, np.ndarray) or left.dtype != np.bool_ or left.shape != moves.shape:
+        raise WrongType(f"left() of a {type(ticket).__name__} must be bool [{len(moves)}], one for each move")
+    return left
+
+
+def transfers_of(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Moves transfer by transfer, in their order; the moves of one stand together."""
+    edges = np.flatnonzero(np.diff(moves["transfer"])) + 1
+    if len(moves):
+        for a, b in itertools.pairwise([0, *edges.tolist(), len(moves)]):
+            yield moves[a:b]
