@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 import pagedkv as pk
+from pagedkv._core.policies import registry
 from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree, Requests, policies, requests_of
 from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
 from tests.core.helpers import cache, cached_prefixes
@@ -83,3 +85,13 @@ def test_only_policies_that_learn_of_requests_have_any(policy: str) -> None:
             Requests(table)
     assert not any(hasattr(table, name) for name in ("arrive", "begin", "hint", "depart"))
     assert requests_of(BlockTable(BlockPool(4))) is None
+
+
+@pytest.mark.parametrize("value", ["no_such_module_at_all", "math:no_such_name", "a malformed: value"])
+def test_a_package_that_announces_a_policy_and_cannot_be_imported_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    announced = EntryPoint("broken", value, "pagedkv.policies")
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [announced])
+    with pytest.raises(InvalidArgument, match=rf"entry point {value!r} of another package, which cannot be imported"):
+        pk.KVCache(SPEC, pk.Blocks(8), policy="broken")

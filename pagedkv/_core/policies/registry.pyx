@@ -93,8 +93,8 @@ def _load(name):
             announced.load()
         except (Exception, SystemExit) as problem:
             raise InvalidArgument(
-                f"policy {name!r} is announced by the entry point {announced.value!r} of another package, which cannot be imported: "
-                f"{type(problem).__name__}: {problem}"
+                f"policy {name!r} is announced by the entry point {announced.value!r} of another package, which cannot be "
+                f"imported: {type(problem).__name__}: {problem}"
             ) from problem
 
 
