@@ -134,12 +134,10 @@ class Directory:
             raise
 
     def _open(self) -> None:
+        if not self.path.parent.exists():
+            os.makedirs(self.path.parent, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            try:
-                os.mkdir(self.path, 0o700)
-            except FileNotFoundError:
-                os.makedirs(self.path.parent, exist_ok=True)
-                os.mkdir(self.path, 0o700)
+            os.mkdir(self.path, 0o700)
             self.made = True
         info = os.lstat(self.path)
         if stat.S_ISLNK(info.st_mode) or not stat.S_ISDIR(info.st_mode):

@@ -23,7 +23,7 @@ MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
     "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu", "crew",
-    "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "kernels", "kv_spec",
+    "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "jobs", "kernels", "kv_spec",
     "learned", "matcher", "metrics", "moves", "namespace", "parts", "pin", "place", "policies", "prefetch",
     "recording", "records", "roots", "scheduler", "scrub", "sequence", "sizes", "stats", "step", "tiered", "tiers",
     "traced_step",
