@@ -23,14 +23,14 @@ MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
     "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu", "crew",
-    "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "jobs", "kernels", "kv_spec",
-    "learned", "matcher", "metrics", "moves", "namespace", "parts", "pin", "place", "policies", "prefetch",
-    "recording", "records", "roots", "scheduler", "scrub", "sequence", "sizes", "stats", "step", "tiered", "tiers",
-    "traced_step",
+    "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "jobs", "kernels",
+    "kv_spec", "learned", "matcher", "metrics", "moves", "namespace", "parts", "pin", "place", "policies",
+    "prefetch", "recording", "records", "roots", "scheduler", "scrub", "sequence", "sizes", "stats", "step",
+    "storage", "tiered", "tiers", "traced_step",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
     "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing",  # commands, and what they use
-    "errors", "init__", "monitor", "reference", "storage", "version",  # no lines that a cache's caller passes
+    "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "matcher", "moves", "prefetch", "scheduler", "sequence", "step", "tiers")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}
