@@ -34,7 +34,7 @@ def scheduler_rows(tree: Path) -> dict[tuple[str, str], float]:
 
 def core_rows(tree: Path) -> dict[tuple[str, str], float]:
     """The core's decode step there, arrays ready."""
-    return {("core", f"decode step, {count}"): core_step(tree, count) for count in (256, 4096)}
+    return {("core", f"decode step of {count}"): core_step(tree, count) for count in (256, 4096)}
 
 
 def core_step(tree: Path, count: int) -> float:

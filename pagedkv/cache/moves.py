@@ -237,7 +237,7 @@ class Moves:
         assert pool is not None
         with self._hooks.span("make_room", blocks=num_blocks, tier=TIER_NAMES[tier]):
             while True:
-                goal = min(num_blocks, pool.num_available + self._room_below(tier))
+                goal = min(num_blocks, pool.num_available + max(1, self._room_below(tier)))
                 if not self._has_made_room(goal, tier):
                     raise self.placement.out_of_blocks(num_blocks, tier)
                 if goal == num_blocks:
@@ -257,8 +257,10 @@ class Moves:
         pool = self.placement.pools[Tier.DEVICE]
         assert pool is not None
         if low and self._dispatcher.has_thread and pool.num_available < low:
-            self._decides()
-            self.placement.reserve(min(2 * low, pool.num_available + self._room_below(Tier.DEVICE)), Tier.DEVICE)
+            below = self._room_below(Tier.DEVICE)
+            if below:
+                self._decides()
+                self.placement.reserve(min(2 * low, pool.num_available + below), Tier.DEVICE)
 
     def _has_made_room(self, num_blocks: int, tier: int) -> bool:
         """Decide what goes and wait for that, until there is room; False if none can be made."""
@@ -271,13 +273,10 @@ class Moves:
                 return not self.placement.reserve(num_blocks, tier)
 
     def _room_below(self, tier: int) -> int:
-        """Blocks that the tier below can take at once, at least 1.
-
-        What is demoted beyond that would be dropped.
-        """
+        """Blocks that the tier below can take at once; more would be dropped from it."""
         for pool in self.placement.pools[tier + 1 :]:
             if pool is not None:
-                return max(1, pool.num_obtainable)
+                return pool.num_obtainable
         return 2**31
 
     # ---- time
@@ -309,7 +308,7 @@ class Moves:
         pool = self.placement.pools[tier]
         if pool is None or not (cached := pool.counts()["cached"]):
             return False
-        self._has_made_room(pool.num_available + min(cached, FLUSH_BLOCKS, self._room_below(tier)), tier)
+        self._has_made_room(pool.num_available + min(cached, FLUSH_BLOCKS, max(1, self._room_below(tier))), tier)
         self._hear()
         return pool.counts()["cached"] < cached
 

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from .conftest import Toy, prompt
+import pagedkv as pk
+
+from .conftest import Toy, prompt, where
 
 DEVICE = 640  # blocks: the low watermark is at most ten of them
 
@@ -85,3 +87,25 @@ def test_without_a_colder_tier_or_on_a_small_device_nothing_is_made_ahead(open_c
     decode(toy, [seq], 1)
     assert toy.cache.placement.pools[0].num_available <= available
     seq.release()
+
+
+def test_nothing_is_dropped_ahead_where_the_tier_below_is_held(open_cache):
+    """With all of the host held, room on the device means lost blocks, which no step needs yet."""
+    toy = Toy(open_cache(DEVICE, host=3, pin_budget=pk.Blocks(DEVICE)))
+    prompts = [prompt(start, 60 * 4 + 1) for start in range(1, 13)]
+    for tokens in prompts:
+        toy.use(tokens)
+    settle(toy.cache)
+    placement = toy.cache.placement
+    pins = [toy.cache.pin(tokens) for tokens in prompts if ("host" in dict(where(toy.cache, tokens)))]
+    assert pins
+    assert placement.pools[1].num_obtainable == 0
+    assert placement.pools[0].num_available < 10
+    dropped = dict(placement.stats()["dropped"])
+    for _ in range(5):
+        toy.cache._moves.make_room_ahead(10)
+        settle(toy.cache)
+    assert placement.stats()["dropped"] == dropped
+    for pin in pins:
+        pin.release()
+

@@ -210,6 +210,11 @@ HANGS = (
         ("test_a_steady_decode_loop_waits_for_no_room",),
     ),
     Mutant(
+        "room is made ahead by dropping", "pagedkv/cache/moves.py",
+        (("            if below:\n", "            if below := max(1, below):\n"),),
+        ("test_nothing_is_dropped_ahead_where_the_tier_below_is_held",),
+    ),
+    Mutant(
         "room ahead has no bound", "pagedkv/cache/moves.py",
         (("self._low - (self._low >> 3) - 1, 0), self._most_ahead)", "self._low - (self._low >> 3) - 1, 0), 10**6)"),),
         ("test_no_more_is_made_than_a_64th_of_the_device_twice",),
