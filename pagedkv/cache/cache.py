@@ -198,6 +198,8 @@ class KVCache:
                 self._roots = Roots(self.placement, self._scrub)
                 self._left_out = True
             self._storage.start(self._take_over())
+            there = [(tier, TIER_NAMES[tier]) for tier, pool in enumerate(self.placement.pools) if pool is not None]
+            self._tiers_there = tuple(there)
             self._hit_tokens = dict.fromkeys([*self._tier_names(), "partial"], 0)
             self.table = BlockTable(self.placement, max_sequences)
             each = spec.block_bytes if self._store is None else self._store.write_bytes
@@ -558,6 +560,30 @@ class KVCache:
         """Live sequences at most."""
         return self._max_sequences
 
+    def match(self, tokens: ArrayLike, namespace: Namespace | None = None) -> dict[str, int]:
+        """How many of these tokens are cached, by the hottest tier that has them.
+
+        One call of the core: nothing is promoted, owned or touched, so another thread may evict them at any time. It is
+        for routers and for schedulers of one's own; :meth:`explain` says it block by block, and of a block in part.
+
+        Returns
+        -------
+        dict
+            Tokens in whole blocks for each tier of the cache, such as ``{"device": 96, "host": 32}``. Their sum is the
+            length of the cached prefix; :meth:`sequence` leaves at least the last token to compute.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, NamespaceRequired, ClosedError
+        """
+        prompt = self._tokens(tokens)
+        root = self._roots.find(self._digest(namespace))
+        if root is None:
+            return dict.fromkeys(self._tier_names(), 0)
+        tiers = self.placement.match(prompt, root)[0]
+        counts = np.bincount(tiers, minlength=len(self.placement.pools)).tolist()
+        return {name: counts[tier] * self.spec.block_size for tier, name in self._tiers_there}
+
     def explain(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Explanation:
         """Which blocks of these tokens are in which tier. Touches nothing."""
         prompt = self._tokens(tokens)
@@ -712,7 +738,7 @@ class KVCache:
         return RecordMaker(self.placement, store.secret, self.placement.tree.name)
 
     def _tier_names(self) -> list[str]:
-        return [TIER_NAMES[tier] for tier, pool in enumerate(self.placement.pools) if pool is not None]
+        return [name for _, name in self._tiers_there]
 
     def _learning(self, what: str) -> Learned:
         if self._learned is None:

@@ -100,6 +100,7 @@ class ApiWorld:
             Call("prefetch", self.cache.prefetch, (prompt(1), NAME), after=lambda made: made.wait(60)),
             Call("pin", self.cache.pin, (prompt(1), NAME), after=lambda made: made.release()),
             Call("explain", self.cache.explain, (prompt(1), NAME)),
+            Call("match", self.cache.match, (prompt(1), NAME)),
             Call("set_quota", self.cache.set_quota, (NAME, "4KiB", pk.Tier.DEVICE)),
             Call("purge", self.cache.purge, (NAME,)),
             Call("layer", self.cache.layer, (0,)),
