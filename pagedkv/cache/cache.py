@@ -576,8 +576,7 @@ class KVCache:
         ------
         WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
-        prompt = self._tokens(tokens)
-        root = self._roots.find(self._digest(namespace))
+        prompt, root = self._asked(tokens, namespace)
         if root is None:
             return dict.fromkeys(self._tier_names(), 0)
         tiers = self.placement.match(prompt, root)[0]
@@ -586,8 +585,7 @@ class KVCache:
 
     def explain(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Explanation:
         """Which blocks of these tokens are in which tier. Touches nothing."""
-        prompt = self._tokens(tokens)
-        root = self._roots.find(self._digest(namespace))
+        prompt, root = self._asked(tokens, namespace)
         if root is None:  # a namespace that was never used, or not lately: it has nothing, and gets nothing by this
             return Explanation(len(prompt), 0, (), 0)
         tiers, blocks, common = self.placement.match(prompt, root, partial=True)
@@ -752,6 +750,10 @@ class KVCache:
         admission = self._admission
         declined = {"disk_hits_declined": self._matcher.declined_tokens, **admission.refused()}
         return {**store, **declined, "admission_failures": admission.failures}
+
+    def _asked(self, tokens: ArrayLike, namespace: Namespace | None) -> tuple[NDArray[np.int32], Root | None]:
+        """The tokens of a question, and the root of its namespace if it has one: a question makes none."""
+        return self._tokens(tokens), self._roots.find(self._digest(namespace))
 
     def _root(self, namespace: Namespace | None) -> Root:
         return self._roots.of(self._digest(namespace))

@@ -1,4 +1,4 @@
-"""``KVCache.match``: cached tokens by tier, with one call of the core, and nothing changed by the question."""
+"""``KVCache.match``: cached tokens by tier, one call of the core, nothing changed by it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,8 @@ NAMES = (
     ),
     Mutant(
         "explain makes a name", "pagedkv/cache/cache.py",
-        (("        root = self._roots.find(self._digest(namespace))\n", "        root = self._root(namespace)\n"),),
+        (("return self._tokens(tokens), self._roots.find(self._digest(namespace))",
+          "return self._tokens(tokens), self._root(namespace)"),),
         ("test_explain_of_a_namespace_that_was_never_used_makes_nothing",),
         quick=True,
     ),
