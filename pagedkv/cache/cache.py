@@ -752,7 +752,7 @@ class KVCache:
         return {**store, **declined, "admission_failures": admission.failures}
 
     def _asked(self, tokens: ArrayLike, namespace: Namespace | None) -> tuple[NDArray[np.int32], Root | None]:
-        """The tokens of a question, and the root of its namespace if it has one: a question makes none."""
+        """The tokens of a question, and its namespace's root, if there is one; it makes none."""
         return self._tokens(tokens), self._roots.find(self._digest(namespace))
 
     def _root(self, namespace: Namespace | None) -> Root:
