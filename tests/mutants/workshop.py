@@ -86,6 +86,8 @@ def _copy(folder: Path, modules: list[str]) -> None:
         for compiled in (folder / package.replace(".", "/")).glob(f"{name}.*.so"):
             compiled.unlink()
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__", "test_mutants.py"))
+    example = Path("examples", "policy_lfu")  # which tests of the core compile
+    shutil.copytree(ROOT / example, folder / example, ignore=shutil.ignore_patterns("__pycache__", "build"))
     for name in FILES:
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, folder)
