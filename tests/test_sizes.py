@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
 import math
 from fractions import Fraction
 from typing import Any
@@ -92,3 +93,11 @@ def test_whole_number_accepts_numpy_integers_and_returns_a_plain_int() -> None:
 def test_whole_number_names_the_argument_and_its_range() -> None:
     with pytest.raises(InvalidArgument, match=r"num_layers must be in 1\.\.8, got 9"):
         whole_number(9, "num_layers", 1, 8)
+
+
+def test_sizes_do_not_depend_on_the_callers_decimal_context() -> None:
+    with decimal.localcontext() as context:
+        context.prec = 2
+        context.traps[decimal.Inexact] = True
+        assert parse_size("8192.5MiB") == 8589934592 + 524288
+

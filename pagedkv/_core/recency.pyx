@@ -13,7 +13,7 @@ from pagedkv._core.links cimport (
     UNLINKED, Links, coldest, int32s_grow, is_linked, link_between, link_hottest, links_grow, unlink,
 )
 from pagedkv._core.place cimport NUM_CLASSES, NUM_LISTS, Domain, Fate, Place
-from pagedkv._core.policies.choosing cimport may_go
+from pagedkv._core.policies.choosing cimport first_that_may_go, may_go
 from pagedkv._core.radix_tree cimport node_ids, tree_ensure
 from pagedkv._core.types cimport E_MEMORY, MAX_TIERS, NIL, OK
 
@@ -180,15 +180,12 @@ cdef void set_queue(Place* p, int32_t tier, int32_t n, int32_t queue) noexcept n
 # What the policy answers, if it may go. What may not would be evicted under its owners or its children: a policy of
 # another package that names one is passed over, and the coldest that may go takes its place.
 cdef inline int32_t checked_victim(Place* p, int32_t tier, int32_t list_no, bint childless, int32_t* limit) noexcept nogil:
-    cdef Links* links = &p.links[tier]
     cdef int32_t n = p.policy.victim(p, tier, list_no, childless, limit)
-    if n == NIL or (0 <= n < p.fates_capacity and is_linked(links, n) and limit[0] > 0 and may_go(p, tier, n, childless)):
+    cdef bint is_listed = 0 <= n < p.fates_capacity and is_linked(&p.links[tier], n)
+    if n == NIL or (is_listed and limit[0] > 0 and may_go(p, tier, n, childless)):
         return n
     limit[0] = p.tree.max_run
-    n = coldest(links, list_no)
-    while n >= 0 and not may_go(p, tier, n, childless):
-        n = links.next[n]
-    return n if n >= 0 else NIL
+    return first_that_may_go(p, tier, list_no, childless)
 
 
 cdef int32_t pick_victim(Place* p, int32_t tier, int32_t domain, bint childless, int32_t* limit) noexcept nogil:

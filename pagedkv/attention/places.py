@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pagedkv.errors import WrongType
-from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.backend import Backend, is_backend
 from pagedkv.spec.place import cuda_number
 
 # "cpu", "cuda", "cuda:1", or a backend of one's own.
@@ -25,7 +25,7 @@ def backend_of(device: Device) -> Backend | None:
     KernelsUnavailable
         A GPU was named, and CuPy, the driver, a device, NVRTC or the CUDA headers are missing.
     """
-    if not isinstance(device, str) and callable(getattr(device, "launch", None)):
+    if is_backend(device):
         return device
     number = cuda_number(device)
     return None if number is None else cuda_backend(number)

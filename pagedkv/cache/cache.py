@@ -189,7 +189,7 @@ class KVCache:
         self._closing: Errand | None = None
         with contextlib.ExitStack() as undo:  # whatever interrupts it, no thread and no locked directory is left
             claim_storage(self._storage, self)
-            undo.callback(release_storage, self._storage)
+            undo.callback(release_storage, self._storage, self)
             opened = self._storage.open(spec, sizes, disk)
             undo.callback(self._storage.close)
             opened = check_opened(opened, sizes, disk)
@@ -710,7 +710,7 @@ class KVCache:
                     self._learned.save()
             finally:
                 self._storage.close()
-                release_storage(self._storage)
+                release_storage(self._storage, self)
         self._is_over = True
 
     def __enter__(self) -> KVCache:

@@ -197,17 +197,18 @@ def _as_arrays(variant: dict[str, Any]) -> dict[str, Any]:
     for name, (kinds, dtype) in _ARRAYS.items():
         given = variant.get(name)
         if given is not None:
-            try:
-                array = np.asarray(given)
-            except (TypeError, ValueError) as problem:
-                raise LayoutMismatch(f"{name} cannot be read as an array: {problem}") from None
+            array = _read(name, given)
             variant[name] = np.ascontiguousarray(array, dtype) if array.dtype.kind in kinds else array
     if variant.get("mask") is not None:
-        try:
-            variant["mask"] = np.ascontiguousarray(variant["mask"])
-        except (TypeError, ValueError) as problem:
-            raise LayoutMismatch(f"mask cannot be read as an array: {problem}") from None
+        variant["mask"] = np.ascontiguousarray(_read("mask", variant["mask"]))
     return variant
+
+
+def _read(name: str, given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as problem:
+        raise LayoutMismatch(f"{name} cannot be read as an array: {problem}") from None
 
 
 def _refuse(stream: Any) -> None:

@@ -31,7 +31,7 @@ from pagedkv._core.placement import Placement
 from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission
 from pagedkv.cache.cost_model import CostModel
-from pagedkv.cache.jobs import Job, left_of, transfers_of
+from pagedkv.cache.jobs import MOST_UNANSWERED, Job, left_of, transfers_of, without_ticket
 from pagedkv.cache.scrub import Scrub
 from pagedkv.cache.storage import Carrier, Handle
 from pagedkv.observe.callbacks import Log
@@ -171,8 +171,7 @@ class Dispatcher:
         That `taken` gives moves up as it dies is not enough: without memory CPython may lose a reference to it, and it
         never dies.
         """
-        known = [part["transfer"] for job in self._jobs for _, part in job.tickets]
-        lost = taken.moves[~np.isin(taken.moves["transfer"], np.concatenate(known))] if known else taken.moves
+        lost = without_ticket(taken.moves, self._jobs)
         if len(lost):
             self._lose(lost, MemoryError())
 
@@ -189,9 +188,7 @@ class Dispatcher:
         try:
             submit(job, moves)
         except BaseException as problem:  # whatever raises, the thread goes on, and each move is somewhere
-            known = [part["transfer"] for _, part in job.tickets]
-            lost = moves[~np.isin(moves["transfer"], np.concatenate(known))] if known else moves
-            self._lose(lost, problem)
+            self._lose(without_ticket(moves, [job]), problem)
 
     def _demote(self, job: Job, moves: NDArray[np.void]) -> None:
         """Copy one tier down, or drop what admission refuses."""
@@ -251,15 +248,7 @@ class Dispatcher:
         return False
 
     def _end_settled(self, job: Job) -> None:
-        settled = []
-        for ticket, moves in list(job.tickets):
-            try:
-                if ticket.is_settled:
-                    settled.append((ticket, moves))
-            except BaseException as problem:  # noqa: PERF203 - nothing is known of it any more: it may be writing yet
-                self._lose(moves, problem, in_use=True)
-                job.tickets.remove((ticket, moves))
-        for ticket, moves in settled:
+        for ticket, moves in [entry for entry in list(job.tickets) if self._is_settled(job, *entry)]:
             try:
                 self._complete(job, ticket, moves)
             except BaseException as problem:
@@ -272,6 +261,22 @@ class Dispatcher:
                 self._tell(job, lambda: job.span.__exit__(None, None, None))
             finally:
                 self._dispatch.announce()
+
+    def _is_settled(self, job: Job, ticket: Handle, moves: NDArray[np.void]) -> bool:
+        """Whether a ticket's results are final.
+
+        A ticket that cannot say so is lost: it may be writing yet.
+        """
+        try:
+            return bool(ticket.is_settled)
+        except Exception as problem:
+            job.unanswered += 1
+            if not isinstance(problem, MemoryError) or job.unanswered > MOST_UNANSWERED:
+                self._lose(moves, problem, in_use=True)
+                job.tickets.remove((ticket, moves))
+        except BaseException as interrupt:  # of a caller that makes the round itself: it comes out where that waits
+            self.interrupts.append(interrupt)
+        return False
 
     def _complete(self, job: Job, ticket: Handle, moves: NDArray[np.void]) -> None:
         """Report what a ticket has done."""

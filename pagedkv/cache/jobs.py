@@ -16,6 +16,8 @@ from pagedkv.cache.storage import Handle
 from pagedkv.errors import WrongType
 from pagedkv.observe.hooks import Off, Running
 
+MOST_UNANSWERED = 100  # times that there is no memory to ask a ticket, before it is given up
+
 
 @dataclass(eq=False, slots=True)
 class Job:
@@ -27,6 +29,7 @@ class Job:
     span : what the hooks are told of them, in `context`.
     tickets : those whose end the core does not know yet, with their moves.
     arrived : blocks so far.
+    unanswered : how often a ticket could not be asked whether it is settled.
     """
 
     taken: Taken
@@ -34,6 +37,7 @@ class Job:
     context: contextvars.Context | None
     tickets: list[tuple[Handle, NDArray[np.void]]] = field(default_factory=list)
     arrived: int = 0
+    unanswered: int = 0
 
 
 def left_of(ticket: Handle, moves: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -48,6 +52,12 @@ def left_of(ticket: Handle, moves: NDArray[np.void]) -> NDArray[np.bool_]:
     if not isinstance(left, np.ndarray) or left.dtype != np.bool_ or left.shape != moves.shape:
         raise WrongType(f"left() of a {type(ticket).__name__} must be bool [{len(moves)}], one for each move")
     return left
+
+
+def without_ticket(moves: NDArray[np.void], jobs: list[Job]) -> NDArray[np.void]:
+    """Those of these moves whose transfers no job has a ticket for."""
+    known = [part["transfer"] for job in jobs for _, part in job.tickets]
+    return moves[~np.isin(moves["transfer"], np.concatenate(known))] if known else moves
 
 
 def transfers_of(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:

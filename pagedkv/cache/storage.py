@@ -11,6 +11,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -280,10 +281,21 @@ def claim_storage(storage: Storage, cache: Any) -> None:
         known = _claims.get(id(storage))
         if known is not None and known() is not None:
             raise InvalidArgument("this storage is another cache's already; make one for each cache")
-        _claims[id(storage)] = weakref.ref(cache)
+        _claims[id(storage)] = weakref.ref(cache, partial(_forget, id(storage)))
 
 
-def release_storage(storage: Storage) -> None:
-    """The cache that claimed it is closed."""
+def release_storage(storage: Storage, cache: Any) -> None:
+    """The cache that claimed it is closed; another cache's claim stays."""
     with _claiming:
-        _claims.pop(id(storage), None)
+        known = _claims.get(id(storage))
+        if known is not None and known() is cache:
+            del _claims[id(storage)]
+
+
+def _forget(number: int, gone: weakref.ref[Any]) -> None:
+    """A cache was collected without being closed.
+
+    The collector comes at any moment, so this takes no lock.
+    """
+    if _claims.get(number) is gone:
+        _claims.pop(number, None)

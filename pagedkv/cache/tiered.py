@@ -16,7 +16,7 @@ from pagedkv._core.tier import Tier
 from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.cache.storage import KV
 from pagedkv.errors import ClosedError, TierError, WrongType
-from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.backend import Backend, is_backend
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
@@ -49,7 +49,7 @@ class TieredStorage:
     """
 
     def __init__(self, device: str = "cpu", backend: Backend | None = None, threads: int = 2) -> None:
-        if backend is not None and not callable(getattr(backend, "launch", None)):
+        if backend is not None and not is_backend(backend):
             raise WrongType(f"backend must be a pagedkv.kernels.backend.Backend, not {type(backend).__name__}")
         self._gpu, self._backend = cuda_number(device), backend
         self._threads = whole_number(threads, "threads", 1, MOST_THREADS)

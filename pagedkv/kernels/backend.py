@@ -6,7 +6,7 @@ CuPy on a GPU is one; the tests' PTX interpreter is another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -82,3 +82,8 @@ class Backend(Protocol):
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """A NumPy copy of a device array, once all work before it is done."""
+
+
+def is_backend(thing: Any) -> TypeGuard[Backend]:
+    """Whether something launches kernels, as far as its looks tell."""
+    return callable(getattr(thing, "launch", None))

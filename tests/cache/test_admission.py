@@ -264,7 +264,13 @@ def test_what_cannot_have_been_observed_is_refused(open_cache, wrong):
 
 @pytest.mark.parametrize(
     ("tokens", "error"),
-    [([1.0], pk.WrongType), ("30000", pk.WrongType), (True, pk.WrongType), (0, pk.InvalidArgument)],
+    [
+        ([1.0], pk.WrongType),
+        ("30000", pk.WrongType),
+        (True, pk.WrongType),
+        (0, pk.InvalidArgument),
+        (10**400, pk.InvalidArgument),
+    ],
 )
 def test_cost_tokens_that_are_no_number_above_0_are_refused(tokens, error):
     with pytest.raises(error, match="cost_tokens must be a"):

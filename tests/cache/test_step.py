@@ -419,3 +419,17 @@ def raise_in(step):
     except KeyError as problem:
         step.__exit__(KeyError, problem, None)
         raise
+
+
+def test_a_step_that_is_dropped_lets_go_of_the_rows_that_did_not_go_on(toy):
+    """One of its sequences was cut back meanwhile; the other can be forked at once."""
+    first, second = toy.cache.sequence([1, 2, 3, 4, 5, 6]), toy.cache.sequence([7, 8, 9])
+    step = toy.cache.step([first, second])
+    step.__enter__()
+    first.truncate(3)
+    del step
+    (fork,) = second.fork(1)
+    for seq in (first, second, fork):
+        seq.release()
+    toy.cache.check_integrity()
+

@@ -18,11 +18,25 @@ cdef void begin(Place* p, int32_t owner) noexcept nogil:
     pass
 
 
-def register(name, int slot=0, *, version=POLICY_VERSION, size=sizeof(Policy), chooses=True, learns_by_half=False):
+cdef int64_t[1] told            # times that the clock of a policy was called
+
+
+cdef void clock(Place* p, int64_t now_ns) noexcept nogil:
+    told[0] += 1
+
+
+def times_told():
+    return told[0]
+
+
+def register(name, int slot=0, *, version=POLICY_VERSION, size=sizeof(Policy), chooses=True, learns_by_half=False, ticks=False):
     cdef Policy* policy = &given[slot]
     policy.version, policy.size = version, size
     policy.victim = NULL
     policy.begin = NULL
+    policy.clock = NULL
+    if ticks:
+        policy.clock = clock
     if chooses:
         policy.victim = victim
     if learns_by_half:

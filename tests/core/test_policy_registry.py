@@ -95,3 +95,16 @@ def test_a_package_that_announces_a_policy_and_cannot_be_imported_is_named(
     monkeypatch.setattr(registry, "entry_points", lambda **_: [announced])
     with pytest.raises(InvalidArgument, match=rf"entry point {value!r} of another package, which cannot be imported"):
         pk.KVCache(SPEC, pk.Blocks(8), policy="broken")
+
+
+def test_a_policy_of_another_package_is_told_the_time_if_it_goes_by_a_clock(native_registry: ModuleType) -> None:
+    native_registry.register("goes_by_a_clock", 2, ticks=True)
+    native_registry.register("goes_by_none", 3)
+    for policy, tells_time in (("goes_by_a_clock", True), ("goes_by_none", False)):
+        before = native_registry.times_told()
+        with pk.KVCache(SPEC, pk.Blocks(8), policy=policy) as cache, cache.sequence([1, 2, 3]) as seq:
+            with cache.step([seq]) as step:
+                step.mark_written(0)
+            assert cache.placement.tells_time == tells_time
+        assert (native_registry.times_told() > before) == tells_time
+

@@ -165,7 +165,6 @@ class ApiWorld:
                     for layer in range(SPEC.num_layers):
                         step.mark_written(layer)
                 scheduler.report(plan, np.full(len(plan.lanes), 7, np.int32))
-            scheduler.abort_all() if hasattr(scheduler, "abort_all") else None
 
     def _fork(self) -> pk.Sequence:
         (made,) = self.victim.fork(1)

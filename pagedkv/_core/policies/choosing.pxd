@@ -1,6 +1,7 @@
 # What every policy asks of a run before it may go.
 from libc.stdint cimport int32_t, uint32_t
 
+from pagedkv._core.links cimport Links, coldest
 from pagedkv._core.place cimport Fate, Place
 from pagedkv._core.radix_tree cimport node_top
 from pagedkv._core.recency cimport is_owned
@@ -28,4 +29,9 @@ cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexc
 
 
 # The coldest run of a list that may go, NIL if none.
-cdef int32_t first_that_may_go(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil
+cdef inline int32_t first_that_may_go(Place* p, int32_t tier, int32_t list_no, bint childless) noexcept nogil:
+    cdef Links* links = &p.links[tier]
+    cdef int32_t n = coldest(links, list_no)
+    while n >= 0 and not may_go(p, tier, n, childless):
+        n = links.next[n]
+    return n if n >= 0 else NIL

@@ -1,1 +1,0 @@
-"""See the .pxd; nothing here is callable from Python."""
