@@ -44,13 +44,16 @@ DIRECTIVES = {
 }
 
 
-PARTS = {"_write.pyx": {"merge.c", "write.c"}}  # C files of modules that share a folder with another
-# GCC keeps the flags of floating-point errors right, which nobody reads, and so has no vectors for loops with choices
+PARTS = {  # C files of modules that share a folder with another
+    "_gather.pyx": {"gather.c"},
+    "_write.pyx": {"merge.c", "write.c"},
+}
+# GCC keeps the flags of floating-point errors right, which no code reads, and so has no vectors for loops with choices
 FLAGS_OF = {"_write.pyx": ["-fno-trapping-math"]}
 
 
 def parts_of(source):
-    """C files that are compiled into a module: its own, or all that lie beside it and are no other's."""
+    """C files compiled into a module: its own, or those beside it that no other owns."""
     others = set().union(*PARTS.values())
     mine = PARTS.get(source.name, {part.name for part in source.parent.glob("*.c")} - others)
     return [str(source.relative_to(ROOT).with_name(part)) for part in sorted(mine)]
@@ -73,7 +76,7 @@ def extensions():
 
 
 class BuildExt(build_ext):
-    """``build_ext`` that cythonizes, and that ``--only`` can limit while one module is being worked on."""
+    """``build_ext`` that cythonizes; ``--only`` limits it to the modules being worked on."""
 
     user_options = [*build_ext.user_options, ("only=", None, "comma-separated module names to build")]
 
@@ -104,7 +107,7 @@ class BuildExt(build_ext):
 
 
 class BuildPy(build_py):
-    """``build_py`` that also ships ``kernels_cu/``, which is beside the package, as ``pagedkv/kernels_cu/``.
+    """``build_py`` that ships the neighbouring ``kernels_cu/`` as ``pagedkv/kernels_cu/``.
 
     A mapped package would do the same, but turns an editable install from a path entry into an import hook,
     which Cython's ``cimport`` and type checkers cannot see through.

@@ -48,4 +48,4 @@ out = Path(tempfile.mkdtemp()) / "trace.json"
 out.write_text(json.dumps({"traceEvents": trace.events}))
 names = [event["name"] for event in trace.events]
 print(f"{len(names)} spans in {out}:", *sorted(f"{name} {names.count(name)}" for name in set(names)))
-assert {"sequence", "match", "promote", "make_room", "moves", "step", "allocate", "release"} == set(names)
+assert {"request", "sequence", "match", "promote", "make_room", "moves", "step", "allocate", "release"} == set(names)

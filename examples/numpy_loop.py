@@ -40,7 +40,7 @@ def generate(cache: pk.KVCache, prompt: list[int], count: int) -> list[int]:
 
 
 system = draw.integers(0, VOCAB, 64).tolist()  # what every prompt begins with
-with pk.KVCache(spec, device_memory="1MiB") as cache:
+with pk.KVCache(spec, memory="1MiB") as cache:
     first = generate(cache, [*system, 1, 2, 3], 8)
     second = generate(cache, [*system, 4, 5, 6], 8)
     again = generate(cache, [*system, 1, 2, 3], 8)

@@ -1,6 +1,7 @@
 """A hook that turns the cache's spans into OpenTelemetry's.
 
-They nest in the span that the caller has open.
+They nest in the span that the caller has open, and link to the spans of the requests that they are for: a step has
+one for each request in its batch.
 
 Needs ``pip install opentelemetry-sdk``. Without it, it says so and ends.
 """
@@ -23,11 +24,14 @@ class OpenTelemetryHook:
     """
 
     def __init__(self, tracer: Any) -> None:
-        self._tracer = tracer
+        from opentelemetry.trace import Link, SpanContext
+
+        self._tracer, self._link, self._context = tracer, Link, SpanContext
 
     def begin(self, span: Span) -> Any:
+        links = [self._link(trace) for trace in span.traces if isinstance(trace, self._context)]
         current = self._tracer.start_as_current_span(
-            f"pagedkv.{span.name}", start_time=span.began_ns, end_on_exit=False,
+            f"pagedkv.{span.name}", start_time=span.began_ns, end_on_exit=False, links=links,
             record_exception=False, set_status_on_exception=False,
         )  # fmt: skip
         return current, current.__enter__()
@@ -62,6 +66,14 @@ def main() -> int:
             with tracer.start_as_current_span("request"), cache.sequence(range(start, start + 21)) as seq:
                 rest = np.zeros((1, len(seq) - seq.num_computed, 1, 8), np.float32)
                 seq.scatter(rest, rest)
+        scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=2, max_batch_tokens=64))
+        for start in (0, 200):
+            with tracer.start_as_current_span("request") as theirs:
+                scheduler.submit(range(start, start + 9), max_new_tokens=1, trace=theirs.get_span_context())
+        plan = scheduler.schedule()
+        with scheduler.step(plan) as step:
+            step.mark_written(0)
+        scheduler.report(plan, [1, 1])
 
     spans = kept.get_finished_spans()
     names = {span.context.span_id: span.name for span in spans}
@@ -69,6 +81,7 @@ def main() -> int:
         print(names[span.parent.span_id] if span.parent else "-", ">", span.name, dict(span.attributes))
     parents = {(span.name, names[span.parent.span_id]) for span in spans if span.parent}
     assert {("pagedkv.sequence", "request"), ("pagedkv.moves", "pagedkv.make_room")} <= parents
+    assert len([span for span in spans if span.name == "pagedkv.step"][-1].links) == 2
     return 0
 
 

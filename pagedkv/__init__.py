@@ -2,6 +2,8 @@
 
 import importlib.util
 import logging
+import sys
+import types
 
 if importlib.util.find_spec("pagedkv._core.block_table") is None:
     raise ImportError(
@@ -28,14 +30,18 @@ from pagedkv.errors import NamespaceRequired as NamespaceRequired
 from pagedkv.errors import OutOfBlocks as OutOfBlocks
 from pagedkv.errors import PagedKVError as PagedKVError
 from pagedkv.errors import PinBudgetExceeded as PinBudgetExceeded
+from pagedkv.errors import QueueFull as QueueFull
 from pagedkv.errors import RecordingFormatError as RecordingFormatError
 from pagedkv.errors import RequestTooLarge as RequestTooLarge
+from pagedkv.errors import SlowReader as SlowReader
 from pagedkv.errors import StaleHandle as StaleHandle
+from pagedkv.errors import StepFailed as StepFailed
 from pagedkv.errors import StoreDamaged as StoreDamaged
 from pagedkv.errors import TierError as TierError
 from pagedkv.errors import TraceFormatError as TraceFormatError
 from pagedkv.errors import UnsupportedVariant as UnsupportedVariant
 from pagedkv.errors import WrongType as WrongType
+from pagedkv.lab.traces import TraceRecorder as TraceRecorder
 from pagedkv.observe.stats import CacheStats as CacheStats
 from pagedkv.scheduler import Scheduler as Scheduler
 from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
@@ -48,3 +54,12 @@ from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size
 
 logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # silent unless the application configures logging
+
+
+_here = sys.modules[__name__]
+__all__ = [name for name in dir() if name[0] != "_" and not isinstance(getattr(_here, name), types.ModuleType)]
+__all__ += ["errors"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -18,6 +18,7 @@ from pagedkv.lab.replay import command as replay_command
 from pagedkv.lab.show import command as show_command
 from pagedkv.lab.simulate import command as simulate_command
 from pagedkv.lab.sizing import command as plan_command
+from pagedkv.lab.traces import command as trace_command
 from pagedkv.tools import doctor
 from pagedkv.tools.store import command as disk_command
 
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
     replay_command.add_parser(commands)
+    trace_command.add_parser(commands)
     simulate_command.add_parser(commands)
     disk_command.add_parsers(commands)
     doctor.add_parser(commands)
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()) + "\n"
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split())) + "\n"
 
 
 if __name__ == "__main__":

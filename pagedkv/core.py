@@ -12,6 +12,7 @@ from pagedkv._core.block_table import StepArrays as StepArrays
 from pagedkv._core.chain_key import chain_key as chain_key
 from pagedkv._core.chain_key import chain_keys as chain_keys
 from pagedkv._core.events import KVEvent as KVEvent
+from pagedkv._core.no_token import NO_TOKEN as NO_TOKEN
 from pagedkv._core.placement import DEFAULT_PRIORITY as DEFAULT_PRIORITY
 from pagedkv._core.placement import MOVE_DTYPE as MOVE_DTYPE
 from pagedkv._core.placement import Placement as Placement

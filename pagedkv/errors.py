@@ -1,6 +1,6 @@
 """Every error pagedkv raises on purpose.
 
-Each says what was asked, what there is, and what to do.
+Each names the request and the limit it met, and says what to do.
 
 A call that raises one of these has changed nothing.
 """
@@ -8,6 +8,10 @@ A call that raises one of these has changed nothing.
 from __future__ import annotations
 
 import os
+
+from pagedkv._core.tier import Tier
+
+_POOL = "pool"  # the name of a pool that belongs to no cache
 
 
 class PagedKVError(Exception):
@@ -32,17 +36,26 @@ class OutOfBlocks(PagedKVError, MemoryError):
     asked, free, evictable, held : int
         Blocks asked for, free now, owned by the prefix tree alone, and held by
         live owners (sequences, pins, moves in flight).
+    tier : Tier or None
+        The tier whose pool it is; None for a `BlockPool` of the core that belongs to no cache.
+
+    Parameters
+    ----------
+    tier : also a tier's name, or ``"pool"`` for None.
     """
 
-    def __init__(self, asked: int, free: int, evictable: int, held: int, tier: str = "device") -> None:
-        self.asked, self.free, self.evictable, self.held, self.tier = asked, free, evictable, held, tier
+    def __init__(self, asked: int, free: int, evictable: int, held: int, tier: Tier | str = Tier.DEVICE) -> None:
+        self.asked, self.free, self.evictable, self.held = asked, free, evictable, held
+        name = str(tier)
+        self.tier = None if name == _POOL else Tier[name.upper()]
         super().__init__(
-            f"asked for {asked} blocks on tier {tier!r}: {free} free, {evictable} evictable, {held} held by live "
+            f"asked for {asked} blocks on tier {name!r}: {free} free, {evictable} evictable, {held} held by live "
             f"sequences, pins or moves; release sequences or pins, or give the tier more memory"
         )
 
-    def __reduce__(self) -> tuple[type[OutOfBlocks], tuple[int, int, int, int, str]]:
-        return type(self), (self.asked, self.free, self.evictable, self.held, self.tier)
+    def __reduce__(self) -> tuple[type[OutOfBlocks], tuple[int, int, int, int, Tier | str]]:
+        tier = _POOL if self.tier is None else self.tier
+        return type(self), (self.asked, self.free, self.evictable, self.held, tier)
 
 
 class RequestTooLarge(PagedKVError):
@@ -51,9 +64,11 @@ class RequestTooLarge(PagedKVError):
     Attributes
     ----------
     asked, capacity : int
-        What it can come to need, and what there is.
+        Blocks that the request may need, and blocks available.
     what : of which.
     """
+
+    finish_reason = "refused"
 
     def __init__(self, asked: int, capacity: int, what: str, advice: str) -> None:
         self.asked, self.capacity, self.what, self.advice = asked, capacity, what, advice
@@ -61,6 +76,69 @@ class RequestTooLarge(PagedKVError):
 
     def __reduce__(self) -> tuple[type[RequestTooLarge], tuple[int, int, str, str]]:
         return type(self), (self.asked, self.capacity, self.what, self.advice)
+
+
+class QueueFull(PagedKVError):
+    """As many requests wait as a scheduler lets wait; this one was not queued. Come back later.
+
+    Attributes
+    ----------
+    waiting, max_waiting : int
+        Requests that wait, and that may wait (``SchedulerOptions.max_waiting``).
+    retry_after_s : float or None
+        Seconds in which the requests that wait now begin, at the rate of late: for an HTTP ``Retry-After``. None before
+        the scheduler has begun two requests.
+    """
+
+    finish_reason = "refused"
+
+    def __init__(self, waiting: int, max_waiting: int, retry_after_s: float | None) -> None:
+        self.waiting, self.max_waiting, self.retry_after_s = waiting, max_waiting, retry_after_s
+        soon = "" if retry_after_s is None else f", in {retry_after_s:.3g} s at the rate of late"
+        super().__init__(
+            f"{waiting} requests wait, and max_waiting = {max_waiting}: submit it again when some have begun{soon}"
+        )
+
+    def __reduce__(self) -> tuple[type[QueueFull], tuple[int, int, float | None]]:
+        return type(self), (self.waiting, self.max_waiting, self.retry_after_s)
+
+
+class StepFailed(PagedKVError, RuntimeError):
+    """The step that computed a request raised, and the request was aborted.
+
+    Its cause is the exception itself.
+
+    Attributes
+    ----------
+    kind, said : the name and the text of that exception.
+    """
+
+    def __init__(self, kind: str, said: str) -> None:
+        self.kind, self.said = kind, said
+        super().__init__(f"the step that computed this request raised {kind}: {said}; the request was aborted")
+
+    def __reduce__(self) -> tuple[type[StepFailed], tuple[str, str]]:
+        return type(self), (self.kind, self.said)
+
+
+class SlowReader(PagedKVError):
+    """A request was aborted because its tokens were not read.
+
+    Attributes
+    ----------
+    unread, max_unread : int
+        Tokens that lay unread, and that may.
+    """
+
+    def __init__(self, unread: int, max_unread: int) -> None:
+        self.unread, self.max_unread = unread, max_unread
+        super().__init__(
+            f"{unread} tokens of this request lay unread, and max_unread = {max_unread}: it was aborted; read faster, "
+            f"or allow more"
+        )
+
+    def __reduce__(self) -> tuple[type[SlowReader], tuple[int, int]]:
+        return type(self), (self.unread, self.max_unread)
 
 
 class StaleHandle(PagedKVError):
@@ -107,8 +185,8 @@ class CompileError(PagedKVError):
     Parameters
     ----------
     name : the kernel.
-    options : what the compiler was given.
-    log : what it said.
+    options : of the compiler.
+    log : the compiler's output.
     """
 
     def __init__(self, name: str, options: tuple[str, ...], log: str) -> None:
@@ -135,13 +213,13 @@ class ClosedError(PagedKVError):
 
 
 class FileFormatError(PagedKVError, ValueError):
-    """A file cannot be read as what it claims to be.
+    """A file is not in its claimed format.
 
     Parameters
     ----------
     path : path of the file.
     where : the line or field, such as ``"line 12"`` or ``"field hash_ids"``.
-    problem : what is wrong there.
+    problem : the mistake there.
     """
 
     def __init__(self, path: str | os.PathLike[str], where: str, problem: str) -> None:
@@ -153,7 +231,7 @@ class FileFormatError(PagedKVError, ValueError):
 
 
 class TraceFormatError(FileFormatError):
-    """A trace file cannot be read as what it claims to be."""
+    """A trace file is not in its claimed format."""
 
 
 class RecordingFormatError(FileFormatError):

@@ -1,20 +1,22 @@
 """Which room may import which: the table of the import test, and of docs/architecture.md.
 
 ``python -m tests.arrows`` writes it into the page. A room is a folder of the package, or a module of its top level or
-of a wing; it may import itself, what stands here, and nothing else of ours.
+of a wing, or a leaf; it may import itself, what stands here, and nothing else of ours.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+LEAVES = {"_core.tier"}  # modules that are rooms of their own: whatever may import their folder may import them
 WINGS = {"cache", "lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
 
 ARROWS: dict[str, set[str]] = {
     "_version": set(),
-    "errors": set(),
+    "_core.tier": set(),
+    "errors": {"_core.tier"},
     "reference": set(),
-    "spec": {"errors"},
+    "spec": {"_core.tier", "errors"},
     "threads.pthread": set(),
     "threads.monitor": {"threads.pthread"},
     "_core": {"errors", "threads.pthread"},
@@ -23,21 +25,22 @@ ARROWS: dict[str, set[str]] = {
     "kernels": {"errors", "_version", "threads.monitor", "observe.callbacks", "threads.crew"},
     "cpu": {"errors", "spec"},
     "interop": {"errors"},
-    "observe.stats": set(),
+    "observe.latency": set(),
+    "observe.stats": {"observe.latency"},
     "observe.hooks": {"errors", "observe.callbacks"},
-    "observe.metrics": {"errors", "observe.stats"},
+    "observe.metrics": {"errors", "observe.latency", "observe.stats"},
     "tiers": {"errors", "spec", "threads.monitor", "observe.callbacks", "observe.clock", "threads.crew"},
     "lab.sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
-    "cache.device_kv": {"errors", "spec", "_core", "interop", "cpu", "reference"},
+    "cache.device_kv": {"errors", "spec", "_core", "interop", "cpu", "observe.callbacks", "reference"},
     "cache.gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
     "cache.storage": {"errors", "spec", "_core", "tiers"},
     "cache.tiered": {
-        *("errors", "spec", "_core", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
+        *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
         *("cache.device_kv", "cache.gpu_kv"),
     },
     "cache.records": {"_core", "tiers", "cache.storage"},
-    "cache.cost_model": {"errors", "spec"},
+    "cache.cost_model": {"_core.tier", "errors", "observe.latency", "spec"},
     "observe.callbacks": {"errors"},
     "observe.clock": {"errors", "observe.callbacks"},
     "cache.admission": {"observe.callbacks", "observe.clock", "cache.cost_model"},
@@ -49,30 +52,35 @@ ARROWS: dict[str, set[str]] = {
         *("cache.learned", "cache.storage", "cache.tiered"),
     },
     "cache.jobs": {"errors", "_core", "observe.hooks", "cache.storage"},
+    "cache.dispatcher_thread": {"_core"},
     "cache.dispatcher": {
         *("_core", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
         *("observe.hooks", "cache.storage"),
-        *("threads.monitor", "cache.jobs"),
+        *("threads.monitor", "cache.jobs", "cache.dispatcher_thread"),
     },
-    "cache.moves": {"errors", "_core", "cache.dispatcher", "observe.hooks"},
-    "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.moves", "observe.hooks"},
+    "cache.waits": {"errors", "_core", "cache.dispatcher", "cache.storage", "observe.hooks"},
+    "cache.moves": {"errors", "_core", "cache.dispatcher", "cache.storage", "cache.waits", "observe.hooks"},
+    "cache.load": {"errors", "_core", "cache.moves", "cache.sequence", "observe.hooks", "observe.latency"},
+    "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.load", "cache.moves", "observe.hooks"},
     "cache.engine": {
         *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moves"),
         *("observe.hooks", "cache.learned", "cache.storage"),
     },
-    "cache.explain": {"_core"},
+    "cache.explain": {"_core.tier"},
     "cache.pin": {"errors", "_core"},
     "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matcher"},
-    "cache.sequence": {"errors", "_core", "interop", "cache.engine"},
+    "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
     "cache.step": {
         *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
         "cache.storage",
     },
+    "cache.checkpoint": {"_core", "cache.admission", "cache.moves", "cache.storage"},
+    "cache.journal": {"spec", "_core", "cache.checkpoint", "cache.records", "observe.callbacks"},
     "cache.cache": {
         *("errors", "spec", "_core", "observe.stats", "interop", "kernels"),
         *("cache.storage", "cache.records", "cache.dispatcher", "cache.moves", "cache.engine", "cache.explain"),
-        *("cache.pin", "cache.prefetch", "cache.sequence", "cache.step", "cache.cost_model"),
-        "cache.scrub",
+        *("cache.pin", "cache.prefetch", "cache.load", "cache.sequence", "cache.step", "cache.cost_model"),
+        *("cache.scrub", "cache.checkpoint", "cache.journal"),
         *("cache.roots", "cache.learned", "cache.parts", "cache.matcher"),
         *("observe.hooks", "cache.traced_step"),
         *("observe.clock", "threads.crew"),
@@ -81,21 +89,23 @@ ARROWS: dict[str, set[str]] = {
     "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache.cache"},
     "lab.show": {"errors", "spec", "cache.sequence", "cache.cache", "lab.recording"},
     "scheduler": {
-        *("errors", "spec", "observe.callbacks", "observe.clock", "cache.moves", "cache.sequence", "cache.step"),
-        "cache.cache",
+        *("errors", "spec", "observe.callbacks", "observe.clock", "cache.load", "cache.moves", "cache.sequence"),
+        *("cache.step", "cache.cache", "observe.latency", "observe.stats"),
     },
+    "serving": {"errors", "spec", "cache.step", "observe.callbacks", "scheduler", "threads.crew"},
     "lab.simulate": {
         *("errors", "spec", "lab.sizing", "cache.admission", "tiers", "cache.cache"),
         *("scheduler", "lab.replay"),
         "_version",
     },
     "lab.replay": {"errors", "spec", "core", "cache.cache", "_version"},
+    "lab.traces": {"errors", "spec", "_core", "observe.callbacks", "observe.hooks", "cache.cache", "lab.replay"},
     "tools.store": {"errors", "spec", "_core", "tiers"},
     "tools.doctor": {"errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "_version"},
     "cli": {
         *("errors", "lab.sizing", "lab.replay"),
         *("lab.simulate", "tools.doctor"),
-        *("tools.store", "lab.show"),
+        *("tools.store", "lab.show", "lab.traces"),
         "_version",
     },
     "cache": set(),
@@ -107,7 +117,7 @@ ARROWS: dict[str, set[str]] = {
     "__init__": {
         *("errors", "spec", "core", "observe.stats"),
         *("cache.pin", "cache.sequence", "cache.step", "cache.cache"),
-        *("scheduler", "_version"),
+        *("scheduler", "lab.traces", "_version"),
     },
 }
 

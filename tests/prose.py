@@ -13,10 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
+SCANNED = (".py", ".pyx", ".pxd", ".pyi")
 VAGUE = re.compile(r"\b(?:nobody|somebody|whoever|everybody)\b", re.IGNORECASE)
 LONGEST = 90  # characters of a docstring's first line, less one
-SCAR = re.compile(r"^\s*# [a-z]+[.,;:]?$")  # one word alone between other comment lines
-TEXT = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".cu", ".cuh", ".md"}
+DOCSTRING = re.compile(r'^[ \t]*[rR]?"""(.*?)"""', re.MULTILINE | re.DOTALL)  # and C code inside a .pyx
+WORD = re.compile(r"[a-z][a-z'-]*[.,;)]?")
+COMMENT = re.compile(r"^\s*(# |// |/\* |\* )")
+FULL = 40  # characters of a line before which one word was left by reflowing, and is no entry of a list
+CLAUSE = re.compile(
+    r"\bwhat (?:is|are|was|were|it|its|they|the|an?|this|that|has|have|had|can|cannot|may|must|would|could|does|did)\b",
+    re.IGNORECASE,
+)  # a relative clause as a noun; questions are rare enough to count with it
+BANNED = re.compile(r"\bwaited for no longer\b", re.IGNORECASE)  # say who gives up
+TEXT = {*SCANNED, ".c", ".h", ".cu", ".cuh", ".md"}
+RESULTS = ("bench", "results")  # JSON with sentences that pages quote
 
 
 class Counts(NamedTuple):
@@ -26,25 +36,30 @@ class Counts(NamedTuple):
     ----------
     vague : words that name no actor
     long : first lines of docstrings that are too long
-    scars : comment lines of one word, left by reflowing
+    scars : lines of one word, left by reflowing, in comments and docstrings
+    clauses : relative clauses as nouns, beginning with "what is", "what the" and so on
+    banned : phrases that hide their actor
     """
 
     vague: int
     long: int
     scars: int
+    clauses: int
+    banned: int
 
 
 PRODUCT = ("pagedkv", "kernels_cu", "bench", "examples", "setup.py")
 DOCUMENTS = ("docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-BARS = {PRODUCT: Counts(2, 3, 0), DOCUMENTS: Counts(1, 0, 0), ("tests",): Counts(8, 0, 0)}
+BARS = {PRODUCT: Counts(1, 0, 0, 356, 0), DOCUMENTS: Counts(0, 0, 0, 52, 0), ("tests",): Counts(0, 0, 0, 546, 0)}
 
 
 def files(parts: tuple[str, ...]) -> Iterator[Path]:
-    """Texts of these parts that people write; this file, docs/style.md and what they quote are left out."""
+    """Texts of these parts that people write, without this file, its test and docs/style.md."""
     for part in parts:
         path = ROOT / part
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.suffix in TEXT and file.name not in ("prose.py", "test_prose.py", "style.md"):
+            is_text = file.suffix in TEXT or (file.suffix == ".json" and file.parts[-3:-1] == RESULTS)
+            if is_text and file.name not in ("prose.py", "test_prose.py", "style.md"):
                 yield file
 
 
@@ -53,31 +68,64 @@ def vague_words(text: str) -> int:
     return len(VAGUE.findall(text))
 
 
-def long_first_lines(source: str) -> int:
-    """Docstrings of Python source whose first line is too long."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = (ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
-    return sum(len(text.partition("\n")[0]) >= LONGEST for text in found if text)
+def clauses(text: str) -> int:
+    """Relative clauses that stand for a noun."""
+    return len(CLAUSE.findall(text))
+
+
+def banned(text: str) -> int:
+    """Phrases that have a better wording, across the ends of lines."""
+    return len(BANNED.findall(re.sub(r"\s+(?:# |// |\* )?", " ", text)))
+
+
+def long_first_lines(source: str, suffix: str = ".py") -> int:
+    """Docstrings of Python or Cython source whose first line is too long."""
+    if suffix == ".py":
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    else:
+        found = [text[1] for text in DOCSTRING.finditer(source)]
+    return sum(len(text.partition("\n")[0].strip()) >= LONGEST for text in found)
 
 
 def scars(source: str) -> int:
-    """Comment lines of one word between two other lines of the same comment."""
+    """Lines of one word after another line of the same comment, or after a full line of a docstring."""
+    found, in_docstring = 0, False
     lines = source.split("\n")
-    return sum(
-        bool(SCAR.match(line)) and before.lstrip().startswith("# ") and after.lstrip().startswith("# ")
-        for before, line, after in zip(lines, lines[1:], lines[2:])
-    )
+    for before, line in zip(["", *lines], lines):
+        text, mark = _without_mark(line)
+        above, mark_above = _without_mark(before)
+        if WORD.fullmatch(text):
+            if mark:
+                found += bool(mark_above and above)
+            elif in_docstring and _indent(line) == _indent(before):
+                found += len(above) >= FULL
+        in_docstring ^= line.count('"""') % 2 == 1
+    return found
+
+
+def _without_mark(line: str) -> tuple[str, str]:
+    """A line's text without the signs that begin and end a comment or docstring, and the sign that began it."""
+    mark = COMMENT.match(line)
+    text = line[mark.end() :] if mark else line
+    return text.strip().removesuffix("*/").strip('"').strip(), mark[1] if mark else ""
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def count(parts: tuple[str, ...]) -> Counts:
     """What these parts of the tree have."""
-    vague = long = scarred = 0
+    vague = long = scarred = relative = phrases = 0
     for file in files(parts):
         text = file.read_text(encoding="utf-8")
         vague += vague_words(text)
-        long += long_first_lines(text) if file.suffix == ".py" else 0
-        scarred += scars(text) if file.suffix != ".md" else 0
-    return Counts(vague, long, scarred)
+        long += long_first_lines(text, file.suffix) if file.suffix in SCANNED else 0
+        scarred += scars(text) if file.suffix not in (".md", ".json") else 0
+        relative += clauses(text)
+        phrases += banned(text)
+    return Counts(vague, long, scarred, relative, phrases)
 
 
 def main() -> int:

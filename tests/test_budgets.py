@@ -121,7 +121,8 @@ def test_a_disk_says_how_much_may_be_written() -> None:
     ("fields", "error"),
     [
         ({"admission": "some"}, InvalidArgument),
-        ({"admission": None}, WrongType),
+        ({"admission": 3}, WrongType),
+        ({"write": 3}, WrongType),
         ({"on_mismatch": "ignore"}, InvalidArgument),
         ({"page_cache": True}, WrongType),
         ({"page_cache": np.array(["drop"])}, WrongType),
@@ -153,3 +154,19 @@ def test_a_disk_says_how_much_may_be_written() -> None:
 def test_a_disk_refuses_what_it_could_not_open(fields: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         Disk(**({"path": "kv", "size": "1GiB"} | fields))
+
+
+@pytest.mark.parametrize("name", ["segment_size", "write_budget"])
+@pytest.mark.parametrize("size", [64, [64], Blocks(64), 1.5], ids=repr)
+def test_a_size_in_bytes_alone_does_not_advise_blocks(name: str, size: Any) -> None:
+    with pytest.raises(WrongType, match=rf"^{name}\b.*Bytes") as caught:
+        Disk("kv", "1GiB", **{name: size})
+    assert "Blocks" not in str(caught.value).replace("not Blocks(64)", "")
+
+
+@pytest.mark.parametrize("unit", [Blocks, Bytes])
+def test_tokens_and_layers_have_no_such_unit(unit: type[Blocks | Bytes]) -> None:
+    with pytest.raises(WrongType, match="block_size is not in"):
+        KVSpec(1, 1, 8, block_size=unit(16))
+    with pytest.raises(WrongType, match="num_layers is not in"):
+        KVSpec(unit(1), 1, 8)

@@ -12,6 +12,7 @@ import pytest
 
 import pagedkv as pk
 from pagedkv import errors
+from pagedkv.core import BlockPool, Placement, RadixTree
 from pagedkv.observe.callbacks import has_no_memory
 
 OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
@@ -27,12 +28,16 @@ def test_an_error_is_at_the_top(kind):
     ("error", "builtin"),
     [
         (pk.OutOfBlocks(3, 0, 2, 5, "host"), MemoryError),
+        (pk.OutOfBlocks(3, 0, 2, 5, "pool"), MemoryError),
         (pk.WrongType("w"), TypeError),
         (pk.InvalidArgument("i"), ValueError),
         (pk.KernelsUnavailable("k"), ImportError),
         (pk.TraceFormatError("t.jsonl", "line 3", "is empty"), ValueError),
         (pk.CompileError("k", ("-O3",), "said"), Exception),
         (pk.RequestTooLarge(9, 3, "blocks", "ask for less"), Exception),
+        (pk.QueueFull(3, 3, 1.5), Exception),
+        (pk.StepFailed("ValueError", "no logits"), RuntimeError),
+        (pk.SlowReader(9, 8), Exception),
     ],
 )
 def test_an_error_travels_and_is_its_builtin(error, builtin):
@@ -41,6 +46,24 @@ def test_an_error_travels_and_is_its_builtin(error, builtin):
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+def test_a_full_tier_is_a_tier_and_the_message_has_its_name():
+    assert [pk.OutOfBlocks(1, 0, 0, 4, str(tier)).tier for tier in pk.Tier] == list(pk.Tier)
+    assert pk.OutOfBlocks(1, 0, 0, 4).tier is pk.OutOfBlocks(1, 0, 0, 4, "device").tier is pk.Tier.DEVICE
+    assert "1 blocks on tier 'host': 0 free" in str(pk.OutOfBlocks(1, 0, 0, 4, pk.Tier.HOST))
+
+
+def test_a_pool_of_no_cache_is_no_tier():
+    with pytest.raises(pk.OutOfBlocks, match="2 blocks on tier 'pool': 1 free") as caught:
+        BlockPool(1).alloc(2)
+    assert caught.value.tier is None
+
+
+def test_a_full_cache_names_the_tier():
+    with pytest.raises(pk.OutOfBlocks) as caught:
+        Placement(RadixTree(4), [BlockPool(1)]).allocate(2)
+    assert caught.value.tier is pk.Tier.DEVICE
 
 
 def test_a_full_tier_is_not_a_process_without_memory():

@@ -16,7 +16,7 @@ import pytest
 from pagedkv.cli import main
 from tests.test_import_arrows import PACKAGE, called_name, literal, module_of, room_of
 
-SPEAKS = {
+SPEAKS = {"lab.traces",
     *("cli", "kernels", "lab.replay", "lab.show", "lab.simulate", "lab.sizing", "tools.doctor", "tools.store"),
 }  # rooms with a command's output
 

@@ -5,6 +5,7 @@ The tests read its exposition text.
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,18 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.errors import WrongType
-from pagedkv.observe.metrics import BY_TIER, DISK, HAZARD, HAZARD_NOW, NOW, TOLD, CacheCollector, samples
+from pagedkv.observe.metrics import (
+    BY_TIER,
+    DISK,
+    HAZARD,
+    HAZARD_NOW,
+    NOW,
+    SCHEDULER_NOW,
+    TIMES,
+    TOLD,
+    CacheCollector,
+    samples,
+)
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
@@ -43,7 +55,7 @@ def scraped(collector: CacheCollector) -> dict[str, dict[Labels, float]]:
     for family in text_string_to_metric_families(text):
         assert family.name.startswith("pagedkv_")
         assert family.documentation.endswith(".")
-        assert family.type in ("counter", "gauge")
+        assert family.type in ("counter", "gauge", "histogram")
         for sample in family.samples:
             assert sample.name.endswith("_total") == (family.type == "counter")
             labels = frozenset(sample.labels.items())
@@ -95,7 +107,8 @@ def test_hits_by_tier_moves_and_tokens_are_what_the_cache_counted(cache):
 def test_counters_and_no_ratios(cache):
     names = {sample.name for sample in samples(cache.stats())}
     assert not [name for name in names if "rate" in name or "ratio" in name or "percent" in name]
-    assert not [sample for sample in samples(cache.stats()) if not float(sample.value).is_integer()]
+    counts = [sample for sample in samples(cache.stats()) if sample.kind != "histogram"]
+    assert not [sample for sample in counts if not float(sample.value).is_integer()]
 
 
 def test_everything_that_the_cache_counts_is_given(cache):
@@ -105,7 +118,8 @@ def test_everything_that_the_cache_counts_is_given(cache):
     fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk", "hazard"}
     assert fields == {
         "sequences", "prompt_tokens", "hit_tokens", "missed_promotions", "computed_tokens", "blocks", "moved_bytes",
-        "failed_moves", "clock_failures", "hook_failures",
+        "failed_moves", "clock_failures", "hook_failures", "steps_that_waited", "orphans", "overflowing_writes",
+        "latency",
     }  # fmt: skip
     assert set(stats.blocks["device"]) == {"capacity", "max", "free", "live", "cached", "reserved", "available"}
 
@@ -130,11 +144,11 @@ def test_several_caches_have_their_own_label_and_one_family_each_name(cache):
         assert found["pagedkv_prompt_tokens_total"] == {labels(cache="llama"): 98, labels(cache="draft"): 14}
         assert {dict(some)["cache"] for some in found["pagedkv_disk_state"]} == {"llama"}
         collector.remove("llama")
-        collector.remove("nobody")
+        collector.remove("absent")
         assert scraped(collector)["pagedkv_prompt_tokens_total"] == {labels(cache="draft"): 14}
 
 
-def test_a_scrape_is_one_call_and_registering_is_none(cache):
+def test_a_scrape_is_one_call_and_registering_is_none_beyond_the_one_that_shows_what_it_is(cache):
     class Counting:
         calls = 0
 
@@ -145,10 +159,10 @@ def test_a_scrape_is_one_call_and_registering_is_none(cache):
     counting = Counting()
     registry = CollectorRegistry()
     registry.register(CacheCollector(a=counting))
-    assert counting.calls == 0
+    assert counting.calls == 1
     for scrape in range(1, 4):
         generate_latest(registry)
-        assert counting.calls == scrape
+        assert counting.calls == 1 + scrape
 
 
 def test_counters_never_go_down(cache):
@@ -198,9 +212,96 @@ def test_importing_the_module_does_not_import_prometheus():
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-@pytest.mark.parametrize("no_cache", [None, 5, object()], ids=["nothing", "a number", "an object"])
-def test_what_is_no_cache_is_refused_before_it_is_scraped(no_cache):
-    with pytest.raises(WrongType, match="must be a KVCache"):
+class Stranger:
+    def stats(self) -> dict[str, int]:
+        return {"prompt_tokens": 3}
+
+
+@pytest.mark.parametrize("no_cache", [None, 5, object(), Stranger(), pk.KVCache], ids=lambda one: type(one).__name__)
+def test_what_cannot_be_collected_is_refused_before_it_is_scraped(no_cache):
+    with pytest.raises(WrongType, match="x must be a KVCache or a Scheduler, not"):
         CacheCollector(x=no_cache)
-    with pytest.raises(WrongType, match="must be a KVCache"):
+    with pytest.raises(WrongType, match="x must be a KVCache or a Scheduler, not"):
         CacheCollector().add("x", no_cache)
+
+
+def run(scheduler: pk.Scheduler, steps: int) -> None:
+    for _ in range(steps):
+        plan = scheduler.schedule()
+        with scheduler.step(plan) as step:
+            step.mark_written(0)
+        scheduler.report(plan, np.full(len(plan.lanes), 7, np.int32))
+
+
+def test_a_scheduler_brings_its_own_counts_and_its_caches():
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(16)) as cache:
+        now = [0.0]
+        scheduler = pk.Scheduler(cache, pk.SchedulerOptions(2, 16, max_waiting=2), clock=lambda: now[0])
+        collector = CacheCollector(llama=scheduler)
+        for start in (0, 100):
+            scheduler.submit(range(start, start + 6), 2, stop_tokens=[7] if start else [])
+        with pytest.raises(pk.QueueFull):
+            scheduler.submit(range(6), 2)
+        now[0] = 3.0
+        run(scheduler, 1)
+        found = scraped(collector)
+        own = labels(cache="llama")
+        assert found["pagedkv_scheduler_running"] == {own: 1}
+        assert found["pagedkv_scheduler_waiting"] == {own: 0}
+        run(scheduler, 1)
+        found = scraped(collector)
+        ended = found["pagedkv_scheduler_ended_total"]
+        assert {dict(at)["reason"]: n for at, n in ended.items()} == {
+            "stop": 1, "length": 1, "aborted": 0, "deadline": 0, "refused": 1,
+        }  # fmt: skip
+        assert found["pagedkv_scheduler_new_tokens_total"] == {own: 3}
+        assert {dict(at)["by"] for at in found["pagedkv_scheduler_preemptions_total"]} == {"swap", "recompute"}
+        buckets = {dict(at)["le"]: n for at, n in found["pagedkv_scheduler_queue_seconds_bucket"].items()}
+        assert (buckets["2"], buckets["5"], buckets["+Inf"]) == (0, 2, 2)
+        assert found["pagedkv_scheduler_queue_seconds_sum"] == {own: 6.0}
+        assert found["pagedkv_scheduler_first_token_seconds_count"] == {own: 2}
+        assert found["pagedkv_scheduler_token_seconds_count"] == {own: 1}
+        assert found["pagedkv_prompt_tokens_total"] == {own: cache.stats().prompt_tokens}
+        stats = scheduler.stats()
+        known = {*SCHEDULER_NOW, "finished", "aborted", "expired", "preempted_by_swap", "preempted_by_recompute"}
+        assert {field.name for field in dataclasses.fields(stats)} == known | {
+            "clock_failures", "ended", "new_tokens", "shared_tokens", "latency",
+        }  # fmt: skip
+        assert {*stats.latency, *cache.stats().latency} == set(TIMES)
+        shared = [one for one in samples(dataclasses.replace(stats, shared_tokens=9)) if "shared" in one.name]
+        assert [(one.name, one.kind, one.value) for one in shared] == [("scheduler_shared_tokens", "counter", 9)]
+
+
+def test_a_cache_under_two_names_is_scraped_once(cache):
+    scheduler = pk.Scheduler(cache)
+    found = scraped(CacheCollector(a=scheduler, b=cache, c=pk.Scheduler(cache, pk.SchedulerOptions(4, 16))))
+    assert found["pagedkv_prompt_tokens_total"] == {labels(cache="a"): 98}
+    assert {dict(at)["cache"] for at in found["pagedkv_scheduler_waiting"]} == {"a", "c"}
+
+
+def test_matches_promotions_and_the_disk_are_timed(cache):
+    cache.flush()
+    latency, found = cache.stats().latency, scraped(CacheCollector(a=cache))
+    own = labels(cache="a")
+    assert found["pagedkv_match_seconds_count"] == {own: 7}
+    assert 0 < latency["promotion"].count < 7, "only prompts with blocks in colder tiers"
+    assert found["pagedkv_promotion_seconds_count"] == {own: latency["promotion"].count}
+    assert found["pagedkv_disk_read_seconds_count"][own] > 0
+    assert found["pagedkv_disk_write_seconds_count"][own] > 0
+    assert found["pagedkv_match_seconds_sum"][own] == latency["match"].total_s > 0
+
+
+def test_blocks_that_a_reopened_disk_drops_are_counted(tmp_path):
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(12), admission="all")
+    with pk.KVCache(SPEC, pk.Blocks(8), disk=disk, threads=1, partial_hits=False) as cache:
+        serve(cache, 1, 2)
+        cache.flush()
+        assert cache.stats().orphans == 0
+        with cache.sequence(range(3)) as seq:
+            (root,) = cache.table.roots([seq.row])
+        tiers, blocks, _ = cache.placement.match(np.arange(100, 114, dtype=np.int32), int(root))
+        assert tiers.tolist() == [pk.Tier.DISK] * 3
+        cache._store.invalidate(blocks[:1])
+    with pk.KVCache(SPEC, pk.Blocks(8), disk=disk, threads=1) as cache:
+        assert cache.stats().orphans == 2
+        assert scraped(CacheCollector(a=cache))["pagedkv_orphan_blocks_total"] == {labels(cache="a"): 2}

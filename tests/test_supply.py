@@ -36,7 +36,11 @@ FORBIDDEN_DOTTED = {
 FORBIDDEN_NAMES = {
     *("__builtins__", "__subclasses__", "__globals__", "__reduce_ex__", "pythonapi", "py_object"),
     *("posix_spawn", "posix_spawnp", "startfile", "fork", "forkpty", "vfork", "ProcessPoolExecutor"),
+    *("create_connection", "create_server", "create_unix_connection", "create_unix_server", "open_connection"),
+    *("create_datagram_endpoint", "connect_accepted_socket", "connect_read_pipe", "connect_write_pipe", "start_server"),
+    *("subprocess_exec", "subprocess_shell", "create_subprocess_exec", "create_subprocess_shell"),  # an event loop's
 }
+OF_ASYNCIO = {"AbstractEventLoop", "CancelledError", "Future", "get_running_loop", "wait"}  # none reaches beyond a task
 OUR_FORKS = {
     "pagedkv.cache.sequence": "fork: a second owner of a sequence's blocks, no process",
     "pagedkv.lab.show.demo": "forks a sequence",
@@ -61,7 +65,7 @@ C_HEADERS = {
 }  # fmt: skip
 C_HEADERS |= {path.name for path in PACKAGE.rglob("*.h")}  # our own
 C_MODULES = {"libc.errno", "libc.math", "libc.stdint", "libc.stdlib", "libc.string"}
-C_MODULES |= {"posix.types", "posix.unistd", "cpython.list"}
+C_MODULES |= {"posix.types", "posix.unistd", "cpython.list", "cpython.pythread"}
 C_MODULES |= {"cpython.exc", "cpython.object", "cpython.pycapsule", "cpython.ref"}  # DLPack's capsules
 
 MAKES_FILES = {
@@ -94,6 +98,12 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.observe.metrics": "prometheus_client, an extra",
         "pagedkv.lab.show.command": "rich, an extra",
     },
+    "event loop": {
+        "pagedkv.serving.async_scheduler": "submissions wait for an answer, and stopping for the end",
+        "pagedkv.serving.mailbox": "a reader waits for its next tokens",
+        "pagedkv.serving.stepper": "hands tokens to the loop that waits for them",
+        "pagedkv.serving.stream": "a reader that is cancelled aborts its request",
+    },
     "environment": {
         "pagedkv.kernels.jit": "where compiled kernels are kept",
         "pagedkv.cpu.threads": "how many threads, and which instructions",
@@ -105,6 +115,9 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.lab.replay.report": "--json FILE",
         "pagedkv.lab.replay.plot": "--plot FILE",
         "pagedkv.lab.simulate.plot": "--plot FILE",
+        "pagedkv.lab.traces.from_tokens": "the trace made from a log of tokens",
+        "pagedkv.lab.traces.whole_lines": "the trace recorded of a live cache",
+        "pagedkv.tiers.disk.growth": "the directory of a disk tier that grows",
         "pagedkv.lab.replay.engine_real": "a private temporary folder for the disk tier",
         "pagedkv.cache.learned": "what an eviction policy learned, beside the disk tier or where the caller says",
         "pagedkv.lab.recording.file": "Recorder.save(FILE)",
@@ -145,6 +158,8 @@ def forbidden_in(text: str, module: str) -> list[str]:
     for node in ast.walk(ast.parse(text)):
         for name in imported(node):
             parts = name.split(".")
+            if name == "asyncio" and module in MAY["event loop"]:
+                continue
             if parts[0] in FORBIDDEN or name in FORBIDDEN_DOTTED or parts[-1] in FORBIDDEN_NAMES | FORBIDDEN_CALLS:
                 found.append(f"imports {name}")
         if isinstance(node, ast.Call):
@@ -160,6 +175,8 @@ def forbidden_in(text: str, module: str) -> list[str]:
         if isinstance(node, ast.Name | ast.Attribute):
             name, whole = (node.id if isinstance(node, ast.Name) else node.attr), dotted(node)
             ours = name == "fork" and module in OUR_FORKS
+            if whole.startswith("asyncio.") and name not in OF_ASYNCIO:
+                found.append(f"uses {whole}")
             if (name in FORBIDDEN_NAMES and not ours) or whole in USED or whole in OF_OS:
                 found.append(f"uses {whole or name}")
     return sorted(set(found))
@@ -172,6 +189,8 @@ def abilities_in(text: str) -> set[str]:
         names = imported(node)
         if any(name.split(".")[0] == "ctypes" for name in names):
             found.add("native code")
+        if any(name.split(".")[0] == "asyncio" for name in names):
+            found.add("event loop")
         if isinstance(node, ast.Call) and called_name(node) == "import_module":
             found.add("import by name")
         if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.environb", "os.getenv", "os.putenv"):
@@ -285,6 +304,22 @@ def test_only_the_files_of_the_table_may_and_every_row_is_needed(ability: str) -
 )
 def test_the_check_finds_what_is_forbidden(text: str) -> None:
     assert forbidden_in(text, "pagedkv.x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import asyncio\nasyncio.open_connection('x', 80)",
+        "import asyncio\nasyncio.create_subprocess_exec('ls')",
+        "import asyncio\nasyncio.get_running_loop().create_connection(make)",
+        "import asyncio\nasyncio.to_thread(work)",
+        "from asyncio import start_server",
+        "import asyncio.streams",
+    ],
+)
+def test_what_may_use_an_event_loop_may_not_reach_beyond_its_tasks(text: str) -> None:
+    assert forbidden_in(text, "pagedkv.serving.stream")
+    assert not forbidden_in("import asyncio\nasyncio.get_running_loop().create_future()", "pagedkv.serving.stream")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ setup(name={name!r}, ext_modules=cythonize([extension], include_path=[{include!r
 
 def build(source: Path, folder: Path) -> ModuleType:
     """The module compiled from `source` into `folder`."""
+    if importlib.util.find_spec("Cython") is None or importlib.util.find_spec("setuptools") is None:
+        raise SystemExit("this example compiles a module: pip install Cython setuptools")
     name = source.stem
     include = str(Path(pagedkv.__file__).parents[1])  # where `cimport pagedkv...` finds the .pxd files
     local = folder / source.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from examples.llama_numpy.errors import PromptError
 from examples.llama_numpy.tokenizer import Tokenizer
 
@@ -21,12 +23,32 @@ def chat_tokens(tokenizer: Tokenizer, message: str, system: str = SYSTEM) -> lis
     """
     if not message.strip():
         raise PromptError("an empty message: there is nothing to answer")
+    return dialogue_tokens(tokenizer, [("system", system), ("user", message)])
+
+
+def dialogue_tokens(
+    tokenizer: Tokenizer, turns: Iterable[tuple[str, str]], *, most: int | None = None
+) -> list[int]:
+    """Tokens that ask for the assistant's next turn.
+
+    Parameters
+    ----------
+    turns : ``(role, text)`` of each turn so far.
+    most : tokens of the turns together, as in :meth:`Tokenizer.encode`.
+
+    Raises
+    ------
+    PromptError
+        The model has no such marks.
+    PromptTooLong
+        There are more than `most` tokens.
+    """
     marks = tokenizer.specials
     if START not in marks or END not in marks:
         raise PromptError(f"this model's vocabulary has no {START} and {END}: give it plain text (--plain)")
 
-    def turn(role: str, text: str) -> list[int]:
-        return [marks[START], *tokenizer.encode(f"{role}\n{text}"), marks[END], *tokenizer.encode("\n")]
-
-    answer = [marks[START], *tokenizer.encode("assistant\n")]
-    return [*turn("system", system), *turn("user", message), *answer]
+    tokens: list[int] = []
+    for role, text in turns:
+        said = tokenizer.encode(f"{role}\n{text}", most=None if most is None else max(0, most - len(tokens)))
+        tokens += [marks[START], *said, marks[END], *tokenizer.encode("\n")]
+    return [*tokens, marks[START], *tokenizer.encode("assistant\n")]

@@ -44,6 +44,10 @@ class PromptError(LlamaError, ValueError):
     """
 
 
+class PromptTooLong(PromptError):
+    """A prompt of more tokens than there may be."""
+
+
 class NumericsError(LlamaError, ArithmeticError):
     """The model computed logits that are not numbers.
 

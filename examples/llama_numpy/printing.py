@@ -1,7 +1,7 @@
 """Tokens as they come.
 
-One completion as running text, several as a row per step, beams as far as they agree; and answers of many requests,
-whole.
+One completion as running text, several as a row per step, beams as far as they agree; and whole answers of many
+requests at once.
 """
 
 from __future__ import annotations

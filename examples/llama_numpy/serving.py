@@ -67,7 +67,8 @@ def steps(model: Llama, scheduler: pk.Scheduler, choose: Choose) -> Iterator[lis
     """
     while scheduler.has_work:
         plan = scheduler.schedule()
-        if not plan:  # deadlines have passed
+        if not plan:  # all that is left loads, or deadlines have passed
+            scheduler.wait()
             yield list(plan.expired)
             continue
         try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from examples.llama_numpy.errors import PromptTooLong
 from examples.llama_numpy.vocabulary import CONTROL, USER_DEFINED, Vocabulary
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -50,7 +52,7 @@ class Tokenizer:
         texts = zip(self.vocabulary.tokens, self.vocabulary.kinds, strict=True)
         return {text: i for i, (text, kind) in enumerate(texts) if kind in (CONTROL, USER_DEFINED)}
 
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
+    def encode(self, text: str, *, special: bool = False, most: int | None = None) -> list[int]:
         """Tokens of a text.
 
         Bytes without a token (SmolLM2 knows no U+0004, for one) are left out, as in llama.cpp.
@@ -59,13 +61,21 @@ class Tokenizer:
         ----------
         text : anything; what is no valid Unicode (lone surrogates) is replaced.
         special : read ``<|im_start|>`` and its like as tokens. Never for text that others wrote: it could end its turn.
+        most : tokens that the text may have; the words after that many are not looked at.
+
+        Raises
+        ------
+        PromptTooLong
+            It has more than `most` tokens.
         """
         text = text.encode("utf-8", "replace").decode()
-        if not special or self._marks is None:
-            return list(self._encode_plain(text))
+        parts = [text] if not special or self._marks is None else self._marks.split(text)
         ids: list[int] = []
-        for i, part in enumerate(self._marks.split(text)):  # every second part is a mark
-            ids += [self._ids[part]] if i % 2 else self._encode_plain(part)
+        for i, part in enumerate(parts):  # every second part is a mark
+            for known in [[self._ids[part]]] if i % 2 else self._encode_plain(part):
+                ids += known
+                if most is not None and len(ids) > most:
+                    raise PromptTooLong(f"a text of more than {most} tokens")
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -84,7 +94,8 @@ class Tokenizer:
             return text.encode()
         return b"".join(bytes([self._bytes[c]]) if c in self._bytes else c.encode() for c in text)
 
-    def _encode_plain(self, text: str) -> Iterator[int]:
+    def _encode_plain(self, text: str) -> Iterator[list[int]]:
+        """Tokens of each word."""
         pieces = [text]
         for rule in self._rules:
             pieces = [cut for piece in pieces for cut in _cut(rule, piece)]
@@ -94,26 +105,37 @@ class Tokenizer:
                 known = self._merge([self._written[byte] for byte in piece.encode()])
                 if len(self._words) < 1 << 16:
                     self._words[piece] = known
-            yield from known
+            yield known
 
     def _merge(self, parts: list[str]) -> list[int]:
         """Join neighbours until no pair is a merge.
 
-        The most important pair first, everywhere it stands.
+        The most important pair first, everywhere it stands, from the left. A heap of the pairs keeps this at n log n
+        steps: a word may be as long as its writer likes.
         """
-        never = len(self._ranks)
-        while len(parts) > 1:
-            ranks = {pair: self._ranks.get(pair, never) for pair in itertools.pairwise(parts)}
-            best = min(ranks, key=ranks.__getitem__)
-            if ranks[best] == never:
-                break
-            joined, i = [], 0
-            while i < len(parts):
-                both = tuple(parts[i : i + 2]) == best
-                joined.append("".join(best) if both else parts[i])
-                i += 2 if both else 1
-            parts = joined
-        return [self._ids[part] for part in parts if part in self._ids]  # only single bytes can be missing
+        ranks, end = self._ranks, len(parts)
+        before, after = list(range(-1, end - 1)), list(range(1, end + 1))  # a part that was joined to its left is ""
+        found = ((ranks.get(pair), i) for i, pair in enumerate(itertools.pairwise(parts)))
+        waiting = [(rank, i) for rank, i in found if rank is not None]
+        heapq.heapify(waiting)
+        while waiting:
+            best, places = waiting[0][0], []
+            while waiting and waiting[0][0] == best:
+                places.append(heapq.heappop(waiting)[1])
+            for i in places:
+                right = after[i]
+                if not parts[i] or right == end or ranks.get((parts[i], parts[right])) != best:
+                    continue  # one of its parts was joined to another since
+                parts[i] += parts[right]
+                parts[right], after[i] = "", after[right]
+                if after[i] < end:
+                    before[after[i]] = i
+                for left in (before[i], i):
+                    if left >= 0 and after[left] < end:
+                        rank = ranks.get((parts[left], parts[after[left]]))
+                        if rank is not None:
+                            heapq.heappush(waiting, (rank, left))
+        return [self._ids[part] for part in parts if part and part in self._ids]  # only single bytes can be missing
 
 
 class TextStream:

@@ -149,6 +149,16 @@ cdef cnp.ndarray tokens_input(object obj):
 
 
 cdef object index_input(object obj, str name):
+    return _index_in(obj, name, None)
+
+
+# An exact int of an integer without a unit, or with this one: pagedkv.Blocks and pagedkv.Bytes name theirs in `unit`.
+cdef object _index_in(object obj, str name, str unit):
+    if type(obj) is int:
+        return obj
+    own = getattr(type(obj), "unit", None)
+    if isinstance(own, str) and own != unit:
+        raise WrongType(f"{name} is not in {own}: write a plain int, not {reprlib.repr(obj)}")
     if not isinstance(obj, bool):
         try:
             return int(operator.index(obj))         # an exact int: nothing of the caller's is asked again
@@ -158,7 +168,14 @@ cdef object index_input(object obj, str name):
 
 
 cdef int64_t count_input(object obj, str name, int64_t low, int64_t high) except? -1:
-    value = index_input(obj, name)
+    return _within(index_input(obj, name), name, low, high)
+
+
+cdef int64_t blocks_input(object obj, str name, int64_t low, int64_t high) except? -1:
+    return _within(_index_in(obj, name, "blocks"), name, low, high)
+
+
+cdef int64_t _within(object value, str name, int64_t low, int64_t high) except? -1:
     if not low <= value <= high:
         raise InvalidArgument(f"{name} = {value} is outside {low}..{high}")
     return <int64_t>value

@@ -1,4 +1,4 @@
-"""The auditor: recomputes from scratch what a Placement keeps incrementally."""
+"""The auditor: recomputes from scratch the counts that a Placement keeps incrementally."""
 
 from libc.stdint cimport int32_t
 
@@ -34,12 +34,43 @@ def placement_problems(Placement self):
                     n = t.nodes[n].parent
         cached = [0] * p.num_tiers
         kids = {}
+        below = {}
         usage = {}
+        copying = {}
+        for i in range(p.transfers_capacity):
+            if p.transfers[i].node != NIL and p.transfers[i].copies:
+                n = p.transfers[i].node
+                d = p.domain_of[t.nodes[n].root]
+                usage[d, p.transfers[i].dst] = usage.get((d, p.transfers[i].dst), 0) + p.transfers[i].num_blocks
+                o = p.transfers[i].num_blocks
+                while o > 0 and t.nodes[n].length > 0:
+                    copying[n] = i
+                    o -= t.nodes[n].length
+                    n = t.nodes[n].parent
+                if o != 0:
+                    problems.append(f"transfer {i}: copies a run that is not whole any more")
+        if p.num_copying != len(set(copying.values())):
+            problems.append(f"{p.num_copying} copies in flight, really {len(set(copying.values()))}")
         for n in range(t.num_nodes):
             if t.nodes[n].root == NIL or t.nodes[n].length == 0:
                 continue
             if p.fates[n].transfer < 0 and p.fates[n].top != node_top(t, n):
                 problems.append(f"node {n}: top")
+            if (p.fates[n].copying >= 0) != (n in copying) or (n in copying
+                                                               and handle_slot(p.fates[n].copying) != copying[n]):
+                problems.append(f"node {n}: copying")
+            for tier in range(p.num_tiers):
+                if (t.nodes[n].tiers >> tier) & 1:
+                    below[t.nodes[n].parent, tier] = below.get((t.nodes[n].parent, tier), 0) + 1
+                    o = t.nodes[n].parent
+                    if p.closed[tier] and t.nodes[o].length > 0 and not (t.nodes[o].tiers >> tier) & 1:
+                        problems.append(f"node {n}: in tier {tier} without its parent")
+            if n in copying:
+                key = (t.nodes[n].parent, p.transfers[copying[n]].dst)
+                below[key] = below.get(key, 0) + 1
+            if p.fates[n].transfer >= 0 and not p.transfers[handle_slot(p.fates[n].transfer)].promotes:
+                key = (t.nodes[n].parent, p.transfers[handle_slot(p.fates[n].transfer)].dst)
+                below[key] = below.get(key, 0) + 1
             key = (t.nodes[n].parent, p.fates[n].top)
             kids[key] = kids.get(key, 0) + 1
             d = p.domain_of[t.nodes[n].root]
@@ -77,6 +108,8 @@ def placement_problems(Placement self):
                 for u in range(MAX_TIERS):
                     if p.fates[n].kids[u] != kids.get((n, u), 0):
                         problems.append(f"node {n}: kids[{u}] = {p.fates[n].kids[u]}, really {kids.get((n, u), 0)}")
+                    if p.fates[n].below[u] != below.get((n, u), 0):
+                        problems.append(f"node {n}: below[{u}] = {p.fates[n].below[u]}, really {below.get((n, u), 0)}")
         for d in range(p.num_domains):
             for tier in range(p.num_tiers):
                 if p.domains[d].usage[tier] != usage.get((d, tier), 0):

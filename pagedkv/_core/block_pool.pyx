@@ -2,8 +2,8 @@
 
 Allocation, reference counts, generations, growth in chunks, reservations.
 
-Counts are 32-bit and checked in every build: with the checks compiled out, one double release silently made a count
-negative and the block was handed out twice.
+Counts are 32-bit and checked in every build: without the checks, one double release would make a count negative, and the
+pool would give the block to two owners.
 """
 # Over 400 lines: one struct, all that may change it, and its Python face: each relies on the others' invariants.
 
@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-from pagedkv._core.arrays cimport count_input, i32, i64, int32_input, int64_input, new_int32
+from pagedkv._core.arrays cimport blocks_input, i32, i64, int32_input, int64_input, new_int32
 from pagedkv._core.types cimport (
     E_BLOCKS, E_OVERFLOW, E_RANGE, E_UNDERFLOW, OK, handle_generation, handle_slot, make_handle,
 )
@@ -131,14 +131,14 @@ cdef class BlockPool:
     def __cinit__(self, num_blocks, *, max_blocks=None, chunk=512, watermark=0):
         cdef Py_ssize_t limit = 2**31 - 1
         self.lock = Lock()
-        self.pool.capacity = count_input(num_blocks, "num_blocks", 0, limit)
+        self.pool.capacity = blocks_input(num_blocks, "num_blocks", 0, limit)
         self.pool.max_capacity = (
-            self.pool.capacity if max_blocks is None else count_input(max_blocks, "max_blocks", 0, limit)
+            self.pool.capacity if max_blocks is None else blocks_input(max_blocks, "max_blocks", 0, limit)
         )
-        self.pool.chunk = count_input(chunk, "chunk", 1, limit)
+        self.pool.chunk = blocks_input(chunk, "chunk", 1, limit)
         if self.pool.max_capacity < self.pool.capacity:
             raise InvalidArgument(f"max_blocks = {self.pool.max_capacity} is less than num_blocks = {self.pool.capacity}")
-        self.pool.watermark = count_input(watermark, "watermark", 0, self.pool.max_capacity)
+        self.pool.watermark = blocks_input(watermark, "watermark", 0, self.pool.max_capacity)
         cdef size_t n = max(1, <size_t>self.pool.max_capacity)
         self.pool.refs = <uint32_t*>calloc(n, sizeof(uint32_t))
         self.pool.generations = <uint32_t*>calloc(n, sizeof(uint32_t))
@@ -163,7 +163,7 @@ cdef class BlockPool:
         OutOfBlocks
             Fewer than `n` are free; nothing was taken.
         """
-        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef Py_ssize_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         cdef int code
         if wanted > self.pool.max_capacity:
             raise self._out_of_blocks(wanted)
@@ -303,7 +303,7 @@ cdef class BlockPool:
         OutOfBlocks
             Fewer than `n` are available; nothing was promised.
         """
-        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef Py_ssize_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         self.lock.acquire()
         cdef bint enough = wanted <= pool_available(&self.pool)
         if enough:
@@ -314,7 +314,7 @@ cdef class BlockPool:
 
     def unreserve(self, n):
         """Take back a promise of `n` blocks."""
-        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef Py_ssize_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         self.lock.acquire()
         cdef bint enough = wanted <= self.pool.num_reserved
         if enough:
@@ -325,7 +325,7 @@ cdef class BlockPool:
 
     def alloc_reserved(self, n):
         """Like :meth:`alloc`, out of blocks promised by :meth:`reserve` (which it uses up)."""
-        cdef Py_ssize_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef Py_ssize_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         if wanted > self.pool.num_reserved:
             raise InvalidArgument(f"asked for {wanted} reserved blocks, {self.pool.num_reserved} are reserved")
         cdef cnp.ndarray out = new_int32(wanted)

@@ -3,6 +3,12 @@
 # Row r owns, besides its tokens:
 #     blocks [0, num_owned)            through its Placement owner (shared with the tree, read only)
 #     blocks [num_owned, num_blocks)   one reference each in the pool (its own; a fork shares them until it writes)
+# A row of a step may follow another one, its leader: then, while the step is under way,
+#     blocks [computed / block_size, until)   are the leader's, without a reference: written in this step, or before it
+#     blocks [until, num_blocks)              are its own
+# When the leader is committed, the row owns the former with the tree, or takes references where the tree refused them.
+# When the row or its leader is cancelled, cut back, stepped again or released, the row is as before the step.
+#
 # and promises: computed <= num_tokens; num_owned * block_size <= computed; every token below `computed`
 # has its KV written.
 cimport numpy as cnp
@@ -32,6 +38,12 @@ cdef struct Row:
     uint8_t used            # something was computed for it
     int32_t* tokens         # [tokens_capacity], owned
 
+cdef struct Tie:            # whom a row follows, and who follows it; beside the rows, which steps without followers look at alone
+    int32_t leader          # the row that it follows in the step under way, or NIL
+    int32_t until           # blocks at its front once that is committed
+    int32_t follower        # the first row that follows it, or NIL
+    int32_t next_follower   # the next one that follows the same leader
+
 cdef struct Copy:           # a copy-on-write under way: table[row, column] was the source and is the target
     int32_t row             # NIL once the row's step was committed
     int32_t column
@@ -53,9 +65,11 @@ cdef class BlockTable:
     cdef int32_t width          # columns in `table`
     cdef int32_t num_live
     cdef int32_t batch
+    cdef int32_t num_following  # rows with a leader
     cdef int64_t num_steps      # so far
     cdef int64_t num_changes    # times that a row began or ended a step, was cut back or released
     cdef Row* rows
+    cdef Tie* ties              # [max_rows]
     cdef int32_t* table         # [max_rows][width], NIL beyond a row's blocks
     cdef int32_t* free_rows
     cdef int32_t num_free_rows
@@ -69,14 +83,40 @@ cdef class BlockTable:
     cdef bint grow_width(self, int32_t wanted) noexcept nogil
     cdef void put(self, int32_t r, int32_t column, int32_t block) noexcept nogil
     cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
-                  int64_t* totals) noexcept nogil
-    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
-                   int32_t* arrays, int64_t after, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil
-    cdef object _checked(self, rows, q_lens, lookahead, bint short)
-    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, bint short)
+                  const int32_t* links, int64_t* totals) noexcept nogil
+    cdef int plan_followers(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                            const int32_t* links, int64_t* totals) noexcept nogil
+    cdef int64_t fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* tables,
+                      int32_t* seq_lens, int32_t* q_indptr, int32_t* positions, int64_t* slots, const int64_t* totals,
+                      int32_t* copies) noexcept nogil
+    cdef void fill_linked(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                          const int32_t* links, int32_t* tables, int32_t* seq_lens, int32_t* q_indptr, int32_t* positions,
+                          int64_t* slots, const int64_t* totals, int32_t* copies) noexcept nogil
+    cdef object _checked(self, rows, q_lens, lookahead, follow, bint short)
+    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, cnp.ndarray links, bint short)
+    cdef int32_t agree(self, int32_t r, int32_t leader, int32_t limit) noexcept nogil
+    cdef void join(self, int32_t r, int32_t leader, int32_t until) noexcept nogil
+    cdef void unlink(self, int32_t r) noexcept nogil
+    cdef void part(self, int32_t r) noexcept nogil
+    cdef int32_t settle(self, int32_t r) noexcept nogil
+    cdef inline int64_t commit_scheduled(self, int32_t r) noexcept nogil:
+        # Row r's scheduled tokens are computed. Blocks committed.
+        cdef Row* row = &self.rows[r]
+        if self.num_copied and row.scheduled:
+            self.keep_copies(r)
+        row.computed += row.scheduled
+        row.used |= row.scheduled > 0
+        row.scheduled = 0
+        row.step = 0
+        if blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
+            return self.commit_row(r)
+        return 0
+
+    cdef int commit_together(self, const int64_t* handles, int32_t n, int64_t* committed) noexcept nogil
     cdef void evict(self, int64_t want) noexcept nogil
     cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
+    cdef void keep_remainder(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
     cdef void leave_kin(self, int32_t r) noexcept nogil
     cdef int64_t open_into(self, tokens, namespace, int64_t given, leave, int64_t* computed) except? -1
@@ -90,4 +130,5 @@ cdef class BlockTable:
     cdef void forget_copy(self, int64_t j) noexcept nogil
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil
     cdef object _copy(self, row, bint tokens)
+    cdef list _problems_of_follower(self, int32_t r, int32_t first)
     cdef object raise_(self, int code, object handles, int64_t bad)

@@ -20,16 +20,17 @@ from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_dr
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport (
-    place_acquire, place_arrive, place_blocks, place_depart, place_owner, place_release, place_share,
+    place_acquire, place_arrive, place_blocks, place_depart, place_follow, place_owner, place_release, place_share,
     place_shorten, place_uncut,
 )
 from pagedkv._core.place cimport TAKEN_OVER
 from pagedkv._core.radix_tree cimport Tree, node_top, tree_named
+from pagedkv._core.remainders cimport drop_outgrown, place_keep_remainder
 from pagedkv._core.retention cimport retain
 from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, make_handle,
-    next_generation,
+    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, NIL, NO_TOKEN, OK, handle_generation, handle_slot,
+    make_handle, next_generation,
 )
 from pagedkv._core.row_info import RowInfo
 from pagedkv.errors import DoubleRelease, InvalidArgument, PagedKVError, StaleHandle, WrongType
@@ -43,7 +44,9 @@ cdef extern from *:
     void prefetch "pkv_prefetch"(const void* p) noexcept nogil
 
 cdef enum:
+    E_FOLLOW = -100         # a row cannot follow its leader so far
     AHEAD = 16              # rows: a big batch's rows lie in thousands of cache lines that no loop order brings together
+    TAIL = 16               # columns: a row's blocks are copied in multiples of it, with the padding behind them
 
 
 # Tokens of a row beyond its prompt.
@@ -54,7 +57,7 @@ cdef inline int64_t generated(Row* row) noexcept nogil:
 @cython.final
 @cython.freelist(8)
 cdef class StepArrays:
-    """What a step's kernels need, as views of one int32 and one int64 buffer.
+    """The arrays of a step's kernels, as views of one int32 and one int64 buffer.
 
     What writes and reads go by is read-only.
 
@@ -117,6 +120,38 @@ cdef object part_of(cnp.ndarray base, int64_t at, int64_t rows, int64_t columns)
     return view
 
 
+# Who follows whom in a batch of n, as `plan` takes it: int32 [3 * n].
+cdef cnp.ndarray links_input(follow, int64_t n):
+    cdef cnp.ndarray entries, links
+    cdef int64_t i, follower, leader, m
+    cdef int32_t* data
+    if follow is None:
+        return None
+    entries = int32_input(np.ravel(follow), "follow")
+    if np.ndim(follow) != 2 or np.shape(follow)[1] != 3:
+        raise InvalidArgument(f"follow must be (follower, leader, num_blocks) rows, int32 [m, 3], got shape {np.shape(follow)}")
+    m = cnp.PyArray_SIZE(entries) // 3
+    links = np.full(3 * n, NIL, np.int32)
+    data = i32(links)
+    for i in range(m):
+        follower, leader = i32(entries)[3 * i], i32(entries)[3 * i + 1]
+        if not (0 <= follower < n and 0 <= leader < n):
+            raise InvalidArgument(f"follow[{i}] names entries {follower} and {leader} of a batch of {n} rows")
+        if data[follower] != NIL or follower == leader:
+            raise InvalidArgument(f"follow[{i}]: entry {follower} follows two others, or itself")
+        data[follower] = <int32_t>leader
+        data[n + follower] = i32(entries)[3 * i + 2]
+        data[2 * n + n - m + i] = <int32_t>follower
+    seen = {follower for follower, leader in enumerate(links[:n].tolist()) if leader == NIL}
+    for i, follower in enumerate(sorted(seen)):
+        data[2 * n + i] = <int32_t>follower
+    for follower in links[3 * n - m :].tolist():
+        if data[follower] not in seen:
+            raise InvalidArgument(f"entry {follower} follows entry {data[follower]}, which follows another one: put that first")
+        seen.add(follower)
+    return links
+
+
 cdef object new_tuple = tuple.__new__          # RowInfo's own constructor takes three times as long
 cdef object no_copies = np.empty((0, 2), np.int32)
 no_copies.flags.writeable = False
@@ -131,7 +166,7 @@ cdef class BlockTable:
     ----------
     source : BlockPool or Placement
         Where blocks come from. With a Placement, prompts match the prefix tree and full blocks are committed to it.
-    max_rows : int
+    max_sequences : int
         Sequences at most.
     block_size : int, optional
         Needed with a bare BlockPool; with a Placement its tree's.
@@ -141,7 +176,7 @@ cdef class BlockTable:
     A row is named by an int64 handle, which stops working when the row is released. Thread-safe.
     """
 
-    def __cinit__(self, source, max_rows=4096, *, block_size=None):
+    def __cinit__(self, source, max_sequences=4096, *, block_size=None):
         cdef int32_t i
         if isinstance(source, Placement):
             self.placement = source
@@ -157,13 +192,15 @@ cdef class BlockTable:
         self.shift = (<object>self.block_size).bit_length() - 1 if self.block_size & (self.block_size - 1) == 0 else -1
         self.pool = &self.block_pool.pool
         self.lock = self.block_pool.lock
-        self.max_rows = count_input(max_rows, "max_rows", 1, 1 << 24)
+        self.max_rows = count_input(max_sequences, "max_sequences", 1, 1 << 24)
         self.width = 64
         self.rows = <Row*>calloc(self.max_rows, sizeof(Row))
+        self.ties = <Tie*>malloc(self.max_rows * sizeof(Tie))
         self.table = <int32_t*>malloc(<size_t>self.max_rows * self.width * sizeof(int32_t))
         self.free_rows = <int32_t*>malloc(self.max_rows * sizeof(int32_t))
-        if self.rows == NULL or self.table == NULL or self.free_rows == NULL:
+        if self.rows == NULL or self.ties == NULL or self.table == NULL or self.free_rows == NULL:
             raise MemoryError(f"no memory for {self.max_rows} rows")
+        memset(self.ties, 0xFF, self.max_rows * sizeof(Tie))
         memset(self.table, 0xFF, <size_t>self.max_rows * self.width * sizeof(int32_t))
         for i in range(self.max_rows):
             self.free_rows[i] = self.max_rows - 1 - i
@@ -176,6 +213,7 @@ cdef class BlockTable:
             for r in range(self.max_rows):
                 free(self.rows[r].tokens)
         free(self.rows)
+        free(self.ties)
         free(self.table)
         free(self.free_rows)
         free(self.copied)
@@ -226,12 +264,19 @@ cdef class BlockTable:
         self.table[<int64_t>r * self.width + column] = block
 
     # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault].
-    # q_lens NULL: all uncomputed tokens. Changes nothing that anybody sees.
+    # q_lens NULL: all uncomputed tokens. links NULL: no row follows another one; else, for the n entries of the batch, whom each
+    # follows (an entry, or NIL), up to which block, and the entries in an order in which leaders stand before their followers.
+    # Changes nothing that a caller can see.
     cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
-                  int64_t* totals) noexcept nogil:
+                  const int32_t* links, int64_t* totals) noexcept nogil:
         cdef int32_t i, r, q
         cdef Row* row
         memset(totals, 0, 5 * sizeof(int64_t))
+        if self.num_following:                      # these rows leave their steps, and who follows them, too
+            for i in range(n):
+                r = self.row_of(handles[i])
+                if r >= 0:
+                    self.part(r)
         self.batch += 1
         for i in range(n):
             totals[4] = i
@@ -244,13 +289,76 @@ cdef class BlockTable:
             row.marked = self.batch
             if self.num_copied and row.scheduled:   # a step that ended neither way: its copies may not have been made
                 self.uncopy(r)
+            if links != NULL and links[i] != NIL:
+                continue
             q = row.num_tokens - row.computed
             if q_lens != NULL:
                 if q_lens[i] < 0 or q_lens[i] > q:
                     return E_RANGE
                 q = q_lens[i]
             self.count(r, q, lookahead, totals)
+        return OK if links == NULL else self.plan_followers(handles, n, q_lens, lookahead, links, totals)
+
+    # The same for those that follow others.
+    cdef int plan_followers(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                            const int32_t* links, int64_t* totals) noexcept nogil:
+        cdef const int32_t* until = links + n
+        cdef const int32_t* order = links + 2 * n
+        cdef int32_t k, i, entry, r, leader, start, blocks, q
+        for k in range(n):
+            i = order[k]
+            entry = links[i]
+            if entry == NIL:
+                continue
+            totals[4] = i
+            r, leader = handle_slot(handles[i]), handle_slot(handles[entry])
+            start = self.rows[leader].computed if links[entry] == NIL else until[entry] * self.block_size
+            q = self.rows[leader].num_tokens - start if q_lens == NULL else q_lens[entry]
+            if q <= 0 or until[i] > blocks_in(start + q, self.block_size, self.shift):
+                return E_FOLLOW                             # the leader does not get so far in this step
+            if until[i] <= blocks_in(self.rows[r].computed, self.block_size, self.shift):
+                return E_FOLLOW
+            if self.agree(r, leader, until[i]) < until[i]:
+                return E_FOLLOW
+            start = until[i] * self.block_size
+            q = self.rows[r].num_tokens - start
+            if q_lens != NULL:
+                if q_lens[i] > q:
+                    return E_RANGE
+                q = q_lens[i]
+            if q <= 0:
+                return E_RANGE
+            blocks = blocks_in(start + q + lookahead + self.block_size - 1, self.block_size, self.shift)
+            totals[0] += blocks - until[i]
+            totals[1] += q
+            if blocks > totals[2]:
+                totals[2] = blocks
         return OK
+
+    # Leading blocks, at most `limit`, that row r can have in common with another row of its step: of the same tokens under the
+    # same root, where r has computed no less than the other has committed. 0 where it can have none beyond what it has.
+    cdef int32_t agree(self, int32_t r, int32_t leader, int32_t limit) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef Row* other = &self.rows[leader]
+        cdef int64_t bs = self.block_size
+        cdef int32_t first = blocks_in(row.computed, self.block_size, self.shift), own = row.num_owned
+        cdef const int32_t* ours = self.table + <int64_t>r * self.width
+        cdef const int32_t* theirs = self.table + <int64_t>leader * self.width
+        limit = min(limit, blocks_in(row.num_tokens, self.block_size, self.shift),
+                    blocks_in(other.num_tokens, self.block_size, self.shift))
+        if r == leader or row.root != other.root or first < other.num_owned or limit <= first:
+            return 0
+        if own < first:                                     # the tree refused these: both must hold the same ones
+            if other.num_owned != own or other.num_blocks < first:
+                return 0
+            if memcmp(ours + own, theirs + own, (first - own) * sizeof(int32_t)) != 0:
+                return 0
+        own = other.num_owned                               # a block of the tree has one path to the root
+        if own > 0 and ours[own - 1] != theirs[own - 1]:
+            return 0
+        while own < limit and memcmp(row.tokens + own * bs, other.tokens + own * bs, bs * sizeof(int32_t)) == 0:
+            own += 1
+        return own if own > first else 0
 
     # Adds to `totals` what q more tokens of row r need.
     cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil:
@@ -270,19 +378,17 @@ cdef class BlockTable:
                     totals[0] += 1
                     totals[3] += 1
 
-    # Allocates what `plan` counted (the pool has it) and writes the arrays. int32: [tables n*w ... | seq_lens n | q_indptr n+1 |
-    # positions t | tokens t], with seq_lens at `after`, n*w or more; int64 slots [t], copies [c][2].
-    cdef void fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* arrays,
-                   int64_t after, int64_t* slots, int64_t* totals, int32_t* copies) noexcept nogil:
-        cdef int64_t w = totals[2], t = totals[1], at = 0, c = 0
-        cdef int32_t* seq_lens = arrays + after
-        cdef int32_t* q_indptr = seq_lens + n
-        cdef int32_t* positions = q_indptr + n + 1
-        cdef int32_t* tokens = positions + t
+    # Allocates what `plan` counted (the pool has it) for n entries, and writes their arrays: tables [n][w], seq_lens [n] and
+    # q_indptr [n+1], whose first element is written already, begin with these entries; positions [t], tokens [t] behind them and
+    # slots [t] are those of the whole batch. Copies on write, written to copies [c][2].
+    cdef int64_t fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* tables,
+                      int32_t* seq_lens, int32_t* q_indptr, int32_t* positions, int64_t* slots, const int64_t* totals,
+                      int32_t* copies) noexcept nogil:
+        cdef int64_t w = totals[2], at = q_indptr[0], c = 0, wide
+        cdef int32_t* tokens = positions + totals[1]
         cdef int32_t i, j, r, first, last, blocks, block, bs = self.block_size, column, offset
         cdef int32_t* table
         cdef Row* row
-        q_indptr[0] = 0
         for i in range(n):
             if i + AHEAD < n:
                 row = &self.rows[handle_slot(handles[i + AHEAD])]
@@ -291,7 +397,7 @@ cdef class BlockTable:
             row = &self.rows[r]
             table = self.table + <int64_t>r * self.width
             first = row.computed
-            row.scheduled = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
+            row.scheduled = row.num_tokens - first if q_lens == NULL else q_lens[i]
             row.step = self.num_steps
             last = first + row.scheduled
             column = blocks_in(first, bs, self.shift)
@@ -317,10 +423,11 @@ cdef class BlockTable:
                 pool_alloc(self.pool, 1, &block)
                 self.put(r, row.num_blocks, block)
                 row.num_blocks += 1
-            for j in range(row.num_blocks):                     # short rows: a loop beats two calls
-                arrays[i * w + j] = table[j]
-            for j in range(row.num_blocks, <int32_t>w):
-                arrays[i * w + j] = NIL
+            # beyond a row's blocks the table is NIL, so the batch's usual padding is copied in the same call
+            wide = min((row.num_blocks + TAIL - 1) & -TAIL, w)
+            memcpy(tables + i * w, table, wide * sizeof(int32_t))
+            if wide < w:
+                memset(tables + i * w + wide, 0xFF, (w - wide) * sizeof(int32_t))
             seq_lens[i] = last
             if row.scheduled == 1:                              # a decode step: no loops
                 offset = first - column * bs
@@ -339,6 +446,30 @@ cdef class BlockTable:
                         column += 1
             at += row.scheduled
             q_indptr[i + 1] = <int32_t>at
+        return c
+
+    # The same for a whole batch in which rows follow others: leaders first, whose blocks must be there.
+    cdef void fill_linked(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                          const int32_t* links, int32_t* tables, int32_t* seq_lens, int32_t* q_indptr, int32_t* positions,
+                          int64_t* slots, const int64_t* totals, int32_t* copies) noexcept nogil:
+        cdef int32_t i, k, r, first, bs = self.block_size
+        cdef Row* row
+        for i in range(n):
+            row = &self.rows[handle_slot(handles[i])]
+            first = row.computed if links[i] == NIL else links[n + i] * bs
+            q_indptr[i + 1] = q_indptr[i] + (row.num_tokens - first if q_lens == NULL else q_lens[i])
+        for k in range(n):
+            i = links[2 * n + k]
+            r = handle_slot(handles[i])
+            row = &self.rows[r]
+            if links[i] != NIL:
+                self.join(r, handle_slot(handles[links[i]]), links[n + i])
+            first = row.computed
+            if links[i] != NIL:
+                row.computed = links[n + i] * bs                # where its own tokens begin; for this call only
+            copies += 2 * self.fill(handles + i, 1, NULL if q_lens == NULL else q_lens + i, lookahead, tables + i * totals[2],
+                                    seq_lens + i, q_indptr + i, positions, slots, totals, copies)
+            row.computed = first
 
     # Row r has its shared blocks again where copies of them were not made.
     cdef void uncopy(self, int32_t r) noexcept nogil:
@@ -363,6 +494,95 @@ cdef class BlockTable:
         self.num_copied -= 1
         self.copied[j] = self.copied[self.num_copied]
 
+    # Row r follows another row of its step, which has its blocks already. What r holds beyond its whole computed blocks goes.
+    cdef void join(self, int32_t r, int32_t leader, int32_t until) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef Tie* tie = &self.ties[r]
+        cdef int32_t j, first = blocks_in(row.computed, self.block_size, self.shift)
+        cdef int32_t* table = self.table + <int64_t>r * self.width
+        for j in range(row.num_blocks - 1, first - 1, -1):
+            pool_drop_one(self.pool, table[j])
+            table[j] = NIL
+        memcpy(table + first, self.table + <int64_t>leader * self.width + first, (until - first) * sizeof(int32_t))
+        row.computed = first * self.block_size
+        row.num_blocks = until
+        tie.until, tie.leader = until, leader
+        tie.next_follower = self.ties[leader].follower
+        self.ties[leader].follower = r
+        self.num_following += 1
+
+    # Row r follows no other one any more.
+    cdef void unlink(self, int32_t r) noexcept nogil:
+        cdef int32_t* at = &self.ties[self.ties[r].leader].follower
+        while at[0] != r:
+            at = &self.ties[at[0]].next_follower
+        at[0] = self.ties[r].next_follower
+        self.ties[r].leader = self.ties[r].next_follower = NIL
+        self.num_following -= 1
+
+    # Row r's part in its step is over without a commit: rows that follow it, and r if it follows another one, are as before.
+    cdef void part(self, int32_t r) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t j, first
+        while self.ties[r].follower != NIL:
+            self.part(self.ties[r].follower)
+        if self.ties[r].leader == NIL:
+            return
+        first = blocks_in(row.computed, self.block_size, self.shift)
+        for j in range(row.num_blocks - 1, first - 1, -1):
+            if j >= self.ties[r].until:
+                pool_drop_one(self.pool, self.table[<int64_t>r * self.width + j])
+            self.put(r, j, NIL)
+        row.num_blocks = first
+        row.scheduled = 0
+        row.step = 0
+        self.unlink(r)
+        write_hint(&self.num_changes, self.num_changes + 1)
+
+    # Row r's leader is committed: the blocks that r named are its own too, through the tree or, where the tree refused them, by
+    # a reference on each. Blocks that the tree had; a Code without memory: then r is as before its step.
+    cdef int32_t settle(self, int32_t r) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef Tie* tie = &self.ties[r]
+        cdef Row* leader = &self.rows[tie.leader]
+        cdef int32_t j, first = blocks_in(row.computed, self.block_size, self.shift), got = 0
+        cdef int32_t* table = self.table + <int64_t>r * self.width
+        cdef const int32_t* theirs = self.table + <int64_t>tie.leader * self.width
+        self.commit_row(r)                                  # what the tree refused before, it may take now
+        if row.owner != NIL and row.num_owned == first:
+            got = place_follow(&self.placement.place, row.owner, row.tokens + <int64_t>first * self.block_size,
+                               tie.until - first, table + first)
+            row.num_owned += got
+        if max(row.num_owned, first) < min(tie.until, leader.num_owned):
+            row.computed = max(row.num_owned, first) * self.block_size
+            self.part(r)
+            return E_MEMORY
+        for j in range(max(row.num_owned, first), tie.until):
+            table[j] = theirs[j]
+            self.pool.refs[theirs[j]] += 1
+        row.computed = tie.until * self.block_size
+        self.unlink(r)
+        return got
+
+    # As `commit` where rows follow others: each leader goes before those that follow it.
+    cdef int commit_together(self, const int64_t* handles, int32_t n, int64_t* committed) noexcept nogil:
+        cdef int32_t i, r, left = n, got, code = OK
+        while left > 0:
+            for i in range(n):
+                r = handle_slot(handles[i])
+                if self.rows[r].marked != self.batch or self.ties[r].leader != NIL:
+                    continue
+                self.rows[r].marked = 0
+                left -= 1
+                committed[0] += self.commit_scheduled(r)
+                while self.ties[r].follower != NIL:
+                    got = self.settle(self.ties[r].follower)
+                    if got < 0:
+                        code = got
+                    else:
+                        committed[0] += got
+        return code
+
     # Full computed blocks become the tree's. Blocks committed.
     cdef int32_t commit_row(self, int32_t r) noexcept nogil:
         cdef Row* row = &self.rows[r]
@@ -372,6 +592,8 @@ cdef class BlockTable:
         if row.owner == NIL or full <= row.num_owned:
             return 0
         full -= row.num_owned
+        if self.placement.place.has_remainders:
+            drop_outgrown(&self.placement.place, row.owner, row.tokens + <int64_t>row.num_owned * self.block_size)
         if full <= 64:
             memcpy(before, mine, full * sizeof(int32_t))
         done = place_insert(&self.placement.place, row.owner, row.tokens + <int64_t>row.num_owned * self.block_size, mine, full)
@@ -381,12 +603,29 @@ cdef class BlockTable:
         row.num_owned += done
         return done
 
+    # The tree takes the last block of a row that is about to end, if only its first tokens are computed. In a step it may be
+    # a copy that is not made yet.
+    cdef void keep_remainder(self, int32_t r) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t i, fill = <int32_t>(row.computed - <int64_t>row.num_owned * self.block_size)
+        cdef int32_t block[256]
+        if row.owner == NIL or row.step or not 0 < fill < self.block_size or row.num_blocks <= row.num_owned:
+            return
+        memcpy(block, row.tokens + <int64_t>row.num_owned * self.block_size, fill * sizeof(int32_t))
+        for i in range(fill, self.block_size):
+            block[i] = NO_TOKEN
+        if place_keep_remainder(&self.placement.place, row.owner, block, fill,
+                                self.table[<int64_t>r * self.width + row.num_owned]):
+            row.num_owned += 1
+
     cdef void end_row(self, int32_t r) noexcept nogil:
         cdef Row* row = &self.rows[r]
         cdef int32_t i
         cdef int32_t* table = self.table + <int64_t>r * self.width
         if self.num_copied:
             self.uncopy(r)
+        if self.num_following:
+            self.part(r)
         for i in range(row.num_blocks - 1, row.num_owned - 1, -1):
             pool_drop_one(self.pool, table[i])
         self.leave_kin(r)
@@ -436,10 +675,11 @@ cdef class BlockTable:
         namespace : int
             Root from ``tree.namespace(key)``; with a Placement only.
         owner : int, optional
-            An owner of a settled prefix of `tokens` (all on the device): the row takes it over. By default the longest
-            prefix on the device is matched here.
+            An owner of a settled prefix of `tokens` (all on the device): the row takes it over, and lets go of the
+            blocks at its end that hold the last `leave` tokens. Default: match the longest prefix on the device.
         leave : int
-            Tokens left to compute at least, so that there is a query to attend with. Default 1.
+            Tokens left to compute at least, so that there is a query to attend with. Default 1. They count in whole
+            blocks: of 32 cached tokens in blocks of 16, 16 are used.
 
         Returns
         -------
@@ -491,8 +731,8 @@ cdef class BlockTable:
         if code == E_RANGE:
             raise self.placement.tree.unnamed(named)
         if code == E_BLOCKS:
-            raise InvalidArgument(f"all {self.max_rows} rows are in use: release sequences, or allow more (max_sequences of a "
-                                  "KVCache, max_rows of a BlockTable)")
+            raise InvalidArgument(f"all {self.max_rows} rows are in use: release sequences, or allow more with "
+                                  "max_sequences")
         if code == E_STALE:
             raise StaleHandle(f"owner {given:#x} was released, or never existed")
         if code == E_STATE:
@@ -546,7 +786,11 @@ cdef class BlockTable:
                 node = self.placement.place.tree.nodes[node].parent
             if given >= 0 and (i < self.placement.place.owners[slot].num_blocks or <int64_t>i * self.block_size > n):
                 return E_STATE
-            if i < self.placement.place.owners[slot].num_blocks:
+            if given >= 0 and i > limit:            # an owner may hold all tokens, and then there is nothing left to compute
+                i = place_uncut(&self.placement.place, slot, <int32_t>limit)
+                if place_shorten(&self.placement.place, slot, i) != OK:
+                    return E_MEMORY
+            elif i < self.placement.place.owners[slot].num_blocks:
                 place_shorten(&self.placement.place, slot, i)
         if given >= 0:                              # the owner is the row's now: the caller's handle names nothing any more
             self.placement.place.owners[slot].live = TAKEN_OVER
@@ -660,7 +904,106 @@ cdef class BlockTable:
             self.raise_(E_STALE, [handle], 0)
         return block
 
-    def blocks_needed(self, rows, q_lens=None, lookahead=0):
+    def catch_up(self, rows):
+        """Rows go on from blocks that others have committed since: int64 [n] handles.
+
+        The tree's blocks on the device take the place of tokens that are not computed yet, all but the last one. A row
+        that is in a step, or holds whole blocks that the tree has refused, stays as it is.
+
+        Returns
+        -------
+        int
+            Blocks that need not be computed any more.
+
+        Raises
+        ------
+        StaleHandle
+            A row was released. Nothing was changed.
+        """
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i, j, r, most, got, code = OK
+        cdef const int64_t* h = i64(handles)
+        cdef int32_t ids[256]
+        cdef int64_t gained = 0
+        cdef Row* row
+        if self.placement is None:
+            return 0
+        self.lock.acquire()
+        with nogil:
+            for i in range(n):
+                if self.row_of(h[i]) < 0:
+                    code = E_STALE
+                    break
+            if code == OK:
+                for i in range(n):
+                    r = handle_slot(h[i])
+                    row = &self.rows[r]
+                    most = blocks_in(row.num_tokens - 1, self.block_size, self.shift) if row.num_tokens > 0 else 0
+                    if row.step or blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
+                        continue
+                    while row.num_owned < most and self.grow_width(most):
+                        got = place_follow(&self.placement.place, row.owner,
+                                           row.tokens + <int64_t>row.num_owned * self.block_size,
+                                           min(most - row.num_owned, 256), ids)
+                        if got == 0:
+                            break
+                        for j in range(row.num_blocks - 1, row.num_owned - 1, -1):
+                            pool_drop_one(self.pool, self.table[<int64_t>r * self.width + j])
+                            self.put(r, j, NIL)
+                        memcpy(self.table + <int64_t>r * self.width + row.num_owned, ids, got * sizeof(int32_t))
+                        row.num_owned += got
+                        row.num_blocks = row.num_owned
+                        row.computed = row.num_owned * self.block_size
+                        gained += got
+        self.lock.release()
+        if code != OK:
+            self.raise_(code, handles, i)
+        return gained
+
+    def shareable(self, row, others):
+        """Whole blocks at its front that a row may share with other rows of its next step.
+
+        Parameters
+        ----------
+        row : int
+        others : int64 [n], handles
+
+        Returns
+        -------
+        int32 [n]
+            For `follow` of :meth:`step`, as far as the other row gets in that step. 0 where no block beyond what the row has
+            computed may be shared: other tokens, another namespace, or less computed than the other row has committed.
+
+        Raises
+        ------
+        StaleHandle
+            A row was released.
+        """
+        cdef int64_t handle = handle_input(row, "row")
+        cdef cnp.ndarray handles = int64_input(others, "others")
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i, r, other, most, bad = -1
+        cdef cnp.ndarray out = new_int32(n)
+        cdef const int64_t* h = i64(handles)
+        cdef int32_t* common = i32(out)
+        self.lock.acquire()
+        with nogil:
+            r = self.row_of(handle)
+            if r >= 0:
+                most = blocks_in(self.rows[r].num_tokens - 1, self.block_size, self.shift) if self.rows[r].num_tokens > 0 else 0
+                for i in range(n):
+                    other = self.row_of(h[i])
+                    if other < 0:
+                        bad = i
+                        break
+                    common[i] = self.agree(r, other, most)
+        self.lock.release()
+        if r < 0:
+            self.raise_(E_STALE, [handle], 0)
+        if bad >= 0:
+            self.raise_(E_STALE, handles, bad)
+        return out
+
+    def blocks_needed(self, rows, q_lens=None, lookahead=0, follow=None):
         """Blocks that :meth:`step` with the same arguments would allocate."""
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
@@ -668,15 +1011,17 @@ cdef class BlockTable:
         cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), ahead = count_input(lookahead, "lookahead", 0, 1 << 20)
         if lens is not None and cnp.PyArray_SIZE(lens) != n:
             raise InvalidArgument(f"{n} rows but {len(lens)} q_lens")
+        cdef cnp.ndarray links = links_input(follow, n)
         self.lock.acquire()
-        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead, totals)
+        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead,
+                                  NULL if links is None else i32(links), totals)
         self.lock.release()
         if code != OK:
             self.raise_(code, handles, totals[4])
         return totals[0]
 
-    def step(self, rows, q_lens=None, lookahead=0):
-        """Allocate what the next tokens of these rows need and build the step's arrays.
+    def step(self, rows, q_lens=None, lookahead=0, follow=None):
+        """Allocate blocks for the next tokens of these rows and build the step's arrays.
 
         All or nothing.
 
@@ -688,6 +1033,11 @@ cdef class BlockTable:
             Tokens to compute of each row now (chunked prefill); default all that are not computed.
         lookahead : int
             Token slots to allocate beyond them, for speculative tokens.
+        follow : int32 [m, 3], optional
+            (follower, leader, num_blocks): entries of `rows`, and the whole blocks at the follower's front. Those that it has
+            not computed are the leader's, which must be written in this step or before it; the follower's tokens to compute
+            come after them, one at least. Both have the same tokens there and the same namespace. A leader that follows
+            another row itself stands in `follow` before those that follow it.
 
         Returns
         -------
@@ -695,13 +1045,15 @@ cdef class BlockTable:
 
         Raises
         ------
+        InvalidArgument
+            A row cannot follow its leader so far (:meth:`shareable`). Nothing was changed.
         OutOfBlocks
             Too few blocks are free, and over one tier none could be evicted; over several, make room with
             ``placement.reserve`` first. Nothing was changed.
         """
-        return self._checked(rows, q_lens, lookahead, False)
+        return self._checked(rows, q_lens, lookahead, follow, False)
 
-    def try_step(self, rows, q_lens=None, lookahead=0):
+    def try_step(self, rows, q_lens=None, lookahead=0, follow=None):
         """As :meth:`step`, but where too few blocks are free.
 
         The number of blocks that it needs, and nothing was changed.
@@ -710,24 +1062,28 @@ cdef class BlockTable:
         -------
         StepArrays or int
         """
-        return self._checked(rows, q_lens, lookahead, True)
+        return self._checked(rows, q_lens, lookahead, follow, True)
 
-    cdef object _checked(self, rows, q_lens, lookahead, bint short):
+    cdef object _checked(self, rows, q_lens, lookahead, follow, bint short):
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
         if lens is not None and cnp.PyArray_SIZE(lens) != cnp.PyArray_SIZE(handles):
             raise InvalidArgument(f"{len(handles)} rows but {len(lens)} q_lens")
-        return self._build(handles, lens, count_input(lookahead, "lookahead", 0, 1 << 20), short)
+        cdef cnp.ndarray links = None if follow is None else links_input(follow, cnp.PyArray_SIZE(handles))
+        return self._build(handles, lens, count_input(lookahead, "lookahead", 0, 1 << 20), links, short)
 
     # Schedules, allocates and fills. Sizes are guessed from the last step, so that one section under the lock is enough; a wrong
     # guess costs another round. All objects are made before that section: once the rows are scheduled nothing can fail any more.
     # Where there are too few blocks: with `short`, how many it needs; else OutOfBlocks.
-    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, bint short):
+    cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, cnp.ndarray links, bint short):
         cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), code
         cdef int64_t totals[5]
         cdef const int64_t* h = i64(handles)
         cdef const int32_t* q = NULL if lens is None else i32(lens)
+        cdef const int32_t* follow = NULL if links is None else i32(links)
         cdef int32_t* data
+        cdef int32_t* seq_data
+        cdef int32_t* starts
         cdef int64_t* slot_data
         cdef int32_t* copy_data
         cdef cnp.ndarray arrays, slots, copies, tables
@@ -752,7 +1108,7 @@ cdef class BlockTable:
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
             self.lock.acquire()
             with nogil:
-                code = self.plan(h, n, q, ahead, totals)
+                code = self.plan(h, n, q, ahead, follow, totals)
                 w, t, c = totals[2], totals[1], totals[3]
                 if code == OK and (w > room or t != slot_size or c != copy_size):
                     code = E_STATE                              # now the sizes are known
@@ -770,7 +1126,13 @@ cdef class BlockTable:
                         write_hint(&self.num_changes, self.num_changes + 1)
                         out.number, out.num_changes = self.num_steps, self.num_changes
                         out.num_new_blocks = totals[0]
-                        self.fill(h, n, q, ahead, data, seq, slot_data, totals, copy_data)
+                        seq_data, starts = data + seq, data + seq + n
+                        starts[0] = 0
+                        if follow == NULL:
+                            self.fill(h, n, q, ahead, data, seq_data, starts, starts + n + 1, slot_data, totals, copy_data)
+                        else:
+                            self.fill_linked(
+                                h, n, q, ahead, follow, data, seq_data, starts, starts + n + 1, slot_data, totals, copy_data)
             self.lock.release()
             if code == OK:
                 break
@@ -856,12 +1218,13 @@ cdef class BlockTable:
         ------
         StaleHandle
             A row was released, or `step` is over for it: it was cut back, stepped again, committed or cancelled.
+        InvalidArgument
+            A row follows another one that is not committed, in this call or before. Nothing was committed.
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
-        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i, r, code = OK
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i = 0, r, code = OK
         cdef const int64_t* h = i64(handles)
         cdef int64_t committed = 0, number = 0 if step is None else count_input(step, "step", 1, 2**63 - 1)
-        cdef Row* row
         self.lock.acquire()
         with nogil:
             for i in range(n):
@@ -872,22 +1235,34 @@ cdef class BlockTable:
                 if number and self.rows[r].step != number:
                     code = E_STATE
                     break
-            if code == OK:
-                write_hint(&self.num_changes, self.num_changes + 1)
+            if code == OK and self.num_following:
+                self.batch += 1
                 for i in range(n):
                     r = handle_slot(h[i])
-                    row = &self.rows[r]
-                    if self.num_copied and row.scheduled:
-                        self.keep_copies(r)
-                    row.computed += row.scheduled
-                    row.used |= row.scheduled > 0
-                    row.scheduled = 0
-                    row.step = 0
-                    if blocks_in(row.computed, self.block_size, self.shift) > row.num_owned:
-                        committed += self.commit_row(r)
+                    if self.rows[r].marked == self.batch:
+                        code = E_DUPLICATE
+                        break
+                    self.rows[r].marked = self.batch
+                for i in range(n if code == OK else 0):
+                    r = handle_slot(h[i])
+                    if self.ties[r].leader != NIL and self.rows[self.ties[r].leader].marked != self.batch:
+                        code = E_FOLLOW
+                        break
+            if code == OK:
+                write_hint(&self.num_changes, self.num_changes + 1)
+                if self.num_following:
+                    code = self.commit_together(h, n, &committed)
+                else:
+                    for i in range(n):
+                        committed += self.commit_scheduled(handle_slot(h[i]))
         self.lock.release()
         if code == E_STATE:
             raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
+        if code == E_FOLLOW:
+            raise InvalidArgument(f"row {h[i]:#x} (entry {i}) follows a row that is not committed: commit both in one call, or "
+                                  "its leader first; nothing was committed")
+        if code == E_MEMORY:
+            raise MemoryError("no memory for the paths of rows that follow others: the other rows are committed")
         if code != OK:
             self.raise_(code, handles, i)
         return committed
@@ -911,6 +1286,8 @@ cdef class BlockTable:
             if r >= 0 and (number == 0 or self.rows[r].step == number):
                 if self.num_copied and self.rows[r].scheduled:
                     self.uncopy(r)
+                if self.num_following:
+                    self.part(r)
                 self.rows[r].scheduled = 0
                 self.rows[r].step = 0
         self.lock.release()
@@ -992,6 +1369,8 @@ cdef class BlockTable:
             table = self.table + <int64_t>r * self.width
             if self.num_copied and entry.scheduled:
                 self.uncopy(r)
+            if self.num_following:
+                self.part(r)
             whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
             if entry.num_owned > whole:
@@ -1108,8 +1487,14 @@ cdef class BlockTable:
             self.raise_(code, [handle], 0)
         return OK
 
-    def release(self, row):
+    def release(self, row, *, keep_remainder=False):
         """End a sequence: its own blocks become free, its committed ones stay in the tree.
+
+        Parameters
+        ----------
+        row : int
+        keep_remainder : bool
+            The tree takes its last block, too, if some of its tokens are computed and not all: for partial hits.
 
         Raises
         ------
@@ -1117,18 +1502,21 @@ cdef class BlockTable:
             The row was released before.
         """
         cdef int64_t handle = handle_input(row, "row")
+        cdef bint kept = keep_remainder
         cdef int32_t r
         self.lock.acquire()
         with nogil:
             r = self.row_of(handle)
             if r >= 0:
+                if kept:
+                    self.keep_remainder(r)
                 self.end_row(r)
         self.lock.release()
         if r < 0:
             raise DoubleRelease(f"row {handle:#x} was released before, or never existed: nothing was changed")
 
     def retain(self, row, priority, expires_ns=0):
-        """Retention of a row's committed prefix and of what it commits later.
+        """Set the retention of a row's committed prefix and of later commits.
 
         See ``Placement.set_retention``.
         """
@@ -1145,7 +1533,7 @@ cdef class BlockTable:
             self.raise_(E_STALE, [handle], 0)
 
     def info(self, row):
-        """What the row has.
+        """The state of the row.
 
         A :class:`RowInfo`, ``(num_tokens, num_computed, num_blocks, num_committed)``.
         """
@@ -1203,13 +1591,13 @@ cdef class BlockTable:
 
         Each own block has as many references as rows (and pending copies) hold it.
         """
-        cdef int32_t r, i, block
+        cdef int32_t r, i, block, first
         cdef int64_t j
         problems = []
         held = {}
         cdef bint collecting = self.lock.begin_audit()
         try:
-            live = 0
+            live = following = 0
             for r in range(self.max_rows):
                 row = self.rows[r]
                 if not row.live:
@@ -1219,10 +1607,20 @@ cdef class BlockTable:
                     problems.append(f"row {r}: {row.num_owned} owned, {row.computed} computed, {row.num_tokens} tokens")
                 if row.owner != NIL and self.placement.place.owners[row.owner].num_blocks != row.num_owned:
                     problems.append(f"row {r}: {row.num_owned} owned, its owner has another number")
+                for i in range(row.num_blocks, self.width):
+                    if self.table[<int64_t>r * self.width + i] != NIL:
+                        problems.append(f"row {r}: a block at {i}, beyond its {row.num_blocks}")
+                        break
                 if row.computed > row.num_blocks * self.block_size:
                     problems.append(f"row {r}: {row.computed} computed in {row.num_blocks} blocks")
+                following += self.ties[r].leader != NIL
+                first = row.computed // self.block_size
+                if self.ties[r].leader != NIL:
+                    problems += self._problems_of_follower(r, first)
                 for i in range(row.num_blocks):
                     block = self.table[<int64_t>r * self.width + i]
+                    if self.ties[r].leader != NIL and first <= i < self.ties[r].until:
+                        continue                    # its leader's, without a reference
                     if block < 0 or block >= self.pool.fresh or self.pool.refs[block] & COUNT == 0:
                         problems.append(f"row {r}: block {block} at {i} is free")
                     elif i >= row.num_owned:
@@ -1234,12 +1632,35 @@ cdef class BlockTable:
             for block, count in held.items():
                 if self.pool.refs[block] >> 31 or (self.pool.refs[block] & COUNT) < count:
                     problems.append(f"block {block}: {count} rows hold it, references {self.pool.refs[block] & COUNT}")
+            if following != self.num_following:
+                problems.append(f"{following} rows follow others, {self.num_following} are counted")
             if live != self.num_live or self.num_free_rows + self.num_retired + live != self.max_rows:
                 problems.append("live rows")
         finally:
             self.lock.end_audit(collecting)
         if problems:
             raise AssertionError("; ".join(problems[:8]))
+
+    cdef list _problems_of_follower(self, int32_t r, int32_t first):
+        cdef Row* row = &self.rows[r]
+        cdef Tie* tie = &self.ties[r]
+        cdef Row* leader = &self.rows[tie.leader]
+        cdef int32_t at = self.ties[tie.leader].follower, i
+        cdef size_t same
+        out = []
+        while at != NIL and at != r:
+            at = self.ties[at].next_follower
+        if not leader.live or leader.step != row.step or row.step == 0 or at != r:
+            out.append(f"row {r} follows row {tie.leader}, which is not in its step or does not know it")
+        if not first < tie.until < row.num_blocks or row.computed != first * self.block_size or first < leader.num_owned:
+            out.append(f"row {r} has {row.computed} tokens and follows up to block {tie.until} of {row.num_blocks}")
+        for i in range(first, min(tie.until, leader.num_blocks)):
+            if self.table[<int64_t>r * self.width + i] != self.table[<int64_t>tie.leader * self.width + i]:
+                out.append(f"row {r}: block {i} is not its leader's")
+        same = <size_t>tie.until * self.block_size * sizeof(int32_t)
+        if tie.until > leader.num_blocks or memcmp(row.tokens, leader.tokens, same) != 0:
+            out.append(f"row {r}: its leader does not compute its tokens up to block {tie.until}")
+        return out
 
     def __repr__(self):
         return f"<BlockTable {self.num_live} of {self.max_rows} rows, block size {self.block_size}>"
@@ -1255,6 +1676,10 @@ cdef class BlockTable:
         if code == E_RANGE:
             raise InvalidArgument(f"q_lens[{bad}] is negative or more than row {handle:#x} has left to compute: "
                                   f"nothing was changed")
+        if code == E_FOLLOW:
+            raise InvalidArgument(f"row {handle:#x} (entry {bad}) cannot follow its leader so far: in those blocks both need "
+                                  f"the same tokens and namespace, the leader must write them in this step or before, and the "
+                                  f"row must have computed what the leader has committed; nothing was changed")
         if code == E_MEMORY:
             raise MemoryError("no memory for the table")
         raise PagedKVError(f"row {handle:#x}: not possible now (code {code})")

@@ -13,12 +13,14 @@ from libc.string cimport memcpy
 import numpy as np
 
 from pagedkv._core.arrays cimport bool_input, i64, int64_input
-from pagedkv._core.block_pool cimport Pool
+from pagedkv._core.block_pool cimport COUNT, Pool
 from pagedkv._core.lock cimport read_hint, write_hint
-from pagedkv._core.place cimport Place
+from pagedkv._core.place cimport Place, Transfer
 from pagedkv._core.placement import MOVE_DTYPE as _MOVE_DTYPE
+from pagedkv._core.radix_tree cimport node_ids
 from pagedkv._core.transfers cimport finish_as
 from pagedkv._core.types cimport MAX_TIERS, NIL, OK, Move, handle_slot
+from pagedkv._core.write_behind cimport copy_wanted
 from pagedkv.threads.pthread cimport (
     cond_init_monotonic, cond_wait_ns, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal,
 )
@@ -28,6 +30,9 @@ cnp.import_array()
 
 NOTHING, ENDED, NOT_YET, CLOSED = range(4)
 LONGEST_S = 1e6
+
+cdef enum:
+    BEHIND_BLOCKS = 64      # copied at a time while no caller waits: what a crash may cost of them
 
 
 @cython.final
@@ -86,7 +91,8 @@ cdef class Dispatch:
     def take(self, double timeout_s=0.0):
         """Moves decided since the last call, a Taken.
 
-        None where there are none after `timeout_s`, or after `wake`.
+        None where there are none after `timeout_s`, or after `wake`. Where no caller has decided any, copies are decided here
+        that closed tiers want (write-behind): a few at a time, none while others are under way, none ahead of a read.
         """
         cdef Place* p = &self.placement.place
         cdef int64_t n
@@ -95,8 +101,12 @@ cdef class Dispatch:
         cdef long long ns = <long long>(max(0.0, min(timeout_s, LONGEST_S)) * 1e9)
         self.lock.acquire()
         with nogil:
+            if p.num_moves == 0:
+                copy_wanted(p, BEHIND_BLOCKS)
             if p.num_moves == 0 and ns > 0 and not self.woken and not self.closed:
                 cond_wait_ns(&self.decided, &self.lock.mutex, ns)
+                if p.num_moves == 0:
+                    copy_wanted(p, BEHIND_BLOCKS)
             self.woken = False
             n = p.num_moves
         self.lock.release()
@@ -148,7 +158,7 @@ cdef class Dispatch:
         self.lock.release()
 
     def announce(self):
-        """The hooks have been told of what was finished: callers go on."""
+        """The hooks have seen the finished moves: callers go on."""
         self.lock.acquire()
         write_hint(&self.announced, self.announced + self.telling)
         self.telling = 0
@@ -156,7 +166,7 @@ cdef class Dispatch:
         self.lock.release()
 
     def give_up(self, moves, *, bint keep=False, bint announce=True):
-        """Finish what is left of these moves as failed and not tried.
+        """Finish the rest of these moves as failed and not tried.
 
         Parameters
         ----------
@@ -262,6 +272,38 @@ cdef class Dispatch:
         count = self.placement.place.num_started
         self.lock.release()
         return count
+
+    @property
+    def num_coming(self):
+        """Device blocks that can soon be had.
+
+        Those that are being demoted, and one for each holder of :meth:`hold_up`; none that are being promoted.
+        """
+        cdef int64_t found
+        self.lock.acquire()
+        found = self.placement.place.pending[0] + self.held_up + self.telling
+        self.lock.release()
+        return found
+
+    @property
+    def num_unowned(self):
+        """Device blocks that are being read for no owner any more.
+
+        They can be had once that is over.
+        """
+        cdef Place* p = &self.placement.place
+        cdef Transfer* t
+        cdef int64_t found = 0
+        cdef int32_t i
+        self.lock.acquire()
+        with nogil:
+            for i in range(p.transfers_capacity):
+                t = &p.transfers[i]
+                if t.node != NIL and t.dst == 0:        # the tree and the transfer itself: nothing else holds its source
+                    if p.pools[t.src].refs[node_ids(p.tree, t.node, t.src)[0]] & COUNT == 2:
+                        found += t.num_blocks
+        self.lock.release()
+        return found
 
     def wait(self, int64_t seen, double timeout_s, bint others=True):
         """Wait for the end of a transfer.

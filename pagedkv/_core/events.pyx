@@ -17,7 +17,7 @@ _KINDS = ("stored", "removed", "cleared")
 
 @dataclass(frozen=True)
 class KVEvent:
-    """One change of what is cached.
+    """One change of the cached blocks.
 
     Attributes
     ----------

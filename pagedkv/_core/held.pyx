@@ -1,4 +1,4 @@
-"""Owners and rows as objects that release what they hold.
+"""Owners and rows as objects that release their blocks.
 
 By ``with``, by `release`, or when they die.
 
@@ -30,6 +30,8 @@ cdef class Hold:
         Blocks that it owned when it was made.
     num_cold : int
         Of those, the ones below the device. Where there are none, none can come to be while it is held.
+    remainder_tier : int
+        Tier of the partly filled block behind it that a partial hit would copy from, -1 where there is none.
     blocked : int
         Id of the transfer in flight that ended the match early, or -1: wait for it, release, own again.
     """
@@ -69,8 +71,8 @@ cdef class HeldRow:
         For the calls of BlockTable; -1 once it was released.
     """
 
-    def release(self):
-        """End the row; whether it was there to be ended."""
+    def release(self, bint keep_remainder=False):
+        """End the row, as ``BlockTable.release``; whether it was there to be ended."""
         cdef int64_t handle = self.handle
         cdef int32_t r
         self.handle = -1
@@ -80,6 +82,8 @@ cdef class HeldRow:
         with nogil:
             r = self.table.row_of(handle)
             if r >= 0:
+                if keep_remainder:
+                    self.table.keep_remainder(r)
                 self.table.end_row(r)
         self.table.lock.release()
         return r >= 0
@@ -96,15 +100,16 @@ def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
     """
     cdef Hold hold = Hold.__new__(Hold)
     cdef Found found
-    hold.handle = hold.blocked = -1
+    hold.handle = hold.blocked = hold.remainder_tier = -1
     hold.placement = placement
     hold.handle = placement.acquire_into(tokens, namespace, max_blocks, False, &found)
     hold.num_blocks, hold.num_cold, hold.blocked = found.num_blocks, found.num_cold, found.blocked
+    hold.remainder_tier = found.remainder_tier
     return hold
 
 
-def own_partial(Placement placement not None, Hold owner not None, tokens):
-    """A cached device block that begins with `tokens`.
+def own_partial(Placement placement not None, Hold owner not None, tokens, bint below=False):
+    """A cached block that begins with `tokens`, as ``Placement.partial``.
 
     `tokens` follow what `owner` holds.
 
@@ -117,9 +122,9 @@ def own_partial(Placement placement not None, Hold owner not None, tokens):
     """
     cdef Hold hold = Hold.__new__(Hold)
     cdef int32_t block = -1, common = 0
-    hold.handle = hold.blocked = -1
+    hold.handle = hold.blocked = hold.remainder_tier = -1
     hold.placement = placement
-    hold.handle = placement.partial_into(owner.handle, tokens, &block, &common)
+    hold.handle = placement.partial_into(owner.handle, tokens, below, &block, &common)
     return (hold, block, common) if hold.handle >= 0 else (None, -1, 0)
 
 

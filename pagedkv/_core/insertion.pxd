@@ -5,6 +5,11 @@ from pagedkv._core.place cimport Place
 
 # The tree takes `num_blocks` device blocks that continue the owned path; see Placement.insert. How many it took.
 cdef int32_t place_insert(Place* p, int32_t owner, const int32_t* tokens, int32_t* blocks, int32_t num_blocks) noexcept nogil
+# A run of `k` blocks under `parent`, each the caller's alone; the owner's and the tree's then. NIL when out of memory.
+cdef int32_t new_run(Place* p, int32_t owner, int32_t parent, const int32_t* tokens, const int32_t* blocks, int32_t k,
+                     int32_t queue) noexcept nogil
+# How many of `want` more blocks after run n its namespace's quota admits, after evicting its own cold ones.
+cdef int32_t quota_room(Place* p, int32_t n, int32_t want) noexcept nogil
 # A cold copy of a prefix found again in `tier` (a reopened store): ids [num_blocks], one reference each, which passes to the
 # tree where it takes the block. The path has no owner afterwards. How many leading blocks are in the tree; -i - 1 if block i
 # is not the caller's alone (nothing has changed then).

@@ -11,21 +11,23 @@ from pagedkv._core.links cimport is_linked
 from pagedkv._core.owners cimport place_begin, run_own
 from pagedkv._core.place cimport Fate, Place
 from pagedkv._core.radix_tree cimport (
-    Tree, chain_before, chain_step, node_ids, node_top, tree_child, tree_common, tree_extend, tree_new,
+    Tree, chain_before, chain_step, is_remainder, node_ids, node_top, tree_child, tree_common, tree_extend, tree_new,
+    whole_blocks,
 )
 from pagedkv._core.recency cimport fate_new, place_ensure, queue_of, recency_link, set_top
 from pagedkv._core.retention cimport DEFAULT_CLASS, expiry_push, set_class
 from pagedkv._core.transfers cimport (
-    copy_add, copy_disown, copy_own, copy_remove, drop_for, event_stored, make_room, quota_of, split, usage_of,
+    copy_add, copy_disown, copy_own, copy_remove, drop_for, event_stored, make_room, must_stay, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport NIL, OK
+from pagedkv._core.write_behind cimport want_committed, want_copy, want_reused
 
 
 # Our device blocks for a run the tree has already: use the tree's, or give it ours where its copy is colder or failed.
 cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
     cdef int32_t i, owners, top = node_top(p.tree, n), length = p.tree.nodes[n].length
     cdef bint failed = p.fates[n].failed
-    p.fates[n].matched = 1                          # another sequence has computed it too
+    want_reused(p, n)                               # another sequence has computed it too
     if top == 0:
         run_own(p, n)
         for i in range(length):
@@ -42,9 +44,12 @@ cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
     for _ in range(owners):                         # owners of the colder copy own the hottest one now
         copy_own(p, n, 0)
         copy_disown(p, n, top)
-    if failed or not p.inclusive[top]:
+    if must_stay(p, n, top):
+        p.fates[n].spoilt |= <uint8_t>(failed << top)
+        want_copy(p, n, top)
+    elif failed or not p.inclusive[top]:
         copy_remove(p, n, top)
-    elif not is_linked(&p.links[top], n):
+    if (p.tree.nodes[n].tiers >> top) & 1 and not is_linked(&p.links[top], n):
         recency_link(p, top, n)
     if failed:
         set_class(p, n, DEFAULT_CLASS)
@@ -57,8 +62,9 @@ cdef bint may_extend(Place* p, int32_t n, int32_t owner) noexcept nogil:
     # The run's last block is ours alone to continue, and new blocks will share its fate.
     cdef Fate* f = &p.fates[n]
     if (p.tree.nodes[n].length == 0 or p.tree.nodes[n].first_child != NIL or p.tree.nodes[n].tiers != 1 or f.transfer >= 0
-            or f.failed or f.matched or p.tree.nodes[n].length >= p.tree.max_run or f.klass != p.owners[owner].klass
-            or f.expires != p.owners[owner].expires or p.pools[0].refs[node_ids(p.tree, n, 0)[0]] != (TREE | 2)):
+            or f.copying >= 0 or f.failed or f.matched or p.tree.nodes[n].length >= p.tree.max_run or is_remainder(p.tree, n)
+            or f.klass != p.owners[owner].klass or f.expires != p.owners[owner].expires
+            or p.pools[0].refs[node_ids(p.tree, n, 0)[0]] != (TREE | 2)):
         return False
     return p.policy.joins_requests or f.born == p.owners[owner].serial
 
@@ -72,7 +78,6 @@ cdef int32_t mine(Place* p, const int32_t* blocks, int32_t num_blocks) noexcept 
     return num_blocks
 
 
-# How many of `want` more blocks after run n its namespace's quota admits, after evicting its own cold ones.
 cdef int32_t quota_room(Place* p, int32_t n, int32_t want) noexcept nogil:
     cdef int64_t quota = quota_of(p, n, 0), over
     if quota < 0:
@@ -137,7 +142,7 @@ cdef int32_t place_insert(
         child = tree_child(t, n, at)
         if child != NIL:
             k = tree_common(t, child, at, num_blocks - done)
-            if p.fates[child].transfer >= 0:
+            if p.fates[child].transfer >= 0 or is_remainder(t, child):
                 break
             if k < t.nodes[child].length:
                 child = split(p, child, k)
@@ -159,6 +164,9 @@ cdef int32_t place_insert(
         if k == 0:
             if quota_of(p, n, 0) >= 0 and mine(p, blocks + done, num_blocks - done) > 0:
                 p.counters.refused_by_quota += num_blocks - done
+            break
+        k = whole_blocks(t, at, min(k, t.max_run))
+        if k == 0 or place_ensure(p, 1) != OK:      # making room may have split runs
             break
         queue = 0
         if t.keep_chain:                            # blocks of one run share a queue
@@ -191,6 +199,8 @@ cdef int32_t place_insert(
         done += k
     p.owners[owner].node = n
     p.owners[owner].num_blocks = t.nodes[n].depth + t.nodes[n].length
+    if done > 0:
+        want_committed(p, n)
     if p.policy.keeps_owned and first_new != NIL:     # into the queue deepest first
         while True:
             if not is_linked(&p.links[0], n) and (t.nodes[n].tiers & 1):
@@ -199,6 +209,14 @@ cdef int32_t place_insert(
                 break
             n = t.nodes[n].parent
     return done
+
+
+# Leading blocks that make one run; a partly filled one is a run of its own.
+cdef int32_t restored(Place* p, const int32_t* tokens, int32_t num_blocks) noexcept nogil:
+    cdef int32_t k = whole_blocks(p.tree, tokens, num_blocks)
+    if k < num_blocks:
+        p.has_remainders = True
+    return max(k, 1)
 
 
 cdef int32_t place_restore(
@@ -222,6 +240,8 @@ cdef int32_t place_restore(
                 return done
         n = child
         done += k
+        if p.closed[tier] and not (t.nodes[n].tiers >> tier) & 1:
+            return done                                 # behind it nothing would be found again
     for i in range(done, num_blocks):                   # each of the rest is the caller's alone, and stands there once
         if <uint32_t>ids[i] >= <uint32_t>pool.fresh or pool.refs[ids[i]] != 1:
             bad = -i - 1
@@ -234,7 +254,7 @@ cdef int32_t place_restore(
     while done < num_blocks:
         if place_ensure(p, 1) != OK:
             break
-        k = min(num_blocks - done, t.max_run)
+        k = restored(p, tokens + <int64_t>done * t.block_size, min(num_blocks - done, t.max_run))
         child = tree_new(t, n, tokens + <int64_t>done * t.block_size, k)
         if child == NIL:
             break
@@ -265,7 +285,7 @@ cdef int64_t place_restore_forest(
     cdef Tree* t = p.tree
     cdef Pool* pool = p.pools[tier]
     cdef int64_t i, at, total = first[num_runs], bad = -1
-    cdef int32_t s, n, k, child
+    cdef int32_t s, n, k, child, above
     for i in range(total):
         if <uint32_t>ids[i] >= <uint32_t>pool.fresh or pool.refs[ids[i]] != 1:
             bad = i
@@ -284,7 +304,7 @@ cdef int64_t place_restore_forest(
         if tree_child(t, n, tokens + at * t.block_size) != NIL:
             continue
         while at < first[s + 1] and place_ensure(p, 1) == OK:
-            k = <int32_t>min(first[s + 1] - at, <int64_t>t.max_run)
+            k = restored(p, tokens + at * t.block_size, <int32_t>min(first[s + 1] - at, <int64_t>t.max_run))
             child = tree_new(t, n, tokens + at * t.block_size, k)
             if child == NIL:
                 break
@@ -296,8 +316,11 @@ cdef int64_t place_restore_forest(
         done[s] = <int32_t>(at - first[s])
         tails[s] = n
     for s in range(num_runs - 1, -1, -1):               # children before their parents, the newest last
+        if done[s] == 0:
+            continue
         n = tails[s]
-        for _ in range((done[s] + t.max_run - 1) // t.max_run):
+        above = roots[s] if parents[s] < 0 else tails[parents[s]]
+        while n != above:
             recency_link(p, tier, n)
             n = t.nodes[n].parent
     return OK

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.place cimport Place
 from pagedkv._core.types cimport NIL
+from pagedkv._core.write_behind cimport want_found
 
 # Owns the longest cached prefix of `tokens`, at most max_blocks (-1: no limit), in whatever tiers it lies. The owner's
 # slot, or a Code. The owner's `blocked` names a transfer that ended the match early, or -1.
@@ -12,6 +13,8 @@ cdef int32_t place_acquire(Place* p, int32_t root, const int32_t* tokens, int64_
 # is more than the owner holds.
 cdef inline void place_arrive(Place* p, int32_t owner, const int32_t* tokens, int64_t num_tokens,
                               int64_t found) noexcept nogil:
+    if p.owners[owner].visit == NIL:
+        want_found(p, p.owners[owner].node)
     if p.policy.arrive != NULL and p.owners[owner].visit == NIL:
         p.policy.arrive(p, owner, tokens, num_tokens, found)
 
@@ -34,6 +37,9 @@ cdef inline int64_t place_depart(Place* p, int32_t owner, bint used, int64_t out
 # Another owner of the same path.
 cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil
 cdef void place_release(Place* p, int32_t owner) noexcept nogil
+# Owns more of `tokens`, at most num_blocks blocks that continue the path, as far as the tree has them on the device and
+# none of them is moving. How many; their ids, in `ids`.
+cdef int32_t place_follow(Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks, int32_t* ids) noexcept nogil
 # Ids of the owned path in each run's hottest tier, [num_blocks].
 cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil
 # Lets go of the path beyond its first `num_blocks` blocks. OK or a Code; E_STATE where a run in flight would be cut.

@@ -1,5 +1,6 @@
-"""Owners of prefixes: taking, sharing, shortening and releasing a path of the tree.
+"""Owners of prefixes: taking, sharing, changing and releasing a path of the tree.
 
+Here a request's prompt is matched: ``place_acquire``, which ``Placement.acquire`` and ``BlockTable.open`` call.
 An owner holds one reference on the hottest copy of every run from its root down to its deepest node.
 """
 
@@ -9,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, Fate, Owner, Place
-from pagedkv._core.radix_tree cimport Tree, chain_before, node_ids, node_top, tree_child, tree_common
+from pagedkv._core.radix_tree cimport Tree, chain_before, is_remainder, node_ids, node_top, tree_child, tree_common
 from pagedkv._core.recency cimport is_owned, on_hit, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
@@ -71,6 +72,15 @@ cdef void run_own(Place* p, int32_t n) noexcept nogil:
         recency_unlink(p, top, n)
 
 
+# What was just used is as hot in the closed tiers, whose copies outlive the others: the last that should go there.
+cdef inline void refresh(Place* p, int32_t n, int32_t top) noexcept nogil:
+    cdef int32_t tier
+    for tier in range(top + 1, p.num_tiers):
+        if p.closed[tier] and not p.policy.keeps_owned and is_linked(&p.links[tier], n):
+            recency_unlink(p, tier, n)
+            recency_link(p, tier, n)
+
+
 # One owner less. A run that the tree alone owns then is hotter than everything released before it, or is dropped with
 # what hangs on it where it can never be matched again.
 cdef void run_disown(Place* p, int32_t n) noexcept nogil:
@@ -84,6 +94,7 @@ cdef void run_disown(Place* p, int32_t n) noexcept nogil:
         return
     if not is_linked(&p.links[top], n):
         recency_link(p, top, n)
+    refresh(p, n, top)
     if f.failed or p.fates[p.tree.nodes[n].root].failed:
         drop_subtree(p, n)
 
@@ -106,7 +117,7 @@ cdef int32_t place_acquire(
         total = 0
     while done < total:
         child = tree_child(t, n, tokens + done * t.block_size)
-        if child == NIL:
+        if child == NIL or is_remainder(t, child):
             break
         f = &p.fates[child]
         if f.failed:
@@ -124,7 +135,6 @@ cdef int32_t place_acquire(
         if p.fates[child].klass == EXPIRED:
             set_class(p, child, DEFAULT_CLASS)
         on_hit(p, child)
-        p.fates[child].matched = 1
         run_own(p, child)
         p.counters.hit_blocks[node_top(t, child)] += k
         done += k
@@ -135,6 +145,40 @@ cdef int32_t place_acquire(
     p.owners[owner].node = n
     p.owners[owner].num_blocks = <int32_t>done
     return owner
+
+
+cdef int32_t place_follow(
+    Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks, int32_t* ids
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t done = 0, n = p.owners[owner].node, child, k
+    cdef const int32_t* at
+    if p.fates[t.nodes[n].root].failed:
+        return 0
+    while done < num_blocks:
+        at = tokens + <int64_t>done * t.block_size
+        child = tree_child(t, n, at)
+        if (child == NIL or p.fates[child].failed or p.fates[child].transfer >= 0 or node_top(t, child) != 0
+                or is_remainder(t, child)):
+            break
+        k = tree_common(t, child, at, num_blocks - done)
+        if k < t.nodes[child].length:
+            child = split(p, child, k)
+            if child == NIL:
+                break
+        if p.fates[child].klass == EXPIRED:
+            set_class(p, child, DEFAULT_CLASS)
+        on_hit(p, child)
+        run_own(p, child)
+        memcpy(ids + done, node_ids(t, child, 0), k * sizeof(int32_t))
+        p.counters.hit_blocks[0] += k
+        done += k
+        n = child
+    if done:
+        want_found(p, n)                            # by a second request
+    p.owners[owner].node = n
+    p.owners[owner].num_blocks += done
+    return done
 
 
 cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:

@@ -5,6 +5,10 @@
 #     the copy in the hottest tier    +1 for each owner whose path passes through the node
 #     the source of a transfer        +1 by the transfer, while it is in flight
 #     the destination of a transfer    1 by the transfer; it is no copy of the node until the transfer has succeeded
+# A transfer that copies (to a colder tier, where the run stays as hot as it was) has no reference on its source: `copying`
+# keeps the run from being evicted, dropped, merged or extended, and it may be matched, owned, promoted and cut meanwhile.
+# A tier may be closed: a run has a copy there only where its parent has one, so that what a crash leaves there is found
+# again. A copy comes after its parent's, and stays while `below` counts a child's.
 # Order: an owner holds its whole path, so counts never rise going down. A node is linked into a tier's recency lists
 # when the tree alone owns its copy there (with s3fifo: always). Within a list a parent is hotter than its children in
 # that tier, so the cold end is a leaf; `kids` is checked all the same, because other policies order otherwise.
@@ -20,7 +24,7 @@ from pagedkv.threads.pthread cimport pthread_cond_t
 cdef struct Place
 
 cdef enum:
-    POLICY_VERSION = 1      # raised with every change of Policy, Place, Fate or what a policy may call
+    POLICY_VERSION = 2      # raised with every change of Policy, Place, Fate or what a policy may call
 
 # An eviction policy: which run of a recency list goes first, and what it learns to know it. A function that is NULL has
 # nothing to do; `victim` is always there. All are called under the cache's mutex, without the GIL.
@@ -72,18 +76,28 @@ cdef enum:
 cdef enum:
     TAKEN_OVER = 2          # by a row: no handle names the owner any more
 
+cdef enum Write:            # when runs are written to a closed tier
+    WRITE_NEVER = 0
+    WRITE_EVICTED = 1       # to make room
+    WRITE_REUSED = 2        # and when a second request finds them
+    WRITE_ALL = 3           # and when they are committed
+
 cdef struct Fate:           # of a root only: last_use, born, failed and kids mean something
     int64_t last_use        # clock of the last release or insertion; of a root, the event ring's end after its last event
     int64_t expires         # caller's clock in nanoseconds, 0 = never
     int64_t transfer        # id of the transfer in flight, -1 none
+    int64_t copying         # id of the transfer that copies it to a colder tier, -1 none
     int64_t born            # serial of the owner that inserted the run; of a root, how many owners its namespace has
     int32_t kids[MAX_TIERS]   # children by their `top`
+    int32_t below[MAX_TIERS]  # children with a copy in the tier, and those on their way down to it
     int8_t top              # hottest tier; while being demoted, the tier it goes to
     uint8_t klass
     uint8_t frequency
     uint8_t failed          # a copy could not be read: matched never again, replaced or dropped
     uint8_t queue[MAX_TIERS]
     uint8_t matched         # some request has found it since it was committed
+    uint8_t wanted          # bit per tier: it stands in the ring of runs to be copied
+    uint8_t spoilt          # bit per tier: its copy there could not be read, and stays because others hang on it
     int32_t past            # the policy's own, NIL at first; with hazard what is remembered of its last block
     int32_t past_generation
 
@@ -102,6 +116,7 @@ cdef struct Owner:
 
 cdef struct Transfer:
     int64_t id
+    int64_t group           # as in Move
     int32_t node            # NIL when the slot is free
     int32_t generation
     int32_t num_blocks
@@ -110,6 +125,8 @@ cdef struct Transfer:
     int8_t src
     int8_t dst
     bint promotes
+    bint copies             # then `num_blocks` may be those of several nodes by now, the deepest of which is `node`
+    bint void               # its source was found bad
     int32_t* dst_ids        # [num_blocks], owned
 
 cdef struct Domain:         # a namespace with a quota is evicted from its own lists; all others share domain 0
@@ -117,6 +134,11 @@ cdef struct Domain:         # a namespace with a quota is evicted from its own l
     int32_t quota[MAX_TIERS]    # blocks, -1 = none
     int64_t usage[MAX_TIERS]    # blocks that are there or on their way there; what is being demoted from there has left
     uint64_t mask[MAX_TIERS][4]  # bit per list: may be non-empty
+
+cdef struct Wanted:         # a run to be copied, with what its tier lacks of its path
+    int32_t node
+    int32_t generation
+    int32_t tier
 
 cdef struct Expiry:
     int64_t expires
@@ -137,6 +159,9 @@ cdef struct Counters:
     int64_t failed_demotions
     int64_t late_promotions         # given up before they began: the colder copy stays
     int64_t refused_demotions       # never begun: not worth their writing
+    int64_t copied[MAX_TIERS]       # blocks, by the tier they were copied to
+    int64_t failed_copies
+    int64_t refused_copies
     int64_t blocked_matches
     int64_t refused_by_quota
     int64_t expired
@@ -149,6 +174,8 @@ cdef struct Place:
     void* state                     # the policy's own
     bint oldest_first
     bint inclusive[MAX_TIERS]       # keep the copy there when it is promoted to the device
+    bint closed[MAX_TIERS]
+    uint8_t writes[MAX_TIERS]       # a Write, of closed tiers
     int64_t clock
     int64_t serial
     Fate* fates                     # [fates_capacity], by node
@@ -169,7 +196,14 @@ cdef struct Place:
     int32_t transfers_capacity
     int32_t free_transfer           # list through `num_blocks`
     int32_t in_flight
+    int32_t num_copying             # of those in flight, the ones that copy
+    int32_t num_reading[MAX_TIERS]  # promotions in flight, by the tier they come from
+    Wanted* wanted                  # ring
+    int64_t wanted_capacity
+    int64_t wanted_head
+    int64_t num_wanted
     int64_t num_started             # transfers decided so far
+    int64_t batch                   # the first transfer of the decision under way: what it decides ends in its order
     int64_t pending[MAX_TIERS]      # blocks that transfers in flight will free
     bint no_memory                  # room could not be made for want of memory, since a caller cleared this
     pthread_cond_t* decided         # a Dispatch's, told of every new move; NULL without one
@@ -179,6 +213,7 @@ cdef struct Place:
     Expiry* expiries                # binary heap
     int64_t num_expiries
     int64_t expiries_capacity
+    bint has_remainders             # or had some: partly filled blocks
     int64_t pin_budget
     int64_t pinned_blocks
     Ring events

@@ -11,6 +11,7 @@ from pagedkv._core.radix_tree cimport RadixTree
 cdef struct Found:              # of a match
     int32_t num_blocks          # owned
     int32_t num_cold            # of those, below the device
+    int32_t remainder_tier      # of the partly filled block behind them that begins as the next tokens do, or NIL
     int64_t blocked             # id of the transfer that ended it early, or -1
 
 cdef class Placement:
@@ -21,8 +22,10 @@ cdef class Placement:
     cdef str policy_name
     cdef object __weakref__
     cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, Found* found) except? -1
-    cdef int64_t partial_into(self, int64_t handle, tokens, int32_t* at, int32_t* agree) except? -1
+    cdef int32_t _remainder_tier(self, int32_t n, const int32_t* tokens, int64_t num_tokens) noexcept nogil
+    cdef int64_t partial_into(self, int64_t handle, tokens, bint below, int32_t* at, int32_t* agree) except? -1
     cdef object _path(self, owner, bint tiers)
     cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1
     cdef object _stale(self, int64_t handle)
+    cdef object when_decided(self, ids)

@@ -17,7 +17,8 @@ from libc.string cimport memcpy, memset
 import numpy as np
 
 from pagedkv._core.arrays cimport (
-    bool_input, count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32, tokens_input,
+    blocks_input, bool_input, count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32,
+    tokens_input,
 )
 from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, pool_available
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
@@ -26,19 +27,21 @@ from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
 )
 from pagedkv._core.lock cimport read_hint
-from pagedkv._core.place cimport Fate, Place
+from pagedkv._core.place cimport WRITE_NEVER, Fate, Place
 from pagedkv._core.policies.registry cimport policy_named
 from pagedkv._core.radix_tree cimport (
-    RadixTree, Tree, node_ids, node_top, tree_child, tree_common, tree_named, tree_next, tree_partial, tree_remove,
+    SCANNED, RadixTree, Tree, is_remainder, node_ids, node_top, tree_child, tree_common, tree_named, tree_next, tree_partial,
+    tree_remove,
 )
-from pagedkv._core.recency cimport domain_free, domain_new, place_ensure
+from pagedkv._core.recency cimport domain_free, domain_new, is_owned, place_ensure
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.transfers cimport (
-    drop_children, finish_as, make_room, promote_run, quota_of, split, usage_of,
+    UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_MEMORY, LAST_GENERATION, MAX_TIERS, NIL, OK, Move, handle_slot, make_handle,
+    E_BLOCKS, E_MEMORY, LAST_GENERATION, MAX_TIERS, NIL, OK, Move, handle_generation, handle_slot, make_handle,
 )
+from pagedkv._core.write_behind cimport NO_BATCH, copy_asked, copy_wanted, want_reused
 from pagedkv.errors import (
     DoubleRelease, InvalidArgument, OutOfBlocks, PinBudgetExceeded, StaleHandle, WrongType,
 )
@@ -47,9 +50,10 @@ cnp.import_array()
 
 DEFAULT_PRIORITY = 50
 MOVE_DTYPE = np.dtype([
-    ("transfer", "<i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("src_block", "<i4"), ("dst_block", "<i4"),
-    ("node", "<i4"), ("index", "<i4"),
+    ("transfer", "<i8"), ("group", "<i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("reason", "i1"),
+    ("src_block", "<i4"), ("dst_block", "<i4"), ("node", "<i4"), ("depth", "<i4"),
 ])
+WRITES = ("never", "evicted", "reused", "all")      # by their number as a Write
 
 
 # How many leading blocks of an owned path the namespace's quota admits on the device, after evicting its own cold ones.
@@ -100,6 +104,17 @@ cdef bint place_forget(Place* p, int32_t root) noexcept nogil:
     return True
 
 
+# Whether the entries of each transfer follow one another: then they need no sorting.
+cdef bint is_grouped(cnp.ndarray ids):
+    cdef const int64_t* data = i64(ids)
+    cdef int64_t i, groups = 0
+    cdef bint ascends = True
+    for i in range(cnp.PyArray_SIZE(ids)):
+        groups += i == 0 or data[i] != data[i - 1]
+        ascends = ascends and (i == 0 or data[i] >= data[i - 1])
+    return ascends or len(np.unique(ids)) == groups
+
+
 @cython.final
 @cython.no_gc_clear      # what dies in the same circle may still have to let go of what is in here
 cdef class Placement:
@@ -121,6 +136,13 @@ cdef class Placement:
         blocks nearest the root: a suspended sequence keeps its recent blocks close). What is lost is lost leaf-first.
     inclusive : sequence of bool
         By tier: keep the clean copy there when a block is promoted. Default: only on disk, which saves writes.
+    closed : sequence of bool
+        By tier: a run has a copy there only where what it hangs on has one, so that all of it is found again after a
+        crash. What is demoted there takes with it what is missing of its prefix, and a copy stays while
+        others hang on it, whatever `inclusive` says. Only the coldest tier, and not the device. Default: disk and remote.
+    write : str
+        When runs are written to closed tiers: ``"never"``; ``"evicted"``, to make room; ``"reused"``, and when a second
+        request finds them; ``"all"``, and when they are committed. See :meth:`copy_wanted`.
     pin_budget : int
         Blocks that :meth:`pin` may hold at most.
     event_words : int
@@ -135,8 +157,8 @@ cdef class Placement:
     kept per block.
     """
 
-    def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, pin_budget=0,
-                  event_words=0, history_blocks=None):
+    def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, closed=None,
+                  write="evicted", pin_budget=0, event_words=0, history_blocks=None):
         cdef int32_t tier
         cdef int64_t history = -1
         cdef BlockPool pool
@@ -146,8 +168,10 @@ cdef class Placement:
         try:
             self.pools = tuple(pools)
             flags = tuple(inclusive) if inclusive is not None else None
+            coldest = len(self.pools) - 1
+            closing = tuple(closed) if closed is not None else (False,) * coldest + (coldest >= 2,)
         except TypeError:
-            raise WrongType("pools and inclusive are sequences, one entry per tier") from None
+            raise WrongType("pools, inclusive and closed are sequences, one entry per tier") from None
         if not self.pools or not isinstance(self.pools[0], BlockPool):
             raise WrongType("pools[0], the device's, must be a BlockPool")
         if len(self.pools) > self.tree.tree.num_tiers:
@@ -163,11 +187,17 @@ cdef class Placement:
             flags = (False, False, True, True)[:len(self.pools)]
         if len(flags) != len(self.pools):
             raise InvalidArgument(f"inclusive has {len(flags)} entries for {len(self.pools)} tiers")
+        if len(closing) != len(self.pools) or any(closing[:max(coldest, 1)]):
+            raise InvalidArgument(f"closed has {len(closing)} entries for {len(self.pools)} tiers, all False but the last: "
+                                  f"only the coldest tier can be closed, and not the device")
+        if not isinstance(write, str) or write not in WRITES:
+            raise InvalidArgument(f"write {write!r} is not known: one of {WRITES}")
         self.policy_name = policy
         self.place.oldest_first = demotion == "oldest_first"
-        self.place.pin_budget = count_input(pin_budget, "pin_budget", 0, 2**31 - 1)
+        self.place.pin_budget = blocks_input(pin_budget, "pin_budget", 0, 2**31 - 1)
         self.place.free_owner = self.place.free_transfer = self.place.free_domain = NIL
         self.place.num_tiers = len(self.pools)
+        self.place.batch = NO_BATCH
         self.place.tree = &self.tree.tree
         words = count_input(event_words, "event_words", 0, 2**31)
         for tier in range(self.place.num_tiers):
@@ -182,8 +212,10 @@ cdef class Placement:
                 raise InvalidArgument(f"pools[{tier}] already has blocks in use or belongs to another Placement")
             self.place.pools[tier] = &pool.pool
             self.place.inclusive[tier] = bool(flags[tier])
+            self.place.closed[tier] = bool(closing[tier])
+            self.place.writes[tier] = WRITES.index(write)
         if history_blocks is not None:
-            history = count_input(history_blocks, "history_blocks", 1, 2**40)
+            history = blocks_input(history_blocks, "history_blocks", 1, 2**40)
             if not self.place.policy.has_history:
                 raise InvalidArgument(f"history_blocks is for policies that remember evicted blocks, not {policy!r}")
         if self.place.policy.open != NULL and self.place.policy.open(&self.place, history) != OK:
@@ -219,11 +251,12 @@ cdef class Placement:
         free(self.place.moves)
         free(self.place.domains)
         free(self.place.expiries)
+        free(self.place.wanted)
         ring_close(&self.place.events)
 
     @property
     def tells_time(self):
-        """Whether the policy goes by a clock, so that :meth:`expire` has to be called as time passes."""
+        """Whether the policy has a clock: call :meth:`expire` as time passes."""
         return self.place.policy.clock != NULL
 
     @property
@@ -245,6 +278,8 @@ cdef class Placement:
 
     def match(self, tokens, namespace=0, *, partial=False):
         """Look up the longest cached prefix without owning or touching it.
+
+        Requests are matched by :meth:`acquire`.
 
         Returns
         -------
@@ -277,7 +312,7 @@ cdef class Placement:
                 total = size = 0
             while done < total:
                 child = tree_child(t, n, data + done * t.block_size)
-                if child == NIL or self.place.fates[child].failed:
+                if child == NIL or self.place.fates[child].failed or is_remainder(t, child):
                     break
                 k = tree_common(t, child, data + done * t.block_size, total - done)
                 memcpy(ids + done, node_ids(t, child, node_top(t, child)), k * sizeof(int32_t))
@@ -288,59 +323,65 @@ cdef class Placement:
                     break
             if want_partial and size > done * t.block_size:
                 common = tree_partial(t, n, k if n != root else 0, data + done * t.block_size,
-                                      <int32_t>min(size - done * t.block_size, <int64_t>t.block_size), 256, where)
+                                      <int32_t>min(size - done * t.block_size, <int64_t>t.block_size), SCANNED, where)
         self.lock.release()
         if root == NIL:
             raise self.tree.unnamed(named)
         return tiers[:done], blocks[:done], common
 
-    def partial(self, owner, tokens):
-        """A cached device block that begins with `tokens`, for copy-on-write reuse.
+    def partial(self, owner, tokens, *, below=False):
+        """A cached block that begins with `tokens`, for copy-on-write reuse.
 
         Parameters
         ----------
         owner : int
         tokens : int32 [n]
             Tokens that follow the owned prefix.
+        below : bool
+            Instead of one on the device, a remainder below it: a partly filled block that :meth:`BlockTable.release` kept.
+            The second owner can promote it.
 
         Returns
         -------
         (other, block, common) : (int, int, int)
-            A second owner, of the path that ends with `block`, to be released once its bytes are copied;
-            `common` leading
-            tokens agree. ``(-1, -1, 0)`` where no cached block on the device begins with the same token
-            (the 256 youngest
-            continuations are looked at).
+            A second owner, of the path that ends with `block` (its id in its hottest tier), to be released once its
+            bytes are copied; `common` leading tokens agree. ``(-1, -1, 0)`` where the block that agrees in most tokens
+            is not such a one, or none agrees (the 256 youngest continuations are looked at).
         """
         cdef int32_t block = NIL, common = 0
-        cdef int64_t other = self.partial_into(self._handle(owner), tokens, &block, &common)
+        cdef int64_t other = self.partial_into(self._handle(owner), tokens, bool(below), &block, &common)
         return other, block, common
 
     # As `partial`: the other owner, -1 without one.
-    cdef int64_t partial_into(self, int64_t handle, tokens, int32_t* at, int32_t* agree) except? -1:
+    cdef int64_t partial_into(self, int64_t handle, tokens, bint below, int32_t* at, int32_t* agree) except? -1:
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int32_t size = <int32_t>min(cnp.PyArray_SIZE(array), <Py_ssize_t>self.tree.tree.block_size)
         cdef int32_t slot, n, child, common = 0, other = NIL
         cdef int32_t where[2]
         cdef Place* p = &self.place
         cdef int64_t second = -1
+        cdef bint is_kept = False
         self.lock.acquire()
         slot = place_owner(p, handle)
         if slot >= 0 and size > 0:
             n = p.owners[slot].node
-            common = tree_partial(p.tree, n, p.tree.nodes[n].length, i32(array), size, 256, where)
+            common = tree_partial(p.tree, n, p.tree.nodes[n].length, i32(array), size, SCANNED, where)
             if common > 0:
                 child = where[0]
-                if node_top(p.tree, child) == 0 and p.fates[child].transfer < 0 and not p.fates[child].failed:
+                is_kept = is_remainder(p.tree, child)
+                if ((is_kept or not below) and (node_top(p.tree, child) > 0) == below
+                        and p.fates[child].transfer < 0 and not p.fates[child].failed):
                     if p.tree.nodes[child].length > 1:
                         child = split(p, child, 1)
                     if child != NIL:
                         other = place_share(p, slot)
             if other >= 0:
                 run_own(p, child)
+                if is_kept:
+                    want_reused(p, child)
                 p.owners[other].node = child
                 p.owners[other].num_blocks += 1
-                at[0] = node_ids(p.tree, child, 0)[0]
+                at[0] = node_ids(p.tree, child, node_top(p.tree, child))[0]
                 agree[0] = common
                 second = make_handle(other, p.owners[other].generation)
         self.lock.release()
@@ -371,7 +412,7 @@ cdef class Placement:
     cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, Found* found) except? -1:
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int64_t named = handle_input(namespace, "namespace")
-        cdef int64_t limit = -1 if max_blocks is None else count_input(max_blocks, "max_blocks", 0, 2**31 - 1)
+        cdef int64_t limit = -1 if max_blocks is None else blocks_input(max_blocks, "max_blocks", 0, 2**31 - 1)
         cdef const int32_t* data = i32(array)
         cdef int64_t size = cnp.PyArray_SIZE(array)
         cdef int32_t slot = E_MEMORY, root, n
@@ -386,6 +427,9 @@ cdef class Placement:
                 found.blocked = self.place.owners[slot].blocked
                 found.num_cold = 0
                 n = self.place.owners[slot].node
+                found.remainder_tier = self._remainder_tier(
+                    n, data + <int64_t>found.num_blocks * self.tree.tree.block_size,
+                    size - <int64_t>found.num_blocks * self.tree.tree.block_size) if self.place.has_remainders else NIL
                 while self.tree.tree.nodes[n].length > 0:
                     if node_top(&self.tree.tree, n) != 0:
                         found.num_cold += self.tree.tree.nodes[n].length
@@ -401,6 +445,14 @@ cdef class Placement:
         if slot < 0:
             raise MemoryError("no memory to own another prefix")
         return handle
+
+    # The tier of the remainder behind run n that a partial hit on these tokens would copy from; NIL where there is none.
+    cdef int32_t _remainder_tier(self, int32_t n, const int32_t* tokens, int64_t num_tokens) noexcept nogil:
+        cdef Tree* t = &self.tree.tree
+        cdef int32_t where[2]
+        if tree_partial(t, n, t.nodes[n].length, tokens, <int32_t>min(num_tokens, <int64_t>t.block_size), SCANNED, where) == 0:
+            return NIL
+        return node_top(t, where[0]) if is_remainder(t, where[0]) else NIL
 
     def blocked_by(self, owner):
         """Id of the transfer in flight that ended this owner's match early, or -1.
@@ -508,19 +560,13 @@ cdef class Placement:
         self.lock.acquire()
         with nogil:
             slot = place_owner(&self.place, handle)
-            for i in range(num_blocks):
-                if (<uint32_t>given[i] >= <uint32_t>pool.fresh or pool.refs[given[i]] & COUNT == 0
-                        or pool.refs[given[i]] & TREE):
+            for i in range(num_blocks):     # free, the tree's, or the same id twice: what passed has the TREE bit till the end
+                if <uint32_t>given[i] >= <uint32_t>pool.fresh or pool.refs[given[i]] - 1 >= COUNT:
                     bad = i
                     break
-            if bad < 0:                 # the same id twice: mark each with the TREE bit on the way, take the marks back
-                for i in range(num_blocks):
-                    if pool.refs[given[i]] & TREE:
-                        bad = i
-                        break
-                    pool.refs[given[i]] |= TREE
-                for i in range(bad if bad >= 0 else num_blocks):
-                    pool.refs[given[i]] &= COUNT
+                pool.refs[given[i]] |= TREE
+            for i in range(bad if bad >= 0 else num_blocks):
+                pool.refs[given[i]] &= COUNT
             if slot >= 0 and bad < 0:
                 done = place_insert(&self.place, slot, data, given, num_blocks)
         self.lock.release()
@@ -566,7 +612,7 @@ cdef class Placement:
         MemoryError
             Room could be made, but there was no memory to do it with. What was decided before stands.
         """
-        cdef int64_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef int64_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
         cdef int64_t short
         if self.place.pools[where] == NULL:
@@ -586,7 +632,7 @@ cdef class Placement:
         return short if short > 0 else 0
 
     def allocate(self, n):
-        """Take `n` device blocks with one reference each, evicting what can be dropped at once.
+        """Take `n` device blocks with one reference each, evicting others if that needs no move.
 
         Over one tier that is :meth:`reserve` and ``pools[0].alloc`` in one call. Over several, make room with
         `reserve` first:
@@ -600,7 +646,7 @@ cdef class Placement:
         ------
         OutOfBlocks
         """
-        cdef int64_t wanted = count_input(n, "n", 0, 2**31 - 1)
+        cdef int64_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         cdef Pool* pool = self.place.pools[0]
         if wanted > pool.max_capacity:
             raise self.out_of_blocks(wanted)
@@ -716,7 +762,7 @@ cdef class Placement:
             Blocks of the path now.
         """
         cdef int64_t handle = self._handle(owner)
-        cdef int32_t keep = count_input(num_blocks, "num_blocks", 0, 2**31 - 1), slot, left = 0
+        cdef int32_t keep = blocks_input(num_blocks, "num_blocks", 0, 2**31 - 1), slot, left = 0
         cdef int code = OK
         self.lock.acquire()
         slot = place_owner(&self.place, handle)
@@ -733,7 +779,7 @@ cdef class Placement:
         return left
 
     def settle(self, owner):
-        """Keep of the owned path what is on the device from the front; let go of the rest.
+        """Keep the front of the owned path that is on the device; release the rest.
 
         Returns
         -------
@@ -785,14 +831,20 @@ cdef class Placement:
     def complete(self, transfers, ok, tried=None):
         """Say how transfers ended.
 
+        A transfer moves a whole run: :meth:`take_moves` has a row for each of its blocks, all with the transfer's number.
+        Complete it in one call, once all its blocks have moved or failed, either by its number once or with an entry for
+        each of its rows, as in ``complete(moves["transfer"], arrived)``. With a closed tier they end in the order in which
+        they were decided; of several calls, the one for what a block hangs on comes first.
+
         Parameters
         ----------
         transfers : int64 [n]
         ok : bool [n]
+            Of several entries for one transfer all must be True, or the whole run has failed.
         tried : bool [n], optional
-            False: a failed transfer was given up before anything of it was read or written. A promotion then keeps its
-            colder copy, which can be hit again; one that was tried and failed is never matched again. A demotion loses its
-            blocks either way, and is counted as refused. Default: all were tried.
+            False: a failed transfer was given up before anything of it was read or written (no entry of it was tried). A
+            promotion then keeps its colder copy, which can be hit again; one that was tried and failed is never matched
+            again. A demotion loses its blocks either way, and is counted as refused. Default: all were tried.
 
         Raises
         ------
@@ -802,21 +854,164 @@ cdef class Placement:
         cdef cnp.ndarray ids = int64_input(transfers, "transfers")
         cdef cnp.ndarray flags = bool_input(ok, "ok")
         cdef cnp.ndarray begun = np.ones(len(ids), np.bool_) if tried is None else bool_input(tried, "tried")
-        cdef int64_t i, n = cnp.PyArray_SIZE(ids), bad = -1
+        cdef int64_t i = 0, last, n = cnp.PyArray_SIZE(ids), bad = -1
+        cdef bint good, begin
         if cnp.PyArray_SIZE(flags) != n or cnp.PyArray_SIZE(begun) != n:
             raise InvalidArgument(f"{n} transfers but {len(flags)} outcomes and {len(begun)} of tried")
+        order = None
+        if self.place.closed[self.place.num_tiers - 1]:
+            order = np.argsort(self.when_decided(ids), kind="stable")   # what a block hangs on arrives before it
+        elif not is_grouped(ids):
+            order = np.argsort(ids, kind="stable")
+        if order is not None:
+            ids, flags, begun = ids[order], flags[order], begun[order]
         cdef const int64_t* data = i64(ids)
-        cdef const uint8_t* good = <const uint8_t*>cnp.PyArray_DATA(flags)
-        cdef const uint8_t* begin = <const uint8_t*>cnp.PyArray_DATA(begun)
+        cdef const uint8_t* arrived = <const uint8_t*>cnp.PyArray_DATA(flags)
+        cdef const uint8_t* attempted = <const uint8_t*>cnp.PyArray_DATA(begun)
         self.lock.acquire()
         with nogil:
-            for i in range(n):
-                if finish_as(&self.place, data[i], good[i] != 0, begin[i] != 0) != OK:
+            while i < n:
+                last = i
+                good, begin = arrived[i] != 0, attempted[i] != 0
+                while last + 1 < n and data[last + 1] == data[i]:
+                    last += 1
+                    good, begin = good and arrived[last] != 0, begin or attempted[last] != 0
+                if finish_as(&self.place, data[i], good, begin) != OK:
                     bad = i
                     break
+                i = last + 1
         self.lock.release()
         if bad >= 0:
-            raise StaleHandle(f"transfer {ids[bad]:#x} (entry {bad}) is not in flight")
+            raise StaleHandle(
+                f"transfer {ids[bad]:#x} (entry {bad if order is None else order[bad]}) is not in flight: it was completed "
+                f"before, or take_moves never gave it out; a transfer is a run of blocks: complete it in one call, when all "
+                f"of them have moved"
+            )
+
+    # Of each transfer, when it was decided, int64 [n]; after all others where it is not in flight.
+    cdef object when_decided(self, ids):
+        cdef cnp.ndarray found = np.full(len(ids), 2**62, np.int64)
+        cdef const int64_t* data = i64(ids)
+        cdef int64_t* numbers = i64(found)
+        cdef int64_t i, n = cnp.PyArray_SIZE(ids)
+        cdef Place* p = &self.place
+        cdef int32_t slot
+        self.lock.acquire()
+        for i in range(n):
+            slot = handle_slot(data[i])
+            if 0 <= slot < p.transfers_capacity and p.transfers[slot].node != NIL and p.transfers[slot].id == data[i]:
+                numbers[i] = p.transfers[slot].number
+        self.lock.release()
+        return found
+
+    # ---- write-behind
+
+    def copy_wanted(self, most):
+        """Start copies of runs that a closed tier should have by its rule, oldest wish first.
+
+        Nothing is started while copies are under way or something is read from a closed tier.
+
+        Parameters
+        ----------
+        most : int
+            Blocks at most.
+
+        Returns
+        -------
+        int
+            Blocks to be copied: moves with reason 1 (see :meth:`take_moves`).
+        """
+        cdef int32_t limit = count_input(most, "most", 1, 2**31 - 1)
+        cdef int64_t started = 0
+        self.lock.acquire()
+        with nogil:
+            started = copy_wanted(&self.place, limit)
+        self.lock.release()
+        return started
+
+    def uncopied(self, tier):
+        """Runs that are cached in hotter tiers and not in `tier`.
+
+        Returns
+        -------
+        nodes : int64 [n]
+            For :meth:`copy`. What was used last comes first, and of a path what is nearer the root: each beginning of this
+            list is closed.
+        blocks : int32 [n]
+            Of each run.
+        """
+        cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), n, room
+        cdef Place* p = &self.place
+        cdef int64_t found
+        cdef cnp.ndarray nodes, blocks, used
+        while True:
+            self.lock.acquire()
+            room = p.tree.num_live
+            self.lock.release()
+            nodes, used = np.empty(room, np.int64), np.empty(room, np.int64)
+            blocks = new_int32(room)
+            depths = new_int32(room)
+            found = 0
+            self.lock.acquire()
+            if p.tree.num_live <= room:
+                for n in range(p.tree.num_nodes):
+                    if (p.tree.nodes[n].root != NIL and p.tree.nodes[n].length > 0 and n < p.fates_capacity
+                            and not (p.tree.nodes[n].tiers >> where) & 1 and node_top(p.tree, n) < where):
+                        i64(nodes)[found] = make_handle(n, p.tree.nodes[n].generation)
+                        i64(used)[found] = (2**62 if is_owned(p, n, node_top(p.tree, n)) else p.fates[n].last_use)
+                        i32(blocks)[found] = p.tree.nodes[n].length
+                        i32(depths)[found] = p.tree.nodes[n].depth
+                        found += 1
+                self.lock.release()
+                order = np.lexsort((depths[:found], -used[:found]))
+                return nodes[:found][order], blocks[:found][order]
+            self.lock.release()
+
+    def copy(self, nodes, tier, most=2**31 - 1):
+        """Start copying the blocks that `tier` lacks of the prefixes that end with these runs.
+
+        They take the place of blocks used before.
+
+        Parameters
+        ----------
+        nodes : int64 [n]
+            Of :meth:`uncopied`, in its order.
+        most : int
+            Blocks at most.
+
+        Returns
+        -------
+        blocks : int
+            To be copied: moves with reason 2.
+        done : int
+            Leading runs that need not be asked for again: they are there or on their way, are gone, or find no room.
+        """
+        cdef cnp.ndarray handles = int64_input(nodes, "nodes")
+        cdef int64_t started = 0, now, done = 0, count = cnp.PyArray_SIZE(handles)
+        cdef const int64_t* h = i64(handles)
+        cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), n
+        cdef int32_t limit = count_input(most, "most", 1, 2**31 - 1)
+        cdef Place* p = &self.place
+        if p.pools[where] == NULL:
+            raise InvalidArgument(f"there is no tier {where}")
+        self.lock.acquire()
+        with nogil:
+            p.batch = p.num_started
+            while done < count and started < limit and p.writes[where] != WRITE_NEVER:
+                n = handle_slot(h[done])
+                now = 0
+                if (0 <= n < p.tree.num_nodes and p.tree.nodes[n].root != NIL and p.tree.nodes[n].length > 0
+                        and p.tree.nodes[n].generation == handle_generation(h[done])):
+                    now = copy_asked(p, n, where, <int32_t>(limit - started))
+                if now == UNDER_WAY:
+                    break
+                if now > 0:
+                    started += now
+                if not (now > 0 and lacking(p, n, where) > 0):
+                    done += 1
+            p.batch = NO_BATCH
+        self.lock.release()
+        return started, done
 
     @property
     def num_in_flight(self):
@@ -891,7 +1086,7 @@ cdef class Placement:
         """
         cdef int64_t named = handle_input(namespace, "namespace")
         cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
-        cdef int32_t limit = -1 if blocks is None else count_input(blocks, "blocks", 0, 2**31 - 1)
+        cdef int32_t limit = -1 if blocks is None else blocks_input(blocks, "blocks", 0, 2**31 - 1)
         cdef Place* p = &self.place
         cdef int32_t root, d = 0
         self.lock.acquire()
@@ -914,7 +1109,7 @@ cdef class Placement:
             raise MemoryError("no memory for a quota")
 
     def drop_namespace(self, namespace):
-        """Forget what is cached of a namespace.
+        """Forget the cached blocks of a namespace.
 
         What is not in use goes now, the rest when its owners let go. It never matches again. Its number stays until
         :meth:`forget`.
@@ -1073,23 +1268,23 @@ cdef class Placement:
         self.lock.release()
         return depth
 
-    def anchor(self, node):
-        """The deepest known chain key on the way to a node in flight.
+    def anchor(self, node, depth):
+        """The deepest known chain key before block `depth` on the path to a node in flight.
 
-        ``(blocks before it, key)``, ``(0, None)`` if none.
+        ``(blocks up to it, key)``, ``(0, None)`` if none.
         """
-        cdef int32_t n = self._node(node)
+        cdef int32_t n = self._node(node), most = count_input(depth, "depth", 0, 2**31 - 1)
         cdef Tree* t = &self.tree.tree
         cdef unsigned char found[32]
-        cdef int32_t depth = 0
+        cdef int32_t known = 0
         self.lock.acquire()
-        while t.nodes[n].length > 0 and t.nodes[n].key == NULL:
+        while t.nodes[n].length > 0 and (t.nodes[n].key == NULL or t.nodes[n].depth > most):
             n = t.nodes[n].parent
         if t.nodes[n].length > 0:
             memcpy(found, t.nodes[n].key, 32)
-            depth = t.nodes[n].depth
+            known = t.nodes[n].depth
         self.lock.release()
-        return (depth, (<char*>found)[:32]) if depth > 0 else (0, None)
+        return (known, (<char*>found)[:32]) if known > 0 else (0, None)
 
     def remember_keys(self, node, depth, keys):
         """Keep chain keys for later anchors.
@@ -1265,7 +1460,7 @@ cdef class Placement:
             self.lock.release()
 
     def stats(self):
-        """Counters since the start (blocks, unless they say otherwise), and what is there now."""
+        """Counters since the start (blocks, unless they say otherwise), and the content now."""
         cdef Place p
         self.lock.acquire()
         p = self.place
@@ -1281,7 +1476,9 @@ cdef class Placement:
             "promoted": by_tier(c.promoted), "demoted": by_tier(c.demoted), "dropped": by_tier(c.dropped),
             "trimmed": by_tier(c.trimmed), "failed_promotions": c.failed_promotions, "failed_demotions": c.failed_demotions,
             "late_promotions": c.late_promotions, "refused_demotions": c.refused_demotions,
-            "blocked_matches": c.blocked_matches, "refused_by_quota": c.refused_by_quota, "expired": c.expired,
+            "copied": by_tier(c.copied), "failed_copies": c.failed_copies, "refused_copies": c.refused_copies,
+            "wanted": p.num_wanted, "blocked_matches": c.blocked_matches, "refused_by_quota": c.refused_by_quota,
+            "expired": c.expired,
             "owners": p.live_owners, "in_flight": p.in_flight, "pinned_blocks": p.pinned_blocks,
             "events_lost": p.events.num_lost, "cached_blocks": self.tree.num_blocks,
         }
@@ -1289,7 +1486,7 @@ cdef class Placement:
     def check_integrity(self):
         """Recompute every reference, list and count from scratch.
 
-        AssertionError names what does not agree.
+        AssertionError names the counts that do not agree.
 
         For every block: references == 1 if the tree has it + owners whose path has it in its hottest tier + 1
         while it is a

@@ -16,7 +16,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from pagedkv._core.lock cimport Lock
-from pagedkv._core.types cimport MAX_TIERS, NIL, handle_generation, handle_slot
+from pagedkv._core.types cimport MAX_TIERS, NIL, NO_TOKEN, handle_generation, handle_slot
+
+cdef enum:
+    SCANNED = 256           # youngest children that are looked at for one that begins as some tokens do
 
 cdef struct Node:
     int32_t parent
@@ -66,6 +69,22 @@ cdef inline int32_t node_top(Tree* t, int32_t n) noexcept nogil:
         tier += 1
     return tier
 
+# Whether a block's last token is none: it is partly filled.
+cdef inline bint lacks_tokens(Tree* t, const int32_t* block) noexcept nogil:
+    return block[t.block_size - 1] == NO_TOKEN
+
+# Whether the run is a partly filled block (remainders.pyx). Such a block is a run of its own.
+cdef inline bint is_remainder(Tree* t, int32_t n) noexcept nogil:
+    return t.nodes[n].length == 1 and lacks_tokens(t, t.nodes[n].tokens)
+
+# Leading blocks, up to the first one that is partly filled.
+cdef inline int32_t whole_blocks(Tree* t, const int32_t* tokens, int32_t num_blocks) noexcept nogil:
+    cdef int32_t i
+    for i in range(num_blocks):
+        if lacks_tokens(t, tokens + <int64_t>i * t.block_size):
+            return i
+    return num_blocks
+
 # Room for `extra` more nodes: after OK that many tree_new calls and splits cannot fail for want of a node.
 cdef int tree_ensure(Tree* t, int32_t extra) noexcept nogil
 # Child of `parent` whose run begins with this block, or NIL.
@@ -95,7 +114,8 @@ cdef inline int32_t tree_named(Tree* t, int64_t handle) noexcept nogil:
 # Next node of the subtree under `top` in preorder after n, NIL at the end.
 cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil
 # Longest common prefix, in tokens, of `tokens` with the block after the first k of node n (n == root or k == length:
-# with a child's first block, of the `scan` youngest children). where[0], where[1]: the node and index of the block found.
+# with a child's first block, of the `scan` youngest children); NO_TOKEN is common to none. where[0], where[1]: the node and
+# index of the block found.
 cdef int32_t tree_partial(Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan,
                           int32_t* where) noexcept nogil
 # Running hash of the prefix that ends with each of these blocks; `before` is the hash of what precedes.

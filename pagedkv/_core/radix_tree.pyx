@@ -1,5 +1,7 @@
 """The prefix tree: which blocks hold the KV of which token prefix, per namespace.
 
+``RadixTree.match`` only looks. A request's prompt is matched by ``place_acquire`` (owners.pyx), which owns its blocks.
+
 Path compression over whole blocks, as in SGLang's RadixAttention (Zheng et al., 2023), with two differences: a child is
 found by a hash of its whole first block but accepted only after its tokens compare equal, and a run is at most MAX_RUN
 blocks long so that no split, trim or move costs more than that.
@@ -27,8 +29,7 @@ cdef extern from *:
         __uint128_t r = (__uint128_t)a * b;
         return (uint64_t)r ^ (uint64_t)(r >> 64);
     }
-    /* Seeded multiply-and-fold over n int32 values: spreads, does not authenticate. Equality is always checked on
-    tokens. */
+    /* Seeded multiply-and-fold over n int32 values: spreads, does not authenticate. The tree always compares tokens. */
     static inline uint64_t pkv_hash(const int32_t* p, int32_t n, uint64_t seed) {
         uint64_t h = seed ^ 0x9E3779B97F4A7C15ull, a, b;
         int32_t i = 0;
@@ -435,7 +436,7 @@ cdef int32_t tree_partial(
     limit = num_tokens if num_tokens < t.block_size else t.block_size
     if k < t.nodes[n].length:
         block = node_tokens(t, n, k)
-        while best < limit and block[best] == tokens[best]:
+        while best < limit and block[best] == tokens[best] and tokens[best] != NO_TOKEN:
             best += 1
         where[0], where[1] = n, k
         return best
@@ -451,6 +452,8 @@ cdef int32_t tree_partial(
             best = common
             where[0], where[1] = child, 0
         child = t.nodes[child].next_sibling
+    while best > 0 and tokens[best - 1] == NO_TOKEN:
+        best -= 1
     return best
 
 
@@ -641,9 +644,9 @@ cdef class RadixTree:
         return tokens_input(tokens)
 
     def match(self, tokens, namespace=0, tier=0):
-        """Block ids int32 [n] in `tier` of the longest cached prefix of `tokens`, in whole blocks.
+        """Look up the longest cached prefix of `tokens` in whole blocks: int32 [n], ids in `tier`.
 
-        Changes nothing.
+        Changes nothing, and owns nothing: requests are matched by ``Placement.acquire``.
         """
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef int64_t named = handle_input(namespace, "namespace")

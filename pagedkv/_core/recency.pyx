@@ -15,7 +15,7 @@ from pagedkv._core.links cimport (
 from pagedkv._core.place cimport NUM_CLASSES, NUM_LISTS, Domain, Fate, Place
 from pagedkv._core.policies.choosing cimport first_that_may_go, may_go
 from pagedkv._core.radix_tree cimport node_ids, tree_ensure
-from pagedkv._core.types cimport E_MEMORY, MAX_TIERS, NIL, OK
+from pagedkv._core.types cimport E_MEMORY, MAX_TIERS, NIL, OK, handle_slot
 
 
 cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
@@ -95,7 +95,7 @@ cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born
     memset(f, 0, sizeof(Fate))
     f.top = <signed char>top
     f.klass = <unsigned char>klass
-    f.transfer = -1
+    f.transfer = f.copying = -1
     f.past = NIL
     f.born = born
     f.last_use = p.clock
@@ -108,8 +108,12 @@ cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
     cdef int32_t tier
     cdef Links* links
     p.fates[upper] = p.fates[n]
+    p.fates[upper].wanted = 0                   # the lower part's entry in the ring stands for its path
     for tier in range(MAX_TIERS):
         p.fates[upper].kids[tier] = 0
+        p.fates[upper].below[tier] = (p.tree.nodes[n].tiers >> tier) & 1
+    if p.fates[n].copying >= 0:                 # and is on its way to one more
+        p.fates[upper].below[p.transfers[handle_slot(p.fates[n].copying)].dst] += 1
     end_moved(p, upper)
     p.fates[upper].kids[p.fates[n].top] = 1     # the parent above sees one child of the same top as before
     for tier in range(p.num_tiers):
@@ -148,7 +152,7 @@ cdef void recency_link(Place* p, int32_t tier, int32_t n) noexcept nogil:
 cdef void recency_link_demoted(Place* p, int32_t tier, int32_t n) noexcept nogil:
     cdef Links* links = &p.links[tier]
     cdef int32_t parent = p.tree.nodes[n].parent
-    if (is_linked(links, parent) and p.fates[parent].top == tier and p.fates[parent].transfer < 0
+    if (is_linked(links, parent) and (p.closed[tier] or p.fates[parent].top == tier) and p.fates[parent].transfer < 0
             and list_of(p, tier, parent) == list_of(p, tier, n)):
         link_between(links, n, links.prev[parent], parent)
         may_be_chosen(p, tier, n)

@@ -1,4 +1,4 @@
-"""What a block table says of one of its rows."""
+"""The state of one row of a block table."""
 
 from __future__ import annotations
 

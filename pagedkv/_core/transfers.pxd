@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.place cimport Place
+from pagedkv._core.types cimport Reason
 
 # References on the copy in `tier`, by owners besides the tree.
 cdef void copy_own(Place* p, int32_t n, int32_t tier) noexcept nogil
@@ -20,6 +21,24 @@ cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil
 # Frees `want` more blocks of `tier` at once, as far as that can be: what would be demoted is dropped.
 cdef void drop_for(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil
+cdef enum:
+    UNDER_WAY = -1
+    UNABLE = -2
+# Blocks of the path to n that `tier` lacks and that this decision (Place.batch) does not bring there. UNDER_WAY where one is
+# on its way down since before, and may arrive later than what is decided now; UNABLE where one lies in a colder tier only, or
+# could not be read.
+cdef int32_t lacking(Place* p, int32_t n, int32_t tier) noexcept nogil
+# Starts copies of what `tier` lacks of the path to n, root first, `most` blocks at most; it must have room for them. False
+# without memory, and where a run that moves would have to be cut: what was started stays so. *group: what they belong to, set
+# by the first one where it is -1.
+cdef bint copy_path(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason, int64_t* group) noexcept nogil
+# As make_room, for `want` blocks behind the path to run n in `tier`, of which nothing goes. False if n went all the same.
+cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, int32_t want) noexcept nogil
+# Whether a copy that is not needed otherwise has to stay: it is being read, or others hang on it.
+cdef bint must_stay(Place* p, int32_t n, int32_t tier) noexcept nogil
+# Starts a transfer of the whole run n; the destination must have room. OK or a Code with nothing changed. A transfer to a
+# hotter tier promotes; `copies`: the run stays where it is. `group`: as in Move; -1: this one begins a group.
+cdef int start(Place* p, int32_t n, int32_t src, int32_t dst, bint copies, int64_t group, Reason reason) noexcept nogil
 # Starts bringing run n to the device; needs n.length free blocks there. OK or a Code.
 cdef int promote_run(Place* p, int32_t n) noexcept nogil
 # E_STALE when there is no such transfer in flight.
@@ -28,4 +47,5 @@ cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil
 cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil
 cdef void event_stored(Place* p, int32_t n, int32_t tier, int32_t first) noexcept nogil
 cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil
+cdef int64_t quota_left(Place* p, int32_t n, int32_t tier) noexcept nogil
 cdef int32_t quota_of(Place* p, int32_t n, int32_t tier) noexcept nogil

@@ -7,21 +7,23 @@ visible in the destination tier only there, and only on success.
 """
 # Over 400 lines: begin, finish and give up of a transfer, whose counts only balance when they are read together.
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.events cimport EVENT_REMOVED, EVENT_STORED, ring_put
 from pagedkv._core.links cimport coldest, is_linked
-from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, Fate, Place, Transfer
-from pagedkv._core.radix_tree cimport Node, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
+from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, WRITE_NEVER, WRITE_REUSED, Fate, Place, Transfer
+from pagedkv._core.radix_tree cimport Node, is_remainder, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
     child_left, end_moved, fate_split, is_owned, must_not_be_chosen, on_evict, pick_victim, place_ensure, queue_of,
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
-from pagedkv._core.retention cimport expiry_push
-from pagedkv._core.types cimport E_BLOCKS, E_MEMORY, E_STALE, NIL, OK, Move, handle_slot, make_handle, next_generation
+from pagedkv._core.retention cimport expiry_push, set_class
+from pagedkv._core.types cimport (
+    E_BLOCKS, E_MEMORY, E_STALE, EVICTED, NIL, OK, Move, Reason, handle_slot, make_handle, next_generation,
+)
 from pagedkv.threads.pthread cimport pthread_cond_signal
 
 
@@ -90,6 +92,7 @@ cdef void copy_add(Place* p, int32_t n, int32_t tier, const int32_t* ids) noexce
     if pool.refs[ids[0]] == (TREE | 1):
         pool.num_cached += node.length
     node.tiers |= <uint32_t>1 << tier
+    p.fates[node.parent].below[tier] += 1
     p.size[tier][p.fates[n].queue[tier]] += node.length
     usage_of(p, n, tier)[0] += node.length
     event_stored(p, n, tier, 0)
@@ -111,10 +114,24 @@ cdef void copy_free(Place* p, int32_t n, int32_t tier, int32_t first) noexcept n
     usage_of(p, n, tier)[0] -= node.length - first
 
 
+# One child fewer of `parent` is in `tier` or on its way there.
+cdef void left_below(Place* p, int32_t parent, int32_t tier) noexcept nogil:
+    p.fates[parent].below[tier] -= 1
+    if p.closed[tier] and p.fates[parent].below[tier] == 0:
+        child_left(p, parent)
+
+
 cdef void copy_remove(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    assert not p.closed[tier] or p.fates[n].below[tier] == 0, "a copy leaves a closed tier after those behind it"
     recency_unlink(p, tier, n)
     copy_free(p, n, tier, 0)
     p.tree.nodes[n].tiers &= ~(<uint32_t>1 << tier)
+    p.fates[n].spoilt &= <uint8_t>~(1 << tier)
+    left_below(p, p.tree.nodes[n].parent, tier)
+
+
+cdef bint must_stay(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    return p.fates[n].copying >= 0 or (p.closed[tier] and p.fates[n].below[tier] > 0)
 
 
 cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
@@ -129,6 +146,8 @@ cdef void drop_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
             if first == 0:
                 recency_unlink(p, tier, n)
             copy_free(p, n, tier, first)
+            if first == 0:
+                left_below(p, node.parent, tier)
     if first == 0:
         p.fates[node.parent].kids[p.fates[n].top] -= 1
         child_left(p, node.parent)
@@ -152,7 +171,7 @@ cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil:
         ascending = following == NIL
         if following == NIL:
             following = p.tree.nodes[at].parent
-        if (p.tree.nodes[at].first_child == NIL and p.fates[at].transfer < 0
+        if (p.tree.nodes[at].first_child == NIL and p.fates[at].transfer < 0 and p.fates[at].copying < 0
                 and not is_owned(p, at, node_top(p.tree, at)) and p.tree.nodes[at].length > 0):
             drop_tail(p, at, p.tree.nodes[at].length)
         else:
@@ -208,6 +227,7 @@ cdef int32_t transfer_new(Place* p, int32_t num_blocks) noexcept nogil:
     p.free_transfer = p.transfers[slot].num_blocks
     p.transfers[slot].dst_ids = ids
     p.transfers[slot].num_blocks = num_blocks
+    p.transfers[slot].void = False
     p.transfers[slot].id = make_handle(slot, p.transfers[slot].generation)
     p.in_flight += 1
     return slot
@@ -224,9 +244,11 @@ cdef void transfer_end(Place* p, int32_t slot) noexcept nogil:
         p.free_transfer = slot
 
 
-# Starts a transfer of the whole run n; the destination must have room. OK or a Code with nothing changed.
-cdef int start(Place* p, int32_t n, int32_t src, int32_t dst, bint promotes) noexcept nogil:
+cdef int start(
+    Place* p, int32_t n, int32_t src, int32_t dst, bint copies, int64_t group, Reason reason
+) noexcept nogil:
     cdef Node* node = &p.tree.nodes[n]
+    cdef bint promotes = dst < src
     cdef int32_t slot, i, tier
     cdef int64_t capacity
     cdef Transfer* t
@@ -247,21 +269,31 @@ cdef int start(Place* p, int32_t n, int32_t src, int32_t dst, bint promotes) noe
     if pool_alloc(p.pools[dst], node.length, t.dst_ids) != OK:
         transfer_end(p, slot)
         return E_BLOCKS
-    t.node, t.src, t.dst, t.promotes = n, <signed char>src, <signed char>dst, promotes
+    t.node, t.src, t.dst, t.promotes, t.copies = n, <signed char>src, <signed char>dst, promotes, copies
     t.number, t.until = p.num_started, 0
+    t.group = t.id if group < 0 else group
     p.num_started += 1
     usage_of(p, n, dst)[0] += node.length       # towards the quota from now on
-    if not promotes:
-        usage_of(p, n, src)[0] -= node.length   # and no more there, unless it stays
-    for tier in range(p.num_tiers):
-        recency_unlink(p, tier, n)
-    copy_own(p, n, src)
-    p.fates[n].transfer = t.id
+    if copies:
+        p.num_copying += 1
+        p.fates[n].copying = t.id
+    else:
+        for tier in range(p.num_tiers):
+            recency_unlink(p, tier, n)
+        copy_own(p, n, src)
+        p.fates[n].transfer = t.id
+    if promotes:
+        p.num_reading[src] += 1
+    else:
+        p.fates[node.parent].below[dst] += 1
+        if not copies:
+            usage_of(p, n, src)[0] -= node.length   # no more there, unless it stays
     for i in range(node.length):
         moves = &p.moves[p.num_moves + i]
         moves.transfer, moves.src_tier, moves.dst_tier = t.id, <signed char>src, <signed char>dst
+        moves.group, moves.reason = t.group, <signed char>reason
         moves.src_block, moves.dst_block = node_ids(p.tree, n, src)[i], t.dst_ids[i]
-        moves.node, moves.index = n, i
+        moves.node, moves.depth = n, node.depth + i
     p.num_moves += node.length
     if p.decided != NULL:                       # heard once the caller lets go of the mutex: all it decides is taken at once
         pthread_cond_signal(p.decided)
@@ -269,10 +301,10 @@ cdef int start(Place* p, int32_t n, int32_t src, int32_t dst, bint promotes) noe
 
 
 cdef int promote_run(Place* p, int32_t n) noexcept nogil:
-    return start(p, n, node_top(p.tree, n), 0, True)
+    return start(p, n, node_top(p.tree, n), 0, False, -1, EVICTED)
 
 
-# A single copy's links after a transfer: in each tier where it may be evicted.
+# The links of a run after a transfer: in each tier where it may be evicted.
 cdef void relink(Place* p, int32_t n, bint demoted) noexcept nogil:
     cdef int32_t tier
     for tier in range(p.num_tiers):
@@ -284,7 +316,8 @@ cdef void relink(Place* p, int32_t n, bint demoted) noexcept nogil:
                     recency_link(p, tier, n)
 
 
-# Joins n with its only child where nothing tells the two apart any more, so that piecewise demotion leaves whole runs.
+# Joins n with its only child where nothing tells the two apart any more, so that piecewise demotion leaves whole runs. A
+# remainder that goes first leaves its path as it was: a run that was used again beside one that was not.
 cdef void try_merge(Place* p, int32_t n) noexcept nogil:
     cdef Node* up
     cdef Fate* a
@@ -292,12 +325,13 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
     cdef int32_t child, tier
     up = &p.tree.nodes[n]
     child = up.first_child
-    if up.length == 0 or child == NIL or p.tree.nodes[child].next_sibling != NIL:
+    if up.length == 0 or child == NIL or p.tree.nodes[child].next_sibling != NIL or is_remainder(p.tree, child):
         return
     a, b = &p.fates[n], &p.fates[child]
     if (up.length + p.tree.nodes[child].length > p.tree.max_run or up.tiers != p.tree.nodes[child].tiers
-            or a.transfer >= 0 or b.transfer >= 0 or a.last_use != b.last_use or a.klass != b.klass
-            or a.frequency != b.frequency or a.expires != b.expires or a.failed or b.failed):
+            or a.transfer >= 0 or b.transfer >= 0 or a.copying >= 0 or b.copying >= 0 or a.wanted != b.wanted
+            or a.spoilt or b.spoilt or (p.has_remainders and a.matched != b.matched) or a.last_use != b.last_use
+            or a.klass != b.klass or a.frequency != b.frequency or a.expires != b.expires or a.failed or b.failed):
         return
     for tier in range(p.num_tiers):
         if (up.tiers >> tier) & 1 and (a.queue[tier] != b.queue[tier] or is_owned(p, n, tier) or is_owned(p, child, tier)
@@ -306,13 +340,75 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
     for tier in range(p.num_tiers):
         must_not_be_chosen(p, tier, n)
     if tree_merge(p.tree, child):
-        b.matched |= a.matched
         end_moved(p, child)
         if b.past == NIL:                           # of the lower part nothing is remembered
             b.past, b.past_generation = a.past, a.past_generation
+        b.matched |= a.matched
         for tier in range(p.num_tiers):
             recency_unlink(p, tier, n)
         memset(&p.fates[n], 0, sizeof(Fate))
+
+
+# Run n, all of a copy's or the part of it that begins with `ids`, has arrived in `tier` or has not.
+cdef void finish_copied(Place* p, int32_t n, int32_t tier, const int32_t* ids, bint succeeded) noexcept nogil:
+    cdef Node* node = &p.tree.nodes[n]
+    cdef Fate* f = &p.fates[n]
+    cdef int32_t i, src = f.top
+    f.copying = -1
+    left_below(p, node.parent, tier)
+    if not succeeded or f.failed or not has_parent_in(p, n, tier):
+        for i in range(node.length):
+            pool_drop_one(p.pools[tier], ids[i])
+        p.counters.failed_copies += node.length
+        return
+    p.counters.copied[tier] += node.length
+    if (node.tiers >> tier) & 1:                    # in the place of a copy that could not be read
+        event(p, EVENT_REMOVED, n, tier, 0, node.length)
+        for i in range(node.length):
+            p.pools[tier].refs[ids[i]] |= TREE
+            p.pools[tier].refs[node_ids(p.tree, n, tier)[i]] &= COUNT
+            pool_drop_one(p.pools[tier], node_ids(p.tree, n, tier)[i])
+            node_ids(p.tree, n, tier)[i] = ids[i]
+        f.spoilt &= <uint8_t>~(1 << tier)
+        event_stored(p, n, tier, 0)
+        return
+    f.queue[tier] = <uint8_t>queue_of(p, tier, node.chain[0] if p.tree.keep_chain else 0, True)
+    copy_add(p, n, tier, ids)
+    if f.transfer < 0:                              # else it is linked when that is over
+        recency_link_demoted(p, tier, n)
+    for src in range(f.top + 1, tier):              # copies that only the reading kept
+        if (node.tiers >> src) & 1 and not p.inclusive[src] and not p.closed[src] and f.transfer < 0:
+            copy_remove(p, n, src)
+
+
+cdef bint has_parent_in(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef int32_t parent = p.tree.nodes[n].parent
+    return not p.closed[tier] or p.tree.nodes[parent].length == 0 or (p.tree.nodes[parent].tiers >> tier) & 1
+
+
+# Its run may have been cut since it began: each part on its own, parents first.
+cdef int finish_copy(Place* p, int32_t slot, bint succeeded, bint tried) noexcept nogil:
+    cdef Transfer* t = &p.transfers[slot]
+    cdef int32_t part, above, done = 0, num_blocks = t.num_blocks
+    usage_of(p, t.node, t.dst)[0] -= num_blocks
+    p.num_copying -= 1
+    if not tried:
+        p.counters.refused_copies += num_blocks
+        p.counters.failed_copies -= num_blocks      # which the parts count below
+    while done < num_blocks:
+        part = t.node
+        above = num_blocks - p.tree.nodes[part].length
+        while above > done:
+            part = p.tree.nodes[part].parent
+            above -= p.tree.nodes[part].length
+        finish_copied(p, part, t.dst, t.dst_ids + done, succeeded and not t.void)
+        done += p.tree.nodes[part].length
+    part = t.node
+    transfer_end(p, slot)
+    above = p.tree.nodes[part].parent
+    try_merge(p, part)
+    try_merge(p, above)
+    return OK
 
 
 cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil:
@@ -324,9 +420,16 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
     if slot < 0 or slot >= p.transfers_capacity or p.transfers[slot].node == NIL or p.transfers[slot].id != transfer:
         return E_STALE
     t = &p.transfers[slot]
+    if t.copies:
+        return finish_copy(p, slot, succeeded, tried)
     n, src, dst, num_blocks, promotes = t.node, t.src, t.dst, t.num_blocks, t.promotes
     f = &p.fates[n]
     f.transfer = -1
+    if promotes:
+        p.num_reading[src] -= 1
+    else:
+        left_below(p, p.tree.nodes[n].parent, dst)
+        succeeded = succeeded and has_parent_in(p, n, dst)      # or it would not be found there
     usage_of(p, n, dst)[0] -= num_blocks
     copy_disown(p, n, src)                          # the transfer lets go of its source
     owners = <int32_t>(p.pools[src].refs[node_ids(p.tree, n, src)[0]] & COUNT) - 1
@@ -343,6 +446,8 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
         elif promotes:
             p.counters.failed_promotions += num_blocks
             f.failed = 1
+            if f.copying >= 0 and p.transfers[handle_slot(f.copying)].src == src:
+                p.transfers[handle_slot(f.copying)].void = True
             f.klass = EXPIRED                       # first to go once its owners have let go
             relink(p, n, False)
         else:
@@ -352,8 +457,10 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
                 p.counters.refused_demotions += num_blocks
             set_top(p, n, src)
             relink(p, n, False)
-            if owners == 0:
+            if owners == 0 and p.tree.nodes[n].tiers == <uint32_t>1 << src:
                 drop_subtree(p, n)
+            elif owners == 0 and not must_stay(p, n, src):
+                give_up_copy(p, n, src, num_blocks)
         return OK
     if promotes:
         p.counters.promoted[src] += num_blocks
@@ -363,7 +470,7 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
             copy_own(p, n, dst)
             copy_disown(p, n, src)
         set_top(p, n, dst)
-        if not p.inclusive[src]:
+        if not p.inclusive[src] and not must_stay(p, n, src):
             copy_remove(p, n, src)
         relink(p, n, False)
         transfer_end(p, slot)
@@ -405,6 +512,64 @@ cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexc
     return code
 
 
+# ---- closed tiers
+
+cdef int32_t lacking(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef int32_t blocks = 0
+    while p.tree.nodes[n].length > 0 and not (p.tree.nodes[n].tiers >> tier) & 1:
+        if p.fates[n].copying >= 0 and p.transfers[handle_slot(p.fates[n].copying)].number >= p.batch:
+            break                                   # it will be there before what is decided next
+        if p.fates[n].copying >= 0 or (p.fates[n].transfer >= 0
+                                       and not p.transfers[handle_slot(p.fates[n].transfer)].promotes):
+            return UNDER_WAY
+        if p.fates[n].failed or node_top(p.tree, n) > tier:
+            return UNABLE
+        blocks += p.tree.nodes[n].length
+        n = p.tree.nodes[n].parent
+    return blocks
+
+
+cdef bint copy_path(
+    Place* p, int32_t n, int32_t tier, int32_t most, Reason reason, int64_t* group
+) noexcept nogil:
+    cdef int32_t at, first
+    while most > 0:
+        at, first = n, NIL
+        while p.tree.nodes[at].length > 0 and not (p.tree.nodes[at].tiers >> tier) & 1 and p.fates[at].copying < 0:
+            first = at
+            at = p.tree.nodes[at].parent
+        if first == NIL:
+            return True
+        if p.tree.nodes[first].length > most:
+            first = split(p, first, most) if p.fates[first].transfer < 0 else NIL   # what moves cannot be cut
+        if first == NIL or start(p, first, node_top(p.tree, first), tier, True, group[0], reason) != OK:
+            return False
+        if group[0] < 0:
+            group[0] = p.fates[first].copying
+        most -= p.tree.nodes[first].length
+    return True
+
+
+# As make_room, for `want` blocks behind the path to run n in `tier`, of which nothing goes. False if n went all the same:
+# it hung on a run that could not be read.
+cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, int32_t want) noexcept nogil:
+    cdef int32_t at = p.tree.nodes[n].parent, generation = p.tree.nodes[n].generation, generation_at
+    cdef int64_t over
+    while p.tree.nodes[at].length > 0 and not (p.tree.nodes[at].tiers >> tier) & 1:
+        at = p.tree.nodes[at].parent
+    generation_at = p.tree.nodes[at].generation
+    p.fates[at].below[tier] += 1                        # as if n were there: the deepest of its path that is stays
+    if pool_available(p.pools[tier]) < want:
+        make_room(p, tier, want - pool_available(p.pools[tier]) - p.pending[tier], -1)
+    if p.tree.nodes[n].generation == generation:
+        over = want - quota_left(p, n, tier)
+        if over > 0:                                    # then its namespace's own coldest blocks go first
+            make_room(p, tier, over, p.domain_of[p.tree.nodes[n].root])
+    if p.tree.nodes[at].generation == generation_at:
+        left_below(p, at, tier)
+    return p.tree.nodes[n].generation == generation
+
+
 # ---- making room
 
 # The block nearest the root of the private branch above leaf n: what no other branch needs and no request owns.
@@ -412,8 +577,8 @@ cdef int32_t branch_head(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef int32_t parent = p.tree.nodes[n].parent
     while (p.tree.nodes[parent].length > 0 and p.tree.nodes[parent].first_child != NIL
            and p.tree.nodes[p.tree.nodes[parent].first_child].next_sibling == NIL
-           and not p.fates[parent].failed and p.fates[parent].transfer < 0 and node_top(p.tree, parent) == tier
-           and not is_owned(p, parent, tier)):
+           and not p.fates[parent].failed and p.fates[parent].transfer < 0 and p.fates[parent].copying < 0
+           and node_top(p.tree, parent) == tier and not is_owned(p, parent, tier)):
         n = parent
         parent = p.tree.nodes[n].parent
     return n
@@ -421,7 +586,8 @@ cdef int32_t branch_head(Place* p, int32_t n, int32_t tier) noexcept nogil:
 
 cdef int32_t colder_tier(Place* p, int32_t tier) noexcept nogil:
     for tier in range(tier + 1, p.num_tiers):
-        if p.pools[tier] != NULL and p.pools[tier].max_capacity > 0:
+        if (p.pools[tier] != NULL and p.pools[tier].max_capacity > 0
+                and (not p.closed[tier] or p.writes[tier] != WRITE_NEVER)):
             return tier
     return NIL
 
@@ -433,7 +599,8 @@ cdef int32_t any_unowned(Place* p, int32_t tier) noexcept nogil:
         for list_no in range(d * 204, (d + 1) * 204):
             n = p.links[tier].ends[2 * list_no]
             while n >= 0:
-                if (p.fates[n].transfer < 0 and not is_owned(p, n, tier)
+                if (p.fates[n].transfer < 0 and p.fates[n].copying < 0 and not is_owned(p, n, tier)
+                        and not (p.closed[tier] and p.fates[n].below[tier])
                         and not (p.fates[n].failed and p.tree.nodes[n].first_child != NIL)):
                     return n
                 n = p.links[tier].next[n]
@@ -449,7 +616,7 @@ cdef int32_t useless(Place* p, int32_t tier, int32_t domain) noexcept nogil:
         for queue in range(2):
             n = coldest(&p.links[tier], (d * NUM_CLASSES + EXPIRED) * 2 + queue)
             while n >= 0:
-                if p.fates[n].failed and p.fates[n].transfer < 0 and not is_owned(p, n, tier):
+                if p.fates[n].failed and p.fates[n].transfer < 0 and p.fates[n].copying < 0 and not is_owned(p, n, tier):
                     return n
                 n = p.links[tier].next[n]
     return NIL
@@ -469,6 +636,10 @@ cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept no
     if top == tier:
         top = node_top(p.tree, n)
         set_top(p, n, top)
+        if (p.fates[n].spoilt >> top) & 1:          # what is left could not be read
+            p.fates[n].spoilt &= <uint8_t>~(1 << top)
+            p.fates[n].failed = 1
+            set_class(p, n, EXPIRED)
         recency_unlink(p, top, n)
         recency_link_demoted(p, top, n)
     return True
@@ -484,12 +655,15 @@ cdef void drop_for(Place* p, int32_t tier, int64_t want, int32_t domain) noexcep
 
 # Demotes what goes first; with `childless`, and where nothing can be demoted, drops leaves.
 cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint childless) noexcept nogil:
-    cdef int32_t n, k, limit, lower, room, generation
+    cdef int32_t n, k, limit, lower, room, before, length
+    cdef int64_t group
     cdef uint32_t others
+    cdef bint redundant, mirrored = p.closed[p.num_tiers - 1] and p.writes[p.num_tiers - 1] >= WRITE_REUSED
+    cdef bint oldest_first = p.oldest_first and not p.closed[tier]  # a closed tier loses leaves only
     lower = colder_tier(p, tier)
     while want > 0:
         n = pick_victim(p, tier, domain, childless or lower == NIL, &limit)
-        if n == NIL and p.oldest_first and lower != NIL and not childless:
+        if n == NIL and oldest_first and lower != NIL and not childless:
             n = any_unowned(p, tier)
             limit = p.tree.max_run
         if n == NIL and not childless and lower != NIL:
@@ -502,7 +676,7 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
             if n == NIL or not drop_children(p, n):
                 return
             continue
-        if p.oldest_first and lower != NIL and not childless and node_top(p.tree, n) == tier:
+        if oldest_first and lower != NIL and not childless and node_top(p.tree, n) == tier:
             n = branch_head(p, n, tier)
         k = p.tree.nodes[n].length
         if k > limit:
@@ -510,7 +684,10 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
         if k > want:
             k = <int32_t>want
         others = p.tree.nodes[n].tiers & ~(<uint32_t>1 << tier)
-        if others != 0:
+        # Where the coldest tier has copies of what memory holds, one there is no reason not to go down: from the next tier
+        # the run comes back sooner. Elsewhere the next tier's room is for what no other tier has.
+        redundant = not mirrored or others & ((<uint32_t>1 << tier) - 1) != 0 or (lower != NIL and (others >> lower) & 1)
+        if others != 0 and (redundant or lower == NIL or childless or p.fates[n].failed):
             if not give_up_copy(p, n, tier, k):
                 return
             want -= k
@@ -519,32 +696,48 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
             drop_tail(p, n, k)
             want -= k
             continue
-        if pool_available(p.pools[lower]) < k:
-            generation = p.tree.nodes[n].generation
-            make_room(p, lower, k - pool_available(p.pools[lower]) - p.pending[lower], -1)
-            if p.tree.nodes[n].generation != generation:
-                continue                            # oldest-first: n hung below what had to go there
-        if k > quota_left(p, n, lower):             # then its namespace's own coldest blocks go first
-            generation = p.tree.nodes[n].generation
-            make_room(p, lower, k - quota_left(p, n, lower), p.domain_of[p.tree.nodes[n].root])
-            if p.tree.nodes[n].generation != generation:
+        before = 0                                  # blocks that have to be there before those of n
+        if p.closed[lower]:
+            before = lacking(p, p.tree.nodes[n].parent, lower)
+            if before == UNDER_WAY:
+                return                              # the caller finishes what is in flight and asks again
+            if before == UNABLE:
+                childless = True
                 continue
+            if not oldest_first:
+                before += p.tree.nodes[n].length - k
+        length = p.tree.nodes[n].length
+        if (not make_room_behind(p, n, lower, before + k) or p.fates[n].copying >= 0
+                or p.tree.nodes[n].length != length):
+            continue                                # it is gone, was cut, or what went from there takes along a copy of it
         room = pool_available(p.pools[lower])
         if room > quota_left(p, n, lower):
             room = <int32_t>quota_left(p, n, lower)
-        if room <= 0:
-            if p.pending[lower] > 0:
-                return                              # the caller finishes what is in flight and asks again
-            childless = True
+        room -= before
+        if room <= 0 or (p.closed[lower] and room < k and not oldest_first):
+            if p.pending[lower] > 0 or p.num_copying > 0:
+                return                              # as above: a run that is being copied is no victim
+            if p.tree.nodes[n].tiers != <uint32_t>1 << tier:
+                if not give_up_copy(p, n, tier, k):
+                    return
+                want -= k
+            elif room > 0 and p.tree.nodes[n].first_child == NIL:
+                drop_tail(p, n, k - room)           # there is room for what comes before
+                want -= k - room
+            else:
+                childless = True
             continue
         if room < k:
             k = room
-        if p.oldest_first:
+        if oldest_first:
             if k < p.tree.nodes[n].length:
                 n = split(p, n, k)                  # the upper part: the oldest blocks
         elif k < p.tree.nodes[n].length and split(p, n, p.tree.nodes[n].length - k) == NIL:
             n = NIL
-        if n == NIL or start(p, n, tier, lower, False) != OK:
+        group = -1
+        if n == NIL or (p.closed[lower] and not copy_path(p, p.tree.nodes[n].parent, lower, INT32_MAX, EVICTED, &group)):
+            return
+        if start(p, n, tier, lower, False, group, EVICTED) != OK:
             return
         set_top(p, n, lower)                        # for its parent it has left already
         p.pending[tier] += k

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 cdef enum:
     NIL = -1            # no block, no node, no row
     MAX_TIERS = 4       # DEVICE, HOST, DISK, REMOTE
+    NO_TOKEN = -2147483648  # stands for the tokens that a partly filled block lacks: no token of a prompt is taken for it
     MAX_RUN = 256       # blocks in one tree node at most: bounds the cost of a split and the size of a transfer
 
 cdef enum Tier:
@@ -47,12 +48,20 @@ cdef inline bint next_generation(int32_t* generation) noexcept nogil:
     generation[0] += 1
     return True
 
+# Why a run is written to a colder tier.
+cdef enum Reason:
+    EVICTED = 0         # it makes room, or what does so hangs on it
+    WANTED = 1          # it was used again, or committed, and the tier's rule asks for a copy then
+    ASKED = 2           # by a checkpoint
+
 # What the mover is asked to do with one block; a transfer is a run of them that succeeds or fails together.
 cdef packed struct Move:
     int64_t transfer
+    int64_t group       # transfers that are of use together: a run behind the ancestors that its tier lacks. The first one's id
     signed char src_tier
     signed char dst_tier
+    signed char reason
     int32_t src_block
     int32_t dst_block
-    int32_t node
-    int32_t index       # position of the block in the node's run
+    int32_t node        # the prefix that it ends holds the block
+    int32_t depth       # blocks of the prefix before this one

@@ -67,7 +67,7 @@ class CascadeAttention:
         max_tokens = max_groups[last] * max_q_len
         self.levels = tuple(
             PagedAttention(
-                block_size=block_size, max_seqs=groups, max_tokens=max_tokens,
+                block_size=block_size, max_sequences=groups, max_tokens=max_tokens,
                 max_q_len=max_q_len if level == last else max_tokens, causal=causal and level == last,
                 sinks=sinks if level == last else None, custom_mask=custom_mask and level == last,
                 device=device, kernel=kernel, **options,

@@ -1,6 +1,6 @@
 """Checks of arrays before a kernel sees them.
 
-Each error names the argument, what it is, and what is supported.
+Each error names the argument, its value, and the supported values.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_tables(
     room = block_tables.shape[1] * block_size
     if seq_lens.size and (seq_lens.min() < 0 or seq_lens.max() > room):
         raise InvalidArgument(
-            f"seq_lens must be in 0..{room} (what a row of block_tables holds), got {seq_lens.tolist()[:8]}"
+            f"seq_lens must be in 0..{room} (the tokens of a row of block_tables), got {seq_lens.tolist()[:8]}"
         )
     columns = np.arange(block_tables.shape[1])
     needed = (columns >= first_keys[:, None] // block_size) & (columns < -(-seq_lens[:, None] // block_size))

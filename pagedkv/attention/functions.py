@@ -78,7 +78,7 @@ def forward(
     paged = path == "paged" or (path == "auto" and longest > paged_threshold)
     attention = PagedAttention(
         num_qo_heads=q.shape[1], num_kv_heads=k.shape[1], head_dim=k.shape[2], head_dim_v=v.shape[2],
-        block_size=block_size if paged else 0, max_seqs=max(len(lens), 1),
+        block_size=block_size if paged else 0, max_sequences=max(len(lens), 1),
         max_q_len=max(int(np.diff(queries).max(initial=1)), 1), max_tokens=max(len(q), 1),
         max_seq_len=longest, device=backend or "cpu", **options,
     )  # fmt: skip

@@ -45,16 +45,16 @@ class PagedAttention:
     dtype : of Q and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
     kv_dtype : of K and V; default ``dtype``. ``"float8_e4m3"``, ``"float8_e5m2"`` and ``"int8"`` need scales.
     block_size : tokens of a block, 1..256; 0: KV is contiguous, ``[num_kv_tokens, num_kv_heads, head_dim]``.
-    max_seqs : sequences of the largest batch.
+    max_sequences : sequences of the largest batch.
     max_q_len : queries of one sequence at most; 1 is decode.
-    max_tokens : queries of the largest batch; default max_seqs * max_q_len.
+    max_tokens : queries of the largest batch; default max_sequences * max_q_len.
     max_seq_len : keys of one sequence at most; only the ``"partitioned"`` schedule needs it.
     softmax_scale : default ``head_dim ** -0.5``.
     causal, window, soft_cap, alibi_slopes, sinks
-        Variants, as in :func:`pagedkv.reference.paged_attention`; slopes and sinks are float32 [num_qo_heads] on the
-        device.
+        Variants, as in :func:`pagedkv.reference.paged_attention`; slopes and sinks are float32 [num_qo_heads], on the
+        device of the attention.
     custom_mask : whether :meth:`plan` is given a packed mask (speculative trees).
-    scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"``: what the scales of quantised KV belong to.
+    scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"``: the granularity of quantised KV's scales.
     kernel : ``"auto"`` or a kernel's name (:mod:`pagedkv.kernels.select`); on the CPU ``"cpu"`` (as ``"auto"``: C in
         float32 arithmetic, :mod:`pagedkv.cpu`) or ``"reference"`` (NumPy in float64).
     schedule : ``"auto"``, ``"even"``, ``"whole"`` (V1) or ``"partitioned"`` (V2).
@@ -83,7 +83,7 @@ class PagedAttention:
         dtype: str = "float16",
         kv_dtype: str | None = None,
         block_size: int = 16,
-        max_seqs: int,
+        max_sequences: int,
         max_q_len: int = 1,
         max_tokens: int | None = None,
         max_seq_len: int = 0,
@@ -109,7 +109,7 @@ class PagedAttention:
             ("head_dim", head_dim, 1, 2**12),
             ("head_dim_v", head_dim_v, 1, 2**12),
             ("block_size", block_size, 0, 256),
-            ("max_seqs", max_seqs, 1, MAX_INT32),
+            ("max_sequences", max_sequences, 1, MAX_INT32),
             ("max_q_len", max_q_len, 1, MAX_INT32),
             ("max_seq_len", max_seq_len, 0, MAX_INT32),
             ("window", 1 if window is None else window, 1, MAX_INT32),
@@ -139,7 +139,8 @@ class PagedAttention:
             window is not None, soft_cap is not None, alibi_slopes is not None, sinks is not None, custom_mask,
             scale_mode, alignment, debug,
         )  # fmt: skip
-        self.num_qo_heads, self.num_kv_heads, self.max_seqs = int(num_qo_heads), int(num_kv_heads), int(max_seqs)
+        self.num_qo_heads, self.num_kv_heads = int(num_qo_heads), int(num_kv_heads)
+        self.max_sequences = int(max_sequences)
         for name, array in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
             if array is not None:
                 check_shape(name, array, (self.num_qo_heads,))
@@ -148,13 +149,13 @@ class PagedAttention:
         self._options = Options(scale, int(window or 0), float(soft_cap or 0.0), alibi_slopes, sinks)
         self.backend = backend_of(device)
         self.max_q_len = int(max_q_len)
-        self.max_tokens = int(max_tokens if max_tokens is not None else max_seqs * max_q_len)
+        self.max_tokens = int(max_tokens if max_tokens is not None else max_sequences * max_q_len)
         self._plan = None
         self._kernel_on_cpu = kernel_on_cpu(kernel) if self.backend is None else ""
         if self.backend is not None:
             self._plan = make_plan(
                 self.backend, self.config, kernel=kernel, schedule=schedule, num_kv_heads=self.num_kv_heads,
-                max_seqs=self.max_seqs, max_q_len=self.max_q_len, max_tokens=self.max_tokens,
+                max_sequences=self.max_sequences, max_q_len=self.max_q_len, max_tokens=self.max_tokens,
                 max_seq_len=int(max_seq_len),
             )  # fmt: skip
             self.backend.synchronize()  # workspaces may be memory that another stream's work has just let go of
@@ -212,8 +213,8 @@ class PagedAttention:
         paged, masked = self.config.block_size > 0, self.config.mask
         check_int32("seq_lens", seq_lens, ("num_seqs",))
         num_seqs = len(seq_lens)
-        if num_seqs > self.max_seqs:
-            raise InvalidArgument(f"{num_seqs} sequences, but this was made for max_seqs = {self.max_seqs}")
+        if num_seqs > self.max_sequences:
+            raise InvalidArgument(f"{num_seqs} sequences, but this was made for max_sequences = {self.max_sequences}")
         if (block_tables is not None) != paged or (kv_indptr is not None) == paged:
             wanted = "block_tables and no kv_indptr" if paged else "kv_indptr and no block_tables"
             raise InvalidArgument(f"block_size = {self.config.block_size} needs {wanted}")
@@ -319,7 +320,7 @@ class PagedAttention:
         return out
 
     def _check_values(self, tables: Any, seq_lens: Any, q_indptr: Any, kv_indptr: Any, num_blocks: int | None) -> None:
-        """What can be checked where the arrays are on the host."""
+        """Check the values of arrays that are on the host."""
         if kv_indptr is not None:
             check_indptr("kv_indptr", kv_indptr)
             if (np.diff(kv_indptr) < seq_lens).any():

@@ -1,9 +1,9 @@
-"""What is worth writing to the disk tier.
+"""Decides which blocks are worth writing to the disk tier.
 
-A demotion that is refused drops its blocks: a miss later, and counted.
+A run is written and judged together with the blocks of its prefix that the disk lacks: all of them or none.
+A demotion that is refused drops its blocks: a miss later, and counted. A copy that is refused stays where it is.
 
-Only a run that nothing continues is ever refused for its own sake. One that others continue is written in any case:
-without it what hangs on it, part of which may be on the disk already, could not be matched any more.
+A demotion is never refused for its own sake where hotter runs continue it: they would be dropped with it.
 
 Judging must not fail a move. A run that could not be judged is written as far as the write budget goes: refusing it
 would lose its blocks, and the budget, which protects the disk, holds all the same.
@@ -11,6 +11,7 @@ would lose its blocks, and the budget, which protects the disk, holds all the sa
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import time
@@ -34,12 +35,21 @@ BURST_S = 60 * 60  # so much of the daily allowance may be used at once
 COMPARED = 256  # runs of late with which a new one is compared
 
 
+class Reason(enum.IntEnum):
+    """Why a run is written, as the core numbers it."""
+
+    EVICTED = 0  # to make room
+    WANTED = 1  # a request has found it, or committed it, and it is copied while it is in memory
+    ASKED = 2  # by a checkpoint
+
+
 class WriteBudget:
     """Bytes that may be written per day.
 
     A token bucket that holds an hour's share, or one block, and starts full.
 
-    What a full bucket cannot hold it gives all the same, and owes until then. Each opening of a cache starts anew.
+    A full bucket also admits a write that is larger than it, and the debt is paid before the next write. Opening a
+    cache fills the bucket.
 
     Parameters
     ----------
@@ -54,15 +64,17 @@ class WriteBudget:
         self.now = Passed(clock)  # seconds since it was made
         self._left, self._seen = self._room, 0.0
 
-    def take(self, num_bytes: int, *, overdraw: bool = False) -> bool:
+    def take(self, num_bytes: int, *, overdraw: bool = False, spare: bool = False) -> bool:
         """Whether that may be written now.
 
-        With `overdraw` it may, and what is owed is paid before anything else.
+        With `overdraw` it may, and pays the debt before anything else. With `spare` the lower half of the bucket stays
+        for others.
         """
         now = self.now()
         self._left = min(self._room, self._left + (now - self._seen) * self._rate)
         self._seen = now
-        if num_bytes > self._left and not overdraw and self._left < self._room:  # a full bucket gives to any run
+        left = self._left - self._room / 2 if spare else self._left
+        if num_bytes > left and not overdraw and self._left < self._room:  # a full bucket gives to any run
             return False
         self._left -= num_bytes
         return True
@@ -93,7 +105,7 @@ class Turnover:
     def add(self, num_blocks: int) -> None:
         """So many were written."""
         self._written += num_blocks
-        if self._written > self._num_blocks:  # what was written before the last filling counts half
+        if self._written > self._num_blocks:  # the writes before the last filling count half
             now = self._now()
             self._written, self._since = self._written / 2, now - (now - self._since) / 2
 
@@ -155,17 +167,19 @@ class Likeliest:
 
 
 class Admission:
-    """Says of each demotion to the disk whether it is written. Any thread may call it.
+    """Says of each run that is to go to the disk whether it is written. Any thread may call it.
 
     Parameters
     ----------
-    mode : ``"all"``, ``"cost"`` (what could be loaded faster than computed), ``"second_hit"`` (what some request has
-        found, or computed again, since it was committed) or ``"hazard"`` (what `likeliest` says; where it knows nothing
-        of a run, as ``"cost"``).
+    mode : ``"all"``, ``"cost"`` (runs that load faster than they compute), ``"second_hit"`` (runs that some request has
+        found, or computed again, since they were committed) or ``"hazard"`` (the choice of `likeliest`; where it knows
+        nothing of a run, as ``"cost"``).
     costs : CostModel
     write_bytes : of a block, header and all.
     budget : WriteBudget, optional
     likeliest : Likeliest, for the mode ``"hazard"``
+    copies : whether runs are also written while they are in memory. Those then have the write budget before evicted
+        runs, which may use the upper half of it.
 
     Attributes
     ----------
@@ -180,15 +194,26 @@ class Admission:
         write_bytes: int,
         budget: WriteBudget | None = None,
         likeliest: Likeliest | None = None,
+        *,
+        copies: bool = False,
     ) -> None:
         self._mode, self._costs, self._write_bytes, self._budget = mode, costs, write_bytes, budget
-        self._likeliest = likeliest
+        self._likeliest, self._copies = likeliest, copies
         self._lock = threading.RLock()  # the clock and log handlers, which are called with it, may ask for `refused`
         self._refused = {"refused_by_admission": 0, "refused_by_write_budget": 0}
         self.failures = 0
 
-    def admits(self, tier: int, num_blocks: int, depth: int, continued: bool, matched: bool, node: int = -1) -> bool:
-        """Whether to write a run of `num_blocks` blocks to `tier`.
+    def admits(
+        self,
+        tier: int,
+        num_blocks: int,
+        depth: int,
+        continued: bool,
+        matched: bool,
+        node: int = -1,
+        reason: Reason = Reason.EVICTED,
+    ) -> bool:
+        """Whether to write a run to `tier`, with the blocks of its prefix that it lacks.
 
         An Exception in here is counted, the first one is logged, and none comes out, save those of signal handlers. A
         run that could not be judged is written if the budget affords it; where the budget itself fails, what others
@@ -196,17 +221,21 @@ class Admission:
 
         Parameters
         ----------
-        depth : blocks of its prefix before it.
-        continued : whether other runs continue it.
+        num_blocks : that would be written, its prefix's among them.
+        depth : blocks of its prefix that the tier has.
+        continued : whether hotter runs continue it, and would be dropped with it.
         matched : whether it was asked for again since it was committed.
         node : its node in the tree.
+        reason : a checkpoint asks the budget alone.
         """
         likeliest, num_bytes = self._likeliest, num_blocks * self._write_bytes
         deserves = affordable = True
+        in_any_case = continued or reason is Reason.ASKED
+        spare = self._copies and reason is Reason.EVICTED
         with self._lock:
             try:
-                value = likeliest.value(node, depth, num_blocks, tier) if likeliest and not continued else None
-                deserves = continued or self._deserves(tier, num_blocks, depth, matched, value)
+                value = likeliest.value(node, depth, num_blocks, tier) if likeliest and not in_any_case else None
+                deserves = in_any_case or self._deserves(tier, num_blocks, depth, matched, value)
                 if deserves and likeliest is not None and value is not None:
                     affordable = likeliest.is_among_the_best(value, num_bytes)
             except Exception as problem:
@@ -215,7 +244,9 @@ class Admission:
                 self._refused["refused_by_admission"] += num_blocks
                 return False
             try:
-                affordable = affordable and (self._budget is None or self._budget.take(num_bytes, overdraw=continued))
+                affordable = affordable and (
+                    self._budget is None or self._budget.take(num_bytes, overdraw=continued, spare=spare)
+                )
                 if affordable and likeliest is not None:
                     likeliest.lives.add(num_blocks)
             except Exception as problem:

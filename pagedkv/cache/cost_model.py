@@ -1,4 +1,4 @@
-"""What a cached block is worth: seconds to load it against seconds to compute it again.
+"""The value of a cached block: seconds to load it against seconds to compute it again.
 
 Arithmetic over measurements.
 
@@ -22,15 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedkv._core.tier import Tier
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.spec.sizes import whole_number
+from pagedkv.observe.latency import CacheLatencies
+from pagedkv.spec.sizes import check_plain, whole_number
 
 DECAY = 0.9  # weight of everything seen so far when something new is seen
-FRESH_S = 600.0  # a load rate not seen for so long is not believed: what is declined for it could never show otherwise
+FRESH_S = 600.0  # a load rate not seen for so long is not believed: loads declined because of it could not correct it
 
 
 class Line:
-    """``seconds = latency + slope * amount``, fitted to what was seen.
+    """``seconds = latency + slope * amount``, fitted to measurements.
 
     Least squares whose weights fade.
     """
@@ -68,6 +70,11 @@ class CostModel:
     prefill_tokens_per_s : the caller's rate at the start of a prompt, where it is known beforehand.
     clock : monotonic seconds.
 
+    Attributes
+    ----------
+    latencies : CacheLatencies
+        Of matches, promotions, reads and writes: for dashboards, and nothing here follows from them.
+
     Raises
     ------
     WrongType, InvalidArgument
@@ -86,8 +93,17 @@ class CostModel:
         self._clock, self._lock = clock, threading.Lock()
         self._lines: dict[int, tuple[Line, float]] = {}  # by tier: the line, and when it was last added to
         self._seconds = self._work = 0.0
+        self.latencies = CacheLatencies()
         if prefill_tokens_per_s is not None:
             self._seconds, self._work = 1.0, positive(prefill_tokens_per_s, "prefill_tokens_per_s")
+
+    def observe_move(self, way: tuple[int, int], num_bytes: int, seconds: float, *, whole: bool) -> None:
+        """So many bytes went from a tier to another in one ticket, and whether all of it arrived."""
+        if Tier.DISK in way:
+            upward = way[1] < way[0]
+            (self.latencies.disk_read if upward else self.latencies.disk_write).observe(seconds)
+        if whole and way[1] < way[0]:
+            self.observe_load(way[0], num_bytes, seconds)
 
     def observe_load(self, tier: int, num_bytes: int, seconds: float) -> None:
         """So many bytes came up from `tier` in one go, and this is how long their reader waited."""
@@ -114,7 +130,7 @@ class CostModel:
             self._seconds, self._work = DECAY * self._seconds + seconds, DECAY * self._work + work
 
     def rates(self) -> dict[str, float]:
-        """What is known.
+        """The measured rates.
 
         ``prefill_tokens_per_s`` at a prompt's start, and per tier ``load_bytes_per_s_<tier>`` and
         ``load_latency_s_<tier>``.
@@ -139,7 +155,7 @@ class CostModel:
         int
             The prefix that saves most time. It ends at the end of the match or where a run of `slow` blocks begins.
         """
-        weighed = tiers == slow
+        weighed = tiers == int(slow)  # NumPy drops an interrupt while it looks at a Tier
         if not weighed.any() or (known := self._known(slow)) is None:
             return len(tiers)
         per_token, latency, per_block = known
@@ -228,6 +244,7 @@ def positive(value: Any, what: str) -> float:
     WrongType, InvalidArgument
         It is no finite number above 0.
     """
+    check_plain(value, what)
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise WrongType(f"{what} must be a number, not {type(value).__name__}")
     try:

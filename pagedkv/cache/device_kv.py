@@ -7,6 +7,7 @@ Layer views, writes into slots, attention, block copies, gathers. Knows arrays, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,13 @@ from pagedkv import cpu
 from pagedkv._core.block_table import StepArrays
 from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
 from pagedkv.interop import as_array, exchanges
+from pagedkv.observe.callbacks import Log
 from pagedkv.reference import paged_attention
 from pagedkv.spec.dtypes import bfloat16_to_float32
-from pagedkv.spec.kv_spec import KVSpec, layer_view
+from pagedkv.spec.kv_spec import KVSpec, gathered_shape, in_token_order, layer_view
 from pagedkv.spec.sizes import whole_number
+
+log = Log(logging.getLogger("pagedkv.cache"))
 
 _CONVERTIBLE = ("float16", "float32", "float64")
 _FAST = ("float32", "float16", "bfloat16")  # of queries
@@ -35,7 +39,11 @@ class DeviceKV:
     ----------
     spec : KVSpec
     arena : uint8 [num_blocks, block_bytes]
-        CPU memory. Views share it; nothing is copied here but what a method says.
+        CPU memory. Views share it; a method that copies says so.
+
+    Attributes
+    ----------
+    overflowing_writes : calls of `write` that stored a finite number as infinity.
     """
 
     is_synchronous = True
@@ -43,13 +51,17 @@ class DeviceKV:
     def __init__(self, spec: KVSpec, arena: NDArray[np.uint8]) -> None:
         self.spec, self._arena = spec, arena
         self._layers = [layer_view(arena, layer, spec) for layer in range(spec.num_layers)]
+        whole = arena.view(spec.np_dtype).reshape(len(arena), *spec.block_shape)
+        sides = (whole[:, :, 0], whole[:, :, 1])
+        self._k, self._v = (side.swapaxes(2, 3) if spec.layout == "HND" else side for side in sides)
         self._dtype, self._row = spec.np_dtype, (spec.num_kv_heads, spec.head_dim)
         self._bits = "bfloat16" if spec.dtype == "bfloat16" and spec.np_dtype == np.uint16 else ""
+        self.overflowing_writes = 0
         self.decode: Callable[[NDArray[Any]], NDArray[Any]] | None = bfloat16_to_float32 if self._bits else None
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
-        if type(layer) is not int or not 0 <= layer < len(self._layers):  # says what is wrong with it
+        if type(layer) is not int or not 0 <= layer < len(self._layers):  # raises
             layer = whole_number(layer, "layer", 0, self.spec.num_layers - 1)
         return self._layers[layer]
 
@@ -60,7 +72,7 @@ class DeviceKV:
     def write(self, layer: int, slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]) -> None:
         """Put K and V [num_tokens, num_kv_heads, head_dim] into slots int64 [num_tokens].
 
-        -1 skips a token.
+        -1 skips a token. The first call that stores a finite number as infinity logs a warning.
 
         Raises
         ------
@@ -69,7 +81,14 @@ class DeviceKV:
         """
         k_view, v_view = self.layer(layer)
         k, v, bits = self._checked("k", k, len(slots)), self._checked("v", v, len(slots)), self._bits
-        cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=bits, kv_dtype=self.spec.dtype)
+        if cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=bits, kv_dtype=self.spec.dtype):
+            self.overflowing_writes += 1
+            if self.overflowing_writes == 1:
+                log.warning(
+                    "layer %d: K or V was larger than any number of %s and is stored as infinity, which makes "
+                    "attention NaN; said once, stats().overflowing_writes counts all",
+                    layer, self.spec.dtype,
+                )  # fmt: skip
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2], one after the other."""
@@ -81,19 +100,19 @@ class DeviceKV:
         self._arena[blocks] = 0
 
     def gather(
-        self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[NDArray[Any], NDArray[Any]] | None
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of the first `num_tokens` tokens in `blocks`.
+        self, blocks: NDArray[np.int32], start: int, stop: int, out: tuple[Any, Any] | None, layout: str = "NHD"
+    ) -> tuple[Any, Any]:
+        """K and V of tokens `start` to `stop` - 1 of a sequence with these blocks.
 
-        Each [num_layers, num_tokens, num_kv_heads, head_dim].
+        Each [num_layers, stop - start, num_kv_heads, head_dim] with layout NHD, [num_layers, num_kv_heads,
+        stop - start, head_dim] with HND.
 
         Raises
         ------
         LayoutMismatch
-            An array of `out` has another shape or dtype.
+            An array of `out` has another shape or dtype, is read-only or shares the arena's memory.
         """
-        spec = self.spec
-        shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
+        spec, shape = self.spec, gathered_shape(self.spec, start, stop, layout)
         if out is None:
             out = (np.empty(shape, spec.np_dtype), np.empty(shape, spec.np_dtype))
         if not isinstance(out, tuple) or len(out) != 2:
@@ -102,12 +121,8 @@ class DeviceKV:
             found = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
             if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != spec.np_dtype:
                 raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {found}")
-            if not array.flags.writeable:
-                raise LayoutMismatch("out must be writeable")
-        used = blocks[: -(-num_tokens // spec.block_size)]
-        for layer, views in enumerate(self._layers):
-            for view, target in zip(views, out, strict=True):
-                target[layer] = view[used].reshape(-1, *shape[2:])[:num_tokens]
+        k_out, v_out = (in_token_order(array, layout) for array in out)
+        cpu.gather(self._k, self._v, blocks, start, stop, k_out, v_out)
         return out
 
     def _checked(self, name: str, values: NDArray[Any], num_tokens: int) -> NDArray[Any]:
@@ -120,7 +135,7 @@ class DeviceKV:
         if values.shape != shape:
             raise LayoutMismatch(f"{name} must be [num_tokens, num_kv_heads, head_dim] = {shape}, got {values.shape}")
         if values.dtype != self._dtype and values.dtype.name not in _CONVERTIBLE:
-            wanted = ", ".join((self.spec.dtype, *_CONVERTIBLE))
+            wanted = ", ".join(dict.fromkeys((self.spec.dtype, *_CONVERTIBLE)))
             raise LayoutMismatch(f"{name} has dtype {values.dtype}: one of {wanted} is needed")
         return values
 

@@ -4,12 +4,13 @@ A thread that takes the core's decided moves, has them carried out, and reports 
 
 A move belongs to the core until this thread takes it, then to a Taken, and with it to the job that the thread made of
 it; the end of the job is the end of the move, whatever raises. No caller ever has a move, so an exception in a caller's
-thread loses none. The thread enters no store, so no disk keeps it; what is small and in memory it copies itself.
+thread loses none. The thread enters no store, so no disk keeps it; small moves in memory it copies itself.
+
+Where the carrier is synchronous there is no thread: callers make its rounds themselves (`Dispatcher.pump`).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextvars
 import logging
 import os
@@ -17,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,34 +26,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.dispatch import LONGEST_S, Dispatch, Taken
 from pagedkv._core.placement import Placement
 from pagedkv._core.tier import Tier
-from pagedkv.cache.admission import Admission
+from pagedkv.cache.admission import Admission, Reason
 from pagedkv.cache.cost_model import CostModel
-from pagedkv.cache.jobs import MOST_UNANSWERED, Job, left_of, transfers_of, without_ticket
+from pagedkv.cache.dispatcher_thread import settled, stop_at_exit, work
+from pagedkv.cache.jobs import MOST_UNANSWERED, Job, destinations_of, groups_of, left_of, transfers_of, without_ticket
 from pagedkv.cache.scrub import Scrub
 from pagedkv.cache.storage import Carrier, Handle
-from pagedkv.observe.callbacks import Log
+from pagedkv.observe.callbacks import Log, is_interrupt
 from pagedkv.observe.hooks import Hooks, Off
 from pagedkv.threads import crew
 from pagedkv.threads.monitor import Monitor
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
-AGAIN_S = 0.01  # until a round that failed is made again
+DEVICE, DISK = int(Tier.DEVICE), int(Tier.DISK)  # for NumPy, which drops an interrupt while it looks at a Tier
 
 
 class Dispatcher:
-    """Carries out what a Placement decides, in a thread of its own.
+    """Carries out a Placement's moves, in a thread of its own.
 
     Parameters
     ----------
     placement : Placement
     dispatch : Dispatch of `placement`
     carrier : moves the blocks.
-    admission : asked about each demotion to the disk.
+    admission : asked about what goes to the disk.
     costs : told how long loads take.
     scrub : told what promotions leave on the device.
     hooks : told of moves.
@@ -60,7 +61,8 @@ class Dispatcher:
     Attributes
     ----------
     context : of the caller that decided last, where there are hooks: they are told of the moves in a copy of it.
-    interrupts : KeyboardInterrupt and its like that hooks raised, for callers that wait.
+    interrupts : KeyboardInterrupt and its like that hooks raised, for callers that wait; where callers make the rounds,
+        all that interrupted one, for the caller that makes it.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Dispatcher:
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
         self._pumping = Monitor()  # rounds of callers, where there is no thread, come one after the other
-        self._pumper = 0
+        self._taken: Taken | None = None  # by a caller's round that is not over, or was interrupted
         self.closing = self._stopping = False
         self.context: contextvars.Context | None = None
         self.interrupts: deque[BaseException] = deque()
@@ -93,9 +95,9 @@ class Dispatcher:
         """
         weakref.finalize(self, self._dispatch.close).atexit = False
         self._thread = threading.Thread(
-            target=_work, args=(weakref.ref(self), self._dispatch), name="pagedkv-dispatch", daemon=True
+            target=work, args=(weakref.ref(self), self._dispatch), name="pagedkv-dispatch", daemon=True
         )
-        _started.add(self)
+        stop_at_exit(self)
         crew.start(self._thread)
 
     @property
@@ -104,23 +106,25 @@ class Dispatcher:
         return self._thread is not None
 
     def is_this_thread(self) -> bool:
-        """Whether the caller is the dispatcher itself: a hook of ``moves``, or what it calls."""
-        if self._pumper == threading.get_ident():
+        """Whether the caller is the dispatcher itself: a hook of ``moves``, or a call of that."""
+        if self._pumping.is_mine():
             return True
         thread = self._thread  # `current_thread` would make an object for each thread that has none, and keep it
         return thread is not None and thread.ident == threading.get_ident() and thread.is_alive()
 
     def close(self) -> None:
-        """Finish what is decided and under way, and end the thread.
+        """Finish the moves decided and under way, and end the thread.
 
         Again is fine, also after an interrupted call.
         """
         self.closing = True
         self._dispatch.wake()
-        if self._thread is None:
+        if self.is_this_thread():
+            pass  # it ends the moves under way, and itself, after this round
+        elif self._thread is None:
             while self._jobs:
                 self.pump()
-        elif not self.is_this_thread():  # if it is, it ends after this round
+        else:
             with suppress(RuntimeError):  # `start` was interrupted before there was a thread
                 self._thread.join()
         self._dispatch.close()
@@ -137,22 +141,38 @@ class Dispatcher:
     def pump(self) -> float | None:
         """One round, as :meth:`round`, after those of other threads.
 
-        For caches without a dispatcher's thread.
+        For caches without a dispatcher's thread. What interrupts the round comes out once it is over; where it cannot
+        be ended, this call or the next gives up the moves that it has taken and put into no ticket.
         """
         with self._pumping:
-            self._pumper = threading.get_ident()
             try:
-                return self.round(self._dispatch.take())
-            finally:
-                self._pumper = 0
+                self._recover_taken()
+                self._taken = self._dispatch.take()
+                pause = self.round(self._taken)
+                self._taken = None
+            except BaseException:
+                self._recover_taken()
+                raise
+            if self.interrupts:
+                raise self.interrupts.popleft()
+            return pause
+
+    def _recover_taken(self) -> None:
+        """Give up the moves that an interrupted round has taken.
+
+        Its traceback may be kept, and the frames in that hold the Taken for ever.
+        """
+        if self._taken is not None:
+            self.recover(self._taken)
+            self._taken = None
 
     def round(self, taken: Taken | None) -> float | None:
-        """Begin what was taken and end what is settled.
+        """Begin the moves taken and end the settled ones.
 
         Seconds until there may be more to do, None where all is done.
 
         What goes wrong costs moves, which are given up. Where it raises all the same, there was no memory even for
-        that: :meth:`recover` what was taken.
+        that: :meth:`recover` the moves taken.
         """
         if taken is not None:
             upward = taken.moves["dst_tier"] < taken.moves["src_tier"]
@@ -164,7 +184,7 @@ class Dispatcher:
         return None if self._stopping or (self.closing and not self._jobs) else pause
 
     def recover(self, taken: Taken) -> None:
-        """Give up what a round that raised has taken and put into no ticket.
+        """Give up the moves that a failed round took and put into no ticket.
 
         To be called again where it raises.
 
@@ -183,16 +203,17 @@ class Dispatcher:
         num_bytes = len(moves) * self._carrier.block_bytes
         span = self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=num_bytes)
         job = Job(taken, span, self.context)
+        self._jobs.append(job)  # first: hooks that are told of its begin are told of its end by this round or the next
         self._tell(job, span.__enter__)
-        self._jobs.append(job)
         try:
             submit(job, moves)
         except BaseException as problem:  # whatever raises, the thread goes on, and each move is somewhere
             self._lose(without_ticket(moves, [job]), problem)
+            self._hear(problem)
 
     def _demote(self, job: Job, moves: NDArray[np.void]) -> None:
-        """Copy one tier down, or drop what admission refuses."""
-        admitted = [part for part in transfers_of(moves) if self._is_admitted(part)]
+        """Copy to a colder tier, but for what admission refuses."""
+        admitted = [part for part in groups_of(moves) if self._is_admitted(part)]
         if admitted:
             self._submit(job, np.concatenate(admitted), None)
 
@@ -217,10 +238,10 @@ class Dispatcher:
 
         The job has their ticket before anything is queued; if this raises, nothing is.
         """
-        settled, num_tickets = partial(_settled, self._dispatch, job.taken), len(job.tickets)
+        on_done, num_tickets = partial(settled, self._dispatch, job.taken), len(job.tickets)
         try:
             ticket = self._carrier.submit(
-                moves, deadline_s=deadline_s, on_done=settled, here=True,
+                moves, deadline_s=deadline_s, on_done=on_done, here=True,
                 before=lambda ticket: job.tickets.append((ticket, moves)),
             )  # fmt: skip
             if len(job.tickets) == num_tickets:  # a carrier that has queued without a word
@@ -229,14 +250,19 @@ class Dispatcher:
             del job.tickets[num_tickets:]
             raise
 
-    def _is_admitted(self, transfer: NDArray[np.void]) -> bool:
-        """Whether a demotion is carried out; one that is not is over, and its blocks are dropped."""
-        if transfer["dst_tier"][0] != Tier.DISK:
+    def _is_admitted(self, group: NDArray[np.void]) -> bool:
+        """Whether to write a run with the part of its prefix that its tier lacks, as a whole.
+
+        A refused group is over: a demotion drops its blocks, and a copy leaves its source where it is.
+        """
+        if group["dst_tier"][0] != DISK:
             return True
-        node = int(transfer["node"][0])
-        depth, continued, matched = self._placement.prospects(node)
+        node, reason = int(group["node"][-1]), Reason(int(group["reason"][-1]))
+        _, continued, matched = self._placement.prospects(node)
+        continued = continued and reason is Reason.EVICTED
         try:
-            if self._admission.admits(Tier.DISK, len(transfer), depth, continued, matched, node):
+            depth = int(group["depth"][0])
+            if self._admission.admits(DISK, len(group), depth, continued, matched, node, reason):
                 return True
         except BaseException as interrupt:
             if isinstance(interrupt, Exception):
@@ -244,7 +270,7 @@ class Dispatcher:
             self.interrupts.append(interrupt)  # of the caller's clock: it comes out of a call that waits for moves
             if continued:  # as where the budget fails
                 return True
-        self._dispatch.give_up(transfer, announce=not self._hooks.all)  # with hooks, at the end of the job
+        self._dispatch.give_up(group, announce=not self._hooks.all)  # with hooks, at the end of the job
         return False
 
     def _end_settled(self, job: Job) -> None:
@@ -253,14 +279,17 @@ class Dispatcher:
                 self._complete(job, ticket, moves)
             except BaseException as problem:
                 self._lose(moves, problem, ticket)  # where that raises, the next round ends the ticket again
+                self._hear(problem)
             job.tickets.remove((ticket, moves))
         if not job.tickets:
-            self._jobs.remove(job)
             try:
                 job.span.set(moved_blocks=job.arrived)
-                self._tell(job, lambda: job.span.__exit__(None, None, None))
+                end = partial(job.span.__exit__, None, None, None)
+                if not self._tell(job, end):
+                    self._tell(job, end)  # those whom what interrupted it has left out
             finally:
                 self._dispatch.announce()
+            self._jobs.remove(job)  # last: where this is interrupted, the next round ends the job again
 
     def _is_settled(self, job: Job, ticket: Handle, moves: NDArray[np.void]) -> bool:
         """Whether a ticket's results are final.
@@ -270,32 +299,39 @@ class Dispatcher:
         try:
             return bool(ticket.is_settled)
         except Exception as problem:
+            if self._hear(problem) and not isinstance(problem, MemoryError):
+                return False
             job.unanswered += 1
             if not isinstance(problem, MemoryError) or job.unanswered > MOST_UNANSWERED:
                 self._lose(moves, problem, in_use=True)
                 job.tickets.remove((ticket, moves))
-        except BaseException as interrupt:  # of a caller that makes the round itself: it comes out where that waits
-            self.interrupts.append(interrupt)
+        except BaseException as interrupt:
+            self._hear(interrupt)
         return False
 
+    def _hear(self, problem: BaseException) -> bool:
+        """Keep what interrupts a caller that makes the round itself; whether it is that."""
+        heard = self._thread is None and is_interrupt(problem)
+        if heard:
+            self.interrupts.append(problem)
+        return heard
+
     def _complete(self, job: Job, ticket: Handle, moves: NDArray[np.void]) -> None:
-        """Report what a ticket has done."""
+        """Report a ticket's finished moves to the core."""
         transfers, ok = ticket.results()
         self._keep_left(moves, ticket)
         arrived = ok[np.searchsorted(transfers, moves["transfer"])]
-        upward = moves["dst_tier"] == Tier.DEVICE
+        upward = moves["dst_tier"] == DEVICE
         if not ok.all() or self._scrub.active:  # before another sequence may be given the blocks
             self._scrub.spoilt(moves["dst_block"][upward & ~arrived])
             for part in transfers_of(moves[upward & arrived]):
                 self._scrub.holds(part["dst_block"], self._placement.root_of(int(part["node"][0])))
-        if upward[0] and ok.all():
-            self._costs.observe_load(
-                int(moves["src_tier"][0]), len(moves) * self._carrier.block_bytes, ticket.seconds
-            )  # fmt: skip
+        way = int(moves["src_tier"][0]), int(moves["dst_tier"][0])
+        self._costs.observe_move(way, len(moves) * self._carrier.block_bytes, ticket.seconds, whole=bool(ok.all()))
         _, decided = np.unique(moves["transfer"], return_index=True)
-        order = np.argsort(decided)  # what was colder is colder in the next tier too
-        # with hooks, callers go on once the hooks were told: what they see next is after it
-        at_once = isinstance(job.span, Off) or bool(job.tickets)
+        order = np.argsort(decided)  # colder here is colder in the next tier too
+        # with hooks, callers go on once the hooks were told, and see the state after it
+        at_once = isinstance(job.span, Off) or len(job.tickets) > 1  # this ticket is among them
         self._dispatch.finish(transfers[order], ok[order], ticket.tried()[order], announce=at_once)
         job.arrived += int(np.count_nonzero(arrived))
 
@@ -304,21 +340,15 @@ class Dispatcher:
         left = moves[left_of(ticket, moves)]
         if not len(left):
             return
-        for pool, blocks in self._destinations(left):
+        for pool, blocks in destinations_of(left, self._placement.pools):
             pool.incref(blocks)
         ticket.when_back(lambda part: self._let_go(moves[part]))
 
     def _let_go(self, moves: NDArray[np.void]) -> None:
-        self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == Tier.DEVICE])
-        for pool, blocks in self._destinations(moves):
+        self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == DEVICE])
+        for pool, blocks in destinations_of(moves, self._placement.pools):
             pool.free(blocks)
         self._dispatch.room_made()
-
-    def _destinations(self, moves: NDArray[np.void]) -> Iterator[tuple[BlockPool, NDArray[np.int32]]]:
-        for tier in np.unique(moves["dst_tier"]).tolist():
-            pool = self._placement.pools[tier]
-            assert pool is not None
-            yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
 
     def _lose(
         self, moves: NDArray[np.void], problem: BaseException, ticket: Handle | None = None, *, in_use: bool = False
@@ -331,69 +361,38 @@ class Dispatcher:
         sequence is ever given those blocks again.
         """
         keep = True
-        with suppress(BaseException):
+        try:
             if not in_use and (ticket is None or not left_of(ticket, moves).any()):
-                self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == Tier.DEVICE])
+                self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == DEVICE])
                 keep = False
+        except BaseException as another:
+            self._let_out(another)
         self._dispatch.give_up(moves, keep=keep)
-        with suppress(BaseException):
+        try:
             log.warning("%d blocks were not moved", len(moves), exc_info=problem)
+        except BaseException as another:
+            self._let_out(another)
 
-    def _tell(self, job: Job, tell: Callable[[], Any]) -> None:
-        """Call hooks, in the context of the caller that decided."""
+    def _let_out(self, problem: BaseException) -> None:
+        """Raise what interrupts a caller's round while it gives moves up.
+
+        The next round gives them up.
+        """
+        if self._thread is None and is_interrupt(problem):
+            raise problem
+
+    def _tell(self, job: Job, tell: Callable[[], Any]) -> bool:
+        """Call hooks, in the context of the caller that decided; whether it was to the end."""
         try:
             if job.context is None:
                 tell()
             else:
                 job.context.run(tell)
+            return True
         except MemoryError as problem:
-            with suppress(BaseException):
-                self._hooks.no_memory(problem)
+            if not self._hear(problem):
+                with suppress(BaseException):
+                    self._hooks.no_memory(problem)
         except BaseException as interrupt:
             self.interrupts.append(interrupt)
-
-
-_started: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """No thread may still copy when the interpreter frees the arenas.
-
-    The movers' threads are stopped after this.
-    """
-    for dispatcher in list(_started):
-        dispatcher.stop()
-
-
-def _settled(dispatch: Dispatch, taken: Taken, ticket: Handle) -> None:
-    """In a worker's thread.
-
-    The ticket holds `taken`, and with it the moves' memory, while a thread is in it.
-    """
-    dispatch.wake()
-
-
-def _work(weakly: weakref.ref[Dispatcher], dispatch: Dispatch) -> None:
-    """The dispatcher's thread."""
-    pause: float | None = LONGEST_S
-    taken: Taken | None = None  # by a round that is not over
-    while pause is not None:
-        dispatcher = None  # while it waits it holds neither the cache nor, but for AGAIN_S, moves
-        try:
-            if taken is None:
-                taken = dispatch.take(pause)
-                dispatcher = weakly()
-                if dispatcher is None:
-                    return
-                pause = dispatcher.round(taken)
-            else:
-                time.sleep(AGAIN_S)
-                dispatcher = weakly()
-                if dispatcher is None:
-                    return
-                dispatcher.recover(taken)
-                pause = 0.0
-            taken = None
-        except BaseException:  # no memory: the thread goes on, and recovers what was taken
-            pause = AGAIN_S
+        return False

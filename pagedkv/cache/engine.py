@@ -5,6 +5,7 @@ The block table, the device's KV and the moves, opened and closed together.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -22,10 +23,11 @@ from pagedkv.cache.learned import Learned
 from pagedkv.cache.moves import Moves
 from pagedkv.cache.scrub import Scrub
 from pagedkv.cache.storage import KV
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, PagedKVError
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, OutOfBlocks, PagedKVError
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.observe.hooks import Hooks
 from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import number_of_seconds
 
 
 class Engine:
@@ -46,6 +48,8 @@ class Engine:
         Told how long steps take, where `kv` is synchronous.
     learned : Learned, optional
         With the policy hazard: told when requests come and go.
+    keeps_remainders : bool
+        Whether the last, partly filled block of a released sequence stays cached.
     """
 
     def __init__(
@@ -59,13 +63,16 @@ class Engine:
         hooks: Hooks,
         costs: CostModel,
         learned: Learned | None = None,
+        keeps_remainders: bool = False,
     ) -> None:
         self.spec, self.placement, self.table, self.moves = spec, placement, table, moves
         self._kv, self._scrub, self.hooks, self._learned = kv, scrub, hooks, learned
         self.measured = costs if kv.is_synchronous else None
-        self._requests = requests_of(table)  # None where the policy learns nothing of requests
+        self._requests = requests_of(table)  # None where nothing is decided by which requests come
+        self._learns = self._requests is not None and self._requests.learns
         self._counting = threading.Lock()
-        self.computed_tokens = 0
+        self.computed_tokens = self.steps_that_waited = 0
+        self.keeps_remainders = keeps_remainders
         self.uses_quota = False  # whether a commit may decide moves
         self.closed = False
         self.is_ours = True  # not in a forked child: it has none of the cache's threads, and perhaps a held mutex
@@ -95,10 +102,16 @@ class Engine:
         if not self.is_ours:
             raise ClosedError(f"this cache belongs to process {self._pid}; a forked child must open one of its own")
 
-    def begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
+    def begin(
+        self,
+        rows: NDArray[np.int64],
+        q_lens: ArrayLike | None,
+        lookahead: int,
+        follow: NDArray[np.int32] | None = None,
+    ) -> StepArrays:
         """Allocate and build a step's arrays, making room where needed.
 
-        Copies on write are made before it returns.
+        Copies on write are made before it returns. `follow`: as :meth:`BlockTable.step` takes it.
 
         Raises
         ------
@@ -106,23 +119,29 @@ class Engine:
             Everything else is held. Nothing was changed.
         """
         if not self.hooks.all:
-            return self._begin(rows, q_lens, lookahead)
+            return self._begin(rows, q_lens, lookahead, follow)
         with self.hooks.span("allocate", sequences=len(rows), lookahead=lookahead) as span:
-            arrays = self._begin(rows, q_lens, lookahead)
+            arrays = self._begin(rows, q_lens, lookahead, follow)
             span.set(tokens=len(arrays.tokens), copied_blocks=len(arrays.copies))
             span.about(arrays)
         return arrays
 
-    def _begin(self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int) -> StepArrays:
+    def _begin(
+        self, rows: NDArray[np.int64], q_lens: ArrayLike | None, lookahead: int, follow: NDArray[np.int32] | None
+    ) -> StepArrays:
         kv = self.kv  # before anything is scheduled: a cache that is closed raises here
         self.moves.expire()
-        if self._requests is not None:
+        if self._requests is not None and self._learns:
             self._requests.begin(rows)
-        refused = True
+        refused, has_waited = True, False
         try:
-            while isinstance(arrays := self.table.try_step(rows, q_lens, lookahead), int):
+            while isinstance(arrays := self.table.try_step(rows, q_lens, lookahead, follow), int):
+                has_waited = True
                 self.moves.make_room(arrays)  # another thread may take it: then once more
             refused = False
+            if has_waited:
+                with self._counting:
+                    self.steps_that_waited += 1
             if self._scrub.active:
                 self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
             if len(arrays.copies):
@@ -152,8 +171,8 @@ class Engine:
         with self._counting:
             self.computed_tokens += num_tokens
 
-    def write_all(self, row: int, k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Write and commit a row's uncomputed tokens.
+    def write_next(self, row: int, num_tokens: int, k: Any, v: Any) -> None:
+        """Write and commit the next `num_tokens` uncomputed tokens of a row.
 
         K, v [num_layers, num_tokens, num_kv_heads, head_dim].
         """
@@ -169,7 +188,7 @@ class Engine:
         with self.hooks.span("step", sequences=1) as span:
             begun = False
             try:
-                arrays = self.begin(rows, None, 0)
+                arrays = self.begin(rows, np.array([num_tokens], np.int32), 0)
                 begun = True
                 bound = self.kv.bind(arrays)
                 for layer in range(self.spec.num_layers):
@@ -184,9 +203,13 @@ class Engine:
     def reuse_part(self, row: int, block: int, common: int) -> int:
         """Copy a block whose first `common` tokens are this row's next ones.
 
-        Tokens reused (0: no block free).
+        Tokens reused (0: there is no room for another block).
         """
         target = self.table.seed(row, common)
+        if target < 0 and self.moves.may_wait:  # the block that it needs for its next step in any case
+            with contextlib.suppress(OutOfBlocks):
+                self.moves.make_room(1)
+                target = self.table.seed(row, common)
         if target < 0:
             return 0
         root, pair = int(self.table.roots([row])[0]), np.array([[block, target]], np.int32)
@@ -195,34 +218,35 @@ class Engine:
         return common
 
     def arrive(self, row: int, found: int, session: int | None) -> None:
-        """Report a served request to a policy that learns of them: its session and cached blocks.
+        """Report a served request, its session and its cached blocks.
 
-        Once for each row.
+        Only where the core decides by requests. Once for each row.
         """
-        if self._requests is not None:
+        if self._requests is not None and (found or self._learns):
             now = self.moves.now_ns() if self.moves.uses_time else -1
             self._requests.arrive(row, found, session=session, now_ns=now)
 
     def expect(self, row: int, expected_return_s: float | None) -> None:
         """A row's caller expects the next use of its prefix so long after its release."""
         self.check_open()
-        if self._requests is None:
+        if self._requests is None or not self._learns:
             check_return(expected_return_s)
         else:
             self._requests.hint(row, expected_return_s=expected_return_s)
 
-    def release(self, held: HeldRow) -> None:
-        """A row's sequence is over.
+    def release(self, held: HeldRow, is_whole: bool) -> None:
+        """A row's sequence is over; its last, partly filled block is kept only if it `is_whole`.
 
-        What its request has taught is learned now: no caller waits for a token of it.
+        Train the policy on its request now: no caller waits for a token of it.
         """
+        keeps = is_whole and self.keeps_remainders
         if self._learned is None:
-            held.release()
+            held.release(keeps)
             return
         try:
             self._learned.tick()
         finally:  # whatever the caller's clock does
-            held.release()
+            held.release(keeps)
         self._learned.study()
 
     def retain(self, row: int, priority: int, ttl_s: float | None) -> None:
@@ -230,9 +254,10 @@ class Engine:
         self.check_open()
         expires = 0
         if ttl_s is not None:
-            if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 <= ttl_s < 1e9:
-                raise InvalidArgument(f"ttl_s = {ttl_s!r}: a number of seconds, 0 or more, is needed")
-            expires = self.moves.now_ns() + int(ttl_s * 1e9)
+            seconds = number_of_seconds(ttl_s, "ttl_s")
+            if seconds >= 1e9:
+                raise InvalidArgument(f"ttl_s = {ttl_s!r}: a number of seconds below 1e9 is needed")
+            expires = self.moves.now_ns() + int(seconds * 1e9)
             self.moves.uses_time = True
         self.table.retain(row, priority, expires)
 

@@ -1,4 +1,4 @@
-"""What a cache knows of a prompt: which of its blocks are where, and where the match ends."""
+"""The tier of each cached block of a prompt, and where the match ends."""
 
 from __future__ import annotations
 

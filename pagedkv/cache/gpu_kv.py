@@ -3,8 +3,8 @@
 The same verbs as device_kv.py, computed by the kernels.
 
 Everything is ordered by the caller's stream and nothing waits for the device. The steps of a cache share device
-buffers, so work on a stream first waits for what was launched here on another (``before_work``). Before a tier move
-touches the arena it waits, on its own stream, for what was launched here (``on_work``).
+buffers, so work on a stream first waits for the launches here on another (``before_work``). Before a tier move touches
+the arena it waits, on its own stream, for the launches here (``on_work``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.write_kv import write_kv
-from pagedkv.spec.kv_spec import KVSpec, layer_view
+from pagedkv.spec.kv_spec import KVSpec, gathered_shape, in_token_order, layer_view
 from pagedkv.spec.sizes import whole_number
 
 _STEP_ARRAYS = ("block_tables", "seq_lens", "q_indptr", "slot_mapping")
@@ -38,7 +38,7 @@ class GpuKV:
     arena : uint8 [num_blocks, block_bytes] on the backend's device.
     backend : launches the kernels.
     on_work : called with the stream after kernels were launched on it, so that moves can wait for them.
-    before_work : called with the stream before that: what was launched on other streams comes first.
+    before_work : called with the stream before that: work launched on other streams comes first.
     """
 
     decode = None
@@ -87,19 +87,19 @@ class GpuKV:
         self.on_work(stream)
 
     def gather(
-        self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None, stream: Any = None
+        self,
+        blocks: NDArray[np.int32],
+        start: int,
+        stop: int,
+        out: tuple[Any, Any] | None,
+        layout: str = "NHD",
+        stream: Any = None,
     ) -> tuple[Any, Any]:
-        """K and V of the first `num_tokens` tokens in `blocks`.
+        """K and V of tokens `start` to `stop` - 1 of a sequence with these blocks.
 
-        Each [num_layers, num_tokens, num_kv_heads, head_dim].
-
-        Raises
-        ------
-        LayoutMismatch
-            An array of `out` has another shape or dtype.
+        Shapes and errors as :meth:`pagedkv.cache.device_kv.DeviceKV.gather`.
         """
-        spec = self.spec
-        shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
+        spec, shape = self.spec, gathered_shape(self.spec, start, stop, layout)
         if out is None:
             out = (
                 self.backend.empty(shape, spec.np_dtype, stream=stream),
@@ -111,12 +111,14 @@ class GpuKV:
             if getattr(array, "shape", None) != shape or array.dtype != spec.np_dtype:
                 found = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
                 raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {found}")
-        if num_tokens:
+        if stop > start:
             self.before_work(stream)
             tables = self.device_copy("gather_tables", blocks[None], stream)
-            indptr = self.device_copy("gather_indptr", np.array([0, num_tokens], np.int32), stream)
+            indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
+            first = self.device_copy("gather_first", np.array([start], np.int32), stream)
+            k, v = (in_token_order(array, layout) for array in out)
             for layer, cache in enumerate(self._layers):
-                gather_kv(cache, tables, indptr, out[0][layer], out[1][layer], stream=stream)
+                gather_kv(cache, tables, indptr, k[layer], v[layer], first_positions=first, stream=stream)
             self.on_work(stream)
         return out
 
@@ -143,13 +145,18 @@ class GpuKV:
         decode = max_q_len == 1
         key = (num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
         found = self._attentions.get(key)
-        if found is None or found.max_seqs < num_seqs or found.max_tokens < num_tokens or found.max_q_len < max_q_len:
+        if (
+            found is None
+            or found.max_sequences < num_seqs
+            or found.max_tokens < num_tokens
+            or found.max_q_len < max_q_len
+        ):
             spec = self.spec
             if found is not None:
                 self._outgrown.append(found)
             found = self._attentions[key] = PagedAttention(
                 num_qo_heads=num_qo_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.dtype,
-                block_size=spec.block_size, max_seqs=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
+                block_size=spec.block_size, max_sequences=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
                 max_tokens=_room(num_tokens), device=self.backend, **variant, **arrays,
             )  # fmt: skip
         return found

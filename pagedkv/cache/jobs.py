@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._core.block_pool import BlockPool
 from pagedkv._core.dispatch import Taken
 from pagedkv.cache.storage import Handle
 from pagedkv.errors import WrongType
@@ -26,7 +27,7 @@ class Job:
     Attributes
     ----------
     taken : keeps the moves from being given up.
-    span : what the hooks are told of them, in `context`.
+    span : passed to the hooks, in `context`.
     tickets : those whose end the core does not know yet, with their moves.
     arrived : blocks so far.
     unanswered : how often a ticket could not be asked whether it is settled.
@@ -38,6 +39,9 @@ class Job:
     tickets: list[tuple[Handle, NDArray[np.void]]] = field(default_factory=list)
     arrived: int = 0
     unanswered: int = 0
+
+    def __post_init__(self) -> None:
+        self.span.decided_in(self.context)
 
 
 def left_of(ticket: Handle, moves: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -62,7 +66,30 @@ def without_ticket(moves: NDArray[np.void], jobs: list[Job]) -> NDArray[np.void]
 
 def transfers_of(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
     """Moves transfer by transfer, in their order; the moves of one stand together."""
-    edges = np.flatnonzero(np.diff(moves["transfer"])) + 1
+    return _parts(moves, "transfer")
+
+
+def groups_of(moves: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Moves group by group, in their order.
+
+    A group is transfers to a colder tier that are of use together. The last one is its purpose; those before it
+    bring the missing part of its prefix.
+    """
+    return _parts(moves, "group")
+
+
+def _parts(moves: NDArray[np.void], field: str) -> Iterator[NDArray[np.void]]:
+    edges = np.flatnonzero(np.diff(moves[field])) + 1
     if len(moves):
         for a, b in itertools.pairwise([0, *edges.tolist(), len(moves)]):
             yield moves[a:b]
+
+
+def destinations_of(
+    moves: NDArray[np.void], pools: Sequence[BlockPool | None]
+) -> Iterator[tuple[BlockPool, NDArray[np.int32]]]:
+    """The blocks that moves fill, pool by pool."""
+    for tier in np.unique(moves["dst_tier"]).tolist():
+        pool = pools[tier]
+        assert pool is not None
+        yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])

@@ -1,4 +1,4 @@
-"""What the policy ``hazard`` learns, seen from the cache.
+"""The learned state of the policy ``hazard``, seen from the cache.
 
 Its clock, its kinds of namespaces, and its files.
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.observe.callbacks import Log
-from pagedkv.tiers.disk.directory import close_quietly, file_size_limit, read_start
+from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit, read_start
 from pagedkv.tiers.mover.hangs import HANG_S, ends_within
 
 log = Log(logging.getLogger("pagedkv.learned"))
@@ -40,7 +40,7 @@ VERSION = 2  # to be raised when a number of the tables comes to mean something 
 HEADER = struct.Struct("<16sIIII")  # magic, version, tokens of a block, rows, columns
 SUM_BYTES = 32
 MAX_BYTES = 64 << 20  # of a file that is read at all
-LAST_STUDY = 8192  # before a save: what a cache that is closed would never learn
+LAST_STUDY = 8192  # before a save: samples that a closed cache would never learn
 
 
 def pack(tables: NDArray[np.float32], block_size: int) -> bytes:
@@ -83,7 +83,7 @@ class Folder:
     Parameters
     ----------
     path : the directory; "" keeps nothing. A file that could not be used is kept as ``NAME.old`` when it is replaced.
-    make : whether to make it (not its parents) when something is first written. A disk tier's is there, or was deleted.
+    make : whether the first write makes it, with the folders above it. A disk tier's is there, or was deleted.
     may_write : asked before anything is written; False where the disk is known not to take it.
 
     Attributes
@@ -101,7 +101,7 @@ class Folder:
     def read(self, name: str, use: Callable[[bytes], object]) -> None:
         """Hand a kind's file to `use`, if there is one.
 
-        What it refuses with InvalidArgument is of no use.
+        A table that it refuses with InvalidArgument is of no use.
         """
         if not self.path:
             return
@@ -167,6 +167,7 @@ class Folder:
         if len(data) > file_size_limit():  # a write beyond it may end the process
             raise OSError("it is over this process's file size limit")
         if self._make:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path, 0o700)
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -174,7 +175,7 @@ class Folder:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(new, dir_fd=folder)  # what a crash left
+                os.unlink(new, dir_fd=folder)  # left by a crash
             fd = os.open(new, flags, 0o600, dir_fd=folder)
             try:
                 _write_whole(fd, data)
@@ -206,7 +207,7 @@ class Learned:
     Parameters
     ----------
     policy : HazardPolicy
-    block_size : tokens of a block; what was learned with another does not fit.
+    block_size : tokens of a block; a table learned with another does not fit.
     now_ns : the cache's clock, which never fails.
     folder : Folder
 
@@ -227,7 +228,7 @@ class Learned:
         self.policy.tick(self._now_ns())
 
     def study(self) -> None:
-        """Learn a little of what was noted: well below a millisecond. For the end of a request."""
+        """Learn from a few noted samples, in well below a millisecond, at the end of a request."""
         self.policy.study()
 
     def kind_number(self, name: str) -> int:

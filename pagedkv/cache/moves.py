@@ -2,14 +2,12 @@
 
 Or until everything else is held.
 
-It moves nothing. The dispatcher's thread (:mod:`pagedkv.cache.dispatcher`) carries out what the core decides, whatever
-becomes of the caller that asked for it.
+It moves nothing. The dispatcher's thread (:mod:`pagedkv.cache.dispatcher`) carries out the core's decisions, whatever
+becomes of the caller that asked for them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import itertools
 import threading
 import time
@@ -18,17 +16,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pagedkv._core.dispatch import CLOSED, ENDED, NOT_YET, Dispatch
+from pagedkv._core.dispatch import Dispatch
 from pagedkv._core.placement import Placement
 from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.dispatcher import Dispatcher
-from pagedkv.errors import ClosedError, InvalidArgument, OutOfBlocks
+from pagedkv.cache.storage import VirtualTime
+from pagedkv.cache.waits import Waits
+from pagedkv.errors import OutOfBlocks
 from pagedkv.observe.hooks import Hooks
 
 ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up
 FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
 AHEAD_SHARE = 64  # of the device is kept free for the steps to come, at most
-SLICE_S = 0.05  # a caller that waits runs Python this often, which is when a signal's exception can arrive
 
 
 class Claim:
@@ -37,12 +36,13 @@ class Claim:
     Attributes
     ----------
     blocks : of its last plan, 0 once that is over.
+    ahead : of the steps after it, while it has loads under way beside them: those leave so many free.
     """
 
-    __slots__ = ("__weakref__", "_claiming", "blocks")
+    __slots__ = ("__weakref__", "_claiming", "ahead", "blocks")
 
     def __init__(self, claiming: threading.Lock) -> None:
-        self._claiming, self.blocks = claiming, 0
+        self._claiming, self.blocks, self.ahead = claiming, 0, 0
 
     def take(self, blocks: int) -> None:
         """So many are about to be used: prefetches that have not been decided yet leave them."""
@@ -50,7 +50,7 @@ class Claim:
             self.blocks = blocks
 
 
-class Moves:
+class Moves(Waits):
     """Has the core make room and promote, and waits for it.
 
     Any thread may call it, but for the dispatcher's own, which would wait for itself.
@@ -59,9 +59,10 @@ class Moves:
     ----------
     placement : Placement
     dispatch : Dispatch of `placement`
-    dispatcher : carries out what is decided.
+    dispatcher : carries out the moves.
     hooks : told when room is made.
     clock : seconds; what ages and times to live go by. None: the system's monotonic clock.
+    virtual : whose clock loads go by, and what passes while callers wait. None: the system's.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class Moves:
         dispatcher: Dispatcher,
         hooks: Hooks,
         clock: Callable[[], float] | None = None,
+        virtual: VirtualTime | None = None,
     ) -> None:
-        self.placement, self._dispatch, self._dispatcher = placement, dispatch, dispatcher
-        self._hooks, self._clock = hooks, clock
+        super().__init__(placement, dispatch, dispatcher, hooks, virtual)
+        self._clock = clock
         self.uses_time = placement.tells_time  # or a sequence was given a time to live
-        self._prefetching: set[int] = set()  # threads with a prefetch under way
         self._claims: tuple[weakref.ref[Claim], ...] = ()
         self._claiming = threading.Lock()
         device, *colder = placement.pools
@@ -97,128 +98,10 @@ class Moves:
         """Device blocks that schedulers are about to use: prefetches leave so many."""
         return sum(claim.blocks for claim in (known() for known in self._claims) if claim is not None)
 
-    # ---- waiting
-
-    def begin_prefetch(self) -> None:
-        """This thread's next moves are a prefetch's, which holds blocks until it is over.
-
-        Others can wait for that.
-        """
-        self._prefetching.add(threading.get_ident())
-        self._dispatch.hold_up(1)
-
-    def end_prefetch(self) -> None:
-        """This thread's prefetch is over and holds nothing any more."""
-        self._dispatch.hold_up(-1)  # first, as it needs no memory: others may wait for it
-        self._prefetching.discard(threading.get_ident())
-
-    def run_moves(self) -> bool:
-        """Wait until a move under way, or another thread's prefetch, is over.
-
-        False if there is none.
-
-        Raises
-        ------
-        ClosedError, InvalidArgument
-            The cache was closed meanwhile; or the caller is a hook of ``moves``.
-        """
-        return self.wait_since(self.num_ended)
-
     @property
-    def num_ended(self) -> int:
-        """Moves that are over so far, as :meth:`wait_since` counts them."""
-        return self._dispatch.num_announced
-
-    def wait_since(self, seen: int, timeout_s: float | None = None) -> bool:
-        """Wait until a move or a prefetch is over; False if none is decided or under way.
-
-        What a prefetch holds is about to be let go of, so its end counts as that of a move. Prefetches do not wait for
-        each other's ends.
-
-        Parameters
-        ----------
-        seen : int
-            `num_ended` of before the caller looked whether it has to wait: moves that are over since then count.
-        timeout_s : float, optional
-            True after so many seconds all the same.
-
-        Raises
-        ------
-        ClosedError, InvalidArgument
-            As :meth:`run_moves`.
-        """
-        dispatcher, wait = self._dispatcher, self._dispatch.wait
-        self.check_may_wait()
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        others = threading.get_ident() not in self._prefetching
-        if not dispatcher.has_thread:
-            dispatcher.pump()
-        while (said := wait(seen, SLICE_S, others)) == NOT_YET:
-            if until is not None and time.monotonic() >= until:
-                return True
-            if not dispatcher.has_thread:  # another caller was interrupted with moves of this one
-                dispatcher.pump()
-        if dispatcher.interrupts:
-            with contextlib.suppress(IndexError):  # another caller was quicker
-                raise dispatcher.interrupts.popleft()
-        if said == CLOSED:
-            self._dispatch.close()  # what this call had decided after the first close is over, too
-            raise ClosedError("this cache was closed while the call waited for moves between its tiers")
-        return said == ENDED
-
-    def check_may_wait(self) -> None:
-        """Raise where the caller must not wait for moves.
-
-        Raises
-        ------
-        InvalidArgument
-            It is the dispatcher's thread.
-        """
-        if self._dispatcher.is_this_thread():
-            raise InvalidArgument(
-                "a hook of a `moves` span, a clock or a log handler was called by the thread that carries moves out, "
-                "so it cannot do what waits for moves: do that in another span's hook, or in a thread of your own"
-            )
-
-    def _hear(self) -> None:
-        """Let the hooks be told of moves that are over before the caller goes on."""
-        dispatch = self._dispatch
-        if self._hooks.all and not self._dispatcher.is_this_thread():
-            while dispatch.is_telling():
-                dispatch.wait(dispatch.num_announced, SLICE_S)
-
-    def _decides(self) -> None:
-        """The caller is about to have the core decide: hooks are told of the moves in its context."""
-        if self._hooks.all:
-            self._dispatcher.context = contextvars.copy_context()
-
-    def when_decided(self, decide: Callable[[], object]) -> None:
-        """Have something decided, and wait until the moves that it decided are over.
-
-        Raises
-        ------
-        InvalidArgument
-            The caller must not wait; nothing was decided.
-        """
-        self.check_may_wait()
-        self._decides()
-        first = self._dispatch.num_started
-        decide()
-        last = self._dispatch.num_started
-        while first < last:
-            seen = self._dispatch.num_announced
-            if not self._dispatch.under_way(first, last):
-                break
-            self.wait_since(seen)
-        self._hear()
-
-    def drain_namespace(self, root: int) -> None:
-        """Return once nothing of a namespace is under way."""
-        while True:
-            seen = self._dispatch.num_announced
-            if not self.placement.moving_in(root):
-                return
-            self.wait_since(seen)
+    def ahead(self) -> int:
+        """Device blocks that the steps of schedulers with loads beside them are about to take."""
+        return sum(claim.ahead for claim in (known() for known in self._claims) if claim is not None)
 
     # ---- room
 
@@ -254,6 +137,7 @@ class Moves:
         does not wait for room.
         """
         low = self._low = min(max(num_taken, self._low - (self._low >> 3) - 1, 0), self._most_ahead)
+        low = max(low, self.ahead)  # beside loads, which take all free blocks
         pool = self.placement.pools[Tier.DEVICE]
         assert pool is not None
         if low and self._dispatcher.has_thread and pool.num_available < low:
@@ -326,46 +210,81 @@ class Moves:
             if cold + self.spoken_for <= pool.num_obtainable:
                 self.placement.promote(owner, until)
 
-    def promote(self, owner: int, deadline_s: float | None = None) -> int:
-        """Bring an owned path to the device.
-
-        Whole blocks of it that are there in the end, from the front.
+    def lift(self, owner: int, until_ns: int = 0) -> None:
+        """Make room for the blocks of an owned path below the device, and promote them.
 
         Parameters
         ----------
         owner : int
-        deadline_s : float, optional
-            Seconds from now, also for making room; promotions that have not arrived from the disk by then, or not
-            started from memory, are given up.
+        until_ns : int
+            Of the monotonic clock: promotions that have not arrived from the disk by then, or not started from memory,
+            are given up. 0: none is.
 
         Raises
         ------
         OutOfBlocks
             The device has no room for them. The owner keeps its path as it is.
         """
-        placement = self.placement
-        until = 0 if deadline_s is None else time.monotonic_ns() + int(deadline_s * 1e9)
         for attempt in itertools.count(1):
-            cold = int(np.count_nonzero(placement.tiers_of(owner)))
+            cold = self._num_cold(owner)
             if not cold:
-                break
+                return
             try:
                 self.make_room(cold)
             except OutOfBlocks:
-                if int(np.count_nonzero(placement.tiers_of(owner))) >= cold:
+                if self._num_cold(owner) >= cold:
                     raise
                 continue  # another thread has brought some of it up meanwhile: less is needed
             self._decides()
             try:
-                self._decide_promotion(owner, until, cold)
-                break
+                self._decide_promotion(owner, until_ns, cold)
+                return
             except OutOfBlocks:  # another thread took the room: make it again
                 if attempt == ATTEMPTS:
                     raise
-        while True:
+
+    def try_lift(self, owner: int, until_ns: int = 0) -> bool:
+        """As :meth:`lift`, without waiting; whether the promotions are decided.
+
+        False: room is being made. Ask again when a move is over. Beside schedulers it leaves room for their next steps,
+        where there is any to be had.
+
+        Raises
+        ------
+        OutOfBlocks, ClosedError, InvalidArgument
+            As :meth:`lift` and :meth:`wait_since`.
+        """
+        self.check_may_wait()
+        self.expire()
+        pool = self.placement.pools[Tier.DEVICE]
+        assert pool is not None
+        spare = max(self.ahead, self.spoken_for)
+        for _ in range(ATTEMPTS):
             seen = self._dispatch.num_announced
-            if not placement.is_moving(owner):
-                break
-            self.wait_since(seen)
-        self._hear()
-        return placement.settle(owner)
+            cold = self._num_cold(owner)
+            if not cold:
+                return True
+            wanted = cold + max(0, min(spare, pool.num_obtainable - cold))
+            goal = min(wanted, pool.num_available + max(1, self._room_below(Tier.DEVICE)))
+            self._decides()
+            if not self.placement.reserve(goal, Tier.DEVICE):
+                if goal < wanted:
+                    continue  # that much was there at once: now there may be more below
+                try:
+                    self._decide_promotion(owner, until_ns, cold)
+                    return True
+                except OutOfBlocks:  # another thread took the room: make it again
+                    continue
+            if not self._dispatcher.has_thread:
+                self._dispatcher.pump()
+            if self._dispatch.num_announced != seen:
+                continue
+            if not self._is_idle(seen):
+                return False
+            if not spare or pool.num_available < cold:
+                raise self.placement.out_of_blocks(cold)
+            spare = 0
+        return False
+
+    def _num_cold(self, owner: int) -> int:
+        return int(np.count_nonzero(self.placement.tiers_of(owner)))

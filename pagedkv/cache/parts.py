@@ -1,6 +1,6 @@
-"""What a cache is made of, opened from its options.
+"""Opens the parts of a cache from its options.
 
-The core's pools and tree, the storage, and who says what is written to disk.
+The core's pools and tree, the storage, and the admission of writes to disk.
 """
 
 from __future__ import annotations
@@ -22,18 +22,54 @@ from pagedkv.cache.storage import Storage, Store, check_storage
 from pagedkv.cache.tiered import TieredStorage, shards_of
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.kernels.backend import Backend
-from pagedkv.spec.budgets import Disk, blocks_for
+from pagedkv.spec.budgets import MAX_BLOCKS, Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.spec.sizes import Blocks, Size, format_size, parse_size, whole_number
-from pagedkv.tiers.disk.directory import path_text
+from pagedkv.spec.paths import nearest_existing, path_text
+from pagedkv.spec.sizes import Blocks, Size, check_plain, format_size, parse_size, whole_number
 from pagedkv.tiers.disk.format import PAGE, Geometry
 
 THREADS = 2  # that move blocks, by default
 SMALL_FILES_BYTES = 5 * PAGE  # of a disk tier's directory: LOCK, KEY, SUPER and the directory itself
 
 
-def blocks_of(device: Size | None, host: Size | None, disk: Disk | None, spec: KVSpec) -> list[int]:
+def first_memory(memory: Size | None, device: Size | None, host: Size | None, place: str, backend: Any) -> Size | None:
+    """How much the first tier holds: `memory` on a host without a device, else `device`.
+
+    Parameters
+    ----------
+    memory, device, host : the arguments `memory`, `device_memory` and `host_memory`.
+    place, backend : where the device tier lies, and what launches its kernels.
+
+    Raises
+    ------
+    InvalidArgument
+        `memory` and another of them were given, or there is a device.
+    """
+    if memory is None:
+        return device
+    if device is not None:
+        raise InvalidArgument(
+            "memory and device_memory both say how much the first tier holds: give memory on a host without a device, "
+            "device_memory with one"
+        )
+    if place != "cpu" or backend is not None:
+        raise InvalidArgument(
+            f"memory is for a cache without a device, and device={place!r}{' with a backend' * (backend is not None)} "
+            f"is one: give device_memory, and host_memory for a tier in the host's memory"
+        )
+    if host is not None:
+        raise InvalidArgument(
+            "without a device all memory is one tier: give memory alone, or device_memory and host_memory for two tiers"
+        )
+    return memory
+
+
+def blocks_of(
+    device: Size | None, host: Size | None, disk: Disk | None, spec: KVSpec, name: str = "device_memory"
+) -> list[int]:
     """Blocks of device, host and disk; 0 for a tier that is not wanted.
+
+    `name` is that of the device's size, for errors.
 
     Raises
     ------
@@ -52,9 +88,9 @@ def blocks_of(device: Size | None, host: Size | None, disk: Disk | None, spec: K
     if device is None:
         raise WrongType(
             "device_memory is needed: how much KV the device tier holds, such as device_memory='8GiB' or Blocks(5000); "
-            "device= is a place, such as 'cuda:0'"
+            "or memory='8GiB' on a host without a device; device= is a place, such as 'cuda:0'"
         )
-    on_device = blocks_for(device, spec, "device_memory")
+    on_device = blocks_for(device, spec, name)
     on_host = 0 if host is None else blocks_for(host, spec, "host_memory")
     return [on_device, on_host, 0 if disk is None else _disk_blocks(disk, spec)]
 
@@ -68,6 +104,12 @@ def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
     if num_blocks < 1:
         needed = format_size(slot_bytes + SMALL_FILES_BYTES)
         raise InvalidArgument(f"a disk tier of {disk.size!r} does not hold one block with its header: {needed}")
+    if num_blocks > MAX_BLOCKS:
+        most = format_size(MAX_BLOCKS * slot_bytes)
+        raise InvalidArgument(
+            f"size={disk.size!r} is {num_blocks} blocks of {format_size(slot_bytes)} with headers; a disk tier has at "
+            f"most {MAX_BLOCKS} blocks, {most} here: ask for less, or take a larger block_size"
+        )
     return blocks_for(Blocks(num_blocks), spec, "size")
 
 
@@ -105,24 +147,25 @@ def storage_of(given: Storage | None, device: str, backend: Backend | None, thre
 
 def open_admission(
     disk: Disk | None,
+    write: str,
     write_bytes: int,
     num_blocks: int,
     costs: CostModel,
     policy: HazardPolicy | None,
     clock: Callable[[], float] | None,
 ) -> Admission:
-    """The admission of a disk tier of so many blocks.
+    """The admission of a disk tier of so many blocks, written as `write` says.
 
     Each block takes so many bytes to write.
     """
-    if disk is None:
+    if disk is None or disk.admission is None:
         return Admission("all", costs, write_bytes)
     clock, per_day = time.monotonic if clock is None else clock, disk.write_bytes_per_day
     budget = None if per_day is None else WriteBudget(per_day, write_bytes, clock)
     likeliest = None
     if disk.admission == "hazard" and policy is not None:
         likeliest = Likeliest(policy.chance, Turnover(num_blocks, clock), costs, budget)
-    return Admission(disk.admission, costs, write_bytes, budget, likeliest)
+    return Admission(disk.admission, costs, write_bytes, budget, likeliest, copies=write in ("reused", "all"))
 
 
 def open_learned(
@@ -133,7 +176,7 @@ def open_learned(
     block_size: int,
     now_ns: Callable[[], int],
 ) -> Learned | None:
-    """What the policy hazard goes on from.
+    """The state that the policy hazard starts with.
 
     The files of this folder, or else of the disk tier's. None with others.
     """
@@ -147,7 +190,7 @@ def open_learned(
 
 
 def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:
-    """The directory that was given for learned tables, "" without one.
+    """The directory that was given for learned tables, with ``~`` expanded; "" without one.
 
     Raise where no cache can learn like this.
 
@@ -164,11 +207,9 @@ def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:
     if learned is None:
         return ""
     folder = path_text(learned, "learned")
-    above = os.path.dirname(os.path.abspath(folder))
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise InvalidArgument(f"learned: {folder} is no directory; name one that the tables may lie in")
-    if not os.path.isdir(above):
-        raise InvalidArgument(f"learned: there is no directory {above} for {folder} to be made in; make it first")
+    there = nearest_existing(folder)
+    if not os.path.isdir(there):
+        raise InvalidArgument(f"learned: {there} is no directory; name one that the tables may lie in")
     return folder
 
 
@@ -183,6 +224,7 @@ def check_options(deadline_s: Any, max_sequences: Any, inclusive: Any, **flags: 
         if not isinstance(flag, bool):
             raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
     if deadline_s is not None:
+        check_plain(deadline_s, "deadline_s", "a number of seconds")
         if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
             raise WrongType(f"deadline_s must be a number of seconds, not {type(deadline_s).__name__}")
         if not 0 <= deadline_s < 1e9:

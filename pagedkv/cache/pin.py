@@ -12,7 +12,7 @@ class Pin:
     """Keeps a cached prefix from being evicted or moved. Made by :meth:`KVCache.pin`.
 
     A context manager. Keep the object for as long as the prefix must stay: like a Sequence, a pin that is collected
-    releases what it held.
+    releases its blocks.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 """Prefetch: a prefix brought to the device in the background, before its request is run.
 
-On demand, or by what the policy ``hazard`` expects.
+On demand, or for requests that the policy ``hazard`` expects.
 """
 
 from __future__ import annotations

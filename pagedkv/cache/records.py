@@ -38,19 +38,21 @@ class RecordMaker:
     def __call__(self, moves: NDArray[np.void]) -> list[Record]:
         """One Record per move, in order.
 
-        All moves are of transfers in flight, so their runs stay whole.
+        All moves are of transfers in flight, so the path to a run's last block stays as it is; where the run was cut
+        meanwhile, its other blocks lie above its node.
         """
-        runs: dict[int, list[Record]] = {}
-        for node in np.unique(moves["node"]).tolist():
-            runs[node] = self._run(node)
-        return [runs[int(move["node"])][int(move["index"])] for move in moves]
+        nodes, place = np.unique(moves["node"], return_inverse=True)
+        first = np.full(len(nodes), np.iinfo(np.int32).max)
+        np.minimum.at(first, place, moves["depth"])
+        runs = [self._path(node, depth) for node, depth in zip(nodes.tolist(), first.tolist(), strict=True)]
+        return [runs[i][depth - first[i]] for i, depth in zip(place.tolist(), moves["depth"].tolist(), strict=True)]
 
-    def _run(self, node: int) -> list[Record]:
+    def _path(self, node: int, first: int) -> list[Record]:
+        """Records of the blocks of a node's path, from block `first` on."""
         placement, size = self._placement, self._block_size
         digest = self._digest_of(placement.root_of(node))
         tokens = placement.path_tokens(node)
-        first = placement.depth_of(node)
-        anchor, before = placement.anchor(node)
+        anchor, before = placement.anchor(node, first)
         keys = chain_keys(self._secret, digest, before or ROOT_PARENT, tokens[anchor * size :], size)
         placement.remember_keys(node, anchor, keys)
         parents = [before or ROOT_PARENT, *keys]
@@ -86,23 +88,41 @@ class Run:
         return np.array([block.block for block in self.found], np.int32)
 
 
-def whole_prefixes(stored: Iterable[StoredBlock], secret: bytes) -> tuple[list[Run], list[int]]:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The contents of a reopened store.
+
+    Attributes
+    ----------
+    blocks : that can be found again.
+    prefixes : that they make up, each to its end.
+    orphans : blocks that were freed, by the reason: ``no_parent`` (the block before it is not there), ``wrong_key``
+        (its key is not that of its content), ``doubled``.
+    """
+
+    blocks: int
+    prefixes: int
+    orphans: dict[str, int]
+
+
+def whole_prefixes(stored: Iterable[StoredBlock], secret: bytes) -> tuple[list[Run], dict[str, list[int]]]:
     """Sort a reopened store's blocks into whole prefixes; linear in their number.
 
     Returns
     -------
     runs : list of Run
         Each after the run it continues; of several ways to go on, the one written last comes first.
-    orphans : list of int
-        Blocks whose key is not that of their content, which are doubled, or whose parent is not there: never
-        to be used.
+    orphans : dict of str to list of int
+        Blocks that are never to be used, by the reasons of :class:`Found`.
     """
     records: dict[bytes, StoredBlock] = {}
-    orphans: list[int] = []
+    orphans: dict[str, list[int]] = {"no_parent": [], "wrong_key": [], "doubled": []}
     for found in stored:
         record = found.record
-        if record.key in records or record.key != chain_key(secret, record.namespace, record.parent, record.tokens):
-            orphans.append(found.block)
+        if record.key in records:
+            orphans["doubled"].append(found.block)
+        elif record.key != chain_key(secret, record.namespace, record.parent, record.tokens):
+            orphans["wrong_key"].append(found.block)
         else:
             records[record.key] = found
     below: dict[tuple[bytes, bytes], list[StoredBlock]] = {}
@@ -121,26 +141,28 @@ def whole_prefixes(stored: Iterable[StoredBlock], secret: bytes) -> tuple[list[R
         todo += [(following, len(runs)) for following in after]
         runs.append(run)
     reached = {found.record.key for run in runs for found in run.found}
-    orphans += [found.block for key, found in records.items() if key not in reached]
+    orphans["no_parent"] = [found.block for key, found in records.items() if key not in reached]
     return runs, orphans
 
 
-def restore(placement: Placement, store: Store, tier: int, root_of: Callable[[bytes], int]) -> None:
-    """A reopened store's blocks join the empty tree; all others are free again.
+def restore(placement: Placement, store: Store, tier: int, root_of: Callable[[bytes], int]) -> Found:
+    """Insert a reopened store's blocks into the empty tree, and free all others.
 
     Parameters
     ----------
     placement : Placement
-    store : what `tier` numbers.
+    store : the tier of that number.
     root_of : digest of a namespace -> its root.
     """
     pool = placement.pools[tier]
     assert pool is not None
     runs, orphans = whole_prefixes(store.records(), store.secret)
-    if orphans:
-        store.invalidate(np.array(orphans, np.int32))
+    useless = [block for blocks in orphans.values() for block in blocks]
+    counts = {reason: len(blocks) for reason, blocks in orphans.items()}
+    if useless:
+        store.invalidate(np.array(useless, np.int32))
     if not runs:
-        return
+        return Found(0, 0, counts)
     pool.alloc(pool.capacity)  # a new pool hands out 0, 1, 2, ...: every id is ours for the moment
     blocks = [run.blocks for run in runs]
     lengths = np.array([len(ids) for ids in blocks], np.int64)
@@ -158,3 +180,5 @@ def restore(placement: Placement, store: Store, tier: int, root_of: Callable[[by
     place = np.arange(first[-1]) - np.repeat(first[:-1], lengths)
     free[np.concatenate(blocks)[place < np.repeat(done, lengths)]] = False
     pool.free(np.flatnonzero(free).astype(np.int32)[::-1])
+    prefixes = len(runs) - len({run.parent for run in runs if run.parent >= 0})
+    return Found(int(np.sum(done)), prefixes, counts)

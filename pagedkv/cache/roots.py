@@ -140,7 +140,7 @@ class Roots:
                 self.kinds.pop(digest, None)
 
     def drop(self, digest: bytes) -> tuple[list[Root], int]:
-        """Forget what is cached of a namespace.
+        """Forget the cached blocks of a namespace.
 
         The Roots whose moves have to be waited for, and the blocks dropped.
 
@@ -191,7 +191,7 @@ class Roots:
                     self._dropped.pop()
             except StaleHandle:  # forgotten by a call that was interrupted then
                 self._dropped.pop()
-        self._settle()  # what a call left that was interrupted
+        self._settle()  # left by an interrupted call
         for digest in list(itertools.islice(self._known, LOOKED_AT)):
             root = self._unsettled[digest] = self._known[digest]
             del self._known[digest]  # no other thread can get the Root now: if no other has it, none will

@@ -2,8 +2,8 @@
 
 Decides which blocks are zeroed.
 
-A block is written token by token by the sequence it was given to; what it held before stands in the rest of it. Blocks
-that are copied whole (promotions, copy on write, a partial hit) show only what was copied, so they are only remembered.
+A block is written token by token by the sequence it was given to; the rest still holds its old content. Blocks
+that are copied whole (promotions, copy on write, a partial hit) show only the copy, so they are only remembered.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Scrub:
         roots: Callable[[], NDArray[np.int64]],
         zero: Callable[[NDArray[np.int32]], None],
     ) -> None:
-        """Zero what a step's sequences were given, before anything is written there.
+        """Zero the blocks allocated to a step's sequences, before anything is written there.
 
         Parameters
         ----------

@@ -6,15 +6,18 @@ import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from numbers import Integral
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.held import HeldRow, fork_row
 from pagedkv.cache.engine import Engine
-from pagedkv.errors import ClosedError, InvalidArgument, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.interop import View, as_argument, block_views, export
+from pagedkv.spec.budgets import check_choice
+from pagedkv.spec.kv_spec import LAYOUTS
+from pagedkv.spec.sizes import whole_number
 
 
 def session_number(session: object) -> int | None:
@@ -50,14 +53,19 @@ class Batch:
     rows : int64 [num_seqs]
         Their rows in the core's block table, in the same order. A sequence that was released since is found by the
         core: StaleHandle.
+    follow : int32 [m, 3] or None
+        (follower, leader, num_blocks): sequences that go on from whole blocks which others of the batch compute in the
+        same step, as :meth:`BlockTable.step` takes it.
     """
 
-    __slots__ = ("rows", "sequences")
+    __slots__ = ("follow", "rows", "sequences")
 
-    def __init__(self, sequences: Seq[Sequence], rows: NDArray[np.int64]) -> None:
+    def __init__(
+        self, sequences: Seq[Sequence], rows: NDArray[np.int64], follow: NDArray[np.int32] | None = None
+    ) -> None:
         if len(sequences) != len(rows):
             raise InvalidArgument(f"{len(sequences)} sequences but {len(rows)} rows")
-        self.sequences, self.rows = sequences, rows
+        self.sequences, self.rows, self.follow = sequences, rows, follow
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,19 +81,27 @@ class Sequence:
     hit_tokens : mapping of tier name to int
         Prompt tokens that came from the cache, by the tier they were found in (``"partial"``: copied out of a
         block that agreed only in its first tokens).
+    trace : object
+        The caller's name for its request, for hooks; None without one. Forks have it, too.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_found", "_held", "_session", "hit_tokens")
+    __slots__ = ("__weakref__", "_engine", "_found", "_held", "_session", "hit_tokens", "trace")
 
     def __init__(
-        self, engine: Engine, held: HeldRow, hit_tokens: Mapping[str, int], found: int = 0, session: int | None = None
+        self,
+        engine: Engine,
+        held: HeldRow,
+        hit_tokens: Mapping[str, int],
+        found: int = 0,
+        session: int | None = None,
+        trace: object = None,
     ) -> None:
         if not isinstance(held, HeldRow):
             raise WrongType("sequences are made by KVCache.sequence and Sequence.fork")
         self._engine, self._held = engine, held
         self._found = found  # blocks of the prompt that were cached when it came
         self._session = session  # whose request it is, as a number; None: no session's
-        self.hit_tokens = dict(hit_tokens)
+        self.hit_tokens, self.trace = dict(hit_tokens), trace
 
     @property
     def row(self) -> int:
@@ -139,7 +155,7 @@ class Sequence:
         if not self._engine.hooks.all:
             self._engine.table.truncate(self.row, num_tokens)
             return
-        with self._engine.hooks.span("truncate", row=self.row) as span:
+        with self._engine.hooks.on_behalf_of(self.trace), self._engine.hooks.span("truncate", row=self.row) as span:
             self._engine.table.truncate(self.row, num_tokens)
             span.set(tokens=num_tokens)
 
@@ -148,10 +164,10 @@ class Sequence:
 
         Full blocks are shared, the partly filled one is copied when written.
         """
-        with self._engine.hooks.span("fork", row=self.row) as span:
+        with self._engine.hooks.on_behalf_of(self.trace), self._engine.hooks.span("fork", row=self.row) as span:
             rows = fork_row(self._engine.table, self._held, n)
             try:
-                forks = [Sequence(self._engine, held, self.hit_tokens) for held in rows]
+                forks = [Sequence(self._engine, held, self.hit_tokens, trace=self.trace) for held in rows]
                 span.set(forks=len(forks))
                 span.about(np.array([fork.row for fork in forks], np.int64))
             except BaseException:  # they would let go by themselves, but only once the traceback is gone
@@ -165,7 +181,7 @@ class Sequence:
 
         Parameters
         ----------
-        priority : 0..100; what has a lower one is evicted first.
+        priority : 0..100; blocks with a lower one are evicted first.
         ttl_s : float, optional
             Seconds after which the prefix is evicted before all others. Until it is evicted it can still be hit: to end
             hits, :meth:`KVCache.purge` its namespace.
@@ -177,7 +193,7 @@ class Sequence:
 
         ``math.inf`` for never. None leaves the hint unchanged.
 
-        A hint, to be given before the release: ``policy="hazard"`` learns what it is worth, other policies do not look
+        A hint, to be given before the release: ``policy="hazard"`` learns its reliability, other policies do not look
         at it. Who does not know whether it comes again should say nothing.
 
         Raises
@@ -186,23 +202,51 @@ class Sequence:
         """
         self._engine.expect(self.row, expected_return_s)
 
-    def gather(self, out: tuple[NDArray[Any], NDArray[Any]] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of the computed tokens, contiguous, for runtimes that do not page.
+    def gather(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        out: tuple[NDArray[Any], NDArray[Any]] | None = None,
+        layout: str = "NHD",
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """K and V of a range of the computed tokens, contiguous, for runtimes that do not page.
+
+        On the CPU it is one call of a C kernel for all layers: no temporary arrays, on threads, without the GIL.
+
+        Parameters
+        ----------
+        start, stop : int
+            Tokens ``start`` to ``stop - 1``. Default: all computed tokens.
+        out : pair of arrays, optional
+            Where to put them: any framework's arrays that may be written, any strides. Default: new arrays.
+        layout : ``"NHD"`` or ``"HND"``
+            Order of the axes of the result; that of the cache (``KVSpec.layout``) does not matter.
 
         Returns
         -------
-        k, v : ``spec.np_dtype`` [num_layers, num_computed, num_kv_heads, head_dim]
-            `out` where it was given; any framework's arrays that may be written.
+        k, v : ``spec.np_dtype``
+            [num_layers, stop - start, num_kv_heads, head_dim] with ``"NHD"``; [num_layers, num_kv_heads, stop - start,
+            head_dim] with ``"HND"``, whose layers are the ``past_key_values`` of exported models. `out` if
+            it was given.
 
         Raises
         ------
+        WrongType, InvalidArgument
+            The range is not within the computed tokens, or the layout is neither of the two.
         LayoutMismatch
-            An array of `out` has another shape or dtype.
+            An array of `out` has another shape or dtype, or may not be written.
         """
+        check_choice("layout", layout, LAYOUTS)
+        computed = self.num_computed
+        end = computed if stop is None else whole_number(stop, "stop", 0, 2**31 - 1)
+        begin = whole_number(start, "start", 0, 2**31 - 1)
+        if not begin <= end <= computed:
+            raise InvalidArgument(f"start = {begin}, stop = {end} is no range of the {computed} computed tokens")
         if not isinstance(out, tuple):
-            return self._engine.kv.gather(self.blocks, self.num_computed, out)
+            return self._engine.kv.gather(self.blocks, begin, end, out, layout)
         arrays: Any = tuple(as_argument("out", array, writable=True) for array in out)
-        self._engine.kv.gather(self.blocks, self.num_computed, arrays)
+        self._engine.kv.gather(self.blocks, begin, end, arrays, layout)
         return out
 
     def export_blocks(self, *, stream: Any = None) -> list[View]:
@@ -232,34 +276,67 @@ class Sequence:
         first = export(self._engine.kv.layer(0)[0], dtype=spec.dtype, stream=stream)
         return block_views(first, holder.blocks.tolist(), spec.block_shape, holder)
 
-    def scatter(self, k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Write the KV of all tokens not computed yet, computed elsewhere, and commit it.
+    def scatter(
+        self,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        layout: str = "NHD",
+    ) -> None:
+        """Write the KV of tokens that are not computed yet, computed elsewhere, and commit it.
 
         Parameters
         ----------
-        k, v : [num_layers, num_tokens - num_computed, num_kv_heads, head_dim]
-            Any framework's arrays; read without a copy.
+        k, v : [num_layers, stop - start, num_kv_heads, head_dim], or with ``layout="HND"`` [num_layers, num_kv_heads,
+            stop - start, head_dim]. Any framework's arrays, any strides; read without a copy.
+        start, stop : int, optional
+            The tokens that k and v hold, ``start`` to ``stop - 1``. Default: all that are not computed yet. Tokens
+            before ``num_computed`` are in the cache already and stay as they are; ``start`` must not be beyond it.
+        layout : ``"NHD"`` or ``"HND"``
+            Order of the axes of k and v.
 
         Raises
         ------
+        WrongType, InvalidArgument
+            No range of the sequence's tokens, one that would leave a gap, or no such layout.
         LayoutMismatch, OutOfBlocks
             Nothing is committed then.
         """
-        self._engine.write_all(self.row, as_argument("k", k), as_argument("v", v))
+        check_choice("layout", layout, LAYOUTS)
+        num_tokens, computed = self.num_tokens, self.num_computed
+        begin = computed if start is None else whole_number(start, "start", 0, 2**31 - 1)
+        end = num_tokens if stop is None else whole_number(stop, "stop", 0, 2**31 - 1)
+        if not begin <= end <= num_tokens:
+            raise InvalidArgument(f"start = {begin}, stop = {end} is no range of the {num_tokens} tokens")
+        if begin > computed:
+            raise InvalidArgument(
+                f"start = {begin} leaves a gap: {computed} tokens are computed, so k and v must begin at one of the "
+                f"first {computed + 1}"
+            )
+        cached = min(end, computed) - begin
+        values = (_layers(name, given, cached, end - begin, layout) for name, given in (("k", k), ("v", v)))
+        with self._engine.hooks.on_behalf_of(self.trace):
+            self._engine.write_next(self.row, end - begin - cached, *values)
 
     def release(self) -> None:
-        """Let go of the blocks; full ones stay cached. Twice is fine."""
+        """Let go of the blocks; full ones stay cached. Twice is fine.
+
+        The last, partly filled block stays cached, too, where the cache has a disk tier and `partial_hits`.
+        """
         row = self._held.handle
         if row < 0 or not self._engine.hooks.all or not self._engine.is_ours:
-            self._let_go()
+            self._let_go(is_whole=True)
         else:
-            with self._engine.hooks.span("release", row=row):
-                self._let_go()
+            with self._engine.hooks.on_behalf_of(self.trace), self._engine.hooks.span("release", row=row):
+                self._let_go(is_whole=True)
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, is_whole: bool = False) -> None:
+        """`is_whole`: no call was interrupted between counting tokens as computed and writing them."""
         if self._held.handle >= 0:
             if self._engine.is_ours:
-                self._engine.release(self._held)
+                self._engine.release(self._held, is_whole)
             else:  # a forked child: the row is the parent's
                 self._held.release()
 
@@ -276,8 +353,39 @@ class Sequence:
     def __len__(self) -> int:
         return self.num_tokens
 
+    def __reduce__(self) -> NoReturn:
+        raise WrongType("a Sequence belongs to its process and cache, and cannot be pickled or copied: send its tokens")
+
     def __repr__(self) -> str:
         if self._held.handle < 0:
             return "<Sequence, released>"
         num_tokens, computed, num_blocks, committed = self._engine.table.info(self._held.handle)
         return f"<Sequence, {computed} of {num_tokens} tokens computed, {committed} of {num_blocks} blocks committed>"
+
+
+def _layers(name: str, values: Any, cached: int, num_tokens: int, layout: str) -> Any:
+    """K or V of a scatter, by layer, without its `cached` first tokens.
+
+    Views [num_tokens - cached, num_kv_heads, head_dim] of the arguments.
+
+    Raises
+    ------
+    LayoutMismatch
+        It cannot be read as arrays, or holds another number of tokens.
+    """
+    values = as_argument(name, values)
+    if not cached and layout == "NHD":
+        return values  # the usual case; what writes it checks it
+    axis = 0 if layout == "NHD" else 1
+    rows = []
+    several = isinstance(values, list | tuple) or getattr(values, "ndim", None) == 4
+    for given in values if several else ():
+        layer = as_argument(name, given)
+        layer = layer if hasattr(layer, "swapaxes") else np.asarray(layer)
+        if layer.ndim != 3 or layer.shape[axis] != num_tokens:
+            wanted = "num_tokens, num_kv_heads" if layout == "NHD" else "num_kv_heads, num_tokens"
+            raise LayoutMismatch(
+                f"a layer of {name} must be [{wanted}, head_dim] with {num_tokens} tokens, got {tuple(layer.shape)}"
+            )
+        rows.append((layer if layout == "NHD" else layer.swapaxes(0, 1))[cached:])
+    return rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +46,7 @@ class Step:
         self._engine = engine
         self._seqs = seqs.sequences if isinstance(seqs, Batch) else list(seqs)  # held, so that they stay open
         self._rows = seqs.rows if isinstance(seqs, Batch) else np.array([seq.row for seq in seqs], np.int64)
+        self._follow = seqs.follow if isinstance(seqs, Batch) else None
         self._q_lens, self._lookahead = q_lens, lookahead
         self._arrays: StepArrays | None = None
         self._bound: BoundStep | None = None
@@ -60,7 +61,7 @@ class Step:
         self._began = time.perf_counter()
         begun = False
         try:
-            arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead)
+            arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead, self._follow)
             begun = True
             self._bound = self._engine.kv.bind(arrays)
             self._arrays = arrays
@@ -192,6 +193,13 @@ class Step:
             q_lens = np.diff(arrays.q_indptr)
             costs.observe_prefill(q_lens, time.perf_counter() - self._began, arrays.seq_lens - q_lens)
 
+    def _is_written(self, layer: Any) -> bool:
+        """Whether this layer's slots were written in this step."""
+        try:
+            return layer in self._written
+        except TypeError:  # it cannot be hashed
+            return False
+
     def _check_written(self, layer: int) -> None:
         """Raise if attention would read slots of this layer that were not written in this step."""
         layer, num_new = whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1), len(self.arrays.tokens)
@@ -248,8 +256,7 @@ class Step:
         Raises
         ------
         InvalidArgument
-            The step has new tokens, and this layer's K and V are not written yet: their slots hold what was there
-            before.
+            The step has new tokens, and this layer's K and V are not written yet: their slots hold old values.
         LayoutMismatch, WrongType
         """
         arrays, spec = self.arrays, self._engine.spec
@@ -266,11 +273,7 @@ class Step:
                 raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
-        try:
-            written = layer in self._written
-        except TypeError:  # what cannot be hashed
-            written = False
-        if not written:
+        if not self._is_written(layer):
             self._check_written(layer)
         self._check_rows()
         variant: dict[str, Any] = {}
@@ -278,11 +281,14 @@ class Step:
             given = (softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False)
             variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
         result = self._under_way.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
-        self._check_rows()  # a release meanwhile may have let others write what was read
+        self._check_rows()  # after a release meanwhile, others may have written the blocks read
         self._attended.add(int(layer))
         if target is out:
             return result
         return (out, result[1]) if return_lse else out  # the caller's own array, which was written
+
+    def __reduce__(self) -> NoReturn:
+        raise WrongType("a Step belongs to its process, and cannot be pickled or copied: send its tokens")
 
     @property
     def _under_way(self) -> BoundStep:

@@ -1,4 +1,4 @@
-"""What a cache needs of whatever holds, computes and moves its KV's bytes.
+"""The interface of the object that holds, computes and moves a cache's KV bytes.
 
 The cache decides, on integers and tokens; a Storage does the rest. The product's own is
 :class:`pagedkv.cache.tiered.TieredStorage`. The simulator has one without bytes, which takes virtual time
@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +60,13 @@ class KV(Protocol):
     def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
         """Fill whole blocks with zeros, int32 [n]."""
 
-    def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: tuple[Any, Any] | None) -> tuple[Any, Any]:
-        """K and V of the first `num_tokens` tokens in `blocks`.
+    def gather(
+        self, blocks: NDArray[np.int32], start: int, stop: int, out: tuple[Any, Any] | None, layout: str
+    ) -> tuple[Any, Any]:
+        """K and V of tokens `start` to `stop` - 1 of a sequence with these blocks.
 
-        Each [num_layers, num_tokens, num_kv_heads, head_dim].
+        Each [num_layers, stop - start, num_kv_heads, head_dim] with layout ``"NHD"``, [num_layers, num_kv_heads,
+        stop - start, head_dim] with ``"HND"``.
         """
 
 
@@ -91,7 +94,7 @@ class Handle(Protocol):
         """For each move: whether a call that hangs may still touch its memory."""
 
     def when_back(self, tell: Callable[[NDArray[np.intp]], object]) -> None:
-        """Have ``tell(moves)`` called for what was left, once the call is back."""
+        """Have ``tell(moves)`` called for the remaining moves, once the call is back."""
 
 
 class Carrier(Protocol):
@@ -99,8 +102,9 @@ class Carrier(Protocol):
 
     Attributes
     ----------
-    is_synchronous : whether every move is over when `submit` returns. Callers that need room carry out then themselves
-        what the core decides; else the cache has a thread for it.
+    is_synchronous : whether every move is over when `submit` returns. Callers that need room then carry out the core's
+        decisions themselves; else the cache has a thread for it. An interrupt (Ctrl-C, a signal handler's exception,
+        no memory) can then come out of `submit`: by that time nothing may read or write the moves' blocks any more.
     """
 
     is_synchronous: bool
@@ -127,7 +131,18 @@ class Carrier(Protocol):
         """Counters by (source tier, destination tier)."""
 
     def close(self) -> None:
-        """Finish what was submitted, and begin nothing more. A second call does nothing."""
+        """Finish the submitted moves, and begin no others. A second call does nothing."""
+
+
+@runtime_checkable
+class VirtualTime(Protocol):
+    """The rest of a synchronous Carrier whose moves take time on a clock of its own."""
+
+    def seconds(self) -> float:
+        """The time by that clock, which loads keep their deadlines by."""
+
+    def pass_time(self) -> None:
+        """A caller waits: the time of the next event comes."""
 
 
 class Store(Protocol):
@@ -165,7 +180,7 @@ class Storage(Protocol):
     """The tiers of one cache, the kernels of the hottest, and the mover between them.
 
     The cache calls `open`, then `start`, then uses the attributes, then calls `close`. Where `open` raises, it has
-    given back what it took; where anything after it raises, the cache calls `close`.
+    given back everything; where anything after it raises, the cache calls `close`.
 
     Attributes
     ----------
@@ -197,11 +212,11 @@ class Storage(Protocol):
         """
 
     def open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
-        """Take what the tiers need.
+        """Allocate the tiers' memory and files.
 
         Parameters
         ----------
-        spec : what a block holds.
+        spec : the shape of a block's KV.
         blocks : of device, host and disk; 0 for a tier that is not wanted.
         disk : where the disk tier lies, if there is one.
 
@@ -230,12 +245,12 @@ _CALLS = ("open", "start", "used_by", "close")
 
 
 def check_storage(storage: Any) -> Storage:
-    """Return `storage` if it has what a Storage has.
+    """Return `storage` if it has all attributes of a Storage.
 
     Raises
     ------
     WrongType
-        It names what is missing.
+        The error names the missing attribute.
     """
     kind = storage if isinstance(storage, type) else type(storage)
     missing = [f"{name}()" for name in _CALLS if not callable(getattr(kind, name, None))]
@@ -247,7 +262,7 @@ def check_storage(storage: Any) -> Storage:
 
 
 def check_opened(opened: Any, asked: Sequence[int], disk: Disk | None) -> list[int]:
-    """What a Storage's `open` returned, as a list.
+    """The result of a Storage's `open`, as a list.
 
     As asked, but perhaps 0 for a disk that is not required.
 

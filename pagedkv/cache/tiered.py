@@ -22,8 +22,7 @@ from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.place import cuda_number
 from pagedkv.spec.sizes import whole_number
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record
-from pagedkv.tiers import Tier as OpenTier
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, OpenTier, Record
 from pagedkv.tiers.disk.format import SHORTEST_SUM
 from pagedkv.tiers.mover.mover import MOST_THREADS
 
@@ -51,7 +50,7 @@ class TieredStorage:
     def __init__(self, device: str = "cpu", backend: Backend | None = None, threads: int = 2) -> None:
         if backend is not None and not is_backend(backend):
             raise WrongType(f"backend must be a pagedkv.kernels.backend.Backend, not {type(backend).__name__}")
-        self._gpu, self._backend = cuda_number(device), backend
+        self._place, self._gpu, self._backend = device, cuda_number(device), backend
         self._threads = whole_number(threads, "threads", 1, MOST_THREADS)
         self.tiers: dict[int, OpenTier] = {}
         self._kv: KV | None = None
@@ -76,9 +75,9 @@ class TieredStorage:
 
     def _open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
         opened = list(blocks)
-        device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], spec.block_bytes, gpu=self._gpu)
+        device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], spec.block_bytes, device=self._place)
         if blocks[Tier.HOST]:
-            self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], spec.block_bytes, gpu=self._gpu)
+            self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], spec.block_bytes, device=self._place)
         if disk is not None:
             try:
                 self.store = self.tiers[Tier.DISK] = _open_disk(spec, blocks[Tier.DISK], disk)

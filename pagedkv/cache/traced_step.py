@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from pagedkv.cache.engine import Engine
 from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.cache.step import Step
-from pagedkv.observe.hooks import Off, Running
+from pagedkv.observe.hooks import Off, OnBehalfOf, Running
 
 
 class TracedStep(Step):
@@ -20,9 +20,14 @@ class TracedStep(Step):
 
     def __init__(self, engine: Engine, seqs: Seq[Sequence] | Batch, q_lens: ArrayLike | None, lookahead: int) -> None:
         super().__init__(engine, seqs, q_lens, lookahead)
+        self._traces = OnBehalfOf(seq.trace for seq in self._seqs)
         self._span: Running | Off | None = None
 
     def __enter__(self) -> Step:
+        with self._traces:  # not beyond: calls of the body's own are not for these requests
+            return self._entered()
+
+    def _entered(self) -> Step:
         if self._span is not None:
             return super().__enter__()  # refuses
         span = self._engine.hooks.span("step", sequences=len(self._seqs))
@@ -39,6 +44,10 @@ class TracedStep(Step):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        with self._traces:
+            self._left(kind, *rest)
+
+    def _left(self, kind: type[BaseException] | None, *rest: object) -> None:
         span = self._span
         error = rest[0] if rest and isinstance(rest[0], BaseException) else None
         try:

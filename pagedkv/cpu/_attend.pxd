@@ -1,4 +1,7 @@
-"""The threads of the CPU kernels, for the other modules here: they are a part of `_attend`, so that a process has them once."""
+"""The threads of the CPU kernels, for the other modules here.
+
+They are a part of `_attend`, so that a process has them once.
+"""
 
 ctypedef void (*work_t)(void *argument, long item, int worker) noexcept nogil
 

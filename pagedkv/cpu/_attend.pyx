@@ -70,7 +70,7 @@ def plainly_fits(object q, object k, object v, object seq_lens, object block_tab
                  object out, object lse) -> bool:
     """Fast check of a paged call's arrays: True means that they are certainly valid.
 
-    It costs a hundredth of the full check, which says what is wrong.
+    It costs a hundredth of the full check, which names the mistake.
 
     False where something is wrong, and where it is merely unusual: the long way then decides.
     """

@@ -20,7 +20,7 @@ def write(
     kv_dtype: str,
     computed: bool,
     threads: int,
-) -> None: ...
+) -> bool: ...
 def merge(
     states: NDArray[Any],
     lses: NDArray[np.float32],

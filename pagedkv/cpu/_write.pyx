@@ -28,6 +28,7 @@ cdef extern from "write.h" nogil:
         const int64_t *slots
         int64_t num_tokens, block_size, num_heads
         int computed
+        int *overflowed
     ctypedef void run_t(void (*work)(void *, long, int) noexcept nogil, void *argument, long items, int threads)
     void write_rows(const write_call_t *call, run_t *run, int threads)
 
@@ -50,7 +51,7 @@ CACHES = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_
 
 
 def plainly_fits(object k, object v, object k_cache, object v_cache, object slots) -> bool:
-    """Fast check of a call without scales: True means that its arrays are certainly valid, and share no memory.
+    """Fast check of a call without scales: True if its arrays are valid and share no memory.
 
     False where something is wrong, and where it is merely unusual: the full check then decides.
     """
@@ -85,7 +86,7 @@ cdef bint is_row_of(cnp.ndarray values, cnp.ndarray slots, cnp.ndarray cache):
 
 
 cdef bint is_apart(cnp.ndarray values, cnp.ndarray cache):
-    """The memory from a cache's first to its last element holds no part of `values`, which are dense."""
+    """Whether the dense `values` lie outside the cache's memory, first to last element."""
     cdef const char *begin = <const char *> cnp.PyArray_DATA(cache)
     cdef const char *end = begin + cnp.PyArray_ITEMSIZE(cache)
     cdef const char *first = <const char *> cnp.PyArray_DATA(values)
@@ -101,15 +102,21 @@ cdef bint is_apart(cnp.ndarray values, cnp.ndarray cache):
 
 def write(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray k_cache not None, cnp.ndarray v_cache not None,
           cnp.ndarray slots not None, cnp.ndarray k_scale, cnp.ndarray v_scale, str k_dtype, str v_dtype, str kv_dtype,
-          bint computed, int threads) -> None:
-    """K and V into slots, int64 and contiguous; see `pagedkv.cpu.kv_writer`."""
+          bint computed, int threads) -> bool:
+    """K and V into slots, int64 and contiguous; see `pagedkv.cpu.kv_writer`.
+
+    Whether a finite number was stored as infinity.
+    """
     cdef write_call_t call
+    cdef int overflowed = 0
     side_of(&call.sides[0], k, k_cache, k_scale, SOURCES[k_dtype], CACHES[kv_dtype])
     side_of(&call.sides[1], v, v_cache, v_scale, SOURCES[v_dtype], CACHES[kv_dtype])
     call.slots, call.num_tokens = <const int64_t *> cnp.PyArray_DATA(slots), slots.shape[0]
     call.block_size, call.num_heads, call.computed = k_cache.shape[1], k_cache.shape[2], computed
+    call.overflowed = &overflowed
     with nogil:
         write_rows(&call, run_shared, threads)
+    return overflowed != 0
 
 
 cdef int side_of(write_side_t *side, cnp.ndarray values, cnp.ndarray cache, cnp.ndarray scale, int from_type,

@@ -1,6 +1,6 @@
 """One attention call on NumPy arrays.
 
-Refuses what the kernels cannot take, before anything is written.
+Refuses arguments that the kernels do not support, before anything is written.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ static void weigh(const call_t *c, const row_t *row, float *s, int n, float *m, 
             s[t] *= row->v_scale[t];
 }
 
-/* Rows that will be read soon, in the order of their addresses: head after head, or token after token where a token's heads lie
- * together. */
+/* Rows that will be read soon, in the order of their addresses: head after head, or token after token where the heads
+ * of a token are adjacent. */
 typedef struct {
     const char *const *row;
     long head_bytes;

@@ -34,7 +34,7 @@ def write_kv(
     scale_mode: str = "none",
     k_scale: NDArray[np.float32] | None = None,
     v_scale: NDArray[np.float32] | None = None,
-) -> None:
+) -> bool:
     """Put K and V of new tokens into slots, converted to the cache's dtype.
 
     Of two tokens with the same slot the later one stays. The bits do not depend on the number of threads.
@@ -49,6 +49,11 @@ def write_kv(
     scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"`` (then the scales are computed and stored).
     k_scale, v_scale : float32 [1], [num_kv_heads], or [num_blocks, block_size, num_kv_heads].
 
+    Returns
+    -------
+    bool
+        Whether a finite number was stored as infinity: float16 ends at 65,504.
+
     Raises
     ------
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
@@ -58,10 +63,9 @@ def write_kv(
     v_name = k_name if getattr(v, "dtype", None) is k.dtype else source_of("v", v, k_dtype)
     is_plain = scale_mode == "none" and k_scale is None and v_scale is None and name not in QUANTISED
     if is_plain and _write.plainly_fits(k, v, k_cache, v_cache, slot_mapping):
-        _write.write(
+        return _write.write(
             k, v, k_cache, v_cache, slot_mapping, None, None, k_name, v_name, name, False, num_threads()
         )  # fmt: skip
-        return
     dtype_of("v_cache", v_cache, kv_dtype)
     shapes_fit = k_cache.ndim == v_cache.ndim == 4 and v_cache.shape[:3] == k_cache.shape[:3]
     if not shapes_fit or v_cache.dtype != k_cache.dtype:
@@ -90,7 +94,7 @@ def write_kv(
     for what, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         _check_scale(what, scale, scale_mode, k_cache)
     k, v = (apart(values, k_cache, v_cache, k_scale, v_scale) for values in (k, v))
-    _write.write(
+    return _write.write(
         k, v, k_cache, v_cache, np.ascontiguousarray(slots, np.int64), k_scale, v_scale, k_name, v_name, name,
         scale_mode == "token_head", num_threads(),
     )  # fmt: skip

@@ -16,7 +16,7 @@ THREADS_VARIABLE, ISA_VARIABLE = "PAGEDKV_NUM_THREADS", "PAGEDKV_CPU_ISA"
 
 
 class _Choice:
-    """What this process computes with; None: not decided yet."""
+    """The threads of this process; None: not decided yet."""
 
     threads: int | None = None
     isa: str | None = None

@@ -36,6 +36,19 @@ static float largest_of(const write_side_t *s, const char *from)
     return float_of_bits(most);
 }
 
+/* The bits of the smallest size that is rounded to infinity. */
+static inline uint32_t too_large(int dtype) { return dtype == F16 ? 0x477ff000 : dtype == BF16 ? 0x7f7f8000 : 0x7f800000; }
+
+static int overflow(const float *numbers, int count, uint32_t limit)
+{
+    uint32_t found = 0;
+    for (int i = 0; i < count; i++) {
+        const uint32_t size = bits_of(numbers[i]) & 0x7fffffff;
+        found |= (size >= limit) & (size < 0x7f800000);
+    }
+    return (int)found;
+}
+
 /* A scale of 0 stands for zeros; an infinite one, or NaN, makes the row NaN when it is read. */
 static void divide(float *numbers, int count, float by)
 {
@@ -56,9 +69,10 @@ static void copy_row(const write_side_t *s, const char *from, char *to)
             memcpy(to + i * s->to_item, from + i * s->from_item, (size_t)width);
 }
 
-static void write_row(const write_side_t *s, const char *from, char *to, char *scale, int computed)
+static void write_row(const write_side_t *s, const char *from, char *to, char *scale, int computed, int *overflowed)
 {
     float numbers[STRETCH], by = 1;
+    const uint32_t limit = too_large(s->to_type);
     if (!scale && s->from_type == s->to_type) {
         copy_row(s, from, to);
         return;
@@ -74,6 +88,8 @@ static void write_row(const write_side_t *s, const char *from, char *to, char *s
         read_numbers(s->from_type, once, from + begin * s->from_item, s->from_item, count, numbers);
         if (scale)
             divide(numbers, count, by);
+        else if (overflow(numbers, count, limit))
+            __atomic_store_n(overflowed, 1, __ATOMIC_RELAXED); /* any thread's */
         put_numbers(s->to_type, numbers, count, to + begin * s->to_item, s->to_item);
     }
 }
@@ -84,7 +100,8 @@ static void write_token(const write_call_t *c, const write_side_t *s, int64_t to
     char *to = s->to + block * s->to_block + offset * s->to_token;
     char *scale = s->scale ? s->scale + block * s->scale_block + offset * s->scale_token : NULL;
     for (int64_t head = 0; head < c->num_heads; head++)
-        write_row(s, from + head * s->from_head, to + head * s->to_head, scale ? scale + head * s->scale_head : NULL, c->computed);
+        write_row(s, from + head * s->from_head, to + head * s->to_head, scale ? scale + head * s->scale_head : NULL, c->computed,
+                  c->overflowed);
 }
 
 static void write_owned(void *argument, long item, int worker)

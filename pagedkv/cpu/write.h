@@ -21,6 +21,7 @@ typedef struct {
     const int64_t *slots; /* [num_tokens], block * block_size + offset; a negative one skips its token */
     int64_t num_tokens, block_size, num_heads;
     int computed; /* scales are made of each row, and stored */
+    int *overflowed; /* set to 1 where a finite number is stored as infinity (float16, bfloat16); never cleared */
 } write_call_t;
 
 /* Of two tokens for one slot the later one stays, on any number of threads. */

@@ -56,7 +56,7 @@ def stream_pointer(stream: Any) -> int:
 
     Parameters
     ----------
-    stream : a pointer, what has ``ptr`` or ``__cuda_stream__``; None: CuPy's current stream.
+    stream : a pointer, an object with ``ptr`` or ``__cuda_stream__``; None: CuPy's current stream.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def stream_pointer(stream: Any) -> int:
 
 
 def run_after(later: int, earlier: int, device: int) -> None:
-    """Make `later` wait, on the device, for what was launched on `earlier`."""
+    """Make `later` wait, on the device, for the work launched on `earlier`."""
     if later == earlier:
         return
     cuda = importlib.import_module("cupy").cuda

@@ -18,13 +18,13 @@ def export(
 ) -> View:
     """A view of an array that other frameworks can read, without a copy.
 
-    JAX and ONNX Runtime take it that what they were given does not change. Export what may still be written only with
-    ``read_only=False``, and to those who know.
+    JAX and ONNX Runtime assume that an imported array does not change. Export memory that you still write only
+    with ``read_only=False``, and to code that expects changes.
 
     Parameters
     ----------
     array : NumPy or CuPy array, or whatever :func:`as_view` takes.
-    dtype : what the elements are where the array only has their bits: ``"bfloat16"`` for uint16,
+    dtype : of the elements, for an array that has only their bits: ``"bfloat16"`` for uint16,
         ``"float8_e4m3fn"`` and the like for uint8.
     read_only : what consumers are told.
     device : ``"pinned"`` for a NumPy array in page-locked memory. It is exported as CPU memory, which all consumers

@@ -1,6 +1,6 @@
 """Others', for us: any array as a view, a NumPy array or a CuPy array, without a copy.
 
-What is tried, in this order: NumPy arrays themselves, DLPack, ``__cuda_array_interface__``, a :class:`RawArray` or a
+Tried in this order: NumPy arrays themselves, DLPack, ``__cuda_array_interface__``, a :class:`RawArray` or a
 tuple like it, ``__array_interface__`` and the buffer protocol. A protocol that an object has and that refuses is the
 end: its reason is passed on.
 """
@@ -122,6 +122,11 @@ def _take(x: Any, writable: bool, stream: Any) -> tuple[Taken, str, tuple[int, .
     Returns it with the dtype's name, strides in bytes, and whether it is read-only.
     """
     options: dict[str, Any] = {}
+    if type(x).__name__.endswith("Tracer"):
+        raise ExchangeRefused(
+            f"a {type(x).__name__} stands for an array while JAX traces a function, and has no memory: make this call "
+            f"outside of jit, grad and vmap"
+        )
     try:
         kind, number = (int(part) for part in x.__dlpack_device__())
         device_name(kind, number)

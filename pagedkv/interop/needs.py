@@ -2,8 +2,8 @@
 
 Anything else is refused or copied, never silently.
 
-Frameworks themselves copy (JAX below 64 bytes of alignment, MLX always), narrow (JAX int64) or write to what was said
-to be read-only (PyTorch) without a word. docs/interop.md has the table with their versions.
+Frameworks themselves copy (JAX below 64 bytes of alignment, MLX always), narrow (JAX int64) or write to
+read-only arrays (PyTorch) without a word. docs/interop.md has the table with their versions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FP8_OF_ONNX = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "flo
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a framework takes as it is.
+    """The arrays that a framework imports unchanged.
 
     Attributes
     ----------
     dtypes : element types it knows.
     alignment : bytes that the address must be a multiple of; 0: of the element's size.
     strides : ``"any"``, ``"positive"``, ``"dense"`` (a transposition of compact) or ``"compact"`` (C order).
-    writes : it may write to what it was given, whatever it was told.
+    writes : it may write to an imported array, even a read-only one.
     shares : it can use memory that is not its own at all.
     """
 

@@ -1,6 +1,6 @@
 """What kernel wrappers ask of an array: place, shape, dtype, strides and alignment.
 
-Every check raises before anything is launched, and says which argument, what it is, and what is needed.
+Every check raises before anything is launched, and names the argument, its value, and the required one.
 """
 
 from __future__ import annotations

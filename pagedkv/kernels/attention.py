@@ -30,9 +30,9 @@ class AttentionPlan:
     ----------
     backend, config, tiling, schedule
     num_kv_heads : KV heads.
-    max_seqs : sequences of the largest batch.
+    max_sequences : sequences of the largest batch.
     max_q_len : queries of one sequence at most. "whole" and "partitioned" size their grids by it.
-    max_tokens : queries of the largest batch; 0: max_seqs * max_q_len. "listed" sizes its list by it.
+    max_tokens : queries of the largest batch; 0: max_sequences * max_q_len. "listed" sizes its list by it.
     max_seq_len : keys of one sequence at most; "partitioned" sizes its grid and workspace by it.
     """
 
@@ -44,13 +44,14 @@ class AttentionPlan:
         schedule: Schedule,
         *,
         num_kv_heads: int,
-        max_seqs: int,
+        max_sequences: int,
         max_q_len: int = 1,
         max_tokens: int = 0,
         max_seq_len: int = 0,
     ) -> None:
         self.backend, self.config, self.tiling, self.schedule = backend, config, tiling, schedule
-        self.limits = Limits(num_kv_heads, max_seqs, max_q_len, max_tokens or max_seqs * max_q_len, max_seq_len)
+        max_tokens = max_tokens or max_sequences * max_q_len
+        self.limits = Limits(num_kv_heads, max_sequences, max_q_len, max_tokens, max_seq_len)
         self.division = DIVISIONS[schedule](backend, config, tiling, self.limits)
         self._main = tiling.variant(config, schedule)
 
@@ -99,10 +100,10 @@ class AttentionPlan:
         num_seqs = len(batch.seq_lens)
         if not num_seqs or not len(q):
             return
-        if num_seqs > self.limits.max_seqs or len(q) > self.limits.max_tokens:
+        if num_seqs > self.limits.max_sequences or len(q) > self.limits.max_tokens:
             raise InvalidArgument(
-                f"{num_seqs} sequences with {len(q)} queries, but the plan was made for {self.limits.max_seqs} with "
-                f"{self.limits.max_tokens}"
+                f"{num_seqs} sequences with {len(q)} queries, but the plan was made for "
+                f"{self.limits.max_sequences} with {self.limits.max_tokens}"
             )
         keys = batch.block_tables.shape[1] * self.config.block_size if self.config.block_size else len(k)
         self.division.check(num_seqs, len(q), keys)

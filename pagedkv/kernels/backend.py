@@ -70,8 +70,9 @@ class Backend(Protocol):
     def tensor_map(
         self, array: Any, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: Swizzle = 0
     ) -> NDArray[np.void]:
-        """What a kernel needs to fetch boxes of a strided array by TMA (sm_90+), as
-        :func:`pagedkv.kernels.tensor_map.encode_tensor_map`; a field of a parameter struct takes it.
+        """The tensor map by which a kernel fetches boxes of a strided array by TMA (sm_90+).
+
+        As :func:`pagedkv.kernels.tensor_map.encode_tensor_map`; a field of a parameter struct takes it.
         """
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""What the layers of one step share: query owners, KV locations and variant numbers."""
+"""Arguments that the layers of one step share: query owners, KV locations, variant numbers."""
 
 from __future__ import annotations
 

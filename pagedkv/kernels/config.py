@@ -1,4 +1,4 @@
-"""What is compiled into an attention kernel, and how a kernel is launched for it."""
+"""The constants compiled into an attention kernel, and how a kernel is launched for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AttentionConfig:
     q_dtype, kv_dtype : of Q and O, and of K and V.
     block_size : tokens of a block; 0 for contiguous KV.
     causal, window, soft_cap, alibi, sinks, mask : which variants are compiled in.
-    scale_mode : what the scales of quantised KV belong to.
+    scale_mode : the granularity of quantised KV's scales.
     kv_alignment : bytes at a multiple of which every token's K and V begin; 16 in ordinary pools.
     debug : block ids are checked on the device.
     """
@@ -87,7 +87,7 @@ class Tiling:
     tile_tokens : keys of a tile, the unit in which work is divided.
     threads, shared_bytes : of a CTA.
     ctas_per_sm : CTAs that fit on a multiprocessor; sizes the constant grid.
-    macros : what this kernel needs beside the config's macros, by name.
+    macros : further ones of this kernel, by name.
     arch_features : "a" for kernels that need an architecture's own instructions.
     box_tokens : of a kernel that reads K and V through tensor maps, tokens of one copy; 0: it does not.
     """

@@ -100,7 +100,7 @@ class CupyBackend:
         variant, grid, block : a grid with a side of 0 launches nothing.
         params : copied by the launch.
         shared_bytes : dynamic shared memory of a CTA.
-        stream : a CuPy stream, what has ``__cuda_stream__``, or the pointer as an int; None: CuPy's current stream.
+        stream : a CuPy stream, an object with ``__cuda_stream__``, or a pointer as an int; None: the current stream.
         """
         if shared_bytes > self.shared_limit:
             raise InvalidArgument(

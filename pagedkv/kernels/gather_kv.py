@@ -44,7 +44,7 @@ def gather_kv(
 
     Parameters
     ----------
-    cache : what is read.
+    cache : to read from.
     block_tables : int32 [num_seqs, max_blocks_per_seq], rows any stride apart.
     indptr : int32 [num_seqs + 1]: tokens ``indptr[s] .. indptr[s + 1] - 1`` of the outputs are sequence s's. Its last
         entry is num_tokens.

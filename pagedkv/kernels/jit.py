@@ -2,7 +2,7 @@
 
 The folder is ``PAGEDKV_CACHE_DIR``, else ``$XDG_CACHE_HOME/pagedkv/kernels``, else ``~/.cache/pagedkv/kernels``. A
 file is ``KERNEL-KEY-CHECKSUM.cubin`` (or ``.ptx``): the key covers everything that goes into the compiler, the checksum
-what came out of it. So a file that was cut short or damaged is not what its name says, and is compiled again; a path
+its output. So a file that was cut short or damaged does not match its name, and is compiled again; a path
 never means two contents, which CuPy relies on (it remembers modules by path); and the file can be given to NVIDIA's
 tools as it is. Files appear by renaming, so processes may share a folder.
 """
@@ -135,7 +135,7 @@ class CompileCache:
                 known = self._known.get(asked)
                 if known is not None:
                     return known
-                mine = True  # before it is noted: an interrupt between the two takes back what is not there
+                mine = True  # before it is noted: after an interrupt between the two there is nothing to take back
                 self._making.add(asked)
             made = self._known[asked] = self._make(variant, arch, kind)
             return made

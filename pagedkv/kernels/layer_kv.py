@@ -35,7 +35,7 @@ class LayerKv:
     k : [num_blocks, block_size, num_kv_heads, head_dim].
     v : [num_blocks, block_size, num_kv_heads, head_dim_v]; None where K alone is kept (MLA).
     dtype : name of the element type, where an array only says how many bits: fp8 in uint8.
-    scale_mode : what the scales belong to: value = stored * scale. Quantised dtypes only.
+    scale_mode : the granularity of the scales: value = stored * scale. Quantised dtypes only.
     k_scale, v_scale : float32, of the same strides. ``"tensor"``: [1]; ``"head"``: [num_kv_heads]; ``"token_head"``:
         [num_blocks, block_size, num_kv_heads], any strides, so that they may lie inside the blocks.
 

@@ -105,7 +105,7 @@ class Params:
     Attributes
     ----------
     record : structured array of one element, passed by value.
-    arrays : what must stay alive until the kernel has run; a simulator also checks accesses against their bounds.
+    arrays : must stay alive until the kernel has run; a simulator also checks accesses against their bounds.
     """
 
     record: NDArray[Any]
@@ -131,7 +131,7 @@ def fill(name: str, **fields: Any) -> Params:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a struct is written: its numbers in one go, then what is nested in it."""
+    """How a struct is written: its numbers in one go, then its nested structs."""
 
     name: str
     fields: frozenset[str]

@@ -18,7 +18,7 @@ from pagedkv.kernels.variant import Variant
 def architecture(variant: Variant, capability: tuple[int, int], nvrtc: Nvrtc) -> str:
     """The ``sm_`` name to compile a variant for.
 
-    A device runs what was compiled for its own compute capability or for an earlier one of the same major number; what
+    A device runs code for its own compute capability or for an earlier one of the same major number; code that
     uses an architecture's own instructions (``sm_90a``) runs on that capability alone.
 
     Raises

@@ -50,7 +50,7 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     q_registers = int(config.head_dim <= 64 or (warp_rows == 16 and config.head_dim <= 128))
     stages = 2
     warps = row_tile // warp_rows
-    shared = shared_bytes(config, row_tile, tile_tokens, stages) + 16 * warps + 64  # what is parked
+    shared = shared_bytes(config, row_tile, tile_tokens, stages) + 16 * warps + 64  # the parked rows
     macros = (
         ("WARP_ROWS", warp_rows),
         ("STAGES", stages),

@@ -78,8 +78,7 @@ class Recipes:
     def get(self, key: Hashable, make: Callable[[], tuple[Variant, Dim3, Dim3, dict[str, Any]]]) -> Recipe:
         """The recipe of a signature; ``make`` checks everything and builds it on first use.
 
-        ``make`` gives variant, grid, block and all fields of the struct that are no arrays; those of structs within as
-        dicts.
+        ``make`` gives variant, grid, block and all fields of the struct that are no arrays; a nested struct is a dict.
         """
         recipe = self._known.get(key)
         if recipe is None:

@@ -26,7 +26,7 @@ class Recorder:
 
     Attributes
     ----------
-    variants : what was launched or prepared, each once, in order.
+    variants : the kernels launched or prepared, each once, in order.
     """
 
     name = "recorder"

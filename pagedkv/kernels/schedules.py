@@ -34,7 +34,7 @@ class Limits:
     """
 
     num_kv_heads: int
-    max_seqs: int
+    max_sequences: int
     max_q_len: int
     max_tokens: int
     max_seq_len: int
@@ -94,7 +94,7 @@ class Partitioned(Whole):
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)
         self.num_partitions = max(1, -(-limits.max_seq_len // PARTITION_TOKENS))
-        self._hold_parts(limits.max_seqs * limits.num_kv_heads * self.row_tiles * self.num_partitions)
+        self._hold_parts(limits.max_sequences * limits.num_kv_heads * self.row_tiles * self.num_partitions)
         self._reduce = tiling.variant(config, "whole", "decode_reduce")
 
     def helpers(self) -> list[Variant]:
@@ -121,7 +121,7 @@ class Even(Whole):
         super().__init__(backend, config, tiling, limits)
         fitting = (backend.shared_limit + RESERVED_BYTES) // (tiling.shared_bytes + 2 * RESERVED_BYTES)
         self.num_ctas = backend.num_sms * min(tiling.ctas_per_sm, max(fitting, 1))  # all at once: equal slices
-        self.arrays["unit_indptr"] = backend.empty((limits.max_seqs + 1,), np.int32)
+        self.arrays["unit_indptr"] = backend.empty((limits.max_sequences + 1,), np.int32)
         self.arrays["arrivals"] = backend.zeros((self.num_ctas,), np.uint32)
         self._hold_parts(2 * self.num_ctas)
 
@@ -161,11 +161,11 @@ class Listed(Whole):
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)
-        tokens = limits.max_tokens or limits.max_seqs * limits.max_q_len
-        self.max_tiles = self._tiles(limits.max_seqs, tokens)
+        tokens = limits.max_tokens or limits.max_sequences * limits.max_q_len
+        self.max_tiles = self._tiles(limits.max_sequences, tokens)
         self.arrays["work_list"] = backend.empty((self.max_tiles, 2), np.int32)
-        self.scratch["order"] = backend.empty((limits.max_seqs,), np.int32)
-        self.scratch["tile_indptr"] = backend.empty((limits.max_seqs + 1,), np.int32)
+        self.scratch["order"] = backend.empty((limits.max_sequences,), np.int32)
+        self.scratch["tile_indptr"] = backend.empty((limits.max_sequences + 1,), np.int32)
 
     def _tiles(self, num_seqs: int, num_tokens: int) -> int:
         """Row tiles of so many queries at most, however the sequences share them."""

@@ -24,7 +24,7 @@ class Kernel:
     ----------
     name : of the .cu, and what callers ask for.
     unsupported : (config, capability) -> why it cannot compute that, None if it can.
-    tiling : (config, max_q_len) -> how it does; called for what it can compute only.
+    tiling : (config, max_q_len) -> its tiling; called only for configs that it supports.
     max_rows : rows (query, head of a group) of a sequence up to which it is the best choice; 0: any number.
     plan : makes its plan; every plan has ``update``, ``run``, ``variants``, ``tiling`` and ``workspace_bytes``.
     schedules : those it takes, the default first.
@@ -54,7 +54,7 @@ def choose(config: AttentionConfig, capability: tuple[int, int], name: str = "au
 
     Parameters
     ----------
-    config, capability : what is to be computed, and the device's compute capability.
+    config, capability : the shapes and dtypes to compute, and the device's compute capability.
     name : a kernel's name, or "auto".
     max_q_len : queries of one sequence at most.
 

@@ -82,7 +82,7 @@ def _attention(recorder: Recorder) -> None:
                         max_tokens=max_q_len,
                         max_seq_len=1,
                         num_kv_heads=1,
-                        max_seqs=1,
+                        max_sequences=1,
                     )
                     recorder.prepare(plan.variants())
 

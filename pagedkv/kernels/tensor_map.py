@@ -95,7 +95,7 @@ def encode_tensor_map(
 def check_tensor_map(
     start: int, itemsize: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
 ) -> None:
-    """Refuse, with the reason, what the driver would refuse without one.
+    """Refuse, with the reason, arguments that the driver would refuse without one.
 
     Arguments as :func:`encode_tensor_map`.
 

@@ -1,7 +1,7 @@
 """Which NVRTC: all that are installed, and the one that suits a driver.
 
 NVIDIA's pip packages lie beside each other, CUDA 12's and CUDA 13's, so an environment may hold both. A driver loads
-what an NVRTC of its own major version or an older one made, not what a newer one made.
+the output of an NVRTC of its own major version or an older one, not of a newer one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _from_pathfinder() -> Iterator[tuple[Path, Path]]:
 
 
 def _why_none() -> str:
-    """What is missing, for an environment without a usable NVRTC."""
+    """The missing libraries, for an environment without a usable NVRTC."""
     library = next((library for library, _ in (*_from_pip(), *_from_pathfinder())), None)
     if library is not None:
         return f"NVRTC at {library} cannot be loaded, or its headers (cuda_fp16.h) are missing"

@@ -52,7 +52,7 @@ def write_kv(
 
     Parameters
     ----------
-    cache : what is written, and the scales.
+    cache : the KV to write to, and the scales.
     slot_mapping : int64 [num_tokens], contiguous; negative: the token is written nowhere. No slot twice.
     k, v : float32, float16 or bfloat16 [num_tokens, num_kv_heads, head_dim] and [.., head_dim_v], any strides of token
         and head. ``v`` is None where the cache has no V.

@@ -1,1 +1,1 @@
-"""What the cache reports to its owner: hooks, counts, metrics; and the callbacks it calls."""
+"""The cache's reports to its owner: hooks, counts, metrics; and the callbacks it calls."""

@@ -33,6 +33,11 @@ def has_no_memory(problem: BaseException) -> bool:
     return isinstance(problem, MemoryError) and not isinstance(problem, PagedKVError)
 
 
+def is_interrupt(problem: BaseException) -> bool:
+    """Whether it comes out of the call that it arrives in, whatever else that call survives."""
+    return not isinstance(problem, Exception) or has_no_memory(problem) or came_from_signal(problem)
+
+
 def came_from_signal(problem: BaseException) -> bool:
     """Whether a signal handler of the program raised it.
 
@@ -79,6 +84,10 @@ class Log:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+
+    def info(self, message: str, *values: object) -> None:
+        """As ``logging.Logger.info``."""
+        self._say(logging.INFO, message, values, None)
 
     def warning(self, message: str, *values: object, exc_info: BaseException | None = None) -> None:
         """As ``logging.Logger.warning``."""

@@ -37,9 +37,9 @@ def seconds(value: Any) -> float:
 class Clock:
     """A clock of the caller's. Any thread may read it.
 
-    A reading that fails (the clock raises an Exception, or gives what is no number of seconds) is counted, the first
-    one is logged, and the last good reading stands in for it. MemoryError, KeyboardInterrupt, SystemExit and what a
-    signal handler raises come out.
+    A reading that fails (the clock raises an Exception, or gives no number of seconds) is counted, the first
+    one is logged, and the last good reading stands in for it. MemoryError, KeyboardInterrupt, SystemExit and the
+    exceptions of signal handlers come out.
 
     Parameters
     ----------

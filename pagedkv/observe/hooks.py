@@ -3,8 +3,8 @@
 Needs nothing installed.
 
 A hook is any object with two methods, `begin` and `end`. It can do harm to itself alone: an Exception that it raises
-is counted, logged once, and the cache goes on. KeyboardInterrupt and its like, MemoryError, and what a signal handler
-of the program raises are let through when the piece of work they came in is over. A MemoryError in ``moves`` is
+is counted, logged once, and the cache goes on. KeyboardInterrupt and its like, MemoryError, and exceptions of the
+program's signal handlers are let through when the piece of work they came in is over. A MemoryError in ``moves`` is
 counted like an Exception: it is the dispatcher's thread that has no memory, and no call of the caller's failed.
 
     sequence            a prompt becomes a sequence
@@ -12,6 +12,7 @@ counted like an Exception: it is the dispatcher's thread that has no memory, and
       promote           what lies in colder tiers is brought to the device
         make_room       blocks are demoted or dropped
           moves         bytes are copied between two tiers (by the dispatcher's thread, in the caller's context)
+    request             a sequence counts in the statistics; one that was opened on trial, when it is kept
     step                a forward pass, or a scatter, from its begin to its commit
       allocate          blocks, copies on write and the step's arrays
         make_room ...
@@ -24,6 +25,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
+from contextvars import Context, ContextVar, Token
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -31,6 +34,29 @@ from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.observe.callbacks import Log, came_from_signal, has_no_memory
 
 log = Log(logging.getLogger("pagedkv.hooks"))
+
+_traces: ContextVar[tuple[object, ...]] = ContextVar("pagedkv.traces", default=())
+
+
+class OnBehalfOf:
+    """A context in which every span that begins carries these traces.
+
+    None among them is left out, and each is told once. Spans of moves, which another thread carries out,
+    carry them too.
+    """
+
+    __slots__ = ("_token", "traces")
+
+    def __init__(self, traces: Iterable[object]) -> None:
+        self.traces = tuple({id(trace): trace for trace in traces if trace is not None}.values())
+        self._token: Token[tuple[object, ...]] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _traces.set(self.traces)
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _traces.reset(self._token)
 
 
 class Span:
@@ -40,21 +66,25 @@ class Span:
     ----------
     name : one of those in this module's first lines.
     attributes : dict of str to str, int, float or bool
-        What was asked; from the end on also what came of it.
+        The call's arguments; from the end on also its result.
     subject : object or None
         The library's own object that it is about, to be looked at and not to be changed: the Moves of ``moves``
-        (``pagedkv.core.MOVE_DTYPE`` [n]); at the end, the ``StepArrays`` of ``allocate`` and the new rows of ``fork``
-        (int64 [n]).
+        (``pagedkv.core.MOVE_DTYPE`` [n]); the Sequence of ``request``; at the end, the ``StepArrays`` of ``allocate``
+        and the new rows of ``fork`` (int64 [n]).
+    traces : tuple
+        The `trace` of each request that it is for (:meth:`Scheduler.submit`, :meth:`KVCache.sequence`), each once: one
+        for a sequence's match, those of all sequences for a step.
     began_ns, ended_ns : int
         Nanoseconds since 1970; `ended_ns` is 0 until the end, and then never before `began_ns`.
     thread_id : of ``threading.get_ident``.
-    error : what it raised; None until the end, and where it raised nothing.
+    error : the exception that ended it; None until the end, and where it raised nothing.
     """
 
-    __slots__ = ("attributes", "began_ns", "ended_ns", "error", "name", "subject", "thread_id")
+    __slots__ = ("attributes", "began_ns", "ended_ns", "error", "name", "subject", "thread_id", "traces")
 
     def __init__(self, name: str, subject: Any, attributes: dict[str, Any]) -> None:
         self.name, self.subject, self.attributes = name, subject, attributes
+        self.traces = _traces.get()
         self.began_ns, self.ended_ns = time.time_ns(), 0
         self.thread_id = threading.get_ident()
         self.error: BaseException | None = None
@@ -75,7 +105,7 @@ class Hook(Protocol):
     """
 
     def begin(self, span: Span) -> Any:
-        """The work is about to begin. What this returns is handed to `end`."""
+        """The work is about to begin. Returns a token, which the caller passes to `end`."""
 
     def end(self, span: Span, state: Any) -> object:
         """The work is over, or has failed. Not called if `begin` raised."""
@@ -93,12 +123,17 @@ class Running:
         self._start = time.perf_counter_ns()
 
     def set(self, **attributes: Any) -> None:
-        """Add to what the hooks are told at the end."""
+        """Add to the values that the hooks receive at the end."""
         self.span.attributes.update(attributes)
 
     def about(self, subject: Any) -> None:
         """Name the object that it turned out to be about."""
         self.span.subject = subject
+
+    def decided_in(self, context: Context | None) -> None:
+        """Carry the traces of the caller that decided this work, where another thread does it."""
+        if context is not None:
+            self.span.traces = context.get(_traces, ())
 
     def __enter__(self) -> Running:
         self._start = time.perf_counter_ns()
@@ -153,6 +188,9 @@ class Off:
         """Do nothing."""
 
     def about(self, subject: Any) -> None:
+        """Do nothing."""
+
+    def decided_in(self, context: Context | None) -> None:
         """Do nothing."""
 
     def __enter__(self) -> Off:
@@ -218,6 +256,10 @@ class Hooks:
     def span(self, name: str, subject: Any = None, /, **attributes: Any) -> Running | Off:
         """A context manager around a piece of work."""
         return Running(self, Span(name, subject, attributes)) if self.all else OFF
+
+    def on_behalf_of(self, *traces: object) -> OnBehalfOf | Off:
+        """A context in which every span carries these traces."""
+        return OnBehalfOf(traces) if self.all else OFF
 
     def no_memory(self, problem: MemoryError) -> None:
         """The dispatcher's thread had no memory for the events of ``moves``.

@@ -1,11 +1,11 @@
-"""Counters of caches for Prometheus.
+"""Counters and latencies of caches and schedulers for Prometheus.
 
 Counters and never ratios: Prometheus divides them over any window.
 
     from prometheus_client import REGISTRY
-    REGISTRY.register(CacheCollector(llama=cache, draft=another_cache))
+    REGISTRY.register(CacheCollector(llama=scheduler, draft=another_cache))
 
-A scrape is one ``cache.stats()`` per cache; between scrapes nothing is done. Needs the extra ``metrics``.
+A scrape is one ``stats()`` per cache and scheduler; between scrapes nothing is done. Needs the extra ``metrics``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pagedkv.errors import WrongType
-from pagedkv.observe.stats import CacheStats
+from pagedkv.observe.latency import Latency
+from pagedkv.observe.stats import CacheStats, SchedulerStats
 
-# counters of the core: name there -> name here, what it counts
+# counters of the core: name there -> name here, help text
 BY_TIER = {
     "hit_blocks": ("matched_blocks", "Whole blocks matched, by the tier they were found in."),
     "promoted": ("promoted_blocks", "Blocks brought to the device, by the tier they came from."),
     "demoted": ("demoted_blocks", "Blocks moved one tier down, by the tier they came from."),
     "dropped": ("dropped_blocks", "Blocks lost, by the tier that held them last."),
     "trimmed": ("trimmed_blocks", "Redundant copies given up, by tier."),
+    "copied": ("copied_blocks", "Blocks copied to a colder tier while they stayed in memory, by that tier."),
 }
 TOLD = {
     "acquired": ("matches", "Prompts that were matched with the prefix tree."),
@@ -35,12 +37,15 @@ TOLD = {
     "failed_demotions": ("failed_demotion_blocks", "Blocks whose demotion failed."),
     "late_promotions": ("late_promotion_blocks", "Blocks whose promotion came too late."),
     "refused_demotions": ("refused_demotion_blocks", "Blocks that were dropped instead of demoted."),
+    "failed_copies": ("failed_copy_blocks", "Blocks whose copy to a colder tier failed."),
+    "refused_copies": ("refused_copy_blocks", "Blocks that were not worth a copy to a colder tier."),
     "blocked_matches": ("blocked_matches", "Matches that ended early at blocks on their way."),
     "refused_by_quota": ("refused_by_quota_blocks", "Blocks that a quota did not admit."),
     "expired": ("expired_blocks", "Blocks whose time to live ended."),
     "events_lost": ("events_lost", "KV events that the ring had no room for."),
 }
 NOW = {  # what there is of it now
+    "wanted": ("wanted_copies", "Prefixes that are to be copied to a colder tier."),
     "owners": ("prefix_owners", "Prefixes that sequences, pins and prefetches own now."),
     "in_flight": ("transfers_in_flight", "Transfers between tiers that are under way now."),
     "pinned_blocks": ("pinned_blocks", "Blocks that pins hold now."),
@@ -51,7 +56,7 @@ DISK = {
     "blocks_written": ("disk_written_blocks", "Blocks stored on the disk."),
     "misses": ("disk_missed_blocks", "Reads from the disk that were no hit, by reason."),
     "write_errors": ("disk_write_errors", "Writes to the disk that failed, by the name of the errno."),
-    "hung": ("disk_hung_blocks", "Blocks of disk calls that did not come back in time and were waited for no longer."),
+    "hung": ("disk_hung_blocks", "Blocks of disk calls that did not return in time and were given up."),
     "writes_refused": ("disk_refused_writes", "Blocks not written because of the state that the disk tier was in."),
     "disk_hits_declined": ("disk_declined_tokens", "Tokens computed because loading them would have taken longer."),
     "refused_by_admission": ("disk_refused_by_admission_blocks", "Blocks that admission did not let be written."),
@@ -82,19 +87,47 @@ HAZARD_NOW = {
     "remembered_runs": ("hazard_remembered_runs", "Runs of blocks that are remembered as one."),
     "bytes": ("hazard_bytes", "Memory of the policy."),
 }
+SCHEDULER_NOW = {
+    "waiting": ("scheduler_waiting", "Requests that wait to begin."),
+    "loading": ("scheduler_loading", "Requests whose cached prefixes are on their way to the device."),
+    "running": ("scheduler_running", "Requests that run."),
+    "suspended": ("scheduler_suspended", "Requests that gave their blocks up and go on later."),
+    "sequences": ("scheduler_sequences", "Sequences that run: one for each branch of a request."),
+}
+TIMES = {
+    "match": ("match_seconds", "Time that matching a prompt took."),
+    "promotion": ("promotion_seconds", "Time that bringing a prompt's blocks to the device took."),
+    "disk_read": ("disk_read_seconds", "Time that reading some blocks from the disk took, with its wait."),
+    "disk_write": ("disk_write_seconds", "Time that writing some blocks to the disk took, with its wait."),
+    "queue": ("scheduler_queue_seconds", "Time from a request's submission until it first runs."),
+    "first_token": ("scheduler_first_token_seconds", "Time from a request's submission to its first token."),
+    "token": ("scheduler_token_seconds", "Time from one token of a sequence to the next."),
+}
 DISK_STATES = ("ok", "read_only", "off", "left_out")
 
 
 class Source(Protocol):
-    """What is scraped: a KVCache."""
+    """The scraped object: a KVCache or a Scheduler."""
 
-    def stats(self) -> CacheStats:
-        """Counters so far and what the tiers hold."""
+    def stats(self) -> CacheStats | SchedulerStats:
+        """Counters so far, and the content now."""
 
 
-def _check(name: str, cache: Source) -> None:
-    if not callable(getattr(cache, "stats", None)):
-        raise WrongType(f"{name} must be a KVCache, not {type(cache).__name__}")
+def _sources(name: str, given: Source) -> tuple[Source, ...]:
+    """The sources under a name; a Scheduler brings its cache along.
+
+    Raises
+    ------
+    WrongType
+        It is none of the two: it says so now, and not in the middle of a scrape.
+    """
+    stats = given.stats() if callable(getattr(given, "stats", None)) and not isinstance(given, type) else None
+    if isinstance(stats, CacheStats):
+        return (given,)
+    if isinstance(stats, SchedulerStats):
+        cache: Source | None = getattr(given, "cache", None)
+        return (given,) if cache is None else (given, cache)
+    raise WrongType(f"{name} must be a KVCache or a Scheduler, not {type(given).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +135,26 @@ class Sample:
     """One number of one cache."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     words: str
     labels: Mapping[str, str]
-    value: float
+    value: float | Latency
 
 
 class CacheCollector:
-    """Gives Prometheus the counters of one or more caches, each under its own label ``cache``.
+    """Gives Prometheus the counters of caches and schedulers, by the label ``cache``.
 
     Parameters
     ----------
-    caches : KVCache by name.
+    caches : KVCache or Scheduler by name. A Scheduler brings its cache along, under the same name. A cache that comes
+        under several names is scraped under the first of them only, so that sums are right.
 
     Raises
     ------
     ImportError
         prometheus_client is not installed; names the extra that brings it.
     WrongType
-        One of them is no cache.
+        One of them is neither a cache nor a scheduler.
     """
 
     def __init__(self, **caches: Source) -> None:
@@ -129,18 +163,16 @@ class CacheCollector:
         except ImportError:
             raise ImportError("metrics need prometheus_client: pip install 'pagedkv[metrics]'") from None
         self._changing = threading.Lock()
-        for name, cache in caches.items():
-            _check(name, cache)
-        self._caches = dict(caches)
+        self._caches = {name: _sources(name, given) for name, given in caches.items()}
 
     def add(self, name: str, cache: Source) -> None:
-        """Scrape this cache too; in place of the one that had the name before."""
-        _check(name, cache)
+        """Scrape this cache or scheduler too; in place of the one that had the name before."""
+        sources = _sources(name, cache)
         with self._changing:
-            self._caches = {**self._caches, name: cache}
+            self._caches = {**self._caches, name: sources}
 
     def remove(self, name: str) -> None:
-        """Scrape it no more, and hold on to it no longer. An unknown name is fine."""
+        """Stop collecting it, and drop the reference to it. Does nothing for an unknown name."""
         with self._changing:
             self._caches = {known: cache for known, cache in self._caches.items() if known != name}
 
@@ -150,21 +182,52 @@ class CacheCollector:
 
     def collect(self) -> Iterable[Any]:
         """One family per name, with the samples of all caches."""
-        kinds = {"counter": self._families.CounterMetricFamily, "gauge": self._families.GaugeMetricFamily}
         families: dict[str, Any] = {}
-        for name, cache in self._caches.items():
-            for sample in samples(cache.stats()):
-                labels = {"cache": name, **sample.labels}
-                family = families.get(sample.name)
-                if family is None:
-                    family = kinds[sample.kind](f"pagedkv_{sample.name}", sample.words, labels=list(labels))
-                    families[sample.name] = family
-                family.add_metric(list(labels.values()), sample.value)
+        seen: list[Source] = []
+        for name, sources in self._caches.items():
+            for source in [one for one in sources if not any(one is known for known in seen)]:
+                seen.append(source)
+                for sample in samples(source.stats()):
+                    self._add(families, sample, {"cache": name, **sample.labels})
         return list(families.values())
 
+    def _add(self, families: dict[str, Any], sample: Sample, labels: dict[str, str]) -> None:
+        family = families.get(sample.name)
+        if family is None:
+            kind = getattr(self._families, f"{sample.kind.capitalize()}MetricFamily")
+            family = families[sample.name] = kind(f"pagedkv_{sample.name}", sample.words, labels=list(labels))
+        if isinstance(sample.value, Latency):
+            family.add_metric(list(labels.values()), sample.value.cumulative(), sample.value.total_s)
+        else:
+            family.add_metric(list(labels.values()), sample.value)
 
-def samples(stats: CacheStats) -> list[Sample]:
+
+def samples(stats: CacheStats | SchedulerStats) -> list[Sample]:
     """All counts of a snapshot by their names here, without ``pagedkv_`` and ``_total``."""
+    return _of_cache(stats) if isinstance(stats, CacheStats) else _of_scheduler(stats)
+
+
+def _of_scheduler(stats: SchedulerStats) -> list[Sample]:
+    found = [Sample(name, "gauge", words, {}, getattr(stats, key)) for key, (name, words) in SCHEDULER_NOW.items()]
+    words = "Requests that ended, by reason; refused: those that were not queued for want of room."
+    found += [Sample("scheduler_ended", "counter", words, {"reason": key}, n) for key, n in stats.ended.items()]
+    words = "Times that a request gave its blocks up, by how it was to get them back."
+    for way, n in (("swap", stats.preempted_by_swap), ("recompute", stats.preempted_by_recompute)):
+        found.append(Sample("scheduler_preemptions", "counter", words, {"by": way}, n))
+    found.append(Sample("scheduler_new_tokens", "counter", "Tokens generated.", {}, stats.new_tokens))
+    words = "Prompt tokens that requests took from others under way, instead of computing them."
+    found.append(Sample("scheduler_shared_tokens", "counter", words, {}, stats.shared_tokens))
+    words = "Readings of the scheduler's clock that failed."
+    found.append(Sample("scheduler_clock_failures", "counter", words, {}, stats.clock_failures))
+    return found + _times(stats.latency)
+
+
+def _times(latency: Mapping[str, Latency]) -> list[Sample]:
+    there = [(key, *told) for key, told in TIMES.items() if key in latency]
+    return [Sample(name, "histogram", words, {}, latency[key]) for key, name, words in there]
+
+
+def _of_cache(stats: CacheStats) -> list[Sample]:
     found: list[Sample] = []
 
     def count(name: str, words: str, value: float, **labels: str) -> None:
@@ -183,6 +246,9 @@ def samples(stats: CacheStats) -> list[Sample]:
     count("failed_move_blocks", "Blocks whose move failed, came late or was cancelled.", stats.failed_moves)
     count("clock_failures", "Readings of the caller's clock that failed.", stats.clock_failures)
     count("hook_failures", "Calls of hooks that raised an Exception.", stats.hook_failures)
+    count("steps_that_waited", "Steps for which no room had been made ahead.", stats.steps_that_waited)
+    count("orphan_blocks", "Blocks of the disk that were dropped when it was opened.", stats.orphans)
+    count("overflowing_writes", "Writes that stored a finite number as infinity.", stats.overflowing_writes)
     for way, num_bytes in stats.moved_bytes.items():
         source, _, destination = way.partition("_to_")
         count("moved_bytes", "Bytes moved between tiers.", num_bytes, source=source, destination=destination)
@@ -207,7 +273,7 @@ def samples(stats: CacheStats) -> list[Sample]:
             count(name, words, stats.hazard[key])
         for key, (name, words) in HAZARD_NOW.items():
             gauge(name, words, stats.hazard[key])
-    return found
+    return found + _times(stats.latency)
 
 
 def _of_disk(disk: Mapping[str, Any]) -> list[Sample]:

@@ -1,15 +1,17 @@
-"""Counters of a cache, as one snapshot."""
+"""Counters of a cache and of a scheduler, as one snapshot each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pagedkv.observe.latency import Latency
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What a cache has done since it was opened, and what it holds now.
+    """Counters of a cache since it was opened, and its content now.
 
     Attributes
     ----------
@@ -37,15 +39,26 @@ class CacheStats:
         be opened; counters of the store (``DiskStats``), such as ``misses`` and ``write_errors`` by reason; and what
         was not worth it: ``disk_hits_declined`` (tokens that were computed instead of loaded),
         ``refused_by_admission`` and ``refused_by_write_budget`` (blocks dropped instead of written).
-        ``admission_failures`` counts what could not be judged.
+        ``admission_failures`` counts blocks that admission could not judge.
     hazard : mapping or None
-        None with other policies. What the policy ``hazard`` has learned and how it compares with plain LRU
+        None with other policies. The figures of the policy ``hazard``, also beside plain LRU's
         (``HazardPolicy.stats``), ``clock_failures``, and its files: ``tables_read``, ``tables_refused`` (could not be
         used), ``tables_written``, ``table_write_failures``.
     clock_failures : int
         Readings of the caller's clock that failed; time stood still meanwhile.
     hook_failures : int
         Calls of hooks that raised an Exception.
+    steps_that_waited : int
+        Steps for which no room had been made ahead: they waited for demotions.
+    orphans : int
+        Blocks that the disk held when the cache was opened and that were dropped: the block before them was not there,
+        their key was not that of their content, or they were there twice.
+    overflowing_writes : int
+        Layers of steps (``write``, ``scatter``) in which a finite number was stored as infinity, because the cache's
+        dtype ends below it (float16 at 65,504). Counted on the CPU only.
+    latency : mapping of str to Latency
+        ``"match"`` and ``"promotion"`` of a prompt; ``"disk_read"`` and ``"disk_write"`` of the blocks that one ticket
+        carries (:class:`pagedkv.observe.latency.CacheLatencies`). It is of no account to ``==``.
     """
 
     sequences: int
@@ -61,6 +74,10 @@ class CacheStats:
     hazard: Mapping[str, int] | None = None
     clock_failures: int = 0
     hook_failures: int = 0
+    steps_that_waited: int = 0
+    orphans: int = 0
+    overflowing_writes: int = 0
+    latency: Mapping[str, Latency] = field(default_factory=dict, compare=False)
 
     @property
     def token_hit_rate(self) -> float:
@@ -84,7 +101,7 @@ class CacheStats:
         )
 
     def _disk_in_words(self) -> str:
-        """What is out of the ordinary about the disk tier."""
+        """Whatever is out of the ordinary about the disk tier."""
         if self.disk is None:
             return ""
         flat = {**self.disk, "misses": _total(self.disk, "misses"), "write_errors": _total(self.disk, "write_errors")}
@@ -97,6 +114,47 @@ class CacheStats:
             return ""
         won, held = self.hazard["hits"] - self.hazard["lru_hits"], self.hazard["held_back"]
         return f"; hazard {won:+d} hit blocks beside LRU, {held} victims in its order"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """The work of a scheduler: waiting, running, and done.
+
+    Attributes
+    ----------
+    waiting, loading, running, suspended : requests now.
+    sequences : that run now.
+    finished, aborted, expired : requests so far.
+    preempted_by_swap, preempted_by_recompute : suspensions so far.
+    clock_failures : readings of the clock that failed.
+    ended : mapping of str to int
+        Requests so far by ``Request.finish_reason``: ``"stop"`` and ``"length"`` (together `finished`), ``"aborted"``,
+        ``"deadline"`` (`expired`); and ``"refused"``, those that `submit` did not queue for want of room.
+    new_tokens : int
+        Generated so far.
+    shared_tokens : int
+        Prompt tokens that requests took from others under way so far, instead of computing them.
+    latency : mapping of str to Latency
+        ``"queue"``: from the submission until a request first runs. ``"first_token"``: from the submission to the
+        report of its first token. ``"token"``: from one token of a branch to the next, also over a suspension; tokens
+        that came together share the time.
+    """
+
+    waiting: int
+    running: int
+    suspended: int
+    sequences: int
+    finished: int
+    aborted: int
+    expired: int
+    preempted_by_swap: int
+    preempted_by_recompute: int
+    clock_failures: int = 0
+    loading: int = 0
+    ended: Mapping[str, int] = field(default_factory=dict)
+    new_tokens: int = 0
+    shared_tokens: int = 0
+    latency: Mapping[str, Latency] = field(default_factory=dict, compare=False)
 
 
 _DISK_WORDS = {

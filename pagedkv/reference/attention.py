@@ -1,8 +1,7 @@
-"""Exact attention over paged KV in float64: what every faster kernel is measured against.
+"""Exact attention over paged KV in float64: the reference for every faster kernel.
 
-Two ways to the same result, kept apart on purpose: :func:`paged_attention` is the softmax as textbooks write
-it, over all visible keys; :func:`online_softmax_attention` walks the KV block by block, in one or several
-splits.
+Two ways to the same result, kept apart on purpose: :func:`paged_attention` is the softmax as textbooks write it, over
+all visible keys; :func:`online_softmax_attention` walks the KV block by block, in one or several splits.
 """
 
 from __future__ import annotations

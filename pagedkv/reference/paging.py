@@ -77,7 +77,7 @@ class PagedBatch:
                 yield seq, first, last
 
     def sight(self, seq: int) -> Sight:
-        """What the queries of a sequence see."""
+        """The tokens that the queries of a sequence see."""
         q_len, seq_len = int(self.q_indptr[seq + 1] - self.q_indptr[seq]), int(self.seq_lens[seq])
         mask = None if self.mask is None else self.mask.rows(seq, q_len, seq_len)
         return Sight.of(q_len, seq_len, self.causal, self.window, mask)
@@ -145,7 +145,7 @@ class PagedBatch:
             raise ValueError(f"q_indptr must rise from 0 to {len(self.q)}, the number of query tokens")
         room = tables.shape[1] * self.k_cache.shape[1]
         if lens.size and (lens.min() < 0 or lens.max() > room):
-            raise ValueError(f"seq_lens must be in 0..{room}, what the block tables can hold")
+            raise ValueError(f"seq_lens must be in 0..{room}, the tokens that the block tables can hold")
 
     def _check_block_ids(self) -> None:
         num_blocks, block_size = self.k_cache.shape[:2]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Where queries of one sequence stand, and what they see from there.
+    """Positions of one sequence's queries, and the tokens that they see.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The lanes' table in C.
 
 A column for each lane: its row, the step that gives it its last token, and its stop tokens. :mod:`lanes` owns the table
-and has checked what is given here.
+and has checked all arguments.
 """
 
 cimport numpy as cnp
@@ -30,7 +30,10 @@ def are_tokens(cnp.ndarray tokens not None):
 
 
 def put(cnp.ndarray table not None, Py_ssize_t i, int64_t row, int64_t last, tuple stops not None):
-    """Fill column i of the table, int64 [STOPS + k, capacity], contiguous, with k >= len(stops)."""
+    """Fill column i of the table.
+
+    The table is contiguous int64 [STOPS + k, capacity], with k >= len(stops).
+    """
     cdef int64_t* data = data_of(table)
     cdef Py_ssize_t capacity = cnp.PyArray_DIM(table, 1), j, k = len(stops)
     data[ROW * capacity + i], data[LAST * capacity + i] = row, last

@@ -47,6 +47,10 @@ class Aside:
         aside with all others that do not fit, if there is one that fits. If there is none, all have their turns again.
         """
         running = self._running
+        if running.loading:  # the loads may hold the blocks that it needs
+            while running.give_up_load(None):
+                pass
+            return True
         left = running.requests[0] if running.requests else None
         if left is not None and len(left.live()) > 1 and running.is_beyond(left):
             running.suspend(left)
@@ -54,7 +58,7 @@ class Aside:
         failed.update(one for one in (left or self._admission.tried,) if one is not None)
         unended = set(self._unended())
         fitting = self._fitting(unended - failed)
-        while not fitting and running.wait():  # what is under way may hold what they need
+        while not fitting and running.wait(alone=True):  # moves under way may leave the room that they need
             fitting = self._fitting(unended - failed)
         self._queue.aside = unended - fitting if fitting else set()
         self.one_ended = False
@@ -68,7 +72,7 @@ class Aside:
 
     def _unended(self) -> list[Request]:
         running = self._running
-        return [*running.requests, *running.suspended, *self._queue.waiting()]
+        return [*running.requests, *running.suspended, *running.loading.requests, *self._queue.waiting()]
 
 
 def _fits(request: Request, room: tuple[int, int]) -> bool:

@@ -1,20 +1,21 @@
-"""What a call of the scheduler that was interrupted left half done.
+"""Repairs the state that an interrupted call of the scheduler left.
 
-Put right before the next call does anything.
+The next call repairs it before it does anything else.
 
-An exception can come between any two lines (Ctrl-C, a timeout's signal, no memory). The lists of who runs, waits and is
-suspended may then disagree; what each branch's tokens are does not. So the lists are made anew from the tokens: a
-request that had begun is suspended with those that it has, one that had not waits. A report that was interrupted never
-was.
+An exception can come between any two lines (Ctrl-C, a timeout's signal, no memory). The lists of running, waiting and
+suspended requests may then disagree; each branch's tokens are still right. So the scheduler makes the lists anew from
+the tokens: a request that had begun is suspended with its tokens, one that had not waits. An interrupted report counts
+as never made.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pagedkv.observe.callbacks import is_refusal
+from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.request import Branch, Request, Tokens
 
 Arguments = ParamSpec("Arguments")
@@ -22,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Mendable(Protocol):
-    """What has calls that can be interrupted.
+    """An object whose calls can be interrupted.
 
     Attributes
     ----------
@@ -36,12 +37,12 @@ class Mendable(Protocol):
         """Whether a refusal now would leave something half done."""
 
     def heard(self) -> None:
-        """The caller has what the last call returned."""
+        """The caller has the result of the last call."""
 
     def mend(self) -> None:
-        """Repair what an interrupted call left half done.
+        """Repair the state that an interrupted call left.
 
-        What it may have been about to return is reported again.
+        It may have been about to return a result; that is reported again.
         """
 
 
@@ -51,7 +52,7 @@ M = TypeVar("M", bound=Mendable)
 def whole(
     call: Callable[Concatenate[M, Arguments], Result],
 ) -> Callable[Concatenate[M, Arguments], Result]:
-    """A method that first repairs what an interrupted call left.
+    """A method that first repairs the state left by an interrupted call.
 
     It ends whole, or is repaired itself.
     """
@@ -75,22 +76,22 @@ def whole(
 
 
 class Before:
-    """What a report may change, as it was before.
+    """The state that a report may change, as it was before.
 
     The branches of its requests, and what each has generated.
 
     Parameters
     ----------
-    lanes : of the plan that is reported.
+    plan : that is reported.
     several : whether the report may be of more than one token for a lane, or end lanes that have none.
     """
 
-    def __init__(self, lanes: Iterable[Branch], several: bool) -> None:
-        self._lanes = lanes
-        self._taken_back: list[tuple[Branch, Tokens]] | None = None  # lanes, with what they go back to
+    def __init__(self, plan: Plan, several: bool) -> None:
+        self._plan = plan
+        self._taken_back: list[tuple[Branch, Tokens]] | None = None  # lanes, with the tokens they go back to
         self._branches: list[tuple[Request, list[tuple[Branch, Tokens | None]]]] = []
         if several:
-            for request in dict.fromkeys(branch.request for branch in lanes):
+            for request in dict.fromkeys(branch.request for branch in plan.lanes):
                 known = [(branch, None if branch.done else branch.tokens) for branch in request.branches]
                 self._branches.append((request, known))
 
@@ -99,6 +100,7 @@ class Before:
 
         To be done again where it was interrupted.
         """
+        self._plan.told = None
         for request, known in self._branches:
             before = {id(branch) for branch, _ in known}
             for branch in request.branches:
@@ -109,8 +111,8 @@ class Before:
                     branch.reopen(tokens)
             request.branches = [branch for branch, _ in known]
         if not self._branches:
-            if self._taken_back is None:  # at once, and before any is changed: what they have now says what they had
-                self._taken_back = [(branch, tokens) for branch in self._lanes
+            if self._taken_back is None:  # at once, before any is changed: their state tells the one before
+                self._taken_back = [(branch, tokens) for branch in self._plan.lanes
                                     if (tokens := _before_the_token(branch)) is not None]  # fmt: skip
             for branch, tokens in self._taken_back:
                 branch.reopen(tokens)

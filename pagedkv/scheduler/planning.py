@@ -1,4 +1,4 @@
-"""What the next step computes.
+"""Chooses the tokens that the next step computes.
 
 Every lane's token, drafts as far as they fit, and chunks of prompts with the rest.
 """
@@ -18,6 +18,7 @@ from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.queue import by_rank
 from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
 from pagedkv.scheduler.running import Running
+from pagedkv.scheduler.sharing import StepShares
 
 Chunk: TypeAlias = tuple[Branch, Sequence, int]  # whose prompt, and how many tokens of it
 
@@ -30,12 +31,12 @@ class Planner:
     Parameters
     ----------
     cache, running, options : of the scheduler.
-    claim : told what the next plan needs.
+    claim : receives the needs of the next plan.
     """
 
     def __init__(self, cache: KVCache, running: Running, options: SchedulerOptions, claim: Claim) -> None:
         self._table, self._running, self._options = cache.table, running, options
-        self._claim = claim
+        self._claim, self._block_size = claim, cache.spec.block_size
         self._most_blocks = 1 + -(-(1 + options.lookahead) // cache.spec.block_size)  # of a lane: new ones, and a copy
         self._ones = np.ones(options.max_running, np.int32)
         self._ones.flags.writeable = False
@@ -52,7 +53,7 @@ class Planner:
         if not running.computing and not drafts:
             branches, batch = lanes.as_planned()
             n = len(branches)
-            most = n * self._most_blocks  # what a step of them can need at most: seldom worth a closer look
+            most = n * self._most_blocks  # the most that a step of them can need: seldom worth a closer look
             self._claim.take(most)
             if most > running.room():
                 need = self._table.blocks_needed(batch.rows, None, lookahead)
@@ -71,21 +72,29 @@ class Planner:
             n = len(lanes)
             lane_lens = self._lane_lens() if drafted else self._ones[:n]
             num_tokens = int(lane_lens.sum()) if drafted else n
-            ending, going_on = self._chunks(self._options.max_batch_tokens - num_tokens, left_out)
+            shares = running.sharing.in_step(len(running.computing))
+            ending, going_on = self._chunks(self._options.max_batch_tokens - num_tokens, left_out, shares)
             chunks = [*ending, *going_on]
             rows, q_lens = np.empty(n + len(chunks), np.int64), np.empty(n + len(chunks), np.int32)
             rows[:n], q_lens[:n] = lanes.rows, lane_lens
             for i, (_, seq, take) in enumerate(chunks, n):
                 rows[i], q_lens[i] = seq.row, take
                 num_tokens += take
-            need = self._table.blocks_needed(rows, q_lens, self._options.lookahead)
+            follow = shares.follow(lanes.branches, [chunk[0] for chunk in chunks])
+            need = self._table.blocks_needed(rows, q_lens, self._options.lookahead, follow)
             self._claim.take(need)
             if not len(rows) or need <= running.room():
                 break
-            self._make_way(need, [chunk[0] for chunk in chunks], left_out)
+            if not self._make_way(need, [chunk[0] for chunk in chunks], left_out):
+                none = Batch([], np.empty(0, np.int64))
+                return self._made(none, np.empty(0, np.int32), 0, [], expired, 0, False)
+        if left_out and not len(rows):
+            running.waits_beside_loads()
         sequences = [*lanes.sequences, *(chunk[1] for chunk in chunks)]
         wanting = [*lanes.branches, *(chunk[0] for chunk in ending)]
-        return self._made(Batch(sequences, rows), q_lens, num_tokens, wanting, expired, n, drafted)
+        plan = self._made(Batch(sequences, rows, follow), q_lens, num_tokens, wanting, expired, n, drafted)
+        plan.shared_tokens = shares.shared_tokens
+        return plan
 
     def _made(
         self,
@@ -98,13 +107,19 @@ class Planner:
         has_drafts: bool,
     ) -> Plan:
         expected = self._table.info(batch.rows[0]).num_computed + int(q_lens[0]) if len(batch) else 0
+        if batch.follow is not None:
+            expected += sum(self._taken(batch, blocks) for at, _, blocks in batch.follow.tolist() if at == 0)
         lookahead = self._options.lookahead
         return Plan(batch, q_lens, num_tokens, lookahead, wanting, expired, from_prompt, has_drafts, expected)
 
-    def _chunks(self, budget: int, left_out: set[Branch]) -> tuple[list[Chunk], list[Chunk]]:
+    def _taken(self, batch: Batch, blocks: int) -> int:
+        """Tokens that the first sequence of a batch takes from its leader."""
+        return blocks * self._block_size - self._table.info(batch.rows[0]).num_computed
+
+    def _chunks(self, budget: int, left_out: set[Branch], shares: StepShares) -> tuple[list[Chunk], list[Chunk]]:
         """Who computes how much of its prompt, by rank as far as the budget goes.
 
-        Those that then want their next token, and those that do not yet.
+        Those that then want their next token, and those that do not yet. `shares` is told of all.
         """
         ending: list[Chunk] = []
         going_on: list[Chunk] = []
@@ -112,9 +127,15 @@ class Planner:
         if len(computing) > 1:
             computing = sorted(computing, key=lambda branch: by_rank(branch.request))
         for branch in computing:
-            wanted = self._running.wanted(branch)
+            if budget <= 0:
+                break
+            if branch in left_out or branch.seq is None:
+                continue
+            taken = shares.taken(branch, branch.seq)
+            wanted = self._running.wanted(branch) - taken
             take = min(wanted, budget)
-            if take > 0 and branch not in left_out and branch.seq is not None:
+            if taken >= 0 and take > 0:
+                shares.add(branch, branch.seq, take)
                 ends = take == wanted and branch.request not in self._running.held
                 (ending if ends else going_on).append((branch, branch.seq, take))
                 budget -= take
@@ -139,29 +160,34 @@ class Planner:
                     budget -= k
         return budget < most
 
-    def _make_way(self, need: int, chunks: list[Branch], left_out: set[Branch]) -> None:
-        """Give up what is least wanted.
+    def _make_way(self, need: int, chunks: list[Branch], left_out: set[Branch]) -> bool:
+        """Suspend the least wanted request; False where the step has to wait for reads under way.
 
-        The drafts, then the worst request's chunk, then, unless something under way leaves room when it is over, that
-        request.
+        Drop the drafts, then loads of a worse rank, then the worst request's chunk; then suspend that request, unless
+        something under way leaves room when it is over.
         """
         running = self._running
         proposed = [branch for branch in running.lanes.branches if len(branch.draft)]
         if proposed:
             for branch in proposed:
                 self.forget_draft(branch)
-            return
+            return True
         worst = running.requests[-1]
         chunk = next((branch for branch in chunks if branch.request is worst), None)
-        alone = len(running.requests) == 1
+        alone = len(running.requests) == 1 and not running.loading
+        if running.give_up_load(worst):
+            return True
         if chunk is not None and not alone:
             left_out.add(chunk)
-        elif running.wait():
-            return
+        elif alone and running.waits_for_reads():
+            return False
+        elif running.wait(alone=alone):
+            return True
         elif alone:
             raise running.out_of_blocks(need)
         else:
             running.suspend(worst)
+        return True
 
     def forget_draft(self, branch: Branch) -> None:
         """Cut a branch back to before its draft."""

@@ -10,15 +10,15 @@ Time here is service: `now` grows by the tokens of each step over the weights of
 and of the tenants' first requests the one of the lowest rank goes first; once it has begun, a request keeps its rank.
 Within a tenant the turn is ``key``, the same without `finish`. No request starves: while one waits, service goes on
 and `now` passes every bound, so only finitely many requests, those that come before `now` has passed its rank by the
-head start of the highest priority (twice that, where one of its own tenant's is before it), can ever go before it. What
-a request is charged is what it can come to take; the rest is given back when it ends.
+head start of the highest priority (twice that, where one of its own tenant's is before it), can ever go before it. A
+request is charged the most that it can come to take; the rest is given back when it ends.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from pagedkv.scheduler.request import Request
@@ -92,14 +92,14 @@ class FairQueue:
         bisect.insort(tenant.waiting, request, key=by_key)
         self.num_waiting += 1
 
-    def next(self) -> Request | None:
-        """Whose turn it is; its rank is set."""
+    def next(self, passed: Collection[Request] = ()) -> Request | None:
+        """Whose turn it is, but for those that were passed; its rank is set."""
         best: Request | None = None
         for tenant in self._tenants.values():
             if tenant.waiting:
                 head = tenant.waiting[0]
-                if head in self.aside:
-                    turn = [request for request in tenant.waiting if request not in self.aside]
+                if head in self.aside or head in passed:
+                    turn = [one for one in tenant.waiting if one not in self.aside and one not in passed]
                     if not turn:
                         continue
                     head = turn[0]
@@ -133,7 +133,7 @@ class FairQueue:
         tenant.finish = max(tenant.finish, self.now) + request.charge
 
     def end(self, request: Request, taken: int) -> None:
-        """A request is over and has taken so many tokens; what it was charged beyond is given back."""
+        """A request is over and has taken so many tokens: give back the charge beyond them."""
         tenant = self._tenants[request.tenant]
         if not request.admitted:
             self._take_out(request)

@@ -1,6 +1,6 @@
 """How the other branches of a request come back after a suspension.
 
-Sharing what the branches before them hold.
+They share the blocks of the branches before them.
 
 A request is refused or taken by its worst case with the prompt shared, so after a suspension its branches have to share
 it again, whatever the tree has. The tree lacks blocks that a quota refused, that were purged, or that were on their way
@@ -17,7 +17,7 @@ from pagedkv.errors import OutOfBlocks
 from pagedkv.scheduler.request import Branch, Tokens
 
 
-def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
+def reopen(cache: KVCache, branch: Branch, must: bool, waits: bool) -> Sequence | None:
     """Open a suspended branch beside those of its request that are open.
 
     It holds no block twice that they hold.
@@ -31,7 +31,9 @@ def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
     branch : Branch
         Suspended; another one of its request is open and has computed all its tokens but the last.
     must : bool
-        Fork it, which takes no block, where the cache has no room to bring up what it has of the branch. Else None.
+        Fork it, which takes no block, where the cache has no room to bring up the branch's blocks. Else None.
+    waits : bool
+        Bring its cached blocks up from slower tiers, and wait for that. Else take those that are on the device.
     """
     relative, common = _closest(branch)
     kin = relative.seq
@@ -39,9 +41,8 @@ def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
     size, table = cache.spec.block_size, cache.table
     whole = common // size
     if table.info(kin.row).num_committed >= whole:  # the tree has them: then a match most likely finds them
-        request = branch.request
         try:
-            seq = cache.sequence(branch.saved, request.namespace, session=request.session, on_trial=True)
+            seq = _from_cache(cache, branch, waits)
         except OutOfBlocks:
             if not must:
                 return None
@@ -54,6 +55,17 @@ def reopen(cache: KVCache, branch: Branch, must: bool) -> Sequence | None:
     seq.truncate(common)
     seq.append(branch.saved[common:])
     return seq
+
+
+def _from_cache(cache: KVCache, branch: Branch, waits: bool) -> Sequence:
+    request = branch.request
+    load = cache._match(branch.saved, request.namespace, request.session, on_trial=True, trace=request.trace)
+    try:
+        if not waits:
+            load.keep_arrived()
+        return load.sequence()
+    finally:
+        load.cancel()
 
 
 def _closest(branch: Branch) -> tuple[Branch, int]:

@@ -1,4 +1,4 @@
-"""What a step's tokens change: branches grow, fork, end.
+"""Applies a step's tokens: branches grow, fork, end.
 
 Drafts are kept as far as they were right.
 """
@@ -15,7 +15,7 @@ from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.scheduler._lanes import are_tokens
 from pagedkv.scheduler.mending import Before
-from pagedkv.scheduler.plan import Plan
+from pagedkv.scheduler.plan import NewTokens, Plan
 from pagedkv.scheduler.request import NO_TOKENS, Branch, Request, Tokens
 from pagedkv.scheduler.running import Running
 
@@ -25,7 +25,7 @@ class Reporter:
 
     Attributes
     ----------
-    before : what a report that is under way, or was interrupted, may have changed.
+    before : the state before a report that is under way, or was interrupted.
     """
 
     def __init__(self, cache: KVCache, running: Running) -> None:
@@ -45,12 +45,13 @@ class Reporter:
         """
         if self._branches_or_drafts(plan):
             entries = self._entries(plan, tokens)
-            self.before = Before(plan.lanes, True)
+            self.before = Before(plan, True)
             finished = self._several(plan, entries)
         else:
             values = self._one_token_each(plan, tokens)
-            self.before = Before(plan.lanes, False)
+            self.before = Before(plan, False)
             finished = self._one_each(plan, values)
+            plan.told = plan.lanes, values
         self.before = None
         return finished
 
@@ -63,13 +64,13 @@ class Reporter:
     # ---- one token each: arrays
 
     def _one_token_each(self, plan: Plan, tokens: Any) -> Tokens:
-        """What the lanes were given, int32 [num_lanes], checked."""
+        """The tokens given to the lanes, int32 [num_lanes], checked."""
         try:
             values: Tokens = self._as_tokens(tokens)
             if len(values) == len(plan.lanes) and are_tokens(values):
                 return values
         except (WrongType, InvalidArgument):
-            pass  # what is wrong is said lane by lane
+            pass  # each lane has its own error
         entries = self._entries(plan, tokens)  # arrays of one token each, or an error that names its lane
         return np.concatenate(entries) if entries else NO_TOKENS
 
@@ -144,15 +145,16 @@ class Reporter:
 
     def _several(self, plan: Plan, entries: Seq[Tokens]) -> list[Request]:
         ended: list[Branch] = []
+        told: list[tuple[Branch, int, NewTokens]] = []  # a lane, which of its tokens, and the outcome
         lanes = self._running.lanes
-        forking: dict[Request, list[tuple[Branch, list[int]]]] = {}
+        forking: dict[Request, list[tuple[Branch, list[tuple[int, int]]]]] = {}
         for i, (branch, entry) in enumerate(zip(plan.lanes, entries, strict=True)):
             if _branches_out(branch):
-                forking.setdefault(branch.request, []).append((branch, entry.tolist()))
+                forking.setdefault(branch.request, []).append((branch, list(enumerate(entry.tolist()))))
                 continue
             if i >= plan.from_prompt:
                 self._running.computing.remove(branch)
-                self._extend(branch, entry)
+                kept = self._extend(branch, entry)
                 lanes.add_unless_over(branch, int(entry[-1]), ended)
             else:
                 kept = self._extend(branch, entry)
@@ -163,14 +165,17 @@ class Reporter:
                     ended.append(branch)
                 elif self._running.pending(branch) > 1:
                     self._running.back_to_computing(branch)
-        going = {request: self._drop(request, pairs) for request, pairs in forking.items()}
+            told.append((branch, 0, NewTokens(branch, kept, branch)))
+        going = {request: self._drop(request, pairs, told) for request, pairs in forking.items()}
         finished = _end(ended)
         for request, pairs in going.items():  # all that ends has let go of its sequences by now
-            self._fork(request, pairs)
+            self._fork(request, pairs, told)
+        lane_of = {branch: i for i, branch in enumerate(plan.lanes)}
+        plan.told = [new for _, _, new in sorted(told, key=lambda one: (lane_of[one[0]], one[1]))]
         return [*(request for request in going if not request.live()), *finished]
 
     def _extend(self, branch: Branch, entry: Tokens) -> Tokens:
-        """Keep what was right of the draft, add the token after it; the tokens that count."""
+        """Keep the draft's correct tokens and add the token after them; the tokens that count."""
         assert branch.seq is not None
         stops = [i for i, token in enumerate(entry.tolist()) if token in branch.request.stop_tokens]
         kept = entry[: stops[0] + 1] if stops else entry
@@ -180,19 +185,26 @@ class Reporter:
         branch.seq.append(kept[-1:])
         return kept
 
-    def _drop(self, request: Request, pairs: Seq[tuple[Branch, list[int]]]) -> list[tuple[Branch, list[int]]]:
+    def _drop(
+        self,
+        request: Request,
+        pairs: Seq[tuple[Branch, list[tuple[int, int]]]],
+        told: list[tuple[Branch, int, NewTokens]],
+    ) -> list[tuple[Branch, list[tuple[int, int]]]]:
         """Branches end with their last tokens, or without one.
 
-        Those that go on, with the tokens they go on with.
+        Those that go on, with the tokens they go on with and their places in the entry.
         """
         over = _is_over(pairs[0][0])
-        going: list[tuple[Branch, list[int]]] = []
+        going: list[tuple[Branch, list[tuple[int, int]]]] = []
         for branch, tokens in pairs:
-            goes = [] if over else [token for token in tokens if token not in request.stop_tokens]
-            for token in tokens if over else [token for token in tokens if token in request.stop_tokens]:
+            goes = [] if over else [placed for placed in tokens if placed[1] not in request.stop_tokens]
+            for place, token in tokens if over else [one for one in tokens if one[1] in request.stop_tokens]:
                 done = Branch(request, NO_TOKENS)
-                done.end(np.append(branch.output, np.int32(token)))
+                output = np.append(branch.output, np.int32(token))
+                done.end(output)
                 request.branches.append(done)
+                told.append((branch, place, NewTokens(done, output[-1:], branch)))
             if branch in self._running.computing:
                 self._running.computing.remove(branch)
             elif not goes:
@@ -204,23 +216,31 @@ class Reporter:
                 branch.let_go()
         return going
 
-    def _fork(self, request: Request, pairs: Seq[tuple[Branch, list[int]]]) -> None:
+    def _fork(
+        self,
+        request: Request,
+        pairs: Seq[tuple[Branch, list[tuple[int, int]]]],
+        told: list[tuple[Branch, int, NewTokens]],
+    ) -> None:
         """Each branch goes on with its tokens, those after the first in forks."""
         for branch, goes in pairs:
             assert branch.seq is not None
             forks = branch.seq.fork(len(goes) - 1)
-            branch.seq.append(goes[0])
+            place, token = goes[0]
+            branch.seq.append(token)
+            told.append((branch, place, NewTokens(branch, np.array([token], np.int32), branch)))
             if branch in self._running.lanes.branches:
                 at = self._running.lanes.branches.index(branch)
                 self._running.lanes.count(at, 1)
             else:
                 self._running.lanes.add(branch)
-            for seq, token in zip(forks, goes[1:], strict=True):
+            for seq, (place, token) in zip(forks, goes[1:], strict=True):
                 fork = Branch(request, NO_TOKENS)
                 fork.seq = seq
                 seq.append(token)
                 request.branches.append(fork)
                 self._running.lanes.add(fork)
+                told.append((branch, place, NewTokens(fork, np.array([token], np.int32), branch)))
 
 
 def _end(ended: Seq[Branch]) -> list[Request]:
@@ -237,7 +257,7 @@ def _end(ended: Seq[Branch]) -> list[Request]:
 
 
 def _branches_out(branch: Branch) -> bool:
-    """Whether what it is given are alternatives."""
+    """Whether its tokens are alternatives."""
     request = branch.request
     return request.beams > 1 or (request.n > 1 and branch.num_output == 0)
 

@@ -1,8 +1,8 @@
-"""What runs and what was suspended: opened from the cache, let go of, and taken up again.
+"""Running and suspended requests: opened from the cache, released, and resumed.
 
 A branch that runs is in one of two places:
 
-    computing   tokens of its prompt (or of what it had before it was suspended) are left to compute
+    computing   tokens of its prompt (or those from before its suspension) are left to compute
     lanes       one token is left to compute, and the next is wanted
 
 A request of several branches that is taken up again is `held` until all of them are back: they are opened one after the
@@ -14,183 +14,72 @@ from __future__ import annotations
 import bisect
 from typing import Literal
 
-import numpy as np
-
 from pagedkv.cache.cache import KVCache
-from pagedkv.errors import InvalidArgument, OutOfBlocks
+from pagedkv.errors import OutOfBlocks
 from pagedkv.scheduler.lanes import Lanes
+from pagedkv.scheduler.loading import Entry
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.queue import by_rank
 from pagedkv.scheduler.reopening import reopen
 from pagedkv.scheduler.request import Branch, Request, State
+from pagedkv.scheduler.room import Room
+
+# What `Running.start` says where a request did not begin to run.
+NO_ROOM, LOADS, NO_ROOM_TO_LOAD, NO_SHARE, NO_PLACE_IN_STEP = -1, -2, -3, -4, -5
 
 
-class NoSequences(InvalidArgument):
-    """A request lacks sequences, because others than the scheduler hold them."""
-
-
-class Running:
+class Running(Room):
     """The requests that hold blocks, and those that had to give theirs up.
 
     Attributes
     ----------
-    requests, suspended : list of Request, by rank
-    lanes : Lanes
-    computing : list of Branch
-    held : list of Request
-    width : sequences that the running requests may come to have.
-    worst_blocks : blocks that they may come to hold, shared ones counted for each.
+    suspended : list of Request, by rank
     preemptions : how often a request was suspended, by method.
+    begun : dict of Request to None
+        Requests that have run for the first time since the scheduler emptied it.
     """
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
-        self._cache, self._options = cache, options
-        self._table, self._placement, self._moves = cache.table, cache.placement, cache._moves
-        pool = self._placement.pools[0]
-        assert pool is not None
-        self._pool = pool
-        self._seen = 0
-        self.capacity = pool.max_blocks
+        super().__init__(cache, options)
         tiers = enumerate(self._placement.pools)
         self._below = next((tier for tier, pool in tiers if tier and pool is not None), None)  # where to swap to
-        self._watermark = int(options.watermark * self.capacity)
-        self.requests: list[Request] = []
         self.suspended: list[Request] = []
-        self.lanes = Lanes(options.max_running)
-        self.computing: list[Branch] = []
-        self.held: list[Request] = []
-        self.width = self.worst_blocks = 0
         self.preemptions = {"swap": 0, "recompute": 0}
-
-    # ---- room
-
-    def room(self) -> int:
-        """Blocks that a step may be given: free ones, and those that the tree alone owns."""
-        self._seen = self._moves.num_ended  # before it looks: what ends after this is worth another look
-        return self._pool.num_obtainable
-
-    def out_of_blocks(self, asked: int) -> OutOfBlocks:
-        """The error for a scheduler whose last request does not fit beside what others hold."""
-        return self._placement.out_of_blocks(asked)
-
-    def wait(self) -> bool:
-        """Wait until a move or a prefetch is over, which may leave room.
-
-        False if none is under way.
-
-        One that has ended since :meth:`room` was asked, or since the last wait, counts.
-        """
-        is_over = self._moves.wait_since(self._seen)
-        self._seen = self._moves.num_ended
-        return is_over
-
-    def left_by_others(self) -> tuple[int, int]:
-        """Blocks and sequences that others than the scheduler do not hold."""
-        rows = self._rows(self.requests)
-        held_by_others = self._pool.counts()["live"] - self._distinct(rows)
-        return self.capacity - held_by_others, self._cache.max_sequences - self._table.num_rows + len(rows)
-
-    def is_beyond(self, request: Request) -> bool:
-        """Whether a running request needs more blocks than its worst case.
-
-        Its branches share less than they could.
-        """
-        return self._distinct(self._rows([request])) + self.promised() > request.worst_blocks
-
-    def _rows(self, requests: list[Request]) -> list[int]:
-        return [branch.seq.row for request in requests for branch in request.live() if branch.seq is not None]
-
-    def _distinct(self, rows: list[int]) -> int:
-        return len(np.unique(np.concatenate([self._table.blocks(row) for row in rows]))) if rows else 0
-
-    def pending(self, branch: Branch) -> int:
-        """Tokens of it that are not computed."""
-        assert branch.seq is not None
-        num_tokens, computed, _, _ = self._table.info(branch.seq.row)
-        return num_tokens - computed
-
-    def wanted(self, branch: Branch) -> int:
-        """Tokens that a branch of `computing` still has to compute before it is done with that."""
-        return self.pending(branch) - (branch.request in self.held)
-
-    def promised(self) -> int:
-        """Blocks that running sequences need for what they have begun.
-
-        The lanes' next step, prompts to their end.
-        """
-        need = self._table.blocks_needed(self.lanes.rows, None, self._options.lookahead)
-        if self.computing:
-            rows = [branch.seq.row for branch in self.computing if branch.seq is not None]
-            need += self._table.blocks_needed(rows, None, self._options.lookahead)
-        return need
+        self.begun: dict[Request, None] = {}
 
     # ---- beginning and going on
 
-    def has_place(self, request: Request) -> bool:
-        """Whether there are sequences left for a request.
-
-        And, where that is wanted, blocks for its worst case.
-
-        Raises
-        ------
-        NoSequences
-            Nothing else runs, and still there are too few: others than the scheduler hold the cache's sequences.
-        """
-        options = self._options
-        if self.width + request.width > options.max_running:
-            return False
-        if self._lacks_sequences(request.width):
-            if self.requests:
-                return False
-            raise self._no_sequences(request)
-        if options.admission == "worst_case" and self.requests:
-            return self.worst_blocks + request.worst_blocks + self._watermark <= self.capacity
-        return True
-
-    def _lacks_sequences(self, more: int) -> bool:
-        """Whether too few sequences are free for so many more.
-
-        Beside the branches that the running requests may get.
-        """
-        free = self._cache.max_sequences - self._table.num_rows - more
-        to_come = self.width - len(self.lanes.branches) - len(self.computing)  # or fewer
-        if free >= to_come:
-            return False
-        return free < sum(map(_most_branches, self.requests)) - len(self._rows(self.requests))
-
     def keep_sequences(self) -> None:
         """Suspend requests until better placed ones find sequences for all their branches."""
-        while len(self.requests) > 1 and self._lacks_sequences(0):
-            self.suspend(self.requests[-1])
+        while self._lacks_sequences(0) and (len(self.requests) > 1 or self.loading):
+            if not self.give_up_load(self.requests[-1] if self.requests else None):
+                self.suspend(self.requests[-1])
 
-    def _no_sequences(self, request: Request) -> NoSequences:
-        others = self._table.num_rows - len(self._rows(self.requests))
-        return NoSequences(
-            f"{request} needs {request.width} sequences, and others than the scheduler hold {others} of the cache's "
-            f"{self._cache.max_sequences}: release them, or open the cache with a larger max_sequences"
-        )
-
-    def start(self, request: Request, promised: int) -> int:
+    def start(self, request: Request, promised: int, *, may_run: bool = True, may_load: bool = True) -> int:
         """Begin a request that has a place, or take one up again, if there is room now.
 
-        Else nothing has changed.
+        It runs, or it loads first; else nothing has changed.
 
         Parameters
         ----------
         request
         promised : what :meth:`promised` says, now.
+        may_run : whether it may begin without a load.
+        may_load : whether it may begin with one.
 
         Returns
         -------
         int
-            Blocks that it needs to the end of its prompt, beside those that were cached; -1 where there is no room.
+            Blocks that it needs to the end of its prompt, beside those that were cached. LOADS: it loads now. NO_ROOM,
+            NO_ROOM_TO_LOAD: there is no room for it, and in the second case it has something to load. NO_SHARE: it may
+            not load now. NO_PLACE_IN_STEP: it may not run, and has nothing to load.
 
         Raises
         ------
         OutOfBlocks
-            Nothing else runs, and still it does not fit: others than the scheduler hold the rest of the blocks.
+            Nothing else runs or loads, and it does not fit: others than the scheduler hold the rest of the blocks.
         """
-        alone, live = not self.requests, request.live()
+        alone, live = not (self.requests or self.loading), request.live()
         branch = live[0]
         beyond = 0 if alone else promised + self._watermark
         tokens, size = branch.tokens, self._cache.spec.block_size
@@ -198,33 +87,124 @@ class Running:
             room = self.room()
             if len(tokens) // size + beyond > room:
                 cached = self._cache.explain(tokens, request.namespace).cached_tokens
-                if (len(tokens) - cached) // size + beyond > room:
-                    return -1
+                shared = self.sharing.common_tokens(request, tokens, self.computing)
+                if (len(tokens) - max(cached, shared)) // size + beyond > room:
+                    return NO_ROOM
+        load = self._cache._match(tokens, request.namespace, request.session, on_trial=True, trace=request.trace)
         try:
-            seq = self._cache.sequence(tokens, request.namespace, session=request.session, on_trial=True)
-        except OutOfBlocks:
-            if alone:
-                raise
-            return -1
-        fresh = -(-(len(tokens) + self._options.lookahead) // size) - self._table.info(seq.row).num_blocks
+            entry = self.loading.looked_at(request, load)
+            if entry is not None:
+                return self._start_to_load(request, entry, beyond, alone, may_load)
+            if not may_run:
+                return NO_PLACE_IN_STEP
+            try:
+                seq = load.sequence()
+            except OutOfBlocks:
+                if alone:
+                    raise
+                return NO_ROOM
+        finally:
+            if request.state != "loading":
+                load.cancel()
+        has = max(self._table.info(seq.row).num_blocks, self.sharing.common_blocks(request, seq, self.computing))
+        fresh = -(-(len(tokens) + self._options.lookahead) // size) - has
         while fresh + beyond > self.room():
-            if not alone or not self.wait():
+            if alone and self.waits_for_reads():
+                seq.release()
+                return NO_ROOM
+            if not alone or not self.wait(alone=True):
                 seq.release()
                 if alone:
                     raise self.out_of_blocks(fresh)
-                return -1
-        self._cache.count(seq)
+                return NO_ROOM
         branch.seq = seq
-        if not request.admitted:
-            request.hit_tokens = dict(seq.hit_tokens)
-        self._keep_again(branch)
         self._enter(request, live)
         return fresh
 
+    def _start_to_load(self, request: Request, entry: Entry, beyond: int, alone: bool, may_load: bool) -> int:
+        """Begin the loads of a request, if their room and their share are there.
+
+        It runs where they are over at once.
+        """
+        try:
+            if not may_load or not self.loading.has_share(entry, bool(self.requests)):
+                return NO_SHARE
+            while entry.need + beyond > self.room():
+                if alone and self.waits_for_reads():
+                    return NO_ROOM
+                if not alone or not self.wait(alone=True):
+                    if alone:
+                        raise self.out_of_blocks(entry.need)
+                    return NO_ROOM_TO_LOAD
+            if not self.loading.lift(request, entry):
+                if alone:
+                    raise self.out_of_blocks(entry.need)
+                return NO_ROOM_TO_LOAD
+            if request in self.suspended:
+                self.suspended.remove(request)
+            self.loading.begin(request, entry)
+        finally:
+            if request.state != "loading":
+                entry.cancel()
+        if not entry.is_over or not self._may_open():
+            return LOADS
+        self._run_loaded(request, entry)
+        branch = request.live()[0]
+        assert branch.seq is not None
+        num_blocks = self._table.info(branch.seq.row).num_blocks
+        return -(-(len(branch.tokens) + self._options.lookahead) // self._cache.spec.block_size) - num_blocks
+
+    def run_loaded(self) -> bool:
+        """Requests whose loads are over run now, in their order, whatever else waits.
+
+        Whether there were any. One whose loads found no room takes its turn again.
+        """
+        found = self.loading.over()
+        for request, entry in found:
+            if entry.has_failed or not self._may_open():
+                self.stop_loading(request)
+            else:
+                self._run_loaded(request, entry)
+        return bool(found)
+
+    def _run_loaded(self, request: Request, entry: Entry) -> None:
+        first, *others = request.live()
+        first.seq = entry.loads[first].sequence()
+        self.loading.leave(request)
+        self.loading.pins.update({branch: entry.loads[branch] for branch in others})
+        self._enter(request, [first, *others])
+
+    def stop_loading(self, request: Request) -> None:
+        """Let go of a request's loads; it takes its turn again at its rank."""
+        self.loading.leave(request).cancel()
+        request.state = "suspended" if request.num_preemptions else "waiting"
+        for branch in request.live():
+            branch.saved = branch.tokens
+        bisect.insort(self.suspended, request, key=by_rank)
+
+    def give_up_load(self, better: Request | None) -> bool:
+        """Let go of the loads of one request ranked worse than `better` (None: of any).
+
+        Whether there was one.
+        """
+        victim = self.loading.victim(better)
+        if victim is None:
+            return False
+        self.stop_loading(victim)
+        return True
+
     def _enter(self, request: Request, live: list[Branch]) -> None:
-        if request.state == "suspended":
+        branch = live[0]
+        assert branch.seq is not None
+        self._cache.count(branch.seq)
+        if not request.hit_tokens:
+            request.hit_tokens = dict(branch.seq.hit_tokens)
+        self._keep_again(branch)
+        if request in self.suspended:
             self.suspended.remove(request)
         request.state = "running"
+        if request.began_s is None:
+            self.begun[request] = None
         bisect.insort(self.requests, request, key=by_rank)
         self.width += request.width
         self.worst_blocks += request.worst_blocks
@@ -233,7 +213,7 @@ class Running:
         self.computing.append(live[0])
 
     def open_held(self) -> None:
-        """Open what can be opened of the requests that come back with several branches.
+        """Open branches of the requests that come back with several, as far as that can be done.
 
         Raises
         ------
@@ -248,7 +228,8 @@ class Running:
         for branch in request.live():
             if branch.seq is None:
                 while not self._opened(branch):
-                    if not self.wait():
+                    alone = len(self.requests) == 1 and not self.loading
+                    if not self.give_up_load(request) and not self.wait(alone=alone):
                         self.suspend(self.requests[-1])
                     if request.state != "running":
                         return
@@ -268,15 +249,17 @@ class Running:
         """
         alone = len(self.requests) == 1
         if self._table.num_rows >= self._cache.max_sequences:
-            if alone:
+            if alone and not self.loading:
                 raise self._no_sequences(branch.request)
             return False
-        branch.seq = reopen(self._cache, branch, alone)
+        branch.seq = reopen(self._cache, branch, alone, not self._options.loading_share)
+        if branch.seq is not None:
+            self.loading.unpin(branch)
         self._keep_again(branch)
         return branch.seq is not None
 
     def _keep_again(self, branch: Branch) -> None:
-        """What was the first to go is kept like everything else."""
+        """Keep the blocks that were the first to go like all others."""
         if branch.seq is not None and branch.request.preempted_by == "recompute" and self._below is not None:
             branch.seq.retain()
 
@@ -322,6 +305,7 @@ class Running:
             elif branch.seq is not None and request not in self.held:
                 self.lanes.remove(branch)
             branch.let_go()
+            self.loading.unpin(branch)
         if request in self.held:
             self.held.remove(request)
         self.requests.remove(request)
@@ -346,6 +330,7 @@ class Running:
     def make_anew(self, requests: list[Request]) -> None:
         """No request runs; of these, which have not ended, those that had begun are suspended."""
         self.lanes = Lanes(self._options.max_running)
+        self.loading.make_anew()
         self.computing, self.held, self.requests = [], [], []
         self.width = self.worst_blocks = 0
         self.suspended = sorted((request for request in requests if request.admitted), key=by_rank)
@@ -372,15 +357,7 @@ class Running:
             assert branch.request in self.requests
         for branch in self.lanes.branches:
             assert self.pending(branch) in (0, 1 + len(branch.draft)), "committed and not reported, or the next token"
+        self.loading.check_integrity()
         for request in self.suspended:
-            assert request.state == "suspended"
+            assert request.state == "suspended" or (request.state == "waiting" and request.admitted)
             assert all(branch.seq is None and len(branch.saved) for branch in request.live())
-
-
-def _most_branches(request: Request) -> int:
-    """Branches that a running request may come to have.
-
-    Beams fork again and again, samples once.
-    """
-    live = request.live()
-    return request.width if request.beams > 1 or not live[0].num_output else len(live)

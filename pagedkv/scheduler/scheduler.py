@@ -2,7 +2,7 @@
 
 It says what to run, its caller computes, and reports the tokens.
 """
-# Over 400 lines: Scheduler's public methods, half of it their docstrings; what they do lies in the modules beside it.
+# Over 400 lines: Scheduler's public methods, half of it their docstrings; the modules beside it do the work.
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,9 @@ from numpy.typing import ArrayLike
 from pagedkv.cache.cache import KVCache
 from pagedkv.cache.sequence import session_number
 from pagedkv.cache.step import Step
-from pagedkv.errors import InvalidArgument, OutOfBlocks, RequestTooLarge, WrongType
+from pagedkv.errors import InvalidArgument, OutOfBlocks, QueueFull, RequestTooLarge, WrongType
 from pagedkv.observe.clock import Clock
+from pagedkv.observe.stats import SchedulerStats
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.aside import Aside
 from pagedkv.scheduler.limits import blocks_at_most
@@ -31,38 +31,16 @@ from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.planning import Planner
 from pagedkv.scheduler.queue import FairQueue, by_rank
 from pagedkv.scheduler.reporting import Reporter
-from pagedkv.scheduler.request import Branch, Request, State, Tokens
-from pagedkv.scheduler.running import NoSequences, Running
+from pagedkv.scheduler.request import AbortReason, Branch, FinishReason, Request, State, Tokens, abort_reason
+from pagedkv.scheduler.room import NoSequences
+from pagedkv.scheduler.running import Running
+from pagedkv.scheduler.timing import Timing
+from pagedkv.scheduler.waiting import Waiting
 from pagedkv.spec.namespace import Namespace
-from pagedkv.spec.sizes import whole_number
+from pagedkv.spec.sizes import check_plain, whole_number
 
 LONGEST = 1 << 30  # tokens of a sequence
 MANY_DEADLINES = 1024  # before those of requests that have ended are looked for
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """What a scheduler has to do, and has done.
-
-    Attributes
-    ----------
-    waiting, running, suspended : requests now.
-    sequences : that run now.
-    finished, aborted, expired : requests so far.
-    preempted_by_swap, preempted_by_recompute : suspensions so far.
-    clock_failures : readings of the clock that failed.
-    """
-
-    waiting: int
-    running: int
-    suspended: int
-    sequences: int
-    finished: int
-    aborted: int
-    expired: int
-    preempted_by_swap: int
-    preempted_by_recompute: int
-    clock_failures: int = 0
 
 
 class Scheduler:
@@ -73,7 +51,8 @@ class Scheduler:
         scheduler.submit(prompt, max_new_tokens=100)
         while scheduler.has_work:
             plan = scheduler.schedule()
-            if not plan:                                        # what was left has expired
+            if not plan:                                        # all that is left loads, or has expired
+                scheduler.wait()
                 continue
             with scheduler.step(plan) as step:                  # an exception in here commits nothing
                 logits = model(step)
@@ -87,7 +66,7 @@ class Scheduler:
     Parameters
     ----------
     cache : KVCache
-        Others may use it, too; what they hold is not the scheduler's to give.
+        Other callers may use it, too; the scheduler cannot give away the blocks that they hold.
     options : SchedulerOptions
     clock : callable
         Seconds, for deadlines. While it fails, time stands still, and no deadline comes nearer.
@@ -122,7 +101,10 @@ class Scheduler:
         self._aside = Aside(self._queue, self._running, self._admission)
         self._planner = Planner(cache, self._running, options, self._claim)
         self._reporter = Reporter(cache, self._running)
+        self._timing = Timing(self._clock)
+        self._seen_suspensions = self._refused = 0
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._waiting = Waiting(cache, self._running, self._seconds_left)
         self._expired: tuple[Request, ...] = ()  # that no plan has told of yet
         self._forget_at = MANY_DEADLINES
         self._drafts: dict[Branch, Tokens] = {}
@@ -133,8 +115,8 @@ class Scheduler:
         self._telling: tuple[list[Request], tuple[Request, ...]] = [], ()  # finished, expired; by the last call
         self.torn = False  # a call is under way, or was interrupted
         self._num_submitted = 0
-        self._counting: tuple[Request, State, int] | None = None  # the next to be counted, and what it makes
-        self._ended: dict[State, int] = {"finished": 0, "aborted": 0, "expired": 0}
+        self._counting: tuple[Request, FinishReason, int] | None = None  # the next to be counted, with its outcome
+        self._ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "aborted": 0, "deadline": 0}
 
     @property
     def is_half_done(self) -> bool:
@@ -160,6 +142,7 @@ class Scheduler:
         n: int = 1,
         beams: int = 1,
         deadline_s: float | None = None,
+        trace: object = None,
     ) -> Request:
         """Queue a request.
 
@@ -169,21 +152,24 @@ class Scheduler:
         max_new_tokens : tokens that each branch generates at most.
         tenant : who shares the service fairly with the others; not a namespace.
         priority : 0..100; higher goes first, see ``SchedulerOptions.priority_tokens``.
-        namespace : what must never share KV.
+        namespace : requests of two namespaces never share KV.
         session : the conversation that it belongs to, as in :meth:`KVCache.sequence`.
         stop_tokens : tokens that end a branch; they are part of its output.
         n : parallel samples: the prompt is computed once, and its first report forks it.
         beams : beams of a search whose scores the caller keeps (:func:`expand_beams`).
         deadline_s : seconds from now until it is given up.
+        trace : anything that names the request to hooks, such as a tracer's context: the spans of its work carry it.
 
         Raises
         ------
         RequestTooLarge
             It could not run even alone: more blocks or sequences than there are. It is not queued.
+        QueueFull
+            As many requests wait as ``SchedulerOptions.max_waiting`` lets wait. It is not queued.
         WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
         cache = self.cache
-        cache.explain((), namespace)  # says what is wrong with the namespace, and whether the cache is closed
+        cache.explain((), namespace)  # raises for a bad namespace or a closed cache
         tokens = self._tokens(prompt, "prompt")
         if not len(tokens):
             raise InvalidArgument("an empty prompt has no token to compute the first one from: send one at least")
@@ -192,15 +178,17 @@ class Scheduler:
         n, beams = whole_number(n, "n", 1, 1 << 20), whole_number(beams, "beams", 1, 1 << 20)
         if n > 1 and beams > 1:
             raise InvalidArgument(f"n = {n} samples and beams = {beams}: a request has one or the other")
-        session_number(session)  # says what is wrong with it
+        session_number(session)  # raises for a bad one
         if not isinstance(tenant, str):
             raise WrongType(f"tenant must be a string, not {type(tenant).__name__}")
         deadline = None if deadline_s is None else self._clock() + _seconds(deadline_s)
         width, most = max(n, beams), self.options.max_running
         if width > most:
+            self._refused += 1
             raise RequestTooLarge(width, most, "sequences (max_running)", "ask for fewer, or raise max_running")
         worst = blocks_at_most(len(tokens), max_new_tokens, width, cache.spec.block_size, self.options.lookahead)
         if worst > self._running.capacity:
+            self._refused += 1
             fewer = f"ask for fewer than {width} branches, " if width > 1 else ""
             raise RequestTooLarge(
                 worst, self._running.capacity, "blocks on the device",
@@ -212,41 +200,58 @@ class Scheduler:
         except TypeError:
             raise WrongType(f"stop_tokens must be a collection of tokens, not {type(stop_tokens).__name__}") from None
         stops = tuple(dict.fromkeys(self._tokens(given, "stop_tokens").tolist()))
+        allowed = self.options.max_waiting
+        if allowed is not None:
+            waiting = self._queue.num_waiting + _waiting_again(self._running.suspended)
+            if waiting >= allowed:
+                self._refused += 1
+                raise QueueFull(waiting, allowed, self._timing.retry_after_s(waiting))
         tokens.flags.writeable = False
         request = Request(
             self._num_submitted, tokens, max_new_tokens, tenant, priority, namespace, session, stops, n, beams,
-            deadline, self,
+            deadline, self, trace,
         )
         request.worst_blocks = worst
+        self._timing.came(request)
         self._num_submitted += 1
         self._unended[request] = 1
         self._queue.add(request)
+        self._waiting.is_news = True
         if deadline is not None:
             self._remember(deadline, request)
         self._admission.try_again()
         return request
 
     @whole
-    def abort(self, request: Request) -> None:
-        """End a request, whatever it is doing; what it has generated stays readable.
+    def abort(self, request: Request, reason: AbortReason = "aborted") -> None:
+        """End a request, whatever it is doing; its output so far stays readable.
 
         Nothing happens if it has ended.
 
         Inside a step its sequences are let go of when the step is over.
+
+        Parameters
+        ----------
+        request
+        reason : ``"aborted"`` or ``"stop"``
+            The request's `finish_reason`, under which :meth:`stats` counts it, and that of the branches that this ends.
+            ``"stop"`` where the caller has found the end of the output, as at a stop text.
 
         Raises
         ------
         WrongType, InvalidArgument
         """
         self._check_mine(request)
+        given = abort_reason(reason)
         if not request.ended:
+            request.abort_reason = given
             self._stop(request, "aborted")
 
     @whole
     def draft(self, branch: Branch | Request, tokens: ArrayLike) -> None:
         """Propose tokens to be verified in the next step, after the last one reported.
 
-        As many as fit in the step and in what the request may still generate are part of its plan; none, if the branch
+        As many as fit in the step and in the rest of the request's output are part of its plan; none, if the branch
         does not decode in it. The report then gives the accepted ones, and the token after them; the others are
         forgotten. (A rejected draft that had filled a block costs its block's tokens once more.)
 
@@ -281,6 +286,7 @@ class Scheduler:
         """
         if not isinstance(tenant, str):
             raise WrongType(f"tenant must be a string, not {type(tenant).__name__}")
+        check_plain(weight, "weight")
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise WrongType(f"weight must be a number, not {type(weight).__name__}")
         if not 1e-3 <= weight <= 1e3:
@@ -311,6 +317,7 @@ class Scheduler:
             The same, where others hold the cache's sequences.
         ClosedError
         """
+        self._waiting.is_news = False
         if self._plan is not None:
             self._take_back(self._plan)
         if self._going:
@@ -328,6 +335,10 @@ class Scheduler:
                 if not self._aside.make_way(failed):
                     self._claim.blocks = 0
                     raise
+        if not self._running.loading:
+            self._claim.ahead = 0
+        if self._running.begun or self._running.suspended:
+            self._note_turns()
         if plan:
             self._plan = plan
         else:  # no report comes that would return them
@@ -340,8 +351,37 @@ class Scheduler:
             self._untold = []
         return plan
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until calling :meth:`schedule` is worth it.
+
+        For after an empty plan, while all that is left loads. Returns at once where something can run or was submitted
+        since; else when a load is over, a request's deadline comes, or another thread calls :meth:`wake`.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Seconds at most.
+
+        Returns
+        -------
+        bool
+            False: nothing of that has happened within `timeout_s` seconds.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, ClosedError
+        """
+        limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
+        if self.torn or self._plan is not None or self._expired or self._untold:
+            return True
+        return self._waiting.until_worth_it(limit_s)
+
+    def wake(self) -> None:
+        """Have a :meth:`wait` in another thread return. Any thread may call this."""
+        self._waiting.wake()
+
     def step(self, plan: Plan) -> Step:
-        """The step of a plan, for ``with``: as ``cache.step`` with what the plan says.
+        """The step of a plan, for ``with``: as ``cache.step`` with the plan's sequences.
 
         Raises
         ------
@@ -401,6 +441,8 @@ class Scheduler:
         self._plan = None
         self._claim.blocks = 0
         self._queue.serve(plan.num_tokens)
+        self._timing.reported(plan)
+        self._running.sharing.shared_tokens += plan.shared_tokens
         for request in finished:
             self._finish(request)
         if self._going:
@@ -410,19 +452,25 @@ class Scheduler:
         return list(self._telling[0])
 
     def stats(self) -> SchedulerStats:
-        """Counts of requests."""
-        running = self._running
+        """Counts and latencies of requests. Any thread may ask, also while another one steps."""
+        running, ended, suspended = self._running, self._ended, list(self._running.suspended)
+        again = _waiting_again(suspended)
         return SchedulerStats(
-            waiting=self._queue.num_waiting,
+            waiting=self._queue.num_waiting + again,
+            loading=len(running.loading.requests),
             running=len(running.requests),
-            suspended=len(running.suspended),
+            suspended=len(suspended) - again,
             sequences=len(running.lanes) + len(running.computing),
-            finished=self._ended["finished"],
-            aborted=self._ended["aborted"],
-            expired=self._ended["expired"],
+            finished=ended["stop"] + ended["length"],
+            aborted=ended["aborted"],
+            expired=ended["deadline"],
             preempted_by_swap=running.preemptions["swap"],
             preempted_by_recompute=running.preemptions["recompute"],
             clock_failures=self._clock.failures,
+            ended=dict(ended.items(), refused=self._refused),
+            new_tokens=self._timing.new_tokens,
+            latency=self._timing.read(),
+            shared_tokens=running.sharing.shared_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -438,6 +486,13 @@ class Scheduler:
     def _planned(self) -> Plan:
         """What to run now, with requests begun or suspended for it."""
         running = self._running
+        running.short_since = None
+        if running.computing or running.suspended or self._queue.num_waiting:
+            running.sharing.catch_up(running.computing)
+        if running.loading:
+            self._claim.ahead = running.promised() + len(running.lanes)
+            if running.run_loaded():
+                self._admission.try_again()
         if running.held:
             running.open_held()
         if running.suspended or self._queue.num_waiting:
@@ -449,6 +504,16 @@ class Scheduler:
         if len(running.suspended) != suspended:
             self._admission.hold_back()
         return plan
+
+    def _note_turns(self) -> None:
+        """Note when the requests began that have since the last plan, and which were suspended."""
+        if self._running.begun:
+            begun, self._running.begun = self._running.begun, {}
+            self._timing.began(begun)
+        suspensions = sum(self._running.preemptions.values())
+        if suspensions != self._seen_suspensions:
+            self._seen_suspensions = suspensions
+            self._timing.suspended(self._running.suspended)
 
     def _tokens(self, given: ArrayLike, name: str) -> Tokens:
         """A copy as int32 [n]; tokens are 0 or more."""
@@ -465,6 +530,12 @@ class Scheduler:
             heapq.heapify(self._deadlines)
             self._forget_at = max(MANY_DEADLINES, 2 * len(self._deadlines))
         heapq.heappush(self._deadlines, (deadline, request.id, request))
+
+    def _seconds_left(self) -> float:
+        """Until the next deadline of a request that has not ended."""
+        while self._deadlines and self._deadlines[0][2].ended:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] - self._clock() if self._deadlines else math.inf
 
     def _expire(self) -> None:
         """End those whose deadlines are over; they are kept until a plan says so."""
@@ -488,7 +559,9 @@ class Scheduler:
             branch.known = branch.tokens  # while nothing holds them
         if request.state == "running":
             self._running.leave(request, state)
-        elif request.state == "suspended":
+        elif request.state == "loading":
+            self._running.loading.leave(request).cancel()
+        elif request.state == "suspended" or request.admitted:
             del self._running.suspended[bisect.bisect_left(self._running.suspended, by_rank(request), key=by_rank)]
         request.state = state
         for branch, tokens in output:
@@ -512,24 +585,26 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         """It has ended, and is counted, once whatever interrupts this."""
-        if request in self._unended:
-            self._counting = request, request.state, self._ended[request.state] + 1
+        reason = request.finish_reason
+        if request in self._unended and reason is not None:
+            self._counting = request, reason, self._ended[reason] + 1
             self._count()
+            self._timing.ended(request)
 
     def _count(self) -> None:
         """To be done again where it was interrupted."""
         if self._counting is not None:
-            request, state, number = self._counting
-            self._ended[state] = number
+            request, reason, number = self._counting
+            self._ended[reason] = number
             self._unended.pop(request, None)
             self._counting = None
 
     def heard(self) -> None:
-        """The caller has what the last call returned."""
+        """The caller has the result of the last call."""
         self._telling = [], ()
 
     def mend(self) -> None:
-        """Put right what a call that was interrupted left half done.
+        """Repair the state that an interrupted call left.
 
         Every call does this by itself before it begins.
 
@@ -561,6 +636,7 @@ class Scheduler:
         self._queue.make_anew(unended)
         self._deadlines = [(one.deadline, one.id, one) for one in unended if one.deadline is not None]
         heapq.heapify(self._deadlines)
+        self._timing.suspended(self._running.suspended)
         self._aside.one_ended = True
         self._admission.try_again()
         self.torn = False
@@ -609,9 +685,15 @@ class Scheduler:
             raise InvalidArgument(f"{request} was submitted to another scheduler")
 
 
-def _seconds(value: float) -> float:
+def _waiting_again(suspended: list[Request]) -> int:
+    """How many of these have not run yet: their loads were given up."""
+    return sum(request.state == "waiting" for request in suspended)
+
+
+def _seconds(value: float, name: str = "deadline_s") -> float:
+    check_plain(value, name, "a number of seconds")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WrongType(f"deadline_s must be a number of seconds, not {type(value).__name__}")
+        raise WrongType(f"{name} must be a number of seconds, not {type(value).__name__}")
     if not (math.isfinite(value) and value >= 0):
-        raise InvalidArgument(f"deadline_s must be a number of seconds, 0 or more, not {value}")
+        raise InvalidArgument(f"{name} must be a number of seconds, 0 or more, not {value}")
     return float(value)

@@ -1,1 +1,1 @@
-"""What a cache is made for: the shape of the KV, namespaces, and sizes as words."""
+"""Parameters of a cache: the shape of the KV, namespaces, and sizes as words."""

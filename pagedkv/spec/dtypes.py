@@ -41,7 +41,9 @@ def dtype_name(dtype: Any) -> str:
             raise WrongType(f"dtype must be a name or a NumPy dtype, not {type(dtype).__name__}") from None
         name = resolved.name if resolved.isnative else resolved.str
     if name not in ITEMSIZES:
-        raise InvalidArgument(f"KV dtype must be one of {', '.join(ITEMSIZES)}, got {name[:40]!r}")
+        known = name.startswith(("float8", "fp8", "int8", "uint8"))
+        hint = ": pagedkv.cpu.attend and PagedAttention compute with fp8 and int8, the cache does not keep them" * known
+        raise InvalidArgument(f"KV dtype must be one of {', '.join(ITEMSIZES)}, got {name[:40]!r}{hint}")
     return name
 
 

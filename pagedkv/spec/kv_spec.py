@@ -155,3 +155,15 @@ def layer_view(arena: NDArray[Any], layer: int, spec: KVSpec) -> tuple[NDArray[A
     if spec.layout == "HND":
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     return k, v
+
+
+def gathered_shape(spec: KVSpec, start: int, stop: int, layout: str) -> tuple[int, ...]:
+    """Shape of gathered K, and of V, in a layout."""
+    heads_first = layout == "HND"
+    rows = (spec.num_kv_heads, stop - start) if heads_first else (stop - start, spec.num_kv_heads)
+    return (spec.num_layers, *rows, spec.head_dim)
+
+
+def in_token_order(array: Any, layout: str) -> Any:
+    """View gathered K or V as [num_layers, num_tokens, num_kv_heads, head_dim]."""
+    return array.swapaxes(1, 2) if layout == "HND" else array

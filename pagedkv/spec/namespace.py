@@ -1,4 +1,4 @@
-"""A namespace: what must never share KV.
+"""A namespace: requests outside it never share its KV.
 
 Written as bytes that no two different namespaces can have.
 

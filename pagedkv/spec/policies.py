@@ -8,27 +8,26 @@ from numbers import Real
 from typing import Any
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.spec.sizes import whole_number
+from pagedkv.spec.sizes import check_plain, whole_number
 
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
     """The policy ``hazard``, with options: ``KVCache(policy=Hazard(stake=0))``.
 
-    ``policy="hazard"`` is ``Hazard()``. What the options mean: docs/policies.md, "The bound of hazard".
+    ``policy="hazard"`` is ``Hazard()``. The options: docs/policies.md, "The bound of hazard".
 
     Attributes
     ----------
     stake : float
-        Share of what it won over LRU in the last `window` requests that may be at risk too; 0: a strict bound, inf:
-        none.
+        Share of its gain over LRU in the last `window` requests that it may risk too; 0: a strict bound; inf: none.
     slack : float
         Share of the accesses of any `window` requests by which hits may fall below LRU's, 0 or more.
     window : int
         Requests, 100 at least.
     learned : str or os.PathLike, optional
-        A directory where what it learned is kept between runs; made if it does not exist, its parent must. Default:
-        the disk tier's directory; without one, nothing is kept.
+        A directory that keeps the learned weights between runs; the first write makes it, with the folders above it.
+        ``~`` is the user's home. Default: the disk tier's directory; without one, nothing is kept.
 
     Raises
     ------
@@ -43,6 +42,7 @@ class Hazard:
     def __post_init__(self) -> None:
         for name in ("stake", "slack"):
             value = getattr(self, name)
+            check_plain(value, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise WrongType(f"{name} must be a number, not {type(value).__name__}")
             if not value >= 0:  # type: ignore[operator]

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from pagedkv._core.tier import Tier
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.place import is_place
 
@@ -26,6 +27,7 @@ UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**1
 
 # ASCII digits only, and few enough of them that no input can make the arithmetic slow.
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", re.ASCII)
+_BLOCKS = re.compile(r" *([0-9]{1,10}) ?[Bb]locks? *", re.ASCII)
 
 
 class Blocks(int):
@@ -38,9 +40,10 @@ class Blocks(int):
     """
 
     __slots__ = ()
+    unit = "blocks"  # the core reads it, which cannot import this module
 
     def __new__(cls, number: int) -> Blocks:
-        return super().__new__(cls, whole_number(number, "a number of blocks", 0, MAX_SIZE))
+        return super().__new__(cls, whole_number(number, "a number of blocks", 0, MAX_SIZE, unit=Blocks))
 
     def __repr__(self) -> str:
         return f"Blocks({int(self)})"
@@ -56,9 +59,10 @@ class Bytes(int):
     """
 
     __slots__ = ()
+    unit = "bytes"
 
     def __new__(cls, number: int) -> Bytes:
-        return super().__new__(cls, whole_number(number, "a number of bytes", 0, MAX_SIZE))
+        return super().__new__(cls, whole_number(number, "a number of bytes", 0, MAX_SIZE, unit=Bytes))
 
     def __repr__(self) -> str:
         return f"Bytes({int(self)})"
@@ -67,8 +71,14 @@ class Bytes(int):
 Size: TypeAlias = str | Blocks | Bytes
 
 
-def check_size(value: Any, name: str) -> None:
+def check_size(value: Any, name: str, *, blocks: bool = True) -> None:
     """Raise unless `value` says its unit: a string such as ``"8GiB"``, `Blocks` or `Bytes`.
+
+    Parameters
+    ----------
+    value : the argument.
+    name : of the argument, for errors.
+    blocks : False where the size is in bytes: errors then do not advise `Blocks`, and `Blocks` are refused.
 
     Raises
     ------
@@ -77,6 +87,8 @@ def check_size(value: Any, name: str) -> None:
     InvalidArgument
         A string that is no size.
     """
+    if isinstance(value, Blocks) and not blocks:
+        raise WrongType(f"{name} is a size in bytes: write a string such as '8GiB' or Bytes, not {value!r}")
     if isinstance(value, Blocks | Bytes):
         return
     if isinstance(value, str):
@@ -84,15 +96,19 @@ def check_size(value: Any, name: str) -> None:
             parse_size(value)
         except InvalidArgument as problem:
             hint = f"; a place goes into device={value!r}" if is_place(value) else ""
+            if blocks and (count := _BLOCKS.fullmatch(value)):
+                hint = f", or pagedkv.Blocks({int(count[1])}) for a number of blocks"
             raise InvalidArgument(f"{name}: {problem}{hint}") from None
         return
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool | Tier):
         shown = value if 0 < value <= MAX_SIZE else "..."  # type: ignore[operator]
+        advice = f"pagedkv.Blocks({shown}), " if blocks else ""
         raise WrongType(
-            f"{name}={value!r:.40} has no unit: write pagedkv.Blocks({shown}), pagedkv.Bytes({shown}) or a string "
-            f"such as '8GiB'"
+            f"{name}={value!r:.40} has no unit: write {advice}pagedkv.Bytes({shown}) or a string such as '8GiB'"
         )
-    raise WrongType(f"{name} must be a size: a string such as '8GiB', Blocks or Bytes, not {type(value).__name__}")
+    known = "Blocks or Bytes" if blocks else "or Bytes"
+    given = f"Tier.{value.name}" if isinstance(value, Tier) else type(value).__name__
+    raise WrongType(f"{name} must be a size: a string such as '8GiB', {known}, not {given}")
 
 
 def num_bytes_of(value: str | Bytes, name: str) -> int:
@@ -102,10 +118,28 @@ def num_bytes_of(value: str | Bytes, name: str) -> int:
     ------
     WrongType, InvalidArgument
     """
-    check_size(value, name)
-    if isinstance(value, Blocks):
-        raise WrongType(f"{name} is a size in bytes: write a string such as '8GiB' or Bytes, not {value!r}")
+    check_size(value, name, blocks=False)
     return parse_size(value)
+
+
+def check_plain(value: Any, name: str, write: str = "a plain number") -> None:
+    """Raise if `value` is a tier or has a unit, both of which are ints to Python.
+
+    Parameters
+    ----------
+    value : the argument.
+    name : of the argument, for errors.
+    write : the advice.
+
+    Raises
+    ------
+    WrongType
+        A `Tier`, `Blocks` or `Bytes`.
+    """
+    if isinstance(value, Tier):
+        raise WrongType(f"{name} is not a tier: write {write}, not Tier.{value.name}")
+    if isinstance(value, Blocks | Bytes):
+        raise WrongType(f"{name} is not in {value.unit}: write {write}, not {value!r}")
 
 
 def number_of_seconds(value: Any, what: str) -> float:
@@ -116,6 +150,7 @@ def number_of_seconds(value: Any, what: str) -> float:
     WrongType, InvalidArgument
         It is no number from 0 to below 1e12.
     """
+    check_plain(value, what, "a number of seconds")
     if isinstance(value, bool) or not isinstance(value, Real):
         raise WrongType(f"{what} must be a number of seconds, not {type(value).__name__}")
     if not 0 <= value < 1e12:  # type: ignore[operator]
@@ -123,13 +158,22 @@ def number_of_seconds(value: Any, what: str) -> float:
     return float(value)
 
 
-def whole_number(value: Any, name: str, low: int, high: int) -> int:
-    """``value`` as an int in ``low..high``; booleans, floats and strings are no whole numbers.
+def whole_number(value: Any, name: str, low: int, high: int, *, unit: type[Blocks | Bytes] | None = None) -> int:
+    """``value`` as an int in ``low..high``.
+
+    Booleans, floats, strings and tiers are no whole numbers.
+
+    Parameters
+    ----------
+    value : the argument.
+    name : of the argument, for errors.
+    low, high : smallest and largest allowed number.
+    unit : `Blocks` for a number of blocks, `Bytes` for one of bytes, which may then say so; None for all else.
 
     Raises
     ------
     WrongType
-        Not an integer (``int`` or a NumPy integer).
+        Not an integer (``int`` or a NumPy integer), a `Tier`, or one of another unit.
     InvalidArgument
         Outside ``low..high``.
     """
@@ -137,6 +181,8 @@ def whole_number(value: Any, name: str, low: int, high: int) -> int:
         raise WrongType(f"{name} must be a whole number, not the boolean {value}")
     if not isinstance(value, int | np.integer):
         raise WrongType(f"{name} must be a whole number, not {type(value).__name__}")
+    if unit is None or not isinstance(value, unit):
+        check_plain(value, name, "a plain int")
     number = int(value)
     if not low <= number <= high:
         shown = number if -MAX_SIZE <= number <= MAX_SIZE else f"{number.bit_length()}-bit number"
@@ -166,7 +212,7 @@ def parse_size(size: str | int) -> int:
         Negative, not a size, not a whole number of bytes, or past ``2**63 - 1``.
     """
     if not isinstance(size, str):
-        return whole_number(size, "a size in bytes", 0, MAX_SIZE)
+        return whole_number(size, "a size in bytes", 0, MAX_SIZE, unit=Bytes)
     found = _SIZE.fullmatch(size.strip(" "))
     if found is None or found[2] not in UNITS:
         raise InvalidArgument(f"{_quoted(size)} is not a size: write a number and a unit, as in '8GiB'")

@@ -31,7 +31,7 @@ class Errand:
     Parameters
     ----------
     work : callable
-        What it raises is raised by :meth:`ends_within`.
+        Its exception is raised by :meth:`ends_within`.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -95,13 +95,13 @@ class Crew(Generic[Item, Result]):
 
     Iterating gives the results in the items' order.
 
-    A context manager: when it is left, no further item is begun, and what is under way is waited for. (An exception in
+    A context manager: when it is left, no further item is begun, and it waits for those under way. (An exception in
     the first line of its `__exit__` leaves the threads to go on with the rest.)
 
     Parameters
     ----------
     work : callable
-        What it raises for an item comes out where that item's result would.
+        Its exception for an item comes out in place of that item's result.
     items : sequence
     num_threads : int
         At most; one is enough for one item.

@@ -7,6 +7,7 @@ exception comes before the mutex is taken or inside the ``with``, which gives it
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 
 from pagedkv.threads.pthread cimport (
     cond_init_monotonic, cond_wait_ns, mutex_init_recursive, now_ns, pthread_cond_broadcast, pthread_cond_destroy,
@@ -39,9 +40,12 @@ cdef class Monitor:
             with nogil:
                 pthread_mutex_lock(&self.mutex)
         self.depth += 1
+        self.owner = <unsigned long>PyThread_get_thread_ident()
 
     cdef void give(self) noexcept:
         self.depth -= 1
+        if self.depth == 0:
+            self.owner = 0
         pthread_mutex_unlock(&self.mutex)
 
     cdef void notify(self) noexcept:
@@ -53,6 +57,10 @@ cdef class Monitor:
 
     def __exit__(self, kind, error, trace):
         self.give()
+
+    def is_mine(self):
+        """Whether the calling thread has the monitor."""
+        return self.owner == <unsigned long>PyThread_get_thread_ident()     # only this thread sets that, or takes it back
 
     def notify_all(self):
         """Have every thread that waits look at its predicate again. The caller has the monitor."""
@@ -68,7 +76,7 @@ cdef class Monitor:
         RuntimeError
             The thread has the monitor more than once, so that it could not be let go of.
         BaseException
-            What a signal's handler, or the predicate, raises. The thread has the monitor then.
+            Exceptions of a signal's handler, or of the predicate. The thread has the monitor then.
         """
         cdef long long until = -1, pause
         cdef double seconds
@@ -86,10 +94,10 @@ cdef class Monitor:
                 pause = min(pause, until - now_ns())
                 if pause <= 0:
                     break
-            self.depth = 0
+            self.depth, self.owner = 0, 0
             with nogil:
                 cond_wait_ns(&self.changed, &self.mutex, pause)
-            self.depth = 1
+            self.depth, self.owner = 1, <unsigned long>PyThread_get_thread_ident()
             PyErr_CheckSignals()
             result = predicate()
         return result

@@ -1,4 +1,4 @@
-"""What a tier is: numbered blocks of equal size. No tokens, no decisions.
+"""The interface of a tier: numbered blocks of equal size. No tokens, no decisions.
 
 Two kinds. A `RamTier` has an ``arena`` that a copy may touch at any address. A `StoreTier` (disk, later
 remote) has no addresses: it takes blocks together with a `Record` that names their content, and gives them
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.spec.sizes import Blocks, Bytes, check_plain
 
 DIGEST_BYTES = 32
 NO_EXTRA = bytes(DIGEST_BYTES)
@@ -69,8 +70,11 @@ class Record:
         return hash(self.key)
 
 
-class Tier(Protocol):
-    """What every tier has."""
+class OpenTier(Protocol):
+    """The common interface of the device, host and disk tiers, once they are open.
+
+    A `pagedkv.Tier` names a tier; this is the object.
+    """
 
     @property
     def name(self) -> str:
@@ -85,10 +89,10 @@ class Tier(Protocol):
         """Bytes of one block."""
 
     def close(self) -> None:
-        """Give back what the tier holds. A second call does nothing."""
+        """Give back the tier's memory and files. A second call does nothing."""
 
 
-class RamTier(Tier, Protocol):
+class RamTier(OpenTier, Protocol):
     """A tier whose blocks have addresses."""
 
     @property
@@ -104,7 +108,7 @@ class RamTier(Tier, Protocol):
 
 
 @runtime_checkable
-class StoreTier(Tier, Protocol):
+class StoreTier(OpenTier, Protocol):
     """A tier whose blocks are named by records, and that may fail block by block."""
 
     def write(
@@ -123,7 +127,7 @@ class StoreTier(Tier, Protocol):
         arena: NDArray[np.uint8],
         dst_blocks: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
-        """Fill rows of `arena`; bool [n] says which rows hold exactly what that record names."""
+        """Fill rows of `arena`; bool [n], True for rows that hold exactly their record's block."""
 
 
 class LeavableTier(StoreTier, Protocol):
@@ -135,10 +139,10 @@ class LeavableTier(StoreTier, Protocol):
 
     @property
     def is_off(self) -> bool:
-        """Whether reads are answered at once, with misses that say nothing about what is stored."""
+        """Whether reads are answered at once, with misses that say nothing about the stored blocks."""
 
     def call_hangs(self, num_blocks: int) -> None:
-        """Report that a call for so many blocks hangs and is waited for no longer.
+        """Report that a call for so many blocks hangs, and that the mover gives it up.
 
         It must not wait or log.
         """
@@ -150,17 +154,17 @@ class LeavableTier(StoreTier, Protocol):
         """One of these calls has come back."""
 
 
-def is_leavable(tier: Tier) -> TypeGuard[LeavableTier]:
+def is_leavable(tier: OpenTier) -> TypeGuard[LeavableTier]:
     """Whether a write to `tier` may be left."""
     return hasattr(tier, "call_hangs")
 
 
-def is_off(tier: Tier) -> bool:
+def is_off(tier: OpenTier) -> bool:
     """Whether `tier` is a store that answers reads with misses at once, whatever it holds."""
     return is_leavable(tier) and tier.is_off
 
 
-def is_store(tier: Tier) -> TypeGuard[StoreTier]:
+def is_store(tier: OpenTier) -> TypeGuard[StoreTier]:
     """Whether `tier` needs records; else it is a `RamTier`."""
     return not hasattr(tier, "arena")  # asked for every batch of moves: a Protocol's isinstance is 50 times slower
 
@@ -212,7 +216,9 @@ def check_size(num_blocks: int, block_bytes: int) -> None:
     ------
     WrongType, InvalidArgument
     """
-    for what, value in (("num_blocks", num_blocks), ("block_bytes", block_bytes)):
+    for what, value, unit in (("num_blocks", num_blocks, Blocks), ("block_bytes", block_bytes, Bytes)):
+        if not isinstance(value, unit):
+            check_plain(value, what, "a plain int")
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
             raise WrongType(f"{what} must be an int, not {type(value).__name__}")
         if value < 1:

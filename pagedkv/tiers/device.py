@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import TierError
+from pagedkv.spec.place import cuda_number
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
 
@@ -34,22 +35,23 @@ class DeviceTier(ArenaTier):
     ----------
     num_blocks, block_bytes : int
         Most blocks there can ever be, and bytes of one.
-    gpu : int, optional
-        CUDA device that holds the arena; None (the default) for CPU memory. Memory on a GPU is taken at once,
-        memory on the CPU when it is first written.
+    device : str
+        Where the arena lies: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. Memory on a GPU is taken at once, memory on the CPU
+        when it is first written.
 
     Raises
     ------
     WrongType, InvalidArgument
-        A size is not a positive int.
+        A size is not a positive int, or `device` is no place.
     TierError
         The memory cannot be had.
     ImportError
         A GPU was asked for and CuPy is missing; the message names the extra.
     """
 
-    def __init__(self, num_blocks: int, block_bytes: int, *, gpu: int | None = None) -> None:
+    def __init__(self, num_blocks: int, block_bytes: int, *, device: str = "cpu") -> None:
         check_size(num_blocks, block_bytes)
+        gpu = cuda_number(device)
         if gpu is None:
             arena: Any = anonymous_arena(num_blocks, block_bytes, "device")
         else:
@@ -75,8 +77,8 @@ class DeviceTier(ArenaTier):
 
         Parameters
         ----------
-        stream : a CuPy stream, what has ``__cuda_stream__``, or a pointer as an int; None for the current one. On the
-            CPU nothing is asynchronous.
+        stream : a CuPy stream, an object with ``__cuda_stream__``, or a pointer as an int; None for the current one.
+            On the CPU nothing is asynchronous.
         """
         if self.gpu is None:
             return

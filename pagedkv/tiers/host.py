@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import TierError
+from pagedkv.spec.place import cuda_number
 from pagedkv.threads.crew import Crew
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.device import import_cupy
@@ -42,22 +43,23 @@ class HostTier(ArenaTier):
     ----------
     num_blocks, block_bytes : int
         Most blocks there can ever be, and bytes of one.
-    gpu : int, optional
-        CUDA device for which the memory is page-locked (all of it, at once); None (the default) for plain
-        memory, taken when it is first written.
+    device : str
+        ``"cuda"`` or ``"cuda:1"``: the device for which the memory is page-locked (all of it, at once); ``"cpu"`` for
+        plain memory, taken when it is first written.
 
     Raises
     ------
     WrongType, InvalidArgument
-        A size is not a positive int.
+        A size is not a positive int, or `device` is no place.
     TierError
         The memory cannot be had.
     ImportError
         A GPU was asked for and CuPy is missing; the message names the extra.
     """
 
-    def __init__(self, num_blocks: int, block_bytes: int, *, gpu: int | None = None) -> None:
+    def __init__(self, num_blocks: int, block_bytes: int, *, device: str = "cpu") -> None:
         check_size(num_blocks, block_bytes)
+        gpu = cuda_number(device)
         if gpu is None:
             arena = anonymous_arena(num_blocks, block_bytes, "host")
         else:

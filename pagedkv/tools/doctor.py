@@ -1,4 +1,4 @@
-"""``pagedkv doctor``: what the CPU and GPU kernels need, what is installed, and self-tests.
+"""``pagedkv doctor``: finds the installed parts, and tests the CPU and GPU kernels.
 
 Exit code 1 if something fails that this machine should be able to do, 0 otherwise. Without a GPU the CUDA kernels are
 compiled where NVRTC is installed; CuPy and their self-test are skipped then. ``--disk DIR`` tries a directory for the
@@ -39,11 +39,12 @@ from pagedkv.kernels.source import kernel_names, sources_dir
 from pagedkv.kernels.toolkits import installed_nvrtcs, nvrtc_for
 from pagedkv.kernels.variant import Variant
 from pagedkv.reference import paged_attention
+from pagedkv.spec.paths import path_text
 from pagedkv.spec.sizes import parse_size
 from pagedkv.tools.store import trial
 
 Status = Literal["ok", "warning", "failed", "skipped"]
-WITHOUT_GPU = (9, 0)  # what is compiled for then
+WITHOUT_GPU = (9, 0)  # compiled for then
 DISK_SIZE = "1GiB"
 LARGEST_ERROR = 1e-3  # of float16 against float64, relative to the largest output
 SEQ_LENS, Q_LENS = (1, 17, 300), (1, 3, 2)
@@ -55,9 +56,9 @@ class Check:
 
     Attributes
     ----------
-    name : what was looked at.
+    name : of the examined part.
     status : only ``"failed"`` makes the exit code 1.
-    detail : what was found, and where something is missing, the command that cures it.
+    detail : the finding, and the command that installs a missing part.
     seconds : how long it took, where that says something.
     """
 
@@ -71,8 +72,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the ``doctor`` command."""
     about = """Compare the CPU kernels with float64; look at device, driver, compiler and CuPy; compile every CUDA
     kernel and compare them, too. With --disk: make a store in a temporary directory inside DIR, try and measure it,
-    delete it, and say what a disk hit is worth."""
-    parser = commands.add_parser("doctor", help="check what the CUDA kernels or a disk tier need", description=about)
+    delete it, and say how much a disk hit saves."""
+    parser = commands.add_parser("doctor", help="try the CUDA kernels or a disk tier here", description=about)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--disk", metavar="DIR", help="try this directory for a disk tier, and not the kernels")
     parser.add_argument("--size", metavar="SIZE", help=f"of the store for --disk (default: {DISK_SIZE})")
@@ -88,9 +89,9 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
             raise InvalidArgument("--size is for --disk")
         examination = examine()
     else:
-        size = arguments.size or DISK_SIZE
-        trial.check_arguments(arguments.disk, parse_size(size))
-        examination = examine_disk(arguments.disk, size, numbers)
+        size, directory = arguments.size or DISK_SIZE, path_text(arguments.disk, "--disk")
+        trial.check_arguments(directory, parse_size(size))
+        examination = examine_disk(directory, size, numbers)
     if not arguments.json:
         print(f"pagedkv {__version__}, Python {platform.python_version()}, {platform.platform()}")
     with contextlib.closing(examination) as checks:
@@ -110,7 +111,7 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
 
 
 def examine_disk(directory: str, size: str, numbers: dict[str, Any]) -> Generator[Check, None, None]:
-    """The checks of ``--disk``; `numbers` is filled with what was measured."""
+    """The checks of ``--disk``; `numbers` is filled with the measurements."""
     with contextlib.closing(trial.examine(directory, parse_size(size), numbers)) as findings:
         yield from (Check(*finding) for finding in findings)
 
@@ -272,7 +273,7 @@ def self_test(backend: Backend) -> Iterator[Check]:
         start = time.perf_counter()
         try:
             make = functools.partial(
-                PagedAttention, num_qo_heads=8, num_kv_heads=2, head_dim=64, block_size=16, max_seqs=len(SEQ_LENS),
+                PagedAttention, num_qo_heads=8, num_kv_heads=2, head_dim=64, block_size=16, max_sequences=len(SEQ_LENS),
                 max_q_len=max(Q_LENS), max_tokens=sum(Q_LENS), device=backend,
             )  # fmt: skip
             reason = kernel.unsupported(make(kernel="decode_simt").config, backend.capability)

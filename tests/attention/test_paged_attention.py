@@ -37,7 +37,8 @@ def batch(seed: int = 0, seq_lens: tuple[int, ...] = (5, 17, 1), q_lens: tuple[i
 
 
 def attention(device: Device, **options: Any) -> PagedAttention:
-    given: dict[str, Any] = {"max_seqs": 4, "block_size": SIZE, "num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS}
+    heads = {"num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS}
+    given: dict[str, Any] = {"max_sequences": 4, "block_size": SIZE, **heads}
     return PagedAttention(head_dim=DIM, device=device, **{**given, **options})
 
 
@@ -143,7 +144,7 @@ def test_an_array_that_does_not_fit_is_named_and_nothing_is_written(
         ([[0, -1]], [12], r"block_tables\[0, 1\] is -1"),
         ([[0, 1]], [17], "seq_lens must be in 0..16"),
         ([[0, 1]], [-1], "seq_lens must be in 0..16"),
-        ([[0]] * 5, [1] * 5, "max_seqs = 4"),
+        ([[0]] * 5, [1] * 5, "max_sequences = 4"),
     ],
 )
 def test_a_bad_table_or_length_is_refused_on_the_host(tables: Any, lens: Any, words: str) -> None:
@@ -163,7 +164,7 @@ def test_blocks_that_a_window_no_longer_sees_may_be_gone() -> None:
         ({"num_qo_heads": 5}, pk.errors.InvalidArgument, "multiple"),
         ({"block_size": 257}, pk.errors.InvalidArgument, "block_size must be in 0..256"),
         ({"dtype": "float64"}, pk.errors.InvalidArgument, "dtype must be one of"),
-        ({"max_seqs": 1.5}, pk.errors.WrongType, "max_seqs must be a whole number"),
+        ({"max_sequences": 1.5}, pk.errors.WrongType, "max_sequences must be a whole number"),
         ({"soft_cap": -1.0}, pk.errors.InvalidArgument, "soft_cap"),
         ({"window": 0}, pk.errors.InvalidArgument, "window must be in 1"),
         ({"softmax_scale": float("nan")}, pk.errors.InvalidArgument, "softmax_scale"),
@@ -181,7 +182,7 @@ def test_no_kernel_for_a_combination_says_which_and_why() -> None:
     from tests.ptxsim.backend import PtxsimBackend
 
     with pytest.raises(pk.errors.UnsupportedVariant, match=r"decode_simt.*head_dim 1000"):
-        PagedAttention(num_qo_heads=2, num_kv_heads=1, head_dim=1000, max_seqs=1, device=PtxsimBackend())
+        PagedAttention(num_qo_heads=2, num_kv_heads=1, head_dim=1000, max_sequences=1, device=PtxsimBackend())
     with pytest.raises(pk.errors.UnsupportedVariant, match="kernel 'magic': there are 'auto'"):
         attention(PtxsimBackend(), kernel="magic")
     with pytest.raises(pk.errors.InvalidArgument, match="schedules"):

@@ -116,6 +116,7 @@ def test_a_refusal_by_admission_costs_nothing_of_the_budget() -> None:
 def open_toy(open_cache, tmp_path):
     def open_it(device=4, host=None, **options):
         prefill = options.pop("prefill_tokens_per_s", None)
+        options.setdefault("write", "evicted")
         disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(60), **options)
         return Toy(open_cache(device, host=host, disk=disk, prefill_tokens_per_s=prefill))
 
@@ -132,7 +133,8 @@ def test_second_hit_writes_only_what_was_asked_for_again(open_toy):
     assert where(toy.cache, prompt(1)) == []
     assert where(toy.cache, prompt(2)) == [("disk", 3)]
     stats = toy.cache.stats()
-    assert stats.disk["refused_by_admission"] == stats.placement["refused_demotions"] > 0
+    refused = stats.placement["refused_demotions"] + stats.placement["refused_copies"]
+    assert stats.disk["refused_by_admission"] == refused > 0
     assert stats.placement["failed_demotions"] == stats.failed_moves == 0
     toy.use(prompt(2))
 
@@ -153,7 +155,8 @@ def test_what_is_refused_leaves_no_block_whose_prefix_is_gone(open_toy, host):
         toy.use(choose.choices([0, 1], k=choose.randint(1, 20)))
         toy.cache.check_integrity()
     assert toy.cache.stats().disk["refused_by_admission"] > 0
-    assert toy.cache.stats().moved_bytes.get("device_to_disk" if host is None else "host_to_disk", 0) > 0
+    moved = toy.cache.stats().moved_bytes
+    assert moved.get("device_to_disk", 0) + moved.get("host_to_disk", 0) > 0
 
 
 def test_a_budget_bounds_what_is_written(open_toy):

@@ -133,6 +133,19 @@ def test_scatter_and_gather_are_each_others_inverse_on_the_kernels(backend: Any)
             assert np.array_equal(found, wanted)
 
 
+def test_ranges_and_layouts_are_those_of_the_cpu_on_the_kernels(backend: Any) -> None:
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((2, 11, 2, 32)).astype(np.float16) for _ in "kv")
+    found = []
+    for options in ({}, {"backend": backend}):
+        with pk.KVCache(SPEC, pk.Blocks(14), **options) as cache, cache.sequence(range(11)) as seq:
+            seq.scatter(k[:, :6], v[:, :6], 0, 6)
+            seq.scatter(k.swapaxes(1, 2), v.swapaxes(1, 2), 0, layout="HND")
+            parts = [seq.gather(*part, layout=name) for part in ((0, 11), (3, 10)) for name in ("NHD", "HND")]
+            found.append([np.array(array).tobytes() for pair in parts for array in pair])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_float32_is_converted_to_the_dtype_of_the_cache(backend: Any, layout: str) -> None:
     spec = pk.KVSpec(num_layers=1, num_kv_heads=2, head_dim=32, dtype="bfloat16", block_size=4, layout=layout)

@@ -27,4 +27,4 @@ def test_a_device_hit_takes_the_core_four_times_at_most(open_cache, options, pol
     before = core.num_locked
     with toy.cache.sequence([*prompt(1)[: 2 * BLOCK], *prompt(1)[2 * BLOCK : -2], 7, 8, 9]) as seq:
         assert seq.hit_tokens["partial"], "a block is copied: its own block, and the row's"
-        assert core.num_locked - before <= (8 if learns else 7)
+        assert core.num_locked - before <= (8 if learns or "disk" in options else 7), "a disk's rule asks for requests"

@@ -208,6 +208,107 @@ def test_scattering_after_a_hit_takes_the_rest_only(open_cache):
         toy.check(seq)
 
 
+RANGES = [(0, 9), (0, 4), (2, 3), (3, 9), (8, 9), (5, 5), (9, 9)]
+
+
+@pytest.mark.parametrize("stored", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_range_is_that_part_of_all_tokens_in_either_layout(open_cache, bfloat16, dtype, stored):
+    toy = Toy(open_cache(spec=spec_of(dtype, layout=stored)))
+    with toy.cache.sequence(prompt(1, 9)) as seq:
+        toy.run(seq)
+        for start, stop in RANGES:
+            whole, part, turned = seq.gather(), seq.gather(start, stop), seq.gather(start, stop, layout="HND")
+            for all_of_it, some, heads_first in zip(whole, part, turned, strict=True):
+                assert some.shape == (2, stop - start, 2, 4)
+                assert some.tobytes() == all_of_it[:, start:stop].tobytes()
+                assert heads_first.shape == (2, 2, stop - start, 4)
+                assert heads_first.flags.c_contiguous
+                assert heads_first.tobytes() == np.ascontiguousarray(some.swapaxes(1, 2)).tobytes()
+
+
+def test_a_range_goes_into_a_part_of_the_past_of_an_exported_model(open_cache):
+    """A layer's past_key_values are [1, num_kv_heads, past, head_dim]."""
+    toy = Toy(open_cache())
+    with toy.cache.sequence(prompt(1, 9)) as seq:
+        toy.run(seq)
+        past = np.zeros((2, 2, 2, 12, 4), np.float32)
+        for start, stop in ((0, 5), (5, 9)):
+            seq.gather(start, stop, out=tuple(side[:, :, start:stop] for side in past), layout="HND")
+        for side, wanted in zip(past, all_kv(toy, seq.tokens), strict=True):
+            assert np.array_equal(side[:, :, :9], wanted.swapaxes(1, 2))
+            assert not side[:, :, 9:].any()
+        (k, _) = seq.gather(layout="HND")
+        assert k[1][None].shape == (1, 2, 9, 4)
+        assert k[1][None].flags.c_contiguous
+
+
+@pytest.mark.parametrize("wrong", [(-1, 4), (0, 10), (5, 4), (10, 10), (1.5, 4), ("0", 4), (True, 4), (0, None, 1)])
+def test_what_is_no_range_of_computed_tokens_is_refused(open_cache, wrong):
+    toy = Toy(open_cache())
+    with toy.cache.sequence(prompt(1, 12)) as seq:
+        toy.run(seq, q_lens=[9])
+        with pytest.raises((pk.InvalidArgument, pk.WrongType, TypeError)):
+            seq.gather(*wrong)
+    for name in ("nhd", "NDH", "", 5, None):
+        with toy.cache.sequence(prompt(1, 12)) as seq, pytest.raises((pk.InvalidArgument, pk.WrongType)):
+            seq.gather(layout=name)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("stored", ["NHD", "HND"])
+def test_a_range_is_scattered_and_what_is_cached_already_stays_as_it_is(open_cache, stored, layout):
+    toy = Toy(open_cache(spec=spec_of(layout=stored)))
+    toy.use(prompt(1, 9))
+    tokens = [*prompt(1, 9), *prompt(2, 6)]
+    k, v = all_kv(toy, tokens)
+    k[:, : 2 * BLOCK], v[:, : 2 * BLOCK] = -1, -1  # never read: these tokens are cached
+    turned = (lambda x: x.swapaxes(1, 2).copy()) if layout == "HND" else (lambda x: x)
+    with toy.cache.sequence(tokens) as seq:
+        assert seq.num_computed == 2 * BLOCK
+        seq.scatter(turned(k[:, :11]), turned(v[:, :11]), 0, 11, layout=layout)
+        assert seq.num_computed == 11
+        toy.check(seq)
+        seq.scatter(turned(k[:, 8:13]).tolist(), list(turned(v[:, 8:13])), 8, 13, layout=layout)
+        assert seq.num_computed == 13
+        seq.scatter(turned(k[:, 13:]), turned(v[:, 13:]), layout=layout)
+        assert seq.num_computed == 15
+        toy.check(seq)
+        seq.scatter(turned(k), turned(v), 0, layout=layout)  # all of it is there: nothing to do
+        toy.check(seq)
+
+
+def test_scattering_behind_a_gap_is_refused_and_says_where_to_begin(open_cache):
+    toy = Toy(open_cache())
+    with toy.cache.sequence(prompt(1, 9)) as seq:
+        k, v = all_kv(toy, seq.tokens)
+        seq.scatter(k[:, :3], v[:, :3], stop=3)
+        with pytest.raises(pk.InvalidArgument, match="leaves a gap: 3 tokens are computed"):
+            seq.scatter(k[:, 4:], v[:, 4:], 4)
+        for wrong in ((0, 10), (-1, 3), (5, 4), (1.5, 3), ("0", 3)):
+            with pytest.raises((pk.InvalidArgument, pk.WrongType)):
+                seq.scatter(k, v, *wrong)
+        for layout in ("nhd", 3):
+            with pytest.raises((pk.InvalidArgument, pk.WrongType)):
+                seq.scatter(k, v, layout=layout)
+        assert seq.num_computed == 3
+        toy.check(seq)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("num_tokens", [2, 4, 8])
+def test_a_range_with_another_number_of_tokens_commits_nothing(open_cache, num_tokens, layout):
+    toy = Toy(open_cache())
+    with toy.cache.sequence(prompt(1, 9)) as seq:
+        k, v = all_kv(toy, seq.tokens)
+        seq.scatter(k[:, :2], v[:, :2], stop=2)
+        wrong = [x[:, :num_tokens].swapaxes(1, 2) if layout == "HND" else x[:, :num_tokens] for x in (k, v)]
+        with pytest.raises(pk.LayoutMismatch):
+            seq.scatter(*wrong, 0, 7, layout=layout)
+        assert seq.num_computed == 2
+        toy.check(seq)
+
+
 KV = np.ones(SHAPE, np.float32)
 WRONG_KV = {
     "a layer too few": KV[:1], "a layer too many": np.ones((3, *SHAPE[1:]), np.float32), "a token too few": KV[:, :8],

@@ -72,13 +72,13 @@ def test_a_request_is_told_in_nested_spans(open_cache):
     toy.cache.hooks.add(log)
     toy.use(prompt(3))
     assert log.order == [
-        (1, "sequence"), (2, "match"),
+        (1, "sequence"), (2, "match"), (1, "request"),
         (1, "step"), (2, "allocate"), (3, "make_room"), (1, "moves"),  # by the dispatcher's thread
         (1, "release"),
     ]  # fmt: skip
     log.order.clear()
     toy.use(prompt(3))
-    assert log.order[:3] == [(1, "sequence"), (2, "match"), (1, "step")], "nothing to promote: it is on the device"
+    assert [name for _, name in log.order[:4]] == ["sequence", "match", "request", "step"], "nothing to promote"
     log.order.clear()
     toy.use(prompt(1))
     assert log.order[:3] == [(1, "sequence"), (2, "match"), (2, "promote")]
@@ -144,6 +144,18 @@ def test_moves_and_arrays_are_handed_over_as_they_are(open_cache):
     assert seen["moves"]["src_tier"].tolist() == [0, 0, 0]
     assert len(seen["allocate"].tokens) == 13
     assert seen["match"] is None
+    assert isinstance(seen["request"], pk.Sequence)
+
+
+def test_a_sequence_on_trial_is_a_request_once_it_is_kept(open_cache):
+    toy, log = Toy(open_cache()), Log()
+    toy.cache.hooks.add(log)
+    with toy.cache.sequence(prompt(1), on_trial=True):
+        assert "request" not in log.began
+    with toy.cache.sequence(prompt(1), on_trial=True) as seq:
+        toy.cache.count(seq)
+        assert log.began.count("request") == 1
+        assert log.last("request") == {"row": seq.row, "tokens": 13}
 
 
 def test_what_raised_is_told_and_still_raises(open_cache):
@@ -167,7 +179,7 @@ def test_what_raised_is_told_and_still_raises(open_cache):
 @pytest.mark.parametrize("moments", ["begin", "end", "begin end"])
 def test_a_hook_that_raises_changes_nothing_and_is_logged_once(open_cache, caplog, moments):
     quiet, loud = (Toy(open_cache(8, host=4)) for _ in range(2))
-    hook = Failing(RuntimeError("a hook of somebody's"), moments)
+    hook = Failing(RuntimeError("a caller's hook failed"), moments)
     loud.cache.hooks.add(hook)
     log = Log()
     loud.cache.hooks.add(log)
@@ -179,7 +191,7 @@ def test_a_hook_that_raises_changes_nothing_and_is_logged_once(open_cache, caplo
     assert not any(log.depths.values())
     assert [record.name for record in caplog.records] == ["pagedkv.hooks"]
     assert "Failing" in caplog.text
-    assert "a hook of somebody's" in caplog.text
+    assert "a caller's hook failed" in caplog.text
     assert loud.cache.stats().hook_failures > 20
     assert quiet.cache.stats().placement == loud.cache.stats().placement
 
@@ -241,6 +253,28 @@ def test_without_memory_for_hooks_of_moves_no_later_call_fails(open_cache, momen
     assert toy.cache.hooks.failures >= 3
     assert toy.cache.stats().placement["in_flight"] == 0
     toy.cache.check_integrity()
+
+
+def test_callers_go_on_once_the_hooks_of_their_moves_have_returned(open_cache):
+    class Slow:
+        went_on, told, early = threading.Event(), threading.Event(), False
+
+        def begin(self, span: Span) -> None:
+            pass
+
+        def end(self, span: Span, state: Any) -> None:
+            if span.attributes.get("direction") == "promote":
+                self.early = self.went_on.wait(0.3)
+                self.told.set()
+
+    toy, slow = Toy(open_cache(4, host=8)), Slow()
+    for start in (1, 2):
+        toy.use(prompt(start))
+    toy.cache.hooks.add(slow)
+    toy.cache.sequence(prompt(1)).release()
+    slow.went_on.set()
+    assert slow.told.wait(60)
+    assert not slow.early
 
 
 def test_a_full_tier_met_by_a_hook_is_the_hooks_own_trouble(open_cache):

@@ -292,19 +292,24 @@ def test_what_could_not_be_used_is_kept_when_it_is_replaced(open_toy, taught, cl
     assert unpack(path.read_bytes(), BLOCK).shape == NUMBERS.shape
 
 
-@pytest.mark.parametrize("what", ["a file", "a missing parent"])
-def test_a_directory_that_cannot_be_costs_the_files_alone(open_toy, clock, tmp_path, what):
-    """No caller can open a cache with one; a good directory may become one later."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "file").write_text("no directory")
-    with pytest.raises(pk.InvalidArgument, match=r"learned: .*(no directory)"):
-        open_toy(policy=pk.Hazard(learned=tmp_path / ("file" if what == "a file" else "b/c")))
+def test_a_directory_is_made_with_those_above_it_by_the_first_write(open_toy, clock, tmp_path):
     toy = open_toy(policy=pk.Hazard(learned=tmp_path / "a/b"))
     teach(toy, clock)
-    if what == "a file":
-        (tmp_path / "a/b").write_text("no directory")
-    else:
-        (tmp_path / "a").rmdir()
+    assert not (tmp_path / "a").exists()
+    assert toy.cache.save_learned() == 1
+    assert (tmp_path / "a/b/learned.default").exists()
+    assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("below", ["", "/c"])
+def test_a_directory_that_cannot_be_costs_the_files_alone(open_toy, clock, tmp_path, below):
+    """No caller can open a cache with one; a good directory may become one later."""
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(pk.InvalidArgument, match=r"learned: .*file is no directory"):
+        open_toy(policy=pk.Hazard(learned=f"{tmp_path}/file{below}"))
+    toy = open_toy(policy=pk.Hazard(learned=f"{tmp_path}/b{below}"))
+    teach(toy, clock)
+    (tmp_path / "b").write_text("no directory")
     assert toy.cache.save_learned() == 0
     assert files(toy) == (0, 0, 0, 1)
     assert toy.use(prompt(1)) == {"device": 3 * BLOCK}

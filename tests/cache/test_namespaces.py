@@ -118,7 +118,7 @@ def test_purged_it_does_not_come_back_from_a_reopened_disk(open_cache):
 
 @pytest.mark.parametrize("hold", [pk.KVCache.pin, pk.KVCache.sequence], ids=["pin", "sequence"])
 def test_purged_while_held_it_does_not_come_back_but_what_was_computed_anew_does(open_cache, hold):
-    cache = open_cache(8, disk=60, pin_budget=3)
+    cache = open_cache(8, disk=60, pin_budget=3, partial_hits=False)
     others = [Toy(cache, salt=salt) for salt in range(3)]
     others[1].use(prompt(1), A)
     others[0].use(prompt(7, 8 * BLOCK))
@@ -212,7 +212,7 @@ def test_a_quota_set_later_evicts_at_once(open_cache):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *[("nobody", 4), (A, 0), (A, -1), (A, 1.5), (A, "x"), (A, 4, "host"), (A, 4, 0), (A, 4, None)],
+        *[("stranger", 4), (A, 0), (A, -1), (A, 1.5), (A, "x"), (A, 4, "host"), (A, 4, 0), (A, 4, None)],
         *[(A, 4, pk.Tier.DISK), (A, 4, pk.Tier.REMOTE)],
     ],
     ids=str,

@@ -70,10 +70,20 @@ def test_a_part_of_a_block_below_the_device_is_no_hit(open_cache):
     assert toy.use([*prompt(1)[:2], *prompt(3, 4)]) == {}
 
 
-def test_no_part_is_reused_when_no_block_is_free(open_cache):
+@pytest.mark.parametrize("host", [None, 8])
+def test_a_part_is_copied_into_the_room_of_a_colder_block(open_cache, host):
+    toy = Toy(open_cache(4, host=host))
+    toy.use(prompt(2, BLOCK))
+    toy.use(prompt(1, 3 * BLOCK))
+    assert toy.use([*prompt(1)[:2], 5, 5]) == {"partial": 2}
+    assert toy.use(prompt(1, 3 * BLOCK + 1)) == {"device": 3 * BLOCK}
+    assert all_free(toy.cache)
+
+
+def test_no_part_is_reused_where_there_is_no_room_but_its_own(open_cache):
     toy = Toy(open_cache(4))
-    toy.use(prompt(1, 2 * BLOCK + 1))
-    held = toy.cache.sequence(prompt(2, 2 * BLOCK))
+    toy.use(prompt(1, BLOCK))
+    held = toy.cache.sequence(prompt(2, 3 * BLOCK))
     toy.run(held)
     with toy.cache.sequence([*prompt(1)[:2], 5, 5]) as seq:
         assert seq.num_computed == 0

@@ -29,10 +29,10 @@ class MadeRoom:
         pass
 
 
-def full(open_cache, **options):
+def full(open_cache, prompts=11, **options):
     """A cache whose device is full of what no sequence holds, and a toy model over it."""
     toy = Toy(open_cache(DEVICE, host=2 * DEVICE, **options))
-    for start in range(1, 12):
+    for start in range(1, 1 + prompts):
         toy.use(prompt(start, 60 * 4 + 1))
     return toy
 
@@ -53,9 +53,11 @@ def decode(toy, seqs, steps):
     toy.check(*seqs)
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])
-def test_a_steady_decode_loop_waits_for_no_room(open_cache, policy):
-    toy, told = full(open_cache, policy=policy), MadeRoom()
+@pytest.mark.parametrize("disk", [0, 4 * DEVICE, DEVICE], ids=["two tiers", "disk", "small disk"])
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "hazard"])
+def test_a_steady_decode_loop_waits_for_no_room(open_cache, tmp_path, policy, disk):
+    below = pk.Disk(str(tmp_path / "kv"), pk.Blocks(disk)) if disk else None
+    toy, told = full(open_cache, 45 if disk == DEVICE else 11, policy=policy, disk=below), MadeRoom()
     seqs = [toy.cache.sequence([7000 + i]) for i in range(6)]
     decode(toy, seqs, 9)  # the first blocks of each: the cache learns what a step takes
     toy.cache.hooks.add(told)

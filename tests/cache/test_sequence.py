@@ -219,7 +219,7 @@ def test_a_prefix_below_that_does_not_fit_on_the_device_is_out_of_blocks_and_sta
 def test_no_more_sequences_than_max_sequences(open_cache):
     cache = open_cache(max_sequences=2)
     first, second = cache.sequence([1]), cache.sequence([2])
-    with pytest.raises(pk.InvalidArgument, match="max_rows"):
+    with pytest.raises(pk.InvalidArgument, match="max_sequences"):
         cache.sequence([3])
     with pytest.raises(pk.InvalidArgument, match="1 forks"):
         first.fork()

@@ -93,10 +93,10 @@ class Own:
     def zero_blocks(self, blocks: Any) -> None:
         self.arenas[0][blocks] = 0
 
-    def gather(self, blocks: Any, num_tokens: int, out: Any) -> Any:
+    def gather(self, blocks: Any, start: int, stop: int, out: Any, layout: str) -> Any:
         found = self.arenas[0][blocks]  # [n, layers, 2, block_size, heads, dim]
         k, v = (np.moveaxis(found[:, :, i], 1, 0) for i in (0, 1))
-        return tuple(x.reshape(len(x), -1, *x.shape[-2:])[:, :num_tokens] for x in (k, v))
+        return tuple(x.reshape(len(x), -1, *x.shape[-2:])[:, start:stop] for x in (k, v))
 
     # what its carrier has
 

@@ -13,10 +13,7 @@ from tests.core.helpers import cached_prefixes
 
 
 class Runtime:
-    """Rows of a table, the memory under them, and a copy of the table.
-
-    The copy follows the table's reported changes alone.
-    """
+    """Rows of a table with their tokens, and the memory under them."""
 
     def __init__(self, source: BlockPool | Placement, block_size: int, max_rows: int = 16) -> None:
         self.table = BlockTable(source, max_rows, block_size=block_size)
@@ -52,13 +49,30 @@ class Runtime:
         self.table.release(row)
         del self.rows[row]
 
-    def step(self, rows: list[int], q_lens: list[int] | None = None, lookahead: int = 0) -> StepArrays:
-        """Build a step, make its copies, write its tokens."""
+    def step(
+        self,
+        rows: list[int],
+        q_lens: list[int] | None = None,
+        lookahead: int = 0,
+        follow: list[tuple[int, int, int]] | None = None,
+    ) -> StepArrays:
+        """Build a step, make its copies, write its tokens, and read all that rows attend."""
         before = [self.table.info(row).num_computed for row in rows]
-        step = self.table.step(rows, q_lens, lookahead)
+        for follower, _, blocks in follow or ():
+            before[follower] = blocks * self.block_size
+        step = self.table.step(rows, q_lens, lookahead, follow)
         self.check_step(step, rows, before, q_lens)
         self.write(step, rows)
+        for i, row in enumerate(rows):
+            self.check_content(step.block_tables[i].tolist(), self.rows[row][: step.seq_lens[i]])
+        self.table.check_integrity()
         return step
+
+    def cancel(self, step: StepArrays, rows: list[int]) -> None:
+        """Take a step back; its slots hold nothing that may be read."""
+        self.table.cancel(rows, step.number)
+        for slot in step.slot_mapping.tolist():
+            self.memory.pop(slot, None)
 
     def advance(self, rows: list[int], tokens: list[int]) -> StepArrays:
         """Commit the step under way, append a token to each row and begin the next step."""

@@ -1,5 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Sets what 2**31 reuses of a slot would make of its generation, and looks at queues. The slots are those that come next."""
+"""Sets the generation that a slot has after 2**31 reuses, and looks at queues.
+
+The slots are those that are used next.
+"""
 
 from libc.stdint cimport int32_t
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What the policy ``hazard`` keeps to itself, for its tests: the model alone, and an audit of what is remembered."""
+"""Internals of the policy ``hazard`` for its tests: the model, and an audit of its memory."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 

@@ -24,6 +24,7 @@ from tests.reliability.failing_alloc import FailingAlloc
 
 PROMPT = list(range(40))
 CORE = "pagedkv/_core/"
+FOLLOW = np.array([(1, 0, 6), (2, 0, 3)], np.int32)  # of a step's rows: entry 1 behind entry 0 for 6 blocks, and so on
 
 
 class World:
@@ -167,6 +168,41 @@ def truncated(world: World) -> None:
         world.table.release(row)
 
 
+def followed(world: World) -> None:
+    """A row that follows a leader to its end, and one that leaves it midway."""
+    world.calls += 1  # a prompt that the call before has not cached
+    prompt = list(range(600 + 100 * world.calls, 624 + 100 * world.calls))
+    rows: list[int] = []
+    try:
+        rows.extend(world.table.open([*prompt[:end], *range(800, 810)])[0] for end in (24, 24, 13))
+        before = [world.table.info(row) for row in rows], world.pools[0].counts()
+        try:
+            world.table.step(rows, None, 0, FOLLOW)
+        except MemoryError:
+            assert before == ([world.table.info(row) for row in rows], world.pools[0].counts()), "half a step"
+            raise
+        try:
+            world.table.commit(rows)
+        except MemoryError:
+            for row, whole in zip(rows, (34, 34, 23), strict=True):
+                _, computed, _, committed = world.table.info(row)
+                assert computed in (whole, 4 * committed), "half a row"
+            raise
+    finally:
+        for row in rows:
+            world.table.release(row)
+
+
+def caught_up(world: World) -> None:
+    prompt = list(range(640, 664))
+    late, _ = world.table.open([*prompt[:13], *range(800, 810)])
+    try:
+        world.store(prompt)
+        world.table.catch_up([late])
+    finally:
+        world.table.release(late)
+
+
 def promoted(world: World) -> None:
     owner, _ = world.placement.acquire(list(range(100, 132)))
     try:
@@ -244,7 +280,7 @@ def drained(world: World) -> None:
 CALLS: dict[str, Callable[[World], None]] = {
     call.__name__: call
     for call in (
-        opened, acquired, inserted, forked, written_after_a_fork, decoded, appended, truncated,
+        opened, acquired, inserted, forked, followed, caught_up, written_after_a_fork, decoded, appended, truncated,
         promoted, room_made, shared, given_a_quota, given_a_lifetime, named, dropped, looked_at, drained,
     )
 }  # fmt: skip

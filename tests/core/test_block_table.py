@@ -127,6 +127,20 @@ def test_a_batch_of_uneven_rows_is_padded_with_minus_one() -> None:
     assert last.tolist() == [1, 1, 0, 4]
 
 
+def test_a_short_row_is_padded_with_minus_one_beside_a_long_one_also_after_a_cut() -> None:
+    table = bare(64)
+    long, short, cut = (table.open([1] * num_tokens)[0] for num_tokens in (80, 1, 80))
+    rows = [long, short, cut]
+    assert (table.step(rows).block_tables >= 0).sum(axis=1).tolist() == [20, 1, 20]
+    table.commit(rows)
+    table.truncate(cut, 3)
+    tables = table.step(rows).block_tables
+    assert (tables >= 0).sum(axis=1).tolist() == [20, 1, 1]
+    assert (tables[1:, 1:] == -1).all()
+    assert tables[:, 0].tolist() == [table.blocks(row)[0] for row in rows]
+    sound(table)
+
+
 def test_no_rows_make_an_empty_step() -> None:
     table = bare()
     step = table.step([])
@@ -314,6 +328,31 @@ def test_a_settled_owner_is_taken_over() -> None:
     assert cached == 8
     table.release(row)
     assert pool.counts()["live"] == 0
+    sound(table, placement)
+
+
+@pytest.mark.parametrize(("leave", "cached"), [(None, 8), (0, 12), (1, 8), (4, 8), (5, 4), (12, 0), (99, 0)])
+def test_an_owner_of_all_tokens_leaves_some_to_compute(leave: int | None, cached: int) -> None:
+    _, pool, placement = single(4, 32)
+    table, prompt = BlockTable(placement, 8), list(range(12))
+    cache(placement, prompt)
+    owner, _ = placement.acquire(prompt)
+    assert len(placement.blocks_of(owner)) == 3
+    options = {} if leave is None else {"leave": leave}
+    row, found = table.open(prompt, owner=owner, **options)
+    assert found == cached == table.info(row).num_computed
+    assert len(table.step([row]).slot_mapping) == 12 - cached, "its step computes the rest"
+    sound(table, placement)
+    table.release(row)
+    assert pool.counts()["live"] == 0
+    assert table.open(prompt, leave=0)[1] == 12, "what it let go of stays cached"
+
+
+def test_an_owner_of_some_tokens_keeps_what_leaves_enough() -> None:
+    _, _, placement = single(4, 32)
+    table = BlockTable(placement, 8)
+    owner = remember(placement, list(range(8)))
+    assert table.open(list(range(12)), owner=owner, leave=4)[1] == 8
     sound(table, placement)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pagedkv._core.dispatch import CLOSED, ENDED, NOT_YET, NOTHING, Dispatch
-from pagedkv.core import MOVE_DTYPE, Placement
+from pagedkv.core import MOVE_DTYPE, Placement, Tier
 from pagedkv.errors import InvalidArgument, WrongType
-from tests.core.helpers import cache, sound, tiered
+from tests.core.helpers import below, cache, finish, make_room, sound, tiered, where
 
 WATCHDOG_S = 60.0
 
@@ -153,3 +153,59 @@ def test_a_promotion_says_until_when_it_is_wanted() -> None:
     assert dispatch.until(int(taken.moves["transfer"][0])) == 12345
     end(dispatch, taken.moves)
     placement.release(owner)
+
+
+def test_blocks_that_are_read_for_no_owner_are_counted_and_no_others() -> None:
+    placement = below((8, 8))
+    dispatch = Dispatch(placement)
+    first, _ = placement.acquire([1, 2, 3, 4])
+    second, _ = placement.acquire([1, 2, 3, 4])
+    placement.promote(first)
+    placement.release(first)
+    assert dispatch.num_unowned == 0, "the other one still has them"
+    placement.release(second)
+    assert dispatch.num_unowned == 4
+    late, matched = placement.acquire([1, 2, 3, 4])
+    assert (matched, dispatch.num_unowned) == (0, 4), "a match ends before blocks on their way"
+    assert dispatch.num_coming == 0, "reads take blocks"
+    finish(placement)
+    assert dispatch.num_unowned == 0
+    placement.release(late)
+    sound(placement)
+
+
+@pytest.mark.parametrize("copy_first", [True, False])
+def test_a_copy_under_way_of_a_run_that_is_read_owns_nothing_of_it(copy_first: bool) -> None:
+    _, _, placement = tiered(1, (4, 8, 8), closed=(False, False, True), write="evicted")
+    cache(placement, [1, 2, 3, 4])
+    make_room(placement, 4)
+    dispatch = Dispatch(placement)
+    nodes, lacking = placement.uncopied(Tier.DISK)
+    assert lacking.tolist() == [4]
+    placement.copy(nodes, Tier.DISK)
+    owner, matched = placement.acquire([1, 2, 3, 4])
+    placement.promote(owner)
+    assert (matched, placement.num_in_flight, dispatch.num_unowned) == (4, 2, 0)
+    placement.release(owner)
+    assert (dispatch.num_unowned, dispatch.num_coming) == (4, 0)
+    copy, read = dict.fromkeys(placement.take_moves()["transfer"].tolist())
+    for transfer in (copy, read) if copy_first else (read, copy):
+        assert dispatch.num_unowned == (0 if transfer == copy and not copy_first else 4)
+        placement.complete([transfer], [True])
+        sound(placement)
+    assert (dispatch.num_unowned, where(placement, [1, 2, 3, 4])) == (0, [Tier.DEVICE] * 4)
+
+
+def test_blocks_that_are_demoted_are_coming_and_those_that_are_copied_stay() -> None:
+    _, _, placement = tiered(1, (6, 16), closed=(False, True), write="evicted")
+    cache(placement, [1, 2, 3, 4])
+    dispatch = Dispatch(placement)
+    assert placement.reserve(3) == 1
+    assert placement.num_in_flight == 2, "one block leaves, and those before it are copied"
+    assert (dispatch.num_coming, dispatch.num_unowned) == (1, 0)
+    dispatch.hold_up(1)
+    assert dispatch.num_coming == 2, "a prefetch ends and lets go"
+    dispatch.hold_up(-1)
+    finish(placement)
+    assert dispatch.num_coming == 0
+    sound(placement)

@@ -34,6 +34,7 @@ from tests.core.hazard_requests import (
     rising,
     scan,
 )
+from tests.slices import one_in
 
 SLACK, WINDOW = 0.005, 10_000
 
@@ -234,7 +235,7 @@ class Adversary:
 
 
 @pytest.mark.parametrize("turns", [range(0), range(1000, 3000)], ids=["always", "by turns"])
-@pytest.mark.parametrize("stake", [0.0, 1.0])
+@pytest.mark.parametrize("stake", one_in(2, [0.0, 1.0]))
 def test_nor_for_one_who_asks_for_exactly_what_it_gave_up(stake: float, turns: range) -> None:
     course, _ = serve(Adversary(turns=turns), 4000, 500, stake, wrong=True, window=2000)
     judge(course, stake, window=2000)

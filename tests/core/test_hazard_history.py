@@ -18,7 +18,7 @@ from pagedkv.lab.replay import bounds, load_trace
 from pagedkv.lab.replay.trace import Trace
 from tests.core.hazard_requests import NS, HazardCache, HeldLru, PlainLru, Prompt, branching, rising
 from tests.core.helpers import finish
-from tests.replay.conftest import shared_folder
+from tests.replay.hits import shared_folder
 
 STAKES = (0.0, 1.0, float("inf"))
 CHAT = shared_folder() / "mooncake_conversation_dev.jsonl.zst"

@@ -16,6 +16,7 @@ import pytest
 
 from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree
 from pagedkv.errors import InvalidArgument, PagedKVError, WrongType
+from pagedkv.spec.sizes import Blocks, Bytes
 from tests.core.helpers import cache, nothing_changes, remember, single, sound
 
 
@@ -312,3 +313,30 @@ def test_an_empty_array_of_no_numbers_is_of_the_wrong_type(dtype: Any) -> None:
     assert tree.tokens([]).size == 0
     with pytest.raises(WrongType, match="dimension of integers"):
         tree.tokens(np.zeros(0, dtype))
+
+
+def test_a_number_of_bytes_is_no_number_of_blocks_tokens_or_rows() -> None:
+    pool, tree = BlockPool(8), RadixTree(4)
+    calls: dict[str, Callable[[Any], object]] = {
+        "num_blocks": BlockPool,
+        "max_blocks": lambda n: BlockPool(1, max_blocks=n),
+        "watermark": lambda n: BlockPool(8, watermark=n),
+        "n": pool.alloc,
+        "pin_budget": lambda n: Placement(tree, [BlockPool(8)], pin_budget=n),
+        "block_size": RadixTree,
+        "max_sequences": lambda n: BlockTable(pool, n, block_size=4),
+        "ids": lambda n: pool.free([n]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(WrongType, match=rf"^{name}\b.* is not in bytes: write a plain int, not Bytes\(3\)"):
+            call(Bytes(3))
+    assert pool.num_free == 8
+
+
+def test_a_number_of_blocks_counts_blocks_and_nothing_else() -> None:
+    pool = BlockPool(Blocks(8), max_blocks=Blocks(9), watermark=Blocks(1))
+    assert pool.counts()["capacity"] == 8
+    assert len(pool.alloc(Blocks(3))) == 3
+    for call in (RadixTree, lambda n: BlockTable(pool, n, block_size=4), lambda n: BlockTable(pool, block_size=n)):
+        with pytest.raises(WrongType, match=r"is not in blocks: write a plain int, not Blocks\(4\)"):
+            call(Blocks(4))

@@ -5,6 +5,7 @@ How transfers ended, which copies were found again, and which keys are known.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,16 +98,18 @@ def test_an_anchor_is_the_deepest_known_key_on_the_way() -> None:
     cache(placement, [1, 2, 3, 4])
     placement.reserve(2)
     node = int(placement.take_moves()["node"][0])
-    assert placement.anchor(node) == (0, None)
+    assert placement.anchor(node, 2) == (0, None)
     keys = [bytes([i]) * 32 for i in range(4)]
     placement.remember_keys(node, 0, keys)
-    assert placement.anchor(node) == (2, keys[1])
+    assert placement.anchor(node, 2) == placement.anchor(node, 3) == (2, keys[1])
+    assert placement.anchor(node, 1) == (0, None), "of a block that lies above its node by now"
     with nothing_changes(placement):
         for wrong in ([b"short"], [b"\0" * 31], [b"\0" * 33]):
             with pytest.raises(InvalidArgument):
                 placement.remember_keys(node, 0, wrong)
         for stale in (0, 99, -1, 2**31):
-            for call in (placement.anchor, placement.path_tokens, placement.depth_of, placement.root_of):
+            anchor = partial(placement.anchor, depth=2)
+            for call in (anchor, placement.path_tokens, placement.depth_of, placement.root_of):
                 with pytest.raises((StaleHandle, InvalidArgument)):
                     call(stale)
 
@@ -130,9 +133,41 @@ def test_completing_stops_at_a_stale_transfer_with_those_before_it_done() -> Non
     placement.reserve(4)
     first, second = dict.fromkeys(placement.take_moves()["transfer"].tolist())
     with pytest.raises(StaleHandle, match="entry 1"):
-        placement.complete([first, first, second], [True] * 3)
+        placement.complete([first, 99, second], [True] * 3)
     assert placement.num_in_flight == 1
     placement.complete([second], [False])
+    sound(placement)
+
+
+def test_the_column_of_the_moves_can_be_completed_as_it_is() -> None:
+    _, _, placement = tiered(1, (8, 8), tree_max_run=2)
+    cache(placement, [1, 2, 3, 4, 5])
+    assert placement.reserve(8) == 5
+    moves = placement.take_moves()
+    assert len(np.unique(moves["transfer"])) < len(moves) == 5
+    placement.complete(moves["transfer"], np.ones(5, np.bool_))
+    assert (placement.num_in_flight, placement.reserve(8)) == (0, 0)
+    assert [int(tier) for tier in placement.match([1, 2, 3, 4, 5])[0]] == [1] * 5
+    sound(placement)
+    with nothing_changes(placement), pytest.raises(StaleHandle, match="a run of blocks"):
+        placement.complete(moves["transfer"], np.ones(5, np.bool_))
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("failed", range(4))
+def test_a_transfer_of_which_one_entry_failed_has_failed_as_a_whole(failed: int, shuffled: bool) -> None:
+    _, _, placement = tiered(1, (4, 8), tree_max_run=2)
+    cache(placement, [1, 2, 3, 4])
+    placement.reserve(4)
+    moves = placement.take_moves()
+    order = np.array([0, 2, 1, 3] if shuffled else [0, 1, 2, 3])
+    assert len(np.unique(moves["transfer"])) == 2
+    placement.complete(moves["transfer"][order], order != failed)
+    lost = moves["transfer"] == moves["transfer"][failed]
+    assert placement.num_in_flight == 0
+    demoted = [int(block) for block, gone in zip(moves["dst_block"], lost, strict=True) if not gone]
+    assert placement.pools[1].refs(demoted).tolist() in ([1, 1], [0, 0]), "a run is demoted, or dropped with its parent"
+    assert not placement.pools[1].refs(moves["dst_block"][lost]).any()
     sound(placement)
 
 

@@ -39,7 +39,7 @@ def test_a_demotion_names_every_block_and_holds_both_sides_until_it_is_complete(
     assert moves["dst_tier"].tolist() == [Tier.HOST] * 2
     assert moves["src_block"].tolist() == placement.match([1, 2, 3, 4])[1].tolist()[2:]
     assert len(set(moves["transfer"].tolist())) == len(set(moves["node"].tolist())) == 1
-    assert moves["index"].tolist() == [0, 1]
+    assert moves["depth"].tolist() == [2, 3]
     assert placement.path_tokens(int(moves["node"][0])).tolist() == [1, 2, 3, 4]
     assert placement.depth_of(int(moves["node"][0])) == 2
     assert placement.root_of(int(moves["node"][0])) == 0

@@ -285,7 +285,7 @@ def run(
             tiling or decode_simt.tiling(config),
             schedule,
             num_kv_heads=case.num_kv_heads,
-            max_seqs=len(case.seq_lens),
+            max_sequences=len(case.seq_lens),
             max_q_len=max(q_lens),
             max_seq_len=max(case.seq_lens, default=0),
         )

@@ -127,7 +127,7 @@ def test_a_debug_launch_stops_at_a_block_that_is_not_there(backend: Backend, blo
         pytest.skip("a trap would end the process's CUDA context")
     given = problem(Case((40,), block_size=block_size, num_kv_heads=1))
     config = replace(given.case.config, debug=True)
-    plan = AttentionPlan(backend, config, decode_mma.tiling(config), "whole", num_kv_heads=1, max_seqs=1)
+    plan = AttentionPlan(backend, config, decode_mma.tiling(config), "whole", num_kv_heads=1, max_sequences=1)
     assert_close(given, *attend(backend, given, plan=plan))
     given.batch.block_tables[0, 2] = block
     with pytest.raises(Exception, match="trap"):
@@ -151,7 +151,7 @@ def test_the_same_inputs_give_the_same_bits(backend: Backend) -> None:
 def test_a_plan_takes_other_lengths_after_update_and_smaller_batches(backend: Backend) -> None:
     problems = [problem(Case(lens, num_kv_heads=1)) for lens in ((300, 5, 77), (1, 450, 0), (200,), (300, 5, 77))]
     config = problems[0].case.config
-    plan = AttentionPlan(backend, config, decode_mma.tiling(config), "even", num_kv_heads=1, max_seqs=3)
+    plan = AttentionPlan(backend, config, decode_mma.tiling(config), "even", num_kv_heads=1, max_sequences=3)
     for given in problems:
         assert_close(given, *attend(backend, given, plan=plan))
         assert not backend.to_host(plan.division.arrays["arrivals"]).any()

@@ -106,7 +106,7 @@ def test_it_gives_the_bits_of_decode_mma(backend: Backend) -> None:
 def test_a_plan_takes_other_lengths_after_update(backend: Backend) -> None:
     problems = [problem(Case(lens, num_kv_heads=1)) for lens in ((300, 5, 77), (1, 450, 0), (300, 5, 77))]
     config = problems[0].case.config
-    plan = AttentionPlan(backend, config, decode_tma.tiling(config), "even", num_kv_heads=1, max_seqs=3)
+    plan = AttentionPlan(backend, config, decode_tma.tiling(config), "even", num_kv_heads=1, max_sequences=3)
     for given in problems:
         assert_close(given, *attend(backend, given, plan=plan))
 

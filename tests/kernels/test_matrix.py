@@ -92,7 +92,8 @@ def check_row(backend: Backend, kernel: Kernel, row: list[Any]) -> None:
     given, longest = problem(case), max(case.q_lens or (1,))
     plan = kernel.plan(
         backend, case.config, kernel.tiling(case.config, longest), row[-1], num_kv_heads=case.num_kv_heads,
-        max_seqs=len(case.seq_lens), max_q_len=longest, max_tokens=len(given.q), max_seq_len=max(max(case.seq_lens), 1),
+        max_sequences=len(case.seq_lens), max_q_len=longest, max_tokens=len(given.q),
+        max_seq_len=max(max(case.seq_lens), 1),
     )  # fmt: skip
     assert_close(given, *run(backend, given, plan=plan))
 

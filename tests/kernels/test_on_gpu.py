@@ -52,7 +52,7 @@ def test_a_captured_graph_replays_with_other_lengths(gpu: Any, kernel: str) -> N
     q = gpu.asarray(rng.standard_normal((4, HEADS * GROUP, DIM)).astype(np.float16))
     out = gpu.full_like(q, np.nan)
     attention = PagedAttention(
-        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_seqs=4, kernel=kernel
+        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_sequences=4, kernel=kernel
     )
     attention.prepare()
     tables, lens = (gpu.asarray(array) for array in batch(rng, 200, [1, 1, 1, 1]))
@@ -89,7 +89,7 @@ def test_a_pool_past_two_to_the_31_elements_is_read_at_its_end(gpu: Any, kernel:
     table = np.arange(num_blocks - 3, num_blocks, dtype=np.int32)[None]
     q = rng.standard_normal((1, HEADS * GROUP, DIM)).astype(np.float16)
     attention = PagedAttention(
-        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_seqs=1, kernel=kernel
+        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_sequences=1, kernel=kernel
     )
     attention.plan(gpu.asarray(table), gpu.asarray(np.array([45], np.int32)))
     found = attention.run(gpu.asarray(q), pool[:, 0], pool[:, 1])
@@ -105,7 +105,7 @@ def test_two_streams_with_plans_of_their_own_do_not_disturb_each_other(gpu: Any)
     q = gpu.asarray(rng.standard_normal((4, HEADS * GROUP, DIM)).astype(np.float16))
     tables, lens = (gpu.asarray(array) for array in batch(rng, 200, [640, 3, 333, 90]))
     plans = [
-        PagedAttention(num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_seqs=4)
+        PagedAttention(num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_sequences=4)
         for _ in range(2)
     ]
     streams = [gpu.cuda.Stream(non_blocking=True) for _ in plans]

@@ -145,7 +145,7 @@ def test_the_same_plan_takes_other_lengths(backend: Backend) -> None:
     )
     config = first.case.config
     plan = AttentionPlan(
-        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_seqs=2, max_tokens=53
+        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_sequences=2, max_tokens=53
     )
     for given in (first, second, first):
         assert_close(given, *run(backend, given, plan=plan))
@@ -176,7 +176,7 @@ def test_a_block_id_outside_the_pool_traps_where_ids_are_checked(backend: Backen
     given = problem(SMALL)
     config = replace(given.case.config, debug=True)
     plan = AttentionPlan(
-        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_seqs=3, max_tokens=55
+        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_sequences=3, max_tokens=55
     )
     assert_close(given, *run(backend, given, plan=plan))
     given.batch.block_tables[0, 2] = len(given.k.whole)
@@ -193,7 +193,9 @@ def test_the_work_list_has_every_row_tile_once_longest_first(backend: Backend, n
     config = AttentionConfig(64, 64, 4)
     tiling = prefill_mma.tiling(config, row_tile=32)
     tokens = int(indptr[-1])
-    plan = AttentionPlan(backend, config, tiling, "listed", num_kv_heads=1, max_seqs=num_seqs, max_tokens=tokens + 3)
+    plan = AttentionPlan(
+        backend, config, tiling, "listed", num_kv_heads=1, max_sequences=num_seqs, max_tokens=tokens + 3
+    )
     plan.update(Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr)))
     found = backend.to_host(plan.division.fields()["work_list"])
     order = np.lexsort((np.arange(num_seqs), -lens))
@@ -209,7 +211,7 @@ def test_a_batch_larger_than_the_plan_is_refused(backend: Backend) -> None:
     given = problem(Case((20, 20), (20, 20), num_kv_heads=1))
     config = given.case.config
     plan = AttentionPlan(
-        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_seqs=2, max_tokens=39
+        backend, config, prefill_mma.tiling(config), "listed", num_kv_heads=1, max_sequences=2, max_tokens=39
     )
     with pytest.raises(InvalidArgument, match="40 queries, but the plan was made for 2 with 39"):
         run(backend, given, plan=plan)

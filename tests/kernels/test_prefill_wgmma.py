@@ -101,7 +101,7 @@ def test_the_same_plan_takes_other_lengths(backend: Backend) -> None:
     )
     config = first.case.config
     plan = AttentionPlan(
-        backend, config, prefill_wgmma.tiling(config), "listed", num_kv_heads=1, max_seqs=2, max_tokens=53
+        backend, config, prefill_wgmma.tiling(config), "listed", num_kv_heads=1, max_sequences=2, max_tokens=53
     )
     for given in (first, second, first):
         assert_close(given, *run(backend, given, plan=plan))

@@ -129,7 +129,7 @@ def _plan(
     backend: Backend, seq_lens: np.ndarray, q_lens: Any, window: int, group_size: int, num_kv_heads: int
 ) -> tuple[AttentionPlan, Batch]:
     config = AttentionConfig(64, 64, group_size, window=window > 0)
-    limits = {"num_kv_heads": num_kv_heads, "max_seqs": len(seq_lens), "max_q_len": 5}
+    limits = {"num_kv_heads": num_kv_heads, "max_sequences": len(seq_lens), "max_q_len": 5}
     plan = AttentionPlan(backend, config, decode_simt.tiling(config), "even", **limits)
     indptr = None if q_lens is None else np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
     batch = Batch(backend.asarray(seq_lens), q_indptr=None if indptr is None else backend.asarray(indptr))
@@ -168,7 +168,7 @@ def test_more_units_than_32_bits_number_are_refused_before_anything_is_launched(
     from tests.kernels.cases import Case
 
     recorder, config = Recorder((9, 0)), Case(head_dim=64, group_size=4).config
-    sizes = {"num_kv_heads": 32, "max_seqs": 8, "max_q_len": 1 << 17, "max_tokens": 1 << 20}
+    sizes = {"num_kv_heads": 32, "max_sequences": 8, "max_q_len": 1 << 17, "max_tokens": 1 << 20}
     plan = make_plan(recorder, config, kernel="decode_simt", **sizes)
     plan.division.check(8, 1 << 17, 1 << 12)
     with pytest.raises(InvalidArgument, match="32 bits"):

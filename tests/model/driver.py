@@ -5,7 +5,7 @@ The same seed gives the same operations, so a failure is one number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from tests.model.pair import Pair
@@ -14,23 +14,31 @@ from tests.oracle.tiers_model import DEVICE
 NAMESPACES = (b"", b"a")
 
 
+def closed_last(capacities: Sequence[int], last: bool) -> list[bool]:
+    """Whether each tier is closed: only the coldest can be, if it is not the device."""
+    return [*[False] * (len(capacities) - 1), last and len(capacities) > 1]
+
+
 class Driver:
     """Random operations on a pair of random shape.
 
     Runs of several blocks are compared as exactly as single ones, in the orders for which both sides must agree to
     the block: rooms asked for one by one, transfers completed in the order of their decision. With runs of one
-    block (``max_run`` 1) any order goes.
+    block (``max_run`` 1) any order goes, and tiers may be closed: what of a run hangs on what decides there whether
+    its copies go together.
     """
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.capacities = [rng.randint(2, 8), *(rng.choice([0, 2, 5, 9, 9]) for _ in range(rng.choice([0, 1, 2, 2])))]
         self.block_size = rng.choice([1, 1, 2])
-        self.max_run = rng.choice([1, 2, 256])
+        self.max_run = rng.choice([1, 1, 2, 256])
         self.pair = Pair(
             self.block_size,
             self.capacities,
             inclusive=[rng.random() < 0.5 for _ in self.capacities],
+            closed=closed_last(self.capacities, self.max_run == 1 and rng.random() < 0.6),
+            write=rng.choice(["never", "evicted", "reused", "all", "all"]),
             max_run=self.max_run,
             pin_budget=rng.choice([0, 3, 9]),
         )
@@ -49,6 +57,7 @@ class Driver:
             (3, self.pair.let_go),
             (1, self.forget),
             (4, self.look),
+            (6 if self.max_run == 1 else 0, self.copy_wanted),
         ]
         self.operations = [operation for weight, operation in weights for _ in range(weight)]
 
@@ -138,6 +147,9 @@ class Driver:
         if self.pair.transfers:
             which = self.rng.randrange(len(self.pair.transfers)) if self.max_run == 1 else 0
             self.pair.complete(self.rng.random() < 0.8, which)
+
+    def copy_wanted(self) -> None:
+        self.pair.copy_wanted(self.rng.choice([1, 2, 64]))
 
     def hold(self) -> None:
         self.pair.hold(self.rng.randint(0, 2))

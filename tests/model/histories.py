@@ -16,6 +16,7 @@ import numpy as np
 from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree, policy_needs_chain
 from tests.core.hazard_requests import empty_tables
+from tests.model.driver import closed_last
 
 OPS_PER_SEED = 2000
 MAX_ROWS = 6
@@ -23,7 +24,8 @@ OTHERS = [policy for policy in POLICIES if policy != "hazard"]
 WEIGHTS = {
     "acquire": 14, "bring up": 10, "insert": 12, "release": 10, "share": 3, "pin": 3, "shorten": 3, "reserve": 6,
     "take": 4, "complete": 12, "finish": 2, "hold": 3, "look": 4, "open": 16, "extend": 12, "step": 34, "fork": 6,
-    "truncate": 6, "end": 8, "retain": 2, "expire": 2, "quota": 3, "drop": 1, "race": 8, "clear": 1,
+    "truncate": 6, "end": 8, "retain": 2, "expire": 2, "quota": 3, "drop": 1, "race": 8, "copy": 8,
+    "clear": 1,
 }  # fmt: skip
 ALWAYS = ("release", "complete", "end")  # without these, everything would soon be held
 
@@ -55,6 +57,8 @@ def world(rng: Random, seed: int) -> tuple[Placement, BlockTable]:
         policy=policy,
         demotion=rng.choice(["leaf_first", "oldest_first"]),
         inclusive=[rng.random() < 0.5 for _ in capacities],
+        closed=closed_last(capacities, rng.random() < 0.7),
+        write=rng.choice(["never", "evicted", "reused", "all"]),
         pin_budget=rng.choice([0, 4, 12]),
         event_words=rng.choice([0, 0, 64, 4096]),
     )
@@ -103,7 +107,7 @@ def events(driver: Any) -> Counter[str]:
 EXPECTED = {
     *(f"{kind} {tier}" for kind in ("hit_blocks", "dropped", "trimmed") for tier in ("device", "host", "disk")),
     *("promoted host", "promoted disk", "demoted device", "demoted host", "failed_promotions", "failed_demotions"),
-    *("late_promotions", "refused_demotions"),
+    *("late_promotions", "refused_demotions", "copied host", "copied disk", "failed_copies", "refused_copies"),
     *("adopted", "blocked_matches", "refused_by_quota", "expired", "pinned", "pin refused", "namespaces dropped"),
     *("steps", "steps cancelled", "step refused", "advanced", "advance refused", "forks", "copies on write"),
     *("partial hits", "no room", "promotion refused", "insertion ended early", "shortened", "shortening refused"),

@@ -9,7 +9,8 @@ from native_rows cimport Rows
 
 NAMES = (
     "acquire", "bring up", "insert", "release", "share", "pin", "shorten", "reserve", "take", "complete", "finish", "hold",
-    "look", "open", "extend", "step", "fork", "truncate", "end", "retain", "expire", "quota", "drop", "race", "clear",
+    "look", "open", "extend", "step", "fork", "truncate", "end", "retain", "expire", "quota", "drop", "race", "copy",
+    "clear",
 )
 
 
@@ -25,11 +26,11 @@ cdef class NativeDriver(Rows):
         How often each operation is done.
     """
 
-    cdef int32_t limits[25]         # cumulative weights
+    cdef int32_t limits[26]         # cumulative weights
 
     def __init__(self, seed, placement, table, weights):
         cdef int32_t i, total = 0
-        for i in range(25):
+        for i in range(26):
             total += weights[i]
             self.limits[i] = total
 
@@ -79,7 +80,7 @@ cdef class NativeDriver(Rows):
         return False
 
     cdef int32_t choose(self) noexcept nogil:
-        cdef int32_t i = 0, at = self.below(self.limits[24])
+        cdef int32_t i = 0, at = self.below(self.limits[25])
         while self.limits[i] <= at:
             i += 1
         return i
@@ -146,6 +147,8 @@ cdef class NativeDriver(Rows):
             self.drop()
         elif kind == 23:
             self.race()
+        elif kind == 24:
+            self.write_behind()
         elif self.chance(20):
             self.placement.clear()
         return 0

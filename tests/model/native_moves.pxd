@@ -27,3 +27,4 @@ cdef class Moves(World):
     cdef int finish_all(self, int32_t trust) except -1
     cdef bint make_room(self, int32_t num_blocks, int32_t tier) except -1
     cdef int reserve(self) except -1
+    cdef int write_behind(self) except -1

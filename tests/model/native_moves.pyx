@@ -17,7 +17,7 @@ from pagedkv._core.types cimport E_STALE, OK, Move, handle_slot
 cnp.import_array()
 
 cdef enum:
-    PATIENCE = 400          # rounds in which room must have been made
+    PATIENCE = 4000         # rounds, of one transfer each, in which room must have been made: a copy may wait for its parent's
 
 
 cdef class Moves(World):
@@ -116,7 +116,7 @@ cdef class Moves(World):
                 continue
             if ok and not self.flights[i].copied:
                 self.copy(move.src_tier, move.src_block, move.dst_tier, move.dst_block)
-            if not ok and move.index % 2 == 0:
+            if not ok and move.depth % 2 == 0:
                 self.poison(move.dst_tier, move.dst_block)
             if not ok and unreadable and move.dst_tier == 0:
                 self.poison(move.src_tier, move.src_block)
@@ -162,6 +162,17 @@ cdef class Moves(World):
                 return False
             self.complete(self.below(self.num_flights), rounds > PATIENCE // 2 or self.chance(self.trust))
         raise self.wrong(f"room in tier {tier} is never made")
+
+    # What a cache does when no caller waits: copies of what is wanted, or of anything.
+    cdef int write_behind(self) except -1:
+        cdef int32_t tier
+        if self.chance(60):
+            self.placement.copy_wanted(1 + self.below(8))
+            return 0
+        tier = self.below(self.num_tiers)
+        if tier > 0 and self.pools[tier] != NULL:
+            self.placement.copy(self.placement.uncopied(tier)[0], tier, 1 + self.below(8))
+        return 0
 
     cdef int reserve(self) except -1:
         cdef int32_t tier = self.below(self.num_tiers), n

@@ -1,5 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The driver's own books, and the audit: contents, references and counts, all recomputed and compared at once."""
+"""The driver's own books, and the audit that compares them with the core's.
+
+It recomputes contents, references and counts.
+"""
 
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -120,7 +123,7 @@ cdef class World:
                     raise self.wrong(f"{whose}: a path of other tokens")
             if not self.place.fates[node].failed:
                 for tier in range(self.num_tiers):
-                    if (n.tiers >> tier) & 1:
+                    if (n.tiers >> tier) & 1 and not (self.place.fates[node].spoilt >> tier) & 1:
                         for i in range(n.length):
                             self.read(tier, node_ids(self.tree, node, tier)[i], text.hashes + (depth + i) * bs, bs, whose)
             node = n.parent
@@ -138,7 +141,8 @@ cdef class World:
         return False
 
     # With nothing in flight and no room: whatever has no owner must have given way. Below the device a run stays where
-    # hotter ones continue it, for they would be lost with it; and one that could not be read where any do.
+    # hotter ones continue it, for they would be lost with it; and one that could not be read where any do. In a closed tier
+    # it stays while anything that hangs on it does.
     cdef int everything_is_held(self, int32_t tier) except -1:
         cdef int32_t k, n
         cdef bint stays
@@ -148,6 +152,9 @@ cdef class World:
                 if (self.tree.nodes[n].tiers >> tier) & 1 and self.pools[tier].refs[
                         node_ids(self.tree, n, tier)[0]] == (TREE | 1):
                     stays = self.place.fates[n].failed and self.tree.nodes[n].first_child != NIL
+                    if self.place.closed[tier] and self.place.fates[n].below[tier]:
+                        n = tree_next(self.tree, n, self.roots[k])
+                        continue
                     if node_top(self.tree, n) < tier or not (stays or self.carries_hotter(n, tier)):
                         raise self.wrong(f"no room in tier {tier}, though run {n} there has no owner")
                 n = tree_next(self.tree, n, self.roots[k])
@@ -207,7 +214,7 @@ cdef class World:
                                 raise self.wrong(f"block {block} of tier {tier} stands twice in the tree")
                             self.in_tree[tier][block] = 1
                             self.references[tier][block] += 1
-                            if not self.place.fates[n].failed:
+                            if not self.place.fates[n].failed and not (self.place.fates[n].spoilt >> tier) & 1:
                                 self.read(tier, block, hashes + i * bs, bs, "the tree")
                 n = tree_next(t, n, self.roots[k])
         for tier in range(self.num_tiers):
@@ -225,7 +232,8 @@ cdef class World:
             moving = &self.place.transfers[k]
             if moving.node != NIL:
                 for i in range(moving.num_blocks):
-                    self.references[moving.src][node_ids(t, moving.node, moving.src)[i]] += 1
+                    if not moving.copies:
+                        self.references[moving.src][node_ids(t, moving.node, moving.src)[i]] += 1
                     self.references[moving.dst][moving.dst_ids[i]] += 1
         return 0
 

@@ -25,7 +25,7 @@ class Pair:
 
     Parameters
     ----------
-    block_size, capacities, inclusive, pin_budget : of both; at most three tiers.
+    block_size, capacities, inclusive, closed, write, pin_budget : of both; at most three tiers.
     max_run : of the real tree; 1 makes every block a node of its own.
     """
 
@@ -35,14 +35,21 @@ class Pair:
         capacities: Sequence[int] = (4, 4),
         *,
         inclusive: Sequence[bool] = (),
+        closed: Sequence[bool] = (),
+        write: str = "evicted",
         max_run: int = 256,
         pin_budget: int = 0,
     ) -> None:
         flags = [*inclusive, *[False] * len(capacities)][: len(capacities)]
-        self.model = CacheModel(block_size, capacities, inclusive=flags, pin_budget=pin_budget)
+        shut = [*closed, *[False] * len(capacities)][: len(capacities)]
+        self.model = CacheModel(
+            block_size, capacities, inclusive=flags, closed=shut, write=write, pin_budget=pin_budget
+        )
         self.pools = [BlockPool(n) if n else None for n in capacities]
         self.tree = RadixTree(block_size, len(capacities), max_run=max_run)
-        self.core = Placement(self.tree, self.pools, inclusive=flags, pin_budget=pin_budget)
+        self.core = Placement(
+            self.tree, self.pools, inclusive=flags, closed=shut, write=write, pin_budget=pin_budget
+        )
         self.max_run = max_run
         self.memory: list[dict[int, Content]] = [{} for _ in capacities]
         self.owners: list[tuple[int, Owner]] = []
@@ -155,7 +162,7 @@ class Pair:
 
     def _take_one(self, move: Any, transfer: Transfer, check_content: bool) -> None:
         assert (move["src_tier"], move["dst_tier"]) == (transfer.src, transfer.dst), "tiers of a move"
-        num_blocks = self.core.depth_of(move["node"]) + int(move["index"]) + 1
+        num_blocks = int(move["depth"]) + 1
         prefix = tuple(self.core.path_tokens(move["node"]).tolist())[: num_blocks * self.model.block_size]
         assert prefix == transfer.block.content[1], "prefix of a move"
         if check_content:
@@ -173,7 +180,9 @@ class Pair:
             content = transfer.block.content if ok else ("torn", ())
             self.memory[transfer.dst][int(move["dst_block"])] = content
         self.core.complete([chosen], [ok])
-        for _, transfer in reversed(mine):  # a run moves as one: its deepest block ends coldest
+        ok = ok and (mine[0][1].dst < mine[0][1].src or self.model.may_arrive(mine[0][1]))
+        # a run moves as one: its deepest block ends coldest
+        for _, transfer in mine if mine[0][1].copies else reversed(mine):
             self.model.complete(transfer, ok)
 
     def finish(self, ok: bool = True) -> None:
@@ -198,6 +207,10 @@ class Pair:
                     return False
                 self.finish()
         return True
+
+    def copy_wanted(self, most: int) -> None:
+        """Only with runs of one block: the ring holds runs."""
+        assert self.core.copy_wanted(most) == self.model.copy_wanted(most), "blocks to be copied"
 
     def clear(self) -> None:
         self.core.clear()

@@ -36,4 +36,4 @@ def test_a_run_that_could_not_be_read_keeps_no_room(native_driver: ModuleType) -
 
     What continues the run has to go first, wherever that lies.
     """
-    drive(native_driver, 2018900)
+    drive(native_driver, 3026368)

@@ -13,6 +13,7 @@ from tests.mutants import (
     catalogue_hazard,
     catalogue_moves,
     catalogue_names,
+    catalogue_remainders,
     catalogue_replay,
     catalogue_scheduler,
 )
@@ -22,6 +23,7 @@ ROOMS = {
     "cache": catalogue_cache.MUTANTS,
     "moves": catalogue_moves.MUTANTS,
     "names": catalogue_names.MUTANTS,
+    "remainders": catalogue_remainders.MUTANTS,
     "disk": catalogue_disk.MUTANTS,
     "scheduler": catalogue_scheduler.MUTANTS,
     "cpu": catalogue_cpu.MUTANTS,

@@ -8,10 +8,10 @@ MUTANTS = (
     Mutant(
         "room for a promotion is made before its prefix is owned",
         "pagedkv/cache/cache.py",
-        (("        held, tiers, found = self._matcher.acquire(prompt, root)\n",
-          "        cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
-          "        self._moves.make_room(cold)\n"
-          "        held, tiers, found = self._matcher.acquire(prompt, root)\n"),),
+        (("            load.bring()\n",
+          "            cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
+          "            self._moves.make_room(cold)\n"
+          "            load.bring()\n"),),
         ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
     ),
     Mutant(
@@ -64,13 +64,13 @@ MUTANTS = (
     Mutant(
         "a stored block is believed although its key is not that of its content",
         "pagedkv/cache/records.py",
-        ((" or record.key != chain_key(secret, record.namespace, record.parent, record.tokens)", ""),),
+        (("elif record.key != chain_key(secret, record.namespace, record.parent, record.tokens):", "elif False:"),),
         ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
     ),
     Mutant(
         "blocks whose beginning is gone stay on the disk",
         "pagedkv/cache/records.py",
-        (("    orphans += [found.block for key, found in records.items() if key not in reached]\n", ""),),
+        (('    orphans["no_parent"] = [found.block for key, found in records.items() if key not in reached]\n', ""),),
         ("test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used",),
     ),
     Mutant(
@@ -153,14 +153,13 @@ MUTANTS = (
     ),
     Mutant(
         "a hook of moves waits for its own thread",
-        "pagedkv/cache/moves.py",
-        (("        if self._dispatcher.is_this_thread():\n            raise InvalidArgument(",
-          "        if False:\n            raise InvalidArgument("),),
+        "pagedkv/cache/waits.py",
+        (("        if not self.may_wait:\n", "        if False:\n"),),
         ("test_a_hook_of_moves_never_waits_for_its_own_thread",),
     ),
     Mutant(
         "a hook of moves is refused when its quota is set already",
-        "pagedkv/cache/moves.py",
+        "pagedkv/cache/waits.py",
         (("            The caller must not wait; nothing was decided.\n        \"\"\"\n        self.check_may_wait()\n",
           "            The caller must not wait; nothing was decided.\n        \"\"\"\n"),),
         ("test_a_hook_of_moves_that_would_wait_for_moves_is_refused",),
@@ -186,10 +185,16 @@ MUTANTS = (
         ("test_an_interrupt_of_a_clock_that_the_dispatcher_reads_comes_out_of_a_call_that_waits",),
     ),
     Mutant(
+        "callers go on before the hooks were told of the end of their moves",
+        "pagedkv/cache/dispatcher.py",
+        (("len(job.tickets) > 1  # this ticket is among them\n", "len(job.tickets) > 0\n"),),
+        ("test_callers_go_on_once_the_hooks_of_their_moves_have_returned",),
+    ),
+    Mutant(
         "a MemoryError of the dispatcher's hooks comes out of a later call",
         "pagedkv/cache/dispatcher.py",
-        (("        except MemoryError as problem:\n            with suppress(BaseException):\n"
-          "                self._hooks.no_memory(problem)\n", ""),),
+        (("        except MemoryError as problem:\n            if not self._hear(problem):\n"
+          "                with suppress(BaseException):\n                    self._hooks.no_memory(problem)\n", ""),),
         ("test_without_memory_for_hooks_of_moves_no_later_call_fails",),
     ),
     Mutant(
@@ -209,15 +214,39 @@ MUTANTS = (
     ),
     Mutant(
         "what lies in colder tiers is taken for a device hit",
-        "pagedkv/cache/matcher.py",
-        (("self._worth_having(held.handle) if held.num_cold else None", "None"),),
+        "pagedkv/cache/load.py",
+        (("self._worth(held.handle) if is_all and held.num_cold else None", "None"),),
         ("test_a_request_is_told_in_nested_spans",),
     ),
     Mutant(
         "a device hit asks the core again where its blocks are",
-        "pagedkv/cache/matcher.py",
-        (("self._worth_having(held.handle) if held.num_cold else None", "self._worth_having(held.handle)"),),
+        "pagedkv/cache/load.py",
+        (("self._worth(held.handle) if is_all and held.num_cold else None", "self._worth(held.handle)"),),
         ("test_a_device_hit_takes_the_core_four_times_at_most",),
+    ),
+    Mutant(
+        "a run on its way for another caller ends a load's match",
+        "pagedkv/cache/load.py",
+        (("            is_all = held.blocked < 0 or self._is_late()\n", "            is_all = True\n"),),
+        ("test_a_prefix_that_is_loaded_for_another_is_waited_for_and_read_once",),
+    ),
+    Mutant(
+        "a load keeps its whole match, whatever became of it",
+        "pagedkv/cache/load.py",
+        (("self._placement.settle(self.held.handle) if self._num_matched() else 0", "self._num_matched()"),),
+        ("test_late_at_a_block_keeps_what_came_before_it_and_computes_the_rest",),
+    ),
+    Mutant(
+        "a load waits for a tier that hangs, whatever its deadline",
+        "pagedkv/cache/load.py",
+        ((" or self._is_late(GRACE_S)", ""),),
+        ("test_a_tier_that_hangs_beyond_every_deadline_holds_no_load",),
+    ),
+    Mutant(
+        "a load that found no room goes on owning its prefix",
+        "pagedkv/cache/load.py",
+        (("        self._error = problem\n        self.cancel()\n", "        self._error = problem\n"),),
+        ("test_a_load_without_room_says_so_and_holds_nothing",),
     ),
     Mutant(
         "options that a storage of one's own knows nothing of are passed over",
@@ -249,5 +278,11 @@ MUTANTS = (
         "pagedkv/cache/storage.py",
         (("        if known is not None and known() is not None:\n", "        if False:\n"),),
         ("test_any_storage_serves_one_cache_at_a_time",),
+    ),
+    Mutant(
+        "memory beside device_memory is taken, and one of them is not", "pagedkv/cache/parts.py",
+        (("    if device is not None:\n        raise InvalidArgument(\n            \"memory and",
+          "    if False:\n        raise InvalidArgument(\n            \"memory and"),),
+        ("test_memory_beside_a_device_is_refused_with_what_to_give",),
     ),
 )  # fmt: skip

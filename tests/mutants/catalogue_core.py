@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "an exclusive tier keeps what was promoted out of it",
         "pagedkv/_core/transfers.pyx",
-        (("        if not p.inclusive[src]:", "        if False:"),),
+        (("        if not p.inclusive[src] and not must_stay(p, n, src):", "        if False:"),),
         ("test_an_inclusive_tier_keeps_its_copy_and_an_exclusive_one_does_not",),
     ),
     Mutant(
@@ -180,6 +180,18 @@ MUTANTS = (
         (("    if next_generation(&p.owners[slot].generation):\n", "    if True:\n"),),
         ("test_a_released_owner_is_stale_even_when_its_slot_is_used_again",),
     ),
+    *(
+        Mutant(
+            what,
+            "pagedkv/_core/block_table.pyx",
+            (edit,),
+            ("test_a_short_row_is_padded_with_minus_one_beside_a_long_one_also_after_a_cut",),
+        )
+        for what, edit in (
+            ("a cut row keeps blocks it gave back in its columns", ("                    self.put(r, i, NIL)\n", "")),
+            ("a row far shorter than others is not padded", ("            if wide < w:\n", "            if False:\n")),
+        )
+    ),
     Mutant(
         "a fork writes into the block it shares",
         "pagedkv/_core/block_table.pyx",
@@ -208,6 +220,57 @@ MUTANTS = (
         ("test_a_run_that_could_not_be_read_keeps_no_room",),
     ),
     Mutant(
+        "a promotion takes the copy that others hang on out of a closed tier",
+        "pagedkv/_core/transfers.pyx",
+        (("    return p.fates[n].copying >= 0 or (p.closed[tier] and p.fates[n].below[tier] > 0)\n",
+          "    return p.fates[n].copying >= 0\n"),
+         ("    assert not p.closed[tier] or p.fates[n].below[tier] == 0,", "    assert True,")),
+        ("test_a_promotion_leaves_the_copy_that_others_hang_on",),
+    ),
+    Mutant(
+        "a demotion leaves the beginning of its prefix behind",
+        "pagedkv/_core/transfers.pyx",
+        (("not copy_path(p, p.tree.nodes[n].parent, lower, INT32_MAX, EVICTED, &group)", "False"),),
+        ("test_a_demotion_takes_the_beginning_along_and_leaves_it_on_the_device",),
+    ),
+    Mutant(
+        "what arrives behind a block that did not arrive is kept",
+        "pagedkv/_core/transfers.pyx",
+        (("    return not p.closed[tier] or p.tree.nodes[parent].length == 0 or", "    return True or"),),
+        ("test_a_failed_copy_drops_the_copies_queued_behind_it",),
+    ),
+    Mutant(
+        "a block does not count those behind it in a closed tier",
+        "pagedkv/_core/transfers.pyx",
+        (("    p.fates[node.parent].below[tier] += 1\n    p.size", "    p.size"),),
+        ("test_a_copy_leaves_after_those_behind_it",),
+    ),
+    Mutant(
+        "a run does not know that it is being copied",
+        "pagedkv/_core/transfers.pyx",
+        (("        p.fates[n].copying = t.id\n", ""),),
+        ("test_what_is_being_copied_may_be_matched_owned_and_cut",),
+    ),
+    Mutant(
+        "copies are begun ahead of a read",
+        "pagedkv/_core/write_behind.pyx",
+        (("        if p.closed[tier] and p.num_reading[tier]:\n", "        if False:\n"),),
+        ("test_copies_wait_for_reads_and_for_each_other",),
+    ),
+    Mutant(
+        "a look counts as a second use",
+        "pagedkv/_core/owners.pyx",
+        (("        run_own(p, child)\n        p.counters",
+          "        want_found(p, child)\n        run_own(p, child)\n        p.counters"),),
+        ("test_a_suspended_request_a_prefetch_a_pin_and_a_look_are_no_second_use",),
+    ),
+    Mutant(
+        "a block that a colder tier has skips the tier below",
+        "pagedkv/_core/transfers.pyx",
+        (("        redundant = not mirrored or", "        redundant = True or"),),
+        ("test_a_block_that_the_next_tier_lacks_goes_there_although_a_colder_one_has_it",),
+    ),
+    Mutant(
         "a policy compiled for other headers is registered",
         "pagedkv/_core/policies/registry.pyx",
         (("    if policy.version != POLICY_VERSION or policy.size != sizeof(Policy):\n", "    if False:\n"),),
@@ -224,5 +287,138 @@ MUTANTS = (
         "pagedkv/_core/policies/registry.pyx",
         (("    if not (whole if policy.arrive != NULL else none):\n", "    if False:\n"),),
         ("test_a_policy_that_cannot_work_is_refused",),
+    ),
+    Mutant(
+        "an owner of all tokens leaves none to compute",
+        "pagedkv/_core/block_table.pyx",
+        (("if given >= 0 and i > limit:", "if False:"),),
+        ("test_an_owner_of_all_tokens_leaves_some_to_compute",),
+    ),
+    Mutant(
+        "of several entries for a transfer the first one decides",
+        "pagedkv/_core/placement.pyx",
+        (("good, begin = good and arrived[last] != 0, begin or", "begin = begin or"),),
+        ("test_a_transfer_of_which_one_entry_failed_has_failed_as_a_whole",),
+    ),
+    Mutant(
+        "entries for a transfer that lie apart are completed one by one",
+        "pagedkv/_core/placement.pyx",
+        (("        elif not is_grouped(ids):", "        elif False:"),),
+        ("test_a_transfer_of_which_one_entry_failed_has_failed_as_a_whole",),
+    ),
+    *(
+        Mutant(f"rows that follow others: {name}", "pagedkv/_core/block_table.pyx", edits, killers)
+        for name, edits, killers in (
+            (
+                "a block that the leader only begins is named",
+                (("> blocks_in(start + q, self", "> blocks_in(start + q + self.block_size - 1, self"),),
+                ("test_a_row_follows_no_further_than_whole_blocks_of_equal_tokens_that_the_leader_writes",),
+            ),
+            (
+                "a leader that computes nothing is followed",
+                (("            if q <= 0 or until[i] >", "            if until[i] >"),),
+                ("test_a_leader_that_computes_nothing_in_the_step_is_not_followed",),
+            ),
+            (
+                "namespaces share",
+                (("r == leader or row.root != other.root or", "r == leader or"),),
+                ("test_rows_of_two_namespaces_never_share", "test_nothing_crosses_a_namespace"),
+            ),
+            (
+                "other tokens are taken for the same",
+                ((" and memcmp(row.tokens + own * bs, other.tokens + own * bs, bs * sizeof(int32_t)) == 0:", ":"),),
+                ("test_a_follower_may_leave_its_leader_in_the_middle_of_a_run",),
+            ),
+            (
+                "what lies before the first block that both hold is not looked at",
+                (("if own > 0 and ours[own - 1] != theirs[own - 1]:", "if False:"),),
+                ("test_rows_of_other_beginnings_do_not_share_what_follows",),
+            ),
+            (
+                "rows share that hold different blocks which the tree has refused",
+                (("if memcmp(ours + own, theirs + own, (first - own) * sizeof(int32_t)) != 0:", "if False:"),),
+                ("test_rows_that_hold_different_blocks_which_the_tree_refused_do_not_share",),
+            ),
+            (
+                "followers take references",
+                (("        tie.until, tie.leader = until, leader\n",
+                  "        tie.until, tie.leader = until, leader\n        for j in range(first, until):\n"
+                  "            self.pool.refs[table[j]] += 1\n"),),
+                ("test_followers_compute_only_what_their_leader_does_not_and_all_is_cached",),
+            ),
+            (
+                "followers are committed before their leaders",
+                ((" or self.ties[r].leader != NIL:\n", ":\n"),),
+                ("test_leaders_are_committed_first_whatever_the_order_of_the_rows",),
+            ),
+            (
+                "followers are committed without their leaders",
+                ((" or self.ties[r].leader != NIL:\n", ":\n"),
+                 (" and self.rows[self.ties[r].leader].marked != self.batch:", " and False:")),
+                ("test_a_follower_without_its_leader_is_not_committed_and_nothing_changes",),
+            ),
+            (
+                "followers keep their leader's blocks when a step is cancelled",
+                (("                if self.num_following:\n                    self.part(r)\n"
+                  "                self.rows[r].scheduled", "                self.rows[r].scheduled"),),
+                ("test_a_cancelled_step_leaves_followers_as_they_were",),
+            ),
+            (
+                "followers keep the blocks of a leader that is cut back",
+                (("            if self.num_following:\n                self.part(r)\n            whole = keep",
+                  "            whole = keep"),),
+                ("test_whatever_ends_a_leader_or_a_follower_takes_followers_out_of_the_step",),
+            ),
+            (
+                "followers keep the blocks of a leader that is stepped again",
+                (("                if r >= 0:\n                    self.part(r)\n", "                pass\n"),),
+                ("test_whatever_ends_a_leader_or_a_follower_takes_followers_out_of_the_step",),
+            ),
+            (
+                "followers of followers stay in a step that their leader has left",
+                (("            self.part(self.ties[r].follower)\n",
+                  "            self.unlink(self.ties[r].follower)\n"),),
+                ("test_a_leader_that_goes_takes_followers_of_followers_with_it",),
+            ),
+            (
+                "a row that follows another one may be named before it is filled",
+                (("        if data[follower] not in seen:\n", "        if False:\n"),),
+                ("test_a_follower_can_be_followed_and_goes_before_its_followers",),
+            ),
+            (
+                "blocks that the tree refuses are named without a reference",
+                (("            self.pool.refs[theirs[j]] += 1\n", ""),),
+                ("test_rows_take_references_on_blocks_that_the_tree_refuses",),
+            ),
+            (
+                "a row in a step catches up",
+                (("                    if row.step or blocks_in(", "                    if blocks_in("),),
+                ("test_a_row_in_a_step_stays_as_it_is",),
+            ),
+            (
+                "a row that catches up keeps its copy of its next block",
+                (("    pool_drop_one(self.pool, self.table[<int64_t>r * self.width + j])\n"
+                  "                            self", "    self"),),
+                ("test_a_row_goes_on_from_blocks_that_came_since_it_was_opened",),
+            ),
+        )
+    ),
+    *(
+        Mutant(
+            f"a row catches up with blocks {where}",
+            "pagedkv/_core/owners.pyx",
+            ((guard, ""),),
+            ("test_a_row_does_not_go_on_into_cold_blocks",),
+        )
+        for where, guard in (
+            ("on their way to the host", "p.fates[child].transfer >= 0 or "),
+            ("of the host", " or node_top(t, child) != 0"),
+        )
+    ),
+    Mutant(
+        "blocks that one row takes from another count as used once",
+        "pagedkv/_core/owners.pyx",
+        (("    if done:\n        want_found(p, n)", "    if False:\n        want_found(p, n)"),),
+        ("test_blocks_that_two_prompts_of_a_step_share_count_as_used_twice",),
     ),
 )

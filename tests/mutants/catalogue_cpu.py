@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 CALL, SHAPES, KERNELS, NUMBERS = (f"pagedkv/cpu/{name}" for name in ("attend.c", "attend.h", "kernels.h", "numbers.h"))
-WRITE, MERGE, CONVERT = (f"pagedkv/cpu/{name}" for name in ("write.c", "merge.c", "write_numbers.h"))
+WRITE, MERGE, CONVERT, GATHER = (
+    f"pagedkv/cpu/{name}" for name in ("write.c", "merge.c", "write_numbers.h", "gather.c")
+)
 VARIANTS = "test_every_variant_of_every_batch_is_right"
 TIES = "test_every_tie_goes_to_even_and_its_neighbours_to_the_nearer_number"
 
@@ -18,6 +20,58 @@ class WriteMutant(Mutant):
         """Name of the extension module to build."""
         return "pagedkv.cpu._write"
 
+
+class GatherMutant(Mutant):
+    """One in C that is a part of the module `_gather`."""
+
+    @property
+    def module(self) -> str:
+        """Name of the extension module to build."""
+        return "pagedkv.cpu._gather"
+
+
+GATHERING = (
+    GatherMutant(
+        "a range that begins within a block is taken from the block's beginning", GATHER,
+        (("layer * s->from_layer + (from - first) * s->from_token", "layer * s->from_layer"),),
+        ("test_every_range_is_what_numpy_gathers",),
+    ),
+    GatherMutant(
+        "a range that ends within a block takes the whole block", GATHER,
+        (("smaller(first + c->block_size, c->stop)", "first + c->block_size"),),
+        ("test_nothing_outside_the_result_is_written",),
+    ),
+    GatherMutant(
+        "tokens are taken for neighbours where only heads are", GATHER,
+        (("(count == 1 || (s->from_token == all_heads && s->to_token == all_heads))", "1"),),
+        ("test_every_range_is_what_numpy_gathers",),
+    ),
+    GatherMutant(
+        "what is stored past the caches lacks the end of a piece", GATHER,
+        (("memcpy(to + at, from + at, (size_t)(bytes - at));", ";"),),
+        ("test_a_result_larger_than_the_caches_has_the_same_bits_on_any_number_of_threads",),
+    ),
+    Mutant(
+        "a block beyond the arena is read", "pagedkv/cpu/_gather.pyx",
+        (("if not 0 <= block < k.shape[0]:", "if not 0 <= block:"),),
+        ("test_a_gather_that_does_not_fit_is_refused_and_writes_nothing[a block beyond the arena]",),
+    ),
+    Mutant(
+        "a call that gathers keeps the GIL", "pagedkv/cpu/_gather.pyx",
+        (("    with nogil:\n        gather_tokens", "    if True:\n        gather_tokens"),),
+        ("test_others_run_while_a_call_gathers",),
+    ),
+    Mutant(
+        "a result may lie in the arena", "pagedkv/cpu/kv_gatherer.py",
+        (("if np.may_share_memory(array, k) or np.may_share_memory(array, v):", "if False:"),),
+        ("test_a_result_in_the_arena_itself_is_refused",),
+    ),
+    Mutant(
+        "a scatter of what is cached already writes it again", "pagedkv/cache/sequence.py",
+        (("layer.swapaxes(0, 1))[cached:])", "layer.swapaxes(0, 1))[: len(layer) - cached])"),),
+        ("test_a_range_is_scattered_and_what_is_cached_already_stays_as_it_is[NHD-NHD]",),
+    ),
+)  # fmt: skip
 
 WRITING = (
     WriteMutant(
@@ -74,6 +128,16 @@ WRITING = (
         ("test_rows_that_lie_in_the_cache_itself_are_read_before_anything_is_written",),
         quick=True,
     ),
+    WriteMutant(
+        "a number that becomes infinity is not told", WRITE,
+        (("        else if (overflow(numbers, count, limit))", "        else if (0)"),),
+        ("test_a_number_beyond_float16_is_told_wherever_it_stands",),
+    ),
+    WriteMutant(
+        "the largest number of float16 is told to be too large", WRITE,
+        (("F16 ? 0x477ff000", "F16 ? 0x477fe000"),),
+        ("test_numbers_that_fit_and_infinities_that_were_given_are_not",),
+    ),
     Mutant(
         "a call that writes keeps the GIL", "pagedkv/cpu/_write.pyx",
         (("    with nogil:\n        write_rows", "    if True:\n        write_rows"),),
@@ -101,6 +165,7 @@ WRITING = (
 )  # fmt: skip
 
 MUTANTS = (
+    *GATHERING,
     *WRITING,
     Mutant(
         "a row in which something is not finite is left as the fast path made it", CALL,

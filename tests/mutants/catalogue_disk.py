@@ -311,4 +311,27 @@ OWNERS = (
     ),
 )  # fmt: skip
 
-MUTANTS = RECORDS + PURGES + FILES + HANGS + OWNERS
+KILLED = ("test_a_store_that_is_killed_while_it_grows_has_either_size_and_every_block",)
+GROWTH = (
+    Mutant(
+        "an interrupted growth is not undone", STORE,
+        (("if GROWING not in self.directory.names():", "if True:"),), KILLED,
+    ),
+    Mutant(
+        "a store says its new size before it has it", "pagedkv/tiers/disk/growth.py",
+        (("    close_quietly(directory.make_file(GROWING, 0))\n",
+          "    save()\n    close_quietly(directory.make_file(GROWING, 0))\n"),),
+        KILLED,
+    ),
+    Mutant(
+        "a store goes on to say that it grows", "pagedkv/tiers/disk/growth.py",
+        (("    os.unlink(GROWING, dir_fd=directory.fd)\n", ""),), KILLED,
+    ),
+    Mutant(
+        "a growth that is refused keeps what it has allocated", "pagedkv/tiers/disk/growth.py",
+        (("            cut(directory, old)\n", "            pass\n"),),
+        ("test_a_disk_that_refuses_leaves_the_old_size",),
+    ),
+)  # fmt: skip
+
+MUTANTS = RECORDS + PURGES + FILES + HANGS + OWNERS + GROWTH

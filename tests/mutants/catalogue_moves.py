@@ -35,8 +35,9 @@ CONDUCTOR = (
     ),
     Mutant(
         "a demotion that admission refused is told to have arrived", DISPATCHER,
-        (("        self._dispatch.give_up(transfer, announce=not self._hooks.all)",
-          "        one = np.ones(1, np.bool_)\n        self._dispatch.finish(transfer['transfer'][:1], one, one)"),),
+        (("        self._dispatch.give_up(group, announce=not self._hooks.all)",
+          "        there = np.ones(len(group), np.bool_)[: len(np.unique(group['transfer']))]\n"
+          "        self._dispatch.finish(np.unique(group['transfer']), there, there)"),),
         ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",
          "test_second_hit_writes_only_what_was_asked_for_again",
          "test_what_is_refused_leaves_no_block_whose_prefix_is_gone"),
@@ -49,8 +50,28 @@ CONDUCTOR = (
     ),
     Mutant(
         "the write budget is never used up", ADMISSION,
-        (("if num_bytes > self._left and not overdraw and self._left < self._room:", "if False:"),),
+        (("if num_bytes > left and not overdraw and self._left < self._room:", "if False:"),),
         ("test_a_budget_allows_an_hours_share_at_once_and_its_rate_after_that",),
+    ),
+    Mutant(
+        "evictions use up the budget that reuse is to have", ADMISSION,
+        (("        left = self._left - self._room / 2 if spare else self._left\n", "        left = self._left\n"),),
+        ("test_reuse_spends_all_of_the_budget_and_evictions_its_upper_half",),
+    ),
+    Mutant(
+        "a prefix is judged run by run", DISPATCHER,
+        (("for part in groups_of(moves) if", "for part in transfers_of(moves) if"),),
+        ("test_a_prefix_is_paid_for_as_a_whole_or_not_written",),
+    ),
+    Mutant(
+        "a checkpoint goes on after the budget is used up", "pagedkv/cache/checkpoint.py",
+        (("            if self._refused() > refused:\n", "            if False:\n"),),
+        ("test_a_checkpoint_ends_where_the_budget_does",),
+    ),
+    Mutant(
+        "closing writes nothing", CACHE,
+        (("            if self._checkpoint is not None and wait:\n", "            if False:\n"),),
+        ("test_a_cache_closed_and_opened_again_has_its_prompts",),
     ),
     Mutant(
         "a purge is not told to the disk", CACHE,
@@ -94,6 +115,16 @@ INTERRUPTS = (
         ("test_an_owner_whose_holder_dies_is_released",),
     ),
     Mutant(
+        "reads that an owner still waits for count as given up", "pagedkv/_core/dispatch.pyx",
+        (("& COUNT == 2:", "& COUNT >= 2:"),),
+        ("test_blocks_that_are_read_for_no_owner_are_counted_and_no_others",),
+    ),
+    Mutant(
+        "a copy to a colder tier counts as a read that was given up", "pagedkv/_core/dispatch.pyx",
+        (("if t.node != NIL and t.dst == 0: ", "if t.node != NIL: "),),
+        ("test_a_copy_under_way_of_a_run_that_is_read_owns_nothing_of_it",),
+    ),
+    Mutant(
         "moves that were taken and lost stay under way for ever", "pagedkv/_core/dispatch.pyx",
         (("            self.dispatch.give_up_moves(self.moves, False, True)\n", "            pass\n"),),
         ("test_moves_that_were_taken_and_lost_are_given_up",),
@@ -128,9 +159,78 @@ MOVERS = (
         ("test_a_worker_that_finds_no_memory_fails_its_part_and_goes_on",),
     ),
     Mutant(
-        "what a round without memory has taken is left to a Taken that never dies", DISPATCHER,
+        "what a round without memory has taken is left to a Taken that never dies",
+        "pagedkv/cache/dispatcher_thread.py",
         (("                dispatcher.recover(taken)\n", "                pass\n"),),
         ("test_moves_that_a_round_without_memory_had_taken_are_given_up",),
+    ),
+    Mutant(
+        "what interrupts a caller's round is dropped where moves are submitted", DISPATCHER,
+        (("problem)\n            self._hear(problem)\n", "problem)\n"),),
+        ("test_what_a_signal_handler_raises_in_the_storage_comes_out_of_the_call[submit-HandlerTimeout]",),
+    ),
+    Mutant(
+        "what interrupts a caller's round is dropped where the end of moves is reported", DISPATCHER,
+        (("ends the ticket again\n                self._hear(problem)\n", "ends the ticket again\n"),),
+        ("test_what_a_signal_handler_raises_in_the_storage_comes_out_of_the_call[results-KeyboardInterrupt]",),
+    ),
+    Mutant(
+        "an interrupt is taken for a handle that says nothing", DISPATCHER,
+        (("if self._hear(problem) and not isinstance(problem, MemoryError):", "if False:"),),
+        ("test_what_a_signal_handler_raises_in_the_storage_comes_out_of_the_call[is_settled-HandlerTimeout]",),
+    ),
+    Mutant(
+        "what interrupts a caller's round is dropped where moves are given up", DISPATCHER,
+        (("is_interrupt(problem):\n            raise problem\n", "is_interrupt(problem):\n            pass\n"),),
+        ("test_an_interrupt_while_moves_are_given_up_comes_out_and_keeps_no_block[submit]",),
+    ),
+    Mutant(
+        "a MemoryError of a hook in a caller's round is dropped", DISPATCHER,
+        (("            if not self._hear(problem):\n", "            if True:\n"),),
+        ("test_a_hook_of_moves_without_memory_is_told_to_the_caller_that_makes_the_round[begin]",),
+    ),
+    Mutant(
+        "a traceback that is kept keeps the moves of its round", DISPATCHER,
+        (("            self.recover(self._taken)\n", ""),),
+        ("test_an_interrupt_at_any_line_of_a_callers_round_comes_out_and_stops_nothing[a hook]",),
+    ),
+    Mutant(
+        "moves of a round that was interrupted twice are never over", DISPATCHER,
+        (("                self._recover_taken()\n                self._taken =", "                self._taken ="),),
+        ("test_a_round_that_is_interrupted_again_while_it_gives_up_moves_is_ended_by_the_next",),
+    ),
+    Mutant(
+        "an interrupt in a caller's round leaves a span without an end", DISPATCHER,
+        (("        self._jobs.append(job)  # first:", "        # first:"),
+         ("        self._tell(job, span.__enter__)\n",
+          "        self._tell(job, span.__enter__)\n        self._jobs.append(job)\n")),
+        ("test_an_interrupt_at_any_line_of_a_callers_round_comes_out_and_stops_nothing[a hook]",),
+    ),
+    Mutant(
+        "an interrupt in the end of a span leaves hooks out", DISPATCHER,
+        (("                if not self._tell(job, end):\n", "                if self._tell(job, end):\n"),),
+        ("test_an_interrupt_at_any_line_of_a_callers_round_comes_out_and_stops_nothing[a hook]",),
+    ),
+    Mutant(
+        "a job is over before callers are told of its moves", DISPATCHER,
+        (("            self._jobs.remove(job)  # last:", "            # last:"),
+         ("        if not job.tickets:\n", "        if not job.tickets:\n            self._jobs.remove(job)\n")),
+        ("test_hooks_that_were_not_told_of_the_end_of_moves_hold_up_no_later_call",),
+    ),
+    Mutant(
+        "NumPy looks at a tier, and drops what interrupts that", DISPATCHER,
+        (('upward = moves["dst_tier"] == DEVICE', 'upward = moves["dst_tier"] == Tier.DEVICE'),),
+        ("test_numpy_asks_python_nothing_of_a_tier_where_it_would_drop_an_interrupt",),
+    ),
+    Mutant(
+        "a thread that has left a monitor still has it", "pagedkv/threads/monitor.pyx",
+        (("            self.owner = 0\n", "            pass\n"),),
+        ("test_a_monitor_that_an_exception_leaves_is_no_ones",),
+    ),
+    Mutant(
+        "a thread that waits for a monitor still has it", "pagedkv/threads/monitor.pyx",
+        (("self.depth, self.owner = 1, <unsigned long>PyThread_get_thread_ident()", "self.depth = 1"),),
+        ("test_a_thread_that_waits_does_not_have_the_monitor_meanwhile_and_has_it_again_afterwards",),
     ),
     Mutant(
         "a thread that dies before it begins is waited for", "pagedkv/threads/crew.py",

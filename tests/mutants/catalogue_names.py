@@ -153,8 +153,7 @@ HANDLES = (
 QUOTAS = (
     Mutant(
         "what is being demoted counts towards the quota of the tier that it leaves", TRANSFERS,
-        (("    if not promotes:\n"
-          "        usage_of(p, n, src)[0] -= node.length   # and no more there, unless it stays\n", ""),
+        (("usage_of(p, n, src)[0] -= node.length   # no more there, unless it stays\n", "pass\n"),
          ("        usage_of(p, n, src)[0] += num_blocks        # it stays, or is taken away below\n", "")),
         ("test_what_is_leaving_for_a_colder_tier_no_longer_counts_so_the_newest_blocks_stay",),
     ),
@@ -205,4 +204,43 @@ MEMORY = (
     ),
 )
 
-MUTANTS = NAMES + HANDLES + QUOTAS + MEMORY
+UNITS = (
+    Mutant(
+        "a number of bytes passes as a number of blocks in the core", "pagedkv/_core/arrays.pyx",
+        (("    if isinstance(own, str) and own != unit:\n", "    if False:\n"),),
+        ("test_a_number_of_bytes_is_no_number_of_blocks_tokens_or_rows",),
+    ),
+    Mutant(
+        "a number of blocks passes as a number of tokens", "pagedkv/spec/sizes.py",
+        (('raise WrongType(f"{name} is not in {value.unit}: write {write}, not {value!r}")\n', "return\n"),),
+        ("test_a_whole_number_of_another_unit_is_a_wrong_type",),
+    ),
+    Mutant(
+        "a tier passes as a number", "pagedkv/spec/sizes.py",
+        (("    if isinstance(value, Tier):\n", "    if False:\n"),),
+        ("test_a_tier_is_no_number",),
+    ),
+    Mutant(
+        "a number of blocks passes as seconds", "pagedkv/spec/sizes.py",
+        (('    check_plain(value, what, "a number of seconds")\n', ""),),
+        ("test_seconds_have_no_unit",),
+    ),
+    Mutant(
+        "a tier that stands for a size is advised as a number of blocks", "pagedkv/spec/sizes.py",
+        (("not isinstance(value, bool | Tier):\n", "not isinstance(value, bool):\n"),),
+        ("test_a_tier_is_no_size",),
+    ),
+    Mutant(
+        "a number of blocks passes as a share", "pagedkv/scheduler/options.py",
+        (("    check_plain(value, name)\n", ""),),
+        ("test_public_numbers_refuse_a_unit_and_a_tier",),
+    ),
+    Mutant(
+        "a replay takes a bare number for blocks", "pagedkv/lab/replay/capacity.py",
+        (("    elif unit in (\"block\", \"blocks\"):\n", "    elif unit in (\"\", \"block\", \"blocks\"):\n"),
+         ("    elif unit == \"\":\n", "    elif unit == \"?\":\n")),
+        ("test_what_is_no_size_is_an_error_that_names_the_argument",),
+    ),
+)
+
+MUTANTS = NAMES + HANDLES + QUOTAS + MEMORY + UNITS

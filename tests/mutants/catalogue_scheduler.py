@@ -15,6 +15,11 @@ LANES = "pagedkv/scheduler/lanes.py"
 REOPENING = "pagedkv/scheduler/reopening.py"
 ASIDE = "pagedkv/scheduler/aside.py"
 MOVES = "pagedkv/cache/moves.py"
+SHARING = "pagedkv/scheduler/sharing.py"
+WAITS = "pagedkv/cache/waits.py"
+ROOM = "pagedkv/scheduler/room.py"
+STEPPER = "pagedkv/serving/stepper.py"
+LOADING = "pagedkv/scheduler/loading.py"
 
 MUTANTS = (
     Mutant(
@@ -196,19 +201,19 @@ MUTANTS = (
     Mutant(
         "a request whose other branches found no room is begun again at once",
         ADMISSION,
-        (('if request.state != "running":  # there', 'if request.state == "waiting":  # there'),),
+        (('if request.state not in ("running", "loading"):  # there', 'if request.state == "waiting":  # there'),),
         ("test_a_request_whose_second_branch_finds_no_room_waits_for_another_step",),
     ),
     Mutant(
         "a request steps aside by what a prefetch holds in passing",
         ASIDE,
-        (("        while not fitting and running.wait():", "        while False:"),),
+        (("        while not fitting and running.wait(alone=True):", "        while False:"),),
         ("test_a_request_is_not_refused_for_what_a_prefetch_holds_in_passing",),
     ),
     Mutant(
         "a plan does not wait for what is under way",
         PLANNING,
-        (("        elif running.wait():\n            return\n", ""),),
+        (("        elif running.wait(alone=alone):\n            return True\n", ""),),
         ("test_a_plan_waits_for_a_prefetch_that_is_about_to_let_go",),
     ),
     Mutant(
@@ -225,7 +230,7 @@ MUTANTS = (
     ),
     Mutant(
         "the end of a prefetch is not waited for",
-        MOVES,
+        WAITS,
         (("        others = threading.get_ident() not in self._prefetching\n", "        others = False\n"),),
         ("test_a_plan_waits_for_a_prefetch_that_is_about_to_let_go",),
     ),
@@ -257,7 +262,7 @@ MUTANTS = (
     ),
     Mutant(
         "sequences that running requests will need are given away",
-        RUNNING,
+        ROOM,
         (("        return free < sum(map(_most_branches, self.requests)) - len(self._rows(self.requests))\n",
           "        return free < 0\n"),),
         ("test_no_request_begins_in_a_sequence_that_the_samples_of_another_will_need",
@@ -272,11 +277,11 @@ MUTANTS = (
     Mutant(
         "a request forks before another has dropped its beams",
         REPORTING,
-        (("        going = {request: self._drop(request, pairs) for request, pairs in forking.items()}\n",
-          "        going: dict[Request, list[tuple[Branch, list[int]]]] = {}\n"
+        (("        going = {request: self._drop(request, pairs, told) for request, pairs in forking.items()}\n",
+          "        going: dict[Request, list[tuple[Branch, list[tuple[int, int]]]]] = {}\n"
           "        for request, pairs in forking.items():\n"
           "            going[request] = []\n"
-          "            self._fork(request, self._drop(request, pairs))\n"),),
+          "            self._fork(request, self._drop(request, pairs, told), told)\n"),),
         ("test_a_beam_forks_into_the_sequence_that_another_request_drops_later_in_the_report",),
     ),
     Mutant(
@@ -312,7 +317,7 @@ MUTANTS = (
     Mutant(
         "a promotion asks for room that it needs no more",
         "pagedkv/cache/moves.py",
-        (("                if int(np.count_nonzero(placement.tiers_of(owner))) >= cold:\n                    raise\n",
+        (("                if self._num_cold(owner) >= cold:\n                    raise\n",
           "                raise\n"),),
         ("test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up",),
     ),
@@ -321,5 +326,268 @@ MUTANTS = (
         "pagedkv/scheduler/lanes.py",
         (("        n = len(self.branches)\n        self._planned = None\n", "        n = len(self.branches)\n"),),
         ("test_a_long_run_at_capacity_starves_nobody",),
+    ),
+    Mutant(
+        "a load has no room for the next token",
+        LOADING,
+        (("len(branch.tokens) + 1 + lookahead", "len(branch.tokens) + lookahead"),),
+        ("test_two_loads_that_would_fill_the_device_exactly_do_not_lock_up",),
+    ),
+    Mutant(
+        "blocks kept for a load are given to others",
+        ROOM,
+        (("        return self._pool.num_obtainable - self.loading.reserved\n",
+          "        return self._pool.num_obtainable\n"),),
+        ("test_what_a_load_is_to_have_is_not_given_to_requests_that_come_later",),
+    ),
+    Mutant(
+        "loads may have all of the device",
+        LOADING,
+        (("        return needs + entry.need <= self._options.loading_share * pool.max_blocks\n",
+          "        return True\n"),),
+        ("test_loads_begin_by_rank_within_their_share_and_one_always_may",),
+    ),
+    Mutant(
+        "a request that may not load is passed for ever",
+        ADMISSION,
+        (("            other.overtaken += 1\n", "            pass\n"),),
+        ("test_a_request_with_nothing_to_load_passes_one_that_may_not_load_at_most_window_times",),
+    ),
+    Mutant(
+        "a request that runs is suspended while another loads",
+        PLANNING,
+        (("        if running.give_up_load(worst):\n            return True\n", ""),),
+        ("test_loads_give_way_before_a_request_that_runs_is_suspended",),
+    ),
+    Mutant(
+        "a loading request has no place among those that run",
+        ROOM,
+        (("self.width + loading.width + request.width > options", "self.width + request.width > options"),),
+        ("test_loads_have_their_place_among_those_that_run",),
+    ),
+    Mutant(
+        "a load is given up before its time",
+        LOADING,
+        (("max(2 * sum(", "max(sum("),),
+        ("test_a_load_has_a_deadline_by_what_loads_and_prompts_take",),
+    ),
+    Mutant(
+        "a caller spins where a prompt does not fit beside a load",
+        PLANNING,
+        (("            running.waits_beside_loads()\n", "            pass\n"),),
+        ("test_wait_returns_for_a_move_where_a_prompt_does_not_fit_beside_a_load",),
+    ),
+    Mutant(
+        "a request that comes wakes no caller that waits",
+        SCHEDULER,
+        (("        self._waiting.is_news = True\n", ""),),
+        ("test_wait_returns_for_a_failed_load_a_request_another_thread_and_a_deadline",),
+    ),
+    Mutant(
+        "of a request that comes back only the first branch is loaded",
+        LOADING,
+        (("            for branch in live[1:]:\n", "            for branch in live[len(live) :]:\n"),),
+        ("test_branches_that_come_back_are_all_loaded_and_none_is_waited_for",),
+    ),
+    Mutant(
+        "new tokens of samples come in another order than the report's",
+        REPORTING,
+        (("key=lambda one: (lane_of[one[0]], one[1])", "key=lambda one: lane_of[one[0]]"),),
+        ("test_samples_come_in_the_order_of_their_first_tokens_also_where_one_stops_at_once",),
+    ),
+    Mutant(
+        "new tokens of a draft include those behind a stop token",
+        REPORTING,
+        (("            told.append((branch, 0, NewTokens(branch, kept, branch)))\n",
+          "            told.append((branch, 0, NewTokens(branch, entry, branch)))\n"),),
+        ("test_of_a_draft_only_what_was_accepted_is_told_and_nothing_behind_a_stop_token",),
+    ),
+    Mutant(
+        "a report that was interrupted and never counted has told its tokens",
+        "pagedkv/scheduler/mending.py",
+        (("        self._plan.told = None\n", ""),),
+        ("test_a_report_that_is_interrupted_before_it_counts_tells_nothing",),
+    ),
+    Mutant(
+        "a stop token that is the last one allowed counts as the length",
+        "pagedkv/scheduler/request.py",
+        (("        if len(self._output) and int(",
+          "        if 0 < len(self._output) < request.max_new_tokens and int("),),
+        ("test_a_stop_token_that_is_also_the_last_one_allowed_stops",),
+    ),
+    Mutant(
+        "the queue takes one request more than its bound",
+        SCHEDULER,
+        (("waiting >= allowed:", "waiting > allowed:"),),
+        ("test_one_request_too_many_is_refused_and_nothing_of_it_is_left",),
+    ),
+    Mutant(
+        "the time of a suspension is lost",
+        "pagedkv/scheduler/timing.py",
+        (("passed = now - self._paused[request] if request in self._paused else since", "passed = since"),),
+        ("test_a_suspension_counts_in_the_time_of_the_token_after_it",),
+    ),
+    Mutant(
+        "moves do not say whom they are for",
+        "pagedkv/cache/jobs.py",
+        (("        self.span.decided_in(self.context)\n", "        pass\n"),),
+        ("test_a_request_that_comes_back_and_the_moves_that_it_asks_for_carry_its_trace",),
+    ),
+    Mutant(
+        "a trace goes on after its work",
+        "pagedkv/observe/hooks.py",
+        (("            _traces.reset(self._token)\n", "            pass\n"),),
+        ("test_a_trace_ends_with_its_work",),
+    ),
+    Mutant(
+        "what cannot be collected is found out in the middle of a scrape",
+        "pagedkv/observe/metrics.py",
+        (("    raise WrongType(f\"{name} must be a KVCache or a Scheduler, not {type(given).__name__}\")\n",
+          "    return (given,)\n"),),
+        ("test_what_cannot_be_collected_is_refused_before_it_is_scraped",),
+    ),
+    Mutant(
+        "a cache under two names is counted twice",
+        "pagedkv/observe/metrics.py",
+        (("if not any(one is known for known in seen)]", "if True]"),),
+        ("test_a_cache_under_two_names_is_scraped_once",),
+    ),
+    Mutant(
+        "a submission that was cancelled runs all the same",
+        "pagedkv/serving/async_scheduler.py",
+        (("            box.abandon()\n            self._abort(box)\n            raise\n", "            raise\n"),),
+        ("test_a_submission_that_is_cancelled_leaves_no_request",),
+    ),
+    Mutant(
+        "a reader that is cancelled leaves its request running",
+        "pagedkv/serving/stream.py",
+        (("Error:\n            self._give_up()\n", "Error:\n"),),
+        ("test_a_reader_that_goes_away_aborts_its_request_and_no_other[cancel]",),
+    ),
+    Mutant(
+        "a reader that has found the end counts as one that has gone",
+        "pagedkv/serving/stream.py",
+        (("            self._abort(self._box, reason)\n", "            self._abort(self._box, \"aborted\")\n"),),
+        ("test_a_reader_that_has_found_the_end_stops_its_request",),
+    ),
+    Mutant(
+        "a request that its caller stops counts as aborted",
+        SCHEDULER,
+        (("            request.abort_reason = given\n", "            pass\n"),),
+        ("test_an_abort_says_whether_it_stops_a_request_that_has_come_to_its_end",),
+    ),
+    Mutant(
+        "an abort takes any reason",
+        "pagedkv/scheduler/request.py",
+        (("    if reason not in get_args(AbortReason):\n", "    if False:\n"),),
+        ("test_an_abort_for_an_unknown_reason_is_refused_and_ends_nothing",),
+    ),
+    Mutant(
+        "tokens pile up for a reader that does not read",
+        "pagedkv/serving/mailbox.py",
+        (("        elif self._unread > self._max_unread:\n", "        elif False:\n"),),
+        ("test_a_reader_that_is_too_slow_is_aborted_and_told_why",),
+    ),
+    Mutant(
+        "the thread that steps asks again and again while requests load",
+        STEPPER,
+        (("            self._scheduler.wait()\n", "            pass\n"),),
+        ("test_a_load_is_waited_for_and_not_asked_after_again_and_again",),
+    ),
+    Mutant(
+        "the thread that steps hears of no order while requests load",
+        STEPPER,
+        (("        if self._waits:\n", "        if False:\n"),),
+        ("test_an_order_wakes_a_thread_that_waits_and_no_other",),
+    ),
+    Mutant(
+        "readers hear of an end when the thread has waited for a load",
+        STEPPER,
+        (("        elif not self._out:\n", "        else:\n"),),
+        ("test_readers_hear_of_the_end_of_others_before_the_thread_waits",),
+    ),
+    Mutant(
+        "the time of a load is no time in the queue",
+        ADMISSION,
+        (("        self._runs_next = None\n        for",
+          "        self._runs_next = None\n        self._running.begun[request] = None\n        for"),),
+        ("test_the_time_of_a_load_is_time_in_the_queue_and_it_begins_once",),
+    ),
+    Mutant(
+        "a step that raises fails requests that were not in it",
+        "pagedkv/serving/stepper.py",
+        (("            if any(branch.seq is not None and id(branch.seq) in there for branch in request.live()):\n",
+          "            if True:\n"),),
+        ("test_a_step_that_raises_fails_its_requests_and_no_others",),
+    ),
+    Mutant(
+        "the inbox has no bound",
+        "pagedkv/serving/async_scheduler.py",
+        (("if most is not None and len(self._asked) >= most:", "if False:"),),
+        ("test_refusals_come_to_the_one_who_submitted",),
+    ),
+    Mutant(
+        "a prompt that should wait computes what another computes",
+        SHARING,
+        (("            return -1 if np.any(", "            return 0 if np.any("),),
+        ("test_a_herd_computes_its_common_prompt_once",),
+    ),
+    Mutant(
+        "a prompt waits for blocks that the tree refuses",
+        SHARING,
+        (("committed < computed // self._size:", "committed < 0:"),),
+        ("test_no_prompt_waits_for_blocks_that_the_tree_refuses",),
+    ),
+    Mutant(
+        "a prompt of the next step names blocks of this one",
+        SHARING,
+        (('        if self._share == "next":  # its', '        if self._share == "":  # its'),),
+        ("test_plans_for_the_next_step_never_name_blocks_of_this_step",),
+    ),
+    Mutant(
+        "prompts do not go on from what others have committed",
+        SCHEDULER,
+        (
+            ("num_waiting:\n            running.sharing.catch_up(running.computing)\n",
+             "num_waiting:\n            pass\n"),
+        ),
+        ("test_a_herd_computes_its_common_prompt_once",),
+    ),
+    Mutant(
+        "requests share although they must not",
+        SHARING,
+        (('        if self._share == "never":\n            return\n        _, computed', "        _, computed"),),
+        ("test_without_sharing_each_request_of_a_herd_computes_it",),
+    ),
+    Mutant(
+        "a plan does not know that its first sequence follows",
+        PLANNING,
+        (("batch.follow.tolist() if at == 0)", "batch.follow.tolist() if at < 0)"),),
+        ("test_a_follower_stands_before_a_leader_that_waits_for_its_branches",),
+    ),
+    Mutant(
+        "admission counts common tokens for each request",
+        ROOM,
+        ((" and asked - self.sharing.saved_tokens(self.computing) >= num_tokens", ""),),
+        ("test_blocks_of_a_common_prompt_are_taken_once",),
+    ),
+    Mutant(
+        "blocks that prompts under way have in common are promised to each",
+        ROOM,
+        (("            need -= self.sharing.saved_blocks(self.computing)\n", ""),),
+        ("test_blocks_of_prompts_under_way_that_share_are_promised_once",),
+    ),
+    Mutant(
+        "admission counts common blocks for a request that begins",
+        RUNNING,
+        (("max(self._table.info(seq.row).num_blocks, self.sharing.common_blocks(request, seq, self.computing))",
+          "self._table.info(seq.row).num_blocks"),),
+        ("test_blocks_of_a_common_prompt_are_taken_once",),
+    ),
+    Mutant(
+        "a request that shares all but a block is refused for the whole of its prompt",
+        RUNNING,
+        (("max(cached, shared)", "cached"),),
+        ("test_blocks_of_a_common_prompt_are_taken_once",),
     ),
 )

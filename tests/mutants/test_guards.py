@@ -86,7 +86,7 @@ def test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used() -> 
     ]
     (run,), orphans = whole_prefixes(stored, SECRET)
     assert (run.namespace, run.tokens.tolist(), run.blocks.tolist(), orphans) == (
-        DIGEST, tokens.tolist(), [10, 11, 12], []
+        DIGEST, tokens.tolist(), [10, 11, 12], {"no_parent": [], "wrong_key": [], "doubled": []}
     )  # fmt: skip
     for forged in range(3):
         record = stored[forged].record
@@ -94,7 +94,8 @@ def test_a_stored_block_whose_key_is_not_that_of_its_content_is_never_used() -> 
         changed = [*stored[:forged], StoredBlock(10 + forged, other, 9), *stored[forged + 1 :]]
         runs, orphans = whole_prefixes(changed, SECRET)
         assert [run.blocks.tolist() for run in runs] == ([[10, 11, 12][:forged]] if forged else [])
-        assert sorted(orphans) == [10, 11, 12][forged:]
+        assert orphans["wrong_key"] == [10 + forged]
+        assert sorted(orphans["no_parent"]) == [11, 12][forged:]
 
 
 def test_the_source_of_a_copy_is_nobody_elses_until_it_is_copied(

@@ -15,9 +15,8 @@ The rules, in the words of the design:
 * What is evicted goes to the next colder tier; out of the last one it is dropped, and only leaves are
   dropped.
 * A copy that exists elsewhere too is given up without a move.
-* A transfer owns both sides; its destination becomes a copy only when it has succeeded. A block whose
-  promotion failed is never matched again. A block whose demotion failed is dropped, unless it has an owner
-  again.
+* A transfer owns both sides; its destination becomes a copy only when it has succeeded. A block whose promotion failed
+  is never matched again. A block whose demotion failed is dropped, unless it has an owner again.
 """
 
 from __future__ import annotations
@@ -59,9 +58,11 @@ class CacheModel(TiersModel):
         capacities: Sequence[int],
         *,
         inclusive: Sequence[bool] = (),
+        closed: Sequence[bool] = (),
+        write: str = "evicted",
         pin_budget: int = 0,
     ) -> None:
-        super().__init__(capacities, inclusive)
+        super().__init__(capacities, inclusive, closed, write)
         self.block_size = block_size
         self.pin_budget = pin_budget
         self.roots: dict[Hashable, Block] = {}
@@ -107,6 +108,8 @@ class CacheModel(TiersModel):
             self.hits[block.top] += 1
             self._own(block)
             owner.path.append(block)
+        if owner.path:
+            self._want_where(owner.last, "reused", "all")
         return owner
 
     def share(self, owner: Owner) -> Owner:
@@ -176,12 +179,16 @@ class CacheModel(TiersModel):
                 block = Block(owner.last, piece, (namespace, prefix + piece))
                 owner.last.kids[piece] = block
                 self._gain(block, DEVICE)
-            elif block.top != DEVICE:
-                self._refresh(block)
+            else:
+                self._want_where(block, "reused", "all")
+                if block.top != DEVICE:
+                    self._refresh(block)
             if alone:
                 self.give_back(1)
             self._own(block)
             owner.path.append(block)
+        if mine:
+            self._want_where(owner.last, "all")
         return len(mine)
 
     def promote(self, owner: Owner) -> int:
@@ -235,6 +242,10 @@ class CacheModel(TiersModel):
         if block.owners or block.moving:
             return
         self._link(block, block.top)
+        for tier in sorted(block.copies):
+            if tier > block.top and self.closed[tier] and block in self.order[tier]:
+                self._unlink(block, tier)
+                self._link(block, tier)
         if block.failed or block.root.failed:
             self._drop_subtree(block)
 
@@ -243,9 +254,14 @@ class CacheModel(TiersModel):
         top, failed = block.top, block.failed
         block.failed = False
         self._gain(block, DEVICE)
-        if failed or not self.inclusive[top]:
+        if self._must_stay(block, top):
+            if failed:
+                block.spoilt.add(top)
+            if self.closed[top] and self.write != "never":
+                self._want(block, top)
+        elif failed or not self.inclusive[top]:
             self._lose(block, top)
-        elif block not in self.order[top]:
+        if top in block.copies and block not in self.order[top]:
             self._link(block, top)
         for tier in block.copies if failed else ():
             if block in self.order[tier]:

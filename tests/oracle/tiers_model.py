@@ -22,7 +22,10 @@ class NoRoom(Exception):
 class Block:
     """One block of one prefix, in all tiers where a copy of it lies."""
 
-    __slots__ = ("content", "copies", "failed", "kids", "moving", "owners", "parent", "root", "tokens")
+    __slots__ = (
+        "content", "copies", "copying", "failed", "kids", "moving", "owners", "parent", "root", "spoilt", "tokens",
+        "wanted",
+    )  # fmt: skip
 
     def __init__(self, parent: Block | None, tokens: tuple[int, ...], content: Content) -> None:
         self.parent = parent
@@ -33,6 +36,9 @@ class Block:
         self.copies: set[int] = set()
         self.owners = 0
         self.moving: Transfer | None = None
+        self.copying: Transfer | None = None
+        self.wanted: set[int] = set()
+        self.spoilt: set[int] = set()  # its copy there could not be read, and stays because others hang on it
         self.failed = False  # never matched again; of a root: its namespace was dropped
 
     @property
@@ -56,14 +62,15 @@ class Block:
 class Transfer:
     """One block on its way from one tier to another."""
 
-    __slots__ = ("block", "dst", "src")
+    __slots__ = ("block", "copies", "dst", "src", "void")
 
-    def __init__(self, block: Block, src: int, dst: int) -> None:
-        self.block, self.src, self.dst = block, src, dst
+    def __init__(self, block: Block, src: int, dst: int, *, copies: bool = False) -> None:
+        self.block, self.src, self.dst, self.copies = block, src, dst, copies
+        self.void = False  # its source was found bad
 
     @property
     def demotes(self) -> bool:
-        return self.dst > self.src
+        return self.dst > self.src and not self.copies
 
 
 class TiersModel:
@@ -73,16 +80,25 @@ class TiersModel:
     ----------
     capacities : blocks in each tier, hottest first; 0 where there is no such tier.
     inclusive : by tier, whether a copy stays there when its block is promoted.
+    closed : by tier, whether a block has a copy there only where its parent has one.
+    write : when blocks are written to closed tiers: "never", "evicted", "reused" or "all".
     """
 
-    def __init__(self, capacities: Sequence[int], inclusive: Sequence[bool]) -> None:
+    def __init__(
+        self, capacities: Sequence[int], inclusive: Sequence[bool], closed: Sequence[bool] = (), write: str = "evicted"
+    ) -> None:
         self.capacities = list(capacities)
+        self.closed = [*closed, *[False] * len(capacities)][: len(capacities)]
+        self.write = write
+        self.wanted: list[tuple[Block, int]] = []
         self.inclusive = [*inclusive, *[False] * len(capacities)][: len(capacities)]
         self.order: list[list[Block]] = [[] for _ in capacities]  # what the tree alone owns, coldest first
         self.used = [0 for _ in capacities]
         self.in_flight: list[Transfer] = []
         self.moves: list[Transfer] = []  # decided and not yet taken
         self.dropped = [0 for _ in capacities]
+        self._batch: set[Block] | None = None
+        self._kept: Block | None = None  # of a closed tier, while room is made there for what hangs on it
 
     def free(self, tier: int) -> int:
         return self.capacities[tier] - self.used[tier]
@@ -109,26 +125,155 @@ class TiersModel:
         """What becomes of a block whose bytes have arrived, or have not."""
         self.in_flight.remove(transfer)
         block, src, dst = transfer.block, transfer.src, transfer.dst
+        if transfer.copies:
+            self._copied(transfer, ok)
+            return
         block.moving = None
         returned = transfer.demotes and block.owners > 0  # an owner came back for it: it stays where it was
         if ok and not (returned and not self.inclusive[dst]):
             block.copies.add(dst)  # its room there was taken when the transfer began
-            if not returned and (transfer.demotes or not self.inclusive[src]):
+            if not returned and (transfer.demotes or not (self.inclusive[src] or self._must_stay(block, src))):
                 self._lose(block, src)
         else:
             self.used[dst] -= 1
         if not ok and not transfer.demotes:
             block.failed = True
+            if block.copying and block.copying.src == src:
+                block.copying.void = True
         for tier in sorted(block.copies):
             if not self._held(block, tier) and block not in self.order[tier]:
                 self._link(block, tier, below_parent=ok and transfer.demotes and not returned)
         if not ok and transfer.demotes and not returned:
-            self._drop_subtree(block)
+            if block.copies == {src}:
+                self._drop_subtree(block)
+            elif not self._must_stay(block, src):
+                self._give_up_copy(block, src)
         if block.root.failed:
             for kid in list(block.root.kids.values()):
                 self._drop_subtree(kid)
 
+    def may_arrive(self, transfer: Transfer) -> bool:
+        """Whether a block's parent is where the block is going, if it has to be."""
+        parent = transfer.block.parent
+        return not self.closed[transfer.dst] or parent is None or parent.parent is None or transfer.dst in parent.copies
+
+    def copy_wanted(self, most: int) -> int:
+        """Start copies of what is wanted; how many."""
+        started = 0
+        if any(transfer.copies for transfer in self.in_flight):
+            return 0
+        if any(self.closed[transfer.src] and transfer.dst < transfer.src for transfer in self.in_flight):
+            return 0
+        self._batch = set()  # what is decided together ends in its order
+        for _ in range(len(self.wanted)):
+            if started >= most:
+                break
+            block, tier = self.wanted.pop(0)
+            if not block.copies or tier not in block.wanted:
+                continue
+            block.wanted.discard(tier)
+            now = self._copy(block, tier, most - started)
+            if now is None or (now > 0 and tier not in block.copies and not block.copying):
+                self._want(block, tier)
+            started += now or 0
+        self._batch = None
+        return started
+
     # ---- inside
+
+    def _want(self, block: Block, tier: int) -> None:
+        if tier not in block.wanted:
+            block.wanted.add(tier)
+            self.wanted.append((block, tier))
+
+    def _want_where(self, block: Block, *writes: str) -> None:
+        for tier in range(1, len(self.capacities)):
+            takes = self.closed[tier] and self.capacities[tier] and self.write in writes
+            if takes and block.top < tier and tier not in block.copies:
+                self._want(block, tier)
+
+    def _lacking(self, block: Block, tier: int) -> list[Block] | None:
+        """What a tier lacks of the path to a block, root first.
+
+        None where some of it is on its way there. Raises NoRoom where some of it lies in a colder tier only, or could
+        not be read.
+        """
+        path: list[Block] = []
+        while block.parent and tier not in block.copies:
+            if self._batch is not None and block in self._batch:
+                break
+            if block.copying or (block.moving and block.moving.demotes):
+                return None
+            if block.failed or block.top > tier:
+                raise NoRoom
+            path.insert(0, block)
+            block = block.parent
+        return path
+
+    def _copy(self, block: Block, tier: int, most: int) -> int | None:
+        """Copies what a tier lacks of a path, `most` blocks at most; None to be asked again."""
+        again = tier in block.spoilt and not block.failed
+        if block.failed or block.root.failed or (again and block.top == tier):
+            return 0
+        if again and (block.copying or block.moving):
+            return None
+        try:
+            path = [block] if again else self._lacking(block, tier)
+        except NoRoom:
+            return 0
+        if not path:
+            return None if path is None else 0
+        path = path[:most]
+        self._make_room_behind(block, tier, len(path))
+        if not block.copies:
+            return 0
+        if block.copying:
+            return None
+        path = path[: self.free(tier)]
+        for each in path:
+            self._start(each, tier, copies=True)
+        return len(path)
+
+    def _copied(self, transfer: Transfer, ok: bool) -> None:
+        block, dst = transfer.block, transfer.dst
+        block.copying = None
+        if not ok or transfer.void or block.failed or not self.may_arrive(transfer):
+            self.used[dst] -= 1
+        elif dst in block.copies:  # in the place of a copy that could not be read
+            self.used[dst] -= 1
+            block.spoilt.discard(dst)
+        else:
+            block.copies.add(dst)
+            if not block.moving:
+                self._link(block, dst, below_parent=True)
+            for tier in sorted(block.copies):
+                if block.top < tier < dst and not self.inclusive[tier] and not self.closed[tier] and not block.moving:
+                    self._lose(block, tier)
+        if block.root.failed:
+            for kid in list(block.root.kids.values()):
+                self._drop_subtree(kid)
+
+    def _below(self, block: Block, tier: int) -> bool:
+        """Whether a child is in a tier, or on its way down to it."""
+        for kid in block.kids.values():
+            moves = (kid.copying, kid.moving if kid.moving and kid.moving.demotes else None)
+            if tier in kid.copies or any(move and move.dst == tier for move in moves):
+                return True
+        return block is self._kept
+
+    def _must_stay(self, block: Block, tier: int) -> bool:
+        return block.copying is not None or (self.closed[tier] and self._below(block, tier))
+
+    def _make_room_behind(self, block: Block, tier: int, num_blocks: int) -> None:
+        """Makes room in a tier; the deepest of the block's path that is there stays."""
+        at = block.parent
+        while at and at.parent and tier not in at.copies:
+            at = at.parent
+        kept, self._kept = self._kept, at
+        missing = num_blocks - self.free(tier) - self.pending(tier)
+        if missing > 0:
+            self._make_room(tier, missing)
+        self._kept = kept
 
     def _held(self, block: Block, tier: int) -> bool:
         """Whether others than the tree hold the copy.
@@ -145,7 +290,8 @@ class TiersModel:
         A copy that was just demoted is not hotter than its parent there.
         """
         order, parent = self.order[tier], block.parent
-        if below_parent and parent in order and parent.top == tier and parent.failed == block.failed:
+        hot = parent in order and (parent.top == tier or self.closed[tier]) and not parent.moving
+        if below_parent and hot and parent and parent.failed == block.failed:
             order.insert(order.index(parent), block)
         else:
             order.append(block)
@@ -161,18 +307,25 @@ class TiersModel:
     def _lose(self, block: Block, tier: int) -> None:
         self._unlink(block, tier)
         block.copies.remove(tier)
+        block.spoilt.discard(tier)
         self.used[tier] -= 1
 
-    def _start(self, block: Block, dst: int) -> None:
-        for tier in block.copies:
-            self._unlink(block, tier)
-        block.moving = Transfer(block, block.top, dst)
+    def _start(self, block: Block, dst: int, *, copies: bool = False) -> None:
+        transfer = Transfer(block, block.top, dst, copies=copies)
+        if copies:
+            block.copying = transfer
+            if self._batch is not None:
+                self._batch.add(block)
+        else:
+            for tier in block.copies:
+                self._unlink(block, tier)
+            block.moving = transfer
         self.used[dst] += 1
-        self.in_flight.append(block.moving)
-        self.moves.append(block.moving)
+        self.in_flight.append(transfer)
+        self.moves.append(transfer)
 
     def _may_go(self, block: Block, tier: int, leaf: bool) -> bool:
-        if block.moving:
+        if block.moving or block.copying or (self.closed[tier] and self._below(block, tier)):
             return False
         if block.top < tier:
             return True  # a hotter copy exists: this one is redundant
@@ -196,12 +349,13 @@ class TiersModel:
         What continues it is as lost as the block itself.
         """
         for block in self.order[tier]:
-            if block.failed and not block.moving and not block.owners:
+            if block.failed and not block.moving and not block.copying and not block.owners:
                 return block
         return None
 
     def _make_room(self, tier: int, num_blocks: int) -> None:
-        colder = [t for t in range(tier + 1, len(self.capacities)) if self.capacities[t]]
+        later = range(tier + 1, len(self.capacities))
+        colder = [t for t in later if self.capacities[t] and not (self.closed[t] and self.write == "never")]
         drop = not colder  # out of the last tier: only leaves, and they are lost
         while num_blocks > 0:
             block = self._victim(tier, drop)
@@ -217,20 +371,36 @@ class TiersModel:
                 if block.kids:
                     return
                 continue
-            if len(block.copies) > 1:
+            mirrored = self.closed[-1] and self.write in ("reused", "all")
+            lower = colder[0] if mirrored and not drop else None
+            if len(block.copies) > 1 and (lower is None or block.failed or block.top < tier or lower in block.copies):
                 self._give_up_copy(block, tier)
             elif drop or block.failed:
                 self._drop(block)
             else:
-                if not self.free(colder[0]) and not self.pending(colder[0]):
-                    self._make_room(colder[0], 1)
-                    if not block.copies:  # it hung on what had to go
+                before: list[Block] | None = []
+                if self.closed[colder[0]] and block.parent:
+                    try:
+                        before = self._lacking(block.parent, colder[0])
+                    except NoRoom:
+                        drop = True
                         continue
-                if not self.free(colder[0]):
-                    if self.pending(colder[0]):
+                    if before is None:
                         return  # the caller finishes what is in flight and asks again
-                    drop = True
+                self._make_room_behind(block, colder[0], len(before) + 1)
+                if not block.copies or block.copying:  # it hung on what had to go, or goes along as a copy
                     continue
+                if self.free(colder[0]) <= len(before):
+                    if self.pending(colder[0]) or any(transfer.copies for transfer in self.in_flight):
+                        return
+                    if len(block.copies) > 1:
+                        self._give_up_copy(block, tier)
+                        num_blocks -= 1
+                    else:
+                        drop = True
+                    continue
+                for each in before:
+                    self._start(each, colder[0], copies=True)
                 self._start(block, colder[0])
             num_blocks -= 1
 
@@ -238,6 +408,13 @@ class TiersModel:
         was_top = block.top == tier
         self._lose(block, tier)
         if was_top:
+            if block.top in block.spoilt:  # what is left could not be read
+                block.spoilt.discard(block.top)
+                block.failed = True
+                for other in sorted(block.copies - {block.top}):
+                    if block in self.order[other]:
+                        self._unlink(block, other)
+                        self._link(block, other)
             self._unlink(block, block.top)
             self._link(block, block.top, below_parent=True)
 
@@ -254,5 +431,5 @@ class TiersModel:
         """Drops a block and what hangs on it, as far as no owner holds and no transfer moves it."""
         for kid in list(block.kids.values()):
             self._drop_subtree(kid)
-        if not block.kids and not block.owners and not block.moving:
+        if not block.kids and not block.owners and not block.moving and not block.copying:
             self._drop(block)

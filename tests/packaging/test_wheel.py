@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv*", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-EXTRAS = {"cuda12", "cuda13", "cpu", "examples", "bench", "metrics", "test", "dev"}
+EXTRAS = {"cuda12", "cuda13", "cpu", "examples", "bench", "metrics", "server", "test", "dev"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout]
 
@@ -80,6 +80,7 @@ def test_every_pyx_ships_compiled_with_its_stub(built: Distribution) -> None:
 def test_every_module_declaration_and_stub_ships(built: Distribution) -> None:
     wanted = {*sources("*.py"), *sources("*.pxd"), *sources("*.pyi"), "pagedkv/py.typed"}
     wanted |= {f"pagedkv/lab/show/page.{kind}" for kind in ("html", "css", "js")}
+    wanted |= {f"pagedkv/lab/replay/data/{name}" for name in ("mooncake_conversation.npz", "NOTICE", "LICENSE")}
     assert wanted <= built.wheel_names, f"missing: {sorted(wanted - built.wheel_names)}"
 
 
@@ -116,6 +117,7 @@ def test_the_base_install_asks_for_numpy_alone(built: Distribution) -> None:
     assert {r.name for r in requirements if r.marker is None} == {"numpy"}
     assert set(metadata.provides_extra or []) == EXTRAS
     assert metadata.license_expression == "Apache-2.0"
+    assert metadata.license_files == ["LICENSE", "pagedkv/lab/replay/data/NOTICE"]
     assert b"pagedkv = pagedkv.cli:main" in built.read(".dist-info/entry_points.txt")
 
 

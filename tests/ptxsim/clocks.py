@@ -67,8 +67,7 @@ class Clocks:
 
         There is one time for each lane and each warp of its CTA.
 
-        The last two columns are for the engines. One's own events count as those of one's warp: this errs on the safe
-        side.
+        The last two columns are for the engines. A lane's own events count as those of its warp, which is safe.
         """
         if self._knowledge is not None and self._knowledge[0] == self._version and self._knowledge[1] is lanes:
             return self._knowledge[2]

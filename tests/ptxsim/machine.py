@@ -224,7 +224,7 @@ class Machine:
         if idle > 1 and self.engine.deliver():
             return min(self.groups)
         if idle > POLL_LIMIT // POLL_PATIENCE:
-            raise Deadlock(f"deadlock: threads poll memory that nobody changes any more{self._who_waits()}")
+            raise Deadlock(f"deadlock: threads poll memory that no thread changes any more{self._who_waits()}")
         blocks = sorted(self.groups)
         self._turn += 1
         return blocks[self._turn % len(blocks)]

@@ -124,7 +124,7 @@ def test_a_named_barrier_that_is_missing_is_a_race() -> None:
         ),
         ('asm volatile("bar.sync 1, 32;");', BarrierError, "64 threads of CTA 0 arrive at barrier 1, which counts 32"),
         ('asm volatile("bar.sync 1, 40;");', BarrierError, "count of 40"),
-        ("while (((volatile int*)a)[0] == 0) {}", Deadlock, "poll memory that nobody changes.*threads 0-63 of CTA 0"),
+        ("while (((volatile int*)a)[0] == 0) {}", Deadlock, "poll memory that no thread changes.* 0-63 of CTA 0"),
     ],
 )
 def test_threads_that_cannot_go_on(body: str, error: type[Exception], message: str) -> None:

@@ -87,7 +87,7 @@ def test_a_disk_of_another_model_is_refused(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [("--block-size", "8"), ("--kv-dtype", "float16"), ("--disk-size", "16MiB")], ids=lambda pair: pair[0]
+    "changed", [("--block-size", "8"), ("--kv-dtype", "float16"), ("--disk-size", "6MiB")], ids=lambda pair: pair[0]
 )
 def test_a_disk_of_another_layout_is_refused_in_this_programs_options_and_replaced_if_asked(
     run: Run, tmp_path: Path, changed: tuple[str, str]

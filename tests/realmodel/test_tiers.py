@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,8 +72,8 @@ def test_preempted_and_recomputed(bed: Bed, opened: Open) -> None:
     )
 
 
-def disk(tmp_path: Path, bed: Bed) -> pk.Disk:
-    return pk.Disk(str(tmp_path / "kv"), pk.Blocks(bed.blocks(4 * ROOM)), admission="all")
+def disk(tmp_path: Path, bed: Bed, **options: Any) -> pk.Disk:
+    return pk.Disk(str(tmp_path / "kv"), pk.Blocks(bed.blocks(4 * ROOM)), admission="all", **options)
 
 
 def test_evicted_to_disk_and_reloaded(bed: Bed, opened: Open, tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_evicted_to_disk_and_reloaded(bed: Bed, opened: Open, tmp_path: Path) ->
 
 def test_partly_in_host_memory_and_partly_on_disk(bed: Bed, opened: Open, tmp_path: Path) -> None:
     half = bed.whole(len(bed.so_far(NAME))) // bed.block_size // 2
-    cache = opened(bed, ROOM, host=half, disk=disk(tmp_path, bed))
+    cache = opened(bed, ROOM, host=half, disk=disk(tmp_path, bed, write="reused"))
     before = run_and_preempt(bed, cache)
     fill_device(cache)
     resume(bed, cache, before, {"host", "disk"})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples.llama_numpy.chat import chat_tokens
-from examples.llama_numpy.errors import PromptError
+from examples.llama_numpy.chat import chat_tokens, dialogue_tokens
+from examples.llama_numpy.errors import PromptError, PromptTooLong
 from examples.llama_numpy.tokenizer import Tokenizer, printable_bytes
 from examples.llama_numpy.vocabulary import Vocabulary
 from tests.realmodel import tiny
@@ -26,6 +29,54 @@ def test_merges_are_made_in_their_order_and_never_across_words() -> None:
     assert texts(TOKENIZER.encode("the and")) == ["the", "Ġand"]
     assert texts(TOKENIZER.encode("thethe")) == ["the", "the"]
     assert texts(TOKENIZER.encode("out1024")) == ["ou", "t", "1", "0", "2", "4"]
+
+
+def merged_by_passes(parts: list[str]) -> list[str]:
+    """The definition: join the most important pair everywhere, until no pair is a merge."""
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(tiny.MERGES)}
+    while pairs := {pair for pair in itertools.pairwise(parts) if pair in ranks}:
+        best, joined, i = min(pairs, key=ranks.__getitem__), list[str](), 0
+        while i < len(parts):
+            both = tuple(parts[i : i + 2]) == best
+            joined.append("".join(best) if both else parts[i])
+            i += 2 if both else 1
+        parts = joined
+    return parts
+
+
+@given(st.text("theandrsou", max_size=40))
+@settings(max_examples=300, deadline=None, database=None, derandomize=True)
+def test_a_word_is_merged_as_pass_after_pass_would(word: str) -> None:
+    assert texts(TOKENIZER.encode(word)) == merged_by_passes(list(word))
+
+
+def test_a_long_word_takes_some_steps_for_each_of_its_letters() -> None:
+    class Counted(dict[tuple[str, str], int]):
+        asked = 0
+
+        def get(self, pair: Any, default: Any = None) -> Any:
+            self.asked += 1
+            return super().get(pair, default)
+
+    tokenizer = Tokenizer(VOCABULARY)
+    tokenizer._ranks = ranks = Counted(tokenizer._ranks)
+    tokenizer.encode("theandersou" * 100)
+    assert 1100 <= ranks.asked <= 6 * 1100
+
+
+def test_a_text_is_left_where_it_has_too_many_tokens() -> None:
+    text = " ".join(f"w{'thexy'[i % 5]}{'andrq'[i // 5 % 5]}{'abcde'[i // 25]}" for i in range(125))
+    whole = TOKENIZER.encode(text)
+    assert TOKENIZER.encode(text, most=len(whole)) == whole
+    tokenizer = Tokenizer(VOCABULARY)
+    with pytest.raises(PromptTooLong, match="more than 12 tokens"):
+        tokenizer.encode(text, most=12)
+    assert 1 <= len(tokenizer._words) <= 13, "the other words were not merged"
+    with pytest.raises(PromptTooLong):
+        dialogue_tokens(TOKENIZER, [("user", "the"), ("user", text)], most=20)
+    assert dialogue_tokens(TOKENIZER, [("user", text)], most=len(whole) + 10) == dialogue_tokens(
+        TOKENIZER, [("user", text)]
+    )
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n\t x", "München 北京 🙂👍🏽", "a\u0301", "\0\x7f", "  two  spaces "])

@@ -28,6 +28,7 @@ from tests.toy import chain
 OPERATIONS = 6000  # of a round, all threads together
 EMPTY = 0
 NAMESPACES = (b"a", b"b")
+PLACES = ["transfer", "src_tier", "dst_tier", "src_block", "dst_block"]
 
 
 class Wrong(AssertionError):
@@ -94,8 +95,7 @@ class Caller:
         while world.working or world.placement.num_in_flight:
             moves = world.placement.take_moves()
             ended: dict[int, bool] = {}
-            for move in moves.tolist():
-                transfer, src, dst, src_block, dst_block = move[:5]
+            for transfer, src, dst, src_block, dst_block in moves[PLACES].tolist():
                 ok = ended.setdefault(transfer, self.choose.random() < 0.9)
                 world.memory[dst][dst_block] = world.memory[src][src_block] if ok else EMPTY
             world.placement.complete(list(ended), list(ended.values()))

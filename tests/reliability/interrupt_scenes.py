@@ -216,7 +216,7 @@ def scatter(world: World) -> Act:
         kv = np.empty(shape, world.spec.np_dtype)
         kv[:] = rest[None, :, None, None]
         seq.scatter(kv, -kv)
-        seq.gather((np.empty_like(seq.gather()[0]), np.empty_like(seq.gather()[1])))
+        seq.gather(out=(np.empty_like(seq.gather()[0]), np.empty_like(seq.gather()[1])))
 
     return Act(call, lambda: release(seqs), seqs)
 

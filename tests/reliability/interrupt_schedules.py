@@ -66,6 +66,7 @@ class Turns:
                         scheduler.draft(branch, [guess, guess + 1])
         plan = scheduler.schedule()
         if not plan:
+            scheduler.wait()
             return
         with scheduler.step(plan) as step:
             self.world.write(step, [(seq, self.namespace) for seq in plan.sequences])

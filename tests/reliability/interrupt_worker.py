@@ -84,7 +84,7 @@ def main(mode: str, first: int, count: int, seed: int, progress: int) -> Tally:
     if mode == "callbacks":
         setups = [setup for setup in setups if setup.hooks or setup.clock]
     if mode == "dispatcher":
-        setups = [setup for setup in setups if len(setup.tiers) > 1]
+        setups = [setup for setup in setups if len(setup.tiers) > 1 and not setup.synchronous]
     slow_transfers()
     gc.collect()
     gc.freeze()  # so that collections look at little

@@ -22,6 +22,7 @@ import pagedkv as pk
 from pagedkv.cache.prefetch import Prefetch
 from pagedkv.cache.scrub import Mode
 from tests.reliability.interrupt_kinds import Callbacks
+from tests.reliability.interrupt_storage import CopyingStorage
 from tests.toy import chain
 
 SPEC = pk.KVSpec(1, 1, 8, "float32", 4, model="interrupts")
@@ -42,6 +43,7 @@ class Setup:
     hooks, clock : whether it has a hook, and a clock of the caller's.
     quota : whether the namespace "a" has a quota.
     slow : seconds that a copy between tiers waits before it begins, while a call is interrupted and just after.
+    synchronous : whether callers carry out moves themselves, over a storage of their own.
     every : it has its turn in one of so many rounds (heavy ones less often).
     """
 
@@ -56,6 +58,7 @@ class Setup:
     quota: bool = False
     slow: float = 0.0
     kernels: bool = False
+    synchronous: bool = False
     spec: pk.KVSpec = SPEC
     every: int = 1
 
@@ -75,6 +78,8 @@ SETUPS = (
     Setup("two tiers, slow", host=True, scrub="never", slow=0.004),
     Setup("two tiers, very slow", host=True, scrub="never", slow=0.08, every=8),  # signals come in the middle of moves
     Setup("two tiers, slow, quota", host=True, slow=0.004, quota=True, hooks=True),
+    Setup("two tiers, synchronous", host=True, scrub="never", synchronous=True),
+    Setup("two tiers, synchronous, hooks", host=True, hooks=True, quota=True, synchronous=True, slow=0.001),
     Setup("two tiers, large blocks", host=True, scrub="never", spec=LARGE, every=4),
     Setup("device and disk", disk=True, quota=True, hooks=True, clock=True),
     Setup("three tiers", host=True, disk=True, hooks=True, clock=True),
@@ -217,11 +222,14 @@ class World:
                 str(path), pk.Blocks(DISK), segment_size="256KiB", admission="all", on_progress=self._progress,
                 write_budget="1GiB" if setup.clock else None,
             )  # fmt: skip
+        own: dict[str, Any] = {"threads": 1, "backend": self.backend if setup.kernels else None}
+        if setup.synchronous:
+            own = {"storage": CopyingStorage(lambda: SLOWNESS.delay_s)}
         return pk.KVCache(
             self.spec, pk.Blocks(DEVICE), pk.Blocks(HOST) if setup.host else None, disk, policy=setup.policy,
-            demotion=setup.demotion, scrub=setup.scrub, threads=1, pin_budget=pk.Blocks(PIN_BUDGET),
+            demotion=setup.demotion, scrub=setup.scrub, pin_budget=pk.Blocks(PIN_BUDGET),
             max_sequences=24, event_words=1024,
-            clock=self._clock if setup.clock else None, backend=self.backend if setup.kernels else None,
+            clock=self._clock if setup.clock else None, **own,
         )  # fmt: skip
 
     def _clock(self) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.reliability.stores import NUM_BLOCKS, namespace_of, record_of
+from tests.reliability.stores import MOST_BLOCKS, NUM_BLOCKS, namespace_of, record_of
 
 Kind = Literal["open", "write", "invalidate", "purge", "clear", "flush", "read", "close"]
 
@@ -24,7 +24,8 @@ Kind = Literal["open", "write", "invalidate", "purge", "clear", "flush", "read",
 class Step:
     """One call.
 
-    `numbers` go into `slots` one by one; `namespace` is what is purged; `fingerprint` what is opened.
+    `numbers` go into `slots` one by one; `namespace` is what is purged; `fingerprint` what is opened, with room for
+    `num_blocks`, or for as many as it has.
     """
 
     kind: Kind
@@ -32,6 +33,7 @@ class Step:
     numbers: tuple[int, ...] = ()
     namespace: int = 0
     fingerprint: int = 0
+    num_blocks: int = 0
 
     def __str__(self) -> str:
         parts = (self.slots and f"slots {self.slots}", self.numbers and f"numbers {self.numbers}")
@@ -53,6 +55,7 @@ class Ledger:
     written : every number that was ever to be written to a slot.
     numbers : these, by the key of their record.
     fingerprint : what the store was last opened as.
+    num_blocks : the largest size that the store was opened with, or was to be.
     clearing : the latest clear was refused: it may have happened, or may happen yet when the tier is closed.
     """
 
@@ -61,9 +64,10 @@ class Ledger:
     synced: dict[int, int] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
     buried: set[int] = field(default_factory=set)
-    written: dict[int, set[int]] = field(default_factory=lambda: {slot: set() for slot in range(NUM_BLOCKS)})
+    written: dict[int, set[int]] = field(default_factory=lambda: {slot: set() for slot in range(MOST_BLOCKS)})
     numbers: dict[bytes, int] = field(default_factory=dict)
     fingerprint: int = 0
+    num_blocks: int = NUM_BLOCKS
     clearing: bool = False
     _replaced: list[int] = field(default_factory=list)
 
@@ -71,6 +75,7 @@ class Ledger:
         """The step is about to be tried: from now on it may have happened, or a part of it."""
         if step.kind == "open":
             self.held, self.clearing = {}, False
+            self.num_blocks = max(self.num_blocks, step.num_blocks)
             if step.fingerprint != self.fingerprint:
                 self.fingerprint = step.fingerprint
                 self.dead |= set(self.numbers.values())

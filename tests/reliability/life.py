@@ -159,7 +159,8 @@ class Life:
     def _open(self) -> None:
         fingerprint = self.ledger.fingerprint
         self._tier = open_store(
-            self.path, fingerprint=fingerprint, on_mismatch="reset" if fingerprint else "refuse",
+            self.path, num_blocks=self.ledger.num_blocks, fingerprint=fingerprint,
+            on_mismatch="reset" if fingerprint else "refuse",
             clock=lambda: self._now, read_path=self.read_path,
         )  # fmt: skip
         self._was_open = True

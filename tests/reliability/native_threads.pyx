@@ -1,5 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Calls into the core from threads that never hold the GIL, under the pool's mutex; or, to see a race reported, not."""
+"""Calls into the core from threads that never hold the GIL, under the pool's mutex.
+
+Without the mutex too, to see a race reported.
+"""
 
 from libc.stdint cimport int32_t
 
@@ -12,7 +15,10 @@ from pagedkv.threads.pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 
 
 def churn(BlockPool pool, int32_t rounds, bint locked=True):
-    """Take some blocks and give them back, so many times. How often there were too few; negative: another code."""
+    """Take some blocks and give them back, `rounds` times.
+
+    Returns how often there were too few; a negative number is another code.
+    """
     cdef Pool* p = &pool.pool
     cdef Lock lock = pool.lock
     cdef int32_t ids[8]

@@ -1,5 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Mistakes that the address and the undefined-behaviour sanitizer have to report, each in a process of its own."""
+"""Mistakes that the sanitizers for addresses and undefined behaviour have to report.
+
+Each runs in a process of its own.
+"""
 
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc

@@ -21,6 +21,7 @@ class Shape:
 
     random: Random
     disk: str | None
+    must_have_visitor: bool = False
     is_narrow: bool = field(init=False)
     device: int = field(init=False)
     options: SchedulerOptions = field(init=False)
@@ -38,7 +39,7 @@ class Shape:
             admission=r.choice(["prompt", "prompt", "prompt", "worst_case"]), lookahead=r.choice([0, 0, 0, 2]),
             priority_tokens=r.choice([0, 5, 50]),
         )  # fmt: skip
-        self.has_visitor = r.random() < 0.15
+        self.has_visitor = r.random() < 0.15 or self.must_have_visitor
         self.spare = 3 if self.has_visitor else r.choice([0, 3])
 
     def open(self) -> pk.KVCache:

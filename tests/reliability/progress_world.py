@@ -50,13 +50,13 @@ class World:
     `tally` gets what happens and what is wrong; `how` says how to see it again.
     """
 
-    def __init__(self, seed: int, tally: Tally, disk: str | None = None) -> None:
+    def __init__(self, seed: int, tally: Tally, disk: str | None = None, *, has_visitor: bool = False) -> None:
         self.random = Random(seed)
-        self.shape = Shape(self.random, disk)
+        self.shape = Shape(self.random, disk, has_visitor)
         self.cache = self.shape.open()
         self.now = 0.0
         self.scheduler = Scheduler(self.cache, self.shape.options, clock=lambda: self.now)
-        self.tally, self.how = tally, f"world of seed {seed}"
+        self.tally, self.how = tally, f"world of seed {seed}" + (", with a visitor" if has_visitor else "")
         self.asked: dict[Request, Asked] = {}
         self.others = Others(self.cache, self.random, tally, self.shape.has_visitor, self.shape.is_narrow)
         self.k, self.v = (layer.reshape(-1, SIZE) for layer in self.cache.layer(0))
@@ -133,7 +133,10 @@ class World:
         self.is_out = bool(plan)
         for request in plan.expired:
             self.ended(request)
+        if self.scheduler.stats().loading:
+            self.tally.add("plans with loads beside them")
         if not plan:
+            self.scheduler.wait()
             return
         mishap = self.random.random()
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.reliability.ledger import Step
-from tests.reliability.stores import NUM_BLOCKS, NUM_NAMESPACES
+from tests.reliability.stores import MOST_BLOCKS, NUM_BLOCKS, NUM_NAMESPACES
 
 Script = tuple[Step, ...]
 
@@ -34,14 +34,20 @@ ONE_KEY_IN_TWO_SLOTS = (
 )  # fmt: skip
 CLEARED = (OPEN, write(0, 0, 3, 8), CLEAR, write(20, 0, 3, 4), CLEAR, write(24, 5, 6), CLOSE)
 REPLACED = (OPEN, write(0, *range(NUM_BLOCKS)), CLOSE, RESET, write(30, 0, 3, 7), CLOSE, RESET, READ, CLOSE)
+GROWN = (
+    OPEN, write(0, *range(6)), CLOSE, Step("open", num_blocks=14), write(6, 12, 13, 2), CLOSE, OPEN, READ,
+    *purge(1), CLOSE, Step("open", num_blocks=MOST_BLOCKS), write(9, 23, 3), READ, CLOSE,
+)  # fmt: skip
 MORE_NAMESPACES_THAN_A_SUPERBLOCK_NAMES = 130
 MANY_PURGES = (
     OPEN, write(0, 0, 1, 2, 3, 4, 5), *purge(1, *range(NUM_NAMESPACES, MORE_NAMESPACES_THAN_A_SUPERBLOCK_NAMES), 2),
     write(6, 7, 8), CLOSE,
 )  # fmt: skip
-FIXED = {"life": LIFE, "one key in two slots": ONE_KEY_IN_TWO_SLOTS, "cleared": CLEARED, "reset": REPLACED}
-KINDS = ("write", "invalidate", "purge", "flush", "read", "reopen", "clear")
-CHANCES = np.array([16, 4, 3, 3, 4, 2, 1])
+FIXED = {
+    "life": LIFE, "one key in two slots": ONE_KEY_IN_TWO_SLOTS, "cleared": CLEARED, "reset": REPLACED, "grown": GROWN,
+}  # fmt: skip
+KINDS = ("write", "invalidate", "purge", "flush", "read", "reopen", "clear", "grow")
+CHANCES = np.array([16, 4, 3, 3, 4, 2, 1, 1])
 OTHERS = {"flush": (FLUSH,), "read": (READ,), "reopen": (CLOSE, OPEN), "clear": (CLEAR,)}
 
 
@@ -52,8 +58,9 @@ def random_script(rng: np.random.Generator, num_steps: int, numbers: Iterator[in
     """
     steps: list[Step] = [OPEN]
     used: list[int] = []
+    size = NUM_BLOCKS
     for kind in rng.choice(KINDS, num_steps, p=CHANCES / CHANCES.sum()):
-        slots = tuple(rng.choice(NUM_BLOCKS, rng.integers(1, 5), replace=False).tolist())
+        slots = tuple(rng.choice(size, rng.integers(1, 5), replace=False).tolist())
         if kind == "write":
             old = rng.random() < 1 / 3 and len(used) > len(slots)
             chosen = rng.choice(used, len(slots), replace=False).tolist() if old else [next(numbers) for _ in slots]
@@ -63,6 +70,9 @@ def random_script(rng: np.random.Generator, num_steps: int, numbers: Iterator[in
             steps.append(Step("invalidate", slots[:2]))
         elif kind == "purge":
             steps.extend(purge(int(rng.integers(NUM_NAMESPACES))))
+        elif kind == "grow":
+            size = int(rng.integers(size, MOST_BLOCKS + 1))
+            steps += [CLOSE, Step("open", num_blocks=size)]
         else:
             steps.extend(OTHERS[kind])
     return tuple(steps)

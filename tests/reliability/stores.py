@@ -20,6 +20,7 @@ from pagedkv.tiers import DiskTier, Record
 
 NUM_BLOCKS, BLOCK_BYTES, BLOCK_TOKENS, SHARDS, SEGMENT_SLOTS, SLOT_BYTES = 12, 1000, 4, 4, 5, 8192
 NUM_NAMESPACES = 3
+MOST_BLOCKS = 24  # of a store that has grown
 READ_PATHS = ("pread", "mapping")
 
 

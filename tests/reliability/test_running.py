@@ -68,7 +68,7 @@ def test_the_command_fails_where_anything_is_wrong(package: str, capfd: pytest.C
     assert main(["--package", package, "--only", "good,honest"]) == 0
     assert main(["--package", package, "--only", "good,wrong", "--jobs", "2"]) == 1
     assert "WRONG wrong: 1 wrong, first case 2 of seed 1" in capfd.readouterr().err
-    assert main(["--package", package, "--only", "nobody"]) == 2
+    assert main(["--package", package, "--only", "unknown"]) == 2
     assert "there are dies, good, honest" in capfd.readouterr().err
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pagedkv.core import MOVE_DTYPE
 from pagedkv.errors import ClosedError
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record, Tier
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, OpenTier, Record
 from tests.reliability import child
 from tests.reliability.crowd import restless, together
 from tests.reliability.proof import Tally
@@ -59,7 +59,7 @@ class World:
     closing: bool = False
 
     def __post_init__(self) -> None:
-        tiers: dict[int, Tier] = {DEVICE: self.device, HOST: self.host, DISK: self.disk}
+        tiers: dict[int, OpenTier] = {DEVICE: self.device, HOST: self.host, DISK: self.disk}
         self.mover = Mover(tiers, threads=self.threads, describe=self.describe, max_queued_blocks=16)
 
     def describe(self, moves: NDArray[np.void]) -> list[Record]:
@@ -120,9 +120,9 @@ class Owner:
                 if block in free[src] and target in free[dst]:
                     free[src].discard(block)
                     free[dst].discard(target)
-                    rows.append((transfer, src, dst, block, target, 0, 0))
-        numbers = [self.there[src][block] for _, src, _, block, *_ in rows]
-        for (_, _, dst, _, target, *_), number in zip(rows, numbers):
+                    rows.append((transfer, transfer, src, dst, 0, block, target, 0, 0))
+        numbers = [self.there[src][block] for _, _, src, _, _, block, *_ in rows]
+        for (_, _, _, dst, _, _, target, *_), number in zip(rows, numbers):
             self.there[dst].pop(target, None)
             if dst == DISK:
                 self.world.named[target] = number
@@ -131,7 +131,7 @@ class Owner:
         if given_up > 0.9:
             ticket.cancel()
         arrived = dict(zip(*(array.tolist() for array in ticket.results())))
-        for (transfer, _, dst, _, target, *_), number in zip(rows, numbers):
+        for (transfer, _, _, dst, _, _, target, *_), number in zip(rows, numbers):
             if arrived[transfer]:
                 self.there[dst][target] = number
                 if dst != DISK:

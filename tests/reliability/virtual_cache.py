@@ -2,7 +2,7 @@
 
 The schedule decides when and how each move ends.
 
-Everything else is the product's: cache, conductor, dispatcher, placement, block table, the mover's queue, tickets and
+Everything else is the product's: cache, `Moves`, dispatcher, placement, block table, the mover's queue, tickets and
 deadlines, and the copies themselves. The dispatcher's rounds are events, and a move goes through three more, in any
 order among all moves: its destination is filled with rubbish when it is submitted, its bytes are moved, and it is told
 to be over.
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 import pagedkv.cache.cache
 import pagedkv.cache.dispatcher
-import pagedkv.cache.matcher
 import pagedkv.cache.moves
 import pagedkv.cache.prefetch
 from pagedkv._core.dispatch import NOT_YET, Dispatch
@@ -73,8 +72,8 @@ class Scene:
             ),
             patch.object(pagedkv.cache.prefetch, "start_thread", self.schedule.start),
             patch.object(pagedkv.cache.prefetch, "Monitor", lambda: VirtualCondition(self.schedule)),
-            patch.object(pagedkv.cache.matcher, "time", time_under(self.schedule)),
             patch.object(pagedkv.cache.moves, "time", time_under(self.schedule)),
+            patch.object(pagedkv.cache.waits, "time", time_under(self.schedule)),
             patch.object(pagedkv.cache.dispatcher, "time", time_under(self.schedule)),
         ):
             yield

@@ -6,7 +6,6 @@ Made in memory, written to files, or the shared real ones where they are.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -16,18 +15,10 @@ import numpy as np
 import pytest
 
 from pagedkv.lab.replay import Trace, load_trace
+from tests.replay.hits import shared_folder
 
 HERE = Path(__file__).parent
 BLOCK = 512
-
-
-def shared_folder() -> Path:
-    """Return the folder of the shared traces.
-
-    ``$PAGEDKV_SHARED/traces``, or ``shared/traces`` beside the repository.
-    """
-    named = os.environ.get("PAGEDKV_SHARED")
-    return (Path(named) if named else HERE.parents[2] / "shared") / "traces"
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pagedkv.cli import main
-from pagedkv.lab.replay import KNOWN
+from pagedkv.lab.replay import KNOWN, POLICIES
 
 Capture = pytest.CaptureFixture[str]
 
@@ -39,7 +39,7 @@ def failing(capsys: Capture, *argv: str) -> str:
 
 def test_the_report_has_the_keys_of_the_contract(data: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "report.json"
-    argv = ["replay", str(data / "chat.npz"), "--device-memory", "5%", "--host-memory", "64", "--json", str(out)]
+    argv = ["replay", str(data / "chat.npz"), "--device-memory", "5%", "--host-memory", "64 blocks", "--json", str(out)]
     assert main([*argv, *(f"--policy={name}" for name in KNOWN)]) == 0
     report = json.loads(out.read_text())
     assert report["trace"] == "chat.npz"
@@ -76,43 +76,77 @@ def test_options_are_written_out(data: Path, capsys: Capture) -> None:
 
 
 def test_json_on_stdout_is_json_alone(data: Path, capsys: Capture) -> None:
-    assert main(["replay", str(data / "chat.jsonl"), "--device-memory", "50", "--policy", "lru", "--json", "-"]) == 0
+    argv = ["replay", str(data / "chat.jsonl"), "--device-memory", "50 blocks", "--policy", "lru", "--json", "-"]
+    assert main(argv) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["results"][0]["policy"] == "lru"
     assert "hit blocks" in captured.err
 
 
-def test_without_arguments_a_generated_trace_is_replayed(capsys: Capture) -> None:
-    assert main(["replay"]) == 0
+def test_without_arguments_the_real_trace_of_the_package_is_replayed_and_summed_up(capsys: Capture) -> None:
+    assert main(["replay", "--requests", "400"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("synthetic:chat: 2,000 requests")
-    assert all(f"\n{policy} " in out for policy in KNOWN)
+    assert out.startswith("mooncake:conversation: 400 requests")
+    assert "tiers: device " in out
+    assert "128 KiB of KV per token" in out
+    assert all(f"\n{policy} " in out for policy in POLICIES)
+    assert [line.split()[0] for line in out.rpartition("\n\n")[2].splitlines() if line[0] != " "] == [
+        "Policy:", "Size:", "Enough:",
+    ]  # fmt: skip
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_the_command_without_any_option_hits_the_published_counts(capsys: Capture) -> None:
+    assert main(["replay", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["requests"], report["block_accesses"], report["unique_blocks"]) == (7_689, 190_600, 123_815)
+    assert [r["hit_blocks"]["total"] for r in report["results"] if r["engine"] == "bound"] == [66_785] * 3
+    assert len(report["advice"]["sentences"]) == 3
+    assert len(report["advice"]["replays"]) >= 4
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], ["--sweep"], ["--device-memory", "9 blocks"], ["--sweep", "--host-memory", "20 blocks"]]
+)
+@pytest.mark.parametrize("options", [[], ["--generating", "20"], ["--policy", "lru,min", "--engine", "real"]])
+def test_every_line_fits_80_columns_unless_it_may_be_wide(
+    options: list[str], sizes: list[str], data: Path, capsys: Capture
+) -> None:
+    argv = ["replay", str(data / "chat.npz"), *options, *sizes]
+    assert main(argv) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert main([*argv, "--wide", "--table-only"]) == 0
+    wide = capsys.readouterr().out
+    assert all(column in wide for column in ("engine", "hit blocks", "flops %", "moved", "us/request"))
+    assert "Policy: " not in wide
 
 
 def test_several_policies_may_be_named_in_one_option(data: Path, capsys: Capture) -> None:
-    assert (
-        main(["replay", str(data / "chat.npz"), "--policy", "lru,arc", "--policy", "min", "--device-memory", "9"]) == 0
-    )
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru,arc", "--policy", "min"]
+    assert main([*argv, "--device-memory", "9 blocks"]) == 0
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()[3:]] == ["lru", "arc", "min"]
+    assert [line.split()[0] for line in out.splitlines()[5:8]] == ["lru", "arc", "min"]
 
 
 def test_only_the_first_requests_can_be_replayed(data: Path, capsys: Capture) -> None:
-    assert main(["replay", str(data / "chat.npz"), "--requests", "10", "--device-memory", "9", "--json", "-"]) == 0
+    argv = ["replay", str(data / "chat.npz"), "--requests", "10", "--device-memory", "9 blocks", "--json", "-"]
+    assert main(argv) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 10
 
 
 def test_a_sweep_has_a_row_per_capacity_and_policy(data: Path, capsys: Capture) -> None:
     argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--policy", "min"]
-    assert main([*argv, "--sweep", "1%,5%,200"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3 + 6
-    assert main([*argv, "--sweep"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3 + 12
+    for options, rows in ((["1%,5%,200 blocks"], 6), ([], 12)):
+        assert main([*argv, "--wide", "--table-only", "--sweep", *options]) == 0
+        first = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert [word for word in first if word in KNOWN] == ["lru", "min"] * (rows // 2)
 
 
 def test_progress_is_plain_lines_on_stderr_when_asked_for(data: Path, capsys: Capture) -> None:
-    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device-memory", "9"]
-    assert main([*argv, "--progress"]) == 0
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device-memory", "9 blocks"]
+    assert main([*argv, "--progress", "--table-only"]) == 0
     assert capsys.readouterr().err == "lru 9: 60 requests\n"
     assert main(argv) == 0
     assert capsys.readouterr().err == ""
@@ -121,20 +155,25 @@ def test_progress_is_plain_lines_on_stderr_when_asked_for(data: Path, capsys: Ca
 BAD: list[tuple[list[str], str]] = [
     (
         ["--policy", "belady"],
-        "unknown policy 'belady'; known: lru, arc, s3fifo, hazard, infinite, min, min-bypass",
+        "unknown policy 'belady'; known: lru, arc, s3fifo, hazard",
     ),
     (["--policy", ""], "unknown policy ''"),
-    (["--device-memory", "0"], "device: 0 blocks is less than one block"),
-    (["--device-memory", "-5"], "device: '-5' is not a size"),
+    (["--device-memory", "0 blocks"], "--device-memory: 0 blocks is less than one block"),
+    (["--device-memory", "-5 blocks"], "--device-memory: '-5 blocks' is not a size"),
     (["--device-memory", "-5%"], "expected one argument"),
-    (["--device-memory", "nan"], "device: 'nan' is not a size"),
-    (["--device-memory", "5", "--host-memory", "0"], "host: 0 blocks"),
-    (["--device-memory", "5", "--disk", "0:/tmp"], "disk: 0 blocks"),
-    (["--device-memory", "9999999999999"], "absurd"),
-    (["--host-memory", "5"], "--device-memory: --host-memory and --disk need it"),
-    (["--device-memory", "5", "--bytes-per-token", "0"], "bytes per token must be in"),
-    (["--device-memory", "5", "--bytes-per-token", "many"], "--bytes-per-token"),
-    (["--device-memory", "5", "--block-bytes", "x"], "--block-bytes: 'x' is not a size"),
+    (["--device-memory", "5000"], "--device-memory: '5000' has no unit: write '5000 blocks'"),
+    (["--device-memory", "5%", "--host-memory", "64"], "--host-memory: '64' has no unit"),
+    (["--device-memory", "5%", "--disk", "64:/tmp"], "--disk: '64' has no unit"),
+    (["--sweep", "5%,64"], "--sweep: '64' has no unit"),
+    (["--device-memory", "5%", "--block-bytes", "4096"], "--block-bytes: '4096' is not a size"),
+    (["--device-memory", "nan"], "--device-memory: 'nan' is not a size"),
+    (["--device-memory", "5 blocks", "--host-memory", "0 blocks"], "--host-memory: 0 blocks"),
+    (["--device-memory", "5 blocks", "--disk", "0 blocks:/tmp"], "--disk: 0 blocks"),
+    (["--device-memory", "9999999999999 blocks"], "absurd"),
+    (["--host-memory", "5 blocks"], "--device-memory: --host-memory and --disk need it"),
+    (["--device-memory", "5 blocks", "--bytes-per-token", "0"], "bytes per token must be in"),
+    (["--device-memory", "5 blocks", "--bytes-per-token", "many"], "--bytes-per-token"),
+    (["--device-memory", "5 blocks", "--block-bytes", "x"], "--block-bytes: 'x' is not a size"),
     (["--engine", "magic"], "unknown engine 'magic'; known: sim, real"),
     (["--demotion", "magic"], "unknown demotion order"),
     (["--inclusive", "tape"], "inclusive: 'tape'"),
@@ -145,9 +184,9 @@ BAD: list[tuple[list[str], str]] = [
     (["--requests", "0"], "asked for the first 0 requests"),
     (["--requests", "61"], "the trace has 60"),
     (["--block-size", "16"], "--block-size is for .jsonl traces"),
-    (["--sweep", "5,x"], "device: 'x' is not a size"),
-    (["--sweep", "5,", "--policy", "min"], "device: '' is not a size"),
-    (["--sweep", "--device-memory", "5"], "not both"),
+    (["--sweep", "5%,x"], "--sweep: 'x' is not a size"),
+    (["--sweep", "5%,", "--policy", "min"], "--sweep: '' is not a size"),
+    (["--sweep", "--device-memory", "5 blocks"], "not both"),
     (["--json", "/no/such/folder/out.json"], "--json: there is no folder"),
     (["--plot", "/no/such/folder/out.png"], "--plot: there is no folder"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -188,6 +227,17 @@ def test_plots_are_written(data: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "must end in one of" in failing(capsys, *argv, "--plot", str(tmp_path / "plot.xyz"))
 
 
+def test_an_odd_name_is_printed_and_drawn_as_it_is(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("matplotlib")
+    odd = tmp_path / "$\\frac{<b>$_\x1b[31m.npz"
+    odd.write_bytes((data / "chat.npz").read_bytes())
+    for command in (["replay", str(odd), "--policy", "lru"], ["simulate", str(odd), "--systems", "paged"]):
+        assert main([*command, "--plot", str(tmp_path / "odd.svg")]) == 0
+        assert "<b>" not in (tmp_path / "odd.svg").read_text()
+        assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in failing(capsys, "replay", "\x1b[31mabsent")
+
+
 def test_a_plot_without_matplotlib_is_an_error_that_names_the_extra(
     data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +263,7 @@ def test_python_m_pagedkv_is_the_command(data: Path) -> None:
         "--policy",
         "lru",
         "--device-memory",
-        "9",
+        "9 blocks",
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ)
     assert (done.returncode, done.stderr) == (0, "")

@@ -19,6 +19,7 @@ from pagedkv.cli import main
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.replay import POLICIES, Capacity, Options, References, Trace, engine_real, load_trace, replay
 from pagedkv.lab.replay.payload import Bytes, Payload
+from pagedkv.spec.sizes import Blocks
 from pagedkv.tiers import DeviceTier, HostTier, RamTier
 
 REAL = Options(engine="real", block_bytes=4096)
@@ -30,7 +31,7 @@ def test_lru_hits_what_it_hits_in_the_sim_engine(name: str) -> None:
     trace = load_trace(name)
     small, middle, large = (trace.num_unique * share // 100 for share in (5, 10, 25))
     sim_options = Options(bytes_per_token=8)  # times 512: 4096 bytes, too
-    (real,), (sim,) = (replay(trace, ["lru"], small, options=o) for o in (REAL, sim_options))
+    (real,), (sim,) = (replay(trace, ["lru"], Blocks(small), options=o) for o in (REAL, sim_options))
     assert real.hits_per_request.tolist() == sim.hits_per_request.tolist()
     for capacity in (Capacity(small, middle), Capacity(small, 0, large), Capacity(small, middle, large)):
         (real,), (sim,) = (replay(trace, ["lru"], capacity, options=o) for o in (REAL, sim_options))
@@ -59,7 +60,7 @@ def test_lru_of_the_real_cache_meets_the_published_counts(shared_traces: Path) -
     trace = load_trace(shared_traces / "mooncake_conversation_dev.npz").head(300)
     references = References(trace)
     for capacity in (238, 1000):
-        (result,) = replay(trace, ["lru"], capacity, options=REAL, references=references)
+        (result,) = replay(trace, ["lru"], Blocks(capacity), options=REAL, references=references)
         assert result.hits_per_request.tolist() == references.hits("lru", capacity).tolist()
 
 
@@ -81,8 +82,9 @@ def test_one_wrong_byte_fails_the_run_and_is_in_the_report(
 
     monkeypatch.setattr(Payload, "fill", fill_badly)
     out = tmp_path / "report.json"
-    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device-memory", "200", "--host-memory", "300"]
-    assert main([*argv, "--engine", "real", "--block-bytes", "4096", "--json", str(out)]) == 1
+    argv = ["replay", str(data / "chat.npz"), "--policy", "lru", "--device-memory", "200 blocks"]
+    argv += ["--host-memory", "300 blocks"]
+    assert main([*argv, "--engine", "real", "--block-bytes", "4KiB", "--json", str(out)]) == 1
     result = json.loads(out.read_text())["results"][0]
     assert result["wrong_bytes"] > 0
     assert capsys.readouterr().err == f"pagedkv: error: {result['wrong_bytes']} wrong bytes were served\n"
@@ -122,15 +124,25 @@ def test_the_disk_folder_is_left_as_it_was(tmp_path: Path) -> None:
         (result,) = replay(trace, ["lru"], Capacity(60, 0, 100, tmp_path), options=REAL)
         assert result.bytes["device_to_disk"] > 0
         assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InvalidArgument, match="there is no folder"):
-        replay(trace, ["lru"], Capacity(60, 0, 100, tmp_path / "absent"), options=REAL)
+
+
+def test_a_disk_folder_is_made_with_those_above_it_and_none_where_a_file_is(tmp_path: Path) -> None:
+    trace = load_trace("synthetic:chat:0:30")
+    (result,) = replay(trace, ["lru"], Capacity(60, 0, 100, tmp_path / "a" / "b"), options=REAL)
+    assert result.bytes["device_to_disk"] > 0
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InvalidArgument, match=r"disk: .*file is no folder"):
+        replay(trace, ["lru"], Capacity(60, 0, 100, tmp_path / "file" / "b"), options=REAL)
+    replay(trace, ["lru"], Capacity(60, 0, 100, tmp_path / "c"))
+    assert not (tmp_path / "c").exists(), "a replay without bytes makes none"
 
 
 def test_tiers_larger_than_the_machine_are_refused_before_allocating(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = load_trace("synthetic:chat:0:30")
     monkeypatch.setattr(engine_real, "_available_memory", lambda: 1 << 20)
     with pytest.raises(InvalidArgument, match=r"device and host: .* of memory are available"):
-        replay(trace, ["lru"], 2**31 - 1, options=REAL)
+        replay(trace, ["lru"], Blocks(2**31 - 1), options=REAL)
 
 
 @pytest.mark.parametrize("block_bytes", [0, -4096, 4095, 5000, 1 << 40])

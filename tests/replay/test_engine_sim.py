@@ -14,13 +14,14 @@ import pytest
 
 from pagedkv.lab.replay import POLICIES, Capacity, Options, References, Trace, load_trace, replay
 from pagedkv.lab.replay.engine_sim import SimCache
+from pagedkv.spec.sizes import Blocks
 
 
 @pytest.mark.parametrize("name", ["mooncake_conversation_dev", "weka_dev_b512"])
 def test_lru_at_one_tier_meets_every_published_count(name: str, shared_traces: Path, golden: dict[str, Any]) -> None:
     trace = load_trace(shared_traces / f"{name}.npz")
     rows = golden["traces"][name]["capacities"]
-    results = replay(trace, ["lru"], [row["blocks"] for row in rows])
+    results = replay(trace, ["lru"], [Blocks(row["blocks"]) for row in rows])
     assert [r.hit_blocks["total"] for r in results] == [row["lru"] for row in rows]
 
 
@@ -31,7 +32,7 @@ def test_lru_agrees_with_the_reference_on_every_request(
     trace = make_trace(random_paths(seed, requests=120))
     references = References(trace)
     for capacity in (1, 2, 3, 5, 8, 13, 21):
-        (result,) = replay(trace, ["lru"], capacity, references=references)
+        (result,) = replay(trace, ["lru"], Blocks(capacity), references=references)
         assert result.hits_per_request.tolist() == references.hits("lru", capacity).tolist()
 
 
@@ -91,7 +92,7 @@ def test_what_is_promoted_came_from_below_and_is_counted_in_bytes() -> None:
 
 def test_a_request_longer_than_the_device_keeps_its_first_blocks() -> None:
     trace = _trace_of([[1, 2, 3, 4], [1, 2, 3, 4]])
-    (result,) = replay(trace, ["lru"], 2)
+    (result,) = replay(trace, ["lru"], Blocks(2))
     assert result.hits_per_request.tolist() == [0, 2]
     (result,) = replay(trace, ["lru"], Capacity(2, 100))
     assert result.hits_per_request.tolist() == [0, 2]
@@ -100,7 +101,7 @@ def test_a_request_longer_than_the_device_keeps_its_first_blocks() -> None:
 def test_more_room_than_blocks_is_an_infinite_cache() -> None:
     trace = load_trace("synthetic:agent:2:100")
     for policy in POLICIES:
-        (result,) = replay(trace, [policy], 2**31 - 1)
+        (result,) = replay(trace, [policy], Blocks(2**31 - 1))
         assert np.array_equal(result.hits_per_request, trace.seen_before())
 
 

@@ -22,6 +22,7 @@ from pagedkv.lab.replay import POLICIES, Capacity, Options, References, Trace, b
 from pagedkv.lab.replay import replay as run_replay
 from pagedkv.lab.replay.engine_sim import SimCache
 from pagedkv.lab.replay.schedule import arrivals_and_ends
+from pagedkv.spec.sizes import Blocks
 
 TINY = [
     Capacity(1),
@@ -75,10 +76,10 @@ def test_a_time_stamp_below_an_earlier_one_counts_as_that_one(timed: Callable[..
 def test_what_a_running_request_holds_is_not_evicted_and_the_next_keeps_what_fits(timed: Callable[..., Trace]) -> None:
     trace = timed([[1, 2, 3], [4, 5], [1, 2, 3], [4, 5]], [0, 10, 20, 200], [100, 1, 1, 1])
     for policy in POLICIES:
-        (held,) = run_replay(trace, [policy], 4, options=Options(generating=1.0))
+        (held,) = run_replay(trace, [policy], Blocks(4), options=Options(generating=1.0))
         assert held.hits_per_request.tolist() == [0, 0, 3, 1]
         assert held.counters["squeezed_requests"] == 1
-    (plain,) = run_replay(trace, ["lru"], 4)
+    (plain,) = run_replay(trace, ["lru"], Blocks(4))
     assert plain.hits_per_request.tolist() == [0, 0, 2, 1]
     assert plain.counters["squeezed_requests"] == 0
 
@@ -109,7 +110,7 @@ def test_lru_equals_a_plain_python_lru_and_the_engine_on_every_request(seed: int
     for capacity in (1, 2, 3, 5, 8, 13):
         expected = plain_lru(trace, capacity)
         assert references.hits("lru", capacity).tolist() == expected
-        (result,) = run_replay(trace, ["lru"], capacity, options=Options(generating=1.0), references=references)
+        (result,) = run_replay(trace, ["lru"], Blocks(capacity), options=Options(generating=1.0), references=references)
         assert result.hits_per_request.tolist() == expected
 
 
@@ -159,7 +160,10 @@ def test_where_nobody_runs_any_more_when_the_next_comes_all_is_as_without(
         for name in ("lru", "min", "infinite"):
             assert generating.hits(name, capacity).tolist() == plain.hits(name, capacity).tolist()
         for policy in POLICIES:
-            a, b = (run_replay(trace, [policy], capacity, options=Options(generating=ms)) for ms in (None, 20.0))
+            a, b = (
+                run_replay(trace, [policy], Blocks(capacity), options=Options(generating=ms))
+                for ms in (None, 20.0)
+            )
             assert a[0].hits_per_request.tolist() == b[0].hits_per_request.tolist()
 
 
@@ -176,7 +180,7 @@ def test_the_chat_trace_has_the_counts_of_the_documentation(shared_traces: Path)
     references = References(trace, 20.0)
     found = {c: (references.total("lru", c), references.total("min", c)) for c in CHAT}
     assert found == CHAT
-    (result,) = run_replay(trace, ["lru"], 2476, options=Options(generating=20.0), references=references)
+    (result,) = run_replay(trace, ["lru"], Blocks(2476), options=Options(generating=20.0), references=references)
     assert result.hits_per_request.tolist() == references.hits("lru", 2476).tolist()
 
 
@@ -193,11 +197,11 @@ def test_what_cannot_be_replayed_so_is_refused(timed: Callable[..., Trace]) -> N
         Options(engine="real", generating=20.0)
     silent, speaking = timed([[1], [2]], [0, 1], [0, 0]), timed([[1], [2]], [0, 1], [0, 1])
     with pytest.raises(InvalidArgument, match="no output lengths"):
-        run_replay(silent, ["lru"], 1, options=Options(generating=20.0))
+        run_replay(silent, ["lru"], Blocks(1), options=Options(generating=20.0))
     with pytest.raises(InvalidArgument, match="no output lengths"):
         References(silent, 20.0)
     with pytest.raises(InvalidArgument, match=r"References\(trace, options.generating\)"):
-        run_replay(speaking, ["min"], 1, references=References(speaking, 5.0))
+        run_replay(speaking, ["min"], Blocks(1), references=References(speaking, 5.0))
 
 
 def test_events_that_are_none_of_the_trace_are_refused() -> None:
@@ -228,7 +232,7 @@ def test_the_report_says_how_long_requests_hold_their_blocks(
     ]
     assert main([*argv, "--generating", "20"]) == 0
     shown = capsys.readouterr().out
-    assert "held for 20 ms per output token, in lru, min and min-bypass too" in shown.splitlines()[0]
+    assert "held for 20 ms per output token, in lru, min and min-bypass too" in " ".join(shown.split())
     assert "squeezed" in shown
     report = json.loads(out.read_text())
     assert report["generating_ms"] == 20.0

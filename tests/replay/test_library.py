@@ -14,6 +14,7 @@ import pytest
 
 from pagedkv.errors import InvalidArgument, TraceFormatError, WrongType
 from pagedkv.lab.replay import KNOWN, Capacity, Options, Trace, load_trace, replay
+from pagedkv.spec.sizes import Blocks
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def trace() -> Trace:
 
 
 def test_one_result_per_capacity_and_policy_in_the_order_asked(trace: Trace) -> None:
-    results = replay(trace, ["min", "lru"], ["5%", 40])
+    results = replay(trace, ["min", "lru"], ["5%", "40 blocks"])
     assert [(r.policy, r.capacity.device) for r in results] == [
         (policy, capacity) for capacity in (trace.num_unique // 20, 40) for policy in ("min", "lru")
     ]
@@ -43,9 +44,9 @@ def test_every_policy_has_the_same_keys_and_they_can_be_written_as_json(trace: T
 
 
 def test_the_gap_closed_is_none_of_it_for_lru_and_all_of_it_for_min(trace: Trace) -> None:
-    lru, best = replay(trace, ["lru", "min"], 60)
+    lru, best = replay(trace, ["lru", "min"], Blocks(60))
     assert (lru.gap_to_min_closed, best.gap_to_min_closed) == (0.0, 1.0)
-    (arc,) = replay(trace, ["arc"], 60)
+    (arc,) = replay(trace, ["arc"], Blocks(60))
     hits = [r.hit_blocks["total"] for r in (lru, arc, best)]
     assert math.isclose(arc.gap_to_min_closed or 0.0, (hits[1] - hits[0]) / (hits[2] - hits[0]))
 
@@ -56,7 +57,7 @@ def test_there_is_no_gap_where_everything_fits(trace: Trace) -> None:
 
 
 def test_a_trace_can_be_named() -> None:
-    assert replay("synthetic:chat:0:50", ["infinite"], 10)[0].engine == "bound"
+    assert replay("synthetic:chat:0:50", ["infinite"], Blocks(10))[0].engine == "bound"
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -68,10 +69,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"policies": []}, InvalidArgument, "at least one policy"),
     ({"policies": "lru"}, WrongType, "list of names"),
     ({"policies": [3]}, WrongType, "list of names"),
+    ({"capacities": 64}, WrongType, "64 has no unit"),
     ({"capacities": []}, InvalidArgument, "at least one capacity"),
-    ({"capacities": 0}, InvalidArgument, "less than one block"),
-    ({"capacities": [5, "x"]}, InvalidArgument, "'x' is not a size"),
-    ({"capacities": 2**31}, InvalidArgument, "absurd"),
+    ({"capacities": "0 blocks"}, InvalidArgument, "less than one block"),
+    ({"capacities": ["5%", "x"]}, InvalidArgument, "'x' is not a size"),
+    ({"capacities": Blocks(2**31)}, InvalidArgument, "absurd"),
     ({"trace": 5}, WrongType, "Trace or the name"),
     ({"trace": "/absent.npz"}, TraceFormatError, "no such file"),
 ]
@@ -81,7 +83,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_nonsense_is_refused_before_anything_runs(
     change: dict[str, Any], kind: type[Exception], message: str, trace: Trace
 ) -> None:
-    arguments = {"trace": trace, "policies": ["lru"], "capacities": 5} | change
+    arguments = {"trace": trace, "policies": ["lru"], "capacities": "5%"} | change
     with pytest.raises(kind, match=message):
         replay(**arguments)
 
@@ -98,5 +100,5 @@ def test_options_check_themselves(change: dict[str, Any]) -> None:
 def test_the_committed_traces_are_one_trace_in_four_forms(data: Path) -> None:
     pytest.importorskip("zstandard")
     forms = [load_trace(data / name) for name in ("chat.npz", "chat.jsonl", "chat.jsonl.gz", "chat.jsonl.zst")]
-    hits = [[r.hit_blocks for r in replay(form, KNOWN, 30)] for form in forms]
+    hits = [[r.hit_blocks for r in replay(form, KNOWN, Blocks(30))] for form in forms]
     assert hits[0] == hits[1] == hits[2] == hits[3]

@@ -1,4 +1,4 @@
-"""Hits of every policy on both synthetic traces, as exact integers."""
+"""Hits of every policy as exact integers: on the synthetic traces and the shared ones."""
 
 from __future__ import annotations
 
@@ -7,20 +7,50 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.core import POLICIES
-from pagedkv.lab.replay import load_trace, replay
-from pagedkv.lab.replay.capacity import resolve
+from tests.replay.hits import TABLES, hits_of, recorded, source
 
-GOLDEN: dict[str, dict[str, dict[str, list[int]]]] = json.loads(
-    (Path(__file__).parent / "policy_hits.json").read_text()
-)
-SIZES = {"2%": {"device": "2%"}, "10%": {"device": "10%"}, "tiers": {"device": "1%", "host": "4%", "disk": "10%"}}
+SYNTHETIC, SHARED = TABLES
 
 
-@pytest.mark.parametrize("trace", GOLDEN)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("trace", TABLES[SYNTHETIC][0])
+@pytest.mark.parametrize("size", TABLES[SYNTHETIC][1])
 def test_every_policy_hits_what_it_always_hit(trace: str, size: str) -> None:
-    requests = load_trace(trace)
-    found = replay(requests, list(POLICIES), resolve(requests, **SIZES[size]))
-    hits = {one.policy: [one.hit_blocks[tier] for tier in ("device", "host", "disk")] for one in found}
-    assert hits == GOLDEN[trace][size]
+    assert hits_of(trace, size) == recorded(SYNTHETIC)[trace][size]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", TABLES[SHARED][0])
+@pytest.mark.parametrize("size", TABLES[SHARED][1])
+def test_every_policy_hits_what_it_always_hit_on_a_shared_trace(trace: str, size: str) -> None:
+    if not Path(source(trace)).exists():
+        pytest.skip(f"{trace} is not here: set PAGEDKV_SHARED to the folder that holds traces/")
+    assert hits_of(trace, size) == recorded(SHARED)[trace][size]
+
+
+def test_the_table_of_the_shared_traces_has_112_replays() -> None:
+    table = recorded(SHARED)
+    assert {trace: tuple(rows) for trace, rows in table.items()} == dict.fromkeys(*TABLES[SHARED])
+    assert sum(len(hits) for rows in table.values() for hits in rows.values()) == 112
+
+
+@pytest.mark.checkout
+def test_the_policy_bench_counted_the_same_hits() -> None:
+    """bench/results/policies.json is from another run, by other code, of an older commit."""
+    results = json.loads((Path(__file__).parents[2] / "bench" / "results" / "policies.json").read_text())
+    names = {one["file"].removesuffix(".npz"): name for name, one in results["traces"].items()}
+    counted = {
+        (row["trace"], row["capacity"], row["policy"]): row["hit_blocks"]
+        for row in results["rows"]
+        if row["source"] == "run"
+    }
+    compared = 0
+    for trace, rows in recorded(SHARED).items():
+        if trace not in names:
+            continue  # a format of a trace that the bench replays in another one
+        for size, hits in rows.items():
+            for policy, by_tier in hits.items():
+                known = counted.get((names[trace], size, policy))
+                if known is not None:
+                    assert by_tier == [known, 0, 0], (trace, size, policy)
+                    compared += 1
+    assert compared == 72

@@ -164,3 +164,28 @@ def test_a_mebibyte_of_empty_lines_and_one_after_each_request_are_read(tmp_path:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(b"\n" * MAX_EMPTY_BYTES + (GOOD.encode() + b"\n\n\n\n") * 1000)
     assert load_trace(path).num_requests == 1000
+
+
+SIZED = '{"timestamp": 0, "input_length": 40, "output_length": 1, "block_size": %s, "hash_ids": [1, 2]}'
+
+
+def test_lines_may_say_the_size_of_their_blocks_which_must_be_one(write_jsonl: Callable[..., Path]) -> None:
+    assert load_trace(write_jsonl(lines=[SIZED % 16, SIZED % 16])).block_size == 16
+    for lines, message in (
+        ([SIZED % 16, SIZED % 17], "line 2, field block_size: is 17, and 16 in the lines before"),
+        ([SIZED % 0], "line 1, field block_size: 0 is not in 1..1048576"),
+        ([SIZED % 10**30], "line 1, field block_size: an integer beyond 10.*30 is not in 0..1048576"),
+        ([SIZED % '"<b>16</b>"'], "line 1, field block_size: '<b>16</b>' is not an integer"),
+    ):
+        with pytest.raises(TraceFormatError, match=message):
+            load_trace(write_jsonl(lines=lines))
+    with pytest.raises(TraceFormatError, match="is 16, asked was 64: leave --block-size out"):
+        load_trace(write_jsonl(lines=[SIZED % 16]), block_size=64)
+
+
+def test_where_another_block_size_would_fit_the_message_says_it(write_jsonl: Callable[..., Path]) -> None:
+    line = '{"timestamp": 0, "input_length": 762, "output_length": 1, "hash_ids": %s}'
+    with pytest.raises(TraceFormatError, match=r"762 is 2 blocks of 512 tokens; --block-size 64\?$"):
+        load_trace(write_jsonl(lines=[line % list(range(11))]))
+    with pytest.raises(TraceFormatError, match=r"762 is 2 blocks of 512 tokens$"):
+        load_trace(write_jsonl(lines=[line % list(range(30))]))

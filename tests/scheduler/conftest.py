@@ -5,7 +5,7 @@ It compares every KV that it reads back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class Server:
         self.now = 0.0
         self.scheduler = Scheduler(cache, options, clock=lambda: self.now)
         self.steps = self.tokens = self.max_lanes = 0
+        self.plans: list[Plan] = []
+
+    def choose(self, branch: Branch) -> Any:
+        """The entry of a lane's report."""
+        return entry(branch)
 
     def submit(self, prompt: Any, max_new_tokens: int = 4, **options: Any) -> Request:
         return self.scheduler.submit(prompt, max_new_tokens, **options)
@@ -70,36 +75,28 @@ class Server:
                 raise then
 
     def write(self, plan: Plan, step: pk.Step) -> None:
-        for seq, q_len in zip(plan.sequences, plan.q_lens.tolist(), strict=True):
+        starts = step.positions[step.q_indptr[:-1]].tolist()
+        for seq, start, q_len in zip(plan.sequences, starts, plan.q_lens.tolist(), strict=True):
             wanted, done = chain(seq.tokens), seq.num_computed
             k, _ = seq.gather()
             assert k[0, :, 0, 0].tolist() == wanted[:done].tolist(), "what is cached is not what was computed"
-            assert done + q_len <= len(wanted)
+            assert done <= start
+            assert start + q_len <= len(wanted)
         values = [
-            chain(seq.tokens)[seq.num_computed : seq.num_computed + q_len]
-            for seq, q_len in zip(plan.sequences, plan.q_lens.tolist(), strict=True)
+            chain(seq.tokens)[start : start + q_len]
+            for seq, start, q_len in zip(plan.sequences, starts, plan.q_lens.tolist(), strict=True)
         ]
         kv = np.repeat(np.concatenate(values)[:, None, None], 2, axis=2)
         step.write(0, kv, kv)
-
-    def choose(self, branch: Branch) -> Any:
-        """The entry of a lane's report."""
-        request, tokens = branch.request, branch.tokens
-        if request.beams > 1:
-            live = len(request.live())
-            return [after(tokens, i) for i in range(request.beams if live == 1 else 1)]
-        if request.n > 1 and branch.num_output == 0:
-            return [after(tokens, i) for i in range(request.n)]
-        accepted: list[int] = []
-        for token in branch.draft.tolist():
-            if token != after([*tokens, *accepted]):
-                break
-            accepted.append(token)
-        return [*accepted, after([*tokens, *accepted])] if len(branch.draft) else after(tokens)
+        k, _ = self.cache.layer(0)
+        for seq, length, blocks in zip(plan.sequences, step.seq_lens.tolist(), step.block_tables, strict=True):
+            there = k[blocks[: -(-length // BLOCK)], :, 0, 0].reshape(-1)[:length]
+            assert there.tolist() == chain(seq.tokens)[:length].tolist(), "other KV is attended than was computed"
 
     def turn(self) -> list[Request]:
         """One step, from its plan to its report; the requests that ended."""
         plan = self.scheduler.schedule()
+        self.plans.append(plan)
         ended = list(plan.expired)
         if plan:
             self.compute(plan)
@@ -107,6 +104,8 @@ class Server:
             self.tokens += plan.num_tokens
             self.max_lanes = max(self.max_lanes, len(plan.lanes))
             ended += self.scheduler.report(plan, [self.choose(branch) for branch in plan.lanes])
+        else:
+            self.scheduler.wait()
         self.scheduler.check_integrity()
         return ended
 
@@ -121,9 +120,35 @@ class Server:
         raise AssertionError(f"still at work after {most} steps: {self.scheduler.stats()}")
 
 
+def entry(branch: Branch) -> Any:
+    """A lane's report by the toy model: greedy tokens, the right ones of a draft, or beams."""
+    request, tokens = branch.request, branch.tokens
+    if request.beams > 1:
+        live = len(request.live())
+        return [after(tokens, i) for i in range(request.beams if live == 1 else 1)]
+    if request.n > 1 and branch.num_output == 0:
+        return [after(tokens, i) for i in range(request.n)]
+    accepted: list[int] = []
+    for token in branch.draft.tolist():
+        if token != after([*tokens, *accepted]):
+            break
+        accepted.append(token)
+    return [*accepted, after([*tokens, *accepted])] if len(branch.draft) else after(tokens)
+
+
 def prompt(start: int, num_tokens: int = 10) -> list[int]:
     """Tokens that no prompt with another start shares."""
     return [1000 * start + i for i in range(num_tokens)]
+
+
+def followed(plans: Iterable[Plan]) -> dict[Branch, list[int]]:
+    """What a caller that looks at nothing but ``plan.new_tokens`` knows of every branch."""
+    known: dict[Branch, list[int]] = {}
+    for plan in plans:
+        before = {new.parent: known.get(new.parent, []) for new in plan.new_tokens}
+        for new in plan.new_tokens:
+            known[new.branch] = before[new.parent] + new.tokens.tolist()
+    return known
 
 
 @pytest.fixture

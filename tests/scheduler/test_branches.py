@@ -53,8 +53,9 @@ def test_branches_that_were_suspended_come_back_and_share_again(serve, host, bra
     assert first.outputs[0].tolist() == greedy(first)
 
 
-def test_branches_come_back_one_after_the_other_so_that_their_prompt_is_computed_once(serve):
-    server = serve(100, max_batch_tokens=64)
+@pytest.mark.parametrize("share", ["never", "next", "step"])  # without sharing, only their order saves the work
+def test_branches_come_back_one_after_the_other_so_that_their_prompt_is_computed_once(serve, share):
+    server = serve(100, max_batch_tokens=64, share=share)
     request = server.submit(prompt(1, 17), 8, n=3)
     for _ in range(3):
         server.turn()

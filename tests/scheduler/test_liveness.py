@@ -100,9 +100,9 @@ def test_branches_that_share_less_than_they_could_come_back_once_more(serve, mon
     suspended_by_another(server, request)
     shared, apart = running.reopen, []
 
-    def reopen_apart(cache: pk.KVCache, branch: Branch, must: bool) -> pk.Sequence | None:
+    def reopen_apart(cache: pk.KVCache, branch: Branch, must: bool, waits: bool) -> pk.Sequence | None:
         if apart:
-            return shared(cache, branch, must)
+            return shared(cache, branch, must, waits)
         apart.append(branch)
         cache.purge(None)
         return cache.sequence(branch.saved)
@@ -114,7 +114,7 @@ def test_branches_that_share_less_than_they_could_come_back_once_more(serve, mon
 
 
 def test_a_request_whose_second_branch_finds_no_room_waits_for_another_step(serve, monkeypatch):
-    server = serve(16, host=40, max_running=4, max_batch_tokens=64, watermark=0.0)
+    server = serve(16, host=40, max_running=4, max_batch_tokens=64, watermark=0.0, loading_share=0)
     request = server.submit(prompt(1, 12), 20, n=2)
     for _ in range(13):  # 25 tokens: all but the last are in whole blocks, so its first branch comes back at once
         server.turn()
@@ -122,10 +122,10 @@ def test_a_request_whose_second_branch_finds_no_room_waits_for_another_step(serv
     server.turn()
     starts: list[Request] = []
 
-    def start(one: Request, promised: int) -> int:
+    def start(one: Request, promised: int, **how: bool) -> int:
         starts.append(one)
         assert len(starts) < 100, "it is begun and suspended again and again in one step"
-        return begin(one, promised)
+        return begin(one, promised, **how)
 
     begin = server.scheduler._running.start
     monkeypatch.setattr(server.scheduler._running, "start", start)

@@ -66,6 +66,17 @@ def test_a_scheduler_needs_a_cache_with_room_for_its_sequences(serve):
         pk.Scheduler(serve().cache, {"max_running": 3})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("reason", "error"), [(None, pk.WrongType), (0, pk.WrongType), ("length", pk.InvalidArgument)], ids=repr
+)
+def test_an_abort_for_an_unknown_reason_is_refused_and_ends_nothing(serve, reason, error):
+    server = serve()
+    request = server.submit(prompt(1), 4)
+    with pytest.raises(error, match="reason"):
+        server.scheduler.abort(request, reason)
+    assert server.run() == [request]
+
+
 def test_requests_and_branches_of_others_are_refused(serve):
     mine, other = serve(), serve()
     request = other.submit(prompt(1), 4)

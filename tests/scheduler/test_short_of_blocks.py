@@ -128,7 +128,7 @@ def test_with_room_for_one_prompt_the_second_waits_until_the_first_has_its_block
 
 
 def test_an_opening_that_finds_no_room_counts_no_prompt_and_no_hit(serve):
-    server = serve(4, max_running=8)
+    server = serve(4, max_running=8, share="never")
     shared = prompt(1, BLOCK)
     rest = ((2, BLOCK - 1), (3, BLOCK + 1), (4, 1))
     requests = [server.submit([*shared, *prompt(i, n)], 1 if i == 4 else 3) for i, n in rest]

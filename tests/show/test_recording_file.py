@@ -91,7 +91,7 @@ def frame_with(data, what):
         (lambda d: d.update(texts={"1": 2}), "texts: '1'"),
         (lambda d: d.update(frames=[]), "frames: there are none"),
         (lambda d: d.update(frames={}), "frames: a dict: a list is needed"),
-        (lambda d: d["frames"].append(3), "frame 56: 3: an object is needed"),
+        (lambda d: d["frames"].append(3), "frame 47: 3: an object is needed"),
         (lambda d: d["frames"][2].pop("caption"), "frame 3, caption: is not there"),
         (lambda d: d["frames"][2]["tiers"].pop("host"), "frame 3, tiers: device, disk, but there are device,"),
         (lambda d: d["frames"][2]["tiers"]["device"].reverse(), "frame 3, device: the blocks do not stand once each"),

@@ -61,7 +61,7 @@ def test_the_steps_are_listed_with_their_numbers(fork):
     lines = steps(fork).splitlines()
     assert len(lines) == 9
     assert lines[0].startswith("1  The recording begins.")
-    assert lines[8] == "9  A is released. What is full stays cached."
+    assert lines[8] == "9  A is released. Its full blocks stay cached."
     assert steps(dataclasses.replace(fork, left_out=7)).endswith("(7 more were not recorded)")
 
 

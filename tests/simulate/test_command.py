@@ -9,7 +9,7 @@ import pytest
 
 from pagedkv.cli import main
 from pagedkv.lab.simulate import Hardware, load_workload, simulate
-from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, rows
+from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, narrowed, rows
 
 TRACE = "synthetic:chat:3:30"
 
@@ -56,6 +56,28 @@ def test_plots_are_written(tmp_path, capsys, study):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("what", ["--by-tier", "waste", "prefix", "beams", "concurrency"])
+def test_lines_fit_80_characters_unless_they_may_be_wide(capsys, what):
+    study = [what] if what == "--by-tier" else ["--study", what]
+    few = ["--requests", "2"] if what == "beams" else []
+    command = ["simulate", "synthetic:short:0:60", *study, *few, "--quiet"]
+    assert main(command) == 0
+    narrow = capsys.readouterr().out.splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert main([*command, "--wide"]) == 0
+    wide = capsys.readouterr().out.splitlines()
+    assert set(narrow[1].split("  ")) <= set(wide[1].split("  "))
+    assert len(narrow) == len(wide)
+
+
+def test_columns_that_are_left_out_are_the_least_telling_and_one_that_is_needed_stays():
+    line = dict.fromkeys(LEGEND, "1")
+    assert list(narrowed([line], None)[0]) == list(LEGEND)
+    (kept,) = narrowed([line], 80)
+    assert {"system", "refused", "TTFT p50 s", "TTFT p99 s", "output tok/s", "hit %"} <= set(kept)
+    assert "wall s" not in kept
+
+
 def test_markdown_is_a_table(capsys):
     assert main(["simulate", "synthetic:short:1:60", "--study", "prefix", "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -71,6 +93,7 @@ def test_markdown_is_a_table(capsys):
         ["--model", "llama-3-70b"], ["--tiers", "host"], ["--tiers", "tape=1TB@1GB/s"], ["--tiers", "host=1TB@fast/s"],
         ["--tiers", "host=0GB@1GB/s"], ["--tiers", "host=1GB@1GB/s,host=1GB@1GB/s"], ["--systems", "magic"],
         ["--disk-admission", "some"], ["--tiers", "none", "--systems", "paged,tiered"], ["synthetic:foo"],
+        ["--disk-write", "some"],
         ["--systems", ","], ["--requests", "0"], ["--speed", "-1"], ["--speed", "nan"], ["--block-size", "0"],
         ["--max-running", "0"], ["--max-batch-tokens", "5"], ["--study", "magic"], ["--json", "/nowhere/x.json"],
         ["--plot", "x.docx"], ["--study", "beams", "--beam-spread", "0"], ["--longest", "0"],

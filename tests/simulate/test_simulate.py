@@ -12,7 +12,9 @@ from pagedkv.lab.replay.progress import Silent
 from pagedkv.lab.simulate import SYSTEMS, Workload, load_workload, simulate
 from pagedkv.lab.simulate.contiguous import MOST_TOGETHER, ContiguousServer, Regions, region_length
 from pagedkv.lab.simulate.hardware import GPUS, MODELS, Hardware
-from pagedkv.lab.simulate.links import Rates, TierSize
+from pagedkv.lab.simulate.links import LATENCY_S, Rates, TierSize
+from pagedkv.lab.simulate.table import rows as table_rows
+from pagedkv.spec.sizes import format_size
 
 PAGED = [name for name, system in SYSTEMS.items() if system.paged]
 ALL = list(SYSTEMS)
@@ -324,3 +326,50 @@ def test_users_come_once_and_then_come_back_with_their_session():
 def test_short_requests_that_are_none_are_refused(rest):
     with pytest.raises(pk.InvalidArgument):
         load_workload(f"synthetic:short{rest}")
+
+
+def returning(requests):
+    """Twelve prompts that come twice, and a long answer beside them."""
+    first = [(10 * i, 160, 2) for i in range(12)]
+    again = [(4000 + 40 * i, 170, 2, i + 1, 10) for i in range(12)]
+    return requests((0, 20, 400), *first, *again)
+
+
+def test_a_load_holds_up_no_other_request_unless_it_is_asked_to(machine, requests):
+    stalling, beside = run(returning(requests), machine(1000, 4000, rate=2e5), "stalling", "tiered")
+    assert stalling.requests == beside.requests == 25
+    assert stalling.hit_rate["host"] > 0
+    assert beside.hit_rate["host"] > 0
+    assert stalling.stalled_s > 0
+    assert beside.stalled_s == 0
+    assert beside.tpot_s["p99"] < stalling.tpot_s["p99"]
+    assert beside.ttft_s["p99"] <= stalling.ttft_s["p99"]
+
+
+def test_over_links_that_take_no_time_it_makes_no_difference_who_waits(machine, requests, monkeypatch):
+    monkeypatch.setitem(LATENCY_S, "host", 0.0)
+    stalling, beside = run(returning(requests), machine(1000, 4000, rate=1e18), "stalling", "tiered")
+    for name in ("seconds", "ttft_s", "tpot_s", "computed_tokens", "hit_rate", "steps"):
+        assert getattr(stalling, name) == pytest.approx(getattr(beside, name)), name
+
+
+def test_a_disk_is_written_when_it_was_asked_to_be_and_its_bytes_are_told_by_day(machine, requests):
+    rows = [(1000 * i, 161, 2, *((i - 6, 10) if i >= 6 else ())) for i in range(12)]
+    hardware = machine(200, 320)
+    disk = TierSize("disk", 4000 * hardware.model.kv_bytes_per_token, Rates(1e9, 1e9))
+    written, shown = {}, {}
+    for word in (None, "never", "evicted", "reused", "all"):
+        tiers = replace(hardware, tiers=(*hardware.tiers, disk), disk_admission="all", disk_write=word)
+        (result,) = run(requests(*rows), tiers, "tiered")
+        written[word] = result.disk_written_bytes
+        shown[word] = table_rows([result])[0]["disk/day"]
+        if word == "never":
+            assert (result.hit_rate["disk"], shown[word]) == (0, "0 B")
+    assert 0 == written["never"] < written["evicted"] < written["reused"] <= written["all"]
+    assert written[None] == written["reused"], "the disk has more than 4 times the blocks of memory"
+    block_bytes = 16 * hardware.model.kv_bytes_per_token
+    assert written["all"] >= 60 * block_bytes, "the whole blocks of six different prompts"
+    assert shown["all"] == format_size(int(written["all"] * 86_400 / result.seconds))
+    (without,) = run(requests(*rows), hardware, "tiered")
+    assert without.disk_written_bytes is None
+    assert "disk/day" not in table_rows([without])[0]

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import resource
 import sys
+import time
 import types
 import weakref
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.spec.sizes import Blocks, Bytes
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record
 from pagedkv.tiers.device import neighbours
 from pagedkv.tiers.disk import _io
@@ -88,10 +90,26 @@ def test_more_memory_than_there_is_is_an_error_that_names_the_size(tier_class, b
 
 
 @pytest.mark.parametrize("tier_class", TIERS)
+def test_bytes_are_no_number_of_blocks_and_the_reverse(tier_class):
+    assert tier_class(Blocks(2), Bytes(64)).num_blocks == 2
+    with pytest.raises(WrongType, match="num_blocks is not in bytes"):
+        tier_class(Bytes(2), 64)
+    with pytest.raises(WrongType, match="block_bytes is not in blocks"):
+        tier_class(2, Blocks(64))
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
+@pytest.mark.parametrize(("device", "error"), [("8GiB", InvalidArgument), ("gpu", InvalidArgument), (0, WrongType)])
+def test_a_device_is_a_place(tier_class, device, error):
+    with pytest.raises(error, match="device"):
+        tier_class(2, 64, device=device)
+
+
+@pytest.mark.parametrize("tier_class", TIERS)
 def test_a_gpu_without_cupy_is_an_error_that_names_the_extras(tier_class, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError, match=r"pagedkv\[cuda12\].*pagedkv\[cuda13\]"):
-        tier_class(4, 10, gpu=0)
+        tier_class(4, 10, device="cuda:0")
 
 
 @pytest.mark.parametrize("block_bytes", [1, 15, 16384, 65536, 65552, 70001])
@@ -228,7 +246,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
 
 def test_a_gpu_arena_moves_to_page_locked_host_to_disk_and_back(fake_cupy, tmp_path):
-    device, host = DeviceTier(12, 4096, gpu=3), HostTier(12, 4096, gpu=3)
+    device, host = DeviceTier(12, 4096, device="cuda:3"), HostTier(12, 4096, device="cuda:3")
     assert not host.arena.any()
     disk = DiskTier(tmp_path / "kv", 12, 4096, fingerprint=bytes(32), block_tokens=1)
     tiers = {0: device, 1: host, 2: disk}
@@ -260,12 +278,21 @@ def test_a_gpu_arena_moves_to_page_locked_host_to_disk_and_back(fake_cupy, tmp_p
 def test_a_gpu_that_has_too_little_memory_is_an_error_that_names_the_size(fake_cupy, tier_class):
     fake_cupy.limit = 100
     with pytest.raises(TierError, match="1000 bytes"):
-        tier_class(10, 100, gpu=0)
+        tier_class(10, 100, device="cuda:0")
+
+
+def wait_for_unlocked(fake_cupy, limit_s=60.0):
+    """A thread that touched the memory may hold it until it ends, after the tier was made."""
+    end = time.monotonic() + limit_s
+    while fake_cupy.locked and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.001)
+    assert not fake_cupy.locked
 
 
 def test_page_locked_memory_is_locked_in_chunks_and_unlocked_with_its_last_view(fake_cupy, monkeypatch):
     monkeypatch.setattr("pagedkv.tiers.memory.LOCK_CHUNK", 4096)
-    tier = HostTier(5, 2048, gpu=0)
+    tier = HostTier(5, 2048, device="cuda:0")
     assert sorted(fake_cupy.locked.values()) == [2048, 4096, 4096]
     assert not tier.arena.any()
     view = tier.view(1)
@@ -274,21 +301,19 @@ def test_page_locked_memory_is_locked_in_chunks_and_unlocked_with_its_last_view(
     gc.collect()
     assert len(fake_cupy.locked) == 3
     del view
-    gc.collect()
-    assert not fake_cupy.locked
+    wait_for_unlocked(fake_cupy)
 
 
 def test_a_limit_on_locked_memory_is_named_and_what_was_locked_is_given_back(fake_cupy, monkeypatch):
     monkeypatch.setattr("pagedkv.tiers.memory.LOCK_CHUNK", 4096)
     fake_cupy.limit = 5000
     with pytest.raises(TierError, match=r"only the first 4096.*ulimit -l"):
-        HostTier(5, 2048, gpu=0)
-    gc.collect()
-    assert not fake_cupy.locked
+        HostTier(5, 2048, device="cuda:0")
+    wait_for_unlocked(fake_cupy)
 
 
 def test_copies_wait_for_the_kernels_that_were_launched_on_the_arena(fake_cupy):
-    device, host = DeviceTier(4, 64, gpu=0), HostTier(4, 64, gpu=0)
+    device, host = DeviceTier(4, 64, device="cuda:0"), HostTier(4, 64, device="cuda:0")
     device.used_by()
     device.used_by(6)
     device.used_by()
@@ -300,7 +325,7 @@ def test_copies_wait_for_the_kernels_that_were_launched_on_the_arena(fake_cupy):
 def test_no_copy_reaches_from_one_page_locked_piece_into_the_next(fake_cupy, monkeypatch):
     monkeypatch.setattr("pagedkv.tiers.memory.LOCK_CHUNK", 10_000)
     for block_bytes, pieces in ((1536, 3), (3072, 5)):  # neither divides the chunk
-        device, host = DeviceTier(20, block_bytes, gpu=0), HostTier(20, block_bytes, gpu=0)
+        device, host = DeviceTier(20, block_bytes, device="cuda:0"), HostTier(20, block_bytes, device="cuda:0")
         assert all(size % block_bytes == 0 for size in fake_cupy.locked.values())
         assert all(address % 4096 == 0 for address in fake_cupy.locked)
         assert len(fake_cupy.locked) == pieces, block_bytes
@@ -315,12 +340,12 @@ def test_no_copy_reaches_from_one_page_locked_piece_into_the_next(fake_cupy, mon
 
 
 def test_a_gpu_arena_is_zero_before_another_stream_can_write_it(fake_cupy):
-    DeviceTier(4, 64, gpu=0)
+    DeviceTier(4, 64, device="cuda:0")
     assert fake_cupy.zeros_waits == 1
 
 
 def test_work_on_another_stream_waits_for_the_work_before_it_and_for_nothing_else(fake_cupy):
-    device = DeviceTier(4, 64, gpu=2)
+    device = DeviceTier(4, 64, device="cuda:2")
     device.before_use()  # the first
     device.used_by(6)
     device.before_use(6)
@@ -331,7 +356,7 @@ def test_work_on_another_stream_waits_for_the_work_before_it_and_for_nothing_els
 
 
 def test_a_closed_gpu_arena_is_let_go_after_the_kernels_that_use_it(fake_cupy):
-    device = DeviceTier(4, 64, gpu=0)
+    device = DeviceTier(4, 64, device="cuda:0")
     device.used_by(6)
     device.used_by()
     device.close()
@@ -340,7 +365,7 @@ def test_a_closed_gpu_arena_is_let_go_after_the_kernels_that_use_it(fake_cupy):
 
 
 def test_work_that_is_captured_into_a_graph_leaves_no_event_behind(fake_cupy):
-    device, host = DeviceTier(4, 64, gpu=4), HostTier(4, 64, gpu=4)
+    device, host = DeviceTier(4, 64, device="cuda:4"), HostTier(4, 64, device="cuda:4")
     device.used_by()
     fake_cupy.capturing = 6
     device.before_use(6)

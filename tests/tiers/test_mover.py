@@ -34,7 +34,11 @@ TIMEOUT_S = 60
 
 def moves_of(*rows):
     """Moves from (transfer, src tier, dst tier, src block, dst block)."""
-    return np.array([(*row, 0, 0) for row in rows], MOVE_DTYPE)
+    moves = np.zeros(len(rows), MOVE_DTYPE)
+    for move, row in zip(moves, rows, strict=True):
+        for name, value in zip(("transfer", "src_tier", "dst_tier", "src_block", "dst_block"), row, strict=True):
+            move[name] = value
+    return moves
 
 
 def line(transfer, src, dst, blocks, shift=0):
@@ -415,10 +419,10 @@ def test_a_forked_child_is_refused_and_can_still_exit(tiers):
             finally:
                 mover.close()
                 os._exit(0)
+        os.close(tell)
         os.waitpid(child, 0)
         assert b"forked child" in os.read(told, 500)
         os.close(told)
-        os.close(tell)
         assert mover.submit(moves_of((1, HOST, DEVICE, 0, 0))).results()[1].all()
 
 

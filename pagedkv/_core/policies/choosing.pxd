@@ -17,7 +17,9 @@ cdef inline int32_t hot_children(Place* p, int32_t tier, int32_t n) noexcept nog
 
 cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexcept nogil:
     cdef Fate* f = &p.fates[n]
-    if f.transfer >= 0:
+    if f.transfer >= 0 or f.copying >= 0:
+        return False
+    if p.closed[tier] and f.below[tier] > 0:    # what hangs on it there would not be found any more
         return False
     if node_top(p.tree, n) < tier:              # a hotter copy exists: this one is redundant
         return True

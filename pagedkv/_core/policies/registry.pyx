@@ -1,4 +1,7 @@
-"""Eviction policies by name: ours, and those that other packages register."""
+"""Eviction policies by name: ours, and those that other packages register.
+
+A new policy is a struct of functions (``Policy`` in place.pxd) that ``register_policy`` makes known.
+"""
 
 from libc.stdint cimport uintptr_t
 

@@ -1,4 +1,8 @@
-"""What a policy is told of the requests that a block table's rows stand for."""
+"""Reports to the core about the requests of a block table's rows.
+
+A policy learns from them, and the core writes closed tiers by them: a prefix that a second request finds is worth
+a copy.
+"""
 
 cimport cython
 cimport numpy as cnp
@@ -7,15 +11,25 @@ from libc.stdint cimport int32_t, int64_t
 from pagedkv._core.arrays cimport count_input, handle_input, i64, int64_input, return_input, session_input
 from pagedkv._core.block_table cimport BlockTable, Row
 from pagedkv._core.owners cimport place_arrive, place_begin, place_depart, place_hint
+from pagedkv._core.place cimport WRITE_NEVER, Place
 from pagedkv._core.types cimport E_STALE, NIL
 from pagedkv.errors import InvalidArgument
 
 cnp.import_array()
 
 
+# Whether anything is decided by which requests come: by the policy, or by what is written to a closed tier.
+cdef bint asks(Place* p) noexcept nogil:
+    cdef int32_t tier
+    for tier in range(p.num_tiers):
+        if p.closed[tier] and p.pools[tier] != NULL and p.writes[tier] != WRITE_NEVER:
+            return True
+    return p.policy.arrive != NULL
+
+
 def requests_of(BlockTable table not None):
-    """The Requests of a table, None where its policy learns nothing of requests."""
-    return Requests(table) if table.placement is not None and table.placement.place.policy.arrive != NULL else None
+    """The Requests of a table, None where nothing is decided by which requests come."""
+    return Requests(table) if table.placement is not None and asks(&table.placement.place) else None
 
 
 def check_return(expected_return_s):
@@ -25,25 +39,38 @@ def check_return(expected_return_s):
 
 @cython.final
 cdef class Requests:
-    """The requests of a table whose policy learns of them, as ``hazard`` does. Thread-safe.
+    """The requests of a table. Thread-safe.
+
+    They are for a policy that learns of them, as ``hazard`` does, and for a tier that is written when a second request
+    finds a run.
 
     Parameters
     ----------
     table : BlockTable over a Placement
 
+    Attributes
+    ----------
+    learns : bool
+        Whether the policy learns of them: only then do `begin`, `hint` and `depart` do anything.
+
     Raises
     ------
     InvalidArgument
-        The table's policy learns nothing of requests.
+        Nothing is decided by which requests come.
     """
 
     cdef readonly BlockTable table
 
     def __cinit__(self, BlockTable table not None):
-        if table.placement is None or table.placement.place.policy.arrive == NULL:
+        if table.placement is None or not asks(&table.placement.place):
             policy = None if table.placement is None else table.placement.policy
             raise InvalidArgument(f"policy {policy!r} learns nothing of requests: 'hazard' does")
         self.table = table
+
+    @property
+    def learns(self):
+        """Whether the policy learns of requests."""
+        return self.table.placement.place.policy.arrive != NULL
 
     def arrive(self, row, found=0, *, session=None, now_ns=-1):
         """A row that was opened with an `owner` stands for a request, which has just come.
@@ -108,7 +135,7 @@ cdef class Requests:
         t.lock.release()
 
     def hint(self, row, *, session=None, expected_return_s=None):
-        """What the caller knows of the request that a row stands for, as in ``HazardPolicy.hint``.
+        """Pass the caller's hints about a row's request, as in ``HazardPolicy.hint``.
 
         For any of its forks.
 

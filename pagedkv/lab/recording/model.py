@@ -1,4 +1,4 @@
-"""What a recording is made of. Plain data: integers, texts and tuples."""
+"""The frames of a recording as plain data: integers, texts and tuples."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Recorder:
 
     Or from :meth:`start` to :meth:`stop`.
 
-    The cache does what it would do without. A frame looks at every owned block and at every cached token: this is for
+    Recording changes nothing in the cache. A frame looks at every owned block and at every cached token: this is for
     small pools. Sequences that were opened before the recording show as other owners of their blocks.
 
     Parameters
@@ -55,7 +55,7 @@ class Recorder:
         self._left_out = 0
         self._known: dict[int, Known] = {}  # by row
         self._named = 0
-        self._moves: dict[int, tuple[Move, ...]] = {}  # in flight, by the span they belong to
+        self._moves: dict[int, list[tuple[Move, bool]]] = {}  # in flight, by their span; whether it leaves its source
         self._lock = threading.RLock()
 
     # ---- recording
@@ -76,7 +76,7 @@ class Recorder:
                 self._add("opened", lambda now: captions.opened(self._cache.spec.block_size, sizes))
 
     def stop(self) -> None:
-        """Record no more. What was recorded stays.
+        """Record no more; keep the recording.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Recorder:
 
     @property
     def recording(self) -> Recording:
-        """What has been recorded so far."""
+        """The recording so far."""
         with self._lock:
             frames, left_out = tuple(self._frames), self._left_out
         pools = self._cache.placement.pools
@@ -114,7 +114,7 @@ class Recorder:
         return Recording(spec.block_size, self._cache.placement.policy, sizes, frames, left_out, self._texts(frames))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what has been recorded so far to a JSON file, for ``pagedkv show``."""
+        """Write the recording so far to a JSON file, for ``pagedkv show``."""
         write_recording(self.recording, path)
 
     def _texts(self, frames: tuple[Frame, ...]) -> dict[int, str]:
@@ -134,10 +134,11 @@ class Recorder:
         """The cache begins something."""
         if span.name == "moves":
             with self._lock:
-                self._moves[id(span)] = moves = tuple(
+                moves = tuple(
                     Move(TIER_NAMES[m["src_tier"]], int(m["src_block"]), TIER_NAMES[m["dst_tier"]], int(m["dst_block"]))
                     for m in span.subject
                 )
+                self._moves[id(span)] = list(zip(moves, _leaves_source(span.subject), strict=True))
                 self._add("moves", lambda now: captions.of_moves_begun(self._last, now, moves), moves=moves)
 
     def end(self, span: Span, state: Any) -> None:
@@ -151,7 +152,7 @@ class Recorder:
                 self._add(span.name, lambda now: captions.of_drop(self._last, now, span.name), if_dropped=True)
 
     def _ended_moves(self, span: Span) -> None:
-        moves = self._moves.pop(id(span), ())
+        moves = tuple(move for move, _ in self._moves.pop(id(span), ()))
         arrived = span.attributes.get("moved_blocks", 0)
         self._add("moves", lambda now: captions.of_moves_ended(moves, arrived), moves=moves)
 
@@ -173,7 +174,7 @@ class Recorder:
             name = self._known[row].name
             if span.name == "release":
                 del self._known[row]
-                self._add("release", lambda now: f"{name} is released. What is full stays cached.")
+                self._add("release", lambda now: f"{name} is released. Its full blocks stay cached.")
             else:
                 self._add("truncate", lambda now: f"{name} is cut back to {span.attributes['tokens']} tokens.")
 
@@ -216,7 +217,7 @@ class Recorder:
         if len(self._frames) >= self._max_frames:
             self._left_out += 1
             return
-        flying = [move for some in self._moves.values() for move in some]
+        flying = [each for some in self._moves.values() for each in some]
         now = take(self._cache.placement, self._cache.table, self._known.values(), flying)
         if now is None:
             self._left_out += 1
@@ -224,3 +225,13 @@ class Recorder:
         if if_dropped and not captions.gone(self._last, now):
             return
         self._frames.append(Frame(what, caption(now), now.sequences, now.tiers, copies, moves))
+
+
+def _leaves_source(moves: Any) -> list[bool]:
+    """Of each move, whether its block leaves where it is.
+
+    A copy to a colder tier leaves it there. The last transfer of a group that makes room is a demotion; those before it
+    are copies.
+    """
+    last = {int(move["group"]): int(move["transfer"]) for move in moves}
+    return [not move["reason"] and last[int(move["group"])] == int(move["transfer"]) for move in moves]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pagedkv._core.block_table import BlockTable
+from pagedkv._core.no_token import NO_TOKEN
 from pagedkv._core.placement import Placement
 from pagedkv._core.tier import TIER_NAMES
 from pagedkv.errors import StaleHandle
@@ -28,19 +29,21 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was seen: live sequences, and the owned blocks by tier."""
+    """A snapshot: live sequences, and the owned blocks by tier."""
 
     sequences: tuple[SequenceState, ...]
     tiers: Mapping[str, tuple[HeldBlock, ...]]
 
 
-def take(placement: Placement, table: BlockTable, known: Iterable[Known], moves: Iterable[Move]) -> Snapshot | None:
+def take(
+    placement: Placement, table: BlockTable, known: Iterable[Known], moves: Iterable[tuple[Move, bool]]
+) -> Snapshot | None:
     """Look at the books; None if other threads changed them during each of a few looks.
 
     Parameters
     ----------
     known : sequences to look for; those released since are left out.
-    moves : in flight now.
+    moves : in flight now, and whether each leaves its source.
     """
     known, moves = list(known), list(moves)
     for _ in range(ATTEMPTS):
@@ -50,7 +53,9 @@ def take(placement: Placement, table: BlockTable, known: Iterable[Known], moves:
     return None
 
 
-def _look(placement: Placement, table: BlockTable, known: list[Known], moves: list[Move]) -> Snapshot | None:
+def _look(
+    placement: Placement, table: BlockTable, known: list[Known], moves: list[tuple[Move, bool]]
+) -> Snapshot | None:
     block_size = placement.tree.block_size
     sequences: list[SequenceState] = []
     for one in known:
@@ -73,10 +78,12 @@ def _look(placement: Placement, table: BlockTable, known: list[Known], moves: li
             for i, block in enumerate(ids):
                 place = (TIER_NAMES[tier], block)
                 in_tree.add(place)
-                contents[place] = node["tokens"][i * block_size : (i + 1) * block_size]
+                tokens = node["tokens"][i * block_size : (i + 1) * block_size]
+                contents[place] = tuple(token for token in tokens if token != NO_TOKEN)
     moving: dict[tuple[str, int], Moving] = {}
-    for move in moves:
-        moving[move.source, move.block] = "out"
+    for move, leaves in moves:
+        if leaves:
+            moving[move.source, move.block] = "out"
         moving[move.destination, move.to] = "in"
         contents.setdefault((move.destination, move.to), contents.get((move.source, move.block), ()))
     tiers: dict[str, tuple[HeldBlock, ...]] = {}

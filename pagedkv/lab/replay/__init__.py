@@ -1,4 +1,4 @@
-"""Replays traces through the cache: what a policy and tiers are worth, beside the optimum."""
+"""Replays traces through the cache: the gain of a policy and of tiers, beside the optimum."""
 
 from pagedkv.lab.replay.capacity import Capacity, resolve
 from pagedkv.lab.replay.load import load_trace

@@ -1,4 +1,4 @@
-"""Tier sizes as a user types them: ``5000`` blocks, ``5%`` of the unique blocks, ``40GiB``."""
+"""Tier sizes as a user types them: ``5000 blocks``, ``5%`` of the unique blocks, ``40GiB``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 
 from pagedkv.core import Tier
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.replay.trace import Trace
-from pagedkv.spec.sizes import UNITS, Bytes, whole_number
+from pagedkv.spec.paths import path_text
+from pagedkv.spec.sizes import UNITS, Blocks, Bytes, Size, whole_number
 
 LLAMA_3_8B_BYTES_PER_TOKEN = 131_072  # 32 layers x 2 (K, V) x 8 heads x 128 x 2 bytes
 MAX_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_BYTES_PER_TOKEN = 1 << 30
 TIER_NAMES = tuple(str(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
+ARGUMENTS = ("device_memory", "host_memory", "disk")
+EXAMPLES = "'5000 blocks', a share of the unique blocks ('5%') or bytes ('40GiB')"
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,12})?)\s*([A-Za-z%]*)", re.ASCII)
 
 
@@ -34,7 +38,7 @@ class Capacity:
 
     def __post_init__(self) -> None:
         for name, blocks in zip(TIER_NAMES, self.blocks, strict=True):
-            whole_number(blocks, f"{name} blocks", 0, MAX_BLOCKS)
+            whole_number(blocks, f"{name} blocks", 0, MAX_BLOCKS, unit=Blocks)
         if self.device == 0:
             raise InvalidArgument("device: a cache needs at least 1 block on the device")
 
@@ -54,63 +58,78 @@ class Capacity:
 def resolve(
     trace: Trace,
     *,
-    device: str | int,
-    host: str | int | None = None,
-    disk: str | int | None = None,
+    device_memory: Size,
+    host_memory: Size | None = None,
+    disk: Size | None = None,
     bytes_per_token: int = LLAMA_3_8B_BYTES_PER_TOKEN,
+    names: tuple[str, str, str] = ARGUMENTS,
 ) -> Capacity:
     """Turn typed sizes into blocks of this trace.
 
     Parameters
     ----------
-    device, host, disk : ``5000`` or ``Blocks(5000)`` (a trace has no bytes, so a bare number is blocks), ``"5%"``
-        (of the unique blocks, rounded down), ``"40GiB"`` or ``Bytes(n)`` (rounded down to whole blocks). ``disk`` may
-        name its folder: ``"20%:/nvme/kv"``.
+    device_memory, host_memory, disk : ``"5000 blocks"`` or ``Blocks(5000)``, ``"5%"`` (of the unique blocks, rounded
+        down), ``"40GiB"`` or ``Bytes(n)`` (rounded down to whole blocks). ``disk`` may name its folder:
+        ``"20%:/nvme/kv"``, where ``~`` is the user's home.
     bytes_per_token : KV bytes of one token over all layers.
+    names : of the options that the sizes came from, for errors.
 
     Raises
     ------
-    InvalidArgument : not a size, zero, negative or absurd; names the tier.
+    InvalidArgument : not a size, without a unit, zero, negative or absurd; names the option.
+    WrongType : neither a string nor Blocks nor Bytes.
     """
-    whole_number(bytes_per_token, "bytes per token", 1, MAX_BYTES_PER_TOKEN)
+    whole_number(bytes_per_token, "bytes per token", 1, MAX_BYTES_PER_TOKEN, unit=Bytes)
     folder = None
     if isinstance(disk, str) and ":" in disk:
         disk, where = disk.split(":", 1)
         if not where:
-            raise InvalidArgument("disk: the folder after ':' is empty")
-        folder = Path(where)
+            raise InvalidArgument(f"{names[2]}: the folder after ':' is empty")
+        folder = Path(path_text(where, f"{names[2]}: the folder"))
     block_bytes = trace.block_size * bytes_per_token
     return Capacity(
-        _blocks("device", device, trace, block_bytes),
-        0 if host is None else _blocks("host", host, trace, block_bytes),
-        0 if disk is None else _blocks("disk", disk, trace, block_bytes),
+        _blocks(names[0], device_memory, trace, block_bytes),
+        0 if host_memory is None else _blocks(names[1], host_memory, trace, block_bytes),
+        0 if disk is None else _blocks(names[2], disk, trace, block_bytes),
         folder,
     )
 
 
-def _blocks(tier: str, size: str | int, trace: Trace, block_bytes: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int | str):
-        raise WrongType(f"{tier}: a size is a string, Bytes(n) or a number of blocks, not {type(size).__name__}")
-    text = size if isinstance(size, str) else f"{int(size)}{'B' if isinstance(size, Bytes) else ''}"
+def _blocks(name: str, size: Size, trace: Trace, block_bytes: int) -> int:
+    if isinstance(size, Blocks | Bytes):
+        text = f"{int(size)} {'B' if isinstance(size, Bytes) else 'blocks'}"
+    elif isinstance(size, str):
+        text = size
+    else:
+        raise not_a_size(name, size)
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise InvalidArgument(f"{tier}: {text!r} is not a size; write blocks (5000), a share (5%) or bytes (40GiB)")
+        raise InvalidArgument(f"{name}: {text[:40]!r} is not a size: write {EXAMPLES}")
     number, unit = Fraction(found[1]), found[2]
     if unit == "%":
         if number > 100:
-            raise InvalidArgument(f"{tier}: {text} is more than all of the trace's unique blocks")
+            raise InvalidArgument(f"{name}: {text} is more than all of the trace's unique blocks")
         blocks = int(number * trace.num_unique / 100)
         meaning = f"{text} of {trace.num_unique} unique blocks"
     elif unit == "":
+        raise InvalidArgument(f"{name}: {text!r} has no unit: write {EXAMPLES}")
+    elif unit in ("block", "blocks"):
         if number.denominator != 1:
-            raise InvalidArgument(f"{tier}: {text} blocks is not a whole number")
-        blocks, meaning = int(number), f"{text} blocks"
+            raise InvalidArgument(f"{name}: {text} is not a whole number")
+        blocks, meaning = int(number), text
     elif unit in UNITS:
         blocks, meaning = int(number * UNITS[unit] / block_bytes), f"{text} in blocks of {block_bytes} bytes"
     else:
-        raise InvalidArgument(f"{tier}: unknown unit {unit!r} in {text!r}; known: %, {', '.join(UNITS)}")
+        raise InvalidArgument(f"{name}: unknown unit {unit!r} in {text!r}; known: blocks, %, {', '.join(UNITS)}")
     if blocks < 1:
-        raise InvalidArgument(f"{tier}: {meaning} is less than one block")
+        raise InvalidArgument(f"{name}: {meaning} is less than one block")
     if blocks > MAX_BLOCKS:
-        raise InvalidArgument(f"{tier}: {meaning} is absurd (more than {MAX_BLOCKS} blocks)")
+        raise InvalidArgument(f"{name}: {meaning} is absurd (more than {MAX_BLOCKS} blocks)")
     return blocks
+
+
+def not_a_size(name: str, value: object) -> WrongType:
+    """The error for a bare number, or for a value of another type."""
+    bare = isinstance(value, Real) and not isinstance(value, bool)
+    what = f"{value!r:.40} has no unit" if bare else f"a size is not of type {type(value).__name__}"
+    return WrongType(f"{name}: {what}: write {EXAMPLES}, pagedkv.Blocks or pagedkv.Bytes")

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 
 from pagedkv.errors import InvalidArgument
+from pagedkv.lab.replay.about import fitting
+from pagedkv.lab.replay.advice import advise
 from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN
 from pagedkv.lab.replay.load import DEFAULT_TRACE, load_trace
 from pagedkv.lab.replay.options import DEFAULT_BLOCK_BYTES, DEMOTIONS, KNOWN, Options, check_policies
@@ -25,7 +27,7 @@ from pagedkv.lab.replay.table import print_table
 from pagedkv.spec.sizes import parse_size
 
 DESCRIPTION = """Replay a serving trace through the real cache and report what each eviction policy is worth.
-A size is blocks (5000), a share of the trace's unique blocks (5%) or bytes (40GiB)."""
+A size is '5000 blocks', a share of the trace's unique blocks (5%) or bytes (40GiB)."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +39,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         default=DEFAULT_TRACE,
         metavar="TRACE",
-        help=".npz, .jsonl[.gz|.zst], or synthetic:chat|agent[:SEED[:REQUESTS]] (default: %(default)s)",
+        help=".npz, .jsonl[.gz|.zst], synthetic:chat|agent[:SEED[:REQUESTS]], or a real one that is in the package "
+        "(default: %(default)s)",
     )
     add(
         "--policy",
@@ -47,12 +50,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--device-memory", dest="device", metavar="SIZE", help="device tier (default: 1%% with host 4%% and disk 10%%)")
     add("--host-memory", dest="host", metavar="SIZE", help="host tier (default: none)")
-    add("--disk", metavar="N[:DIR]", help="disk tier and its folder (default: none; a temporary folder)")
+    add("--disk", metavar="SIZE[:DIR]", help="disk tier and its folder, made if missing (default: none; temporary)")
     add(
         "--sweep",
         nargs="?",
         const=DEFAULT_SWEEP,
-        metavar="N,N,...",
+        metavar="SIZE,SIZE,...",
         help="several device sizes (default: %(const)s)",
     )
     add(
@@ -71,7 +74,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--inclusive",
         default="disk",
         metavar="TIERS",
-        help="tiers that keep their copy on promotion (default: disk)",
+        help="tiers that keep their copy on promotion, or none (default: disk)",
     )
     add(
         "--generating",
@@ -87,7 +90,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(default: 1)",
     )
     add("--requests", type=int, metavar="N", help="only the first N requests of the trace")
-    add("--block-size", type=int, metavar="TOKENS", help="of a .jsonl trace (default: 512)")
+    add("--block-size", type=int, metavar="TOKENS", help="of a .jsonl trace that does not say (default: 512)")
     add(
         "--bytes-per-token",
         type=int,
@@ -97,10 +100,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add(
         "--block-bytes",
-        default=str(DEFAULT_BLOCK_BYTES),
-        metavar="N",
-        help="payload of a block, engine real: 64KiB",
+        default=f"{DEFAULT_BLOCK_BYTES >> 10}KiB",
+        metavar="SIZE",
+        help="payload of a block, engine real (default: %(default)s)",
     )
+    add("--wide", action="store_true", help="all columns of the table, and a line for each bound")
+    add("--table-only", action="store_true", help="no advice, and none of the further replays that it takes")
     add("--json", metavar="OUT", help="write the report; - for stdout (the table then goes to stderr)")
     add("--plot", metavar="OUT.png", help="write a plot (needs the bench extra)")
     shown = parser.add_mutually_exclusive_group()
@@ -119,7 +124,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         name.strip() for given in arguments.policy or _default_policies(arguments.engine) for name in given.split(",")
     ]
     check_policies(policies)
-    inclusive = tuple(name.strip() for name in arguments.inclusive.split(",") if name.strip() != "none")
+    inclusive = tuple(name.strip() for name in arguments.inclusive.split(",") if name.strip() not in ("none", ""))
     options = Options(
         engine=arguments.engine,
         demotion=arguments.demotion,
@@ -143,9 +148,15 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     references = References(trace, options.generating)
     with progress(arguments.progress) as shown:
         results = replay(trace, policies, sizes, options=options, progress=shown, references=references)
+    out = sys.stderr if arguments.json == "-" else sys.stdout
+    print_table(trace, results, out, options=options, wide=arguments.wide)
+    advice = None
+    if not arguments.table_only:
+        with progress(arguments.progress) as shown:
+            advice = advise(trace, results, options, references, shown)
+        print(*("", *map(fitting, advice.sentences)), sep="\n", file=out)
     command = shlex.join(["pagedkv", *argv])
-    report = Report(trace, results, command, time.perf_counter() - start, options)
-    print_table(trace, results, sys.stderr if arguments.json == "-" else sys.stdout)
+    report = Report(trace, results, command, time.perf_counter() - start, options, advice)
     if arguments.json is not None:
         report.write_json(arguments.json)
     if arguments.plot is not None:
@@ -171,6 +182,6 @@ def require_format(out: str) -> None:
 
 def _bytes(option: str, text: str) -> int:
     try:
-        return parse_size(int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text)
+        return parse_size(text)
     except InvalidArgument as error:
         raise InvalidArgument(f"{option}: {error}") from None

@@ -2,16 +2,15 @@
 
 Every byte served is checked.
 
-A block id becomes a block of two equal tokens, and every prompt ends with one more token that continues
-nothing: what an engine always has to compute itself. So all of the trace's blocks can hit, and the extra
-token lies in a partly filled block that never enters the tree. For it the device gets one block more.
+A block id becomes a block of two equal tokens, and every prompt ends with one more token that continues nothing: an
+engine always has to compute that one. So all of the trace's blocks can hit, and the extra token lies in a partly filled
+block that never enters the tree. For it the device gets one block more.
 
 The cache's clock is the trace's. A request is computed when it comes, releases its blocks at once, and is over as long
 after that as its output takes; then the policy hazard is told how long that was, as in the sim engine.
 
-Each block is filled with bytes that follow from its whole prefix (payload.py) when it is computed, and
-compared on the device whenever it is served: after promotion, whatever tier it lay in. A wrong byte fails the
-run.
+Each block is filled with bytes that follow from its whole prefix (payload.py) when it is computed, and compared on the
+device whenever it is served: after promotion, whatever tier it lay in. A wrong byte fails the run.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from pagedkv.lab.replay.schedule import TOKEN_MS, arrivals_and_ends
 from pagedkv.lab.replay.trace import Int32, Int64, Trace
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.paths import nearest_existing
 from pagedkv.spec.sizes import Blocks, format_size
 
 TOKENS = 2  # per block: enough for a block to be partly filled
@@ -173,26 +173,28 @@ def run_real(
 
 
 def require_folder(capacity: Capacity) -> None:
-    """The folder that the disk tier was given exists.
+    """Check that the disk tier's folder exists or can be made, but for permissions.
 
     Raises
     ------
     InvalidArgument
     """
     folder = capacity.disk_dir
-    if folder is not None and not folder.is_dir():
-        raise InvalidArgument(f"disk: there is no folder {folder}")
+    if folder is not None and not os.path.isdir(there := nearest_existing(folder)):
+        raise InvalidArgument(f"disk: {there} is no folder; name another place for {folder}")
 
 
 @contextmanager
 def _folder(disk: int, parent: Path | None) -> Iterator[str | None]:
     """A new folder for the disk tier, removed at the end; None without a disk tier.
 
-    Every replay starts cold.
+    Every replay starts cold. The folder `parent`, made where it is missing, stays.
     """
     if not disk:
         yield None
         return
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pagedkv-replay-", dir=parent) as folder:
         yield folder
 
@@ -205,10 +207,10 @@ def _require_room(ram_blocks: int, disk_blocks: int, block_bytes: int, folder: P
             f"{format_size(there)} of memory are available; take smaller tiers or --block-bytes"
         )
     needed = disk_blocks * (block_bytes + 4096)
-    if disk_blocks and needed > (there := shutil.disk_usage(folder or tempfile.gettempdir()).free):
+    if disk_blocks and needed > (there := shutil.disk_usage(nearest_existing(folder or tempfile.gettempdir())).free):
         raise InvalidArgument(
             f"disk: {disk_blocks} blocks need {format_size(needed)}, {format_size(there)} are free there; "
-            f"take a smaller tier, another folder (--disk N:DIR) or smaller --block-bytes"
+            f"take a smaller tier, another folder (--disk SIZE:DIR) or smaller --block-bytes"
         )
 
 

@@ -140,7 +140,7 @@ class SimCache:
             self._hazard.set_bound(stake=stake)
 
     def study(self) -> None:
-        """Learn a little of what was noted, as a server would between two requests."""
+        """Learn from a few of the noted samples, as a server would between two requests."""
         if self._hazard is not None:
             self._hazard.study()
 
@@ -157,7 +157,7 @@ class SimCache:
     def finished(self, visit: Visit, output_tokens: int) -> None:
         """The request is over, and the length of its output is known now.
 
-        What it still owns is released.
+        Release the blocks that it still owns.
         """
         self.close(visit)
         if self._hazard is not None and visit.reported >= 0:
@@ -196,8 +196,8 @@ def run_sim(
     """Replay the trace from an empty cache.
 
     ``block_bytes`` only turns moved blocks into bytes; ``generating`` is the time of an output token in milliseconds,
-    None: a request releases its blocks as soon as it has come; ``hazard_stake`` is for the policy ``hazard``, None: its
-    own.
+    None: a request releases its blocks as soon as it has come; ``hazard_stake`` is for the policy ``hazard``, None for
+    the policy's default.
     """
     # A tier with room for every block of the trace never lacks any: more room changes nothing but memory.
     device, host, disk = (min(blocks, trace.num_unique) for blocks in capacity.blocks)

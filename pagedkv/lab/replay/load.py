@@ -1,18 +1,21 @@
-"""From user input to a Trace: a file by suffix or first bytes, or ``synthetic:NAME``."""
+"""From user input to a Trace: a file, one that the package brings, or a synthetic one."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from pagedkv.errors import InvalidArgument, TraceFormatError
 from pagedkv.lab.replay.synthetic import synthetic
 from pagedkv.lab.replay.trace import MAX_BLOCK_SIZE, Trace
-from pagedkv.lab.replay.trace_jsonl import MOONCAKE_BLOCK_SIZE, read_jsonl
+from pagedkv.lab.replay.trace_jsonl import read_jsonl
 from pagedkv.lab.replay.trace_npz import read_npz
 
 SYNTHETIC = "synthetic:"
-DEFAULT_TRACE = "synthetic:chat"
+DATA = Path(__file__).with_name("data")
+PACKAGED = {"mooncake:conversation": "mooncake_conversation.npz"}  # data/NOTICE says where it is from
+DEFAULT_TRACE = "mooncake:conversation"
 
 
 def load_trace(source: str | os.PathLike[str], *, block_size: int | None = None) -> Trace:
@@ -20,8 +23,9 @@ def load_trace(source: str | os.PathLike[str], *, block_size: int | None = None)
 
     Parameters
     ----------
-    source : path of a ``.npz`` or ``.jsonl[.gz|.zst]`` file, or ``synthetic:NAME[:SEED[:REQUESTS]]``.
-    block_size : tokens per block of a ``.jsonl`` file, which does not say (default 512).
+    source : path of a ``.npz`` or ``.jsonl[.gz|.zst]`` file, or ``synthetic:NAME[:SEED[:REQUESTS]]``, or
+        ``mooncake:conversation``: the real trace that the package brings.
+    block_size : tokens per block of a ``.jsonl`` file that does not say (default 512).
 
     Raises
     ------
@@ -35,6 +39,9 @@ def load_trace(source: str | os.PathLike[str], *, block_size: int | None = None)
     if text.startswith(SYNTHETIC):
         _own_block_size(text, block_size)
         return synthetic(text.removeprefix(SYNTHETIC))
+    if text in PACKAGED:
+        _own_block_size(text, block_size)
+        return replace(read_npz(DATA / PACKAGED[text]), name=text)
     path = Path(text)
     try:
         if not path.exists():
@@ -46,7 +53,7 @@ def load_trace(source: str | os.PathLike[str], *, block_size: int | None = None)
         if is_zip or path.suffix == ".npz":
             _own_block_size(text, block_size)
             return read_npz(path)
-        return read_jsonl(path, block_size=block_size or MOONCAKE_BLOCK_SIZE)
+        return read_jsonl(path, block_size=block_size)
     except (OSError, ValueError) as error:
         if isinstance(error, TraceFormatError | InvalidArgument):
             raise

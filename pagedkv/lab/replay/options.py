@@ -17,7 +17,7 @@ from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN, MAX_BYTES_PE
 from pagedkv.lab.replay.references import BOUNDS
 from pagedkv.lab.replay.schedule import require_token_ms
 from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
-from pagedkv.spec.sizes import whole_number
+from pagedkv.spec.sizes import Bytes, whole_number
 
 KNOWN = (*POLICIES, *BOUNDS)
 ENGINES = ("sim", "real")
@@ -40,7 +40,7 @@ class Options:
     block_bytes : payload of a block in the real engine, whole pages of 4 KiB.
     generating : time of an output token in milliseconds. A request holds its blocks from its arrival until its output
         is complete, in the bounds too; sim only. None: it takes no time.
-    hazard_stake : for the policy ``hazard``: share of what it won over LRU lately that may be at risk too. 0: the
+    hazard_stake : for the policy ``hazard``: share of its recent gain over LRU that it may risk too. 0: the
         strict bound; inf: no bound; None: the policy's own. Sim only.
     model : whose prefill weighs ``flop_weighted_hit_rate``, and weighs loads from disk in the real engine.
     """
@@ -74,8 +74,8 @@ class Options:
                 raise InvalidArgument(
                     f"hazard_stake: the engine {self.engine!r} keeps the policy's own bound; take the engine 'sim'"
                 )
-        whole_number(self.bytes_per_token, "bytes per token", 1, MAX_BYTES_PER_TOKEN)
-        whole_number(self.block_bytes, "block bytes", PAGE_BYTES, MAX_BLOCK_BYTES)
+        whole_number(self.bytes_per_token, "bytes per token", 1, MAX_BYTES_PER_TOKEN, unit=Bytes)
+        whole_number(self.block_bytes, "block bytes", PAGE_BYTES, MAX_BLOCK_BYTES, unit=Bytes)
         if self.block_bytes % PAGE_BYTES:
             raise InvalidArgument(f"block bytes: {self.block_bytes} is not a multiple of {PAGE_BYTES}")
 

@@ -1,4 +1,4 @@
-"""A command's whole report: what was replayed, how, the results, and the model's limits."""
+"""A command's whole report: the trace, the options, the results, and the model's limits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from pagedkv._version import __version__
 from pagedkv.errors import InvalidArgument
+from pagedkv.lab.replay.advice import Advice
 from pagedkv.lab.replay.options import Options
 from pagedkv.lab.replay.result import Json, Result
 from pagedkv.lab.replay.trace import Trace
@@ -37,13 +38,14 @@ NOT_MODELLED = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """Results of one trace, with what a reader needs to repeat and to trust them."""
+    """Results of one trace, with the facts that a reader needs to repeat them."""
 
     trace: Trace
     results: Sequence[Result]
     command: str
     wall_s: float
     options: Options
+    advice: Advice | None = None
 
     def to_json(self) -> Json:
         """The report as written by ``--json``."""
@@ -57,7 +59,14 @@ class Report:
             "block_accesses": trace.num_accesses,
             "input_tokens": int(trace.input_tokens.sum(dtype=np.int64)),
             "start": "cold",
+            "time_stamps_back": trace.num_steps_back,
             "results": [result.to_json() for result in self.results],
+            "advice": None
+            if self.advice is None
+            else {
+                "sentences": self.advice.sentences,
+                "replays": [result.to_json() for result in self.advice.replays],
+            },
             "command": self.command,
             "version": __version__,
             "python": platform.python_version(),

@@ -16,7 +16,7 @@ MOVES = tuple(f"{src}_to_{dst}" for src in TIER_NAMES for dst in TIER_NAMES if s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What an engine counted.
+    """An engine's counts.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Outcome:
     tier_hits : blocks hit in (device, host, disk); their sum is ``hits.sum()``.
     moved_bytes : bytes moved, by ``"host_to_device"`` and so on; what is absent is 0.
     bookkeeping_ns : CPU time of this thread inside the cache's calls, nanoseconds; None for a bound.
-    wrong_bytes : bytes served that were not what was stored.
+    wrong_bytes : bytes served that differ from the stored ones.
     verified_bytes : bytes served and compared.
     counters : whatever else the engine counts, by name.
     """
@@ -49,6 +49,7 @@ class Result:
     block_accesses : blocks asked for by all requests.
     hit_blocks : by tier name, and ``total``.
     token_hit_rate, flop_weighted_hit_rate : 0..1, of all input tokens and of their prefill work.
+    lru_hit_blocks, min_hit_blocks : of LRU and of MIN at one tier of the summed capacity.
     gap_to_min_closed : (hits - LRU hits) / (MIN hits - LRU hits), both at one tier of the summed capacity;
         None where MIN hits no more than LRU.
     bytes : moved between tiers, by ``"host_to_device"`` and so on.
@@ -67,6 +68,8 @@ class Result:
     hit_blocks: dict[str, int]
     token_hit_rate: float
     flop_weighted_hit_rate: float
+    lru_hit_blocks: int
+    min_hit_blocks: int
     gap_to_min_closed: float | None
     bytes: dict[str, int]
     bookkeeping_us_per_request: float | None
@@ -95,6 +98,8 @@ class Result:
             "token_hit_rate": self.token_hit_rate,
             "flop_weighted_hit_rate": self.flop_weighted_hit_rate,
             "prefill_work_ratio": 1.0 / (1.0 - rate) if rate < 1.0 else None,
+            "lru_hit_blocks": self.lru_hit_blocks,
+            "min_hit_blocks": self.min_hit_blocks,
             "gap_to_min_closed": self.gap_to_min_closed,
             "bytes": dict(self.bytes),
             "bookkeeping_us_per_request": self.bookkeeping_us_per_request,

@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.lab.replay.capacity import Capacity, resolve
+from pagedkv.errors import InvalidArgument
+from pagedkv.lab.replay.capacity import Capacity, not_a_size, resolve
 from pagedkv.lab.replay.engine_real import require_folder, run_real
 from pagedkv.lab.replay.engine_sim import run_sim
 from pagedkv.lab.replay.load import load_trace
@@ -20,12 +20,13 @@ from pagedkv.lab.replay.references import BOUNDS, References
 from pagedkv.lab.replay.result import MOVES, Json, Outcome, Result, hit_counts
 from pagedkv.lab.replay.trace import Trace, require_trace
 from pagedkv.lab.replay.weights import flop_weighted_hit_rate, token_hit_rate
+from pagedkv.spec.sizes import Blocks, Bytes, Size
 
 
 def replay(
     trace: Trace | str | os.PathLike[str],
     policies: Sequence[str] = ("lru",),
-    capacities: Capacity | str | int | Iterable[Capacity | str | int] = "5%",
+    capacities: Capacity | Size | Iterable[Capacity | Size] = "5%",
     *,
     options: Options | None = None,
     progress: Progress | None = None,
@@ -37,7 +38,7 @@ def replay(
     ----------
     trace : a Trace, or what ``load_trace`` takes.
     policies : of ``lru arc s3fifo hazard``, other registered ones and the bounds ``infinite min min-bypass``.
-    capacities : one or several; a string or int is the size of a device tier alone (``5000``, ``"5%"``).
+    capacities : one or several; a size is that of a device tier alone (``"5%"``, ``"5000 blocks"``, ``Blocks(5000)``).
     options : engine and the rest; default ``Options()``.
     progress : called for each replay; default: not called.
     references : bounds already computed for this trace, with the same ``options.generating``.
@@ -75,20 +76,22 @@ def replay(
 
 
 def _several(
-    capacities: Capacity | str | int | Iterable[Capacity | str | int],
-) -> list[Capacity | str | int]:
-    if isinstance(capacities, Capacity | str | int):
+    capacities: Capacity | Size | Iterable[Capacity | Size],
+) -> list[Capacity | Size]:
+    if isinstance(capacities, Capacity | str | Blocks | Bytes):
         return [capacities]
     try:
         return list(capacities)
     except TypeError:
-        raise WrongType(f"capacities: one size or several are needed, not {type(capacities).__name__}") from None
+        raise not_a_size("capacities", capacities) from None
 
 
-def _capacity(trace: Trace, capacity: Capacity | str | int, options: Options) -> Capacity:
+def _capacity(trace: Trace, capacity: Capacity | Size, options: Options) -> Capacity:
     if isinstance(capacity, Capacity):
         return capacity
-    return resolve(trace, device=capacity, bytes_per_token=options.bytes_per_token)
+    return resolve(
+        trace, device_memory=capacity, bytes_per_token=options.bytes_per_token, names=("capacities",) * 3
+    )
 
 
 def _one(
@@ -130,9 +133,8 @@ def _one(
     if policy == "hazard":
         stake = options.hazard_stake
         parameters["hazard_stake"] = str(stake) if stake == float("inf") else stake  # JSON knows no infinity
-    gap = references.gap_closed(int(outcome.hits.sum(dtype=np.int64)), capacity)
     wall_s = time.perf_counter() - start
-    return _result(trace, policy, engine, capacity, options, outcome, parameters, gap, wall_s)
+    return _result(trace, policy, engine, capacity, options, outcome, parameters, references, wall_s)
 
 
 def _result(
@@ -143,7 +145,7 @@ def _result(
     options: Options,
     outcome: Outcome,
     parameters: Json,
-    gap: float | None,
+    references: References,
     wall_s: float,
 ) -> Result:
     ns = outcome.bookkeeping_ns
@@ -155,7 +157,9 @@ def _result(
         hit_blocks=hit_counts(outcome),
         token_hit_rate=token_hit_rate(trace, outcome.hits),
         flop_weighted_hit_rate=flop_weighted_hit_rate(trace, outcome.hits, options.model),
-        gap_to_min_closed=gap,
+        lru_hit_blocks=references.total("lru", capacity),
+        min_hit_blocks=references.total("min", capacity),
+        gap_to_min_closed=references.gap_closed(int(outcome.hits.sum(dtype=np.int64)), capacity),
         bytes={name: int(outcome.moved_bytes.get(name, 0)) for name in MOVES},
         bookkeeping_us_per_request=None if ns is None else ns / 1000 / trace.num_requests,
         wrong_bytes=outcome.wrong_bytes,

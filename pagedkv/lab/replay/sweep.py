@@ -7,6 +7,7 @@ from pagedkv.lab.replay.capacity import Capacity, resolve
 from pagedkv.lab.replay.trace import Trace
 
 DEFAULT_SHARES = (1, 4, 10)  # device, host, disk: percent of the unique blocks, small enough to matter
+OPTIONS = ("--device-memory", "--host-memory", "--disk")
 DEFAULT_SWEEP = "1%,2%,5%,10%,20%,50%"
 
 
@@ -31,7 +32,11 @@ def capacities(
             raise InvalidArgument("--device-memory: --host-memory and --disk need it; give its size too")
         small, middle, large = (max(1, trace.num_unique * share // 100) for share in DEFAULT_SHARES)
         return [Capacity(small, middle, large)]
-    return [resolve(trace, device=device, host=host, disk=disk, bytes_per_token=bytes_per_token)]
+    return [
+        resolve(
+            trace, device_memory=device, host_memory=host, disk=disk, bytes_per_token=bytes_per_token, names=OPTIONS
+        )
+    ]
 
 
 def _swept(
@@ -42,5 +47,9 @@ def _swept(
     sizes = [size.strip() for size in sweep.split(",")]
     if sweep == DEFAULT_SWEEP:  # a small trace has no 1 %
         sizes = [size for size in sizes if int(size[:-1]) * trace.num_unique >= 100] or ["100%"]
-    found = [resolve(trace, device=s, host=host, disk=disk, bytes_per_token=bytes_per_token) for s in sizes]
+    names = ("--sweep", *OPTIONS[1:])
+    found = [
+        resolve(trace, device_memory=s, host_memory=host, disk=disk, bytes_per_token=bytes_per_token, names=names)
+        for s in sizes
+    ]
     return list(dict.fromkeys(found))

@@ -70,6 +70,11 @@ class Trace:
     def num_unique(self) -> int:
         return len(self.parents)
 
+    @property
+    def num_steps_back(self) -> int:
+        """Requests whose time stamp lies before an earlier one; it counts as that one."""
+        return int(np.count_nonzero(self.t_ms < np.maximum.accumulate(self.t_ms)))
+
     def path(self, i: int) -> Int32:
         """Block ids of request ``i``: an int32 view, read-only."""
         return self.paths[self.offsets[i] : self.offsets[i + 1]]
@@ -192,7 +197,7 @@ def _arrays(trace: Trace) -> tuple[NDArray[np.generic], ...]:
 
 
 def require_trace(trace: object) -> Trace:
-    """The argument itself, or a WrongType that says what was given."""
+    """The argument itself, or a WrongType that names its type."""
     if not isinstance(trace, Trace):
         raise WrongType(f"a Trace or the name of one is needed, not {type(trace).__name__}")
     return trace

@@ -2,7 +2,7 @@
 
 Fields: timestamp, input_length, output_length, hash_ids.
 
-A line may also name its session (``session``, a number from 0).
+A line may also name its session (``session``, a number from 0) and the tokens of a block (``block_size``).
 
 A hash id stands for a whole prefix, so it must always follow the same id. That is checked for every id, and
 the ids are renumbered by first appearance.
@@ -23,15 +23,23 @@ import numpy as np
 from pagedkv.errors import TraceFormatError
 from pagedkv.lab.replay import fields
 from pagedkv.lab.replay.decompress import decompressed
-from pagedkv.lab.replay.trace import MAX_ACCESSES, MAX_SESSION, MAX_TIME_MS, MAX_TOKENS, Trace, freeze
+from pagedkv.lab.replay.trace import (
+    MAX_ACCESSES,
+    MAX_BLOCK_SIZE,
+    MAX_SESSION,
+    MAX_TIME_MS,
+    MAX_TOKENS,
+    Trace,
+    freeze,
+)
 
 MOONCAKE_BLOCK_SIZE = 512
 MAX_LINE_BYTES = 256 << 20
 MAX_EMPTY_BYTES = 1 << 20  # of empty lines, beyond as many bytes as the requests have
 
 
-def read_jsonl(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
-    """Read one ``.jsonl`` trace; ``block_size`` is in tokens (the file does not say).
+def read_jsonl(path: Path, *, block_size: int | None = None) -> Trace:
+    """Read one ``.jsonl`` trace; ``block_size`` in tokens (default: the file's, else 512).
 
     Raises
     ------
@@ -54,8 +62,9 @@ def read_jsonl(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
 class _Builder:
     """Collects requests; remembers, for every id, its new number and the id it follows."""
 
-    def __init__(self, path: Path, block_size: int) -> None:
-        self.path, self.block_size = path, block_size
+    def __init__(self, path: Path, block_size: int | None) -> None:
+        self.path, self.asked = path, block_size
+        self.block_size = MOONCAKE_BLOCK_SIZE if block_size is None else block_size
         self.t_ms, self.input_tokens, self.output_tokens = array("q"), array("i"), array("i")
         self.sessions = array("q")
         self.offsets, self.paths = array("q", [0]), array("i")
@@ -65,6 +74,8 @@ class _Builder:
     def add(self, number: int, line: bytes) -> None:
         record = self._object(number, line)
         t_ms = self._time(number, record)
+        if record.get("block_size") is not None:
+            self._sized(number, self._integer(number, record, "block_size", MAX_BLOCK_SIZE))
         tokens = self._integer(number, record, "input_length", MAX_TOKENS)
         output = self._integer(number, record, "output_length", MAX_TOKENS)
         ids = record.get("hash_ids")
@@ -75,7 +86,8 @@ class _Builder:
             self._fail(
                 number,
                 "hash_ids",
-                f"has {len(ids)} ids; input_length {tokens} is {expected} blocks of {self.block_size} tokens",
+                f"has {len(ids)} ids; input_length {tokens} is {expected} blocks of {self.block_size} tokens"
+                f"{self._advice(tokens, len(ids))}",
             )
         if len(self.paths) + len(ids) > MAX_ACCESSES:
             self._fail(number, "hash_ids", f"more than {MAX_ACCESSES} block accesses in total")
@@ -86,6 +98,22 @@ class _Builder:
         self.input_tokens.append(tokens)
         self.output_tokens.append(output)
         self.offsets.append(len(self.paths))
+
+    def _sized(self, number: int, block_size: int) -> None:
+        """A line says the size of its blocks: the first sets it, the others have to agree."""
+        if block_size == 0:
+            self._fail(number, "block_size", f"0 is not in 1..{MAX_BLOCK_SIZE}")
+        if self.asked is not None and block_size != self.asked:
+            self._fail(number, "block_size", f"is {block_size}, asked was {self.asked}: leave --block-size out")
+        if block_size != self.block_size and len(self.t_ms):
+            self._fail(number, "block_size", f"is {block_size}, and {self.block_size} in the lines before")
+        self.block_size = block_size
+
+    def _advice(self, tokens: int, num_ids: int) -> str:
+        """The end of a message: the power of two that would fit as the size of a block."""
+        fitting = (1 << n for n in range(MAX_BLOCK_SIZE.bit_length()) if tokens >> n <= num_ids <= -(-tokens >> n))
+        found = next(fitting, None)
+        return "" if found is None or len(self.t_ms) else f"; --block-size {found}?"
 
     def finish(self, name: str, sha256: str) -> Trace:
         fields.totals(self.path, "field hash_ids", len(self.t_ms), len(self.paths))

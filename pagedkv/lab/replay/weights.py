@@ -1,4 +1,4 @@
-"""From hit blocks to what they save: tokens, and the floating-point work of their prefill."""
+"""From hit blocks to their savings: tokens, and the floating-point work of their prefill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagedkv.lab.replay.trace import Int32, Int64, Trace
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the cost of a prefill depends on.
+    """The numbers on which the cost of a prefill depends.
 
     The token at position p (from 0) costs ``2 * matmul_weights`` for the linear layers and
     ``4 * num_layers * num_qo_heads * head_dim * (p + 1)`` for attention: 2 for the scores and 2 for the

@@ -88,6 +88,6 @@ def show(recording: Recording, step: int, file: TextIO) -> None:
 
 
 def _fitting(text: str, file: TextIO) -> str:
-    """With question marks for what the file's encoding does not have."""
+    """With question marks for characters that the file's encoding does not have."""
     encoding = file.encoding or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)

@@ -41,14 +41,14 @@ class Words:
 
 
 def record() -> Recording:
-    """Run the demo, and return what the recorder saw.
+    """Run the demo, and return its recording.
 
     Needs a few KiB of temporary files for the disk tier.
     """
     words = Words()
     with tempfile.TemporaryDirectory(prefix="pagedkv-show-") as folder:
-        disk = Disk(str(Path(folder, "kv")), size=Blocks(3))
-        with KVCache(SPEC, device_memory=Blocks(8), host_memory=Blocks(3), disk=disk, threads=1) as cache:
+        disk = Disk(str(Path(folder, "kv")), size=Blocks(4))
+        with KVCache(SPEC, device_memory=Blocks(8), host_memory=Blocks(4), disk=disk, threads=1) as cache:
             with Recorder(cache, text=words.text) as recorder:
                 _run(cache, words, recorder)
             return recorder.recording
@@ -75,7 +75,7 @@ def _run(cache: KVCache, words: Words, recorder: Recorder) -> None:
 
 
 def _decode(cache: KVCache, words: Words, answers: Iterable[tuple[Sequence, str]]) -> None:
-    """Compute what is not computed yet, then append each sequence's words, one in a step."""
+    """Compute the tokens not computed yet, then append each sequence's words, one in a step."""
     rows = [(seq, words.tokens(answer)) for seq, answer in answers]
     while rows:
         with cache.step([seq for seq, _ in rows]) as step:

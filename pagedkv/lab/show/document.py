@@ -24,7 +24,7 @@ def page(recording: Recording, *, title: str = "pagedkv: a recorded run", step: 
     recording : Recording
     title : str
     step : int
-        What it shows first, from 1 on.
+        The step that it shows first, from 1 on.
 
     Raises
     ------

@@ -18,6 +18,7 @@ import numpy as np
 from pagedkv._version import __version__
 from pagedkv.cache.admission import Mode
 from pagedkv.errors import InvalidArgument
+from pagedkv.lab.replay.about import printable
 from pagedkv.lab.replay.command import require_format
 from pagedkv.lab.replay.progress import progress
 from pagedkv.lab.replay.report import require_writable, write_json
@@ -28,11 +29,11 @@ from pagedkv.lab.simulate.links import parse_tiers, read_moves
 from pagedkv.lab.simulate.plot import plot_results, plot_study
 from pagedkv.lab.simulate.run import simulate
 from pagedkv.lab.simulate.systems import DEFAULT_SYSTEMS, SYSTEMS, choose
-from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, Row, found_rows, markdown, print_rows, rows
+from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, WIDTH, Row, found_rows, markdown, print_rows, rows
 from pagedkv.lab.simulate.workload import Workload, load_workload
 from pagedkv.lab.sizing.checks import by_name
 from pagedkv.lab.sizing.machines import GPUS
-from pagedkv.spec.budgets import check_choice
+from pagedkv.spec.budgets import WRITES, check_choice
 
 DESCRIPTION = """Serve a trace with the real scheduler and cache, with a cost model in place of a model and on a virtual
 clock, and compare ways to hold the KV."""
@@ -48,8 +49,10 @@ DEFAULT_SIZE, DEFAULT_RATE = "host=256GiB", "50GB/s"
 NOT_MODELLED = (
     "generated tokens: their KV is found again only where a later request sends them back as input, as in the trace",
     "users: requests come when the trace says, whatever the server does",
-    "transfers while a step computes: promotions hold the step up, demotions run beside it",
+    "contention: moves run beside steps, promotions one after the other on each link, and slow no computing down",
     "attention that reads a shared prefix once for several sequences",
+    "copies to the disk in the background: they are decided only in calls that move other blocks, 64 blocks at a time",
+    "write budgets of the disk, and restarts",
     "the CPU time of scheduling",
 )
 ADMISSIONS = tuple(mode for mode in get_args(Mode) if mode != "hazard")  # which needs its policy; here it is LRU
@@ -80,6 +83,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what is written to a disk: all, cost or second_hit (default: %(default)s)",
     )  # fmt: skip
     add(
+        "--disk-write", metavar="WHEN",
+        help="when it is written: reused, evicted, all or never (default: reused where the disk has at least 4 times "
+        "the blocks of memory, else evicted)",
+    )  # fmt: skip
+    add(
         "--systems", metavar="S,S,...",
         help="; ".join(f"{s.name}: {s.what}" for s in SYSTEMS.values()) + f" (default: {','.join(DEFAULT_SYSTEMS)})",
     )  # fmt: skip
@@ -99,7 +107,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--beam-spread", type=float, default=3.0, metavar="X", help="study beams: spread of the logits (default: 3)")
     add("--json", metavar="OUT", help="write the report; - for stdout (the table then goes to stderr)")
     add("--plot", metavar="OUT.png", help="write a plot (needs the bench extra)")
-    add("--markdown", action="store_true", help="print the table as Markdown")
+    add("--wide", action="store_true", help="all columns of the table (default: those that fit 80 characters)")
+    add("--markdown", action="store_true", help="print the table as Markdown, with all columns")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--progress", action="store_true", default=None, help="progress even if stderr is no terminal")
     shown.add_argument("--quiet", action="store_false", dest="progress", help="no progress")
@@ -124,7 +133,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     workload = load_workload(
         arguments.trace, block_size=arguments.trace_block_size, requests=arguments.requests, speed=arguments.speed
     )
-    about = f"{workload.trace.name}: {len(workload):,} requests"
+    about = f"{printable(workload.trace.name)}: {len(workload):,} requests"
     report: dict[str, object] = {
         "trace": workload.trace.name, "sha256": workload.trace.sha256, "requests": len(workload),
         "command": shlex.join(["pagedkv", *argv]), "version": __version__, "python": platform.python_version(),
@@ -167,7 +176,7 @@ def _show(arguments: argparse.Namespace, lines: Sequence[Row], title: str) -> No
     if arguments.markdown:
         print(markdown(lines), file=_out(arguments))
     else:
-        print_rows(lines, title, _out(arguments))
+        print_rows(lines, title, _out(arguments), None if arguments.wide else WIDTH)
 
 
 def _out(arguments: argparse.Namespace) -> TextIO:
@@ -194,6 +203,8 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
     except InvalidArgument as problem:
         raise InvalidArgument(f"--model: {problem}") from None
     check_choice("--disk-admission", arguments.disk_admission, ADMISSIONS)
+    if arguments.disk_write is not None:
+        check_choice("--disk-write", arguments.disk_write, WRITES)
     if not 0 < arguments.memory_share <= 1:
         raise InvalidArgument(f"--memory-share: {arguments.memory_share} is not in 0..1, above 0")
     measured = None
@@ -205,6 +216,7 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
     hardware = Hardware(
         gpu, number, model, parse_tiers(tiers, measured),
         memory_share=arguments.memory_share, disk_admission=arguments.disk_admission,
+        disk_write=arguments.disk_write,
         moves={} if measured is None else measured.source,
     )  # fmt: skip
     hardware.kv_bytes  # noqa: B018 - raises where the weights leave no room

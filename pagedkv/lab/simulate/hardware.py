@@ -1,4 +1,4 @@
-"""What a step costs: a roofline over data-sheet numbers.
+"""The time of a step: a roofline over data-sheet numbers.
 
 Compute or memory traffic, whichever takes longer.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +139,8 @@ class Hardware:
     memory_share : of the GPUs' memory that weights and KV may fill.
     compute_efficiency, memory_efficiency, parallel_efficiency : 0..1, of the data sheet's numbers.
     overhead_s : of a step, besides.
-    disk_admission : what is written to the disk, as ``pagedkv.Disk(admission=)``.
+    disk_admission, disk_write : which blocks are written to the disk, and when, as ``pagedkv.Disk(admission=)`` and
+        ``write=``.
     moves : where the tiers' rates were measured, for the report.
     """
 
@@ -153,6 +154,7 @@ class Hardware:
     parallel_efficiency: float = 0.9
     overhead_s: float = 0.002
     disk_admission: Mode = "cost"
+    disk_write: Literal["reused", "evicted", "all", "never"] | None = None
     moves: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -210,7 +212,7 @@ class Hardware:
             "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
             "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,
             "overhead_s": self.overhead_s, "disk_admission": self.disk_admission,
-            "moves": dict(self.moves),
+            "disk_write": self.disk_write, "moves": dict(self.moves),
             "tiers": {
                 tier.name: {
                     "bytes": tier.num_bytes, "up_bytes_per_s": tier.rates.up, "down_bytes_per_s": tier.rates.down,

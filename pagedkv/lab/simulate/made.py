@@ -27,7 +27,7 @@ USER_MS = 50  # between two who come
 
 
 def made_here(source: str | os.PathLike[str]) -> Callable[[], Trace] | None:
-    """What makes this workload; None for what is no name of one.
+    """The function that makes this workload; None for another name.
 
     Raises
     ------

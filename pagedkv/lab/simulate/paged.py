@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from pagedkv.errors import RequestTooLarge
+from pagedkv.errors import PagedKVError, RequestTooLarge
 from pagedkv.lab.replay.progress import Progress
 from pagedkv.lab.simulate.found import PLACES, by_place, place_of
 from pagedkv.lab.simulate.hardware import Hardware
@@ -26,8 +27,8 @@ PROGRESS_EVERY = 64  # requests
 class PagedServer:
     """One run.
 
-    The clock: a step takes what the hardware says; promotions hold the step up, as they do in the cache, and demotions
-    run beside it, so that the longer of the two counts.
+    The clock: a step takes what the hardware says; demotions run beside it, so that the longer of the two counts.
+    Promotions run beside steps, each on its link; where a call of the scheduler waits for one, so does everything.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class PagedServer:
             max_batch_tokens=max_batch_tokens,
             admission="prompt" if system.preempts else "worst_case",
             preemption=system.preemption,
+            loading_share=SchedulerOptions().loading_share if system.loads_beside else 0.0,
+            share=system.share,
         )
         self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now)
         self.arrivals = self.workload.arrivals_s
@@ -62,7 +65,7 @@ class PagedServer:
         self.lanes: Sequence[Branch] = ()
         self.own = np.empty(0, np.int32)  # what each of these lanes generates
         self.refused = self.steps = self.arrived = self.done = self.unsampled = 0
-        self.since_sample = 0.0
+        self.since_sample = self.stalled_s = 0.0
         self.found = np.zeros((len(self.arrivals), len(PLACES)), np.int64)
 
     def run(self) -> SimResult:
@@ -96,15 +99,19 @@ class PagedServer:
         self.live.add(request)
 
     def _step(self) -> None:
+        began = self.carrier.now = self.now
         plan = self.scheduler.schedule()
+        if not plan:
+            self._wait(began)
+            return
         with self.scheduler.step(plan) as step:
             step.mark_written(0)
             seq_lens = step.seq_lens
             compute_s = self.roofline.step_s(plan.q_lens, seq_lens)
         self._measure(plan, compute_s)
-        up_s, down_s = self.carrier.take_seconds()
-        seconds = up_s + max(compute_s, down_s)
-        self.now += seconds
+        self.stalled_s += self.carrier.now - began  # in calls that waited for a promotion
+        self.now = self.carrier.now + max(compute_s, self.carrier.take_down_s())
+        seconds = self.now - began
         self.steps += 1
         for branch in plan.lanes[plan.from_prompt :]:
             i = self.index[branch.request]
@@ -119,6 +126,15 @@ class PagedServer:
             self.own = np.array([own_token(self.index[branch.request]) for branch in plan.lanes], np.int32)
         for request in self.scheduler.report(plan, self.own):
             self._end(request)
+
+    def _wait(self, began: float) -> None:
+        """Nothing can run before a load is over or a request comes."""
+        comes = float(self.arrivals[self.arrived]) if self.arrived < len(self.arrivals) else math.inf
+        until = min(self.carrier.next_end(), comes)
+        if math.isinf(until):
+            raise PagedKVError(f"the simulated server stands still: {self.scheduler.stats()}")
+        self.now = max(self.carrier.now, until)
+        self.since_sample += self.now - began
 
     def _measure(self, plan: Plan, compute_s: float) -> None:
         """Tell the cache's cost model how long prompts take, as a server would."""
@@ -159,7 +175,7 @@ class PagedServer:
         served = ~np.isnan(self.log.ended_s)
         found = self.found.sum(axis=0)
         rates = dict(zip(PLACES, (found / max(1, int(prompts[served].sum()))).tolist(), strict=True))
-        needed = int((prompts + outputs - 1)[served].sum() - found.sum())
+        needed = int((prompts + outputs - 1)[served].sum() - found.sum()) - stats.shared_tokens
         again = sum(cached.hit_tokens.get(tier, 0) for tier in TIERS) - int(found[1:].sum())
         block_size = self.cache.spec.block_size
         return summarise(
@@ -175,6 +191,7 @@ class PagedServer:
                 self.hardware.tiers, self.hardware.model.kv_bytes_per_token,
             ),
             steps=self.steps,
+            stalled_s=self.stalled_s,
             wall_s=round(wall_s, 3),
             parameters={"blocks": {tier: counts["max"] for tier, counts in cached.blocks.items()}},
         )  # fmt: skip

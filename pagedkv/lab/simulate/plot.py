@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pagedkv.lab.replay.plot import require_matplotlib
+from pagedkv.lab.replay.plot import plain, require_matplotlib
 from pagedkv.lab.simulate.result import SimResult
 from pagedkv.lab.simulate.studies import Study
 
@@ -26,16 +26,18 @@ def plot_results(results: Sequence[SimResult], title: str, out: str) -> None:
     names = [r.system for r in results]
     try:
         _bars(axes[0][0], names, {"p50": [r.ttft_s["p50"] for r in results], "p99": [r.ttft_s["p99"] for r in results]})
-        axes[0][0].set_title("time to first token, s")
+        if any(r.ttft_s["p50"] > 0 for r in results):
+            axes[0][0].set_yscale("log")  # systems lie orders of magnitude apart
+        axes[0][0].set_title("time to first token, s (less is better)")
         _bars(axes[0][1], names, {"output": [r.output_tokens_per_s for r in results]})
-        axes[0][1].set_title("generated tokens per second")
+        axes[0][1].set_title("generated tokens per second (more is better)")
         _bars(axes[1][0], names, {"mean": [r.mean_running for r in results], "most": [r.most_running for r in results]})
         axes[1][0].set_title("sequences running at once")
         waste = [100 * max(0.0, 1 - r.tokens_per_slot) for r in results]
         hits = [100 * r.hit_rate["total"] for r in results]
         _bars(axes[1][1], names, {"slots held that hold no token": waste, "prompt tokens from the cache": hits})
         axes[1][1].set_title("waste and hits, %")
-        figure.suptitle(title)
+        figure.suptitle(plain(title))
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)
@@ -53,7 +55,7 @@ def plot_study(study: Study, title: str, out: str) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
-        axes.set_title(title)
+        axes.set_title(plain(title))
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)

@@ -86,6 +86,7 @@ class SimResult:
     recomputed_tokens, restored_blocks : what became of suspended requests: their tokens that were computed once more,
         and their blocks that came back from colder tiers.
     moved_bytes : by direction.
+    stalled_s : that steps waited for promotions.
     found : times to the first token by where the prompt was found, as :func:`pagedkv.lab.simulate.found.by_place` has
         them.
     steps, wall_s : of the simulation.
@@ -111,8 +112,16 @@ class SimResult:
     wall_s: float
     recomputed_tokens: int = 0
     restored_blocks: int = 0
+    stalled_s: float = 0.0
     found: Found = field(default_factory=dict)
     parameters: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def disk_written_bytes(self) -> int | None:
+        """Bytes written to the disk; None without one."""
+        if not dict(self.parameters.get("blocks", {})).get("disk"):  # type: ignore[call-overload]
+            return None
+        return sum(count for way, count in self.moved_bytes.items() if way.endswith("_to_disk"))
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -131,7 +140,7 @@ def _added(total: float, values: Times) -> float:
 
 
 def spread(values: Times) -> dict[str, float]:
-    """``mean``, ``p50`` and ``p99`` of what is known; zeros where nothing is."""
+    """``mean``, ``p50`` and ``p99`` of the known values; zeros where there are none."""
     known = values[~np.isnan(values)]
     if not len(known):
         return {"mean": 0.0, "p50": 0.0, "p99": 0.0}

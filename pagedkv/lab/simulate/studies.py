@@ -33,7 +33,7 @@ LONGEST_BEAM = 256  # tokens: beam search is for short outputs
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What was measured.
+    """The measurements.
 
     Attributes
     ----------

@@ -27,7 +27,9 @@ class System:
     shared, tiered : prefixes; tiers under the device.
     preempts : whether a request begins when its prompt fits, to be suspended when blocks run out; else its worst case
         must fit.
+    loads_beside : whether requests run while prefixes of others are loaded; else every load holds them up.
     preemption : how a request is suspended where there is a colder tier: by what is cheaper as measured, or always so.
+    share : the blocks that a prompt takes of one that is computed beside it, as ``SchedulerOptions(share=)``.
     """
 
     name: str
@@ -38,6 +40,8 @@ class System:
     tiered: bool = False
     preempts: bool = True
     preemption: Preemption = "measured"
+    loads_beside: bool = True
+    share: Literal["step", "never"] = "step"
 
 
 SYSTEMS = {
@@ -50,6 +54,13 @@ SYSTEMS = {
         System("paged", "blocks as they are needed; preempted requests are computed again"),
         System("shared", "and equal prefixes held once and found again", shared=True),
         System("tiered", "and what leaves the device goes to colder tiers", shared=True, tiered=True),
+        System(
+            "stalling", "tiered, but a load holds up all that run", shared=True, tiered=True, loads_beside=False
+        ),
+        System(
+            "repeating", "tiered, but prompts that come together each compute their common beginning",
+            shared=True, tiered=True, share="never",
+        ),
         System(
             "swapping", "tiered, but suspended requests are always swapped",
             shared=True, tiered=True, preemption="swap",

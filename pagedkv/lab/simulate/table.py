@@ -7,12 +7,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from pagedkv.lab.replay.about import fitting
 from pagedkv.lab.replay.progress import have_rich
 from pagedkv.lab.replay.table import terminal_width
 from pagedkv.lab.simulate.result import SimResult
 from pagedkv.spec.sizes import format_size
 
 Row = dict[str, str]
+WIDTH = 80
+DAY_S = 86_400
+LEFT_OUT = (  # first to last, where a table is too wide
+    *("wall s", "tokens/slot", "again tok", "most", "restored", "disk/day", "seconds", "memory %", "tok/s"),
+    *("TPOT p99 ms", "moved", "recomputed", "swapped", "disk %", "host %", "served", "running", "waste %"),
+    *("requests", "prompt"),
+    *("steps", "contiguous, most", "paged, most", "contiguous, formula", "paged, formula"),  # of studies
+)
 LEGEND = {
     "system": "how KV is allocated (--systems)",
     "served": "requests that came to their end",
@@ -36,7 +45,9 @@ LEGEND = {
     "recomputed": "suspensions whose tokens are computed again",
     "again tok": "tokens computed once more after a suspension",
     "restored": "blocks of suspended requests that came back from a colder tier",
+    "stalled %": "of the seconds: steps waited for blocks from colder tiers",
     "moved": "bytes copied between tiers, both ways",
+    "disk/day": "bytes written to the disk, at the rate of the run in a day",
     "wall s": "time that the simulation itself took",
 }
 FOUND_LEGEND = {
@@ -62,6 +73,7 @@ def rows(results: Sequence[SimResult]) -> list[Row]:
 
 def _row(r: SimResult) -> Row:
     moved = sum(r.moved_bytes.values())
+    written = r.disk_written_bytes
     served, held = r.requests > 0, r.memory_held > 0
     return {
         "system": r.system,
@@ -86,7 +98,9 @@ def _row(r: SimResult) -> Row:
         "recomputed": f"{r.preemptions['recompute']:,}",
         "again tok": f"{r.recomputed_tokens:,}",
         "restored": f"{r.restored_blocks:,}",
+        "stalled %": f"{100 * r.stalled_s / r.seconds:.1f}" if r.seconds else "-",
         "moved": format_size(moved) if moved else "-",
+        "disk/day": format_size(int(written / r.seconds * DAY_S)) if written is not None and r.seconds else "-",
         "wall s": f"{r.wall_s:.1f}",
     }
 
@@ -112,12 +126,13 @@ def _found_row(system: str, kind: str, figures: Mapping[str, float]) -> Row:
     }
 
 
-def print_rows(lines: Sequence[Row], title: str, file: TextIO | None = None) -> None:
-    """Print lines under a title, to `file` (default stdout)."""
+def print_rows(lines: Sequence[Row], title: str, file: TextIO | None = None, width: int | None = None) -> None:
+    """Print lines under a title, to `file` (default stdout); `width` as :func:`narrowed`."""
     file = sys.stdout if file is None else file
-    print(title, file=file)
+    print(title if width is None else fitting(title), file=file)
     if not lines:
         return
+    lines = narrowed(lines, width)
     columns = list(lines[0])
     cells = [[line[column] for column in columns] for line in lines]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -127,6 +142,16 @@ def print_rows(lines: Sequence[Row], title: str, file: TextIO | None = None) -> 
     for line in (columns, ["-" * width for width in widths], *cells):
         padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
         print("  ".join(padded).rstrip(), file=file)
+
+
+def narrowed(lines: Sequence[Row], width: int | None) -> Sequence[Row]:
+    """The columns that fit in `width` characters (None: all); the least telling go first."""
+    for name in ("", *LEFT_OUT):
+        lines = [{column: cell for column, cell in line.items() if column != name} for line in lines]
+        widths = [max(len(column), *(len(line[column]) for line in lines)) for column in lines[0]]
+        if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+            break
+    return lines
 
 
 def _print_rich(columns: list[str], cells: list[list[str]], file: TextIO) -> None:

@@ -1,10 +1,12 @@
 """The storage of a cache without bytes.
 
-Every decision is the cache's own; every move succeeds at once and takes virtual time.
+Every decision is the cache's own; every move succeeds, and takes virtual time.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,15 +26,19 @@ TIER_COUNT = 1 + len(TIERS)  # with the device
 
 
 class VirtualMoves:
-    """The handle of moves that are over: every block arrived.
+    """The handle of moves that are over when their time has come: every block arrives.
 
-    `seconds` is what they would have taken.
+    `seconds` is what they take once their links are free.
     """
 
-    is_settled = True
-
-    def __init__(self, transfers: NDArray[np.int64], seconds: float) -> None:
+    def __init__(self, carrier: VirtualCarrier, transfers: NDArray[np.int64], seconds: float, end: float) -> None:
+        self._carrier, self.end = carrier, end
         self._count, self._ids, self.seconds = len(transfers), np.unique(transfers), seconds
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its time has come."""
+        return self._carrier.now >= self.end
 
     def results(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Every transfer arrived."""
@@ -51,9 +57,14 @@ class VirtualMoves:
 
 
 class VirtualCarrier:
-    """Moves nothing, and adds up how long that takes, link by link.
+    """Moves nothing, and says when each move is over, link by link.
 
-    All links work side by side.
+    All links work side by side. On each, promotions come one after the other, in the order they were submitted;
+    demotions run beside them and beside steps, and are only added up.
+
+    Attributes
+    ----------
+    now : virtual seconds; a caller that waits for moves moves it on.
 
     Parameters
     ----------
@@ -67,7 +78,9 @@ class VirtualCarrier:
     def __init__(self, block_bytes: int, real_bytes: int, links: Mapping[int, TierSize]) -> None:
         self.block_bytes = block_bytes
         self._real_bytes, self._links = real_bytes, dict(links)
-        self._up = dict.fromkeys(links, 0.0)
+        self.now = 0.0
+        self._free_at = dict.fromkeys(links, 0.0)  # each link, of promotions
+        self._ends: list[float] = []  # of promotions that are under way, a heap
         self._down = dict.fromkeys(links, 0.0)
         self._moved: dict[tuple[int, int], DirectionStats] = {}
 
@@ -80,8 +93,8 @@ class VirtualCarrier:
         here: bool = False,
         before: Callable[[Any], object] | None = None,
     ) -> VirtualMoves:
-        """Every block arrives; no deadline passes, as a virtual promotion begins at once."""
-        seconds = 0.0
+        """Every block arrives; its load gives it up where it is late."""
+        seconds, end = 0.0, self.now
         links = np.bincount(moves["src_tier"].astype(np.int64) * TIER_COUNT + moves["dst_tier"])
         for link in links.nonzero()[0].tolist():
             (src, dst), count = divmod(link, TIER_COUNT), int(links[link])
@@ -92,8 +105,14 @@ class VirtualCarrier:
             tier, is_up = self._links[colder], dst < src
             took = tier.up_s(num_bytes) if is_up else tier.down_s(num_bytes)
             seconds = max(seconds, took)
-            (self._up if is_up else self._down)[colder] += took
-        handle = VirtualMoves(np.ascontiguousarray(moves["transfer"]), seconds)
+            if is_up:
+                self._free_at[colder] = max(self.now, self._free_at[colder]) + took
+                end = max(end, self._free_at[colder])
+            else:
+                self._down[colder] += took
+        if end > self.now:
+            heapq.heappush(self._ends, end)
+        handle = VirtualMoves(self, np.ascontiguousarray(moves["transfer"]), seconds, end)
         if before is not None:
             before(handle)
         if on_done is not None:
@@ -104,13 +123,25 @@ class VirtualCarrier:
         """There is nothing to give up."""
         return float("inf")
 
-    def take_seconds(self) -> tuple[float, float]:
-        """Seconds of promotions and of demotions since the last call, of the busiest link each."""
-        if not self._links:
-            return 0.0, 0.0
-        up, down = max(self._up.values()), max(self._down.values())
-        self._up, self._down = dict.fromkeys(self._links, 0.0), dict.fromkeys(self._links, 0.0)
-        return up, down
+    def seconds(self) -> float:
+        """The virtual time."""
+        return self.now
+
+    def pass_time(self) -> None:
+        """The next promotion is over."""
+        self.now = max(self.now, self.next_end())
+
+    def next_end(self) -> float:
+        """When the next promotion is over; infinity where none is under way."""
+        while self._ends and self._ends[0] <= self.now:
+            heapq.heappop(self._ends)
+        return self._ends[0] if self._ends else math.inf
+
+    def take_down_s(self) -> float:
+        """Seconds of demotions since the last call, of the busiest link."""
+        down = max(self._down.values(), default=0.0)
+        self._down = dict.fromkeys(self._links, 0.0)
+        return down
 
     def stats(self) -> dict[tuple[int, int], DirectionStats]:
         """Counters by (source tier, destination tier)."""
@@ -123,7 +154,7 @@ class VirtualCarrier:
 class NoKV:
     """The KV of a cache that has none.
 
-    What would copy or write it does nothing, what would read it raises.
+    Methods that would copy or write it do nothing; those that would read it raise.
     """
 
     decode = None
@@ -147,7 +178,9 @@ class NoKV:
     def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
         """Nothing to clear."""
 
-    def gather(self, blocks: NDArray[np.int32], num_tokens: int, out: Any) -> tuple[Any, Any]:
+    def gather(
+        self, blocks: NDArray[np.int32], start: int, stop: int, out: Any, layout: str
+    ) -> tuple[Any, Any]:
         raise PagedKVError("a simulated cache holds no KV")
 
 
@@ -201,11 +234,15 @@ def virtual_cache(
     """
     device, host, disk = blocks
     storage = VirtualStorage(hardware)
+    tier = None
+    if disk:
+        admission, write = hardware.disk_admission, hardware.disk_write
+        tier = Disk("virtual", Blocks(disk), unnamed_model=True, admission=admission, write=write)
     cache = KVCache(
         KVSpec(1, 1, 1, "float16", block_size),
         Blocks(device),
         Blocks(host) if host else None,
-        Disk("virtual", Blocks(disk), unnamed_model=True, admission=hardware.disk_admission) if disk else None,
+        tier,
         max_sequences=max_sequences,
         cost_tokens=hardware.model.shape.balance_tokens,
         scrub="never",

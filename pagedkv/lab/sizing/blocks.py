@@ -130,7 +130,7 @@ def expected_utilisation(mean_tokens: float, waste_tokens: float) -> float:
 
 
 def waste_ratio(num_tokens: int, block_size: int, max_tokens: int) -> float:
-    """Tokens' room lost in blocks, as a share of what is lost when `max_tokens` are reserved.
+    """Tokens' room lost in blocks, as a share of the loss with `max_tokens` reserved.
 
     Raises
     ------

@@ -12,7 +12,7 @@ from pagedkv.spec.sizes import format_size, whole_number
 
 
 def batch_size(memory_bytes: int, weight_bytes: int, sequence_bytes: int) -> int:
-    """Sequences of so many bytes each, in what the weights leave of the memory.
+    """Sequences of so many bytes each that fit beside the weights.
 
     For contiguous allocation `sequence_bytes` is that of the longest sequence allowed.
 
@@ -48,7 +48,7 @@ def users_on_gpus(num_gpus: int, gpu_bytes: int, kv_share: float, sequence_bytes
 
     ``G * M * a / M_seq``.
 
-    What it leaves out (weights, whole blocks, GPUs that work together) :func:`pagedkv.lab.sizing.plan` counts.
+    :func:`pagedkv.lab.sizing.plan` also counts weights, whole blocks, and GPUs that work together.
 
     Raises
     ------
@@ -66,7 +66,7 @@ class MemorySavings:
     Attributes
     ----------
     contiguous_bytes, paged_bytes : allocated.
-    used_bytes : what the tokens need.
+    used_bytes : bytes of the tokens' KV.
     """
 
     contiguous_bytes: int
@@ -77,7 +77,7 @@ class MemorySavings:
     def saved_bytes(self) -> int:
         """What paging does not allocate.
 
-        Negative if a block is larger than what the longest sequence leaves.
+        Negative if a block is larger than the room that the longest sequence leaves.
         """
         return self.contiguous_bytes - self.paged_bytes
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.kv_spec import MAX_BLOCK_SIZE
-from pagedkv.spec.sizes import MAX_SIZE, whole_number
+from pagedkv.spec.sizes import MAX_SIZE, Bytes, check_plain, whole_number
 
 Named = TypeVar("Named")
 MAX_TOKENS = 2**40  # in one sequence: past any context, and far from overflow
@@ -28,6 +28,7 @@ def real_number(value: Any, name: str, low: float = 0.0, high: float = math.inf)
     ------
     WrongType, InvalidArgument
     """
+    check_plain(value, name)
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise WrongType(f"{name} must be a number, not {type(value).__name__}")
     try:
@@ -41,7 +42,7 @@ def real_number(value: Any, name: str, low: float = 0.0, high: float = math.inf)
 
 
 def rate(value: Any, name: str) -> float:
-    """`value` as a finite float above 0: what is divided by.
+    """`value` as a finite float above 0: a divisor.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def byte_count(value: Any, name: str, low: int = 0) -> int:
     ------
     WrongType, InvalidArgument
     """
-    return whole_number(value, name, low, MAX_SIZE)
+    return whole_number(value, name, low, MAX_SIZE, unit=Bytes)
 
 
 def block_tokens(value: Any) -> int:
@@ -84,7 +85,7 @@ def block_tokens(value: Any) -> int:
 
 
 def by_name(table: Mapping[str, Named], name: Any, what: str, advice: str = "") -> Named:
-    """What a table has under this name; capitals do not count.
+    """The entry of a table under this name; capitals do not count.
 
     Parameters
     ----------

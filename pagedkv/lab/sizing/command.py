@@ -87,7 +87,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--kv-share", metavar="SHARE", help="of a GPU's memory for KV alone, instead of --memory-share")
     add(
         "--host-memory",
-        dest="host",
         metavar="SIZE",
         default="1TB",
         help="host memory for KV, per server (default: %(default)s; 0B: none)",
@@ -100,7 +99,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace, argv: Any = None) -> int:
-    """Print a plan, or what is known by name; 0."""
+    """Print a plan, or the models and GPUs known by name; 0."""
     if arguments.models:
         print(known(as_json=arguments.json))
         return 0
@@ -238,7 +237,7 @@ class _Options:
         if changes:
             gpu = replace(gpu, name=f"modified {gpu.name}", **changes)
         return Machines(
-            gpu, self.count("gpus"), self.count("gpus_per_server"), self.size("host"),
+            gpu, self.count("gpus"), self.count("gpus_per_server"), self.size("host_memory"),
             self.size("disk"), self.size("disk_read"),
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ class Gpu:
 
     Parameters
     ----------
-    name : what it is called.
+    name : of the product.
     memory_bytes : in all.
     read_bytes_per_s : of its memory.
     flops_per_s : 16-bit floating point, dense.

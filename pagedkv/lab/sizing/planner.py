@@ -50,8 +50,8 @@ def plan(
         counts as one), several GPUs keep the same head.
     memory_share : share (0..1) of a GPU's memory for weights and KV together.
     kv_share : share of it for KV alone; the weights have to fit into the rest. Takes the place of `memory_share`.
-    step_s : time of one decode step; None: the least that memory needs for KV of what is running, and for the weights
-        that it meets (of a mixture, as many as so many tokens can meet).
+    step_s : time of one decode step; None: the least that memory needs for the KV of the running sequences, and for the
+        weights that they meet (of a mixture, as many as so many tokens can meet).
 
     Raises
     ------
@@ -140,7 +140,7 @@ def _loads(machines: Machines, user_bytes_per_s: float, lying: list[int]) -> tup
 
 
 def _holds(budget: int, once: int, each: int) -> int:
-    """Sessions in a budget that also holds what they share; 0 where it does not."""
+    """Sessions in a budget that also holds their shared prefix; 0 where it does not fit."""
     return min(max(budget - once, 0) // each, MAX_SEQUENCES)
 
 

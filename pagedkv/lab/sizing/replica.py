@@ -28,7 +28,7 @@ def session_bytes(
 
 
 class Memory:
-    """What a number of GPUs leaves for KV beside the weights.
+    """Memory that a number of GPUs leaves for KV beside the weights.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def gpus_per_replica(
 ) -> int:
     """GPUs per replica.
 
-    What was asked for, if the weights fit; else the smallest power of two with room for the longest session too.
+    As asked, if the weights fit; else the smallest power of two with room for the longest session too.
     """
     if wanted is not None:
         gpus = whole_number(wanted, "tensor_parallel", 1, num_gpus)

@@ -1,4 +1,4 @@
-"""A plan's results: sessions by tier, times to first token, and what would hold all."""
+"""A plan's results: sessions by tier, times to first token, machines that hold all."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class TierPlan:
 
     Attributes
     ----------
-    tier : ``"device"``, ``"host"``, ``"disk"``, or ``"none"`` for what is computed again.
+    tier : ``"device"``, ``"host"``, ``"disk"``, or ``"none"`` for sessions that are computed again.
     kv_bytes : room for KV, over all machines.
     capacity : sessions it can hold.
     users : sessions that lie there.
     first_token_s : least time until a user who comes back sees a token.
-    load_bytes_per_s, limit_bytes_per_s : per server, what users who come back read from it, and what it can give.
+    load_bytes_per_s, limit_bytes_per_s : per server, the rate at which returning users read from it, and its
+        limit.
     """
 
     tier: str
@@ -40,7 +41,7 @@ class Plan:
 
     Attributes
     ----------
-    model, machines, users, kv, weight_bits, block_size : what was asked.
+    model, machines, users, kv, weight_bits, block_size : the arguments.
     tensor_parallel : GPUs that serve one copy of the weights; `num_replicas` such copies.
     weight_bytes : of one copy.
     token_bytes, block_bytes : of KV, over all layers.

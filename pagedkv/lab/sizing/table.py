@@ -54,7 +54,7 @@ def _rows(plan: Plan) -> Iterator[str]:
 
 
 def notes(plan: Plan) -> Iterator[str]:
-    """What the tiers' lines do not say, and every way in which the plan does not work."""
+    """Facts beyond the tiers' lines, and every way in which the plan does not work."""
     users, device = plan.users, plan.tiers[0]
     room = plan.model.context if users.max_tokens is None else users.max_tokens
     yield f"mean over users who come back: {seconds(plan.mean_first_token_s)}; least times, with no queue before them"

@@ -1,6 +1,6 @@
 """Batched copies and file transfers of many blocks, with one GIL release per call.
 
-Knows addresses, descriptors and offsets only; what the bytes mean is decided in Python. Nothing here touches
+Knows addresses, descriptors and offsets only; Python decides the meaning of the bytes. Nothing here touches
 a file mapping with a plain load: ``mapping_read`` asks the kernel to copy, so a truncated file or a media
 error is an outcome and never SIGBUS.
 
@@ -138,8 +138,8 @@ def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1
 
     Row i of `sums` [n, shards] becomes the sums of the payload's equal shards, each seeded with
     ``seeds[i] ^ shard``; shards may be 0, for none, and a shard must have more than `MIN_SUMMED` bytes.
-    `whole` asks for a slot in one call, rather than in pieces that are summed while they are in the cache: what a
-    descriptor opened with O_DIRECT needs, whose bytes come from the device.
+    `whole` asks for a slot in one call, rather than in pieces that are summed while they are in the cache. A
+    descriptor opened with O_DIRECT needs it: its bytes come from the device.
     """
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
@@ -218,7 +218,7 @@ def drop_cached(const int32_t[::1] fds, const int64_t[::1] offsets, int64_t num_
 
 
 def start_writeback(const int32_t[::1] fds, const int64_t[::1] offsets, int64_t num_bytes) -> None:
-    """Let the kernel begin to write what is dirty at each place; does not wait for it."""
+    """Let the kernel begin to write the dirty pages at each place; does not wait for it."""
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], count, count)
     with nogil:

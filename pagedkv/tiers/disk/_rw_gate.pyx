@@ -54,8 +54,8 @@ cdef class ReadersWriterGate:
     def inside(self, *, waits=True):
         """Context manager that enters shared; its value is True.
 
-        With ``waits=False`` it does not wait for an exclusive caller: its value is False then, and the caller is not
-        inside.
+        With ``waits=False`` it does not wait for an exclusive caller: its value is then False, and the caller stays
+        outside the gate.
 
         Raises
         ------

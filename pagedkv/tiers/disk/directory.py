@@ -5,11 +5,11 @@
     KEY        32 random bytes: the secret of the chain keys of this store
     SUPER      two 4 KiB copies of the superblock
     SUPER.new  in its place while the store is being made
+    GROWING    there while the store grows
     data.NNNN  segment files, never sparse
-    learned.*  not of the store: what an eviction policy learned; left alone
+    learned.*  not of the store: the weights of an eviction policy; left alone
 
-Everything is reached through one directory descriptor, so renaming the path under a running tier changes
-nothing.
+Everything is reached through one directory descriptor, so renaming the path under a running tier changes nothing.
 """
 
 from __future__ import annotations
@@ -19,74 +19,25 @@ import errno
 import fcntl
 import os
 import re
-import resource
 import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from pagedkv.errors import InvalidArgument, StoreDamaged, TierError, WrongType
+from pagedkv.errors import StoreDamaged, TierError
+from pagedkv.spec.paths import path_text
+from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit, read_start
 from pagedkv.tiers.disk.file_system import file_system_of, is_network
 
-LOCK, KEY, SUPER, SUPER_NEW = "LOCK", "KEY", "SUPER", "SUPER.new"
+LOCK, KEY, SUPER, SUPER_NEW, GROWING = "LOCK", "KEY", "SUPER", "SUPER.new", "GROWING"
 SECRET_BYTES = 32
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
-_OURS = re.compile(r"LOCK|KEY|SUPER|SUPER\.new|data\.\d{4,}")
+_OURS = re.compile(r"LOCK|KEY|SUPER|SUPER\.new|GROWING|data\.\d{4,}")
 LEARNED = re.compile(r"learned\.([a-z0-9_-]+)")
 _BESIDE = re.compile(rf"lost\+found|{LEARNED.pattern}(\.new)?")  # a file system of its own has lost+found in its root
 
 RESTART = "put it back, or start an empty cache (on_mismatch='reset', or delete the directory)"
 REPLACE = "put the store's own file back, or delete the directory to start an empty cache"
-
-
-def close_quietly(fd: int) -> None:
-    """Close a descriptor; ignore errors.
-
-    The descriptor is gone in any case, and what close(2) could not write was synced before.
-    """
-    with contextlib.suppress(OSError):
-        os.close(fd)
-
-
-def read_start(fd: int, num_bytes: int) -> bytes:
-    """Read the first `num_bytes` of a file in as many calls as needed; fewer at its end.
-
-    Raises
-    ------
-    OSError
-    """
-    data = b""
-    while len(data) < num_bytes and (more := os.pread(fd, num_bytes - len(data), len(data))):
-        data += more
-    return data
-
-
-def path_text(path: Any, what: str) -> str:
-    """A path that a caller gave, as text; `what` names it in the errors.
-
-    Raises
-    ------
-    WrongType, InvalidArgument
-    """
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        raise WrongType(f"{what} must be a path, not {type(path).__name__}") from None
-    if not isinstance(text, str):
-        raise WrongType(f"{what} must be text, not bytes")
-    if not text or "\0" in text:
-        raise InvalidArgument(f"{what} must not be empty or hold a NUL")
-    return text
-
-
-def file_size_limit() -> float:
-    """This process's file-size limit in bytes.
-
-    A write beyond it ends a process that does not ignore SIGXFSZ.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    return float("inf") if limit == resource.RLIM_INFINITY else limit
 
 
 def _boot_id() -> bytes:
@@ -100,7 +51,7 @@ def _boot_id() -> bytes:
 class Directory:
     """An open and locked store directory.
 
-    The constructor makes the directory if it is missing, but not its parents.
+    The constructor makes the directory, and the folders above it, if they are missing.
 
     Parameters
     ----------
@@ -315,25 +266,51 @@ class Directory:
         TierError
             No space, or over the file size limit; says the sizes. The file is gone again then.
         """
+        self._check_may_allocate(name, num_bytes)
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self.fd)
+        try:
+            self._allocate(fd, name, num_bytes)
+        except TierError:
+            close_quietly(fd)
+            os.unlink(name, dir_fd=self.fd)
+            raise
+        return fd
+
+    def extend_file(self, name: str, num_bytes: int) -> int:
+        """A descriptor of a file that exists, after all its blocks up to `num_bytes` are allocated.
+
+        Raises
+        ------
+        TierError
+            As `make_file` and `open_file`; the file may have grown in part.
+        """
+        self._check_may_allocate(name, num_bytes)
+        fd = self.open_file(name)
+        try:
+            self._allocate(fd, name, num_bytes)
+        except TierError:
+            close_quietly(fd)
+            raise
+        return fd
+
+    def _check_may_allocate(self, name: str, num_bytes: int) -> None:
         if self.read_only:
-            raise TierError(f"cannot make {name} of disk tier {self.path}: {self.read_only}")
+            raise TierError(f"cannot write {name} of disk tier {self.path}: {self.read_only}")
         if num_bytes > file_size_limit():
             raise TierError(
                 f"disk tier {self.path} needs a file of {num_bytes} bytes, over this process's limit of "
                 f"{file_size_limit()}; raise the limit (ulimit -f) or use smaller segments"
             )
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self.fd)
+
+    def _allocate(self, fd: int, name: str, num_bytes: int) -> None:
         try:
             if num_bytes:
                 os.posix_fallocate(fd, 0, num_bytes)
         except OSError as problem:
-            close_quietly(fd)
-            os.unlink(name, dir_fd=self.fd)
             raise TierError(
                 f"cannot allocate {num_bytes} bytes for {name} of disk tier {self.path}: {problem.strerror} "
                 f"({self.free_bytes()} bytes are free); give the tier a smaller size or another disk"
             ) from problem
-        return fd
 
     def free_bytes(self) -> int:
         """Bytes free on the file system for this user."""
@@ -396,5 +373,5 @@ class Directory:
 
         A signal's exception may come before the caller has the object.
         """
-        if not is_finalizing():  # a mover's thread may still write then, into what had the same descriptor next
+        if not is_finalizing():  # a mover's thread may still write then, into the descriptor's next file
             self.close()

@@ -1,6 +1,6 @@
 """The kind of file system a directory lies on.
 
-Locks and syncs over a network do not mean what a store needs.
+Locks and syncs over a network do not give the guarantees that a store needs.
 """
 
 from __future__ import annotations

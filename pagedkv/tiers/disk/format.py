@@ -176,13 +176,13 @@ class SlotFormat:
 
     @staticmethod
     def seed(generation: int, record: Record) -> int:
-        """What the sums of a payload are seeded with, besides the shard's number."""
+        """The seed of a payload's sums, besides the shard's number."""
         return int.from_bytes(record.key[:8], "little") ^ generation
 
     def mismatch(
         self, slot: int, generation: int, record: Record, header: memoryview, sums: NDArray[np.uint64]
     ) -> str | None:
-        """Why a slot is not what was stored under `record`; None if it is.
+        """Why a slot is not the block stored under `record`; None if it is.
 
         `sums` are of the payload found.
 
@@ -237,7 +237,7 @@ class SlotFormat:
         return ok
 
     def record(self, header: NDArray[np.uint8]) -> Record:
-        """What a live header names."""
+        """The record that a live header names."""
         _, _, _, _, _, _, _, _, key, parent, namespace, extra, *_ = IDENTITY.unpack_from(header.data)
         tokens = header[IDENTITY.size : self.geometry.tokens_end].view("<i4").astype(np.int32)
         return Record(key, parent, namespace, tokens, extra)

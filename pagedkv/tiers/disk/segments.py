@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.tiers.disk import _io
-from pagedkv.tiers.disk.directory import RESTART, Directory, close_quietly, file_size_limit
+from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit
+from pagedkv.tiers.disk.directory import RESTART, Directory
 from pagedkv.tiers.disk.format import PAGE, Geometry, sum_of
+from pagedkv.tiers.disk.growth import segment_name
 
 ReadPath = Literal["auto", "direct", "pread", "mapping"]
 PageCache = Literal["drop", "keep"]
 CLOSED = -2  # no descriptor; -1 means an address to _io
-BEING_WRITTEN = 32 << 20  # bytes the kernel may still be writing; what is older is forgotten
+BEING_WRITTEN = 32 << 20  # bytes the kernel may still be writing; older ones are forgotten
 
 
 class Segments:
@@ -40,10 +42,10 @@ class Segments:
     ----------
     directory : the open and locked directory.
     geometry : sizes; each file must have exactly the size they say.
-    make : True to make the files, every byte allocated; False to open what is there.
+    make : True to make the files, every byte allocated; False to open existing ones.
     read_path : ``"pread"``, ``"direct"`` (past the page cache where that can be; else ``"pread"``), ``"mapping"``, or
-        ``"auto"``: direct if the page cache is to drop what is read anyway.
-    page_cache : ``"drop"`` or ``"keep"`` what was written or read.
+        ``"auto"``: direct if the page cache is to drop pages read anyway.
+    page_cache : ``"drop"`` or ``"keep"`` the pages written or read.
 
     Raises
     ------
@@ -71,7 +73,7 @@ class Segments:
             else:
                 self._check_names(directory)
             for segment in range(geometry.num_segments):
-                name, size = f"data.{segment:04d}", geometry.segment_bytes(segment)
+                name, size = segment_name(segment), geometry.segment_bytes(segment)
                 fd = directory.make_file(name, size) if make else directory.open_file(name)
                 self._fds.append(fd)
                 found = os.fstat(fd).st_size
@@ -101,7 +103,7 @@ class Segments:
             )
 
     def _check_names(self, directory: Directory) -> None:
-        ours = {f"data.{segment:04d}" for segment in range(self.geometry.num_segments)}
+        ours = {segment_name(segment) for segment in range(self.geometry.num_segments)}
         others = [name for name in directory.names() if name.startswith("data.") and name not in ours]
         if others:
             raise StoreDamaged(f"{others[0]} of disk tier {directory.path} does not belong to its store: {RESTART}")
@@ -120,7 +122,7 @@ class Segments:
         if g.block_bytes % PAGE or g.header_bytes % PAGE or not hasattr(os, "O_DIRECT"):
             return
         for segment, fd in enumerate(self._fds):
-            again = directory.open_again(f"data.{segment:04d}", fd, os.O_DIRECT)
+            again = directory.open_again(segment_name(segment), fd, os.O_DIRECT)
             if again < 0:
                 break
             self._direct.append(again)
@@ -258,13 +260,13 @@ class Segments:
         self._forget(written)
 
     def sync(self) -> None:
-        """Wait until the device has what was written.
+        """Wait until the device has all written bytes.
 
         Raises
         ------
         OSError
             The device refused some of it, now or in an earlier call. Linux reports that once and may drop the pages, so
-            a later success says nothing about what was written before: it is in doubt until the store is opened again.
+            a later success says nothing about earlier writes: they are in doubt until the store is opened again.
         """
         for fd in self._fds:
             self._sync_one(fd)
@@ -293,7 +295,7 @@ class Segments:
             close_quietly(fd)
 
     def forget_cached(self) -> None:
-        """Let the page cache forget the files, except what the kernel has yet to write."""
+        """Let the page cache forget the files, except pages that the kernel has yet to write."""
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""The disk tier's protocols of writing and reading slots, and its counters.
+"""Writes and reads the blocks of a disk tier in their slots, and counts.
 
     write: tombstone over a live slot, payload, header with a new generation
     read:  header and payload into place, then compare everything
@@ -46,7 +46,7 @@ class DiskStats:
     misses : by reason, one of `MISS_REASONS` each.
     write_errors : by the name of the errno.
     writes_refused : not tried, because the tier does not write in its state.
-    hung : of calls that did not come back in time and were waited for no longer.
+    hung : of calls that did not return in time and were given up.
     progress_failures : calls of ``on_progress`` that raised an Exception.
     """
 
@@ -96,7 +96,7 @@ class Slots:
         self._doubtful: set[int] = set()  # slots that hold nothing, but whose header on disk may say otherwise
         self.next_generation = next_generation
 
-    # ---- what a reopened store holds
+    # ---- the contents of a reopened store
 
     def adopt(self, found: Found) -> None:
         """Take over live records found on disk, and bury the rest.
@@ -127,7 +127,7 @@ class Slots:
         return np.flatnonzero(self._generations).astype(np.int64)
 
     def holds(self, slot: int, generation: int, record: Record) -> bool:
-        """Whether this is what a slot holds, and not void."""
+        """Whether a slot holds this record, and not void."""
         return int(self._generations[slot]) == generation and not self._is_void(record, generation)
 
     # ---- transfers
@@ -152,7 +152,7 @@ class Slots:
         arena: NDArray[np.uint8],
         rows: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
-        """Fill ``arena[rows]``; bool [n], True where the row is what was stored under that record."""
+        """Fill ``arena[rows]``; bool [n], True where the row is the block stored under that record."""
         hit = np.zeros(slots.size, np.bool_)
         for part in self._batches(slots.size):
             hit[part] = self._read_batch(slots[part], expected[part], arena, rows[part])
@@ -188,7 +188,7 @@ class Slots:
             self._barriers[namespace] = self.next_generation
 
     def barriers(self) -> dict[bytes, int]:
-        """What the superblock has to say about purges."""
+        """The purges that the superblock records."""
         with self._lock:
             return dict(self._barriers)
 
@@ -246,7 +246,7 @@ class Slots:
     # ---- inside
 
     def _void_or_doubtful(self) -> NDArray[np.int32]:
-        """Slots that hold what is void, or nothing although their headers may say otherwise."""
+        """Slots that hold void blocks, or none although their headers may say otherwise."""
         numbers = [self._digests[digest] for digest in self._barriers if digest in self._digests]
         void: NDArray[np.intp] = np.flatnonzero(np.isin(self._namespaces, numbers) & (self._generations != 0))
         names = {number: digest for digest, number in self._digests.items()}

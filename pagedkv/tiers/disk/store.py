@@ -1,4 +1,4 @@
-"""A store on disk, from directory to segments: made, or opened.
+"""Opens or makes a store's directory; slots.py reads and writes its blocks.
 
 A refusal is one error that says why.
 """
@@ -16,17 +16,11 @@ from typing import Any, Literal
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
 from pagedkv.observe.callbacks import Log
-from pagedkv.tiers.disk.directory import (
-    KEY,
-    RESTART,
-    SUPER,
-    SUPER_NEW,
-    Directory,
-    close_quietly,
-    file_size_limit,
-    read_start,
-)
+from pagedkv.spec.sizes import format_size
+from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit, read_start
+from pagedkv.tiers.disk.directory import GROWING, KEY, RESTART, SUPER, SUPER_NEW, Directory
 from pagedkv.tiers.disk.format import PAGE, Geometry
+from pagedkv.tiers.disk.growth import cut, grow
 from pagedkv.tiers.disk.segments import PageCache, ReadPath, Segments
 from pagedkv.tiers.disk.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
 
@@ -41,7 +35,8 @@ class Store:
     Parameters
     ----------
     path, network_fs : see `Directory`.
-    num_blocks, block_bytes, block_tokens, shards, segment_bytes, fingerprint : what it must be, or is made as.
+    num_blocks, block_bytes, block_tokens, shards, segment_bytes, fingerprint : of an existing store,
+        which must match; or to make one with.
     read_path, page_cache : see `Segments`.
     on_mismatch : ``"refuse"``, or ``"reset"`` to replace a store that is damaged or another one by a new, empty one.
 
@@ -117,7 +112,7 @@ class Store:
         for _ in range(2):
             state = replace(state, seqno=state.seqno + 1)
             self._write_super(state)
-            self.superblock = state  # what is on the device is built upon; a copy that failed is the next to be written
+            self.superblock = state  # the state on the device is built upon; a failed copy is the next to be written
 
     def close(self) -> None:
         """Close every descriptor; the directory is free for others."""
@@ -162,7 +157,7 @@ class Store:
         return f"its files of {largest} bytes are over this process's limit (ulimit -f)"
 
     def _opened(self, on_mismatch: OnMismatch) -> bool:
-        """Open what is there; False if it cannot be used and shall be replaced."""
+        """Open the store that is there; False if it cannot be used and shall be replaced."""
         try:
             self._open()
         except (LayoutMismatch, StoreDamaged) as problem:
@@ -208,7 +203,31 @@ class Store:
             raise StoreDamaged(
                 f"{KEY} of disk tier {self.directory.path} is not the key this store was made with: {RESTART}"
             )
-        self._segments = self._open_segments(make=False)
+        self._undo_interrupted_growth()
+        asked, self.geometry = self.geometry, self.superblock.geometry
+        self._segments = self._open_segments(make=False)  # a damaged store must not grow
+        if asked != self.geometry:
+            self._segments.close()
+            self._grow(asked)
+            self._segments = self._open_segments(make=False)
+
+    def _undo_interrupted_growth(self) -> None:
+        if GROWING not in self.directory.names():
+            return
+        self._check_may_change("was growing when its process ended")
+        cut(self.directory, self.superblock.geometry)
+
+    def _grow(self, asked: Geometry) -> None:
+        self._check_may_change(f"has {_size_of(self.geometry)}, and more is asked for")
+        grow(self.directory, self.geometry, asked, lambda: self.update(geometry=asked))
+        self.geometry = asked
+
+    def _check_may_change(self, what: str) -> None:
+        if self.directory.read_only:
+            raise TierError(
+                f"disk tier {self.directory.path} {what}, and it cannot be changed: {self.directory.read_only}; open "
+                f"it once where it can be written"
+            )
 
     def _open_segments(self, *, make: bool) -> Segments:
         return Segments(
@@ -240,7 +259,17 @@ class Store:
                 f"disk tier {path} holds blocks of another model or layout (fingerprint "
                 f"{found.fingerprint.hex()[:16]}, not {ours.hex()[:16]}); {remedy}"
             )
-        for name in ("num_blocks", "block_bytes", "block_tokens", "shards", "segment_slots"):
+        for name in ("block_bytes", "block_tokens", "shards", "segment_slots"):
             there, asked = getattr(found.geometry, name), getattr(self.geometry, name)
             if there != asked:
                 raise LayoutMismatch(f"disk tier {path} was made with {name} {there}, asked was {asked}; {remedy}")
+        if found.geometry.num_blocks > self.geometry.num_blocks:
+            raise LayoutMismatch(
+                f"disk tier {path} was made with {_size_of(found.geometry)}, asked was {_size_of(self.geometry)}: a "
+                f"store can grow, not shrink; ask for as much as it has, or {remedy}"
+            )
+
+
+def _size_of(g: Geometry) -> str:
+    """A store's size in blocks and in bytes, as callers may have said it."""
+    return f"num_blocks {g.num_blocks} ({format_size(g.num_blocks * g.slot_bytes)} with headers)"

@@ -2,14 +2,14 @@
 
 Two copies of 4 KiB, always written one after the other with the same content, each ending in a sum of its own:
 whatever one power failure or one damaged page takes, the other copy says the same or, where the first was just
-being replaced, what was true before.
+being replaced, has the state before.
 
     SUPER fields | purges: (namespace digest 32, barrier u64) [n_purges] | 0... | sum u64
 
 A purge makes every record of its namespace with a generation below its barrier void, whatever lies in the slots.
 That is one small write, so it can be made durable before the caller is told, and no crash can take it back.
 Generations never repeat, also not after a crash: opening a store reserves more of them than can be used until it
-is closed, and closing gives back what was not used.
+is closed, and closing gives back the unused ones.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MAX_PURGES = (PAGE - SUM.size - SUPER.size) // PURGE.size
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What a store says about itself.
+    """A store's description of itself.
 
     Attributes
     ----------
-    geometry, fingerprint, uuid, created_at : what the store was made as.
+    geometry, fingerprint, uuid, created_at : as the store was made.
     seqno : decides between the two copies: the higher valid one counts.
     epoch : records of other epochs count no more.
     clean : whether the store was closed properly. Only a statistic.
@@ -94,7 +94,7 @@ def parse_super(page: bytes) -> Superblock | None:
     Raises
     ------
     InvalidArgument
-        The copy is intact, but what it says contradicts itself or this version's rules.
+        The copy is intact, but its content contradicts itself or this version's rules.
     """
     if len(page) != PAGE or not sealed(page, 0):
         return None

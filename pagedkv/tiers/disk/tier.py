@@ -7,8 +7,7 @@ parent, namespace, every token, the header's sum and every shard's sum. What dif
 is ``False``; the destination then holds rubbish, which its owner must not show. Nothing that happens to the
 files makes a read or write raise, or kills the process: it only loses blocks.
 
-No order of writes and no sync is needed for correctness: they only decide how much is found again after a
-crash.
+No order of writes and no sync is needed for correctness: they only decide how much is found again after a crash.
 """
 # Over 400 lines: the public methods of one store, half of it their docstrings; slots, segments and files lie beside it.
 
@@ -61,10 +60,11 @@ class DiskTier:
     Parameters
     ----------
     path : str or path
-        Directory; made (mode 0700, not its parents) if missing. There is no default, and it should not lie in
+        Directory; made (mode 0700) with the folders above it if missing. There is no default, and it should not lie in
         a world-writable directory.
     num_blocks, block_bytes : int
-        Size of the store; a store that exists must have been made with the same.
+        Size of the store. A store that exists and has fewer blocks grows; it must have been made with the same
+        `block_bytes`, and not with more blocks.
     fingerprint : 32 bytes
         Digest of everything the bytes depend on (model, weights, dtype, layout). Another one is refused.
     block_tokens : int
@@ -78,7 +78,7 @@ class DiskTier:
         system takes that and blocks and arenas are whole pages, else it is ``"pread"``; ``"auto"`` is ``"direct"`` with
         ``page_cache="drop"``. Which is faster: ``python -m bench.tiers``.
     page_cache : ``"drop"`` or ``"keep"``
-        Whether the kernel shall forget what was written or read, or keep it in memory that is free.
+        Whether the kernel forgets the pages written or read, or keeps them in free memory.
     on_mismatch : ``"refuse"`` or ``"reset"``
         What becomes of a store there that is damaged or of another layout: an error, or an empty store in its place.
         Old bytes are never read as something they are not. A directory that belongs to another user, is open to
@@ -170,7 +170,7 @@ class DiskTier:
         _open_tiers.add(self)
 
     def _take_over(self) -> None:
-        if not self._store.was_clean:  # what a refused sync left in memory is not what is on the device
+        if not self._store.was_clean:  # pages of a refused sync differ from the device
             self._store.segments.forget_cached()
         self._slots.adopt(Scan(self._store.segments, self._slots.form).everything(self._on_progress))
         if self._store.superblock.purges and not self._store.never_writes:
@@ -212,7 +212,7 @@ class DiskTier:
         Parameters
         ----------
         blocks : int32 [n]
-            Slots to fill, each once; what they held is lost.
+            Slots to fill, each once; their old content is lost.
         records : n records
         arena : uint8 [*, block_bytes], C-contiguous, CPU memory
         src_blocks : int32 [n]
@@ -242,7 +242,7 @@ class DiskTier:
     def read(
         self, blocks: Any, expected: Sequence[Record], arena: NDArray[np.uint8], dst_blocks: Any
     ) -> NDArray[np.bool_]:
-        """Fill rows of an arena with what was stored under the expected names.
+        """Fill rows of an arena with the blocks stored under the expected names.
 
         Parameters
         ----------
@@ -301,9 +301,9 @@ class DiskTier:
     def purge(self, namespace: bytes) -> None:
         """Make everything stored for a namespace unreadable for ever, also across a crash.
 
-        This includes what is being written now.
+        This includes blocks that are being written now.
 
-        What is written afterwards counts again. The bytes stay on the device until their slots are used again.
+        Blocks written afterwards count again. The bytes stay on the device until their slots are used again.
 
         Parameters
         ----------
@@ -349,7 +349,7 @@ class DiskTier:
         return replace(self._slots.stats(), progress_failures=failures)
 
     def flush(self) -> bool:
-        """Wait until the device has what was written.
+        """Wait until the device has all written blocks.
 
         False, with a log line, if the device refused some of it.
 
@@ -361,9 +361,9 @@ class DiskTier:
             return self._sync()
 
     def call_hangs(self, num_blocks: int) -> None:
-        """For the mover: a read or write of so many blocks hangs, and is waited for no longer.
+        """For the mover: a read or write of so many blocks hangs, and the mover gives it up.
 
-        The tier is off until it does. What it writes from now on gets no header, and so no name.
+        The tier is off until the call returns. Its later writes get no header, and so no name.
         """
         self._gate.lose_one()
         self._slots.count_hung(num_blocks)
@@ -380,7 +380,7 @@ class DiskTier:
 
     @property
     def is_off(self) -> bool:
-        """For the mover: whether reads are misses at once, which say nothing about what is stored."""
+        """For the mover: whether reads are misses at once, whatever is stored."""
         return self._breaker.state == "off" or self._gate.is_kept
 
     def close(self) -> None:

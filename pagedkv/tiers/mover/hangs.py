@@ -27,7 +27,7 @@ class _Call:
 
 
 class Calls(Generic[Key]):
-    """The calls into stores under way, by what they carry out.
+    """The calls into stores under way, by the piece of a ticket that they carry out.
 
     The owner's lock guards it.
     """

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.observe.callbacks import Log
+from pagedkv.spec.sizes import check_plain
 from pagedkv.threads import crew
-from pagedkv.tiers.base import Record, Tier, is_store
+from pagedkv.tiers.base import OpenTier, Record, is_store
 from pagedkv.tiers.mover.hangs import HANG_S
 from pagedkv.tiers.mover.parts import check_moves, cut, stored_moves
 from pagedkv.tiers.mover.ticket import Ticket
@@ -75,7 +76,7 @@ class Mover:
 
     def __init__(
         self,
-        tiers: Mapping[int, Tier],
+        tiers: Mapping[int, OpenTier],
         *,
         threads: int = 2,
         describe: Callable[[NDArray[np.void]], list[Record]] | None = None,
@@ -91,6 +92,7 @@ class Mover:
         if len(sizes) != 1:
             raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(sizes)}")
         for what, value, least in (("threads", threads, 0), ("max_queued_blocks", max_queued_blocks, 1)):
+            check_plain(value, what, "a plain int")
             if not isinstance(value, int) or isinstance(value, bool):
                 raise WrongType(f"{what} must be an int, not {type(value).__name__}")
             if value < least:
@@ -258,7 +260,7 @@ class Mover:
         return self._queue.queued_blocks
 
     def close(self, *, cancel: bool = False) -> None:
-        """Refuse further moves, finish (or cancel) what is queued, and join the threads.
+        """Refuse further moves, finish (or cancel) the queued ones, and join the threads.
 
         Every ticket is settled afterwards, but for a write that hangs in a store without `call_hangs`, which settles
         when it is back. A second call does nothing. Threads inside a call that hangs are left, with a line in the log;
@@ -293,6 +295,7 @@ def _is_quick(parts: list[Part]) -> bool:
 
 
 def _check_seconds(what: str, seconds: float | None) -> None:
+    check_plain(seconds, what, "a number of seconds")
     if seconds is not None and not (isinstance(seconds, (int, float)) and seconds >= 0):
         raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {seconds!r}")
 

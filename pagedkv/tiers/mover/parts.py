@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.tiers.base import Tier, is_store
+from pagedkv.tiers.base import OpenTier, is_store
 
 LEAST_PART_BYTES, MOST_PART_BYTES = 4 << 20, 64 << 20
 MOST_STORED_BYTES = 8 << 20  # of a part to or from a store: two threads at a disk of 2 MB/s do not hang
 FIELDS = ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")
 
 
-def check_moves(moves: Any, tiers: Mapping[int, Tier]) -> NDArray[np.void]:
+def check_moves(moves: Any, tiers: Mapping[int, OpenTier]) -> NDArray[np.void]:
     """Return `moves` if all can be carried out together.
 
     Each must name tiers and blocks that exist; no block is written twice or is both ends.
@@ -72,20 +72,20 @@ def directions(moves: NDArray[np.void]) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def stored_moves(moves: NDArray[np.void], tiers: Mapping[int, Tier]) -> NDArray[np.intp]:
+def stored_moves(moves: NDArray[np.void], tiers: Mapping[int, OpenTier]) -> NDArray[np.intp]:
     """Indices of the moves to or from a tier that needs records."""
     stores = [number for number, tier in tiers.items() if is_store(tier)]
     return np.flatnonzero(np.isin(moves["src_tier"], stores) | np.isin(moves["dst_tier"], stores))
 
 
 def cut(
-    moves: NDArray[np.void], tiers: Mapping[int, Tier], threads: int
+    moves: NDArray[np.void], tiers: Mapping[int, OpenTier], threads: int
 ) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
     """Cut moves into parts; within a direction the order stays.
 
     Yields ``(source tier, destination tier, indices of moves)``.
 
-    Each part is half of a thread's fair share of what is left (guided self-scheduling, Polychronopoulos and Kuck
+    Each part is half of a thread's fair share of the rest (guided self-scheduling, Polychronopoulos and Kuck
     1987): few parts, because handing one over costs up to 0.2 ms, and small ones last, so that threads end together.
     """
     for src, dst in directions(moves):

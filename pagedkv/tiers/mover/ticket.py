@@ -108,7 +108,7 @@ class Ticket:
         """Wait until the ticket is settled; bool [k] in the order of `results`.
 
         False for a transfer that failed only because parts of it never started, cancelled or late, were left while they
-        read, or were refused by a store that is off: nothing speaks against what it was to be read from.
+        read, or were refused by a store that is off: nothing speaks against its source.
         """
         self._wait()
         ids, index = np.unique(self._transfers, return_inverse=True)
@@ -134,7 +134,7 @@ class Ticket:
         Parameters
         ----------
         tell : callable
-            By the thread that comes back, or here and now for what is back already. It must not wait.
+            By the thread that comes back, or here and now for parts that are back already. It must not wait.
         """
         with self._lock:
             self._tell_back = tell
@@ -165,7 +165,7 @@ class Ticket:
         return self._ended - self._begun
 
     def cancel(self) -> None:
-        """Drop what has not started and finish what runs.
+        """Drop the moves that have not started, and finish those that run.
 
         `results` still reports every move.
         """
@@ -207,7 +207,7 @@ class Ticket:
         Parameters
         ----------
         moves : of a part that runs and was not left before.
-        reading : whether it reads from a store; that it did not come back says nothing against what is there.
+        reading : whether it reads from a store; that it did not come back says nothing against the stored blocks.
         """
         with self._lock:
             self._left[moves] = True
@@ -236,7 +236,7 @@ class Ticket:
                 tell(moves)
         except BaseException:  # a worker thread survives everything, and tells once
             with suppress(BaseException):
-                log.exception("what was to be told that a call is back raised; it is told all the same")
+                log.exception("the callback for a call that is back raised; the call counts as back all the same")
 
     def not_tried(self, moves: NDArray[np.intp]) -> None:
         """For the mover: these moves were given up before anything of them was read or written."""

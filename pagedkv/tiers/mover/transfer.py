@@ -1,7 +1,6 @@
 """One part of a move, carried out: memory to memory, memory to store, store to memory.
 
-The calling thread owns both ends. A GPU arena meets a store by way of a page-locked bounce buffer of the
-thread.
+The calling thread owns both ends. A GPU arena meets a store by way of the thread's page-locked bounce buffer.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.tiers.base import RamTier, Record, StoreTier, Tier, is_store
+from pagedkv.tiers.base import OpenTier, RamTier, Record, StoreTier, is_store
 from pagedkv.tiers.device import DeviceTier, cuda_copy
 from pagedkv.tiers.disk import _io
 from pagedkv.tiers.host import page_locked_arena
@@ -24,9 +23,9 @@ _local = threading.local()
 
 
 def transfer(
-    src: Tier,
+    src: OpenTier,
     src_blocks: NDArray[np.int32],
-    dst: Tier,
+    dst: OpenTier,
     dst_blocks: NDArray[np.int32],
     records: Sequence[Record],
 ) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pagedkv.observe.callbacks import Log
 from pagedkv.threads.monitor import Monitor
-from pagedkv.tiers.base import LeavableTier, Record, Tier, is_leavable
+from pagedkv.tiers.base import LeavableTier, OpenTier, Record, is_leavable
 from pagedkv.tiers.mover.hangs import Calls
 from pagedkv.tiers.mover.ticket import Ticket
 
@@ -66,7 +66,7 @@ class WorkQueue:
     Threads hold this and not the mover, so that a mover without references can be collected.
     """
 
-    tiers: Mapping[int, Tier]
+    tiers: Mapping[int, OpenTier]
     clock: Callable[[], float]
     hang_s: float
     calls: Calls[Part] = field(default_factory=Calls)

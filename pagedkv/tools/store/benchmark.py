@@ -3,7 +3,7 @@
 Beside the same bytes without them, which is the ceiling.
 
 Store and plain file take turns, so that a busy neighbour hits both, and the best of the rounds counts. Every block that
-the store gives back is compared with what was written.
+the store gives back is compared with its source.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Measured:
     Attributes
     ----------
     store, ceiling : rates of the disk tier and of a plain file.
-    wrong : blocks that were not what was written, or not there.
+    wrong : blocks that differ from the written ones, or are not there.
     cold : whether reads could be kept from the page cache: False means that `read_cold` is not cold.
     """
 
@@ -217,7 +217,7 @@ class _Stored:
 
     def sync(self) -> None:
         if not self._tier.flush():
-            raise TierError("the device refused what was written")
+            raise TierError("the device refused the writes")
 
 
 def _fill(side: _Raw | _Stored, rates: Rates, g: Geometry, tick: Tick) -> int:

@@ -16,8 +16,8 @@ from pagedkv.tools.store.show import progress
 from pagedkv.tools.store.survey import survey
 from pagedkv.tools.store.verify import total_bytes, verify
 
-INSPECT = """What is in a cache directory, read from its headers. Changes nothing, also while another process has it
-open."""
+INSPECT = """Show the content of a cache directory, read from its headers. Changes nothing; another process may have
+the directory open."""
 VERIFY = """Check every header, checksum, chain key and parent of a cache directory. Exit code 0: nothing is wrong;
 1: something is (with --repair: was); 2: it is no cache directory that can be read. Blocks that are merely of no use any
 more are counted, not wrong."""
@@ -25,14 +25,14 @@ more are counted, not wrong."""
 
 def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the two commands."""
-    inspect = commands.add_parser("inspect", help="show what is in a cache directory", description=INSPECT)
+    inspect = commands.add_parser("inspect", help="show the content of a cache directory", description=INSPECT)
     check = commands.add_parser("verify", help="check every byte of a cache directory", description=VERIFY)
     for parser in (inspect, check):
         parser.add_argument("directory", metavar="DIR", help="directory of a disk tier")
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
     check.add_argument(
         "--repair", action="store_true",
-        help="lock the directory and bury what is wrong or of no use; nothing that is right is touched",
+        help="lock the directory and bury wrong and useless slots; right ones are not touched",
     )  # fmt: skip
     inspect.set_defaults(run=run_inspect)
     check.set_defaults(run=run_verify)

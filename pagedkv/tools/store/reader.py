@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, TierError
+from pagedkv.spec.paths import path_text
 from pagedkv.tiers.disk import _io
 from pagedkv.tiers.disk.directory import KEY, LEARNED, LOCK, SECRET_BYTES, SUPER
 from pagedkv.tiers.disk.format import PAGE, SlotFormat, sum_of
@@ -40,7 +41,7 @@ class Problem:
     Attributes
     ----------
     reason : one word.
-    detail : what was found.
+    detail : the finding.
     """
 
     reason: str
@@ -57,7 +58,7 @@ class StoreReader:
     Attributes
     ----------
     superblock, form : the newer intact copy, and the header format that it implies.
-    key, secret : what is known of KEY; the secret only where it is this store's.
+    key, secret : of the file KEY; the secret only where it is this store's.
     open_by : pid of the process that has the store open; None if none is seen (one in another container is not).
     readable : int64 [num_segments], slots of each file that begin before its end; the others are lost.
     problems : list of Problem
@@ -69,7 +70,7 @@ class StoreReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(os.fspath(path)).absolute()
+        self.path = Path(path_text(path, "a cache directory's path")).absolute()
         self.problems: list[Problem] = []
         self.fd = -1
         self.fds: NDArray[np.int32] = np.zeros(0, np.int32)
@@ -90,7 +91,7 @@ class StoreReader:
             raise
 
     def headers(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint64]]:
-        """Headers of n slots, [n, header_bytes]; read outcomes [n]; sums of what was read [n]."""
+        """Headers of n slots, [n, header_bytes]; read outcomes [n]; sums of the bytes read [n]."""
         fds, offsets = self._places(slots)
         headers = np.zeros((slots.size, self.form.geometry.header_bytes), np.uint8)
         outcomes, sums = np.zeros(slots.size, np.int64), np.zeros(slots.size, np.uint64)
@@ -114,7 +115,7 @@ class StoreReader:
         return headers, outcomes, sums if along else short_sums(rows[: slots.size], g.shards, seeds)
 
     def forget_cached(self, slots: NDArray[np.int32]) -> None:
-        """Drop what was read from the page cache, so that reading a store evicts nothing else."""
+        """Drop the pages read from the page cache, so that reading a store evicts nothing else."""
         fds, offsets = self._places(slots)
         _io.drop_cached(fds, offsets, self.form.geometry.slot_bytes)
 

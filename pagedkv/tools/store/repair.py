@@ -2,7 +2,7 @@
 
 Runs under the store's own lock.
 
-A cache does without any of this: what is wrong is a counted miss. A repair gives the slots back and makes the next
+A cache does without any of this: a wrong block is a counted miss. A repair gives the slots back and makes the next
 check clean. It never changes a block that is right, and never makes one out of bytes that are not.
 """
 
@@ -28,7 +28,7 @@ def repair(path: str, tick: Tick) -> Verdict:
 
     Returns
     -------
-    What was wrong before; `Verdict.repaired` says what was done.
+    The mistakes from before; `Verdict.repaired` lists the repairs.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def repair(path: str, tick: Tick) -> Verdict:
 
 
 def _bury(store: Store, reader: StoreReader, verdict: Verdict) -> list[str]:
-    """Tombstones over every slot that the verdict names; what was done, in words."""
+    """Write tombstones over every slot that the verdict names; return the repairs, in words."""
     reasons = {
         slot: reason for found in (verdict.wrong, verdict.useless) for reason, slots in found.items() for slot in slots
     }

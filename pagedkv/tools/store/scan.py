@@ -36,7 +36,7 @@ class Batch:
     slots : int32 [n]
     states : n of `ORDINARY` and `DAMAGED`
     headers : uint8 [n, header_bytes]
-    generations, written : uint64 [n], what the headers say; of live slots they are true.
+    generations, written : uint64 [n], from the headers; of live slots they are true.
     records : by index into the batch, of the live slots.
     """
 
@@ -62,7 +62,7 @@ def batches(reader: StoreReader, slots_each: int = 0) -> Iterator[Batch]:
 
 
 def look_at(reader: StoreReader, slots: NDArray[np.int32]) -> Batch:
-    """What the headers of some slots say now."""
+    """The headers of some slots, read now."""
     form, barriers = reader.form, dict(reader.superblock.purges)
     headers, outcomes, sums = reader.headers(slots)
     generations = fields_of(headers)["generation"].astype(np.uint64)

@@ -1,4 +1,4 @@
-"""``pagedkv inspect``: what is in a cache directory, from the headers alone.
+"""``pagedkv inspect``: the content of a cache directory, from the headers alone.
 
 Reads no payload and changes nothing.
 """
@@ -30,7 +30,7 @@ class NamespaceContent:
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found.
+    """The findings.
 
     Attributes
     ----------

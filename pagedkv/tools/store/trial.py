@@ -1,6 +1,6 @@
 """``pagedkv doctor --disk DIR``: tries a temporary store there, and gives a verdict.
 
-It does what a cache asks of a store.
+It makes the calls that a cache makes.
 
 All of it happens in a private directory inside DIR that is gone at the end, whatever happens.
 """
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 
 def check_arguments(directory: str, size: int) -> None:
-    """What can be said before anything is tried.
+    """Check the arguments before anything is tried.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def examine(directory: str, size: int, numbers: dict[str, Any]) -> Generator[Fin
     ----------
     directory : exists already.
     size : of the store; about twice as much is in use for a moment.
-    numbers : filled with what was measured, for JSON.
+    numbers : filled with the measurements, for JSON.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def _examine(folder: Path, g: Geometry, numbers: dict[str, Any]) -> Iterator[Fin
     right = not found.wrong
     yield Finding(
         "round trip", "ok" if right else "failed",
-        "every block read was what was written" if right else f"{found.wrong} blocks were not what was written",
+        "every block was read as it was written" if right else f"{found.wrong} blocks differ from the bytes written",
     )  # fmt: skip
     yield _reopened(path, g)
     yield _damaged(path, g)

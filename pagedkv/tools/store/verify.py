@@ -2,8 +2,8 @@
 
 Repairs nothing.
 
-Wrong is what no tier wrote there, and whatever makes a tier refuse the directory. What is merely of no use (a block
-whose beginning has gone, an older copy of a block, a block of a purged namespace) comes from ordinary work and is
+Content that no tier wrote, or that makes a tier refuse the directory, is wrong. Blocks that are merely of no use (a
+block whose beginning has gone, an older copy of a block, a block of a purged namespace) come from ordinary work and are
 counted apart. While another process has the store open, a slot that changes between two looks is neither.
 """
 
@@ -26,7 +26,7 @@ SHOWN = 20  # slots listed per reason for people; JSON has all
 
 @dataclass
 class Verdict:
-    """What the check found.
+    """The findings of the check.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Verdict:
     problems : of the directory as a whole.
     changed : slots that another process changed while they were checked.
     chains_checked : False without the right KEY.
-    repaired : what a repair did, in words; None without one.
+    repaired : the repair's report, in words; None without one.
     """
 
     path: str

@@ -22,17 +22,18 @@ CONTROL = 400  # interruptions of the control at most: it ends with the first wr
 MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
-    "admission", "attention", "budgets", "cache", "callbacks", "clock", "core", "cost_model", "cpu", "crew",
-    "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "jobs", "kernels",
-    "kv_spec", "learned", "matcher", "metrics", "moves", "namespace", "parts", "pin", "place", "policies",
-    "prefetch", "recording", "records", "roots", "scheduler", "scrub", "sequence", "sizes", "stats", "step",
-    "storage", "tiered", "tiers", "traced_step",
+    "admission", "attention", "budgets", "cache", "callbacks", "checkpoint", "clock", "core", "cost_model", "cpu",
+    "crew", "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "jobs", "journal",
+    "latency", "kernels", "kv_spec", "learned", "load", "matcher", "metrics", "moves", "namespace", "parts", "paths",
+    "pin", "place", "policies", "prefetch", "recording", "records", "roots", "scheduler", "scrub", "sequence", "sizes",
+    "stats", "step", "storage", "tiered", "tiers", "traced_step", "waits",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
-    "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing",  # commands, and what they use
+    "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing", "traces",  # commands, and what they use
+    "dispatcher_thread", "serving",  # threads of their own
     "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
-MAIN = ("cache", "core", "engine", "hooks", "matcher", "moves", "prefetch", "scheduler", "sequence", "step", "tiers")
+MAIN = ("cache", "core", "engine", "hooks", "load", "moves", "prefetch", "scheduler", "sequence", "step")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}
 OUT = ("KeyboardInterrupt", "SystemExit", "HandlerTimeout", "MemoryError")
 

@@ -9,6 +9,7 @@ import itertools
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.reliability.ledger import Ledger, after
 from tests.reliability.life import Life
 from tests.reliability.power import Image, lose_power, replay
 from tests.reliability.proof import Proof, Tally, Tick
-from tests.reliability.scripts import OPEN, RESET, Script, random_script
+from tests.reliability.scripts import Script, random_script
 from tests.reliability.small_store import scratch
 from tests.reliability.stores import READ_PATHS
 
@@ -60,7 +61,7 @@ def look_at_images(count: int, seed: int, tick: Tick) -> Tally:
             for life in range(LIVES):
                 script = random_script(rng, int(rng.integers(6, 20)), numbers)
                 if life == LIVES - 1 and rng.random() < RESET_SHARE:
-                    script = tuple(RESET if step == OPEN else step for step in script)
+                    script = tuple(replace(step, fingerprint=1) if step.kind == "open" else step for step in script)
                 past = Past(place / "kv", faults, base, script, ledger, READ_PATHS[history % 2])
                 for complaint in past.complaints:
                     tally.fail(f"seed {seed}, history {history}, life {life}: {complaint}")

@@ -165,7 +165,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
 
 PROOF = Proof(
     "asynchronous moves under a virtual clock, in any order, cancelled, failed and late: no schedule serves a block "
-    "that is not ready, stale or somebody else's, and in the end every block is accounted for",
+    "that is not ready, stale or another prompt's, and in the end every block is accounted for",
     "schedules",
     quick=2_000,
     full=100_000,

@@ -40,7 +40,7 @@ cdef enum:
 
 @cython.final
 cdef class HazardPolicy:
-    """What the policy ``hazard`` of a Placement is told and asked.
+    """The Python face of a Placement's policy ``hazard``.
 
     Made by ``Placement.hazard``.
 
@@ -64,7 +64,9 @@ cdef class HazardPolicy:
         self.placement.lock.release()
 
     def begin(self, owner):
-        """Tell the policy that a request is about to be scheduled; the LRU beside it makes room now too.
+        """Tell the policy that a request is about to be scheduled.
+
+        The LRU that it compares itself with makes room now too.
 
         Call it before ``Placement.reserve``. Without it, the first ``Placement.insert`` of the owner says so.
 
@@ -84,7 +86,7 @@ cdef class HazardPolicy:
             raise StaleHandle(f"owner {handle:#x} was released, or never existed")
 
     def hint(self, owner, *, session=None, expected_return_s=None):
-        """What the caller knows of a request under way.
+        """Pass the caller's hints about a request under way.
 
         Hints are learned from: what they say need not be true, only alike.
 
@@ -172,7 +174,7 @@ cdef class HazardPolicy:
             raise StaleHandle(f"visit {handle:#x} was reported or given up, or never existed")
 
     def study(self, max_samples=64):
-        """Learn from what was noted, `max_samples` at most (about a microsecond each).
+        """Learn from the noted samples, `max_samples` at most (about a microsecond each).
 
         Returns how many there were.
 
@@ -195,11 +197,12 @@ cdef class HazardPolicy:
         slack : float
             Share of the accesses of any `window` requests, 0 or more; of 1 and above nothing is left of the bound.
         stake : float
-            Share of what was won over LRU in the last `window` requests that may be at risk too; 0: a strict bound, inf: none.
+            Share of the gain over LRU in the last `window` requests that may be at risk too; 0: a strict bound; inf:
+            no bound.
         window : int
             Requests, 100 at least.
 
-        What was won so far is at stake no more: the account begins anew.
+        The gain so far is at stake no more: the account begins anew.
         """
         cdef int64_t requests = count_input(window, "window", 100, 2**40)
         for name, value in (("slack", slack), ("stake", stake)):
@@ -234,7 +237,7 @@ cdef class HazardPolicy:
             raise MemoryError("no memory for another namespace")
 
     def tables(self, kind=0):
-        """What was learned: float32 [2, NUM_WEIGHTS], the weights and AdaGrad's sums (a copy).
+        """The learned table: float32 [2, NUM_WEIGHTS], the weights and AdaGrad's sums (a copy).
 
         None if nothing was yet.
 
@@ -253,7 +256,7 @@ cdef class HazardPolicy:
         return out if there else None
 
     def load_tables(self, tables, kind=0):
-        """Go on from what was learned before, as :meth:`tables` gave it.
+        """Go on from learned weights, as :meth:`tables` gave them.
 
         Raises
         ------

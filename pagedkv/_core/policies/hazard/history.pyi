@@ -1,1 +1,1 @@
-"""What is remembered of prefixes; nothing here is callable from Python."""
+"""The memory of prefixes; nothing here is callable from Python."""

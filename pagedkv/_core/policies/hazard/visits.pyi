@@ -1,1 +1,1 @@
-"""Requests under way, as the policy ``hazard`` sees them; nothing here is callable from Python."""
+"""The policy ``hazard``'s requests under way; nothing here is callable from Python."""

@@ -1,0 +1,1 @@
+"""Partly filled blocks in the tree; nothing here is callable from Python."""

@@ -1,0 +1,1 @@
+"""Write-behind to closed tiers; nothing here is callable from Python."""

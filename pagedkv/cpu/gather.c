@@ -1,0 +1,121 @@
+/* A task copies one layer's K or V of a run of blocks. Axes that lie together on both sides are copied as one piece.
+ *
+ * A result larger than the caches is stored past them: a plain store would first read each line that it is about to replace, half as
+ * much memory traffic again.
+ */
+#include "gather.h"
+
+#include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+enum { PIECE_BYTES = 1 << 18, BYTES_PER_THREAD = 1 << 18, PAST_CACHES_BYTES = 8 << 20 };
+
+typedef struct {
+    const gather_call_t *call;
+    int64_t first_block, num_blocks, blocks_per_item, items_per_layer;
+    int past_caches;
+} shared_t;
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#if defined(__x86_64__)
+static void copy_past_caches(char *to, const char *from, int64_t bytes)
+{
+    const int64_t lead = smaller(-(uintptr_t)to & 15, bytes);
+    memcpy(to, from, (size_t)lead);
+    int64_t at = lead;
+    for (; at + 64 <= bytes; at += 64) {
+        const __m128i a = _mm_loadu_si128((const __m128i *)(from + at)), b = _mm_loadu_si128((const __m128i *)(from + at + 16));
+        const __m128i c = _mm_loadu_si128((const __m128i *)(from + at + 32)), d = _mm_loadu_si128((const __m128i *)(from + at + 48));
+        _mm_stream_si128((__m128i *)(to + at), a);
+        _mm_stream_si128((__m128i *)(to + at + 16), b);
+        _mm_stream_si128((__m128i *)(to + at + 32), c);
+        _mm_stream_si128((__m128i *)(to + at + 48), d);
+    }
+    memcpy(to + at, from + at, (size_t)(bytes - at));
+}
+static void settle(void) { _mm_sfence(); }
+#else
+static void copy_past_caches(char *to, const char *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
+static void settle(void) {}
+#endif
+
+static inline void copy(char *to, const char *from, int64_t bytes, int past_caches)
+{
+    if (past_caches)
+        copy_past_caches(to, from, bytes);
+    else
+        memcpy(to, from, (size_t)bytes);
+}
+
+static void copy_row(const gather_call_t *c, const gather_side_t *s, char *to, const char *from, int past_caches)
+{
+    if (s->to_item == c->item_bytes)
+        copy(to, from, c->dim * c->item_bytes, past_caches);
+    else
+        for (int64_t i = 0; i < c->dim; i++)
+            memcpy(to + i * s->to_item, from + i * c->item_bytes, (size_t)c->item_bytes);
+}
+
+/* `count` tokens of one block. */
+static void copy_tokens(const gather_call_t *c, const gather_side_t *s, char *to, const char *from, int64_t count, int past_caches)
+{
+    const int64_t row = c->dim * c->item_bytes, all_heads = c->num_heads * row;
+    const int rows_are_whole = s->to_item == c->item_bytes;
+    const int heads_together = rows_are_whole && (c->num_heads == 1 || (s->from_head == row && s->to_head == row));
+    if (heads_together && (count == 1 || (s->from_token == all_heads && s->to_token == all_heads)))
+        copy(to, from, count * all_heads, past_caches);
+    else if (heads_together)
+        for (int64_t token = 0; token < count; token++)
+            copy(to + token * s->to_token, from + token * s->from_token, all_heads, past_caches);
+    else if (rows_are_whole && s->from_token == row && s->to_token == row)
+        for (int64_t head = 0; head < c->num_heads; head++)
+            copy(to + head * s->to_head, from + head * s->from_head, count * row, past_caches);
+    else if (s->from_token >= s->from_head) /* in the order in which they are read: a cache line is fetched when its turn comes */
+        for (int64_t token = 0; token < count; token++)
+            for (int64_t head = 0; head < c->num_heads; head++)
+                copy_row(c, s, to + head * s->to_head + token * s->to_token, from + head * s->from_head + token * s->from_token,
+                         past_caches);
+    else
+        for (int64_t head = 0; head < c->num_heads; head++)
+            for (int64_t token = 0; token < count; token++)
+                copy_row(c, s, to + head * s->to_head + token * s->to_token, from + head * s->from_head + token * s->from_token,
+                         past_caches);
+}
+
+static void gather_item(void *argument, long item, int worker)
+{
+    const shared_t *shared = argument;
+    const gather_call_t *c = shared->call;
+    const int64_t layer = item / shared->items_per_layer / 2, part = item % shared->items_per_layer;
+    const gather_side_t *s = &c->sides[item / shared->items_per_layer % 2];
+    const int64_t begin = shared->first_block + part * shared->blocks_per_item;
+    const int64_t end = smaller(begin + shared->blocks_per_item, shared->first_block + shared->num_blocks);
+    (void)worker;
+    for (int64_t block = begin; block < end; block++) {
+        const int64_t first = block * c->block_size, from = first > c->start ? first : c->start;
+        const int64_t to = smaller(first + c->block_size, c->stop);
+        copy_tokens(c, s, s->to + layer * s->to_layer + (from - c->start) * s->to_token,
+                    s->from + c->blocks[block] * s->from_block + layer * s->from_layer + (from - first) * s->from_token, to - from,
+                    shared->past_caches);
+    }
+    if (shared->past_caches)
+        settle();
+}
+
+void gather_tokens(const gather_call_t *call, gather_run_t *run, int threads)
+{
+    const int64_t block_bytes = call->block_size * call->num_heads * call->dim * call->item_bytes;
+    const int64_t bytes = 2 * call->num_layers * (call->stop - call->start) * call->num_heads * call->dim * call->item_bytes;
+    const int64_t worth = 1 + bytes / BYTES_PER_THREAD;
+    shared_t shared = {.call = call, .first_block = call->start / call->block_size};
+    if (!bytes)
+        return;
+    shared.num_blocks = (call->stop - 1) / call->block_size + 1 - shared.first_block;
+    shared.blocks_per_item = block_bytes < PIECE_BYTES ? PIECE_BYTES / block_bytes : 1;
+    shared.items_per_layer = (shared.num_blocks - 1) / shared.blocks_per_item + 1;
+    shared.past_caches = bytes >= PAST_CACHES_BYTES;
+    run(gather_item, &shared, (long)(2 * call->num_layers * shared.items_per_layer), threads < worth ? threads : (int)worth);
+}

@@ -1,0 +1,114 @@
+"""Mutants of what keeps, writes, finds and copies partly filled last blocks."""
+
+from tests.mutants.mutant import Mutant
+
+CORE = "pagedkv/_core/"
+NOT_WHOLE = ("test_a_prompt_of_the_tokens_that_stand_for_none_does_not_match_it",)
+
+MUTANTS = (
+    Mutant(
+        "a partly filled block matches as a whole one",
+        CORE + "owners.pyx",
+        (("        if child == NIL or is_remainder(t, child):\n", "        if child == NIL:\n"),),
+        NOT_WHOLE,
+        quick=True,
+    ),
+    Mutant(
+        "a row takes over a partly filled block that reads like its own",
+        CORE + "insertion.pyx",
+        (("            if p.fates[child].transfer >= 0 or is_remainder(t, child):\n",
+          "            if p.fates[child].transfer >= 0:\n"),),
+        NOT_WHOLE,
+    ),
+    Mutant(
+        "a computed block that reads like a partly filled one joins the tree",
+        CORE + "insertion.pyx",
+        (("k = whole_blocks(t, at, min(k, t.max_run))", "k = min(k, t.max_run)"),),
+        ("test_a_computed_block_that_reads_like_one_joins_no_tree",),
+    ),
+    Mutant(
+        "tokens that are not there are copied",
+        CORE + "radix_tree.pyx",
+        (("    while best > 0 and tokens[best - 1] == NO_TOKEN:\n", "    while False:\n"),),
+        NOT_WHOLE,
+    ),
+    Mutant(
+        "a partly filled block stays beside the longer one",
+        CORE + "block_table.pyx",
+        (("        if self.placement.place.has_remainders:\n", "        if False:\n"),),
+        ("test_a_longer_block_takes_its_place",),
+    ),
+    Mutant(
+        "a partly filled block is kept although the tree has its tokens",
+        CORE + "remainders.pyx",
+        (("fill, SCANNED, where) == fill:", "fill, SCANNED, where) < 0:"),),
+        ("test_a_longer_block_takes_its_place",),
+    ),
+    Mutant(
+        "a last block that a fork shares is kept",
+        CORE + "remainders.pyx",
+        ((" or p.pools[0].refs[id] != 1:", ":"),),
+        ("test_a_row_that_shares_its_last_block_keeps_nothing_and_the_last_one_does",),
+    ),
+    Mutant(
+        "a last block whose copy is not made is kept",
+        CORE + "block_table.pyx",
+        (("row.owner == NIL or row.step or not 0 < fill", "row.owner == NIL or not 0 < fill"),),
+        ("test_a_row_whose_copy_on_write_is_not_made_keeps_nothing",),
+    ),
+    Mutant(
+        "a restored run swallows its partly filled block",
+        CORE + "insertion.pyx",
+        (("    return max(k, 1)\n", "    return num_blocks\n"),),
+        ("test_a_restored_run_is_cut_before_it",),
+    ),
+    Mutant(
+        "of a restored run that was cut only the last part can be evicted",
+        CORE + "insertion.pyx",
+        (("        while n != above:\n            recency_link(p, tier, n)\n            n = t.nodes[n].parent\n",
+          "        recency_link(p, tier, n)\n"),),
+        ("test_a_restored_run_is_cut_before_it",),
+    ),
+    Mutant(
+        "a partly filled block below the device is copied from as if it were there",
+        CORE + "placement.pyx",
+        ((" and (node_top(p.tree, child) > 0) == below\n", "\n"),),
+        ("test_it_goes_to_a_colder_tier_and_comes_back",),
+    ),
+    Mutant(
+        "a partial hit on a partly filled block is no second use",
+        CORE + "placement.pyx",
+        (("                    want_reused(p, child)\n", "                    pass\n"),),
+        ("test_it_is_written_by_the_rule_of_the_disk",),
+    ),
+    Mutant(
+        "runs that were used again merge with those that were not",
+        CORE + "transfers.pyx",
+        ((" or (p.has_remainders and a.matched != b.matched) or", " or"),),
+        ("test_a_turn_added_to_a_conversation_was_not_asked_for_again_itself",),
+    ),
+    Mutant(
+        "the last block of a sequence that dies is kept",
+        "pagedkv/cache/engine.py",
+        (("        keeps = is_whole and self.keeps_remainders\n", "        keeps = self.keeps_remainders\n"),),
+        ("test_a_sequence_that_dies_without_its_release_keeps_nothing",),
+    ),
+    Mutant(
+        "a part is copied only into a block that is free already",
+        "pagedkv/cache/engine.py",
+        (("        if target < 0 and self.moves.may_wait:", "        if False:"),),
+        ("test_a_part_is_copied_into_the_room_of_a_colder_block",),
+    ),
+    Mutant(
+        "a partly filled block is loaded whatever that takes",
+        "pagedkv/cache/matcher.py",
+        (("load_s is None or compute_s is None or load_s <= compute_s", "True"),),
+        ("test_what_loads_slower_than_it_computes_stays_where_it_is",),
+    ),
+    Mutant(
+        "a load lets go of a partly filled block before a row has copied from it",
+        "pagedkv/cache/load.py",
+        (("self._placement.settle(self._remainder.handle)\n", "self._let_go_of_remainder()\n"),),
+        ("test_a_load_lets_nothing_of_it_go_before_it_is_copied",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,115 @@
+"""``python -m tests.slow``: write docs/testing.md's table of slow tests.
+
+A row for each file with a test that the quick run leaves to the slow one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "testing.md"
+BEGIN, END = "<!-- slow tests: python -m tests.slow -->", "<!-- end of slow tests -->"
+WHAT = {
+    "tests/bench/test_attention_bench.py": "a run of the whole bench in the interpreter",
+    "tests/bench/test_cpu_attention_bench.py": "a run of the whole bench, with its peers",
+    "tests/bench/test_server_bench.py": "a run of the whole bench",
+    "tests/cache/test_names_forgotten.py": "many names under each policy",
+    "tests/cache/test_threads.py": "threads under each policy",
+    "tests/cache/test_tiers_end_to_end.py": "each policy with the other order of demotion",
+    "tests/core/test_hazard_bound.py": "the other stake of an adversary",
+    "tests/core/test_native_callers.py": "a C compiler and Numba call the core",
+    "tests/core/test_policy_example.py": "compiles the policy of `examples/policy_lfu`",
+    "tests/core/test_short_of_memory.py": "failing allocations under the other policies",
+    "tests/core/test_write_policies.py": "write policies on a real trace",
+    "tests/docs/test_examples.py": "every example runs",
+    "tests/docs/test_figures.py": "the README's replay of a real trace",
+    "tests/docs/test_slow_table.py": "this table",
+    "tests/kernels/test_compile.py": "a sample of all variants on all architectures",
+    "tests/kernels/test_doctor.py": "compiles every kernel",
+    "tests/kernels/test_matrix.py": "pairs of values of the PTX matrix",
+    "tests/kernels/test_on_gpu.py": "large pools, and compute-sanitizer",
+    "tests/model/test_placement_driver.py": "half of the seeds with all books recounted",
+    "tests/mutants/test_mutants.py": "mutants, and the same tests on a copy without a mistake",
+    "tests/packaging/test_wheel.py": "builds and installs the wheel",
+    "tests/realmodel": "SmolLM2 beyond its goldens",
+    "tests/reliability/test_proofs.py": "the proofs outside `QUICK`",
+    "tests/replay/test_cli.py": "the command without arguments",
+    "tests/replay/test_engine_real.py": "a long trace with real bytes",
+    "tests/replay/test_policy_hits.py": "every policy on the shared traces, where they are",
+    "tests/scheduler/test_loading.py": "random queues whose prefixes lie on slow tiers",
+    "tests/scheduler/test_mending.py": "lines at which a scheduler is interrupted",
+    "tests/scheduler/test_random_runs.py": "long runs of a scheduler at capacity",
+    "tests/scheduler/test_sharing_random.py": "random programs full of herds",
+    "tests/server/test_processes.py": "the example's server as a process",
+    "tests/show/test_in_a_browser.py": "the page of `pagedkv show --html` in a browser",
+    "tests/tiers/test_growth.py": "kills while a store grows by the other size",
+}
+
+
+class Counts(Counter[tuple[str, bool]]):
+    """A pytest plugin: counts the collected tests by file and by whether they are slow."""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        self.update((place(item.nodeid), item.get_closest_marker("slow") is not None) for item in items)
+
+
+def place(test: str) -> str:
+    """The row of a test: its file, or the folder where the whole folder is one row."""
+    file = test.partition("::")[0]
+    return next((row for row in WHAT if file.startswith(row + "/")), file)
+
+
+def collect() -> dict[str, tuple[int, int]]:
+    """Slow tests and all tests of each file that has slow ones; collects in another process."""
+    command = [sys.executable, "-m", "tests.slow", "--collect"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return {row: (slow, of) for row, slow, of in json.loads(done.stdout.rpartition("\n\n")[2])}
+
+
+def table(rows: Mapping[str, tuple[int, int]]) -> str:
+    """The table in Markdown, most slow tests first.
+
+    Raises
+    ------
+    KeyError
+        `WHAT` has no words for one of the files.
+    """
+    lines = ["| tests | slow | of | |", "|---|---:|---:|---|"]
+    for name, (slow, of) in sorted(rows.items(), key=lambda row: (-row[1][0], row[0])):
+        lines.append(f"| `{name}` | {slow:,} | {of:,} | {WHAT[name]} |")
+    return "\n".join(lines)
+
+
+def with_table(page: str, drawn: str) -> str:
+    """The page with this table between the marks."""
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    assert (begin, end) == (BEGIN, END), "the page lacks its marks"
+    return f"{head}{begin}\n\n{drawn}\n\n{end}{tail}"
+
+
+def main(argv: list[str]) -> int:
+    """Write the table; with ``--collect``, print its rows as JSON."""
+    if argv == ["--collect"]:
+        counts = Counts()
+        options = ["--collect-only", "-qq", "-n", "0", "-m", "not full", "-p", "no:cacheprovider", str(ROOT / "tests")]
+        if code := pytest.main(options, plugins=[counts]):
+            return int(code)
+        rows = [(file, n, n + counts[file, False]) for (file, slow), n in sorted(counts.items()) if slow]
+        print("\n\n" + json.dumps(rows))
+        return 0
+    PAGE.write_text(with_table(PAGE.read_text(), table(collect())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

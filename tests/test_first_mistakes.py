@@ -1,0 +1,91 @@
+"""What a first-time user gets wrong is said in words that help."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+
+SPEC = pk.KVSpec(1, 1, 8, "float32", block_size=16, model="toy")
+
+
+def test_a_folder_of_sources_without_compiled_modules_says_what_to_do(tmp_path: Path) -> None:
+    """As in the clone after ``pip install .``: the sources there hide the installed package."""
+    sources = Path(pk.__file__).parent
+    copied = shutil.copytree(sources, tmp_path / "pagedkv", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    found = subprocess.run(
+        [sys.executable, "-c", "import pagedkv"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert found.returncode == 1
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {copied} holds the sources of pagedkv")
+    assert "leave this folder" in last
+    assert "pip install -e ." in last
+
+
+def test_the_names_of_the_package_are_those_that_it_offers() -> None:
+    assert set(dir(pk)) == {*pk.__all__, "__version__"}
+    assert not {"logging", "importlib", "cache", "tiers", "spec", "annotations"} & set(dir(pk))
+    assert {"KVCache", "KVSpec", "Disk", "errors", "Scheduler", "Tier", "InvalidArgument"} <= set(pk.__all__)
+    for name in pk.__all__:
+        assert hasattr(pk, name)
+
+
+def test_a_sequence_cannot_be_pickled_and_says_why() -> None:
+    with pk.KVCache(SPEC, memory="1MiB") as cache, cache.sequence(range(5)) as seq:
+        for way in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(pk.WrongType, match=r"belongs to its process and cache.*send its tokens"):
+                way(seq)
+
+
+def test_a_cache_and_a_step_cannot_be_pickled_and_say_why() -> None:
+    with pk.KVCache(SPEC, memory="1MiB") as cache, cache.sequence(range(5)) as seq:
+        for way in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(pk.WrongType, match=r"KVCache belongs to its process.*open another"):
+                way(cache)
+            with pytest.raises(pk.WrongType, match=r"Step belongs to its process.*send its tokens"):
+                way(cache.step([seq]))
+
+
+def test_a_dtype_that_is_refused_is_told_what_there_is_once() -> None:
+    with pk.KVCache(SPEC, memory="1MiB") as cache, cache.sequence(range(5)) as seq:
+        whole = np.zeros((5, 1, 8), np.int64)
+        wanted = "int64: one of float32, float16, float64 is needed"
+        with pytest.raises(pk.LayoutMismatch, match=wanted), cache.step([seq]) as step:
+            step.write(0, whole, whole)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "float8_e4m3", "int8"])
+def test_fp8_and_int8_are_said_to_be_for_attention(dtype: str) -> None:
+    with pytest.raises(pk.InvalidArgument, match="compute with fp8 and int8, the cache does not keep them"):
+        pk.KVSpec(1, 1, 8, dtype)
+
+
+def test_a_traced_array_is_told_to_stay_outside_of_jit() -> None:
+    class DynamicJaxprTracer:
+        """What JAX hands to a function that it traces."""
+
+        def __dlpack__(self, **options: object) -> None:
+            raise AttributeError("DynamicJaxprTracer has no attribute __dlpack_device__")
+
+    with pk.KVCache(SPEC, memory="1MiB") as cache, cache.sequence(range(5)) as seq:
+        k = v = DynamicJaxprTracer()
+        with pytest.raises(pk.LayoutMismatch, match="outside of jit"), cache.step([seq]) as step:
+            step.write(0, k, v)
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 256, 257, 2048])
+def test_fewer_tokens_in_a_batch_run_fewer_sequences(tokens: int) -> None:
+    options = pk.SchedulerOptions(max_batch_tokens=tokens)
+    assert options.max_running == min(256, tokens - 1)
+    with pytest.raises(pk.InvalidArgument):
+        pk.SchedulerOptions(max_batch_tokens=tokens, max_running=tokens)
