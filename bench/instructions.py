@@ -1,6 +1,6 @@
 """``python -m bench.instructions``: instructions of the bookkeeping's calls, by callgrind.
 
-The same on a busy machine.
+A busy machine changes them little. callgrind counts a long copy (``rep movsb``) as one instruction per byte.
 
 A process sets every case up from a fixed seed, and one more for each case then calls it: callgrind counts both, all of
 their threads, and the difference is what the calls took. ``--beside TREE`` counts a second tree, built in place, in the
@@ -10,7 +10,6 @@ same way, and compares.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -50,8 +49,12 @@ def cases() -> Iterator[Callable[[], object]]:
     table.step(rows)
     table.commit(rows)
     sampled = np.full(256, 7, np.int32)
+    one_call = hasattr(table, "advance")  # in older trees
 
     def decode() -> None:
+        if one_call:
+            table.advance(rows, sampled)
+            return
         table.append(rows, sampled)
         table.step(rows)
         table.commit(rows)
@@ -88,7 +91,8 @@ def _promotions() -> Callable[[], object]:
     import pagedkv
 
     spec = pagedkv.KVSpec(2, 2, 16, "float16", 16, model="instructions")
-    cache = pagedkv.KVCache(spec, pagedkv.Blocks(9), pagedkv.Blocks(32), threads=1)
+    blocks = getattr(pagedkv, "Blocks", int)  # a plain number in older trees
+    cache = pagedkv.KVCache(spec, blocks(9), blocks(32), threads=1)
     prompts = [list(range(1000 * i, 1000 * i + 129)) for i in range(2)]
     turn = [0]
     moves = cache._moves if hasattr(cache, "_moves") else cache._conductor  # its name in older trees
@@ -114,7 +118,8 @@ def _decoding() -> Callable[[], object]:
     import pagedkv
 
     spec = pagedkv.KVSpec(1, 1, 8, "float32", 16, model="instructions")
-    cache = pagedkv.KVCache(spec, pagedkv.Blocks(4096), max_sequences=32)
+    blocks = getattr(pagedkv, "Blocks", int)
+    cache = pagedkv.KVCache(spec, blocks(4096), max_sequences=32)
     scheduler = pagedkv.Scheduler(cache, pagedkv.SchedulerOptions(max_running=32, max_batch_tokens=2048))
     for number in range(32):
         scheduler.submit(range(number, number + 20), max_new_tokens=1500)
@@ -180,6 +185,10 @@ def main() -> None:
         make_calls(*asked.here)
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed: it counts the instructions (Debian: apt-get install valgrind)")
+    from bench.against import commit  # not above: in another tree's process `bench` is that tree's
+    from bench.results import environment, write_results
+
+    env = environment()
     now, *others = instructions([ROOT, *([asked.beside.resolve()] if asked.beside else [])], asked.calls)
     before = others[0] if others else None
     for i, name in enumerate(CASES):
@@ -187,7 +196,7 @@ def main() -> None:
         print(f"{name:55} {now[i]:>12,} {change}")
     if asked.json:
         rows = [{"case": name, "now": now[i], "beside": before and before[i]} for i, name in enumerate(CASES)]
-        asked.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write_results(asked.json, "instructions", rows, env=env, beside=asked.beside and commit(asked.beside))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """``python -m bench.report``: draw the committed results into the tables of the pages.
 
-``docs/benchmarks.md`` and ``docs/policies.md`` are written by hand; a table stands between
+``docs/benchmarks.md``, ``docs/policies.md`` and ``docs/observability.md`` are written by hand; a table stands between
 ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where FILE is in ``bench/results/``. Views: ``environment`` (one
 line), ``rows`` (every row as it is), for the core bench ``bars`` and the letters of its workloads, for the attention
 bench ``all`` (a heading and a table for each part) or the name of a part, for attention on the CPU ``problems``, for
-the policies those of ``bench/policies/views.py``. Attention needs a GPU: where its file does not exist yet, the page
-says so.
+counted instructions ``cases``, for hooks ``costs``, for the policies those of ``bench/policies/views.py``. Attention
+needs a GPU: where its file does not exist yet, the page says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.policies.views import view as policies_view
 from bench.results import ROOT, read_results
 from bench.table import format_value, render_table
 
-PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "policies.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "policies.md", "observability.md"))
 RESULTS = ROOT / "bench" / "results"
 ATTENTION = "attention.json"
 NO_RUN = "No run on a GPU has been made yet: there is no `bench/results/attention.json`, so there are no figures."
@@ -51,6 +51,10 @@ def render_view(document: Mapping[str, Any], view: str) -> str:
         return render_table(by_problem(rows), markdown=True)
     if document["bench"] == "policies":
         return policies_view(document, view)
+    if document["bench"] == "instructions" and view == "cases":
+        return render_table(beside(rows, document["beside"]), markdown=True)
+    if document["bench"] == "hooks" and view == "costs":
+        return render_table(by_hooks(rows), markdown=True)
     if view == "rows":
         return render_table(rows, markdown=True)
     if document["bench"] == "core" and view == "bars":
@@ -92,6 +96,26 @@ def by_system(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         table.append(line)
     absent = [f"{row['system']} {row['variant']}" for row in rows if row["value"] is None]
     return [*table, *({"case": text} for text in absent)]
+
+
+def by_hooks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per piece of work, with its CPU time in microseconds for each kind of hook."""
+    headings = {"none": "no hook", "idle": "a hook that does nothing", "recorder": "a recorder"}
+    works = dict.fromkeys(row["work"] for row in rows)
+    return [
+        {"work": work, **{headings[row["hooks"]]: row["us"] for row in rows if row["work"] == work}} for work in works
+    ]
+
+
+def beside(rows: Sequence[Mapping[str, Any]], commit: str | None) -> list[dict[str, Any]]:
+    """Counted instructions, and how many more or fewer they are than those of the other tree."""
+    if commit is None:
+        return [{"case": row["case"], "now": row["now"]} for row in rows]
+    return [
+        {"case": row["case"], "now": row["now"], commit: row["beside"],
+         "change": f"{100 * (row['now'] / row['beside'] - 1):+.1f} %"}
+        for row in rows
+    ]  # fmt: skip
 
 
 def fill(page: str, results: Path = RESULTS) -> str:

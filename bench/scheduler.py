@@ -11,8 +11,9 @@ in most steps one request ends and another begins, whose prompt of 48 tokens is 
 ``full``: as ``churn``, on a device so small that admission waits for blocks. ``quiet`` are those steps of the latter
 two in which no request began or ended; ``a request`` is what the other steps take beyond them, per request that ended:
 it includes its opening in the cache and its release, not its submission. ``write + attend`` is one layer's of a step of
-LAYERS layers whose C kernels return at once: what the checks around them cost. Times are CPU time of the thread,
-medians over steps, with the garbage collector off.
+LAYERS layers whose C kernels return at once: what the checks around them cost. ``check before attend`` is the one of
+them that finds ``attend`` before ``write``. Times are CPU time of the thread, medians over steps, with the garbage
+collector off.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def layers(count: int, steps: int) -> list[dict[str, Any]]:
         seq.append(7)
     k, v, q = (np.zeros((count, heads, 16), np.float32) for heads in (2, 2, 4))
     out = np.empty_like(q)
-    writes, attends = [], []
+    writes, attends, checks = [], [], []
     with (
         gc_off(),
         patch("pagedkv.cpu._write.write", lambda *_, **__: None),
@@ -149,13 +150,20 @@ def layers(count: int, steps: int) -> list[dict[str, Any]]:
                     written = CPU()
                     step.attend(layer, q, out=out)
                     write, attend = write + written - start, attend + CPU() - written
+                start = CPU()
+                for layer in range(LAYERS):
+                    step._is_written(layer)
+                checks.append((CPU() - start) / LAYERS)
             for seq in seqs:
                 seq.truncate(33)
                 seq.append(7)
             writes.append(write / LAYERS)
             attends.append(attend / LAYERS)
     cache.close()
-    parts = {"write": writes, "attend": attends, "write + attend": np.add(writes, attends).tolist()}
+    parts = {
+        "write": writes, "attend": attends, "write + attend": np.add(writes, attends).tolist(),
+        "check before attend": checks,
+    }  # fmt: skip
     timed_only = {part: times[WARMUP:] for part, times in parts.items()}
     return [line("layer", count, part, summarise(times), mean(times)) for part, times in timed_only.items()]
 

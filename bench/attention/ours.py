@@ -80,7 +80,7 @@ class Kernel:
                 dtype="bfloat16",
                 kv_dtype=shape.kv_dtype,
                 block_size=shape.block_size if shape.paged else 0,
-                max_seqs=shape.num_seqs,
+                max_sequences=shape.num_seqs,
                 max_q_len=max(shape.queries),
                 max_tokens=shape.num_tokens,
                 max_seq_len=max(shape.kv_lens),

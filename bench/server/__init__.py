@@ -1,0 +1,1 @@
+"""Goodput and latencies of examples/server under a load of chats, as clients see them."""
