@@ -14,6 +14,7 @@ import numpy as np
 
 import pagedkv as pk
 from pagedkv._core.chain_key import ROOT_PARENT, chain_keys
+from pagedkv._core.no_token import NO_TOKEN
 from tests.model.toy_kv import SPEC, kv
 from tests.reliability.virtual_cache import Scene
 
@@ -99,8 +100,8 @@ class Requests:
         for namespace, since, tokens in self.known:
             if since == self.epochs[namespace]:
                 digest = (NAMESPACES[namespace] or pk.Namespace()).digest()
-                whole = np.array(tokens[: len(tokens) // SIZE * SIZE], np.int32)
-                keys.update(chain_keys(store.secret, digest, ROOT_PARENT, whole, SIZE))
+                filled = np.array([*tokens, *[NO_TOKEN] * (-len(tokens) % SIZE)], np.int32)  # a remainder, too
+                keys.update(chain_keys(store.secret, digest, ROOT_PARENT, filled, SIZE))
         assert all(found.record.key in keys for found in store.records()), "the disk holds what was purged"
 
 
