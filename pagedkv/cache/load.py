@@ -177,6 +177,16 @@ class Load:
         """Blocks that it brings beside the prompt's own: 1 for a remainder to copy from."""
         return 0 if self._remainder is None else 1
 
+    def do_without_remainder(self) -> bool:
+        """Load the prefix alone, because the device has no room for a block beside it.
+
+        False, and nothing changes, where it has no remainder or its promotions are decided.
+        """
+        if self._stage != NEEDS_ROOM or self._remainder is None:
+            return False
+        self._let_go_of_remainder()
+        return True
+
     @property
     def is_matched(self) -> bool:
         """Whether it is known what there is to load."""
@@ -279,7 +289,7 @@ class Load:
         if self._stage == NEEDS_ROOM:
             if self._is_late():
                 self._settle()
-            elif self._moves.try_lift(self._lifted(), self._until_ns()):
+            elif self._lift(self._moves.try_lift):
                 self._stage = MOVES
         if self._stage == MOVES and (self._moves.has_arrived(self._lifted()) or self._is_late(GRACE_S)):
             self._settle()
@@ -354,14 +364,22 @@ class Load:
             span.set(blocks=self.kept)
 
     def _arrive(self) -> None:
-        owner = self._lifted()
         if self._stage == NEEDS_ROOM:
             if self._num_matched():
-                self._moves.lift(owner, self._until_ns())
+                self._lift(self._moves.lift)
             self._stage = MOVES
         if self._num_matched():
-            self._moves.wait_arrived(owner)
+            self._moves.wait_arrived(self._lifted())
         self._settle()
+
+    def _lift(self, lift: Callable[[int, int], bool | None]) -> bool | None:
+        """What `lift` says of the path to promote: the prefix alone where the device lacks room for the remainder."""
+        try:
+            return lift(self._lifted(), self._until_ns())
+        except OutOfBlocks:
+            if not self.do_without_remainder():
+                raise
+        return lift(self._lifted(), self._until_ns())
 
     def _settle(self) -> None:
         """The one place that says how many blocks are there, however they came and whatever failed."""

@@ -90,7 +90,9 @@ class Matcher:
         with self.begin_load(prompt, root) as load:
             load.match_in_the_end()
             if load.num_cold > self._room():  # claims are looked at when it is decided
-                return 0
+                load.do_without_remainder()
+                if load.num_cold > self._room():
+                    return 0
             try:
                 load.bring()
             except OutOfBlocks:
@@ -112,7 +114,6 @@ class Matcher:
                 self.declined_tokens += (len(tiers) - kept) * self._block_size
             tiers = tiers[:kept]
         return tiers
-
 
     def _is_remainder_worth(self, num_tokens: int, context: int, tier: int) -> bool:
         """Whether loading a partly filled block is faster than computing its tokens.

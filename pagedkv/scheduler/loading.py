@@ -62,6 +62,13 @@ class Entry:
         are_over = [load.done() for load in self.loads.values()]
         return all(are_over)
 
+    def do_without_remainders(self) -> None:
+        """Load the prefixes alone, because the blocks beside them have no room. Before it begins."""
+        for load in self.loads.values():
+            if load.do_without_remainder():
+                self.total -= 1
+        self.need = self.reserve
+
     @property
     def has_failed(self) -> bool:
         """Whether one of them has found no room."""

@@ -129,6 +129,8 @@ class Running(Room):
         try:
             if not may_load or not self.loading.has_share(entry, bool(self.requests)):
                 return NO_SHARE
+            if entry.need + beyond > self.room():
+                entry.do_without_remainders()
             while entry.need + beyond > self.room():
                 if alone and self.waits_for_reads():
                     return NO_ROOM

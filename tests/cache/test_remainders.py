@@ -175,6 +175,61 @@ def test_a_load_lets_nothing_of_it_go_before_it_is_copied(opened):
     held.release()
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(("tokens", "whole"), [(LONGER, BLOCK), (prompt(1, 4), 0)])
+def test_without_room_for_it_a_load_brings_the_prefix_alone(opened, tokens, whole, waits):
+    toy = opened(host=40)
+    toy.use(tokens[:-2])
+    fill_device(toy)
+    held = [toy.cache.sequence(prompt(50 + i, n * BLOCK)) for i, n in enumerate([4, 4 - whole // BLOCK])]
+    toy.run(*held)  # no block is left but those of the prefix
+    load = toy.cache.load(tokens)
+    if not waits:
+        while not load.done():
+            time.sleep(0.001)
+    assert load.wait(LIMIT_S) == whole
+    assert (load.error, load.num_beside) == (None, 0)
+    for seq in held:
+        seq.release()
+    with load.sequence() as seq:
+        toy.check(seq)
+        assert seq.num_computed == whole
+
+
+def test_a_prefetch_without_room_for_it_brings_the_prefix_alone(opened):
+    toy = opened(host=40)
+    toy.use(SHORT)
+    fill_device(toy)
+    with toy.cache.sequence(prompt(50, 7 * BLOCK)) as held:
+        toy.run(held)
+        assert toy.cache.prefetch(LONGER).wait(LIMIT_S) == BLOCK
+
+
+@pytest.mark.parametrize("loading_share", [0.0, 0.5])
+def test_a_request_that_takes_the_whole_device_is_served_though_one_lies_below(opened, loading_share):
+    device = 4
+    toy = opened(device, host=40)
+    tokens = prompt(1, device * BLOCK - 1)
+    toy.use(tokens)
+    fill_device(toy)
+    options = pk.SchedulerOptions(max_running=1, max_batch_tokens=64, watermark=0.0, loading_share=loading_share)
+    scheduler = pk.Scheduler(toy.cache, options)
+    request = scheduler.submit([*tokens, 7], 1)
+    for _ in range(100):
+        if request.ended:
+            break
+        plan = scheduler.schedule()
+        if not plan:
+            scheduler.wait()
+            continue
+        with scheduler.step(plan) as step:
+            toy.check(*plan.sequences)
+            toy.write(step, *plan.sequences)
+        scheduler.report(plan, [5] * len(plan.lanes))
+    assert request.state == "finished"
+    assert request.hit_tokens["host"] == (device - 1) * BLOCK
+
+
 def test_what_loads_slower_than_it_computes_stays_where_it_is(opened):
     toy = opened(host=40, prefill_tokens_per_s=1e9)
     toy.use(prompt(1, 2))  # no whole block: only a remainder

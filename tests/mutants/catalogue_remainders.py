@@ -111,4 +111,29 @@ MUTANTS = (
         (("self._placement.settle(self._remainder.handle)\n", "self._let_go_of_remainder()\n"),),
         ("test_a_load_lets_nothing_of_it_go_before_it_is_copied",),
     ),
+    Mutant(
+        "a request is never begun if a partly filled block beside it has no room",
+        "pagedkv/scheduler/running.py",
+        (("                entry.do_without_remainders()\n", "                pass\n"),),
+        ("test_a_request_that_takes_the_whole_device_is_served_though_one_lies_below",),
+    ),
+    Mutant(
+        "a load fails where only its partly filled block has no room",
+        "pagedkv/cache/load.py",
+        (("        if self._stage != NEEDS_ROOM or self._remainder is None:\n            return False\n",
+          "        return False\n"),),
+        ("test_without_room_for_it_a_load_brings_the_prefix_alone",),
+    ),
+    Mutant(
+        "a prefetch gives up where only its partly filled block has no room",
+        "pagedkv/cache/matcher.py",
+        (("                load.do_without_remainder()\n", "                pass\n"),),
+        ("test_a_prefetch_without_room_for_it_brings_the_prefix_alone",),
+    ),
+    Mutant(
+        "nothing is reserved for a partly filled block beside a request's own",
+        "pagedkv/scheduler/loading.py",
+        (("                entry.total += sum(load.num_beside for load in entry.loads.values())\n", ""),),
+        ("test_the_block_of_a_remainder_is_beside_those_that_the_request_needs",),
+    ),
 )  # fmt: skip

@@ -124,6 +124,24 @@ def test_others_run_while_a_request_loads_and_it_runs_as_soon_as_it_is_there(wor
     assert right(loads)
 
 
+def test_the_block_of_a_remainder_is_beside_those_that_the_request_needs(world):
+    one = world()
+    one.cache._engine.keeps_remainders = True  # as over a disk
+    one.cool(1)
+    tokens = prompt(1, LONG * BLOCK + 3)
+    one.storage.by_itself = True
+    one.submit(tokens, 1)
+    one.run()
+    one.cool(2)
+    loads = one.submit(tokens, 1)
+    one.turn()
+    assert (loads.state, one.storage.read) == ("loading", LONG + 1)
+    assert one.scheduler._running.loading.reserved == 1, "for its own last block"
+    one.finish()
+    assert right(loads)
+    assert loads.hit_tokens["partial"] == 2, "all but the token that is computed"
+
+
 def test_alone_it_loads_too_and_the_plan_is_empty_meanwhile(world):
     one = world()
     one.cool(1)
