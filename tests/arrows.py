@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.device_kv": {"errors", "spec", "_core", "interop", "cpu", "observe.callbacks", "reference"},
     "cache.gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
     "cache.storage": {"errors", "spec", "_core", "tiers"},
+    "cache.runtime": {"_core", "threads.crew"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
         *("cache.device_kv", "cache.gpu_kv"),
@@ -55,11 +56,11 @@ ARROWS: dict[str, set[str]] = {
     "cache.dispatcher_thread": {"_core"},
     "cache.dispatcher": {
         *("_core", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
-        *("observe.hooks", "cache.storage"),
+        *("observe.hooks", "cache.storage", "cache.runtime"),
         *("threads.monitor", "cache.jobs", "cache.dispatcher_thread"),
     },
-    "cache.waits": {"errors", "_core", "cache.dispatcher", "cache.storage", "observe.hooks"},
-    "cache.moves": {"errors", "_core", "cache.dispatcher", "cache.storage", "cache.waits", "observe.hooks"},
+    "cache.waits": {"errors", "_core", "cache.dispatcher", "cache.runtime", "observe.hooks"},
+    "cache.moves": {"errors", "_core", "cache.dispatcher", "cache.runtime", "cache.waits", "observe.hooks"},
     "cache.load": {"errors", "_core", "cache.moves", "cache.sequence", "observe.hooks", "observe.latency"},
     "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.load", "cache.moves", "observe.hooks"},
     "cache.engine": {
@@ -68,7 +69,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "cache.explain": {"_core.tier"},
     "cache.pin": {"errors", "_core"},
-    "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matcher"},
+    "cache.prefetch": {"errors", "_core", "threads.monitor", "cache.matcher", "cache.runtime"},
     "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
     "cache.step": {
         *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
@@ -80,7 +81,7 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "spec", "_core", "observe.stats", "interop", "kernels"),
         *("cache.storage", "cache.records", "cache.dispatcher", "cache.moves", "cache.engine", "cache.explain"),
         *("cache.pin", "cache.prefetch", "cache.load", "cache.sequence", "cache.step", "cache.cost_model"),
-        *("cache.scrub", "cache.checkpoint", "cache.journal"),
+        *("cache.scrub", "cache.checkpoint", "cache.journal", "cache.runtime"),
         *("cache.roots", "cache.learned", "cache.parts", "cache.matcher"),
         *("observe.hooks", "cache.traced_step"),
         *("observe.clock", "threads.crew"),
@@ -94,7 +95,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "serving": {"errors", "spec", "cache.step", "observe.callbacks", "scheduler", "threads.crew"},
     "lab.simulate": {
-        *("errors", "spec", "lab.sizing", "cache.admission", "tiers", "cache.cache"),
+        *("errors", "spec", "_core", "lab.sizing", "cache.admission", "tiers", "cache.cache", "cache.runtime"),
         *("scheduler", "lab.replay"),
         "_version",
     },

@@ -18,15 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pagedkv as pk
-import pagedkv.cache.dispatcher
-import pagedkv.cache.moves
 import pagedkv.cache.parts
-import pagedkv.cache.waits
 from pagedkv._core.radix_tree import RadixTree
 from pagedkv.cache.device_kv import DeviceKV
+from pagedkv.cache.runtime import SystemRuntime
 from pagedkv.tiers import DirectionStats
 from tests.in_blocks import cache_options
-from tests.reliability.virtual import Instead
 
 RUBBISH = 0xA5
 
@@ -97,7 +94,7 @@ class HeldStorage:
         self.rounds: int | None = None
         self.depth_of: Callable[[int], int] = lambda node: node
         self.moved: dict[tuple[int, int], DirectionStats] = {}
-        self.carrier = self
+        self.carrier, self.runtime = self, HeldTime(self)
 
     # ---- for the test
 
@@ -175,31 +172,32 @@ class HeldStorage:
         return self.moved
 
 
+class HeldTime(SystemRuntime):
+    """The storage's clock; threads, and how callers wait, are the system's."""
+
+    def __init__(self, storage: HeldStorage) -> None:
+        self._storage = storage
+
+    def seconds(self) -> float:
+        return self._storage.now
+
+
 @contextmanager
 def held_cache(
     spec: pk.KVSpec, *, run: int | None = None, **options: Any
 ) -> Iterator[tuple[pk.KVCache, HeldStorage]]:
     """A cache over such a storage; its blocks are moved `run` at a time."""
     storage = HeldStorage()
-    clock = {"monotonic": lambda: storage.now, "monotonic_ns": lambda: int(storage.now * 1e9)}
     tree = RadixTree if run is None else partial(RadixTree, max_run=run)
-    rooms = (pagedkv.cache.waits, pagedkv.cache.moves, pagedkv.cache.dispatcher)
     with patch.object(pagedkv.cache.parts, "RadixTree", tree):
-        patches = [patch.object(room, "time", Instead(room.time, **clock)) for room in rooms]  # type: ignore[attr-defined]
-        for each in patches:
-            each.start()
-        try:
-            cache = pk.KVCache(spec, **cache_options(**options), storage=storage)
-            storage.depth_of = cache.placement.depth_of
-            yield cache, storage
-            cache.check_integrity()
-            storage.arrive(ok=False)
-            while cache._moves.run_moves():
-                pass
-            held = {name: counts["live"] for name, counts in cache.stats().blocks.items()}
-            assert not any(held.values()), f"there are owners left of {held}"
-            cache.check_integrity()
-            cache.close()
-        finally:
-            for each in patches:
-                each.stop()
+        cache = pk.KVCache(spec, **cache_options(**options), storage=storage)
+        storage.depth_of = cache.placement.depth_of
+        yield cache, storage
+        cache.check_integrity()
+        storage.arrive(ok=False)
+        while cache._moves.run_moves():
+            pass
+        held = {name: counts["live"] for name, counts in cache.stats().blocks.items()}
+        assert not any(held.values()), f"there are owners left of {held}"
+        cache.check_integrity()
+        cache.close()

@@ -53,11 +53,12 @@ from pagedkv.cache.prefetch import LikelyPrefetcher, Prefetch, Prefetcher
 from pagedkv.cache.records import Found, RecordMaker, restore
 from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
 from pagedkv.cache.roots import Root, Roots
+from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.scrub import MODES, Scrub
 from pagedkv.cache.scrub import Mode as ScrubMode
 from pagedkv.cache.sequence import Batch, Sequence, session_number
 from pagedkv.cache.step import Step
-from pagedkv.cache.storage import Storage, Store, VirtualTime, check_opened, claim_storage, release_storage
+from pagedkv.cache.storage import Storage, Store, check_opened, claim_storage, release_storage
 from pagedkv.cache.traced_step import TracedStep
 from pagedkv.errors import (
     ClosedError,
@@ -223,18 +224,18 @@ class KVCache:
             self._admission = open_admission(disk, write, each, sizes[Tier.DISK], self._costs, policy_told, self._clock)
             self._checkpoint: Checkpoint | None = None
             dispatch = Dispatch(self.placement)
+            runtime: Runtime = getattr(self._storage, "runtime", SYSTEM)
             self._dispatcher = Dispatcher(
-                self.placement, dispatch, self._storage.carrier, self._admission, self._costs, self._scrub, hooks
-            )
-            carrier = self._storage.carrier
-            virtual = carrier if isinstance(carrier, VirtualTime) else None
-            self._moves = Moves(self.placement, dispatch, self._dispatcher, hooks, self._clock, virtual)
+                self.placement, dispatch, self._storage.carrier, self._admission, self._costs, self._scrub, hooks,
+                runtime,
+            )  # fmt: skip
+            self._moves = Moves(self.placement, dispatch, self._dispatcher, hooks, self._clock, runtime)
             if self._store is not None and write != "never":
                 self._checkpoint = Checkpoint(self.placement, self._moves, self._admission, self._store)
             self._matcher = Matcher(
                 self.placement, self._moves, self._costs, spec.block_size, deadline_s, partial_hits, hooks
             )
-            self._prefetcher = Prefetcher(self._matcher)
+            self._prefetcher = Prefetcher(self._matcher, runtime)
             self._learned = open_learned(
                 self.placement.hazard, folder, disk, self._store, spec.block_size, self._moves.now_ns
             )  # fmt: skip

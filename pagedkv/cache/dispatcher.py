@@ -15,7 +15,6 @@ import contextvars
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -33,11 +32,13 @@ from pagedkv.cache.admission import Admission, Reason
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.dispatcher_thread import settled, stop_at_exit, work
 from pagedkv.cache.jobs import MOST_UNANSWERED, Job, destinations_of, groups_of, left_of, transfers_of, without_ticket
+from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.scrub import Scrub
 from pagedkv.cache.storage import Carrier, Handle
 from pagedkv.observe.callbacks import Log, is_interrupt
 from pagedkv.observe.hooks import Hooks, Off
 from pagedkv.threads import crew
+from pagedkv.threads.crew import Thread
 from pagedkv.threads.monitor import Monitor
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
@@ -57,6 +58,7 @@ class Dispatcher:
     costs : told how long loads take.
     scrub : told what promotions leave on the device.
     hooks : told of moves.
+    runtime : whose clock deadlines go by, and whose thread makes the rounds.
 
     Attributes
     ----------
@@ -74,11 +76,13 @@ class Dispatcher:
         costs: CostModel,
         scrub: Scrub,
         hooks: Hooks,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         self._placement, self._dispatch, self._carrier, self._hooks = placement, dispatch, carrier, hooks
+        self._runtime = runtime
         self._admission, self._costs, self._scrub = admission, costs, scrub
         self._jobs: list[Job] = []
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._pumping = Monitor()  # rounds of callers, where there is no thread, come one after the other
         self._taken: Taken | None = None  # by a caller's round that is not over, or was interrupted
         self.closing = self._stopping = False
@@ -94,9 +98,7 @@ class Dispatcher:
         The thread holds this object weakly: a cache that is not closed can be collected.
         """
         weakref.finalize(self, self._dispatch.close).atexit = False
-        self._thread = threading.Thread(
-            target=work, args=(weakref.ref(self), self._dispatch), name="pagedkv-dispatch", daemon=True
-        )
+        self._thread = self._runtime.thread(partial(work, weakref.ref(self), self._dispatch), "pagedkv-dispatch")
         stop_at_exit(self)
         crew.start(self._thread)
 
@@ -229,7 +231,7 @@ class Dispatcher:
         for part in transfers_of(moves):
             until = self._dispatch.until(int(part["transfer"][0]))
             parts.setdefault((int(part["src_tier"][0]), until), []).append(part)
-        now = time.monotonic_ns()
+        now = int(self._runtime.seconds() * 1e9)
         for (_, until), some in sorted(parts.items(), key=lambda item: item[0]):
             self._submit(job, np.concatenate(some), max(0, until - now) * 1e-9 if until else None)
 

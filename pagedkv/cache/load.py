@@ -373,7 +373,10 @@ class Load:
         self._settle()
 
     def _lift(self, lift: Callable[[int, int], bool | None]) -> bool | None:
-        """What `lift` says of the path to promote: the prefix alone where the device lacks room for the remainder."""
+        """What `lift` says of the path to promote.
+
+        It is the prefix alone where the device lacks room for the remainder.
+        """
         try:
             return lift(self._lifted(), self._until_ns())
         except OutOfBlocks:

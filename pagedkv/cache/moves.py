@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import weakref
 from collections.abc import Callable
 
@@ -20,7 +19,7 @@ from pagedkv._core.dispatch import Dispatch
 from pagedkv._core.placement import Placement
 from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.dispatcher import Dispatcher
-from pagedkv.cache.storage import VirtualTime
+from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.waits import Waits
 from pagedkv.errors import OutOfBlocks
 from pagedkv.observe.hooks import Hooks
@@ -61,8 +60,8 @@ class Moves(Waits):
     dispatch : Dispatch of `placement`
     dispatcher : carries out the moves.
     hooks : told when room is made.
-    clock : seconds; what ages and times to live go by. None: the system's monotonic clock.
-    virtual : whose clock loads go by, and what passes while callers wait. None: the system's.
+    clock : seconds; what ages and times to live go by. None: the runtime's clock.
+    runtime : whose clock deadlines go by, and how callers wait.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class Moves(Waits):
         dispatcher: Dispatcher,
         hooks: Hooks,
         clock: Callable[[], float] | None = None,
-        virtual: VirtualTime | None = None,
+        runtime: Runtime = SYSTEM,
     ) -> None:
-        super().__init__(placement, dispatch, dispatcher, hooks, virtual)
+        super().__init__(placement, dispatch, dispatcher, hooks, runtime)
         self._clock = clock
         self.uses_time = placement.tells_time  # or a sequence was given a time to live
         self._claims: tuple[weakref.ref[Claim], ...] = ()
@@ -167,7 +166,7 @@ class Moves(Waits):
 
     def now_ns(self) -> int:
         """The time in nanoseconds, by the cache's clock."""
-        return time.monotonic_ns() if self._clock is None else max(0, int(self._clock() * 1e9))
+        return max(0, int((self.seconds() if self._clock is None else self._clock()) * 1e9))
 
     def expire(self) -> None:
         """Let times to live end that are over, and tell the policy what time it is."""

@@ -5,7 +5,6 @@ On demand, or for requests that the policy ``hazard`` expects.
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import math
 import os
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from pagedkv._core.placement import Placement
 from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv.cache.matcher import Matcher
+from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.errors import ClosedError, InvalidArgument, StaleHandle
 from pagedkv.threads.monitor import Monitor
 
@@ -102,8 +102,8 @@ class Prefetch:
 class Prefetcher:
     """Runs prefetches one after the other, in a thread that lives while there are any."""
 
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Matcher, runtime: Runtime = SYSTEM) -> None:
+        self._matcher, self._spawn = matcher, runtime.spawn
         self._changed = Monitor()
         self._waiting: deque[Prefetch] = deque()
         self._server = 0  # the thread that runs them; 0 without one
@@ -124,7 +124,7 @@ class Prefetcher:
             try:
                 self._waiting.append(ticket)
                 if not self._server:
-                    start_thread(self._serve)
+                    self._spawn(self._serve)
             except BaseException as problem:
                 if ticket in self._waiting:  # or a thread has it
                     self._waiting.remove(ticket)
@@ -140,7 +140,7 @@ class Prefetcher:
         """
         with self._changed:
             if self._waiting and not self._server and not self._closed:
-                start_thread(self._serve)
+                self._spawn(self._serve)
 
     def close(self, *, wait: bool = True) -> None:
         """Finish what runs, drop what waits. Again is fine.
@@ -200,14 +200,6 @@ def _stop_all() -> None:
     """Before the dispatchers are stopped, without which no prefetch ends."""
     for prefetcher in list(_serving):
         prefetcher.stop()
-
-
-def start_thread(work: Callable[[], None]) -> None:
-    """A thread that no Python lock has to be waited for.
-
-    `threading.Thread.start` can be interrupted with one taken.
-    """
-    _thread.start_new_thread(work, ())
 
 
 class LikelyPrefetcher:

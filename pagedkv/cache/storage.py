@@ -2,7 +2,8 @@
 
 The cache decides, on integers and tokens; a Storage does the rest. The product's own is
 :class:`pagedkv.cache.tiered.TieredStorage`. The simulator has one without bytes, which takes virtual time
-(:mod:`pagedkv.lab.simulate.virtual`); tests have others.
+(:mod:`pagedkv.lab.simulate.virtual`); tests have others. A storage that has an attribute `runtime`
+(:class:`pagedkv.cache.runtime.Runtime`) also brings the clock and the threads of its cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,17 +133,6 @@ class Carrier(Protocol):
 
     def close(self) -> None:
         """Finish the submitted moves, and begin no others. A second call does nothing."""
-
-
-@runtime_checkable
-class VirtualTime(Protocol):
-    """The rest of a synchronous Carrier whose moves take time on a clock of its own."""
-
-    def seconds(self) -> float:
-        """The time by that clock, which loads keep their deadlines by."""
-
-    def pass_time(self) -> None:
-        """A caller waits: the time of the next event comes."""
 
 
 class Store(Protocol):

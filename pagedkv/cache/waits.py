@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-import time
 from collections.abc import Callable
 
 from pagedkv._core.dispatch import CLOSED, ENDED, NOT_YET, NOTHING, Dispatch
 from pagedkv._core.placement import Placement
 from pagedkv.cache.dispatcher import Dispatcher
-from pagedkv.cache.storage import VirtualTime
+from pagedkv.cache.runtime import Runtime
 from pagedkv.errors import ClosedError, InvalidArgument
 from pagedkv.observe.hooks import Hooks
-
-SLICE_S = 0.05  # a caller that waits runs Python this often, which is when a signal's exception can arrive
 
 
 class Waits:
@@ -31,7 +28,7 @@ class Waits:
     dispatch : Dispatch of `placement`
     dispatcher : carries out the moves.
     hooks : told of the end of moves before a caller goes on.
-    virtual : whose clock loads go by, and what passes while callers wait. None: the system's.
+    runtime : whose clock deadlines go by, and how callers wait.
     """
 
     def __init__(
@@ -40,15 +37,15 @@ class Waits:
         dispatch: Dispatch,
         dispatcher: Dispatcher,
         hooks: Hooks,
-        virtual: VirtualTime | None,
+        runtime: Runtime,
     ) -> None:
         self.placement, self._dispatch, self._dispatcher = placement, dispatch, dispatcher
-        self._hooks, self._virtual = hooks, virtual
+        self._hooks, self._runtime = hooks, runtime
         self._prefetching: set[int] = set()  # threads with a prefetch under way
 
     def seconds(self) -> float:
         """The time that deadlines of loads go by: monotonic, or a simulation's."""
-        return time.monotonic() if self._virtual is None else self._virtual.seconds()
+        return self._runtime.seconds()
 
     def begin_prefetch(self) -> None:
         """This thread's next moves are a prefetch's, which holds blocks until it is over.
@@ -102,14 +99,12 @@ class Waits:
         self.check_may_wait()
         until = None if timeout_s is None else self.seconds() + timeout_s
         others = threading.get_ident() not in self._prefetching
-        slice_s = SLICE_S if self._virtual is None else 0.0
         if not dispatcher.has_thread:
             dispatcher.pump()
-        while (said := wait(seen, slice_s, others)) == NOT_YET:
+        while (said := wait(seen, 0.0, others)) == NOT_YET:
             if until is not None and self.seconds() >= until:
                 return True
-            if self._virtual is not None:
-                self._virtual.pass_time()
+            self._runtime.pause(self._dispatch, seen, others)
             if not dispatcher.has_thread:  # another caller was interrupted with moves of this one
                 dispatcher.pump()
         if dispatcher.interrupts:
@@ -164,7 +159,7 @@ class Waits:
         if self._hooks.all and not self._dispatcher.is_this_thread():
             while dispatch.is_telling():
                 if self._dispatcher.has_thread:
-                    dispatch.wait(dispatch.num_announced, SLICE_S)
+                    self._runtime.pause(dispatch, dispatch.num_announced, True)
                 else:  # another caller is telling them, or was interrupted before it had told them all
                     self._dispatcher.pump()
 

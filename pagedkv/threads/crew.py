@@ -8,11 +8,10 @@ callers wait in a Monitor.
 from __future__ import annotations
 
 import _thread
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pagedkv.threads.monitor import Monitor
 
@@ -21,6 +20,27 @@ START_S = 1.0  # until a thread that has not begun is taken for one that never w
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Thread(Protocol):
+    """The part of `threading.Thread` that is used here."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def ident(self) -> int | None:
+        """Of a thread that has begun."""
+
+    def start(self) -> None:
+        """Begin its work."""
+
+    def join(self) -> None:
+        """Wait until the work is over."""
+
+    def is_alive(self) -> bool:
+        """Whether it has begun and is not over."""
 
 
 class Errand:
@@ -78,7 +98,7 @@ class Errand:
             self._changed.notify_all()
 
 
-def start(thread: threading.Thread) -> None:
+def start(thread: Thread) -> None:
     """Start a thread, in an errand.
 
     Raises

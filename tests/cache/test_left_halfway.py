@@ -342,7 +342,7 @@ def test_a_prefetch_that_was_interrupted_as_it_was_asked_for_is_forgotten(open_c
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("pagedkv.cache.prefetch.start_thread", interrupted)
+        patch.setattr(toy.cache._prefetcher, "_spawn", interrupted)
         with pytest.raises(KeyboardInterrupt):
             toy.cache.prefetch(prompt(1))
     assert not toy.cache._prefetcher._waiting

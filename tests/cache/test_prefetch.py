@@ -218,7 +218,7 @@ def test_the_thread_of_prefetches_goes_on_where_it_found_no_memory(toy, monkeypa
 
 
 def test_who_waits_has_another_thread_started_where_the_first_never_began(toy, monkeypatch):
-    real, started = prefetch_module.start_thread, []
+    real, started = toy.cache._prefetcher._spawn, []
 
     def start(work):
         started.append(work)
@@ -226,7 +226,7 @@ def test_who_waits_has_another_thread_started_where_the_first_never_began(toy, m
             real(work)
 
     monkeypatch.setattr(prefetch_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(prefetch_module, "start_thread", start)
+    monkeypatch.setattr(toy.cache._prefetcher, "_spawn", start)
     ticket = toy.cache.prefetch(prompt(1))
     with pytest.raises(TimeoutError):
         ticket.wait(0.0)

@@ -29,7 +29,7 @@ class SceneStorage:
     """Tiers of one cache, whose moves the scene carries out."""
 
     def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+        self._scene, self.runtime = scene, scene.time
         self.tiers: dict[int, Any] = {}
         self.store: DictStore | None = None
 

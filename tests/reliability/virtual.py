@@ -10,10 +10,8 @@ passes. So a list of choices is a schedule, and the same choices give the same h
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from random import Random
-from types import ModuleType
 from typing import Any, Protocol
 
 PATIENCE_S = 120.0  # of real time: a client not back by then waits for something that the schedule does not control
@@ -212,47 +210,3 @@ class Schedule:
                 client.go.release()
                 client.thread.join(PATIENCE_S)
         self.dead = False
-
-
-class VirtualCondition:
-    """A `threading.Condition` whose waiters wait under the schedule.
-
-    No other thread runs, so its lock locks nothing.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._told = 0
-
-    def __enter__(self) -> VirtualCondition:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        return self._schedule.wait(predicate, timeout)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        told = self._told
-        return self._schedule.wait(lambda: self._told != told, timeout)
-
-    def notify_all(self) -> None:
-        self._told += 1
-
-
-class Instead(ModuleType):
-    """A module in which some names are others."""
-
-    def __init__(self, module: ModuleType, **others: Any) -> None:
-        super().__init__(module.__name__)
-        self._module = module
-        self.__dict__.update(others)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
-def time_under(schedule: Schedule) -> ModuleType:
-    """`time` with the clock of the schedule."""
-    return Instead(time, monotonic=lambda: schedule.now, monotonic_ns=lambda: int(schedule.now * 1e9))

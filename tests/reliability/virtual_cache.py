@@ -11,25 +11,19 @@ to be over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
-import pagedkv.cache.cache
-import pagedkv.cache.dispatcher
-import pagedkv.cache.moves
-import pagedkv.cache.prefetch
+import pagedkv as pk
 from pagedkv._core.dispatch import NOT_YET, Dispatch
-from pagedkv._core.placement import Placement
 from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.tiers import Mover
 from pagedkv.tiers.mover.worker import run
 from tests.reliability.scene_storage import SceneStorage
-from tests.reliability.virtual import Chooser, Schedule, VirtualCondition, time_under
+from tests.reliability.virtual import Chooser, Schedule
 
 FAILURES = ("store says no", "store raises")
 
@@ -49,38 +43,19 @@ class Scene:
 
     def __init__(self, choose: Chooser, *, failures: bool) -> None:
         self.schedule = Schedule(choose, self._events)
+        self.time = SceneTime(self.schedule)
         self.seen: Counter[str] = Counter()
         self._failures = failures
         self._movers: list[Mover] = []
-        self._dispatcher: list[Dispatcher] = []
+        self._dispatchers: list[Dispatcher] = []
         self._ran: list[tuple[Any, NDArray[np.bool_] | None]] = []  # parts whose bytes were moved, and how it went
         self.next_failure = ""
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Threads and clocks of caches made in here, with a :meth:`storage`, are the scene's."""
-        scene = self
-
-        def scheduled_dispatcher(dispatcher: Dispatcher) -> None:
-            dispatcher._thread = _NoThread()  # type: ignore[assignment]
-            scene._dispatcher.append(dispatcher)
-
-        with (
-            patch.object(Dispatcher, "start", scheduled_dispatcher),
-            patch.object(
-                pagedkv.cache.cache, "Dispatch", lambda placement: ScheduledDispatch(placement, self.schedule)
-            ),
-            patch.object(pagedkv.cache.prefetch, "start_thread", self.schedule.start),
-            patch.object(pagedkv.cache.prefetch, "Monitor", lambda: VirtualCondition(self.schedule)),
-            patch.object(pagedkv.cache.moves, "time", time_under(self.schedule)),
-            patch.object(pagedkv.cache.waits, "time", time_under(self.schedule)),
-            patch.object(pagedkv.cache.dispatcher, "time", time_under(self.schedule)),
-        ):
-            yield
-
-    def storage(self) -> SceneStorage:
-        """For a cache of this scene: the product's mover without threads, and a dict for a disk."""
-        return SceneStorage(self)
+    def open(self, spec: pk.KVSpec, **options: Any) -> pk.KVCache:
+        """A cache of this scene: the product's mover without threads, and a dict for a disk."""
+        cache = pk.KVCache(spec, **options, storage=SceneStorage(self))
+        self._dispatchers.append(cache._dispatcher)
+        return cache
 
     def begun(self, mover: Mover) -> None:
         """The parts that a mover queues are among the events from now on."""
@@ -88,7 +63,7 @@ class Scene:
 
     def _events(self) -> list[tuple[int, Callable[[], object]]]:
         events: list[tuple[int, Callable[[], object]]] = []
-        for dispatcher in self._dispatcher:
+        for dispatcher in self._dispatchers:
             settled = any(ticket.is_settled for job in dispatcher._jobs for ticket, _ in job.tickets)
             if settled or dispatcher._dispatch.num_decided:
                 events.append((4, dispatcher.pump))
@@ -128,24 +103,32 @@ class Scene:
         self.seen["waits past deadlines"] += 1
 
 
-class ScheduledDispatch:
-    """A Dispatch whose callers wait under the schedule."""
+class SceneTime:
+    """The clock and the threads of a scene's cache."""
 
-    def __init__(self, placement: Placement, schedule: Schedule) -> None:
-        self._dispatch, self._schedule = Dispatch(placement), schedule
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dispatch, name)
+    def seconds(self) -> float:
+        return self._schedule.now
 
-    def wait(self, seen: int, timeout_s: float, others: bool = True) -> int:
-        self._schedule.wait(lambda: self._dispatch.wait(seen, 0.0, others) != NOT_YET, 1.0)
-        return self._dispatch.wait(seen, 0.0, others)
+    def thread(self, work: Callable[[], object], name: str) -> NoThread:
+        return NoThread()
+
+    def spawn(self, work: Callable[[], object]) -> None:
+        self._schedule.start(work)
+
+    def pause(self, dispatch: Dispatch, seen: int, others: bool) -> None:
+        self._schedule.wait(lambda: dispatch.wait(seen, 0.0, others) != NOT_YET, 1.0)
 
 
-class _NoThread:
+class NoThread:
     """Never runs; the scene does its work."""
 
-    ident = None
+    name, ident = "scene", None
+
+    def start(self) -> None:
+        pass
 
     def join(self) -> None:
         pass

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv._core.dispatch import Dispatch
 from pagedkv.cache.cache import KVCache
+from pagedkv.cache.runtime import SystemRuntime
 from pagedkv.errors import PagedKVError
 from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS, TierSize
@@ -123,14 +125,6 @@ class VirtualCarrier:
         """There is nothing to give up."""
         return float("inf")
 
-    def seconds(self) -> float:
-        """The virtual time."""
-        return self.now
-
-    def pass_time(self) -> None:
-        """The next promotion is over."""
-        self.now = max(self.now, self.next_end())
-
     def next_end(self) -> float:
         """When the next promotion is over; infinity where none is under way."""
         while self._ends and self._ends[0] <= self.now:
@@ -149,6 +143,21 @@ class VirtualCarrier:
 
     def close(self) -> None:
         """There are no threads to end."""
+
+
+class VirtualTime(SystemRuntime):
+    """The time of a carrier's moves; threads are the system's."""
+
+    def __init__(self, carrier: VirtualCarrier) -> None:
+        self._carrier = carrier
+
+    def seconds(self) -> float:
+        """The virtual time."""
+        return self._carrier.now
+
+    def pause(self, dispatch: Dispatch, seen: int, others: bool) -> None:
+        """The next promotion is over."""
+        self._carrier.now = max(self._carrier.now, self._carrier.next_end())
 
 
 class NoKV:
@@ -203,6 +212,7 @@ class VirtualStorage:
         links = {TIERS.index(tier.name) + 1: tier for tier in self._hardware.tiers}
         real_bytes = spec.block_size * self._hardware.model.kv_bytes_per_token
         self.carrier = VirtualCarrier(spec.block_bytes, real_bytes, links)
+        self.runtime = VirtualTime(self.carrier)
         return list(blocks)
 
     def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:

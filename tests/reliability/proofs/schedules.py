@@ -93,19 +93,18 @@ def _play(
 ) -> None:
     """One schedule, from an empty cache to one in which no client holds anything."""
     scene = Scene(choose, failures=failures)
-    with scene.installed():
-        cache = pk.KVCache(SPEC, **cache_options(**options), storage=scene.storage())
-        requests = Requests(scene, cache)
-        cast(requests)
-        scene.schedule.run()
-        cache.check_integrity()
-        while cache._moves.run_moves():
-            pass
-        stats = cache.stats()
-        assert not stats.placement["in_flight"], "a move that never ends"
-        assert not any(counts["live"] for counts in stats.blocks.values()), "a leak"
-        requests.check_store()
-        cache.close()
+    cache = scene.open(SPEC, **cache_options(**options))
+    requests = Requests(scene, cache)
+    cast(requests)
+    scene.schedule.run()
+    cache.check_integrity()
+    while cache._moves.run_moves():
+        pass
+    stats = cache.stats()
+    assert not stats.placement["in_flight"], "a move that never ends"
+    assert not any(counts["live"] for counts in stats.blocks.values()), "a leak"
+    requests.check_store()
+    cache.close()
     tally.hits += requests.reads
     for what, n in scene.seen.items():
         tally.add(what, n)
