@@ -95,7 +95,8 @@ def _promotions() -> Callable[[], object]:
     cache = pagedkv.KVCache(spec, blocks(9), blocks(32), threads=1)
     prompts = [list(range(1000 * i, 1000 * i + 129)) for i in range(2)]
     turn = [0]
-    moves = cache._moves if hasattr(cache, "_moves") else cache._conductor  # its name in older trees
+    names = ("moves", "_moves", "_conductor")  # the second and third in older trees
+    moves = next(getattr(cache, name) for name in names if hasattr(cache, name))
 
     def call() -> None:
         turn[0] += 1

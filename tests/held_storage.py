@@ -195,7 +195,7 @@ def held_cache(
         yield cache, storage
         cache.check_integrity()
         storage.arrive(ok=False)
-        while cache._moves.run_moves():
+        while cache.moves.run_moves():
             pass
         held = {name: counts["live"] for name, counts in cache.stats().blocks.items()}
         assert not any(held.values()), f"there are owners left of {held}"

@@ -140,6 +140,8 @@ class KVCache:
     spec : KVSpec
     hooks : Hooks
         Told when the cache begins and ends a piece of work: ``cache.hooks.add(hook)`` (:mod:`pagedkv.observe.hooks`).
+    moves : Moves
+        Makes room on the device and waits for moves between tiers, for schedulers (:mod:`pagedkv.cache.moves`).
 
     Raises
     ------
@@ -229,19 +231,19 @@ class KVCache:
                 self.placement, dispatch, self._storage.carrier, self._admission, self._costs, self._scrub, hooks,
                 runtime,
             )  # fmt: skip
-            self._moves = Moves(self.placement, dispatch, self._dispatcher, hooks, self._clock, runtime)
+            self.moves = Moves(self.placement, dispatch, self._dispatcher, hooks, self._clock, runtime)
             if self._store is not None and write != "never":
-                self._checkpoint = Checkpoint(self.placement, self._moves, self._admission, self._store)
+                self._checkpoint = Checkpoint(self.placement, self.moves, self._admission, self._store)
             self._matcher = Matcher(
-                self.placement, self._moves, self._costs, spec.block_size, deadline_s, partial_hits, hooks
+                self.placement, self.moves, self._costs, spec.block_size, deadline_s, partial_hits, hooks
             )
             self._prefetcher = Prefetcher(self._matcher, runtime)
             self._learned = open_learned(
-                self.placement.hazard, folder, disk, self._store, spec.block_size, self._moves.now_ns
+                self.placement.hazard, folder, disk, self._store, spec.block_size, self.moves.now_ns
             )  # fmt: skip
             self._likely_prefetcher = LikelyPrefetcher(self.placement, self._prefetcher)
             self._engine = Engine(
-                spec, self.placement, self.table, self._moves, self._storage.kv, self._scrub, hooks, self._costs,
+                spec, self.placement, self.table, self.moves, self._storage.kv, self._scrub, hooks, self._costs,
                 self._learned, partial_hits and self._store is not None and write != "never",
             )  # fmt: skip
             undo.callback(self._dispatcher.close)
@@ -340,7 +342,9 @@ class KVCache:
         ------
         WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
-        load = self._match(tokens, namespace, session, deadline_s, on_trial, trace)
+        load = self.begin_load(
+            tokens, namespace, session=session, deadline_s=deadline_s, on_trial=on_trial, trace=trace
+        )
         try:
             load.done()
         except BaseException:
@@ -348,16 +352,20 @@ class KVCache:
             raise
         return load
 
-    def _match(
+    def begin_load(
         self,
         tokens: ArrayLike,
-        namespace: Namespace | None,
-        session: str | bytes | int | None,
+        namespace: Namespace | None = None,
+        *,
+        session: str | bytes | int | None = None,
         deadline_s: float | None = None,
         on_trial: bool = False,
         trace: object = None,
     ) -> Load:
-        """A load that has matched the prompt, and has decided nothing."""
+        """As :meth:`load`, but nothing is moved before the first ``load.done()`` or ``wait()``.
+
+        The load owns the cached prefix and knows what there is to bring: for schedulers, which look for room first.
+        """
         root = self._root(namespace)
         number = session_number(session)
         limit_s = None if deadline_s is None else number_of_seconds(deadline_s, "deadline_s")
@@ -596,7 +604,7 @@ class KVCache:
             self._engine.uses_quota = True
             self._roots.set_quota(digest, int(tier), blocks)
 
-        self._moves.when_decided(decide)
+        self.moves.when_decided(decide)
 
     def purge(self, namespace: Namespace | None) -> int:
         """Forget a namespace.
@@ -612,7 +620,7 @@ class KVCache:
             The disk would not take it. In memory the namespace is forgotten; after a restart it may be found again.
         """
         digest = self._digest(namespace)
-        self._moves.check_may_wait()
+        self.moves.check_may_wait()
         with self.hooks.span("purge") as span:
             dropped = self._purge(digest)
             span.set(dropped_blocks=dropped)
@@ -621,7 +629,7 @@ class KVCache:
     def _purge(self, digest: bytes) -> int:
         roots, dropped = self._roots.drop(digest)
         for root in roots:
-            self._moves.drain_namespace(root)  # writes under way end before the disk is told
+            self.moves.drain_namespace(root)  # writes under way end before the disk is told
         self._roots.left(digest, roots)
         try:
             if self._store is not None:
@@ -653,7 +661,7 @@ class KVCache:
         self._engine.check_open()
         if self._store is None:
             return 0
-        self._moves.check_may_wait()
+        self.moves.check_may_wait()
         with self.hooks.span("checkpoint") as span:
             if self._checkpoint is not None:
                 span.set(blocks=self._checkpoint.write().blocks)
@@ -681,11 +689,11 @@ class KVCache:
         store = self._store
         if store is None:
             return 0
-        self._moves.check_may_wait()
+        self.moves.check_may_wait()
         with self.hooks.span("flush"):
             if self._checkpoint is not None:
                 self._checkpoint.write()
-                self._moves.write_back(lambda: store.state == "ok")
+                self.moves.write_back(lambda: store.state == "ok")
         return self._on_disk()
 
     def _on_disk(self) -> int:
@@ -924,6 +932,16 @@ class KVCache:
     def _asked(self, tokens: ArrayLike, namespace: Namespace | None) -> tuple[NDArray[np.int32], Root | None]:
         """The tokens of a question, and its namespace's root, if there is one; it makes none."""
         return self._tokens(tokens), self._roots.find(self._digest(namespace))
+
+    def check_request(self, namespace: Namespace | None = None, session: str | bytes | int | None = None) -> None:
+        """Raise what :meth:`sequence` would raise for these two; nothing is matched.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, NamespaceRequired, ClosedError
+        """
+        self._digest(namespace)
+        session_number(session)
 
     def _root(self, namespace: Namespace | None) -> Root:
         return self._roots.of(self._digest(namespace))

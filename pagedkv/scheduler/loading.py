@@ -119,8 +119,8 @@ class Loading:
         entry = Entry({live[0]: first}, shared=len(request.prompt) // size)
         try:
             for branch in live[1:]:
-                entry.loads[branch] = self._cache._match(
-                    branch.saved, request.namespace, request.session, on_trial=True, trace=request.trace
+                entry.loads[branch] = self._cache.begin_load(
+                    branch.saved, request.namespace, session=request.session, on_trial=True, trace=request.trace
                 )
             is_cold = any(not load.is_matched or load.num_cold for load in entry.loads.values())
             if self._options.loading_share and is_cold:

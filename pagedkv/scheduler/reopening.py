@@ -59,7 +59,9 @@ def reopen(cache: KVCache, branch: Branch, must: bool, waits: bool) -> Sequence 
 
 def _from_cache(cache: KVCache, branch: Branch, waits: bool) -> Sequence:
     request = branch.request
-    load = cache._match(branch.saved, request.namespace, request.session, on_trial=True, trace=request.trace)
+    load = cache.begin_load(
+        branch.saved, request.namespace, session=request.session, on_trial=True, trace=request.trace
+    )
     try:
         if not waits:
             load.keep_arrived()

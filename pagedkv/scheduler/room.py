@@ -38,7 +38,7 @@ class Room:
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
         self._cache, self._options = cache, options
-        self._table, self._placement, self._moves = cache.table, cache.placement, cache._moves
+        self._table, self._placement, self._moves = cache.table, cache.placement, cache.moves
         pool = self._placement.pools[0]
         assert pool is not None
         self._pool = pool

@@ -90,7 +90,9 @@ class Running(Room):
                 shared = self.sharing.common_tokens(request, tokens, self.computing)
                 if (len(tokens) - max(cached, shared)) // size + beyond > room:
                     return NO_ROOM
-        load = self._cache._match(tokens, request.namespace, request.session, on_trial=True, trace=request.trace)
+        load = self._cache.begin_load(
+            tokens, request.namespace, session=request.session, on_trial=True, trace=request.trace
+        )
         try:
             entry = self.loading.looked_at(request, load)
             if entry is not None:

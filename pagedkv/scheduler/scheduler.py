@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pagedkv.cache.cache import KVCache
-from pagedkv.cache.sequence import session_number
 from pagedkv.cache.step import Step
 from pagedkv.errors import InvalidArgument, OutOfBlocks, QueueFull, RequestTooLarge, WrongType
 from pagedkv.observe.clock import Clock
@@ -94,7 +93,7 @@ class Scheduler:
                 f"open it with more, or run fewer"
             )
         self.cache, self.options, self._clock = cache, options, Clock(clock)
-        self._claim = cache._moves.claim()
+        self._claim = cache.moves.claim()
         self._queue = FairQueue(options.priority_tokens)
         self._running = Running(cache, options)
         self._admission = Admission(cache, self._queue, self._running, options)
@@ -169,7 +168,7 @@ class Scheduler:
         WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
         cache = self.cache
-        cache.explain((), namespace)  # raises for a bad namespace or a closed cache
+        cache.check_request(namespace, session)
         tokens = self._tokens(prompt, "prompt")
         if not len(tokens):
             raise InvalidArgument("an empty prompt has no token to compute the first one from: send one at least")
@@ -178,7 +177,6 @@ class Scheduler:
         n, beams = whole_number(n, "n", 1, 1 << 20), whole_number(beams, "beams", 1, 1 << 20)
         if n > 1 and beams > 1:
             raise InvalidArgument(f"n = {n} samples and beams = {beams}: a request has one or the other")
-        session_number(session)  # raises for a bad one
         if not isinstance(tenant, str):
             raise WrongType(f"tenant must be a string, not {type(tenant).__name__}")
         deadline = None if deadline_s is None else self._clock() + _seconds(deadline_s)

@@ -26,7 +26,7 @@ class Waiting:
     """
 
     def __init__(self, cache: KVCache, running: Running, seconds_left: Callable[[], float]) -> None:
-        self._moves, self._running, self._seconds_left = cache._moves, running, seconds_left
+        self._moves, self._running, self._seconds_left = cache.moves, running, seconds_left
         self.is_news = False
 
     def wake(self) -> None:

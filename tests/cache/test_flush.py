@@ -203,12 +203,12 @@ def test_a_purge_catches_what_is_on_its_way_to_the_disk(open_cache, monkeypatch,
     cache = open_cache(8, disk=60)
     toy = Toy(cache)
     toy.use(prompt(1, 7 * BLOCK), A)
-    demoting = threading.Thread(target=cache._moves.make_room, args=(8,))
+    demoting = threading.Thread(target=cache.moves.make_room, args=(8,))
     demoting.start()
     while not cache.placement.num_in_flight:
         pass
-    drain = cache._moves.drain_namespace
-    monkeypatch.setattr(cache._moves, "drain_namespace", lambda root: (dropped.set(), drain(root)))
+    drain = cache.moves.drain_namespace
+    monkeypatch.setattr(cache.moves, "drain_namespace", lambda root: (dropped.set(), drain(root)))
     try:
         cache.purge(A)
         assert written.is_set(), "it waits for what is on its way"

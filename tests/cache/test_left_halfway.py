@@ -352,7 +352,7 @@ def test_a_prefetch_that_was_interrupted_as_it_was_asked_for_is_forgotten(open_c
 def test_a_purge_that_is_made_again_waits_for_what_the_interrupted_one_waited_for(open_cache, monkeypatch):
     toy, tenant = Toy(open_cache(8, host=8)), pk.Namespace(tenant="gone")
     toy.use(prompt(1), tenant)
-    moves, waited = toy.cache._moves, []
+    moves, waited = toy.cache.moves, []
 
     def interrupted(root: int) -> None:
         waited.append(root)

@@ -146,7 +146,7 @@ def test_a_load_that_is_cancelled_leaves_nothing_behind_and_what_came_is_cached(
     with pytest.raises(pk.InvalidArgument, match="cancelled"):
         load.sequence()
     storage.arrive()
-    while toy.cache._moves.run_moves():
+    while toy.cache.moves.run_moves():
         pass
     assert toy.cache.match(prompt(1)) == {"device": WHOLE * BLOCK, "host": 0}
     counts = toy.cache.stats().blocks["device"]
@@ -171,7 +171,7 @@ def test_a_load_without_room_says_so_and_holds_nothing(held):
 def test_waiting_with_a_limit_is_given_up_and_the_load_goes_on(held, monkeypatch):
     toy, storage = held
     load = toy.cache.load(prompt(1))
-    monkeypatch.setattr(toy.cache._moves, "wait_since", lambda seen, timeout_s=None: storage.turn(0.5) or True)
+    monkeypatch.setattr(toy.cache.moves, "wait_since", lambda seen, timeout_s=None: storage.turn(0.5) or True)
     with pytest.raises(TimeoutError, match=r"longer than 2\.0 s"):
         load.wait(2.0)
     assert storage.now == 1002.0
@@ -199,7 +199,7 @@ def test_a_load_whose_namespace_is_purged_goes_on_and_is_not_found_again(held):
     storage.by_itself = True
     toy.cache._roots.drop(toy.cache._digest(None))
     storage.arrive()
-    while toy.cache._moves.run_moves():
+    while toy.cache.moves.run_moves():
         pass
     assert served(toy, load) in ({"host": WHOLE * BLOCK}, {"host": BLOCK}, {})
     assert toy.cache.match(prompt(1)) == {"device": 0, "host": 0}

@@ -180,7 +180,7 @@ def test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_
     toy.use(long)
     toy.use(prompt(2, 8 * BLOCK))
     assert where(toy.cache, long) == [("host", 6)]
-    moves, real, called = toy.cache._moves, toy.cache._moves.make_room, []
+    moves, real, called = toy.cache.moves, toy.cache.moves.make_room, []
 
     def make_room(num_blocks, *tier):
         called.append(num_blocks)

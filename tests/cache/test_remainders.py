@@ -154,7 +154,7 @@ def test_a_load_beside_other_work_brings_it_and_one_that_is_late_does_without():
                 assert seq.hit_tokens["partial"] == (0 if late else 2)
                 assert seq.num_computed == (0 if late else BLOCK + 2)
             storage.arrive()
-            while cache._moves.run_moves():
+            while cache.moves.run_moves():
                 pass
             cache.check_integrity()
 

@@ -105,7 +105,7 @@ def test_nothing_is_dropped_ahead_where_the_tier_below_is_held(open_cache):
     assert placement.pools[0].num_available < 10
     dropped = dict(placement.stats()["dropped"])
     for _ in range(5):
-        toy.cache._moves.make_room_ahead(10)
+        toy.cache.moves.make_room_ahead(10)
         settle(toy.cache)
     assert placement.stats()["dropped"] == dropped
     for pin in pins:

@@ -143,7 +143,7 @@ def test_a_partial_hit_shows_nothing_but_its_own_namespace(open_cache):
     scribbled(cache, A)
     toy.run(held)
     toy.use(prompt(1, 2 * BLOCK), B)
-    cache._moves.make_room(3)
+    cache.moves.make_room(3)
     with cache.sequence([*prompt(1, BLOCK + 2), 7, 7], B) as seq:
         assert seq.hit_tokens["partial"] == 2
         wanted = cache.explain(prompt(1, 2 * BLOCK), B).runs[0].block_ids[1]

@@ -10,7 +10,7 @@ MUTANTS = (
         "pagedkv/cache/cache.py",
         (("            load.bring()\n",
           "            cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
-          "            self._moves.make_room(cold)\n"
+          "            self.moves.make_room(cold)\n"
           "            load.bring()\n"),),
         ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
     ),

@@ -81,7 +81,7 @@ CONDUCTOR = (
     ),
     Mutant(
         "a purge does not wait for what is on its way to the disk", CACHE,
-        (("            self._moves.drain_namespace(root)", "            pass"),),
+        (("            self.moves.drain_namespace(root)", "            pass"),),
         ("test_the_proof_holds[schedules]",), 2000,
     ),
     Mutant(

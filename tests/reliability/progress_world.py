@@ -216,7 +216,7 @@ class World:
         Compares its requests that have not ended with what others leave.
         """
         self.tally.add(f"refused by schedule: {type(refused).__name__}")
-        while self.cache._moves.run_moves():
+        while self.cache.moves.run_moves():
             pass
         blocks, rows = self.left()
         live = [asked for asked in self.asked.values() if not asked.request.ended]
@@ -302,7 +302,7 @@ class World:
     def close(self) -> None:
         """Nothing is left behind."""
         self.others.leave()
-        while self.cache._moves.run_moves():  # a call returns once it has its room
+        while self.cache.moves.run_moves():  # a call returns once it has its room
             pass
         try:
             self.scheduler.check_integrity()

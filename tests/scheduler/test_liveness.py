@@ -225,7 +225,7 @@ def test_a_prefetch_leaves_the_blocks_that_a_plan_is_about_to_use(serve):
 
 def test_schedulers_speak_for_what_each_of_them_plans_and_for_nothing_once_they_are_gone(serve):
     server = serve(8, host=16, max_running=2, max_batch_tokens=64, watermark=0.0)
-    moves = server.cache._moves
+    moves = server.cache.moves
     other = pk.Scheduler(server.cache, server.scheduler.options)
     server.submit(prompt(1, 11), 4)
     other.submit(prompt(2, 7), 2)

@@ -63,7 +63,7 @@ class World(Server):
     def settle(self) -> None:
         """All moves under way come to their ends."""
         self.storage.arrive()
-        while self.cache._moves.run_moves():
+        while self.cache.moves.run_moves():
             pass
 
     def finish(self, bring: Callable[[], object] | None = None) -> int:
@@ -504,7 +504,7 @@ def test_branches_that_come_back_are_all_loaded_and_none_is_waited_for(world, mo
     cold = [one.cache.match(branch.saved[:-1])["host"] // BLOCK for branch in first.live()]
     shared = 9 // BLOCK
     assert min(cold) > shared, "each has blocks of its own there"
-    monkeypatch.setattr(one.cache._moves, "wait_arrived", lambda owner: pytest.fail("a step waited for a load"))
+    monkeypatch.setattr(one.cache.moves, "wait_arrived", lambda owner: pytest.fail("a step waited for a load"))
     one.finish()
     assert one.storage.read == sum(cold) - shared
     assert right(urgent)

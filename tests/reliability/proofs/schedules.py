@@ -98,7 +98,7 @@ def _play(
     cast(requests)
     scene.schedule.run()
     cache.check_integrity()
-    while cache._moves.run_moves():
+    while cache.moves.run_moves():
         pass
     stats = cache.stats()
     assert not stats.placement["in_flight"], "a move that never ends"
