@@ -51,10 +51,9 @@ def row(case: str, told: Told, bars_s: tuple[float, float]) -> dict[str, Any]:
 
 def measured(engine: Engine, load: Load, arguments: argparse.Namespace, *, cached: bool) -> Told:
     """One case on a server of its own."""
-    import uvicorn
-
     from examples.server.app import Server
     from examples.server.command import listen
+    from examples.server.front import Front
 
     with (
         pk.KVCache(engine.kv_spec(16), arguments.device_memory, arguments.host_memory) as cache,
@@ -62,8 +61,7 @@ def measured(engine: Engine, load: Load, arguments: argparse.Namespace, *, cache
     ):
         options = pk.SchedulerOptions(arguments.max_running, arguments.max_batch_tokens, max_waiting=4 * load.clients)
         serving = AsyncScheduler(pk.Scheduler(cache, options), partial(compute, engine))
-        app = Server(engine, serving).app
-        server = uvicorn.Server(uvicorn.Config(app, http="h11", ws="none", log_level="error"))
+        server = Front(Server(engine, serving), log_level="error")
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:
