@@ -5,6 +5,7 @@ The workshop puts one mistake into a copy of the sources and compiles it where n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -72,6 +73,8 @@ def trial(
         for mutant in mutants:
             path = folder / mutant.file
             path.write_text(edited(mutant.file, path.read_text(), mutant.edits))
+            for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+                stale.unlink()
         if modules:
             _build(folder, modules)
         return _run_tests(folder, sorted(ids_of(folder, tests)), proof_count)
@@ -80,17 +83,28 @@ def trial(
 
 
 def _copy(folder: Path, modules: list[str]) -> None:
-    shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", ignore=shutil.ignore_patterns("__pycache__"))
+    """With the bytecode of other runs: to compile that again takes as long as most killers."""
+    shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", copy_function=_copy_one)
     for module in modules:
         package, _, name = module.rpartition(".")
         for compiled in (folder / package.replace(".", "/")).glob(f"{name}.*.so"):
             compiled.unlink()
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__", "test_mutants.py"))
+    without = shutil.ignore_patterns("test_mutants.py")
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=without, copy_function=_copy_one)
     example = Path("examples", "policy_lfu")  # which tests of the core compile
-    shutil.copytree(ROOT / example, folder / example, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    shutil.copytree(ROOT / example, folder / example, ignore=shutil.ignore_patterns("build"))
     for name in FILES:
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, folder)
+
+
+def _copy_one(source: str, copy: str) -> None:
+    """What is compiled is linked, where the file system can: compilers replace such a file, and write into none."""
+    if source.endswith((".pyc", ".so")):
+        with contextlib.suppress(OSError):
+            os.link(source, copy)
+            return
+    shutil.copy2(source, copy)
 
 
 def _build(folder: Path, modules: list[str]) -> None:
