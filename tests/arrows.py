@@ -61,7 +61,10 @@ ARROWS: dict[str, set[str]] = {
     },
     "cache.waits": {"errors", "_core", "cache.dispatcher", "cache.runtime", "observe.hooks"},
     "cache.moves": {"errors", "_core", "cache.dispatcher", "cache.runtime", "cache.waits", "observe.hooks"},
-    "cache.load": {"errors", "_core", "cache.moves", "cache.sequence", "observe.hooks", "observe.latency"},
+    "cache.remainder": {"_core"},
+    "cache.load": {
+        *("errors", "_core", "cache.moves", "cache.remainder", "cache.sequence", "observe.hooks", "observe.latency"),
+    },
     "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.load", "cache.moves", "observe.hooks"},
     "cache.engine": {
         *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moves"),

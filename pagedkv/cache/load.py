@@ -11,8 +11,7 @@ Stages, in order, never back:
 `Load.done` looks once and never waits for a move; `Load.wait` waits. Both take the same steps, so a sequence that is
 opened at once (load and wait) and one that is loaded beside others come to the same blocks.
 
-A load may also bring a remainder, the partly filled block behind the prefix, for a partial hit. A second owner holds
-the path that ends with it, and only that one's promotions are decided.
+A load may also bring a remainder (remainder.py).
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.held import Hold, own, own_partial
+from pagedkv._core.held import Hold, own
 from pagedkv._core.placement import Placement
 from pagedkv.cache.moves import Moves
+from pagedkv.cache.remainder import Remainder
 from pagedkv.cache.sequence import Sequence
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.observe.hooks import Hooks
@@ -55,7 +55,7 @@ class Load:
 
     __slots__ = (
         *("_began_s", "_error", "_held", "_hooks", "_latencies", "_limit", "_moves", "_opens", "_placement", "_prompt"),
-        *("_remainder", "_root", "_stage", "_trace", "_until", "_worth", "_worth_remainder", "found", "kept", "tiers"),
+        *("_remainder", "_root", "_stage", "_trace", "_until", "_worth", "found", "kept", "tiers"),
     )
 
     def __init__(
@@ -73,20 +73,17 @@ class Load:
         trace: object,
     ) -> None:
         self._placement, self._moves, self._worth, self._hooks = placement, moves, worth, hooks
-        self._worth_remainder = worth_remainder
         self._latencies, self._trace = latencies, trace
         self._prompt, self._root, self._limit = prompt, root, limit
         self._began_s = moves.seconds()  # its match; then its promotions
         self._until = None if deadline_s is None else self._began_s + deadline_s
         self._stage = MATCHES
         self._held: Hold | None = None
-        self._remainder: Hold | None = None  # of the path that ends with one that comes from a slower tier
+        self._remainder = Remainder(placement, worth_remainder)
         self._error: OutOfBlocks | None = None
         self._opens: Callable[[Load], Sequence] | None = None
         self.tiers: NDArray[np.uint8] | None = None
         self.found = self.kept = 0
-
-    # ---- for its caller
 
     @property
     def num_cold(self) -> int:
@@ -156,7 +153,7 @@ class Load:
         held, self._held = self._held, None
         if held is not None:
             held.release()
-        self._let_go_of_remainder()
+        self._remainder.let_go()
 
     def __enter__(self) -> Load:
         return self
@@ -174,17 +171,17 @@ class Load:
 
     @property
     def num_beside(self) -> int:
-        """Blocks that it brings beside the prompt's own: 1 for a remainder to copy from."""
-        return 0 if self._remainder is None else 1
+        """Blocks that it brings beside the prompt's own: 1 for a remainder."""
+        return self._remainder.num_blocks
 
     def do_without_remainder(self) -> bool:
         """Load the prefix alone, because the device has no room for a block beside it.
 
         False, and nothing changes, where it has no remainder or its promotions are decided.
         """
-        if self._stage != NEEDS_ROOM or self._remainder is None:
+        if self._stage != NEEDS_ROOM or not self.num_beside:
             return False
-        self._let_go_of_remainder()
+        self._remainder.let_go()
         return True
 
     @property
@@ -233,7 +230,7 @@ class Load:
         """Ids of the owned blocks that are on the device: int32 [n]."""
         if self._held is None:
             return np.empty(0, np.int32)
-        owner = self._lifted()
+        owner = self._remainder.path(self.held)
         ids: NDArray[np.int32] = self._placement.blocks_of(owner)[self._placement.tiers_of(owner) == 0]
         return ids
 
@@ -291,8 +288,10 @@ class Load:
                 self._settle()
             elif self._lift(self._moves.try_lift):
                 self._stage = MOVES
-        if self._stage == MOVES and (self._moves.has_arrived(self._lifted()) or self._is_late(GRACE_S)):
-            self._settle()
+        if self._stage == MOVES:
+            path = self._remainder.path(self.held)
+            if self._moves.has_arrived(path) or self._is_late(GRACE_S):
+                self._settle()
 
     def _match(self) -> bool:
         held = own(self._placement, self._prompt, self._root, self._limit)  # it is no request before it has a row
@@ -308,28 +307,12 @@ class Load:
         if is_all:
             self.found, self.tiers = held.num_blocks, tiers
             if held.remainder_tier > 0 and (tiers is None or len(tiers) == held.num_blocks):
-                self._own_remainder(held)
+                self._remainder.own(held, self._prompt)
             if tiers is None:
                 self.kept = held.num_blocks
-            self._stage = OVER if tiers is None and self._remainder is None else NEEDS_ROOM
+            self._stage = OVER if tiers is None and not self.num_beside else NEEDS_ROOM
             self._took(self._latencies.match)
         return is_all
-
-    def _own_remainder(self, held: Hold) -> None:
-        """Own the remainder that begins as the rest of the prompt does, if loading it pays."""
-        start = held.num_blocks * self._placement.tree.block_size
-        self._remainder, _, common = own_partial(self._placement, held, self._prompt[start:-1], below=True)
-        if self._remainder is not None and not self._worth_remainder(common, start, held.remainder_tier):
-            self._let_go_of_remainder()
-
-    def _let_go_of_remainder(self) -> None:
-        if self._remainder is not None:
-            self._remainder.release()
-            self._remainder = None
-
-    def _lifted(self) -> int:
-        """The owner whose promotions are decided."""
-        return self.held.handle if self._remainder is None else self._remainder.handle
 
     def _num_matched(self) -> int:
         if self.tiers is not None:
@@ -369,26 +352,22 @@ class Load:
                 self._lift(self._moves.lift)
             self._stage = MOVES
         if self._num_matched():
-            self._moves.wait_arrived(self._lifted())
+            self._moves.wait_arrived(self._remainder.path(self.held))
         self._settle()
 
     def _lift(self, lift: Callable[[int, int], bool | None]) -> bool | None:
-        """What `lift` says of the path to promote.
-
-        It is the prefix alone where the device lacks room for the remainder.
-        """
+        """What `lift` says; it is asked without the remainder where that has no room."""
         try:
-            return lift(self._lifted(), self._until_ns())
+            return lift(self._remainder.path(self.held), self._until_ns())
         except OutOfBlocks:
             if not self.do_without_remainder():
                 raise
-        return lift(self._lifted(), self._until_ns())
+        return lift(self._remainder.path(self.held), self._until_ns())
 
     def _settle(self) -> None:
         """The one place that says how many blocks are there, however they came and whatever failed."""
         self.kept = self._placement.settle(self.held.handle) if self._num_matched() else 0
-        if self._remainder is not None:  # its device block stays until a row has copied from it
-            self._placement.settle(self._remainder.handle)
+        self._remainder.settle()  # a row copies from it before it is let go of
         self._stage = OVER
         if self.num_cold:
             self._took(self._latencies.promotion)

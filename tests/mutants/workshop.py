@@ -83,7 +83,7 @@ def trial(
 
 
 def _copy(folder: Path, modules: list[str]) -> None:
-    """With the bytecode of other runs: to compile that again takes as long as most killers."""
+    """Bytecode of other runs comes along: compiling it again takes as long as most killers."""
     shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", copy_function=_copy_one)
     for module in modules:
         package, _, name = module.rpartition(".")
@@ -99,7 +99,7 @@ def _copy(folder: Path, modules: list[str]) -> None:
 
 
 def _copy_one(source: str, copy: str) -> None:
-    """What is compiled is linked, where the file system can: compilers replace such a file, and write into none."""
+    """Link compiled files where the file system can: a compiler replaces them."""
     if source.endswith((".pyc", ".so")):
         with contextlib.suppress(OSError):
             os.link(source, copy)

@@ -25,8 +25,8 @@ ROOMS = (
     "admission", "attention", "budgets", "cache", "callbacks", "checkpoint", "clock", "core", "cost_model", "cpu",
     "crew", "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "jobs", "journal",
     "latency", "kernels", "kv_spec", "learned", "load", "matcher", "metrics", "moves", "namespace", "parts", "paths",
-    "pin", "place", "policies", "prefetch", "recording", "records", "roots", "runtime", "scheduler", "scrub",
-    "sequence", "sizes", "stats", "step", "storage", "tiered", "tiers", "traced_step", "waits",
+    "pin", "place", "policies", "prefetch", "recording", "records", "remainder", "roots", "runtime",
+    "scheduler", "scrub", "sequence", "sizes", "stats", "step", "storage", "tiered", "tiers", "traced_step", "waits",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
     "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing", "traces",  # commands, and what they use
