@@ -451,7 +451,7 @@ cdef class BlockPool:
 
     @property
     def address(self):
-        """Address of the C ``Pool``, for `pagedkv.core.functions` called from Numba or C.
+        """Address of the C ``Pool``, for `pagedkv.core.FUNCTIONS` called from Numba or C.
 
         Valid while this lives.
         """
