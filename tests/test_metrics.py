@@ -6,6 +6,7 @@ The tests read its exposition text.
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,6 +123,19 @@ def test_everything_that_the_cache_counts_is_given(cache):
         "latency",
     }  # fmt: skip
     assert set(stats.blocks["device"]) == {"capacity", "max", "free", "live", "cached", "reserved", "available"}
+
+
+@pytest.mark.checkout
+def test_the_page_has_every_exported_name_and_no_other(cache):
+    with pk.KVCache(SPEC, device_memory=pk.Blocks(8), policy="hazard") as learning:
+        stats = [cache.stats(), learning.stats(), pk.Scheduler(learning).stats()]
+    disk = {**stats[0].disk, "misses": {"payload": 1}, "write_errors": {"ENOSPC": 1}}
+    stats[0] = dataclasses.replace(stats[0], disk=disk)
+    found = [sample for some in stats for sample in samples(some)]
+    exported = {f"pagedkv_{one.name}{'_total' if one.kind == 'counter' else ''}" for one in found}
+    page = (Path(__file__).parents[1] / "docs" / "observability.md").read_text(encoding="utf-8")
+    rows = "\n".join(line for line in page.split("\n") if line.startswith("|"))
+    assert set(re.findall(r"pagedkv_\w+", rows)) == exported
 
 
 def test_what_the_policy_hazard_counts_is_given_and_nothing_of_it_with_others(cache):
