@@ -45,7 +45,7 @@ def open_cache(folder: str) -> pk.KVCache:
     memory, so the disk gets a copy of it.
     """
     disk = pk.Disk(str(Path(folder, "kv")), size=pk.Blocks(64), admission="all")  # however fast this toy computes
-    return pk.KVCache(SPEC, device_memory=pk.Blocks(9), host_memory=pk.Blocks(3), disk=disk, demotion="oldest_first")
+    return pk.KVCache(SPEC, device_memory=pk.Blocks(9), host_memory=pk.Blocks(8), disk=disk)
 
 
 def fill(folder: str) -> None:

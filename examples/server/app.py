@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -57,6 +57,12 @@ class Limits:
     request_s: float = 600.0
     chat_tokens: int = 256
     stop_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name in ("stop_s", "drain_bytes") else 1 if isinstance(value, int) else 1e-3
+            if not least <= value < float("inf"):
+                raise pk.InvalidArgument(f"{name} = {value}: a number of at least {least:g} is needed")
 
 
 class Server:

@@ -28,6 +28,7 @@ from examples.server.toy import Toy
 from pagedkv.serving import AsyncScheduler
 
 BAD_INPUT = 2
+MOST_PORT = 65535
 NEVER_READ_S = 60  # until a connection is cut whose client takes nothing
 WRITE_S = 5.0  # for the blocks that the disk lacks, at the end
 
@@ -78,6 +79,8 @@ def engine_of(arguments: argparse.Namespace) -> Engine:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. The kernel cuts connections whose clients read nothing."""
+    if not 0 <= port <= MOST_PORT:
+        raise pk.InvalidArgument(f"--port {port}: 0 to {MOST_PORT} is needed")
     listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, NEVER_READ_S * 1000)
     return listening

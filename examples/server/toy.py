@@ -58,6 +58,8 @@ class Toy:
     stop_ids = frozenset({END})
 
     def __init__(self, step_s: float = 0.0, token_s: float = 0.0, *, ends: bool = True) -> None:
+        if not (step_s >= 0 and token_s >= 0):
+            raise pk.InvalidArgument(f"a step of {step_s} s and {token_s} s a token: neither can be below 0")
         self._step_s, self._token_s, self._ends = step_s, token_s, ends
 
     def kv_spec(self, block_size: int) -> pk.KVSpec:

@@ -32,7 +32,7 @@ from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.cache.engine import Engine
 from pagedkv.cache.explain import Explanation, explain_match
-from pagedkv.cache.journal import note_closed, note_opened
+from pagedkv.cache.journal import note_closed, note_opened, note_unwritten
 from pagedkv.cache.learned import DEFAULT, Learned
 from pagedkv.cache.load import Load
 from pagedkv.cache.matcher import Matcher
@@ -364,7 +364,15 @@ class KVCache:
     ) -> Load:
         """As :meth:`load`, but nothing is moved before the first ``load.done()`` or ``wait()``.
 
-        The load owns the cached prefix and knows what there is to bring: for schedulers, which look for room first.
+        For schedulers, which look for room first: the load owns the cached prefix and knows what there is to bring.
+
+        Parameters
+        ----------
+        tokens, namespace, session, deadline_s, on_trial, trace : as for :meth:`load`.
+
+        Raises
+        ------
+        WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
         root = self._root(namespace)
         number = session_number(session)
@@ -874,7 +882,9 @@ class KVCache:
         try:
             if self._checkpoint is not None and wait:
                 with contextlib.suppress(ClosedError):  # an earlier call was interrupted behind it
-                    note_closed(self._checkpoint.write(within_s), self.spec.block_size)
+                    note_closed(self._checkpoint.write(within_s))
+            elif self._store is not None and wait:
+                note_unwritten(int(self.placement.uncopied(Tier.DISK)[1].sum()))
         finally:
             self._end()
 

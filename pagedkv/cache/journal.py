@@ -43,12 +43,18 @@ def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: st
         )  # fmt: skip
 
 
-def note_closed(written: Written, block_size: int) -> None:
-    """Log how many blocks closing has written, and how many tokens are lost."""
+def note_closed(written: Written) -> None:
+    """Log how many blocks closing has written, and warn of those that are lost."""
     if not written.blocks and not written.lacking:
         return
     total = f"{written.blocks:,} of {written.blocks + written.lacking:,} blocks written in {written.seconds:.1f} s"
     if written.lacking:
-        log.info("closing: %s; %s tokens were only in memory and are lost", total, f"{written.lacking * block_size:,}")
+        log.warning("closing: %s; %s blocks were only in memory and are lost", total, f"{written.lacking:,}")
     else:
         log.info("closing: %s", total)
+
+
+def note_unwritten(num_blocks: int) -> None:
+    """Log how many blocks are lost as the disk is never written."""
+    if num_blocks:
+        log.info("closing: %s blocks were only in memory and are lost, as asked: write='never'", f"{num_blocks:,}")

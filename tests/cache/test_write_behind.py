@@ -284,10 +284,18 @@ def test_a_cache_closed_and_opened_again_has_its_prompts(opened, caplog):
 def test_closing_at_once_says_what_is_lost(opened, caplog):
     toy = opened()
     toy.use(prompt(1))
-    with caplog.at_level("INFO", "pagedkv.cache"):
+    with caplog.at_level("WARNING", "pagedkv.cache"):
         toy.cache.close(write_s=0)
-    assert f"{3 * BLOCK} tokens were only in memory and are lost" in caplog.text
+    assert "3 blocks were only in memory and are lost" in caplog.text
     assert opened().use(prompt(1)) == {}
+
+
+def test_closing_a_cache_that_never_writes_says_what_is_lost(opened, caplog):
+    toy = opened(write="never")
+    toy.use(prompt(1))
+    with caplog.at_level("INFO", "pagedkv.cache"):
+        toy.cache.close()
+    assert "3 blocks were only in memory and are lost, as asked" in caplog.text
 
 
 def test_a_close_that_may_take_no_longer_has_written_what_was_used_last(opened, monkeypatch):

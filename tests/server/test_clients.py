@@ -177,6 +177,23 @@ def test_a_client_that_never_reads_holds_up_no_one_and_nothing_of_it_is_left() -
             made.idle()
 
 
+def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
+    with running(Toy(ends=False), cache={"device_memory": pk.Blocks(8192)}) as made:
+        body = {"prompt": "go on", "max_tokens": 1000, "stream": True}
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", made.port))
+            slow.settimeout(LIMIT_S)
+            slow.sendall(made.post(body))
+            found = b""
+            while b"[DONE]" not in found:  # a few bytes of each token's 200 at a time
+                found += slow.recv(97)
+            made.idle()
+        events = [json.loads(line[6:]) for line in found.decode().splitlines() if line.startswith("data: {")]
+        text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
+        assert text == "".join(map(chr, greedy(b"go on", 1000, ends=False)))
+
+
 def test_a_request_that_takes_too_long_is_ended() -> None:
     with running(Toy(0.002, ends=False), limits=Limits(request_s=0.05)) as made:
         with pytest.raises(openai.APIStatusError) as told:

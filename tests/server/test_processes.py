@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-import pagedkv as pk
 from examples.server.command import WRITE_S, leave, main
 from examples.server.toy import END, greedy
 
@@ -78,9 +76,9 @@ def test_a_server_that_is_stopped_finds_its_blocks_again(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.checkout
-@pytest.mark.skipif("write" not in inspect.signature(pk.Disk).parameters, reason="Disk has no write=")
-def test_a_server_that_is_killed_among_requests_finds_its_blocks_again(tmp_path: Path) -> None:
-    disk = ("--disk", str(tmp_path / "kv"), "--disk-write", "all")
+@pytest.mark.parametrize("write", ["reused", "all"])
+def test_a_server_that_is_killed_among_requests_finds_its_blocks_again(tmp_path: Path, write: str) -> None:
+    disk = ("--disk", str(tmp_path / "kv"), "--disk-write", write)
     with process(*disk, "--toy-step-ms", "2") as (started, client):
         assert ask(client) == 0
         while count(client, r"pagedkv_disk_written_blocks_total\{.*\}") < 20:
@@ -110,7 +108,11 @@ def test_the_end_gives_the_disk_a_limited_time() -> None:
 
 def test_options_that_are_wrong_are_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     disk = ["--disk", str(tmp_path), "--disk-size", "1B"]
-    for arguments in (["--device-memory", "12"], ["--max-waiting", "0"], disk):
+    bad = (
+        "--device-memory 12", "--max-waiting 0", "--max-unread 0", "--port 99999", "--port -1", "--deadline -5",
+        "--deadline nan", "--max-connections -1", "--max-body 0", "--stop-after -1", "--toy-step-ms -1",
+    )  # fmt: skip
+    for arguments in (*map(str.split, bad), disk):
         assert main(["--model", "toy", "--port", "0", *arguments]) == 2
         err = capsys.readouterr().err
         assert err.startswith("server: error: ")

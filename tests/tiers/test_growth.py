@@ -72,7 +72,7 @@ def test_a_larger_size_keeps_every_block_and_gives_room_for_more(open_tier: Open
 
 def test_a_smaller_size_is_refused_in_blocks_and_in_bytes(open_tier: Open) -> None:
     open_tier().close()
-    with pytest.raises(LayoutMismatch, match=r"12 \(96.0 KiB with headers\), asked was num_blocks 11 \(88.0 KiB"):
+    with pytest.raises(LayoutMismatch, match=r"12 blocks \(96.0 KiB with headers\), asked was 11 blocks \(88.0 KiB"):
         open_tier(num_blocks=NUM_BLOCKS - 1)
     assert open_tier(num_blocks=NUM_BLOCKS - 1, on_mismatch="reset").num_blocks == NUM_BLOCKS - 1
 

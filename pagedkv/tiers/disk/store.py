@@ -259,10 +259,11 @@ class Store:
                 f"disk tier {path} holds blocks of another model or layout (fingerprint "
                 f"{found.fingerprint.hex()[:16]}, not {ours.hex()[:16]}); {remedy}"
             )
-        for name in ("block_bytes", "block_tokens", "shards", "segment_slots"):
+        for name, said in SAID_AS.items():
             there, asked = getattr(found.geometry, name), getattr(self.geometry, name)
             if there != asked:
-                raise LayoutMismatch(f"disk tier {path} was made with {name} {there}, asked was {asked}; {remedy}")
+                there, asked = (said(value, self.geometry.slot_bytes) for value in (there, asked))
+                raise LayoutMismatch(f"disk tier {path} was made with {there}, asked was {asked}; {remedy}")
         if found.geometry.num_blocks > self.geometry.num_blocks:
             raise LayoutMismatch(
                 f"disk tier {path} was made with {_size_of(found.geometry)}, asked was {_size_of(self.geometry)}: a "
@@ -272,4 +273,12 @@ class Store:
 
 def _size_of(g: Geometry) -> str:
     """A store's size in blocks and in bytes, as callers may have said it."""
-    return f"num_blocks {g.num_blocks} ({format_size(g.num_blocks * g.slot_bytes)} with headers)"
+    return f"{g.num_blocks} blocks ({format_size(g.num_blocks * g.slot_bytes)} with headers)"
+
+
+SAID_AS: dict[str, Callable[[int, int], str]] = {  # by the name in a store's Geometry: value and slot_bytes, in words
+    "block_bytes": lambda value, _: f"blocks of {value:,} bytes",
+    "block_tokens": lambda value, _: f"block_size={value}",
+    "shards": lambda value, _: f"shards={value}",
+    "segment_slots": lambda value, slot_bytes: f"segments of {value} blocks ({format_size(value * slot_bytes)})",
+}

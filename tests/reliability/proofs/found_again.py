@@ -192,7 +192,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
 def judge(name: str, counts: Counts, tally: Tally) -> None:
     """Wrong where too little was found, or nothing was asked for."""
     what = "used again" if name in TRACES else ""
-    if name not in OTHERS and (not counts.wanted[what] or counts.share(what) < BAR):
+    if name not in OTHERS and (not counts.wanted[what] or counts.share(what) <= BAR):
         tally.fail(f"{name}: {counts.found[what]} of {counts.wanted[what]} blocks {what} were found again")
 
 
