@@ -139,6 +139,7 @@ cdef struct Wanted:         # a run to be copied, with what its tier lacks of it
     int32_t node
     int32_t generation
     int32_t tier
+    int32_t left            # blocks that its tier lacked of its path when some of them were started; 0: none were
 
 cdef struct Expiry:
     int64_t expires

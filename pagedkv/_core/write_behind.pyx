@@ -28,12 +28,12 @@ cdef bint ring_grow(Place* p) noexcept nogil:
     return True
 
 
-cdef void want(Place* p, int32_t n, int32_t tier) noexcept nogil:
+cdef void want(Place* p, int32_t n, int32_t tier, int32_t left=0) noexcept nogil:
     cdef Wanted* entry
     if (p.fates[n].wanted >> tier) & 1 or (p.num_wanted == p.wanted_capacity and not ring_grow(p)):
         return                                      # without memory it is not copied before it is evicted
     entry = &p.wanted[(p.wanted_head + p.num_wanted) % p.wanted_capacity]
-    entry.node, entry.generation, entry.tier = n, p.tree.nodes[n].generation, tier
+    entry.node, entry.generation, entry.tier, entry.left = n, p.tree.nodes[n].generation, tier, left
     p.fates[n].wanted |= <uint8_t>(1 << tier)
     p.num_wanted += 1
     if p.decided != NULL:                           # as for a move: who carries them out decides
@@ -103,7 +103,7 @@ cdef int64_t copy_one(Place* p, int32_t n, int32_t tier, int32_t most, Reason re
 
 cdef int64_t copy_wanted(Place* p, int32_t most) noexcept nogil:
     cdef int64_t started = 0, count = p.num_wanted, now
-    cdef int32_t tier
+    cdef int32_t tier, before
     cdef Wanted entry
     if p.num_copying or p.num_wanted == 0:
         return 0
@@ -120,9 +120,14 @@ cdef int64_t copy_wanted(Place* p, int32_t most) noexcept nogil:
         if p.tree.nodes[entry.node].root == NIL or p.tree.nodes[entry.node].generation != entry.generation:
             continue
         p.fates[entry.node].wanted &= <uint8_t>~(1 << entry.tier)
+        before = lacking(p, entry.node, entry.tier)
+        if 0 < entry.left <= before:                # nothing that was started has arrived: wanted no more
+            continue
         now = copy_one(p, entry.node, entry.tier, <int32_t>(most - started), WANTED)
-        if now == UNDER_WAY or (now > 0 and lacks_more(p, entry.node, entry.tier)):
-            want(p, entry.node, entry.tier)         # room in the ring is there
+        if now == UNDER_WAY:                        # room in the ring is there
+            want(p, entry.node, entry.tier, entry.left)
+        elif now > 0 and lacks_more(p, entry.node, entry.tier):
+            want(p, entry.node, entry.tier, before)
         if now > 0:
             started += now
     p.batch = NO_BATCH

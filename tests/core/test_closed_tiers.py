@@ -192,3 +192,18 @@ def test_odd_closed_tiers_are_refused(closed):
 def test_an_odd_rule_is_refused(wrong):
     with pytest.raises((InvalidArgument, WrongType), match="write"):
         opened(write=wrong)
+
+
+@pytest.mark.parametrize("write", ["all", "reused"])
+def test_a_path_that_is_refused_or_fails_is_copied_no_more_before_its_next_use(write):
+    core = opened(memory=300, disk=300, write=write)
+    path = range(200)
+    use(core, path)
+    for outcomes, on_disk in (([True, False], 64), ([False], 64), ([True, True, True], 200)):
+        use(core, path)
+        for ok in outcomes:
+            assert core.copy_wanted(64) > 0
+            carry_out(core, ok=ok)
+        assert core.copy_wanted(64) == 0, "and not again and again"
+        assert core.stats()["wanted"] == 0
+        assert core.pools[DISK].counts()["cached"] == on_disk

@@ -90,7 +90,7 @@ class TiersModel:
         self.capacities = list(capacities)
         self.closed = [*closed, *[False] * len(capacities)][: len(capacities)]
         self.write = write
-        self.wanted: list[tuple[Block, int]] = []
+        self.wanted: list[tuple[Block, int, int]] = []  # and the blocks lacking when some were started
         self.inclusive = [*inclusive, *[False] * len(capacities)][: len(capacities)]
         self.order: list[list[Block]] = [[] for _ in capacities]  # what the tree alone owns, coldest first
         self.used = [0 for _ in capacities]
@@ -168,23 +168,36 @@ class TiersModel:
         for _ in range(len(self.wanted)):
             if started >= most:
                 break
-            block, tier = self.wanted.pop(0)
+            block, tier, left = self.wanted.pop(0)
             if not block.copies or tier not in block.wanted:
                 continue
             block.wanted.discard(tier)
+            before = self._num_lacking(block, tier)
+            if 0 < left <= before:  # nothing has arrived
+                continue
             now = self._copy(block, tier, most - started)
-            if now is None or (now > 0 and tier not in block.copies and not block.copying):
-                self._want(block, tier)
+            if now is None:
+                self._want(block, tier, left)
+            elif now > 0 and tier not in block.copies and not block.copying:
+                self._want(block, tier, before)
             started += now or 0
         self._batch = None
         return started
 
     # ---- inside
 
-    def _want(self, block: Block, tier: int) -> None:
+    def _want(self, block: Block, tier: int, left: int = 0) -> None:
         if tier not in block.wanted:
             block.wanted.add(tier)
-            self.wanted.append((block, tier))
+            self.wanted.append((block, tier, left))
+
+    def _num_lacking(self, block: Block, tier: int) -> int:
+        """How many blocks a tier lacks of a path; -1 where that cannot be told now."""
+        try:
+            lacking = self._lacking(block, tier)
+        except NoRoom:
+            return -1
+        return -1 if lacking is None else len(lacking)
 
     def _want_where(self, block: Block, *writes: str) -> None:
         for tier in range(1, len(self.capacities)):
