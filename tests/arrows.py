@@ -64,6 +64,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.remainder": {"_core"},
     "cache.load": {
         *("errors", "_core", "cache.moves", "cache.remainder", "cache.sequence", "observe.hooks", "observe.latency"),
+        "spec",
     },
     "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.load", "cache.moves", "observe.hooks"},
     "cache.engine": {

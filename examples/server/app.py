@@ -60,7 +60,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name in ("stop_s", "drain_bytes") else 1 if isinstance(value, int) else 1e-3
+            least = 0 if name in ("stop_s", "body_bytes", "drain_bytes") else 1 if isinstance(value, int) else 1e-3
             if not least <= value < float("inf"):
                 raise pk.InvalidArgument(f"{name} = {value}: a number of at least {least:g} is needed")
 

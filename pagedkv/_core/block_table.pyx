@@ -29,8 +29,8 @@ from pagedkv._core.remainders cimport drop_outgrown, place_keep_remainder
 from pagedkv._core.retention cimport retain
 from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, NIL, NO_TOKEN, OK, handle_generation, handle_slot,
-    make_handle, next_generation,
+    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, MAX_BLOCK_SIZE, NIL, NO_TOKEN, OK,
+    handle_generation, handle_slot, make_handle, next_generation,
 )
 from pagedkv._core.row_info import RowInfo
 from pagedkv.errors import DoubleRelease, InvalidArgument, PagedKVError, StaleHandle, WrongType
@@ -608,7 +608,7 @@ cdef class BlockTable:
     cdef void keep_remainder(self, int32_t r) noexcept nogil:
         cdef Row* row = &self.rows[r]
         cdef int32_t i, fill = <int32_t>(row.computed - <int64_t>row.num_owned * self.block_size)
-        cdef int32_t block[256]
+        cdef int32_t block[MAX_BLOCK_SIZE]
         if row.owner == NIL or row.step or not 0 < fill < self.block_size or row.num_blocks <= row.num_owned:
             return
         memcpy(block, row.tokens + <int64_t>row.num_owned * self.block_size, fill * sizeof(int32_t))

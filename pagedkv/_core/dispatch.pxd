@@ -24,6 +24,9 @@ cdef class Dispatch:
     cdef int64_t announced              # transfers that are over and told of so far
     cdef int64_t held_up                # prefetches under way
     cdef int64_t telling                # transfers that are over, and of which hooks are being told
+    cdef int64_t late                   # device blocks that late reads may still fill, for no one
+    cdef long long late_until           # of the monotonic clock: a read that takes longer hangs
     cdef bint woken
     cdef bint closed
+    cdef int64_t late_now(self) noexcept nogil
     cdef void give_up_moves(self, cnp.ndarray moves, bint keep, bint announce) noexcept

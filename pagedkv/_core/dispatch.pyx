@@ -22,7 +22,7 @@ from pagedkv._core.transfers cimport finish_as
 from pagedkv._core.types cimport MAX_TIERS, NIL, OK, Move, handle_slot
 from pagedkv._core.write_behind cimport copy_wanted
 from pagedkv.threads.pthread cimport (
-    cond_init_monotonic, cond_wait_ns, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal,
+    cond_init_monotonic, cond_wait_ns, now_ns, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal,
 )
 from pagedkv.errors import InvalidArgument, WrongType
 
@@ -233,6 +233,36 @@ cdef class Dispatch:
         pthread_cond_broadcast(&self.ended)
         self.lock.release()
 
+    def hold_late(self, int64_t blocks, double within_s=0.0):
+        """Count device blocks that a late read may still fill: callers that lack room wait for it.
+
+        Parameters
+        ----------
+        blocks : more of them; negative: as many less, and callers that wait look again.
+        within_s : seconds after which none is waited for any more.
+        """
+        self.lock.acquire()
+        self.late += blocks
+        if blocks > 0:
+            self.late_until = max(self.late_until, now_ns() + <long long>(within_s * 1e9))
+        else:
+            write_hint(&self.announced, self.announced + 1)
+            pthread_cond_broadcast(&self.ended)
+        self.lock.release()
+
+    # The blocks of late reads that do not hang. The caller holds the mutex.
+    cdef int64_t late_now(self) noexcept nogil:
+        return self.late if self.late > 0 and now_ns() < self.late_until else 0
+
+    @property
+    def num_late(self):
+        """Device blocks that late reads may still fill, and that can be had once those are over."""
+        cdef int64_t found
+        self.lock.acquire()
+        found = self.late_now()
+        self.lock.release()
+        return found
+
     def wake(self):
         """Have :meth:`take` return."""
         self.lock.acquire()
@@ -287,16 +317,17 @@ cdef class Dispatch:
 
     @property
     def num_unowned(self):
-        """Device blocks that are being read for no owner any more.
+        """Device blocks that are being read for no owner any more, also by late reads.
 
         They can be had once that is over.
         """
         cdef Place* p = &self.placement.place
         cdef Transfer* t
-        cdef int64_t found = 0
+        cdef int64_t found
         cdef int32_t i
         self.lock.acquire()
         with nogil:
+            found = self.late_now()
             for i in range(p.transfers_capacity):
                 t = &p.transfers[i]
                 if t.node != NIL and t.dst == 0:        # the tree and the transfer itself: nothing else holds its source
@@ -318,19 +349,21 @@ cdef class Dispatch:
         Returns
         -------
         int
-            ENDED: one has ended since `seen`. NOTHING: none is under way. NOT_YET. CLOSED: some are, and no thread takes them.
+            ENDED: one has ended since `seen`. NOTHING: none is under way or late. NOT_YET. CLOSED: some are, and none takes them.
         """
         cdef Place* p = &self.placement.place
         cdef int said
+        cdef bint comes
         cdef long long ns = <long long>(max(0.0, min(timeout_s, LONGEST_S)) * 1e9)
         self.lock.acquire()
         with nogil:
-            if (self.announced == seen and ns > 0 and not (self.closed and p.in_flight)
-                    and (p.in_flight or self.telling or (others and self.held_up))):
+            comes = p.in_flight or self.telling or (others and self.held_up) or self.late_now() > 0
+            if self.announced == seen and ns > 0 and comes and not (self.closed and p.in_flight):
                 cond_wait_ns(&self.ended, &self.lock.mutex, ns)
+                comes = p.in_flight or self.telling or (others and self.held_up) or self.late_now() > 0
             if self.announced != seen:
                 said = 1
-            elif not (p.in_flight or self.telling or (others and self.held_up)):
+            elif not comes:
                 said = 0
             else:
                 said = 3 if self.closed and p.in_flight else 2

@@ -116,6 +116,8 @@ cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil
 # Longest common prefix, in tokens, of `tokens` with the block after the first k of node n (n == root or k == length:
 # with a child's first block, of the `scan` youngest children); NO_TOKEN is common to none. where[0], where[1]: the node and
 # index of the block found.
+# The longest partly filled block behind run n of these tokens alone, of the first fill[0] at most. NIL and 0 without one.
+cdef int32_t tree_remainder(Tree* t, int32_t n, const int32_t* tokens, int32_t* fill) noexcept nogil
 cdef int32_t tree_partial(Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan,
                           int32_t* where) noexcept nogil
 # Running hash of the prefix that ends with each of these blocks; `before` is the hash of what precedes.

@@ -16,7 +16,9 @@ from libc.string cimport memcpy, memmove, memset
 import os
 
 from pagedkv._core.arrays cimport index_input, count_input, handle_input, i32, int32_input, new_int32, tokens_input
-from pagedkv._core.types cimport E_MEMORY, MAX_RUN, OK, handle_generation, handle_slot, make_handle, next_generation
+from pagedkv._core.types cimport (
+    E_MEMORY, MAX_BLOCK_SIZE, MAX_RUN, OK, handle_generation, handle_slot, make_handle, next_generation,
+)
 from pagedkv.errors import InvalidArgument, StaleHandle, WrongType
 
 cnp.import_array()
@@ -428,6 +430,24 @@ cdef int32_t tree_next(Tree* t, int32_t n, int32_t top) noexcept nogil:
     return NIL
 
 
+cdef int32_t tree_remainder(Tree* t, int32_t n, const int32_t* tokens, int32_t* fill) noexcept nogil:
+    cdef int32_t block[MAX_BLOCK_SIZE]
+    cdef int32_t i, child
+    if fill[0] >= t.block_size:
+        fill[0] = t.block_size - 1
+    memcpy(block, tokens, fill[0] * sizeof(int32_t))
+    for i in range(fill[0], t.block_size):
+        block[i] = NO_TOKEN
+    while fill[0] > 0:
+        if block[fill[0] - 1] != NO_TOKEN:
+            child = tree_child(t, n, block)
+            if child != NIL:
+                return child
+        fill[0] -= 1
+        block[fill[0]] = NO_TOKEN
+    return NIL
+
+
 cdef int32_t tree_partial(
     Tree* t, int32_t n, int32_t k, const int32_t* tokens, int32_t num_tokens, int32_t scan, int32_t* where
 ) noexcept nogil:
@@ -454,6 +474,12 @@ cdef int32_t tree_partial(
         child = t.nodes[child].next_sibling
     while best > 0 and tokens[best - 1] == NO_TOKEN:
         best -= 1
+    if child != NIL and best < limit:               # not all of them were looked at
+        common = limit
+        child = tree_remainder(t, n, tokens, &common)
+        if common > best:
+            best = common
+            where[0], where[1] = child, 0
     return best
 
 
@@ -485,7 +511,7 @@ cdef class RadixTree:
     def __cinit__(self, block_size, num_tiers=1, *, max_run=MAX_RUN, keep_chain=False, seed=None):
         self.lock = Lock()
         self.namespaces, self.names = {}, {}
-        self.tree.block_size = count_input(block_size, "block_size", 1, 256)
+        self.tree.block_size = count_input(block_size, "block_size", 1, MAX_BLOCK_SIZE)
         self.tree.num_tiers = count_input(num_tiers, "num_tiers", 1, MAX_TIERS)
         self.tree.max_run = count_input(max_run, "max_run", 1, MAX_RUN)
         self.tree.keep_chain = bool(keep_chain)

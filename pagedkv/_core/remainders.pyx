@@ -9,10 +9,10 @@ from libc.stdint cimport int32_t, uint64_t
 
 from pagedkv._core.insertion cimport new_run, quota_room
 from pagedkv._core.place cimport Place
-from pagedkv._core.radix_tree cimport SCANNED, Tree, chain_before, chain_step, is_remainder, tree_partial
+from pagedkv._core.radix_tree cimport SCANNED, Tree, chain_before, chain_step, tree_partial, tree_remainder
 from pagedkv._core.recency cimport place_ensure, queue_of, recency_link
 from pagedkv._core.transfers cimport drop_subtree
-from pagedkv._core.types cimport NIL, NO_TOKEN, OK
+from pagedkv._core.types cimport NIL, OK
 from pagedkv._core.write_behind cimport want_committed
 
 
@@ -47,18 +47,9 @@ cdef bint place_keep_remainder(Place* p, int32_t owner, const int32_t* block, in
 
 
 cdef void drop_outgrown(Place* p, int32_t owner, const int32_t* block) noexcept nogil:
-    cdef Tree* t = p.tree
-    cdef int32_t child = t.nodes[p.owners[owner].node].first_child, following, i
-    cdef const int32_t* kept
-    for _ in range(SCANNED):
-        if child == NIL:
-            break
-        following = t.nodes[child].next_sibling
-        if is_remainder(t, child):
-            kept = t.nodes[child].tokens
-            i = 0
-            while i < t.block_size and kept[i] == block[i] and kept[i] != NO_TOKEN:
-                i += 1
-            if kept[i] == NO_TOKEN:                 # its last token is: i is below block_size
-                drop_subtree(p, child)              # but for one that is owned or in flight
-        child = following
+    cdef int32_t child, fill = p.tree.block_size - 1
+    while fill > 0:
+        child = tree_remainder(p.tree, p.owners[owner].node, block, &fill)
+        if child != NIL:
+            drop_subtree(p, child)                  # but for one that is owned or in flight
+        fill -= 1

@@ -5,6 +5,7 @@ cdef enum:
     NIL = -1            # no block, no node, no row
     MAX_TIERS = 4       # DEVICE, HOST, DISK, REMOTE
     NO_TOKEN = -2147483648  # stands for the tokens that a partly filled block lacks: no token of a prompt is taken for it
+    MAX_BLOCK_SIZE = 256    # tokens
     MAX_RUN = 256       # blocks in one tree node at most: bounds the cost of a split and the size of a transfer
 
 cdef enum Tier:

@@ -43,6 +43,7 @@ from pagedkv.threads.monitor import Monitor
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
+LATE_S = 10.0  # a read that takes longer hangs: callers that lack its blocks wait for it no more
 DEVICE, DISK = int(Tier.DEVICE), int(Tier.DISK)  # for NumPy, which drops an interrupt while it looks at a Tier
 
 
@@ -236,10 +237,7 @@ class Dispatcher:
             self._submit(job, np.concatenate(some), max(0, until - now) * 1e-9 if until else None)
 
     def _submit(self, job: Job, moves: NDArray[np.void], deadline_s: float | None) -> None:
-        """Have moves carried out.
-
-        The job has their ticket before anything is queued; if this raises, nothing is.
-        """
+        """Have moves carried out: the job has their ticket before they are queued, or none is."""
         on_done, num_tickets = partial(settled, self._dispatch, job.taken), len(job.tickets)
         try:
             ticket = self._carrier.submit(
@@ -294,10 +292,7 @@ class Dispatcher:
             self._jobs.remove(job)  # last: where this is interrupted, the next round ends the job again
 
     def _is_settled(self, job: Job, ticket: Handle, moves: NDArray[np.void]) -> bool:
-        """Whether a ticket's results are final.
-
-        A ticket that cannot say so is lost: it may be writing yet.
-        """
+        """Whether a ticket is settled. One that cannot say so is lost: it may be writing yet."""
         try:
             return bool(ticket.is_settled)
         except Exception as problem:
@@ -344,13 +339,16 @@ class Dispatcher:
             return
         for pool, blocks in destinations_of(left, self._placement.pools):
             pool.incref(blocks)
-        ticket.when_back(lambda part: self._let_go(moves[part]))
+        is_late = ticket.seconds < LATE_S
+        self._dispatch.hold_late(is_late * int((left["dst_tier"] == DEVICE).sum()), LATE_S - ticket.seconds)
+        ticket.when_back(lambda part: self._let_go(moves[part], is_late))
 
-    def _let_go(self, moves: NDArray[np.void]) -> None:
-        self._scrub.spoilt(moves["dst_block"][moves["dst_tier"] == DEVICE])
+    def _let_go(self, moves: NDArray[np.void], is_late: bool) -> None:
+        on_device = moves["dst_tier"] == DEVICE
+        self._scrub.spoilt(moves["dst_block"][on_device])
         for pool, blocks in destinations_of(moves, self._placement.pools):
             pool.free(blocks)
-        self._dispatch.room_made()
+        self._dispatch.hold_late(-is_late * int(on_device.sum()))
 
     def _lose(
         self, moves: NDArray[np.void], problem: BaseException, ticket: Handle | None = None, *, in_use: bool = False

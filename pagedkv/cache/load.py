@@ -9,9 +9,7 @@ Stages, in order, never back:
     LET_GO      it holds nothing any more: a sequence took it over, it was cancelled, or there was no room for it
 
 `Load.done` looks once and never waits for a move; `Load.wait` waits. Both take the same steps, so a sequence that is
-opened at once (load and wait) and one that is loaded beside others come to the same blocks.
-
-A load may also bring a remainder (remainder.py).
+opened at once (load and wait) and one that is loaded beside others come to the same blocks. remainder.py is beside it.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from pagedkv.cache.sequence import Sequence
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.observe.hooks import Hooks
 from pagedkv.observe.latency import CacheLatencies, Histogram
+from pagedkv.spec.sizes import number_of_seconds
 
 MATCHES, NEEDS_ROOM, MOVES, OVER, LET_GO = range(5)
 GRACE_S = 1.0  # after its deadline, before a load goes on without moves that nothing has given up
@@ -109,14 +108,14 @@ class Load:
             It takes longer than `timeout_s` seconds; it goes on.
         OutOfBlocks
             The device has no room for it; nothing is held then.
-        InvalidArgument
-            The caller is a hook of ``moves``, whose thread would have to carry it out; or the load was cancelled.
+        WrongType, InvalidArgument
+            Bad timeout; the caller is a hook of ``moves``, whose thread would have to carry it out; it was cancelled.
         ClosedError
         """
         if timeout_s is None:
             self.bring()
         else:
-            until = self._moves.seconds() + timeout_s
+            until = self._moves.seconds() + number_of_seconds(timeout_s, "timeout_s")
             while True:
                 seen = self._moves.num_ended
                 if self.done():

@@ -216,3 +216,40 @@ def test_a_cache_closes_while_a_call_hangs_and_its_directory_is_free_when_that_i
     again = Toy(open_cache(DEVICE, disk=40))
     for start in (1, 2, 3, 4):
         again.use(prompt(start))
+
+
+def test_who_lacks_the_blocks_of_a_late_read_waits_for_them(open_cache, reads):
+    toy = filled(open_cache, deadline_s=0.01)
+    cache, reads.shut = toy.cache, True
+    seq = cache.sequence(prompt(1))
+    assert live(cache) == 3, "the read may still fill them"
+    threading.Timer(0.05, reads.go.set).start()
+    other = cache.sequence(prompt(70, (DEVICE - 2) * BLOCK))
+    toy.run(other)
+    other.release()
+    toy.run(seq)
+    toy.check(seq)
+    seq.release()
+    assert all_back(cache)
+
+
+def test_a_scheduler_plans_nothing_while_its_own_late_reads_hold_the_room(open_cache, reads):
+    toy = filled(open_cache, deadline_s=0.01)
+    cache, reads.shut = toy.cache, True
+    scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=1, max_batch_tokens=64, watermark=0.0))
+    request = scheduler.submit([*prompt(1), *prompt(60, (DEVICE - 4) * BLOCK - 1)], 1)
+    late = 0
+    while not request.ended:
+        plan = scheduler.schedule()
+        if not plan:
+            late += cache.stats().missed_promotions > 0
+            if late == 3:
+                reads.go.set()
+            scheduler.wait(0.01)
+            continue
+        with scheduler.step(plan) as step:
+            toy.write(step, *plan.sequences)
+        scheduler.report(plan, [5] * len(plan.lanes))
+    assert late >= 3
+    assert request.state == "finished"
+    assert all_back(cache)

@@ -245,3 +245,11 @@ def test_what_a_load_does_carries_its_trace(held):
     load.sequence().release()
     assert {name for name, _ in told} >= {"match", "moves", "sequence", "request", "release"}
     assert {traces for _, traces in told} == {("mine",)}
+
+
+@pytest.mark.parametrize("timeout_s", ["x", True, float("nan"), -1.0, 10**400])
+def test_a_bad_timeout_is_refused_and_the_load_goes_on(open_cache, timeout_s):
+    load = open_cache(8, host=40).load(prompt(1))
+    with pytest.raises((pk.WrongType, pk.InvalidArgument), match="timeout_s"):
+        load.wait(timeout_s)
+    assert load.wait(0.0) == 0

@@ -209,3 +209,22 @@ def test_blocks_that_are_demoted_are_coming_and_those_that_are_copied_stay() -> 
     finish(placement)
     assert dispatch.num_coming == 0
     sound(placement)
+
+
+def test_callers_wait_for_late_reads_until_they_would_hang() -> None:
+    _, _, placement = tiered(1, (4, 8))
+    dispatch = Dispatch(placement)
+    seen = dispatch.num_announced
+    assert dispatch.wait(seen, 0.0) == NOTHING
+    dispatch.hold_late(3, WATCHDOG_S)
+    assert (dispatch.num_late, dispatch.num_unowned, dispatch.wait(seen, 0.0)) == (3, 3, NOT_YET)
+    thread = threading.Thread(target=dispatch.hold_late, args=(-1,))
+    thread.start()
+    assert dispatch.wait(seen, WATCHDOG_S) == ENDED
+    thread.join()
+    dispatch.hold_late(-2)
+    assert (dispatch.num_late, dispatch.wait(dispatch.num_announced, 0.0)) == (0, NOTHING)
+    dispatch = Dispatch(tiered(1, (4, 8))[2])
+    dispatch.hold_late(2, 0.0)
+    assert (dispatch.num_late, dispatch.num_unowned) == (0, 0), "they hang"
+    assert dispatch.wait(dispatch.num_announced, WATCHDOG_S) == NOTHING

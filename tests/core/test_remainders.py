@@ -211,3 +211,32 @@ def test_within_a_quota_it_takes_the_room_of_colder_blocks_or_none() -> None:
     keep(table, [1, 2, 3, 4, 5, 6, 7, 8, 9])
     assert leaves(placement) == []
     placement.check_integrity()
+
+
+MANY = 300  # more siblings than are looked at one by one
+
+
+def test_among_many_siblings_it_is_kept_once_found_and_given_back() -> None:
+    placement = Placement(RadixTree(4, 2), [BlockPool(2 * MANY), BlockPool(8)])
+    table = BlockTable(placement, 8)
+    prompts = [[1, 2, 3, 4, 100 + i, 7] for i in range(MANY)]
+    for _ in range(2):
+        for tokens in prompts:
+            keep(table, tokens)
+        assert leaves(placement) == sorted(tuple(tokens[4:]) for tokens in prompts)
+        placement.check_integrity()
+    assert [partial(placement, [*tokens, 8, 9]) for tokens in prompts] == [2] * MANY
+    keep(table, [*prompts[0], 8])
+    assert leaves(placement)[0] == (100, 7, 8)
+    assert len(leaves(placement)) == MANY, "it took the place of the shorter one"
+    table.release(compute(table, [*prompts[1], 8, 9]))
+    assert len(leaves(placement)) == MANY - 1, "a whole block, too"
+    placement.check_integrity()
+
+
+def test_of_several_that_a_longer_block_has_outgrown_none_is_left() -> None:
+    placement, table = core(12)
+    for fill in (1, 2, 3):
+        row = compute(table, [1, 2, 3, 4, *range(5, 5 + fill)])
+        table.release(row, keep_remainder=True)
+        assert leaves(placement) == [tuple(range(5, 5 + fill))]

@@ -319,6 +319,27 @@ HANGS = (
         (("self._low - (self._low >> 3) - 1, 0), self._most_ahead)", "self._low - (self._low >> 3) - 1, 0), 10**6)"),),
         ("test_no_more_is_made_than_a_64th_of_the_device_twice",),
     ),
+    Mutant(
+        "who lacks room does not wait for a late read", "pagedkv/cache/dispatcher.py",
+        (("_dispatch.hold_late(is_late * int((left[", "_dispatch.hold_late(0 * int((left["),
+         ("hold_late(-is_late * int(on_device.sum()))\n", "room_made()\n")),
+        ("test_who_lacks_the_blocks_of_a_late_read_waits_for_them",),
+    ),
+    Mutant(
+        "blocks of a scheduler's late reads count as others'", "pagedkv/_core/dispatch.pyx",
+        (("            found = self.late_now()\n            for i", "            found = 0\n            for i"),),
+        ("test_callers_wait_for_late_reads_until_they_would_hang",),
+    ),
+    Mutant(
+        "a late read is waited for although it hangs", "pagedkv/_core/dispatch.pyx",
+        (("if self.late > 0 and now_ns() < self.late_until else 0", "if self.late > 0 else 0"),),
+        ("test_callers_wait_for_late_reads_until_they_would_hang",),
+    ),
+    Mutant(
+        "a path that was refused is copied again and again", "pagedkv/_core/write_behind.pyx",
+        (("        if 0 < entry.left <= before: ", "        if False: "),),
+        ("test_a_path_that_is_refused_or_fails_is_copied_no_more_before_its_next_use",),
+    ),
 )  # fmt: skip
 
 MUTANTS = CONDUCTOR + INTERRUPTS + MOVERS + HANGS

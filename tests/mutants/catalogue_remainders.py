@@ -136,4 +136,17 @@ MUTANTS = (
         (("                entry.total += sum(load.num_beside for load in entry.loads.values())\n", ""),),
         ("test_the_block_of_a_remainder_is_beside_those_that_the_request_needs",),
     ),
+    Mutant(
+        "of many siblings only the youngest are looked at",
+        CORE + "radix_tree.pyx",
+        (("    if child != NIL and best < limit:   ", "    if False:   "),),
+        ("test_among_many_siblings_it_is_kept_once_found_and_given_back",),
+    ),
+    Mutant(
+        "only the longest of those that a block has outgrown is given back",
+        CORE + "remainders.pyx",
+        (("    cdef int32_t child, fill = p.tree.block_size - 1\n",
+          "    cdef int32_t child, fill = p.tree.block_size - 1\n    if fill > 1:\n        fill = 1\n"),),
+        ("test_of_several_that_a_longer_block_has_outgrown_none_is_left",),
+    ),
 )  # fmt: skip

@@ -110,7 +110,7 @@ def test_options_that_are_wrong_are_told_in_one_line(capsys: pytest.CaptureFixtu
     disk = ["--disk", str(tmp_path), "--disk-size", "1B"]
     bad = (
         "--device-memory 12", "--max-waiting 0", "--max-unread 0", "--port 99999", "--port -1", "--deadline -5",
-        "--deadline nan", "--max-connections -1", "--max-body 0", "--stop-after -1", "--toy-step-ms -1",
+        "--deadline nan", "--max-connections -1", "--max-body -1", "--stop-after -1", "--toy-step-ms -1",
     )  # fmt: skip
     for arguments in (*map(str.split, bad), disk):
         assert main(["--model", "toy", "--port", "0", *arguments]) == 2

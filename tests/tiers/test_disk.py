@@ -206,7 +206,8 @@ def test_arguments_that_make_no_store_are_refused_and_leave_nothing_behind(open_
     [
         ({"fingerprint": bytes(32)}, "fingerprint"), ({"num_blocks": 11}, "asked was 11 blocks"),
         ({"block_bytes": 1004}, "asked was blocks of 1,004 bytes"), ({"block_tokens": 8}, "asked was block_size=8"),
-        ({"shards": 2}, "asked was shards=2"), ({"segment_bytes": 1 << 20}, r"asked was segments of \d+ blocks \(1.00 MiB\)"),
+        ({"shards": 2}, "asked was shards=2"),
+        ({"segment_bytes": 1 << 20}, r"asked was segments of \d+ blocks \(1.00 MiB\)"),
     ],
 )  # fmt: skip
 def test_a_store_of_another_layout_is_refused_and_left_as_it_is(open_tier, arena, changes, named):
