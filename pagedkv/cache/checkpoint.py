@@ -30,11 +30,13 @@ class Written:
     blocks : copied to the disk now.
     lacking : that memory holds and the disk still lacks.
     seconds : that it took.
+    is_cut : whether time, the write budget or the disk ended it before all was looked at, so not only room was missing.
     """
 
     blocks: int
     lacking: int
     seconds: float
+    is_cut: bool
 
 
 class Checkpoint:
@@ -69,7 +71,7 @@ class Checkpoint:
             if not started and not done and not self._moves.run_moves():
                 at += 1  # nothing is under way that it could wait for: it was let go of meanwhile
         _, lacking = placement.uncopied(Tier.DISK)
-        return Written(self._copied() - copied, int(lacking.sum()), time.monotonic() - began)
+        return Written(self._copied() - copied, int(lacking.sum()), time.monotonic() - began, at < len(nodes))
 
     def _step(self, nodes: object) -> tuple[int, int]:
         """Copy a few blocks, and wait for them; how many, and how many of these runs are done with."""

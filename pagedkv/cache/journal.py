@@ -44,12 +44,13 @@ def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: st
 
 
 def note_closed(written: Written) -> None:
-    """Log how many blocks closing has written, and warn of those that are lost."""
+    """Log the blocks written at the end, and those lost: a warning unless the disk is full."""
     if not written.blocks and not written.lacking:
         return
     total = f"{written.blocks:,} of {written.blocks + written.lacking:,} blocks written in {written.seconds:.1f} s"
     if written.lacking:
-        log.warning("closing: %s; %s blocks were only in memory and are lost", total, f"{written.lacking:,}")
+        say = log.warning if written.is_cut else log.info
+        say("closing: %s; %s blocks were only in memory and are lost", total, f"{written.lacking:,}")
     else:
         log.info("closing: %s", total)
 

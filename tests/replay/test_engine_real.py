@@ -157,7 +157,7 @@ def test_the_policy_hazard_goes_by_the_traces_clock_and_outputs(monkeypatch: pyt
 
     class Watched(KVCache):
         def sequence(self, *arguments: Any, **options: Any) -> Any:
-            times.append(self._moves.now_ns() / 1e6)
+            times.append(self.moves.now_ns() / 1e6)
             return super().sequence(*arguments, **options)
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
