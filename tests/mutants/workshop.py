@@ -82,6 +82,14 @@ def trial(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def unoptimised(folder: Path) -> Path:
+    """A compiler for ``$CC``, made in `folder`, that optimises nothing."""
+    compiler = folder / "unoptimised"
+    compiler.write_text(f'#!/bin/sh\nexec {COMPILER} "$@" -O0\n')
+    compiler.chmod(0o755)
+    return compiler
+
+
 def _copy(folder: Path, modules: list[str]) -> None:
     """Bytecode of other runs comes along: compiling it again takes as long as most killers."""
     shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", copy_function=_copy_one)
@@ -109,11 +117,8 @@ def _copy_one(source: str, copy: str) -> None:
 
 def _build(folder: Path, modules: list[str]) -> None:
     """Without optimisation, whatever setup.py asks for: compiling is most of a mutant's time."""
-    compiler = folder / "unoptimised"
-    compiler.write_text(f'#!/bin/sh\nexec {COMPILER} "$@" -O0\n')
-    compiler.chmod(0o755)
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--only", ",".join(modules)]
-    done = _run(folder, command, CC=str(compiler))
+    done = _run(folder, command, CC=str(unoptimised(folder)))
     assert done.exit_code == 0, f"the mutant does not compile:\n{done.output}"
 
 

@@ -6,6 +6,7 @@ The tests build both once, from a copy of the tree, and open them.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from packaging.metadata import Metadata
+
+from tests.mutants.workshop import unoptimised
 
 ROOT = Path(__file__).parents[2]
 NOT_SOURCES = shutil.ignore_patterns(
@@ -46,13 +49,14 @@ class Distribution:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
     """Build the sdist from a copy of the tree, and the wheel from that sdist.
 
-    ``python -m build`` does the same.
+    ``python -m build`` does the same, but optimises.
     """
     folder = tmp_path_factory.mktemp("build")
     copy, out = folder / "copy", folder / "out"
     shutil.copytree(ROOT, copy, ignore=NOT_SOURCES)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = os.environ | {"CC": str(unoptimised(folder))}
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-4000:]
     (wheel,) = out.glob("*.whl")
     (sdist,) = out.glob("*.tar.gz")
