@@ -250,9 +250,9 @@ cdef class Dispatch:
             pthread_cond_broadcast(&self.ended)
         self.lock.release()
 
-    # The blocks of late reads that do not hang. The caller holds the mutex.
+    # The blocks of late reads that do not hang; none once this is closed. The caller holds the mutex.
     cdef int64_t late_now(self) noexcept nogil:
-        return self.late if self.late > 0 and now_ns() < self.late_until else 0
+        return self.late if self.late > 0 and not self.closed and now_ns() < self.late_until else 0
 
     @property
     def num_late(self):

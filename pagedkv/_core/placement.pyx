@@ -346,7 +346,8 @@ cdef class Placement:
         (other, block, common) : (int, int, int)
             A second owner, of the path that ends with `block` (its id in its hottest tier), to be released once its
             bytes are copied; `common` leading tokens agree. ``(-1, -1, 0)`` where the block that agrees in most tokens
-            is not such a one, or none agrees (the 256 youngest continuations are looked at).
+            is not such a one, or none agrees. Of many continuations the 256 youngest are looked at, and every remainder
+            all of whose tokens come next.
         """
         cdef int32_t block = NIL, common = 0
         cdef int64_t other = self.partial_into(self._handle(owner), tokens, bool(below), &block, &common)

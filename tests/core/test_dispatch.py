@@ -224,6 +224,9 @@ def test_callers_wait_for_late_reads_until_they_would_hang() -> None:
     thread.join()
     dispatch.hold_late(-2)
     assert (dispatch.num_late, dispatch.wait(dispatch.num_announced, 0.0)) == (0, NOTHING)
+    dispatch.hold_late(1, WATCHDOG_S)
+    dispatch.close()
+    assert dispatch.wait(dispatch.num_announced, WATCHDOG_S) == NOTHING
     dispatch = Dispatch(tiered(1, (4, 8))[2])
     dispatch.hold_late(2, 0.0)
     assert (dispatch.num_late, dispatch.num_unowned) == (0, 0), "they hang"

@@ -332,7 +332,7 @@ HANGS = (
     ),
     Mutant(
         "a late read is waited for although it hangs", "pagedkv/_core/dispatch.pyx",
-        (("if self.late > 0 and now_ns() < self.late_until else 0", "if self.late > 0 else 0"),),
+        (("if self.late > 0 and not self.closed and now_ns() < self.late_until else 0", "if self.late > 0 else 0"),),
         ("test_callers_wait_for_late_reads_until_they_would_hang",),
     ),
     Mutant(
