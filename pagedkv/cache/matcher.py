@@ -1,4 +1,4 @@
-"""Matching: which part of a prompt's cached prefix is worth having."""
+"""Begins loads of cached prefixes, and says which part of one is worth having."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagedkv.observe.hooks import Hooks
 
 
 class Matcher:
-    """Matches prompts and promotes their blocks, for sequences and prefetches; thread-safe.
+    """Begins loads, for sequences and prefetches. Thread-safe.
 
     Parameters
     ----------

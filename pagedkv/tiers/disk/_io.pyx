@@ -94,7 +94,7 @@ cdef struct Shards:
     size_t group  # shards moved by one system call
 
 cdef int64_t MIN_SUMMED_C = 240
-MIN_SUMMED = MIN_SUMMED_C  # the sums here are of more bytes than this; fewer are padded by disk_format.sum_of
+MIN_SUMMED = MIN_SUMMED_C  # the sums here are of more bytes than this; fewer are padded by sum_of of format.py
 SUM_LEVEL = sum_level()
 cdef int SUM_LEVEL_C = SUM_LEVEL
 cdef int MAPPED = -1  # instead of a descriptor: the place is an address
