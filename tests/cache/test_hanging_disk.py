@@ -219,7 +219,7 @@ def test_a_cache_closes_while_a_call_hangs_and_its_directory_is_free_when_that_i
 
 
 def test_who_lacks_the_blocks_of_a_late_read_waits_for_them(open_cache, reads):
-    toy = filled(open_cache, deadline_s=0.01)
+    toy = filled(open_cache, deadline_s=DEADLINE_S)
     cache, reads.shut = toy.cache, True
     seq = cache.sequence(prompt(1))
     assert live(cache) == 3, "the read may still fill them"
@@ -234,7 +234,7 @@ def test_who_lacks_the_blocks_of_a_late_read_waits_for_them(open_cache, reads):
 
 
 def test_a_scheduler_plans_nothing_while_its_own_late_reads_hold_the_room(open_cache, reads):
-    toy = filled(open_cache, deadline_s=0.01)
+    toy = filled(open_cache, deadline_s=DEADLINE_S)
     cache, reads.shut = toy.cache, True
     scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=1, max_batch_tokens=64, watermark=0.0))
     request = scheduler.submit([*prompt(1), *prompt(60, (DEVICE - 4) * BLOCK - 1)], 1)

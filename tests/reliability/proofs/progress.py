@@ -15,7 +15,7 @@ from tests.reliability.proof import Proof, Tally, Tick
 
 REQUESTS = 150  # of a world
 HANGS_S = 60.0  # only tells a hang
-WITH_DISK = 5  # one world of so many has a disk tier, restless or not
+WITH_DISK = 7  # one world of so many has a disk tier, restless or not
 WITH_VISITOR = 8  # in one of so many another thread opens sequences all the time; in the others, as the seed says
 RESTLESS = 4  # in one of so many threads change places as often as they can
 ENOUGH = 2_000  # requests in which all of these happen
