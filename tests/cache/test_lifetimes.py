@@ -197,7 +197,7 @@ def has_run(toy, seq):
 
 
 def collect_until(is_so):
-    """A collection that another thread has begun, and not ended, makes one of this thread do nothing."""
+    """A collection does nothing while another thread is in one."""
     end = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < end
