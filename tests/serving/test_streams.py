@@ -91,13 +91,24 @@ def test_a_draft_gives_several_tokens_at_once(serving):
 def test_a_deadline_ends_the_stream_with_its_reason(serving):
     async def test():
         made, model = serving(max_running=1)
+        write = model.server.write
+
+        def write_late(plan, step):
+            if made.scheduler.stats().waiting:
+                model.server.now = 6.0
+            write(plan, step)
+
+        model.server.write = write_late
         async with made:
+            model.open.clear()  # in its first step, until the other one is asked for
             runs = await made.submit(prompt(1), 40)
-            waits = await made.submit(prompt(2), 5, deadline_s=5.0)
-            model.server.now = 6.0
+            asked = asyncio.ensure_future(made.submit(prompt(2), 5, deadline_s=5.0))
+            await until(lambda: made._asked)
+            model.open.set()
+            waits = await asked
             assert await waits.whole() == [Chunk(0, [], "deadline")]
-            (chunk,) = await runs.whole()
-            assert chunk.tokens == greedy(runs.request)
+            chunks = await runs.whole()
+            assert [token for chunk in chunks for token in chunk.tokens] == greedy(runs.request)
 
     play(test)
 
