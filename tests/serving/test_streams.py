@@ -103,7 +103,7 @@ def test_a_deadline_ends_the_stream_with_its_reason(serving):
             model.open.clear()  # in its first step, until the other one is asked for
             runs = await made.submit(prompt(1), 40)
             asked = asyncio.ensure_future(made.submit(prompt(2), 5, deadline_s=5.0))
-            await until(lambda: made._asked)
+            await until(lambda: made._asked or asked.done())
             model.open.set()
             waits = await asked
             assert await waits.whole() == [Chunk(0, [], "deadline")]
