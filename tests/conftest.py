@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.model.kept import kept
+
 # How long an example takes, or its making, says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -27,6 +29,11 @@ def _compiled(source: Path) -> Path | None:
     """The extension module that was built in place from a ``.pyx``, if there is one."""
     candidates = (source.with_name(source.stem + suffix) for suffix in EXTENSION_SUFFIXES)
     return next((path for path in candidates if path.exists()), None)
+
+
+def pytest_configure() -> None:
+    """Let workers share what the first of them compiles: they inherit the name of the folder."""
+    kept()
 
 
 def pytest_report_header() -> list[str]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import weakref
 from functools import partial
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from tests.collecting import collect_until
 
 from .conftest import BLOCK, SPEC, Toy, all_free, prompt
 
@@ -194,14 +194,6 @@ def has_run(toy, seq):
     except pk.OutOfBlocks:
         return False
     return True
-
-
-def collect_until(is_so):
-    """A collection does nothing while another thread is in one."""
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        gc.collect()
 
 
 def test_sequences_and_their_cache_in_one_cycle():

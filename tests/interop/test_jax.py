@@ -16,6 +16,7 @@ import pytest
 import pagedkv as pk
 from pagedkv.errors import ExchangeRefused
 from pagedkv.interop import as_array, as_view, empty, export, fit
+from tests.collecting import collect_until
 
 
 def test_its_arrays_are_read_where_they_lie_and_are_waited_for(jax: Any):
@@ -110,6 +111,5 @@ def test_a_jax_array_over_a_sealed_block_keeps_the_block(jax: Any):
         gc.collect()
         assert cache.stats().blocks["device"]["live"] == 1
         assert np.array_equal(np.asarray(jax.jit(lambda x: x.astype("float32"))(block)), wanted)
-        del block
-        gc.collect()
-        assert cache.stats().blocks["device"]["live"] == 0
+        del block  # whose buffer a thread of JAX may still hold
+        collect_until(lambda: cache.stats().blocks["device"]["live"] == 0)

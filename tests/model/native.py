@@ -20,6 +20,7 @@ from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
 import pagedkv
+from tests.model.kept import kept
 
 HERE = Path(__file__).parent
 MODULES = ("native_world", "native_moves", "native_owners", "native_rows", "native_driver")
@@ -35,14 +36,13 @@ def native_driver() -> ModuleType:
 def compiled(folder: Path, modules: Sequence[str]) -> ModuleType:
     """Compile these modules of `folder`, import them, and return the last.
 
-    They may cimport one another. The system's temporary folder keeps them for other processes: one compiles, and the
-    others wait.
+    They may cimport one another. One process of a run compiles them, and the others wait.
     """
-    place = _kept() / _digest(folder, modules)
+    place = kept() / _digest(folder, modules)
     with open(f"{place}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
-            with tempfile.TemporaryDirectory(prefix="pagedkv-native-", dir=place.parent) as out:
+            with tempfile.TemporaryDirectory(dir=place.parent) as out:
                 _compile(folder, modules, out)
                 os.rename(f"{out}/made", place)
     sys.path.insert(0, str(place))
@@ -50,15 +50,6 @@ def compiled(folder: Path, modules: Sequence[str]) -> ModuleType:
         return importlib.import_module(modules[-1])
     finally:
         sys.path.remove(str(place))
-
-
-def _kept() -> Path:
-    """A folder that only this user can write into, as Python runs what lies there."""
-    folder = Path(tempfile.gettempdir()) / f"pagedkv-native-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    assert (found.st_uid, found.st_mode & 0o077) == (os.getuid(), 0), f"{folder} is open to others"
-    return folder
 
 
 def _digest(folder: Path, modules: Sequence[str]) -> str:
