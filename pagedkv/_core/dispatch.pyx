@@ -238,7 +238,7 @@ cdef class Dispatch:
 
         Parameters
         ----------
-        blocks : more of them; negative: as many less, and callers that wait look again.
+        blocks : more of them; 0 or negative: as many less, and callers that wait look again.
         within_s : seconds after which none is waited for any more.
         """
         self.lock.acquire()
@@ -253,15 +253,6 @@ cdef class Dispatch:
     # The blocks of late reads that do not hang; none once this is closed. The caller holds the mutex.
     cdef int64_t late_now(self) noexcept nogil:
         return self.late if self.late > 0 and not self.closed and now_ns() < self.late_until else 0
-
-    @property
-    def num_late(self):
-        """Device blocks that late reads may still fill, and that can be had once those are over."""
-        cdef int64_t found
-        self.lock.acquire()
-        found = self.late_now()
-        self.lock.release()
-        return found
 
     def wake(self):
         """Have :meth:`take` return."""

@@ -340,7 +340,9 @@ class Dispatcher:
         for pool, blocks in destinations_of(left, self._placement.pools):
             pool.incref(blocks)
         is_late = ticket.seconds < LATE_S
-        self._dispatch.hold_late(is_late * int((left["dst_tier"] == DEVICE).sum()), LATE_S - ticket.seconds)
+        on_device = int((left["dst_tier"] == DEVICE).sum())
+        if is_late and on_device:
+            self._dispatch.hold_late(on_device, LATE_S - ticket.seconds)
         ticket.when_back(lambda part: self._let_go(moves[part], is_late))
 
     def _let_go(self, moves: NDArray[np.void], is_late: bool) -> None:

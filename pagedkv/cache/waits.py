@@ -130,11 +130,6 @@ class Waits:
         """
         return self._dispatch.num_unowned
 
-    @property
-    def num_late(self) -> int:
-        """Those of them that late reads may still fill."""
-        return self._dispatch.num_late
-
     def wake(self) -> None:
         """Have callers that wait look again. Any thread may call it."""
         self._dispatch.room_made()

@@ -83,7 +83,7 @@ class Room:
     def left_by_others(self) -> tuple[int, int]:
         """Blocks and sequences that others than the scheduler do not hold."""
         rows = self._rows(self.requests)
-        own = self._distinct(rows, self.loading.blocks()) + self.loading.num_moving + self._moves.num_late
+        own = self._distinct(rows, self.loading.blocks()) + self.loading.num_moving
         held_by_others = self._pool.counts()["live"] - own
         return self.capacity - held_by_others, self._cache.max_sequences - self._table.num_rows + len(rows)
 
