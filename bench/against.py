@@ -1,8 +1,8 @@
 """``python -m bench.against TREE``.
 
-Beside another version of pagedkv, built in its own checkout TREE: runs of ``bench.scheduler`` and of the core's decode
-step, turn by turn in one session, so that both meet the same machine. The table has medians over the runs, the spread
-of each, and the ratio.
+Beside another version of pagedkv, built in its own checkout TREE: runs of ``bench.scheduler``, of the core's decode
+step and of a request whose prefix of 400 MiB lies on disk, turn by turn in one session, so that both meet the same
+machine. The table has medians over the runs, the spread of each, and the ratio.
 """
 
 from __future__ import annotations
@@ -73,6 +73,52 @@ print(1e6 * median(times[100:]))
 """
 
 
+def loading_rows(tree: Path) -> dict[tuple[str, str], float]:
+    """A request that loads there beside another one that decodes: its first token, and the other's longest wait."""
+    start, wait = python(tree, "-c", LOADING).split()
+    return {("loading", "first token"): float(start), ("loading", "longest wait of the other"): float(wait)}
+
+
+LOADING = """
+import tempfile, time
+import numpy as np
+import pagedkv as pk
+Blocks = getattr(pk, "Blocks", int)
+spec = pk.KVSpec(32, 8, 128, "float16", 16, model="bench")
+prefix = np.arange(3201)
+zeros = np.zeros((32, 3201, 8, 128), np.float16)
+with tempfile.TemporaryDirectory(prefix="pagedkv-against-") as folder:
+    def opened():
+        return pk.KVCache(spec, Blocks(300), Blocks(8), pk.Disk(folder + "/kv", Blocks(260), admission="all"))
+    with opened() as cache:
+        with cache.sequence(prefix) as seq:
+            seq.scatter(zeros, zeros)
+        cache.flush()
+    with opened() as cache:
+        scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=8))
+        scheduler.submit(np.arange(900_000, 900_016), 2000)
+        waits, late, number = [], None, 0
+        while late is None or not late.outputs or not len(late.outputs[0]):
+            if number == 20:
+                came, late = time.perf_counter(), scheduler.submit(prefix, 4)
+            number += 1
+            begun = time.perf_counter()
+            plan = scheduler.schedule()
+            step = scheduler.step(plan)
+            step.__enter__()
+            waits.append(time.perf_counter() - begun)
+            kv = zeros[0, :len(step.tokens)]
+            for layer in range(32):
+                step.write(layer, kv, kv)
+            time.sleep(0.005)
+            step.__exit__(None, None, None)
+            scheduler.report(plan, np.ones(len(plan.lanes), np.int32))
+        start = time.perf_counter() - came
+        assert cache.stats().hit_tokens["disk"] == 3200
+print(1e6 * start, 1e6 * max(waits))
+"""
+
+
 def python(tree: Path, *arguments: str) -> str:
     """What Python prints in a tree."""
     environ = {**os.environ, "PYTHONPATH": str(tree)}
@@ -101,7 +147,7 @@ def main() -> None:
     times: dict[str, dict[tuple[str, str], list[float]]] = {"theirs": {}, "ours": {}}
     for number in range(arguments.runs):
         for whose, tree in (("theirs", arguments.tree.resolve()), ("ours", HERE)):
-            for what, us in {**scheduler_rows(tree), **core_rows(tree)}.items():
+            for what, us in {**scheduler_rows(tree), **core_rows(tree), **loading_rows(tree)}.items():
                 times[whose].setdefault(what, []).append(us)
         print(f"run {number + 1} of {arguments.runs}", file=sys.stderr)
     rows = [row(what, times) for what in times["ours"]]
