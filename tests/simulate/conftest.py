@@ -9,13 +9,12 @@ import pytest
 
 from pagedkv.lab.replay.trace import Trace, from_segments
 from pagedkv.lab.simulate import Workload
-from pagedkv.lab.simulate.hardware import GPUS, MODELS, Gpu, Hardware, Model
+from pagedkv.lab.simulate.hardware import GPUS, MODELS, Gpu, Hardware, ServedModel
 from pagedkv.lab.simulate.hardware import ModelShape as Shape
 from pagedkv.lab.simulate.links import Rates, TierSize
-from pagedkv.lab.sizing import LayerGroup
-from pagedkv.lab.sizing import Model as SizedModel
+from pagedkv.lab.sizing import LayerGroup, Model
 
-TINY = Model(SizedModel("tiny", (LayerGroup(2, 1, 8),), 7000), Shape("tiny", 2, 2, 1, 8, 16, 32))
+TINY = ServedModel(Model("tiny", (LayerGroup(2, 1, 8),), 7000), Shape("tiny", 2, 2, 1, 8, 16, 32))
 
 
 @pytest.fixture

@@ -28,8 +28,7 @@ from pagedkv.errors import InvalidArgument
 from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
 from pagedkv.lab.simulate.links import TIERS, TierSize
 from pagedkv.lab.sizing.machines import GPUS, Gpu
-from pagedkv.lab.sizing.models import Model as SizedModel
-from pagedkv.lab.sizing.models import find_model
+from pagedkv.lab.sizing.models import Model, find_model
 from pagedkv.lab.sizing.shape import token_bytes
 from pagedkv.spec.sizes import format_size
 
@@ -39,7 +38,7 @@ _GPUS = re.compile(r"(?:(\d{1,4})[xX])?([A-Za-z0-9-]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """A model in 16-bit weights and KV.
 
     Attributes
@@ -48,7 +47,7 @@ class Model:
     shape : its widths, which its compute goes by.
     """
 
-    sizes: SizedModel
+    sizes: Model
     shape: ModelShape
 
     @property
@@ -79,7 +78,7 @@ _SHAPES = {
     "qwen3-8b": ModelShape("qwen3-8b", 36, 32, 8, 128, 4096, 12_288),
     "qwen3-32b": ModelShape("qwen3-32b", 64, 64, 8, 128, 5120, 25_600),
 }  # fmt: skip
-MODELS = {name: Model(find_model(name), shape) for name, shape in _SHAPES.items()}
+MODELS = {name: ServedModel(find_model(name), shape) for name, shape in _SHAPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class Hardware:
 
     gpu: Gpu = GPUS["h100"]
     num_gpus: int = 1
-    model: Model = field(default_factory=lambda: MODELS["llama-3-8b"])
+    model: ServedModel = field(default_factory=lambda: MODELS["llama-3-8b"])
     tiers: tuple[TierSize, ...] = ()
     memory_share: float = 0.9
     compute_efficiency: float = 0.5
