@@ -80,13 +80,15 @@ def loading_rows(tree: Path) -> dict[tuple[str, str], float]:
 
 
 LOADING = """
-import tempfile, time
+import os, tempfile, time
+from statistics import median
 import numpy as np
 import pagedkv as pk
 Blocks = getattr(pk, "Blocks", int)
 spec = pk.KVSpec(32, 8, 128, "float16", 16, model="bench")
 prefix = np.arange(3201)
 zeros = np.zeros((32, 3201, 8, 128), np.float16)
+starts, longest = [], []
 with tempfile.TemporaryDirectory(prefix="pagedkv-against-") as folder:
     def opened():
         return pk.KVCache(spec, Blocks(300), Blocks(8), pk.Disk(folder + "/kv", Blocks(260), admission="all"))
@@ -94,28 +96,31 @@ with tempfile.TemporaryDirectory(prefix="pagedkv-against-") as folder:
         with cache.sequence(prefix) as seq:
             seq.scatter(zeros, zeros)
         cache.flush()
-    with opened() as cache:
-        scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=8))
-        scheduler.submit(np.arange(900_000, 900_016), 2000)
-        waits, late, number = [], None, 0
-        while late is None or not late.outputs or not len(late.outputs[0]):
-            if number == 20:
-                came, late = time.perf_counter(), scheduler.submit(prefix, 4)
-            number += 1
-            begun = time.perf_counter()
-            plan = scheduler.schedule()
-            step = scheduler.step(plan)
-            step.__enter__()
-            waits.append(time.perf_counter() - begun)
-            kv = zeros[0, :len(step.tokens)]
-            for layer in range(32):
-                step.write(layer, kv, kv)
-            time.sleep(0.005)
-            step.__exit__(None, None, None)
-            scheduler.report(plan, np.ones(len(plan.lanes), np.int32))
-        start = time.perf_counter() - came
-        assert cache.stats().hit_tokens["disk"] == 3200
-print(1e6 * start, 1e6 * max(waits))
+    os.sync()
+    for _ in range(5):
+        with opened() as cache:
+            scheduler = pk.Scheduler(cache, pk.SchedulerOptions(max_running=8))
+            scheduler.submit(np.arange(900_000, 900_016), 2000)
+            waits, late, number = [], None, 0
+            while late is None or not late.outputs or not len(late.outputs[0]):
+                if number == 20:
+                    came, late = time.perf_counter(), scheduler.submit(prefix, 4)
+                number += 1
+                begun = time.perf_counter()
+                plan = scheduler.schedule()
+                step = scheduler.step(plan)
+                step.__enter__()
+                waits.append(time.perf_counter() - begun)
+                kv = zeros[0, :len(step.tokens)]
+                for layer in range(32):
+                    step.write(layer, kv, kv)
+                time.sleep(0.005)
+                step.__exit__(None, None, None)
+                scheduler.report(plan, np.ones(len(plan.lanes), np.int32))
+            starts.append(time.perf_counter() - came)
+            longest.append(max(waits))
+            assert cache.stats().hit_tokens["disk"] == 3200
+print(1e6 * median(starts), 1e6 * median(longest))
 """
 
 

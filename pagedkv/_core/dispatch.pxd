@@ -29,4 +29,5 @@ cdef class Dispatch:
     cdef bint woken
     cdef bint closed
     cdef int64_t late_now(self) noexcept nogil
+    cdef void let_step_end(self, int64_t ns) noexcept nogil
     cdef void give_up_moves(self, cnp.ndarray moves, bint keep, bint announce) noexcept

@@ -33,6 +33,7 @@ LONGEST_S = 1e6
 
 cdef enum:
     BEHIND_BLOCKS = 64      # copied at a time while no caller waits: what a crash may cost of them
+    BEHIND_NS = 2_000_000   # from the wish for copies to their decision: the caller's step ends, and waits for no GIL
 
 
 @cython.final
@@ -105,6 +106,8 @@ cdef class Dispatch:
                 copy_wanted(p, BEHIND_BLOCKS)
             if p.num_moves == 0 and ns > 0 and not self.woken and not self.closed:
                 cond_wait_ns(&self.decided, &self.lock.mutex, ns)
+                if p.num_wanted > 0:
+                    self.let_step_end(min(ns, BEHIND_NS))
                 if p.num_moves == 0:
                     copy_wanted(p, BEHIND_BLOCKS)
             self.woken = False
@@ -124,6 +127,12 @@ cdef class Dispatch:
             n = p.num_moves
             self.lock.release()
         return None
+
+    # Waits so long unless there is something else to do. The caller holds the mutex.
+    cdef void let_step_end(self, int64_t ns) noexcept nogil:
+        cdef int64_t until = now_ns() + ns
+        while self.placement.place.num_moves == 0 and not self.woken and not self.closed and now_ns() < until:
+            cond_wait_ns(&self.decided, &self.lock.mutex, max(1, until - now_ns()))
 
     def finish(self, transfers, ok, tried, *, bint announce=True):
         """Say how transfers ended, as ``Placement.complete``.
