@@ -74,7 +74,10 @@ print(1e6 * median(times[100:]))
 
 
 def loading_rows(tree: Path) -> dict[tuple[str, str], float]:
-    """A request that loads there beside another one that decodes: its first token, and the other's longest wait."""
+    """There, a request that loads beside one that decodes.
+
+    Its first token, and the other's longest wait.
+    """
     start, wait = python(tree, "-c", LOADING).split()
     return {("loading", "first token"): float(start), ("loading", "longest wait of the other"): float(wait)}
 

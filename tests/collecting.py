@@ -1,4 +1,4 @@
-"""Wait for what garbage collections bring about."""
+"""Wait for an effect of garbage collections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ DEADLINE_S = 60
 
 
 def collect_until(is_so: Callable[[], bool]) -> None:
-    """Collect until it is so: another thread may hold an object a little longer, or be in a collection itself."""
+    """Collect until it is so.
+
+    Another thread may hold an object a little longer, or be in a collection itself.
+    """
     end = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < end
