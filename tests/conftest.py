@@ -32,7 +32,7 @@ def _compiled(source: Path) -> Path | None:
 
 
 def pytest_configure() -> None:
-    """Let workers share what the first of them compiles: they inherit the name of the folder."""
+    """Let workers share compiled modules: they inherit the name of the folder."""
     kept()
 
 
