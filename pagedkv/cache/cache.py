@@ -882,9 +882,9 @@ class KVCache:
         try:
             if self._checkpoint is not None and wait:
                 with contextlib.suppress(ClosedError):  # an earlier call was interrupted behind it
-                    note_closed(self._checkpoint.write(within_s))
+                    note_closed(self._checkpoint.write(within_s), self.spec.block_size)
             elif self._store is not None and wait:
-                note_unwritten(int(self.placement.uncopied(Tier.DISK)[1].sum()))
+                note_unwritten(int(self.placement.uncopied(Tier.DISK)[1].sum()), self.spec.block_size)
         finally:
             self._end()
 

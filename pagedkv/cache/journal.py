@@ -31,8 +31,9 @@ def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: st
         return
     freed = ", ".join(f"{count:,} {REASONS[reason]}" for reason, count in found.orphans.items() if count)
     log.info(
-        "opened: %s; policy %s; disk %s, write=%r, admission=%r: %s blocks found in %s prefixes, %s",
+        "opened: %s; policy %s; disk %s, write=%r, admission=%r: %s blocks found in %s %s, %s",
         tiers, placement.policy, disk.path, write, disk.admission, f"{found.blocks:,}", f"{found.prefixes:,}",
+        "prefix" if found.prefixes == 1 else "prefixes",
         f"freed: {freed}" if freed else "none freed",
     )  # fmt: skip
     lost = found.orphans["no_parent"]
@@ -43,19 +44,23 @@ def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: st
         )  # fmt: skip
 
 
-def note_closed(written: Written) -> None:
+def note_closed(written: Written, block_size: int) -> None:
     """Log the blocks written at the end, and those lost: a warning unless the disk is full."""
     if not written.blocks and not written.lacking:
         return
     total = f"{written.blocks:,} of {written.blocks + written.lacking:,} blocks written in {written.seconds:.1f} s"
     if written.lacking:
         say = log.warning if written.is_cut else log.info
-        say("closing: %s; %s blocks were only in memory and are lost", total, f"{written.lacking:,}")
+        say("closing: %s; %s", total, _lost(written.lacking, block_size))
     else:
         log.info("closing: %s", total)
 
 
-def note_unwritten(num_blocks: int) -> None:
+def note_unwritten(num_blocks: int, block_size: int) -> None:
     """Log how many blocks are lost as the disk is never written."""
     if num_blocks:
-        log.info("closing: %s blocks were only in memory and are lost, as asked: write='never'", f"{num_blocks:,}")
+        log.info("closing: %s, as asked: write='never'", _lost(num_blocks, block_size))
+
+
+def _lost(num_blocks: int, block_size: int) -> str:
+    return f"{num_blocks:,} blocks (up to {num_blocks * block_size:,} tokens) were only in memory and are lost"

@@ -224,9 +224,14 @@ def test_what_goes_down_is_found_again_although_its_beginning_stays_on_the_devic
     assert toy.use(prompt(1, 8 * BLOCK)) == {"disk": 7 * BLOCK}
 
 
-def test_blocks_whose_prefix_is_not_on_the_disk_are_never_served_and_their_room_is_free(open_cache):
+def test_blocks_whose_prefix_is_not_on_the_disk_are_never_served_and_their_room_is_free(open_cache, caplog):
     orphan_the_first(open_cache(8, disk=60))
-    toy = Toy(open_cache(8, disk=60))
+    caplog.clear()
+    with caplog.at_level("INFO", "pagedkv.cache"):
+        toy = Toy(open_cache(8, disk=60))
+    opening, warning = caplog.messages
+    assert opening.endswith("0 blocks found in 0 prefixes, freed: 10 without the block before them")
+    assert "10 of 10 blocks were written without the block before them" in warning
     assert toy.cache.explain(prompt(1, 8 * BLOCK)).cached_tokens == 0
     assert toy.cache.stats().blocks["disk"]["free"] == 60
     assert toy.cache.stats().orphans == 10

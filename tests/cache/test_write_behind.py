@@ -11,6 +11,8 @@ import pytest
 import pagedkv as pk
 from pagedkv.cache.admission import BURST_S, DAY_S, Admission, Reason, WriteBudget
 from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.journal import note_opened
+from pagedkv.cache.records import Found
 from pagedkv.errors import InvalidArgument, WrongType
 
 from .conftest import BLOCK, SPEC, Toy, prompt, where
@@ -286,7 +288,7 @@ def test_closing_at_once_says_what_is_lost(opened, caplog):
     toy.use(prompt(1))
     with caplog.at_level("WARNING", "pagedkv.cache"):
         toy.cache.close(write_s=0)
-    assert "3 blocks were only in memory and are lost" in caplog.text
+    assert f"3 blocks (up to {3 * BLOCK} tokens) were only in memory and are lost" in caplog.text
     assert opened().use(prompt(1)) == {}
 
 
@@ -295,7 +297,7 @@ def test_closing_a_cache_that_never_writes_says_what_is_lost(opened, caplog):
     toy.use(prompt(1))
     with caplog.at_level("INFO", "pagedkv.cache"):
         toy.cache.close()
-    assert "3 blocks were only in memory and are lost, as asked" in caplog.text
+    assert f"3 blocks (up to {3 * BLOCK} tokens) were only in memory and are lost, as asked" in caplog.text
 
 
 def test_a_close_that_may_take_no_longer_has_written_what_was_used_last(opened, monkeypatch):
@@ -345,3 +347,17 @@ def test_opening_logs_tiers_policy_and_what_was_found(opened, caplog):
     for part in ("device 16 blocks", "host 8 blocks", "disk 100 blocks", "policy lru", "3 blocks found", "none freed"):
         assert part in line
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("no_parent", "3 without the block before them"), ("wrong_key", "3 with a wrong key"), ("doubled", "3 doubled"),
+    ],
+)  # fmt: skip
+def test_opening_logs_why_blocks_were_freed(opened, caplog, reason, said):
+    cache = opened().cache
+    found = Found(400, 1, {**dict.fromkeys(("no_parent", "wrong_key", "doubled"), 0), reason: 3})
+    with caplog.at_level("INFO", "pagedkv.cache"):
+        note_opened(cache.placement, cache.spec, pk.Disk("kv", "1GiB"), "all", found)
+    assert caplog.messages[-1].endswith(f"400 blocks found in 1 prefix, freed: {said}")
