@@ -7,15 +7,18 @@ its next turn when the answer to the last one is there. A chat's prompt is all o
 system messages. ``cache`` shares all of it; ``no cache`` is the same load on the same server with a namespace for each
 request, so that no request finds anything. Goodput is requests per second of those whose TTFT and TPOT are both within
 their bars. Percentiles are over requests; a request's TPOT is its mean. The toy model sleeps for each token that it
-computes; ``--model smollm2`` computes.
+computes; ``--models toy smollm2`` has SmolLM2-135M compute, too. The cache has three tiers; its disk is a temporary
+folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,8 +32,8 @@ from examples.server.toy import Toy
 from pagedkv.serving import AsyncScheduler
 
 COLUMNS = (
-    "case", "requests", "goodput_per_s", "tokens_per_s", "cached_share", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms",
-    "tpot_p50_ms", "tpot_p90_ms", "tpot_p99_ms", "refused",
+    "model", "case", "requests", "goodput_per_s", "tokens_per_s", "cached_share", "ttft_p50_ms", "ttft_p90_ms",
+    "ttft_p99_ms", "tpot_p50_ms", "tpot_p90_ms", "tpot_p99_ms", "refused",
 )  # fmt: skip
 CASES = {"no cache": False, "cache": True}
 
@@ -56,7 +59,10 @@ def measured(engine: Engine, load: Load, arguments: argparse.Namespace, *, cache
     from examples.server.front import Front
 
     with (
-        pk.KVCache(engine.kv_spec(16), arguments.device_memory, arguments.host_memory) as cache,
+        tempfile.TemporaryDirectory(prefix="pagedkv-bench-") as folder,
+        pk.KVCache(
+            engine.kv_spec(16), arguments.device_memory, arguments.host_memory, pk.Disk(f"{folder}/kv", arguments.disk)
+        ) as cache,
         listen("127.0.0.1", 0) as listening,
     ):
         options = pk.SchedulerOptions(arguments.max_running, arguments.max_batch_tokens, max_waiting=4 * load.clients)
@@ -74,11 +80,28 @@ def measured(engine: Engine, load: Load, arguments: argparse.Namespace, *, cache
             thread.join()
 
 
+def rows(model: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Both cases with one model."""
+    load = Load(arguments.clients, arguments.chats, arguments.turns, answer_tokens=arguments.answer_tokens)
+    if model == "toy":
+        engine: Engine = Toy(token_s=arguments.toy_token_us * 1e-6)
+        load = replace(load, system_words=60, turn_words=10)  # a byte is a token: shorter messages for the same context
+    else:
+        from examples.llama_numpy import source
+        from examples.llama_numpy.weight_cache import load_model
+        from examples.server.llama import LlamaEngine
+
+        engine = LlamaEngine(load_model(source.find_checked()))
+    bars_s = (arguments.ttft_ms * 1e-3, arguments.tpot_ms * 1e-3)
+    found = [row(case, measured(engine, load, arguments, cached=cached), bars_s) for case, cached in CASES.items()]
+    return [{"model": engine.name, **line} for line in found]
+
+
 def main() -> None:
     """Run both cases and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.server", description=__doc__)
     parser.add_argument("--json", metavar="OUT", help="write the results there")
-    parser.add_argument("--model", choices=("toy", "smollm2"), default="toy")
+    parser.add_argument("--models", choices=("toy", "smollm2"), nargs="+", default=["toy"])
     parser.add_argument("--toy-token-us", type=float, default=200.0, help="that a token of the toy takes")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--chats", type=int, default=2, help="of each client")
@@ -86,29 +109,15 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=24)
     parser.add_argument("--device-memory", default="256MiB", metavar="SIZE")
     parser.add_argument("--host-memory", default="256MiB", metavar="SIZE")
+    parser.add_argument("--disk", default="2GiB", metavar="SIZE")
     parser.add_argument("--max-running", type=int, default=16)
     parser.add_argument("--max-batch-tokens", type=int, default=256)
     parser.add_argument("--ttft-ms", type=float, default=1000.0, help="bar of the goodput")
     parser.add_argument("--tpot-ms", type=float, default=100.0, help="bar of the goodput")
     arguments = parser.parse_args()
     env = environment()
-    if arguments.model == "toy":
-        engine: Engine = Toy(token_s=arguments.toy_token_us * 1e-6)
-    else:
-        from examples.llama_numpy import source
-        from examples.llama_numpy.weight_cache import load_model
-        from examples.server.llama import LlamaEngine
-
-        engine = LlamaEngine(load_model(source.find_checked()))
-    load = Load(arguments.clients, arguments.chats, arguments.turns, answer_tokens=arguments.answer_tokens)
-    if arguments.model == "toy":  # a byte is a token there: shorter messages for the same context
-        load = Load(arguments.clients, arguments.chats, arguments.turns, system_words=60, turn_words=10,
-                    answer_tokens=arguments.answer_tokens)  # fmt: skip
-    bars = (arguments.ttft_ms * 1e-3, arguments.tpot_ms * 1e-3)
-    found = [row(case, measured(engine, load, arguments, cached=cached), bars) for case, cached in CASES.items()]
-    for line in found:
-        line["model"] = engine.name
-    print_table(found, COLUMNS, title=f"{engine.name}: {load.clients} clients, chats of {load.turns} turns")
+    found = [line for model in arguments.models for line in rows(model, arguments)]
+    print_table(found, COLUMNS, title=f"{arguments.clients} clients, chats of {arguments.turns} turns")
     if arguments.json:
         write_results(arguments.json, "server", found, env=env)
         print(f"wrote {arguments.json}")
