@@ -39,6 +39,7 @@ class HeldTicket:
         self.waiting = sorted(depths, key=lambda transfer: depths[transfer])
         self._ok: dict[int, bool] = {}
         self._late: set[int] = set()
+        self._tell_back: Callable[[NDArray[np.intp]], object] = lambda moves: None
         self.num_rounds = 0
 
     def end(self, ok: bool) -> None:
@@ -66,10 +67,14 @@ class HeldTicket:
         return np.array([int(i) not in self._late for i in np.unique(self.moves["transfer"])], np.bool_)
 
     def left(self) -> NDArray[np.bool_]:
-        return np.zeros(len(self.moves), np.bool_)
+        return np.isin(self.moves["transfer"], list(self._late)) & self._storage.leaves_late
 
     def when_back(self, tell: Callable[[NDArray[np.intp]], object]) -> None:
-        pass
+        self._tell_back = tell
+
+    def come_back(self) -> None:
+        """The calls that were left are over."""
+        self._tell_back(np.flatnonzero(self.left()))
 
 
 class HeldStorage:
@@ -81,6 +86,7 @@ class HeldStorage:
     tickets : of promotions that are under way.
     read : blocks of all promotions so far.
     keeps_deadlines : False: a promotion that is late is never given up, as by a tier that hangs.
+    leaves_late : late promotions are under way in a call that may still write.
     by_itself : promotions arrive at once.
     rounds : of the dispatcher, after which they arrive, so that the same calls always find the same; None: by `arrive`.
     """
@@ -90,7 +96,7 @@ class HeldStorage:
 
     def __init__(self) -> None:
         self.now, self.tickets, self.read = 1000.0, list[HeldTicket](), 0
-        self.keeps_deadlines, self.by_itself = True, False
+        self.keeps_deadlines, self.leaves_late, self.by_itself = True, False, False
         self.rounds: int | None = None
         self.depth_of: Callable[[int], int] = lambda node: node
         self.moved: dict[tuple[int, int], DirectionStats] = {}

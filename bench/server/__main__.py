@@ -7,8 +7,8 @@ its next turn when the answer to the last one is there. A chat's prompt is all o
 system messages. ``cache`` shares all of it; ``no cache`` is the same load on the same server with a namespace for each
 request, so that no request finds anything. Goodput is requests per second of those whose TTFT and TPOT are both within
 their bars. Percentiles are over requests; a request's TPOT is its mean. The toy model sleeps for each token that it
-computes; ``--models toy smollm2`` has SmolLM2-135M compute, too. The cache has three tiers; its disk is a temporary
-folder.
+computes; ``--models toy smollm2`` has SmolLM2-135M compute, too. The cache has three tiers, and
+a temporary folder for its disk.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from pagedkv.threads.monitor import Monitor
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
-LATE_S = 10.0  # a read that takes longer hangs: callers that lack its blocks wait for it no more
+LATE_S = 10.0  # after its deadline, before a late read counts as hanging: callers then wait for its blocks no more
 DEVICE, DISK = int(Tier.DEVICE), int(Tier.DISK)  # for NumPy, which drops an interrupt while it looks at a Tier
 
 
@@ -339,10 +339,10 @@ class Dispatcher:
             return
         for pool, blocks in destinations_of(left, self._placement.pools):
             pool.incref(blocks)
-        is_late = ticket.seconds < LATE_S
-        on_device = int((left["dst_tier"] == DEVICE).sum())
+        until, on_device = self._dispatch.until(int(left["transfer"][0])), int((left["dst_tier"] == DEVICE).sum())
+        is_late = 0 < until <= int(self._runtime.seconds() * 1e9)  # else it hangs: it was left before any deadline
         if is_late and on_device:
-            self._dispatch.hold_late(on_device, LATE_S - ticket.seconds)
+            self._dispatch.hold_late(on_device, LATE_S)
         ticket.when_back(lambda part: self._let_go(moves[part], is_late))
 
     def _let_go(self, moves: NDArray[np.void], is_late: bool) -> None:

@@ -123,7 +123,8 @@ class Load:
                 left_s = until - self._moves.seconds()
                 if left_s <= 0:
                     raise TimeoutError(f"the load takes longer than {timeout_s} s")
-                self._moves.wait_since(seen, left_s if self._until is None else min(left_s, self._left_s()))
+                due_s = left_s if self._until is None else self._left_s()
+                self._moves.wait_since(seen, min(left_s, due_s if due_s > 0 else due_s + GRACE_S))
         self._check_there()
         return self.kept * self._placement.tree.block_size
 

@@ -180,6 +180,43 @@ def test_waiting_with_a_limit_is_given_up_and_the_load_goes_on(held, monkeypatch
     load.cancel()
 
 
+def test_a_wait_beyond_the_deadline_looks_again_when_the_load_is_given_up(held, monkeypatch):
+    toy, storage = held
+    storage.keeps_deadlines = False
+    load = toy.cache.load(prompt(1), deadline_s=EACH)
+    waits = []
+
+    def wait_since(seen, timeout_s):
+        waits.append(timeout_s)
+        assert len(waits) < 3
+        storage.turn(timeout_s)
+        return True
+
+    monkeypatch.setattr(toy.cache.moves, "wait_since", wait_since)
+    assert load.wait(60.0) == 0
+    assert waits == [EACH, 1.0]
+    load.cancel()
+
+
+@pytest.mark.parametrize("deadline_s", [1.0, 60.0])
+def test_callers_wait_for_the_blocks_of_a_late_read_however_long_its_deadline_was(held, deadline_s):
+    toy, storage = held
+    storage.leaves_late = True
+    load = toy.cache.load(prompt(1), deadline_s=deadline_s)
+    (ticket,) = storage.tickets
+    ticket.seconds = deadline_s
+    storage.turn(deadline_s)
+    assert load.wait() == 0
+    load.cancel()
+    moves = toy.cache.moves
+    assert moves.num_unowned == WHOLE
+    seen = moves.num_ended
+    ticket.come_back()
+    assert moves.wait_since(seen)
+    assert moves.num_unowned == 0
+    toy.use(prompt(6, 7 * BLOCK))
+
+
 def test_a_sequence_and_a_load_come_to_the_same(held):
     toy, storage = held
     storage.by_itself = True

@@ -326,6 +326,16 @@ HANGS = (
         ("test_who_lacks_the_blocks_of_a_late_read_waits_for_them",),
     ),
     Mutant(
+        "a late read with a long deadline counts as hanging", "pagedkv/cache/dispatcher.py",
+        (("is_late = 0 < until <= int(self._runtime.seconds() * 1e9)", "is_late = ticket.seconds < LATE_S"),),
+        ("test_callers_wait_for_the_blocks_of_a_late_read_however_long_its_deadline_was",),
+    ),
+    Mutant(
+        "a wait looks without a pause once its deadline is over", "pagedkv/cache/load.py",
+        (("due_s if due_s > 0 else due_s + GRACE_S", "due_s"),),
+        ("test_a_wait_beyond_the_deadline_looks_again_when_the_load_is_given_up",),
+    ),
+    Mutant(
         "blocks of a scheduler's late reads count as others'", "pagedkv/_core/dispatch.pyx",
         (("            found = self.late_now()\n            for i", "            found = 0\n            for i"),),
         ("test_callers_wait_for_late_reads_until_they_would_hang",),
