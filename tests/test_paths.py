@@ -83,6 +83,13 @@ def test_only_a_leading_tilde_is_the_users_home(monkeypatch: pytest.MonkeyPatch)
     ]  # fmt: skip
 
 
+def test_the_home_of_no_user_is_refused_and_no_folder_is_named_after_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pk.InvalidArgument, match=r"path: ~absent-user is no user .*\./~absent-user/kv"):
+        pk.Disk("~absent-user/kv", "8MiB")
+    assert os.listdir() == []
+
+
 def test_the_nearest_path_that_exists_is_the_path_itself_or_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ def path_text(path: Any, name: str) -> str:
     Raises
     ------
     WrongType, InvalidArgument
-        It is no path, empty, or holds a NUL.
+        It is no path, empty, holds a NUL, or begins with ``~`` and the name of no user.
     """
     try:
         text = os.fspath(path)
@@ -29,7 +29,11 @@ def path_text(path: Any, name: str) -> str:
         raise WrongType(f"{name} must be text, not bytes")
     if not text or "\0" in text:
         raise InvalidArgument(f"{name} must not be empty or hold a NUL")
-    return os.path.expanduser(text)
+    full = os.path.expanduser(text)
+    if full.startswith("~"):
+        user, _, _ = full.partition("/")
+        raise InvalidArgument(f"{name}: {user} is no user of this machine; write ./{full} for a folder of that name")
+    return full
 
 
 def nearest_existing(path: str | os.PathLike[str]) -> str:

@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     # Where KV lies
     mutant(
-        "the place of a block is computed in 32 bits",
+        "the place of a block to attend is computed in 32 bits",
         "decode_mma",
         "from += block_of(i, 0) * block_stride",
         "from += static_cast<int>(block_of(i, 0) * block_stride)",

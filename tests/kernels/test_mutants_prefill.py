@@ -75,7 +75,7 @@ MUTANTS = (
         partial(prefills.check, case=Case((70,), (21,), group_size=2, num_kv_heads=1, kv_dtype="bfloat16")),
     ),
     KernelMutant(
-        "V takes the scales of K",
+        "V takes the scales of K in a prefill",
         "prefill_mma",
         (("to + TILE_TOKENS, p.v_scale + from", "to + TILE_TOKENS, p.k_scale + from"),),
         partial(

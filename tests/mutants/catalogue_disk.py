@@ -26,6 +26,17 @@ RECORDS = (
         quick=True,
     ),
     Mutant(
+        "a foreign folder is marked before it is refused", "pagedkv/tiers/disk/directory.py",
+        (("            self._check_ours()  # before anything is made in it\n            self.lock_fd = self._open_lock()\n",
+          "            self.lock_fd = self._open_lock()\n            self._check_ours()\n"),),
+        ("test_a_directory_with_something_else_in_it_is_not_taken_over",),
+    ),
+    Mutant(
+        "the home of no user is a folder here", "pagedkv/spec/paths.py",
+        (('    if full.startswith("~"):\n', "    if False:\n"),),
+        ("test_the_home_of_no_user_is_refused_and_no_folder_is_named_after_it",),
+    ),
+    Mutant(
         "a header's own sum is not compared", FORMAT,
         ((SEALED, SEALED.replace("not sealed(header, slot)", "False")),),
         ("test_a_flip_in_any_header_field_is_a_miss_before_and_after_reopening",),

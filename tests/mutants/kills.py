@@ -23,6 +23,7 @@ PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- kills: python -m tests.mutants -->", "<!-- end of kills -->"
 CATALOGUE = "tests/mutants/test_mutants.py"
 OF_KERNELS = tuple(f"tests/kernels/test_mutants_{name}.py" for name in ("cache", "decode", "prefill"))
+ON_INTERPRETER = "ptxsim-"  # in the id of a test of a kernel's mutant: a GPU would be another backend
 NO_RUN = "No run: `bench/results/mutants.json` does not exist."
 
 
@@ -79,7 +80,7 @@ def mutant_of(test: str) -> str | None:
     file, _, function = test.partition("::")
     name, bracket, case = function.partition("[")
     tries = {CATALOGUE: "test_the_suite_notices_that", **dict.fromkeys(OF_KERNELS, "test_the_tests_notice_that")}
-    return case.removesuffix("]") if bracket and tries.get(file) == name else None
+    return case.removesuffix("]").removeprefix(ON_INTERPRETER) if bracket and tries.get(file) == name else None
 
 
 def files_of(rooms: Iterable[str]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.mutants.kills import (
     OF_KERNELS,
     PAGE,
     RESULTS,
+    ROOT,
     Recorder,
     Room,
     drawn,
@@ -69,9 +72,22 @@ def test_a_mutant_is_killed_where_its_test_passed_and_else_says_why_not() -> Non
 
 def test_only_tests_that_try_a_mutant_count() -> None:
     assert mutant_of(f"{TRIES}[a_name[x]]") == "a_name[x]"
-    assert mutant_of(f"{OF_KERNELS[0]}::test_the_tests_notice_that[a_name]") == "a_name"
+    assert mutant_of(f"{OF_KERNELS[0]}::test_the_tests_notice_that[ptxsim-a_name]") == "a_name"
     assert mutant_of(f"{CATALOGUE}::test_the_same_tests_pass_where_nothing_is_wrong") is None
     assert mutant_of("tests/kernels/test_matrix.py::test_the_tests_notice_that[a]") is None
+
+
+def test_the_tests_of_the_kernels_mutants_are_known_by_the_ids_that_pytest_gives_them() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", "--collect-only", *OF_KERNELS],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    found = {mutant_of(line) for line in listed.stdout.splitlines()} - {None}
+    assert found >= {name.replace(" ", "_") for name in NAMES[KERNELS]}
+
+
+def test_no_two_mutants_of_a_room_have_one_name() -> None:
+    assert {room: len(set(names)) for room, names in NAMES.items()} == {room: len(NAMES[room]) for room in NAMES}
 
 
 def test_a_room_is_run_alone() -> None:

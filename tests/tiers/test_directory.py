@@ -207,6 +207,7 @@ def test_a_directory_with_something_else_in_it_is_not_taken_over(open_tier, tmp_
     with pytest.raises(TierError, match=r"thesis\.tex"):
         open_tier()
     assert (tmp_path / "kv" / "thesis.tex").read_text() == "years of work"
+    assert os.listdir(tmp_path / "kv") == ["thesis.tex"]
 
 
 def test_an_interrupted_start_is_started_over(open_tier, kv):

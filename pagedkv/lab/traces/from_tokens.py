@@ -125,7 +125,8 @@ class _Conversion:
             raise TraceFormatError(self._source, "", "there are no requests in it")
         if not self._num_blocks:
             raise TraceFormatError(
-                self._source, "", f"no prompt has a whole block of {self._ids.block_size} tokens: take --block-size"
+                self._source, "",
+                f"no prompt has a whole block of {self._ids.block_size} tokens: give a smaller --block-size",
             )
         return Converted(
             self._num_requests, self._num_blocks, len(self._blocks), self._without_block, self._without_time,

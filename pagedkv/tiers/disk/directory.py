@@ -65,8 +65,8 @@ class Directory:
     Raises
     ------
     TierError
-        The path is a link or no directory, belongs to another user, is open to others, is locked, lies on a network
-        file system, or cannot be made or opened.
+        The path is a link or no directory, belongs to another user, is open to others, is locked, holds something else,
+        lies on a network file system, or cannot be made or opened.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, network_fs: bool = False) -> None:
@@ -103,6 +103,7 @@ class Directory:
             raise
         try:
             self._lock_directory()
+            self._check_ours()  # before anything is made in it
             self.lock_fd = self._open_lock()
             self._check_plain(os.fstat(self.lock_fd), LOCK)
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,6 +122,13 @@ class Directory:
             raise TierError(
                 f"disk tier {self.path} lies on a network file system ({kind}), where locks and syncs may not hold; "
                 f"use a local disk, or pass network_fs=True if no other machine uses the directory"
+            )
+
+    def _check_ours(self) -> None:
+        foreign = [] if self.holds_store() else self.foreign_names()
+        if foreign:
+            raise TierError(
+                f"{self.path} is not empty and not a disk tier (it holds {foreign[0]!r}); name an empty or a new directory"
             )
 
     def _open_lock(self) -> int:

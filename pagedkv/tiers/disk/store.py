@@ -76,10 +76,9 @@ class Store:
         self.directory = Directory(path, network_fs=network_fs)
         self.superblock: Superblock
         try:
-            empty = not self.directory.holds_store()
-            self.made = empty or not self._opened(on_mismatch)
+            self.made = not self.directory.holds_store() or not self._opened(on_mismatch)
             if self.made:
-                self._make(may_hold_others=not empty)
+                self._make()
             self.never_writes = self.directory.read_only or self._over_limit()
             self.was_clean = self.made or self.superblock.clean
             self.first_generation = self.superblock.next_generation
@@ -168,13 +167,7 @@ class Store:
             return False
         return True
 
-    def _make(self, *, may_hold_others: bool) -> None:
-        foreign = [] if may_hold_others else self.directory.foreign_names()
-        if foreign:
-            raise TierError(
-                f"{self.directory.path} is not empty and not a disk tier (it holds {foreign[0]!r}); "
-                f"name an empty or a new directory"
-            )
+    def _make(self) -> None:
         try:
             self.directory.remove_store()  # an interrupted start, or what on_mismatch='reset' replaces
             self._super_fd = self.directory.make_file(SUPER_NEW, 2 * PAGE)
