@@ -128,7 +128,8 @@ class Directory:
         foreign = [] if self.holds_store() else self.foreign_names()
         if foreign:
             raise TierError(
-                f"{self.path} is not empty and not a disk tier (it holds {foreign[0]!r}); name an empty or a new directory"
+                f"{self.path} is not empty and not a disk tier (it holds {foreign[0]!r}); "
+                f"name an empty or a new directory"
             )
 
     def _open_lock(self) -> int:
