@@ -27,7 +27,8 @@ RECORDS = (
     ),
     Mutant(
         "a foreign folder is marked before it is refused", "pagedkv/tiers/disk/directory.py",
-        (("            self._check_ours()  # before anything is made in it\n            self.lock_fd = self._open_lock()\n",
+        (("            self._check_ours()  # before anything is made in it\n"
+          "            self.lock_fd = self._open_lock()\n",
           "            self.lock_fd = self._open_lock()\n            self._check_ours()\n"),),
         ("test_a_directory_with_something_else_in_it_is_not_taken_over",),
     ),
