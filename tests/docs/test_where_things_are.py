@@ -30,7 +30,7 @@ def test_a_place_is_there_and_has_what_the_row_says(row: str) -> None:
     texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
     functions = [name for name in named if not re.search(r"[/.]", name) and name not in ("kernels_cu", "match")]
     for function in functions:
-        assert any(re.search(rf"\b(?:def|int32_t|object) {function}\(", text) for text in texts), function
+        assert any(re.search(rf"\b(?:def|int32_t|int64_t|object) {function}\(", text) for text in texts), function
 
 
 def test_what_only_looks_says_so_in_its_first_lines() -> None:

@@ -201,7 +201,7 @@ FILES = (
         ("test_a_link_to_a_directory_is_refused", "test_a_file_that_is_a_link_a_pipe_or_a_directory_is_refused"),
     ),
     Mutant(
-        "a directory with foreign files is taken over", STORE,
+        "a directory with foreign files is taken over", "pagedkv/tiers/disk/directory.py",
         (("        if foreign:\n", "        if False:\n"),),
         ("test_a_directory_with_something_else_in_it_is_not_taken_over",),
     ),
