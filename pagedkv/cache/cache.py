@@ -76,7 +76,7 @@ from pagedkv.spec.budgets import Disk, blocks_for, check_choice
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.policies import Hazard, named
-from pagedkv.spec.sizes import Blocks, Size, number_of_seconds, whole_number
+from pagedkv.spec.sizes import Blocks, Size, check_flag, number_of_seconds, whole_number
 from pagedkv.threads.crew import Errand
 
 
@@ -291,6 +291,7 @@ class KVCache:
         """
         root = self._root(namespace)
         number = session_number(session)
+        check_flag(on_trial, "on_trial")
         prompt = np.ascontiguousarray(self._tokens(tokens))
         load = self._matcher.begin_load(prompt, root, None, trace)
         seq = self._traced_open(load, prompt, root, number, trace)
@@ -376,6 +377,7 @@ class KVCache:
         """
         root = self._root(namespace)
         number = session_number(session)
+        check_flag(on_trial, "on_trial")
         limit_s = None if deadline_s is None else number_of_seconds(deadline_s, "deadline_s")
         prompt = np.array(self._tokens(tokens), order="C")  # a copy: its caller goes on
         load = self._matcher.begin_load(prompt, root, limit_s, trace)
@@ -525,8 +527,13 @@ class KVCache:
         num_tokens : computed in one go.
         seconds : that it took.
         context : tokens before them.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
         """
-        self._costs.observe_prefill(num_tokens, seconds, whole_number(context, "context", 0, 2**40))
+        computed = whole_number(num_tokens, "num_tokens", 1, 2**40)
+        self._costs.observe_prefill(computed, seconds, whole_number(context, "context", 0, 2**40))
 
     def pin(self, tokens: ArrayLike, namespace: Namespace | None = None) -> Pin:
         """Keep the cached prefix of `tokens` where it is, as long as the Pin is held.

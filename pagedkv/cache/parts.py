@@ -25,7 +25,7 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.spec.budgets import MAX_BLOCKS, Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.paths import nearest_existing, path_text
-from pagedkv.spec.sizes import Blocks, Size, check_plain, format_size, parse_size, whole_number
+from pagedkv.spec.sizes import Blocks, Size, check_flag, check_plain, format_size, parse_size, whole_number
 from pagedkv.tiers.disk.format import PAGE, Geometry
 
 THREADS = 2  # that move blocks, by default
@@ -221,8 +221,7 @@ def check_options(deadline_s: Any, max_sequences: Any, inclusive: Any, **flags: 
     WrongType, InvalidArgument
     """
     for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
+        check_flag(flag, name)
     if deadline_s is not None:
         check_plain(deadline_s, "deadline_s", "a number of seconds")
         if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):

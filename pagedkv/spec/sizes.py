@@ -142,6 +142,12 @@ def check_plain(value: Any, name: str, write: str = "a plain number") -> None:
         raise WrongType(f"{name} is not in {value.unit}: write {write}, not {value!r}")
 
 
+def check_flag(value: Any, name: str) -> None:
+    """Raise WrongType unless `value` is True or False."""
+    if value is not True and value is not False:
+        raise WrongType(f"{name} must be a bool, not {type(value).__name__}")
+
+
 def number_of_seconds(value: Any, what: str) -> float:
     """`value` as seconds.
 

@@ -259,10 +259,19 @@ def test_a_step_that_attended_every_layer_tells_how_fast_prompts_are_computed(op
         assert ("prefill_tokens_per_s" in cache._costs.rates()) is expected
 
 
-@pytest.mark.parametrize("wrong", [(0, 1.0), (1, 0.0), ("x", 1.0), (1, "x"), (1, 1.0, -1)])
+@pytest.mark.parametrize("wrong", [(0, 1.0), (1, 0.0), ("x", 1.0), ([1, 2], 1.0), (1, "x"), (1, 1.0, -1)])
 def test_what_cannot_have_been_observed_is_refused(open_cache, wrong):
     with pytest.raises((pk.InvalidArgument, pk.WrongType)):
         open_cache().observe_prefill(*wrong)
+
+
+@pytest.mark.parametrize("call", ["sequence", "load", "begin_load"])
+def test_a_flag_that_is_no_bool_is_refused_before_anything_is_held(open_cache, call):
+    cache = open_cache()
+    with pytest.raises(pk.WrongType, match="on_trial must be a bool, not str"):
+        getattr(cache, call)(prompt(1), on_trial="yes")
+    assert cache.stats().sequences == 0
+    cache.check_integrity()
 
 
 @pytest.mark.parametrize(

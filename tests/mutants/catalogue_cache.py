@@ -22,6 +22,12 @@ MUTANTS = (
         quick=True,
     ),
     Mutant(
+        "a flag may be anything",
+        "pagedkv/spec/sizes.py",
+        (("    if value is not True and value is not False:\n", "    if False:\n"),),
+        ("test_a_flag_that_is_no_bool_is_refused_before_anything_is_held",),
+    ),
+    Mutant(
         "the same value in another field makes the same namespace",
         "pagedkv/spec/namespace.py",
         (("_HEADER.pack(tag, kind, len(data))", "_HEADER.pack(0, kind, len(data))"),),

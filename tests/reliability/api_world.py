@@ -18,6 +18,7 @@ from pagedkv.core import MOVE_DTYPE
 from pagedkv.tiers import DiskTier, HostTier, Mover, Record
 from tests.cache.conftest import BLOCK, SPEC, Toy, prompt
 from tests.cache.oddities import NAME, kv
+from tests.reliability import api_more as more
 from tests.reliability import small_store as small
 
 SLOTS, KEPT = 16, 4  # the last slots are the bystander's: no odd number is that large and that small
@@ -97,6 +98,27 @@ class ApiWorld:
         fields = ("model", "adapter", "tenant", "salt", "modality", "extra")
         return [
             Call("sequence", self.cache.sequence, (prompt(1), NAME), after=self._finish),
+            Call("sequence with options", self.cache.sequence, (prompt(1),),
+                 {"session": None, "on_trial": False, "trace": None}, after=self._finish),
+            Call("load", self.cache.load, (prompt(1), NAME), dict(more.LOAD), after=self._open),
+            Call("begin_load", self.cache.begin_load, (prompt(1), NAME), dict(more.LOAD), after=self._open),
+            Call("check_request", self.cache.check_request, (NAME, None)),
+            Call("count", self.cache.count, (self.victim,)),
+            Call("set_kind", self.cache.set_kind, (NAME, "chat")),
+            Call("observe_prefill", self.cache.observe_prefill, (100, 0.5, 0)),
+            Call("pages", self.cache.pages, (0,), {"read_only": True, "stream": None}),
+            Call("checkpoint", self.cache.checkpoint),
+            Call("flush", self.cache.flush),
+            Call("save_learned", self.cache.save_learned),
+            Call("events", self.cache.events),
+            Call("stats", self.cache.stats),
+            Call("check_integrity", self.cache.check_integrity),
+            Call("views", lambda: (self.cache.costs, self.cache.decode, self.cache.device_arena, self.cache.spec)),
+            Call("close", more.close(self.folder), (), {"write_s": 5.0}),
+            Call("prefetch_likely", more.learned("prefetch_likely"), (1.0, 4)),
+            Call("set_kind of a learner", more.learned("set_kind"), (None, "chat")),
+            Call("expect_return", lambda *a: fork().expect_return(*a), (1.0,)),
+            Call("export_blocks", lambda **o: fork().export_blocks(**o), (), {"stream": None}),
             Call("prefetch", self.cache.prefetch, (prompt(1), NAME), after=lambda made: made.wait(60)),
             Call("pin", self.cache.pin, (prompt(1), NAME), after=lambda made: made.release()),
             Call("explain", self.cache.explain, (prompt(1), NAME)),
@@ -114,9 +136,11 @@ class ApiWorld:
             Call("gather", lambda *a, **o: fork().gather(*a, **o), (0, 1), {"out": None, "layout": "NHD"}),
             Call("scatter", lambda *a, **o: fork().scatter(*a, **o), (kv(2, 1, 2, 4), kv(2, 1, 2, 4), None, None),
                  {"layout": "NHD"}),
+            Call("release", lambda: fork().release()),
             Call("retain", lambda **o: fork().retain(**o), (), {"priority": 50, "ttl_s": None}),
             Call("step.write", self._in_step("write"), (0, kv(1, 2, 4), kv(1, 2, 4)), {"stream": None}),
             Call("step.mark_written", self._in_step("mark_written"), (0,)),
+            Call("step.to_csr", self._in_step("to_csr")),
             Call("step.attend", self._in_step("attend"), (0, kv(1, 2, 4)),
                  {"softmax_scale": None, "causal": True, "window": None, "soft_cap": None, "alibi_slopes": None,
                   "sinks": None, "mask": None, "mask_indptr": None, "return_lse": False, "out": None, "stream": None}),
@@ -147,7 +171,16 @@ class ApiWorld:
                   "scrub": "never", "prefill_tokens_per_s": None, "clock": None, "storage": None},
                  after=_is_a_cache),
             Call("Scheduler", self._serve, ([1, 2, 3], 2),
-                 {"priority": 0, "n": 1, "namespace": NAME, "deadline_s": None, "tenant": "", "stop_tokens": ()}),
+                 {"priority": 0, "n": 1, "beams": 1, "namespace": NAME, "session": None, "deadline_s": None,
+                  "tenant": "", "stop_tokens": (), "trace": None}),
+            Call("Scheduler.abort", more.in_a_scheduler("abort"), ("THE REQUEST", "aborted")),
+            Call("Scheduler.cancel", more.in_a_scheduler("cancel"), ("THE PLAN",)),
+            Call("Scheduler.draft", more.in_a_scheduler("draft"), ("THE BRANCH", [7])),
+            Call("Scheduler.report", more.in_a_scheduler("report"), ("THE PLAN", [7, 7])),
+            *(Call(f"Scheduler.{name}", more.in_a_scheduler(name)) for name in ("schedule", "mend", "heard", "wake")),
+            Call("Scheduler.set_weight", more.in_a_scheduler("set_weight"), ("", 2.0)),
+            Call("Scheduler.step", more.in_a_scheduler("step"), ("THE PLAN",)),
+            Call("Scheduler.wait", more.in_a_scheduler("wait"), (1.0,)),
             Call("SchedulerOptions", pk.SchedulerOptions, (),
                  {"max_running": 4, "max_batch_tokens": 64, "order": "first_come", "window": 2, "admission": "prompt",
                   "preemption": "measured", "watermark": 0.0, "lookahead": 0, "priority_tokens": 1}),
@@ -170,6 +203,9 @@ class ApiWorld:
     def _fork(self) -> pk.Sequence:
         (made,) = self.victim.fork(1)
         return made
+
+    def _open(self, load: pk.Load) -> None:
+        more.load_and_open(load, self.toy)
 
     def _finish(self, seq: pk.Sequence) -> None:
         with seq:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import resource
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,20 @@ def scratch() -> Iterator[Path]:
     in_memory = shared.is_dir() and os.access(shared, os.W_OK)
     with tempfile.TemporaryDirectory(prefix="pagedkv-", dir=shared if in_memory else None) as name:
         yield Path(name)
+
+
+@contextmanager
+def small_files(most: int = 64 << 20) -> Iterator[None]:
+    """No file of more than `most` bytes can be made: a disk tier of 20 GB is refused, as where the disk is full.
+
+    Some odd numbers are good sizes of a store, which takes all of its space when it is opened.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager
