@@ -54,7 +54,7 @@ def test_a_bare_number_has_no_unit(size: Any) -> None:
 
 @pytest.mark.parametrize("size", ["8", "", "8 blocks", "-1GiB", "nan"])
 def test_a_string_needs_its_unit(size: str) -> None:
-    with pytest.raises(InvalidArgument, match="write a number and a unit"):
+    with pytest.raises(InvalidArgument, match="write a number, 0 or more, and a unit"):
         blocks_for(size, SPEC, "device_memory")
 
 

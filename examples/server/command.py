@@ -133,6 +133,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-connections", type=int, default=512, metavar="N", help="others get 429 (default 512)")
     add("--deadline", type=float, default=600.0, metavar="S", help="seconds for a request (default 600)")
     add("--stop-after", type=float, default=20.0, metavar="S",
-        help="seconds that requests have to end in after SIGTERM (default 20)")  # fmt: skip
+        help="seconds for requests to end after SIGTERM or Ctrl-C; a second one ends them (default 20)")  # fmt: skip
     add("--toy-step-ms", type=float, default=0.0, metavar="MS", help="what a step of the toy takes at least")
     return parser

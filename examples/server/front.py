@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from examples.server.app import Limits, Server, body_of
 from examples.server.asks import Refused
+
+log = logging.getLogger(__name__)
 
 ALWAYS = ("/health", "/metrics")  # answered also where there are too many connections
 ANSWERS_S = 5  # seconds for the last answers to reach their clients, after the requests were aborted
@@ -50,6 +53,11 @@ class Front(uvicorn.Server):
         The scheduler ends the requests, and their answers say why. uvicorn cancels only the tasks whose answers have
         not reached their clients `ANSWERS_S` seconds after that. A second SIGINT aborts the requests at once.
         """
+        if self.server_state.tasks:
+            log.info(
+                "stopping: %d requests have %g s to end; a second SIGINT (Ctrl-C) aborts them at once",
+                len(self.server_state.tasks), self._stop_s,
+            )  # fmt: skip
         stopping = asyncio.ensure_future(self._serving.stop(abort_after_s=self._stop_s))
         await super().shutdown(sockets)
         if self.force_exit:

@@ -78,7 +78,7 @@ def blocks_of(
     if not isinstance(spec, KVSpec):
         raise WrongType(f"spec must be a KVSpec, not {type(spec).__name__}")
     if disk is not None and not isinstance(disk, Disk):
-        raise WrongType(f"disk must be a pagedkv.Disk, not {type(disk).__name__}")
+        raise WrongType(f"disk must be a pagedkv.Disk, such as Disk('kv', '8GiB'), not {type(disk).__name__}")
     if disk is not None and not spec.model and not disk.unnamed_model:
         raise InvalidArgument(
             f"the KV in {disk.path!r} would not say whose it is, and KV of other weights of the same shape would be "

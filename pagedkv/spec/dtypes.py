@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagedkv.errors import InvalidArgument, WrongType
 
 ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+SHORT = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -43,6 +44,8 @@ def dtype_name(dtype: Any) -> str:
     if name not in ITEMSIZES:
         known = name.startswith(("float8", "fp8", "int8", "uint8"))
         hint = ": pagedkv.cpu.attend and PagedAttention compute with fp8 and int8, the cache does not keep them" * known
+        if name in SHORT:
+            hint = f": write {SHORT[name]!r}"
         raise InvalidArgument(f"KV dtype must be one of {', '.join(ITEMSIZES)}, got {name[:40]!r}{hint}")
     return name
 

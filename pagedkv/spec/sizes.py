@@ -221,7 +221,7 @@ def parse_size(size: str | int) -> int:
         return whole_number(size, "a size in bytes", 0, MAX_SIZE, unit=Bytes)
     found = _SIZE.fullmatch(size.strip(" "))
     if found is None or found[2] not in UNITS:
-        raise InvalidArgument(f"{_quoted(size)} is not a size: write a number and a unit, as in '8GiB'")
+        raise InvalidArgument(f"{_quoted(size)} is not a size: write a number, 0 or more, and a unit, as in '8GiB'")
     exact = Fraction(found[1]) * UNITS[found[2]]
     if exact.denominator != 1:
         raise InvalidArgument(f"{_quoted(size)} is not a whole number of bytes")

@@ -1,4 +1,7 @@
-"""Fine calls of what needs a cache of its own: loads, closing, what is learned, a scheduler in the middle of work."""
+"""Fine calls that need a cache of their own.
+
+Closing, learning, and a scheduler in the middle of its work.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def learned(name: str) -> Callable[..., Any]:
 
 
 def in_a_scheduler(name: str) -> Callable[..., object]:
-    """A call of a scheduler that has planned a step; its own two requests then go on to their end."""
+    """A call of a scheduler that has planned a step; its two requests end after it."""
 
     def call(*arguments: Any, **options: Any) -> None:
         with pk.KVCache(SPEC, pk.Blocks(24)) as cache:

@@ -41,7 +41,7 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def small_files(most: int = 64 << 20) -> Iterator[None]:
-    """No file of more than `most` bytes can be made: a disk tier of 20 GB is refused, as where the disk is full.
+    """No file of more than `most` bytes can be made, as where the disk is full.
 
     Some odd numbers are good sizes of a store, which takes all of its space when it is opened.
     """

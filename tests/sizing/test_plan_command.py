@@ -238,7 +238,7 @@ def test_help_names_the_defaults(capsys: Capture) -> None:
         (["--tensor-parallel", "1001"], "--tensor-parallel must be in 1..1000"),
         (["--gpu-memory", "80"], "--gpu-memory: '80' is not a size"),
         (["--host-memory", "-1GB"], "--host-memory"),
-        (["--host-memory", "5"], "--host-memory: '5' is not a size: write a number and a unit"),
+        (["--host-memory", "5"], "--host-memory: '5' is not a size: write a number, 0 or more, and a unit"),
         (["--disk", "5"], "--disk: '5' is not a size"),
         (["--disk-read", "0B"], "--disk-read must be above 0"),
         (["--gpu-tflops", "0"], "--gpu-tflops must be above 0"),

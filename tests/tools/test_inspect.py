@@ -127,6 +127,19 @@ def test_a_cache_s_own_directory_is_told_by_namespace(tmp_path: Path, run: Run) 
     assert run("verify", tmp_path / "kv").code == 0
 
 
+def test_tokens_are_counted_not_the_slots_of_a_partly_filled_block(tmp_path: Path, run: Run) -> None:
+    spec = pk.KVSpec(1, 1, 4, "float32", 4, model="toy")
+    disk = pk.Disk(tmp_path / "kv", pk.Blocks(64), write="all")
+    with (
+        pk.KVCache(spec, pk.Blocks(8), None, disk) as cache,
+        cache.sequence(range(9)) as seq,
+        cache.step([seq]) as step,
+    ):
+        step.write(0, *np.zeros((2, 9, 1, 4), np.float32))
+    (there,) = run("inspect", tmp_path / "kv", "--json").json["namespaces"].values()
+    assert (there["blocks"], there["tokens"]) == (3, 9)
+
+
 def test_nothing_in_the_directory_changes(store: Path, run: Run) -> None:
     damage(store, 2, 4096)
     before = snapshot(store)

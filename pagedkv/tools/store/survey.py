@@ -10,6 +10,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+import numpy as np
+
+from pagedkv._core.no_token import NO_TOKEN
 from pagedkv.spec.sizes import format_size
 from pagedkv.tiers.disk.file_system import file_system_of
 from pagedkv.tiers.disk.format import Geometry
@@ -24,6 +27,7 @@ class NamespaceContent:
     """The live blocks of one namespace; times are Unix seconds of the oldest and newest write."""
 
     blocks: int
+    tokens: int
     oldest: int
     newest: int
 
@@ -82,7 +86,7 @@ class Survey:
                 digest.hex(): {
                     "blocks": found.blocks,
                     "bytes": found.blocks * g.block_bytes,
-                    "tokens": found.blocks * g.block_tokens,
+                    "tokens": found.tokens,
                     "oldest": found.oldest,
                     "newest": found.newest,
                 }
@@ -138,7 +142,7 @@ class Survey:
             rows = [
                 [
                     digest.hex(), f"{n.blocks:,}", format_size(n.blocks * g.block_bytes),
-                    f"{n.blocks * g.block_tokens:,}", age(now - n.oldest), age(now - n.newest),
+                    f"{n.tokens:,}", age(now - n.oldest), age(now - n.newest),
                 ]
                 for digest, n in self._by_size()
             ]  # fmt: skip
@@ -165,8 +169,9 @@ def survey(reader: StoreReader, tick: Tick) -> Survey:
         states.update(batch.states)
         for i, record in batch.records.items():
             written = int(batch.written[i])
-            found = namespaces.setdefault(record.namespace, NamespaceContent(0, written, written))
+            found = namespaces.setdefault(record.namespace, NamespaceContent(0, 0, written, written))
             found.blocks += 1
+            found.tokens += int(np.count_nonzero(record.tokens != NO_TOKEN))  # a last block may be partly filled
             found.oldest, found.newest = min(found.oldest, written), max(found.newest, written)
             if chains is not None:
                 chains.add(int(batch.slots[i]), int(batch.generations[i]), record)

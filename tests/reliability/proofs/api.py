@@ -119,7 +119,7 @@ def is_heavy(call: Call) -> bool:
 
 
 def batch(folder: Path, seed: int, count: int, tally: Tally) -> None:
-    """One world: calls on it, its books, and calls on what is left when it is closed."""
+    """One world: calls on it, its books, and calls after it is closed."""
     choose = random.Random(seed)
     world = ApiWorld(folder)
     calls = [call for call in world.calls() for _ in range(1 if is_heavy(call) else 10)]
