@@ -223,10 +223,11 @@ class KVCache:
             policy_told, hooks = self.placement.hazard, self.hooks
             if hazard is not None and policy_told is not None:
                 policy_told.set_bound(slack=hazard.slack, stake=hazard.stake, window=hazard.window)
-            self._admission = open_admission(disk, write, each, sizes[Tier.DISK], self._costs, policy_told, self._clock)
+            runtime: Runtime = getattr(self._storage, "runtime", SYSTEM)
+            clock = self._clock or runtime.seconds
+            self._admission = open_admission(disk, write, each, sizes[Tier.DISK], self._costs, policy_told, clock)
             self._checkpoint: Checkpoint | None = None
             dispatch = Dispatch(self.placement)
-            runtime: Runtime = getattr(self._storage, "runtime", SYSTEM)
             self._dispatcher = Dispatcher(
                 self.placement, dispatch, self._storage.carrier, self._admission, self._costs, self._scrub, hooks,
                 runtime,

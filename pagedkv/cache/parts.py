@@ -6,7 +6,6 @@ The core's pools and tree, the storage, and the admission of writes to disk.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -152,7 +151,7 @@ def open_admission(
     num_blocks: int,
     costs: CostModel,
     policy: HazardPolicy | None,
-    clock: Callable[[], float] | None,
+    clock: Callable[[], float],
 ) -> Admission:
     """The admission of a disk tier of so many blocks, written as `write` says.
 
@@ -160,7 +159,7 @@ def open_admission(
     """
     if disk is None or disk.admission is None:
         return Admission("all", costs, write_bytes)
-    clock, per_day = time.monotonic if clock is None else clock, disk.write_bytes_per_day
+    per_day = disk.write_bytes_per_day
     budget = None if per_day is None else WriteBudget(per_day, write_bytes, clock)
     likeliest = None
     if disk.admission == "hazard" and policy is not None:

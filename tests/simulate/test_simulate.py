@@ -155,6 +155,24 @@ def test_a_disk_takes_what_its_admission_lets_through(machine, requests):
     assert found["second_hit"].moved_bytes.get("host_to_disk", 0) < found["all"].moved_bytes["host_to_disk"]
 
 
+def test_a_write_budget_is_a_day_s_of_the_simulated_clock(machine, requests):
+    rows = [(1000 * i, 161, 2, *((i - 6, 10) if i >= 6 else ())) for i in range(40)]
+    hardware = machine(200, 320)
+    block_bytes = 16 * hardware.model.kv_bytes_per_token
+    disk = TierSize("disk", 4000 * hardware.model.kv_bytes_per_token, Rates(1e9, 1e9))
+    written = {}
+    for blocks_per_hour in (None, 15, 25):
+        budget = None if blocks_per_hour is None else 24 * blocks_per_hour * block_bytes
+        with_disk = replace(
+            hardware, tiers=(*hardware.tiers, disk),
+            disk_admission="all", disk_write="evicted", disk_write_budget=budget,
+        )  # fmt: skip
+        written[blocks_per_hour] = run(requests(*rows), with_disk, "tiered")[0].disk_written_bytes // block_bytes
+    assert written[None] == 40
+    assert written[15] == 15, "an hour's share at once; the 40 s after it are worth nothing yet"
+    assert written[25] == 25
+
+
 def test_without_preemption_fewer_run_and_nobody_is_suspended(machine, requests):
     rows = [(0, 20, 120)] * 8
     reserved, paged = run(requests(*rows), machine(500), "reserved", "paged")

@@ -34,6 +34,7 @@ from pagedkv.lab.simulate.workload import Workload, load_workload
 from pagedkv.lab.sizing.checks import by_name
 from pagedkv.lab.sizing.machines import GPUS
 from pagedkv.spec.budgets import WRITES, check_choice
+from pagedkv.spec.sizes import parse_size
 
 DESCRIPTION = """Serve a trace with the real scheduler and cache, with a cost model in place of a model and on a virtual
 clock, and compare ways to hold the KV."""
@@ -79,14 +80,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a result of python -m bench.tiers: rates as measured, for tiers that say none (T=SIZE)",
     )  # fmt: skip
     add(
-        "--disk-admission", default="cost", metavar="MODE",
-        help="what is written to a disk: all, cost or second_hit (default: %(default)s)",
+        "--disk-admission", metavar="MODE",
+        help="what is written to a disk: all, cost or second_hit (default: cost, or with a budget second_hit)",
     )  # fmt: skip
     add(
         "--disk-write", metavar="WHEN",
         help="when it is written: reused, evicted, all or never (default: reused where the disk has at least 4 times "
         "the blocks of memory, else evicted)",
     )  # fmt: skip
+    add("--disk-write-budget", metavar="SIZE", help="bytes that may be written to it in a day (default: any number)")
     add(
         "--systems", metavar="S,S,...",
         help="; ".join(f"{s.name}: {s.what}" for s in SYSTEMS.values()) + f" (default: {','.join(DEFAULT_SYSTEMS)})",
@@ -196,13 +198,23 @@ def _systems(arguments: argparse.Namespace, hardware: Hardware) -> list[str]:
     return [system.name for system in chosen]
 
 
+def _budget(given: str | None) -> int | None:
+    if given is None:
+        return None
+    try:
+        return parse_size(given)
+    except InvalidArgument as problem:
+        raise InvalidArgument(f"--disk-write-budget: {problem}") from None
+
+
 def _hardware(arguments: argparse.Namespace) -> Hardware:
     gpu, number = parse_gpus(arguments.gpus)
     try:
         model = by_name(MODELS, arguments.model, "model", "of those whose widths are known, ")
     except InvalidArgument as problem:
         raise InvalidArgument(f"--model: {problem}") from None
-    check_choice("--disk-admission", arguments.disk_admission, ADMISSIONS)
+    if arguments.disk_admission is not None:
+        check_choice("--disk-admission", arguments.disk_admission, ADMISSIONS)
     if arguments.disk_write is not None:
         check_choice("--disk-write", arguments.disk_write, WRITES)
     if not 0 < arguments.memory_share <= 1:
@@ -216,7 +228,7 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
     hardware = Hardware(
         gpu, number, model, parse_tiers(tiers, measured),
         memory_share=arguments.memory_share, disk_admission=arguments.disk_admission,
-        disk_write=arguments.disk_write,
+        disk_write=arguments.disk_write, disk_write_budget=_budget(arguments.disk_write_budget),
         moves={} if measured is None else measured.source,
     )  # fmt: skip
     hardware.kv_bytes  # noqa: B018 - raises where the weights leave no room

@@ -140,6 +140,7 @@ class Hardware:
     overhead_s : of a step, besides.
     disk_admission, disk_write : which blocks are written to the disk, and when, as ``pagedkv.Disk(admission=)`` and
         ``write=``.
+    disk_write_budget : bytes a day; None for no limit.
     moves : where the tiers' rates were measured, for the report.
     """
 
@@ -152,8 +153,9 @@ class Hardware:
     memory_efficiency: float = 0.8
     parallel_efficiency: float = 0.9
     overhead_s: float = 0.002
-    disk_admission: Mode = "cost"
+    disk_admission: Mode | None = None
     disk_write: Literal["reused", "evicted", "all", "never"] | None = None
+    disk_write_budget: int | None = None
     moves: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -211,7 +213,7 @@ class Hardware:
             "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
             "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,
             "overhead_s": self.overhead_s, "disk_admission": self.disk_admission,
-            "disk_write": self.disk_write, "moves": dict(self.moves),
+            "disk_write": self.disk_write, "disk_write_budget": self.disk_write_budget, "moves": dict(self.moves),
             "tiers": {
                 tier.name: {
                     "bytes": tier.num_bytes, "up_bytes_per_s": tier.rates.up, "down_bytes_per_s": tier.rates.down,

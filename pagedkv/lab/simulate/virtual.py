@@ -21,7 +21,7 @@ from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS, TierSize
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.spec.sizes import Blocks
+from pagedkv.spec.sizes import Blocks, Bytes
 from pagedkv.tiers import DirectionStats, Record
 
 TIER_COUNT = 1 + len(TIERS)  # with the device
@@ -244,12 +244,17 @@ def virtual_cache(
     """
     device, host, disk = blocks
     storage = VirtualStorage(hardware)
-    tier = None
+    spec, tier, budget = KVSpec(1, 1, 1, "float16", block_size), None, None
     if disk:
+        if (real := hardware.disk_write_budget) is not None:  # as many blocks a day, of the cache's own
+            real_bytes = block_size * hardware.model.kv_bytes_per_token
+            budget = Bytes(max(1, real * spec.block_bytes // real_bytes))
         admission, write = hardware.disk_admission, hardware.disk_write
-        tier = Disk("virtual", Blocks(disk), unnamed_model=True, admission=admission, write=write)
+        tier = Disk(
+            "virtual", Blocks(disk), unnamed_model=True, admission=admission, write=write, write_budget=budget
+        )  # fmt: skip
     cache = KVCache(
-        KVSpec(1, 1, 1, "float16", block_size),
+        spec,
         Blocks(device),
         Blocks(host) if host else None,
         tier,
