@@ -607,7 +607,8 @@ cdef int32_t any_unowned(Place* p, int32_t tier) noexcept nogil:
     return NIL
 
 
-# A run that could not be read and has no owner: what continues it is as lost as the run itself.
+# A run that could not be read, has no owner and is continued: what continues it is as lost as the run itself. One that
+# nothing continues stays only where it counts as kept (make_room_behind): no call frees anything there.
 cdef int32_t useless(Place* p, int32_t tier, int32_t domain) noexcept nogil:
     cdef int32_t d, queue, n
     for d in range(p.num_domains):
@@ -616,7 +617,8 @@ cdef int32_t useless(Place* p, int32_t tier, int32_t domain) noexcept nogil:
         for queue in range(2):
             n = coldest(&p.links[tier], (d * NUM_CLASSES + EXPIRED) * 2 + queue)
             while n >= 0:
-                if p.fates[n].failed and p.fates[n].transfer < 0 and p.fates[n].copying < 0 and not is_owned(p, n, tier):
+                if (p.fates[n].failed and p.fates[n].transfer < 0 and p.fates[n].copying < 0 and not is_owned(p, n, tier)
+                        and p.tree.nodes[n].first_child != NIL):
                     return n
                 n = p.links[tier].next[n]
     return NIL

@@ -96,6 +96,27 @@ def test_a_promotion_leaves_the_copy_that_others_hang_on():
     assert tiers(core, [1, 2, 4])[2:] == [DISK], "found behind it, as after a restart"
 
 
+def test_room_behind_a_run_that_could_not_be_read_is_looked_for_once():
+    """The run counts as kept while room is made behind it, and what continues it is dropped: nothing else can go."""
+    core = opened(disk=2, write="all")
+    use(core, [1])
+    core.copy_wanted(1 << 30)
+    carry_out(core)
+    core.reserve(8)
+    assert tiers(core, [1]) == [DISK]
+    owner, _ = core.acquire([1, 2, 3])
+    core.promote(owner)
+    read = core.take_moves()["transfer"]
+    core.insert(owner, np.array([2, 3], np.int32), core.allocate(2))
+    core.release(owner)
+    core.complete(read, [False], [True])
+    assert core.copy_wanted(1 << 30) == 0, "both are wanted there, and there is room for one"
+    core.check_integrity()
+    assert [pool.counts()["cached"] for pool in core.pools] == [0, 1]
+    assert use(core, [1, 2, 3]) == 0
+    assert tiers(core, [1, 2, 3]) == [0, 0, 0]
+
+
 def test_a_copy_leaves_after_those_behind_it():
     core = opened(memory=16, disk=4, write="all", max_run=1)
     use(core, [1, 2, 3, 4])

@@ -220,6 +220,12 @@ MUTANTS = (
         ("test_a_run_that_could_not_be_read_keeps_no_room",),
     ),
     Mutant(
+        "what nothing continues is dropped for room without end",
+        "pagedkv/_core/transfers.pyx",
+        (("\n                        and p.tree.nodes[n].first_child != NIL):\n", "):\n"),),
+        ("test_room_behind_a_run_that_could_not_be_read_is_looked_for_once",),
+    ),
+    Mutant(
         "a promotion takes the copy that others hang on out of a closed tier",
         "pagedkv/_core/transfers.pyx",
         (("    return p.fates[n].copying >= 0 or (p.closed[tier] and p.fates[n].below[tier] > 0)\n",

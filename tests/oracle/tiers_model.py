@@ -357,12 +357,12 @@ class TiersModel:
         return None
 
     def _useless(self, tier: int) -> Block | None:
-        """Return a block that could not be read and has no owner.
+        """Return a block that could not be read, has no owner and is continued.
 
         What continues it is as lost as the block itself.
         """
         for block in self.order[tier]:
-            if block.failed and not block.moving and not block.copying and not block.owners:
+            if block.failed and not block.moving and not block.copying and not block.owners and block.kids:
                 return block
         return None
 

@@ -15,6 +15,7 @@ import os
 import random
 import resource
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ REQUESTS = 120  # of an epoch, both threads together
 EPOCHS = 8  # of a process that is not killed
 FAMILIES, TURNS = 24, 6
 NAMESPACES = (None, pk.Namespace(tenant="a"), pk.Namespace(tenant="b"))
+WATCHDOG_S = 120.0  # what is held longer is held for good
 FAULTS = ("none", "damage", "truncation", "failing writes", "purge", "reopening")
 
 
@@ -108,6 +110,19 @@ def requests(cache: pk.KVCache, choose: random.Random, done: Counter[str]) -> No
             done["operations"] += 1
 
 
+def held_by(stats: pk.CacheStats) -> int:
+    """Blocks that something holds, and sequences."""
+    return sum(blocks["live"] for blocks in stats.blocks.values()) + stats.sequences
+
+
+def at_rest(cache: pk.KVCache) -> pk.CacheStats:
+    """The counters once the copies behind have ended: a block that is being written is held. A leak stays one."""
+    until = time.monotonic() + WATCHDOG_S
+    while held_by(stats := cache.stats()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return stats
+
+
 def work(directory: str, seed: int) -> Iterator[Epoch]:
     """Epochs, each with its fault."""
     choose = random.Random(seed)
@@ -123,11 +138,11 @@ def work(directory: str, seed: int) -> Iterator[Epoch]:
         if raised:
             epoch.wrong = "".join(traceback.format_exception(raised[0])[-6:])
         cache.prefetch([0]).wait(600)
-        after, counts = cache.stats(), sum(done.values(), Counter())
+        after, counts = at_rest(cache), sum(done.values(), Counter())
         epoch.operations, epoch.hits = counts["operations"], counts["hits"]
         epoch.prompt_tokens = after.prompt_tokens - before.prompt_tokens
         epoch.hit_tokens = sum(after.hit_tokens.values()) - sum(before.hit_tokens.values())
-        epoch.held = sum(blocks["live"] for blocks in after.blocks.values()) + after.sequences
+        epoch.held = held_by(after)
         cache.check_integrity()
         if epoch.fault in ("reopening", "truncation"):
             cache.close()
