@@ -97,7 +97,7 @@ def test_a_promotion_leaves_the_copy_that_others_hang_on():
 
 
 def test_room_behind_a_run_that_could_not_be_read_is_looked_for_once():
-    """The run counts as kept while room is made behind it, and what continues it is dropped: nothing else can go."""
+    """The run counts as kept meanwhile. Its continuation is dropped, and nothing else can go."""
     core = opened(disk=2, write="all")
     use(core, [1])
     core.copy_wanted(1 << 30)

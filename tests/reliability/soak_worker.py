@@ -31,7 +31,7 @@ REQUESTS = 120  # of an epoch, both threads together
 EPOCHS = 8  # of a process that is not killed
 FAMILIES, TURNS = 24, 6
 NAMESPACES = (None, pk.Namespace(tenant="a"), pk.Namespace(tenant="b"))
-WATCHDOG_S = 120.0  # what is held longer is held for good
+WATCHDOG_S = 120.0  # seconds; a block held for longer is held for good
 FAULTS = ("none", "damage", "truncation", "failing writes", "purge", "reopening")
 
 
@@ -116,7 +116,7 @@ def held_by(stats: pk.CacheStats) -> int:
 
 
 def at_rest(cache: pk.KVCache) -> pk.CacheStats:
-    """The counters once the copies behind have ended: a block that is being written is held. A leak stays one."""
+    """The counters once the moves under way have ended, which hold blocks; a leak stays one."""
     until = time.monotonic() + WATCHDOG_S
     while held_by(stats := cache.stats()) and time.monotonic() < until:
         time.sleep(0.01)
