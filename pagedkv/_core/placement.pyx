@@ -969,7 +969,7 @@ cdef class Placement:
             self.lock.release()
 
     def copy(self, nodes, tier, most=2**31 - 1):
-        """Start copying the blocks that `tier` lacks of the prefixes that end with these runs.
+        """Start copying the blocks that a closed tier lacks of the prefixes that end with these runs.
 
         They take the place of blocks used before.
 
@@ -986,6 +986,11 @@ cdef class Placement:
             To be copied: moves with reason 2.
         done : int
             Leading runs that need not be asked for again: they are there or on their way, are gone, or find no room.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+            The tier is not closed, too: while room is made, an open one may lose the beginning of a prefix to a colder tier.
         """
         cdef cnp.ndarray handles = int64_input(nodes, "nodes")
         cdef int64_t started = 0, now, done = 0, count = cnp.PyArray_SIZE(handles)
@@ -995,6 +1000,8 @@ cdef class Placement:
         cdef Place* p = &self.place
         if p.pools[where] == NULL:
             raise InvalidArgument(f"there is no tier {where}")
+        if not p.closed[where]:
+            raise InvalidArgument(f"tier {where} is not closed: blocks are copied to closed tiers, and demoted to the others")
         self.lock.acquire()
         with nogil:
             p.batch = p.num_started

@@ -216,6 +216,16 @@ def test_odd_closed_tiers_are_refused(closed):
         Placement(RadixTree(1, num_tiers=2), [BlockPool(2), BlockPool(2)], closed=closed)
 
 
+def test_copies_are_for_closed_tiers():
+    core = opened()
+    use(core, [1, 2])
+    open_ = Placement(RadixTree(1, num_tiers=2), [BlockPool(4), BlockPool(4)], closed=(False, False))
+    for tier in (0, DISK):
+        with pytest.raises(InvalidArgument, match="tier"):
+            open_.copy(core.uncopied(DISK)[0], tier)
+    assert core.copy(core.uncopied(DISK)[0], DISK) == (2, 1)
+
+
 @pytest.mark.parametrize("wrong", ["", "reuse", 2, None])
 def test_an_odd_rule_is_refused(wrong):
     with pytest.raises((InvalidArgument, WrongType), match="write"):

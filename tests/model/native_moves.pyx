@@ -170,7 +170,7 @@ cdef class Moves(World):
             self.placement.copy_wanted(1 + self.below(8))
             return 0
         tier = self.below(self.num_tiers)
-        if tier > 0 and self.pools[tier] != NULL:
+        if tier > 0 and self.place.closed[tier] and self.pools[tier] != NULL:
             self.placement.copy(self.placement.uncopied(tier)[0], tier, 1 + self.below(8))
         return 0
 
