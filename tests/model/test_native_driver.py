@@ -29,11 +29,3 @@ def test_the_driver_notices_a_single_wrong_slot(native_driver: ModuleType) -> No
             with pytest.raises(AssertionError, match=f"seed {seed}, operation 100 .* holds something else"):
                 driver.check()
     assert spoiled > 5
-
-
-def test_a_run_that_could_not_be_read_keeps_no_room(native_driver: ModuleType) -> None:
-    """A history in which nothing but the run's continuation could give way.
-
-    What continues the run has to go first, wherever that lies.
-    """
-    drive(native_driver, 3026368)

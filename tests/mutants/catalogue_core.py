@@ -217,7 +217,7 @@ MUTANTS = (
         "what continues a run that could not be read keeps its tier full",
         "pagedkv/_core/transfers.pyx",
         (("                n = useless(p, tier, domain)\n", "                pass\n"),),
-        ("test_a_run_that_could_not_be_read_keeps_no_room",),
+        ("test_room_behind_a_run_that_could_not_be_read_is_looked_for_once",),
     ),
     Mutant(
         "what nothing continues is dropped for room without end",
