@@ -969,7 +969,7 @@ cdef class Placement:
             self.lock.release()
 
     def copy(self, nodes, tier, most=2**31 - 1):
-        """Start copying the blocks that a closed tier lacks of the prefixes that end with these runs.
+        """Start to copy a closed tier's missing blocks of the prefixes that end with these runs.
 
         They take the place of blocks used before.
 
