@@ -79,6 +79,12 @@ def test_an_out_of_another_shape_or_dtype_is_refused() -> None:
         float32_to_bfloat16(np.zeros(3, np.float32), out=np.zeros(3, np.int16))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("short", "name"), [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16")])
+def test_a_short_name_is_refused_with_the_one_to_write(short: str, name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"got '{short}': write '{name}'"):
+        dtype_name(short)
+
+
 def test_dtype_names_come_from_names_types_and_dtypes() -> None:
     assert dtype_name("bfloat16") == "bfloat16"
     assert dtype_name(np.float16) == dtype_name(np.dtype("float16")) == "float16"

@@ -93,7 +93,7 @@ def test_markdown_is_a_table(capsys):
         ["--model", "llama-3-70b"], ["--tiers", "host"], ["--tiers", "tape=1TB@1GB/s"], ["--tiers", "host=1TB@fast/s"],
         ["--tiers", "host=0GB@1GB/s"], ["--tiers", "host=1GB@1GB/s,host=1GB@1GB/s"], ["--systems", "magic"],
         ["--disk-admission", "some"], ["--tiers", "none", "--systems", "paged,tiered"], ["synthetic:foo"],
-        ["--disk-write", "some"],
+        ["--disk-write", "some"], ["--disk-write-budget", "5"], ["--disk-write-budget", "0B"],
         ["--systems", ","], ["--requests", "0"], ["--speed", "-1"], ["--speed", "nan"], ["--block-size", "0"],
         ["--max-running", "0"], ["--max-batch-tokens", "5"], ["--study", "magic"], ["--json", "/nowhere/x.json"],
         ["--plot", "x.docx"], ["--study", "beams", "--beam-spread", "0"], ["--longest", "0"],

@@ -246,7 +246,7 @@ def test_help_names_the_defaults(capsys: Capture) -> None:
         (["--block-size", "257"], "--block-size must be in 1..256"),
         (["--weight-bits", "0"], "--weight-bits must be in 1..64"),
         (["--step-ms", "slow"], "--step-ms"),
-        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["--no-such-option"], "unrecognized arguments: --no-such-option (see pagedkv plan --help)"),
         (["llama-2-7b", "llama-2-7b"], "unrecognized arguments"),
     ],
 )  # fmt: skip

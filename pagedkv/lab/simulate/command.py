@@ -202,9 +202,12 @@ def _budget(given: str | None) -> int | None:
     if given is None:
         return None
     try:
-        return parse_size(given)
+        budget = parse_size(given)
     except InvalidArgument as problem:
         raise InvalidArgument(f"--disk-write-budget: {problem}") from None
+    if budget < 1:
+        raise InvalidArgument("--disk-write-budget must be at least one byte; to write nothing: --disk-write never")
+    return budget
 
 
 def _hardware(arguments: argparse.Namespace) -> Hardware:

@@ -5,8 +5,23 @@ from __future__ import annotations
 import random
 
 from tests.reliability import child
-from tests.reliability.memory_use import INTERPRETER_BYTES, SLACK
+from tests.reliability.memory_use import INTERPRETER_BYTES, SLACK, allowed_kib
 from tests.reliability.proof import Proof, Tally, Tick
+
+TRIES = 3  # threads that busy processes hold up in the middle of something add to a peak; nothing takes from it
+
+
+def measured(device: int, host: int, disk: int, seed: int) -> Tally:
+    """One cache; wrong where every try peaks above its budgets.
+
+    Anything else that is wrong is wrong at the first try.
+    """
+    for _ in range(TRIES):
+        found = child.run("tests.reliability.memory_use", device, host, disk, seed).tally_or_wrong()
+        if found.wrong or (used := found.found["peak above idle KiB"]) <= allowed_kib(found):
+            return found
+    found.fail(f"seed {seed}: {used} KiB more in memory, in the last of {TRIES} tries (allowed: {allowed_kib(found)})")
+    return found
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
@@ -14,8 +29,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
     tally, choose = Tally(), random.Random(seed)
     for number in range(count):
         device, host, disk = choose.randint(128, 1024), choose.randint(128, 1024), choose.randint(128, 768)
-        found = child.run("tests.reliability.memory_use", device, host, disk, seed + number).tally_or_wrong()
-        child.add(tally, found)
+        child.add(tally, measured(device, host, disk, seed + number))
         tick(1)
     return tally
 
