@@ -18,7 +18,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # made by the benches: they do not make a commit dirty
-OUTPUTS = ("bench/results", "docs/benchmarks.md", "docs/policies.md", "docs/images/policies_*.png")
+OUTPUTS = (
+    "bench/results", "docs/benchmarks.md", "docs/policies.md", "docs/quantised.md", "docs/images/policies_*.png",
+)  # fmt: skip
 
 
 def environment() -> dict[str, Any]:

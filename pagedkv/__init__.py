@@ -1,5 +1,6 @@
 """pagedkv: a paged KV cache that any inference runtime can import."""
 
+import importlib
 import importlib.util
 import logging
 import sys
@@ -15,9 +16,11 @@ from pagedkv import errors as errors
 from pagedkv._version import __version__ as __version__
 from pagedkv.cache.cache import KVCache as KVCache
 from pagedkv.cache.pin import Pin as Pin
+from pagedkv.cache.ranks.rank import Rank as Rank
 from pagedkv.cache.sequence import Sequence as Sequence
 from pagedkv.cache.step import Step as Step
 from pagedkv.core import Tier as Tier
+from pagedkv.errors import AddressInUse as AddressInUse
 from pagedkv.errors import ClosedError as ClosedError
 from pagedkv.errors import CompileError as CompileError
 from pagedkv.errors import DoubleRelease as DoubleRelease
@@ -31,6 +34,8 @@ from pagedkv.errors import OutOfBlocks as OutOfBlocks
 from pagedkv.errors import PagedKVError as PagedKVError
 from pagedkv.errors import PinBudgetExceeded as PinBudgetExceeded
 from pagedkv.errors import QueueFull as QueueFull
+from pagedkv.errors import RankLost as RankLost
+from pagedkv.errors import RanksDisagree as RanksDisagree
 from pagedkv.errors import RecordingFormatError as RecordingFormatError
 from pagedkv.errors import RequestTooLarge as RequestTooLarge
 from pagedkv.errors import SlowReader as SlowReader
@@ -47,8 +52,15 @@ from pagedkv.scheduler import Scheduler as Scheduler
 from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 from pagedkv.spec.budgets import Disk as Disk
 from pagedkv.spec.kv_spec import KVSpec as KVSpec
+from pagedkv.spec.layers import Attention as Attention
+from pagedkv.spec.layers import Rows as Rows
 from pagedkv.spec.namespace import Namespace as Namespace
 from pagedkv.spec.policies import Hazard as Hazard
+from pagedkv.spec.ranks import Ranks as Ranks
+from pagedkv.spec.remote import Mooncake as Mooncake
+from pagedkv.spec.remote import Objects as Objects
+from pagedkv.spec.remote import Valkey as Valkey
+from pagedkv.spec.scales import Scales as Scales
 from pagedkv.spec.sizes import Blocks as Blocks
 from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size
@@ -61,5 +73,11 @@ __all__ = [name for name in dir() if name[0] != "_" and not isinstance(getattr(_
 __all__ += ["errors"]
 
 
+def __getattr__(name: str) -> types.ModuleType:
+    if name == "events":  # found as an attribute from its first use on
+        return importlib.import_module("pagedkv.events")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "__version__", "events"]

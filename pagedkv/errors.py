@@ -208,6 +208,61 @@ class StoreDamaged(TierError):
     """
 
 
+class RanksDisagree(TierError):
+    """A rank and the deciding process do not fit together; no cache was opened.
+
+    They differ in the version, the secret, the spec, the number of ranks, the blocks of a tier, or two processes say
+    that they are one rank.
+
+    Attributes
+    ----------
+    rank : int or None
+        The rank concerned; None where it could not be told.
+    """
+
+    def __init__(self, rank: int | None, problem: str) -> None:
+        self.rank, self.problem = rank, problem
+        super().__init__(problem if rank is None else f"rank {rank}: {problem}")
+
+    def __reduce__(self) -> tuple[type[RanksDisagree], tuple[int | None, str]]:
+        return type(self), (self.rank, self.problem)
+
+
+class RankLost(TierError):
+    """A process of a tensor-parallel cache ended, was silent too long, or never came.
+
+    Without its part of the KV nothing can be computed: close the cache, and open another with new ranks.
+
+    Attributes
+    ----------
+    rank : int or None
+        The rank that was lost; None for the deciding process.
+    """
+
+    def __init__(self, rank: int | None, problem: str) -> None:
+        self.rank, self.problem = rank, problem
+        super().__init__(f"{'the deciding process' if rank is None else f'rank {rank}'} {problem}")
+
+    def __reduce__(self) -> tuple[type[RankLost], tuple[int | None, str]]:
+        return type(self), (self.rank, self.problem)
+
+
+class AddressInUse(PagedKVError, OSError):
+    """Another socket listens at the address where this one was to listen.
+
+    Attributes
+    ----------
+    endpoint : the address.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        super().__init__(f"another socket listens at {endpoint}: stop its process, or name another port")
+
+    def __reduce__(self) -> tuple[type[AddressInUse], tuple[str]]:
+        return type(self), (self.endpoint,)
+
+
 class ClosedError(PagedKVError):
     """The object was closed (or released) and can no longer be used."""
 

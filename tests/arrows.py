@@ -30,15 +30,22 @@ ARROWS: dict[str, set[str]] = {
     "observe.hooks": {"errors", "observe.callbacks"},
     "observe.metrics": {"errors", "observe.latency", "observe.stats"},
     "tiers": {"errors", "spec", "threads.monitor", "observe.callbacks", "observe.clock", "threads.crew"},
+    "events": {"errors", "spec", "_core", "cache.cache", "observe.callbacks", "threads.monitor"},
     "lab.sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
-    "cache.device_kv": {"errors", "spec", "_core", "interop", "cpu", "observe.callbacks", "reference"},
+    "cache.layer_scales": {"spec", "cpu"},
+    "cache.device_kv": {
+        *("errors", "spec", "_core", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
+    },
     "cache.gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
     "cache.storage": {"errors", "spec", "_core", "tiers"},
     "cache.runtime": {"_core", "threads.crew"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
         *("cache.device_kv", "cache.gpu_kv"),
+    },
+    "cache.ranks": {
+        *("errors", "spec", "_core", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),
     },
     "cache.records": {"_core", "tiers", "cache.storage"},
     "cache.cost_model": {"_core.tier", "errors", "observe.latency", "spec"},
@@ -57,16 +64,22 @@ ARROWS: dict[str, set[str]] = {
     "cache.dispatcher": {
         *("_core", "observe.callbacks", "threads.crew", "cache.cost_model", "cache.admission", "cache.scrub"),
         *("observe.hooks", "cache.storage", "cache.runtime"),
-        *("threads.monitor", "cache.jobs", "cache.dispatcher_thread"),
+        *("threads.monitor", "cache.jobs", "cache.dispatcher_thread", "cache.remote"),
+    },
+    "cache.remote": {
+        *("errors", "spec", "_core", "tiers", "threads.monitor", "observe.callbacks", "cache.cost_model"),
+        *("cache.storage", "cache.runtime", "observe.latency"),
     },
     "cache.waits": {"errors", "_core", "cache.dispatcher", "cache.runtime", "observe.hooks"},
     "cache.moves": {"errors", "_core", "cache.dispatcher", "cache.runtime", "cache.waits", "observe.hooks"},
     "cache.remainder": {"_core"},
     "cache.load": {
         *("errors", "_core", "cache.moves", "cache.remainder", "cache.sequence", "observe.hooks", "observe.latency"),
-        "spec",
+        *("spec", "cache.remote"),
     },
-    "cache.matcher": {"errors", "_core", "cache.cost_model", "cache.load", "cache.moves", "observe.hooks"},
+    "cache.matcher": {
+        *("errors", "_core", "cache.cost_model", "cache.load", "cache.moves", "cache.remote", "observe.hooks"),
+    },
     "cache.engine": {
         *("errors", "spec", "_core", "observe.callbacks", "cache.cost_model", "cache.scrub", "cache.moves"),
         *("observe.hooks", "cache.learned", "cache.storage"),
@@ -82,11 +95,11 @@ ARROWS: dict[str, set[str]] = {
     "cache.checkpoint": {"_core", "cache.admission", "cache.moves", "cache.storage"},
     "cache.journal": {"spec", "_core", "cache.checkpoint", "cache.records", "observe.callbacks"},
     "cache.cache": {
-        *("errors", "spec", "_core", "observe.stats", "interop", "kernels"),
+        *("errors", "spec", "_core", "observe.stats", "interop", "kernels", "tiers", "cache.remote"),
         *("cache.storage", "cache.records", "cache.dispatcher", "cache.moves", "cache.engine", "cache.explain"),
         *("cache.pin", "cache.prefetch", "cache.load", "cache.sequence", "cache.step", "cache.cost_model"),
         *("cache.scrub", "cache.checkpoint", "cache.journal", "cache.runtime"),
-        *("cache.roots", "cache.learned", "cache.parts", "cache.matcher"),
+        *("cache.roots", "cache.learned", "cache.parts", "cache.matcher", "cache.ranks"),
         *("observe.hooks", "cache.traced_step"),
         *("observe.clock", "threads.crew"),
     },
@@ -105,8 +118,12 @@ ARROWS: dict[str, set[str]] = {
     },
     "lab.replay": {"errors", "spec", "core", "cache.cache", "_version"},
     "lab.traces": {"errors", "spec", "_core", "observe.callbacks", "observe.hooks", "cache.cache", "lab.replay"},
-    "tools.store": {"errors", "spec", "_core", "tiers"},
-    "tools.doctor": {"errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "_version"},
+    "tools.payoff": set(),
+    "tools.remote": {"errors", "spec", "tiers", "tools.payoff"},
+    "tools.store": {"errors", "spec", "_core", "tiers", "tools.payoff", "tools.remote"},
+    "tools.doctor": {
+        *("errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "tools.remote", "_version"),
+    },
     "cli": {
         *("errors", "lab.sizing", "lab.replay"),
         *("lab.simulate", "tools.doctor"),
@@ -121,8 +138,8 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": {
         *("errors", "spec", "core", "observe.stats"),
-        *("cache.pin", "cache.sequence", "cache.step", "cache.cache"),
-        *("scheduler", "lab.traces", "_version"),
+        *("cache.pin", "cache.sequence", "cache.step", "cache.cache", "cache.ranks"),
+        *("scheduler", "lab.traces", "_version", "events"),
     },
 }
 

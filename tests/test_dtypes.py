@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.spec.dtypes import bfloat16_to_float32, dtype_name, float32_to_bfloat16, numpy_dtype
+from pagedkv.spec.dtypes import bfloat16_to_float32, dtype_name, float32_to_bfloat16, numpy_dtype, stored_to_float32
 
 
 def test_every_bfloat16_survives_the_round_trip_bit_by_bit_but_for_the_quiet_bit() -> None:
@@ -92,9 +92,7 @@ def test_dtype_names_come_from_names_types_and_dtypes() -> None:
     assert dtype_name(ml_dtypes.bfloat16) == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float64", "f2", "", "FLOAT16", np.float64, np.int8, np.dtype(">f4"), object]
-)
+@pytest.mark.parametrize("dtype", ["float64", "f2", "", "FLOAT16", np.float64, np.int16, np.dtype(">f4"), object])
 def test_dtypes_that_kv_cannot_have_are_refused(dtype: Any) -> None:
     with pytest.raises(InvalidArgument):
         dtype_name(dtype)
@@ -115,3 +113,23 @@ def test_bfloat16_is_uint16_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -
 def test_bfloat16_is_ml_dtypes_where_there_is_one() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     assert numpy_dtype("bfloat16") == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3", "float8_e5m2"])
+def test_every_fp8_number_is_the_one_of_ml_dtypes_from_bits_and_from_its_own_dtype(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    own = getattr(ml_dtypes, "float8_e4m3fn" if name == "float8_e4m3" else name)
+    bits = np.arange(256, dtype=np.uint8).reshape(16, 16).T
+    with np.errstate(invalid="ignore"):
+        wanted = np.ascontiguousarray(bits).view(own).astype(np.float32)
+    for stored in (bits, np.ascontiguousarray(bits).view(own)):
+        np.testing.assert_array_equal(stored_to_float32(stored, name), wanted)
+        assert np.array_equal(np.signbit(stored_to_float32(stored, name)), np.signbit(wanted))
+    assert dtype_name(own) == name
+    assert numpy_dtype(name) == np.dtype(own)
+
+
+def test_int8_numbers_are_themselves() -> None:
+    whole = np.arange(-128, 128, dtype=np.int8)
+    assert np.array_equal(stored_to_float32(whole, "int8"), np.arange(-128, 128, dtype=np.float32))
+    assert dtype_name(np.int8) == "int8"

@@ -23,12 +23,15 @@ from pagedkv.observe.metrics import (
     HAZARD,
     HAZARD_NOW,
     NOW,
+    REMOTE,
+    REMOTE_NOW,
     SCHEDULER_NOW,
     TIMES,
     TOLD,
     CacheCollector,
     samples,
 )
+from pagedkv.tiers.remote.stats import RemoteStats
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
@@ -116,7 +119,7 @@ def test_everything_that_the_cache_counts_is_given(cache):
     stats = cache.stats()
     assert set(stats.placement) == set(BY_TIER) | set(TOLD) | set(NOW)
     assert set(stats.disk) == set(DISK) | {"state"}
-    fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk", "hazard"}
+    fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk", "remote", "hazard"}
     assert fields == {
         "sequences", "prompt_tokens", "hit_tokens", "missed_promotions", "computed_tokens", "blocks", "moved_bytes",
         "failed_moves", "clock_failures", "hook_failures", "steps_that_waited", "orphans", "overflowing_writes",
@@ -130,12 +133,20 @@ def test_the_page_has_every_exported_name_and_no_other(cache):
     with pk.KVCache(SPEC, device_memory=pk.Blocks(8), policy="hazard") as learning:
         stats = [cache.stats(), learning.stats(), pk.Scheduler(learning).stats()]
     disk = {**stats[0].disk, "misses": {"payload": 1}, "write_errors": {"ENOSPC": 1}}
-    stats[0] = dataclasses.replace(stats[0], disk=disk)
+    counted = {key: {"x": 1} if key in ("misses", "failures", "refused") else 1 for key in [*REMOTE, *REMOTE_NOW]}
+    stats[0] = dataclasses.replace(stats[0], disk=disk, remote={"state": "ok", **counted})
     found = [sample for some in stats for sample in samples(some)]
     exported = {f"pagedkv_{one.name}{'_total' if one.kind == 'counter' else ''}" for one in found}
     page = (Path(__file__).parents[1] / "docs" / "observability.md").read_text(encoding="utf-8")
     rows = "\n".join(line for line in page.split("\n") if line.startswith("|"))
     assert set(re.findall(r"pagedkv_\w+", rows)) == exported
+
+
+def test_everything_that_a_remote_tier_counts_is_given(cache):
+    names = {field.name for field in dataclasses.fields(RemoteStats)}
+    assert names | {"claims", "queued_bytes", "not_worth_sending", "send_failures"} == {"state", *REMOTE, *REMOTE_NOW}
+    assert cache.stats().remote is None
+    assert not [name for name in scraped(CacheCollector(a=cache)) if "remote_state" in name]
 
 
 def test_what_the_policy_hazard_counts_is_given_and_nothing_of_it_with_others(cache):

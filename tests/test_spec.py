@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
-from pagedkv.spec.kv_spec import KVSpec, layer_view
+from pagedkv.spec.block_layout import layer_view
+from pagedkv.spec.kv_spec import KVSpec
 
 LLAMA3_8B = KVSpec(num_layers=32, num_kv_heads=8, head_dim=128)
 SMALL = KVSpec(3, 2, 4, "float32", 5)
@@ -65,7 +66,7 @@ def test_numbers_that_are_not_positive_whole_numbers_are_refused(field: str, val
             {"block_size": 257},
             {"layout": "DHN"},
             {"layout": "nhd"},
-            {"dtype": "int8"},
+            {"dtype": "int4"},
             {"model": "x" * 70_000},
         ),
         *({"num_layers": 2**16, "num_kv_heads": 2**10}, {"model": "\ud800"}),

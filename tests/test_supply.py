@@ -20,7 +20,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_import_arrows import FORBIDDEN_CALLS, FORBIDDEN_MODULES, PACKAGE, called_name, literal, module_of
+from tests.test_import_arrows import (
+    FORBIDDEN_CALLS,
+    FORBIDDEN_MODULES,
+    OUR_SOCKETS,
+    PACKAGE,
+    called_name,
+    literal,
+    module_of,
+)
 
 FORBIDDEN = FORBIDDEN_MODULES | {
     *("asyncio", "selectors", "select", "socketserver", "telnetlib", "wsgiref", "webbrowser"),  # the network
@@ -41,6 +49,10 @@ FORBIDDEN_NAMES = {
     *("subprocess_exec", "subprocess_shell", "create_subprocess_exec", "create_subprocess_shell"),  # an event loop's
 }
 OF_ASYNCIO = {"AbstractEventLoop", "CancelledError", "Future", "get_running_loop", "wait"}  # none reaches beyond a task
+OF_SOCKETS = {
+    *("_sock", "_socket", "_get_socket", "recv", "recv_into", "recvfrom", "recvmsg", "sendall", "sendto", "sendmsg"),
+    *("settimeout", "setblocking", "setsockopt", "makefile", "getpeername"),
+}
 OUR_FORKS = {
     "pagedkv.cache.sequence": "fork: a second owner of a sequence's blocks, no process",
     "pagedkv.lab.show.demo": "forks a sequence",
@@ -95,6 +107,8 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.lab.simulate.table": "rich, an extra",
         "pagedkv.tiers.device": "CuPy, an extra",
         "pagedkv.tools.store.show": "rich, an extra",
+        "pagedkv": "our own room of events, from its first use on",
+        "pagedkv.events.publisher": "msgspec, an extra",
         "pagedkv.observe.metrics": "prometheus_client, an extra",
         "pagedkv.lab.show.command": "rich, an extra",
     },
@@ -104,9 +118,15 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.serving.stepper": "hands tokens to the loop that waits for them",
         "pagedkv.serving.stream": "a reader that is cancelled aborts its request",
     },
+    "socket": {
+        "pagedkv.tiers.remote.connection": "reads and writes a connection that redis-py has opened, an extra",
+        "pagedkv.tiers.ranks.wire": OUR_SOCKETS["pagedkv.tiers.ranks.wire"],
+    },
+    "messages": {"pagedkv.events.sockets": "pyzmq, an extra: publishes KV events, and answers those who missed some"},
     "environment": {
         "pagedkv.kernels.jit": "where compiled kernels are kept",
         "pagedkv.cpu.threads": "how many threads, and which instructions",
+        "pagedkv.tiers.remote.mooncake": "limits of Mooncake's client, where the process has set none",
     },
     "changes files": {
         "pagedkv.cli": "sends what is left to print to /dev/null when the reader of stdout left",
@@ -127,6 +147,8 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.tools.store.trial": "a private temporary directory inside the one to be tried",
         "pagedkv.tiers.disk.directory": "makes the store's directory and files, all private, below one descriptor",
         "pagedkv.tiers.disk.store": "writes the superblock",
+        "pagedkv.tiers.ranks.wire": "the unix socket at which a cache waits for its ranks",
+        "pagedkv.tiers.remote.objects": "the folder of an object store, by fsspec",
     },
 }  # fmt: skip
 
@@ -160,6 +182,8 @@ def forbidden_in(text: str, module: str) -> list[str]:
             parts = name.split(".")
             if name == "asyncio" and module in MAY["event loop"]:
                 continue
+            if name in ("socket", "selectors") and module in OUR_SOCKETS:
+                continue
             if parts[0] in FORBIDDEN or name in FORBIDDEN_DOTTED or parts[-1] in FORBIDDEN_NAMES | FORBIDDEN_CALLS:
                 found.append(f"imports {name}")
         if isinstance(node, ast.Call):
@@ -191,8 +215,14 @@ def abilities_in(text: str) -> set[str]:
             found.add("native code")
         if any(name.split(".")[0] == "asyncio" for name in names):
             found.add("event loop")
+        if any(name.split(".")[0] in ("zmq", "pynng", "nng") for name in names):
+            found.add("messages")
         if isinstance(node, ast.Call) and called_name(node) == "import_module":
             found.add("import by name")
+        if isinstance(node, ast.Attribute) and node.attr in OF_SOCKETS:
+            found.add("socket")
+        if isinstance(node, ast.Constant) and node.value in OF_SOCKETS:  # getattr
+            found.add("socket")
         if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.environb", "os.getenv", "os.putenv"):
             found.add("environment")
         if any(name in ("os.environ", "os.getenv", "os.putenv") for name in names):
@@ -259,6 +289,38 @@ def test_no_python_file_can_unpickle_run_text_start_a_process_or_open_a_socket(p
 @pytest.mark.parametrize("path", C, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_compiled_file_calls_or_includes_what_is_not_listed(path: Path) -> None:
     assert not c_problems(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("connection._sock.close()", "getattr(connection, '_sock')", "there.sendall(data)", "x = there.recv_into"),
+        *("wire._socket.send(data)", "connection._get_socket()"),
+    ],
+)
+def test_the_check_finds_a_library_s_socket(text: str) -> None:
+    assert "socket" in abilities_in(text)
+
+
+def test_the_one_file_with_a_socket_sends_receives_and_limits_and_opens_none() -> None:
+    tree = ast.parse((PACKAGE / "tiers" / "remote" / "connection.py").read_text())
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    assert all(dotted(node) == "self._socket" for node in attributes if node.attr == "_socket")
+    for owner, allowed in (("_socket", {"recv_into", "send", "settimeout"}), ("_connection", {"disconnect"})):
+        assert {node.attr for node in attributes if dotted(node.value) == f"self.{owner}"} == allowed
+
+
+def test_the_one_file_that_opens_sockets_opens_unix_sockets_alone() -> None:
+    used: list[str] = []
+    for module in OUR_SOCKETS:
+        tree = ast.parse((PACKAGE.parent / module.replace(".", "/")).with_suffix(".py").read_text())
+        used += [dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        opens = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and dotted(node.func) == "socket.socket"]
+        assert opens
+        assert all(list(map(dotted, node.args)) == ["socket.AF_UNIX", "socket.SOCK_STREAM"] for node in opens)
+    ours = {name for name in used if name.startswith("socket.")}
+    assert ours == {"socket.socket", "socket.socketpair", "socket.AF_UNIX", "socket.SOCK_STREAM"}
+    assert forbidden_in("import socket", "pagedkv.tiers.remote.connection"), "the exception is for these files alone"
 
 
 @pytest.mark.parametrize("ability", MAY)

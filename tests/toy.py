@@ -15,8 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pagedkv as pk
+from pagedkv.spec.dtypes import LARGEST
 
-EXACT = {"float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7}  # whole numbers below are exact in the dtype
+# Whole numbers below are exact in the dtype; in a quantised one where the scale is 1.
+EXACT = {
+    "float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7, "int8": 1 << 7, "float8_e4m3": 1 << 4,
+    "float8_e5m2": 1 << 3,
+}  # fmt: skip
 
 
 def chain(tokens: Sequence[int] | NDArray[Any], salt: int = 0) -> NDArray[np.int64]:
@@ -49,10 +54,13 @@ def kv(
 
     float32 [num_layers, num_tokens, num_kv_heads, head_dim].
 
-    They are whole numbers that are exact in the dtype of the spec.
+    They are whole numbers that are exact in the dtype of the spec. Where it has scales, each row begins with the
+    dtype's largest number, so that a computed scale is 1.
     """
     places = np.arange(2 * spec.num_kv_heads * spec.head_dim, dtype=np.int64) * 2 + 1
     layers = np.arange(spec.num_layers, dtype=np.int64).reshape(-1, 1, 1, 1, 1) * 7919
     places = places.reshape(2, spec.num_kv_heads, spec.head_dim)
     whole = (chain(tokens, salt)[None, :, None, None, None] * places + layers) % EXACT[spec.dtype]
+    if spec.scales is not None:
+        whole[..., 0] = LARGEST[spec.dtype]
     return whole[:, :, 0].astype(np.float32), whole[:, :, 1].astype(np.float32)

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.spec.block_layout import plane_view
 from pagedkv.spec.dtypes import float32_to_bfloat16
+from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.tiers.memory import anonymous_arena
 
 BLOCK_SIZE = 16
 ROTATED_BYTES = 288 << 20  # of K and V over all layers: more than any cache holds, so that they come from memory
 SHAPES = {"8B": (32, 8, 128), "MHA": (32, 32, 128), "Smol": (9, 3, 64)}  # query heads, KV heads, head dim
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+SCALE_BYTES = {"int8": 4}  # of each token and head
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Problem:
     Parameters
     ----------
     shape : a name of SHAPES.
-    dtype : of K and V; queries are float32 beside float32 and of the same 16 bits otherwise.
+    dtype : of K and V; queries have the same, but beside int8, whose scales lie in the blocks, they are float32.
     num_seqs, context : sequences, and keys of each, the new ones included.
     q_len : new tokens of each: 1 is decode.
     cached : every call reads the same layer, so that K and V come from the cache.
@@ -56,7 +59,13 @@ class Problem:
     def kv_bytes(self) -> int:
         """K and V that one call reads at least once."""
         _, kv_heads, dim = self.heads
-        return 2 * self.num_seqs * self.context * kv_heads * dim * ITEM_BYTES[self.dtype]
+        row = dim * ITEM_BYTES[self.dtype] + SCALE_BYTES.get(self.dtype, 0)
+        return 2 * self.num_seqs * self.context * kv_heads * row
+
+    @property
+    def q_dtype(self) -> str:
+        """Of the queries."""
+        return "float32" if self.dtype == "int8" else self.dtype
 
     @property
     def flops(self) -> int:
@@ -81,6 +90,7 @@ def problems(quick: bool) -> list[Problem]:
         return [
             Problem("8B", "float32", 1, 512),
             Problem("Smol", "bfloat16", 2, 300),
+            Problem("Smol", "int8", 2, 300),
             Problem("8B", "float32", 1, 256, 256),
         ]
     decode = [
@@ -91,7 +101,7 @@ def problems(quick: bool) -> list[Problem]:
             ("Smol", ((8, 4096), (1, 512))),
         )
         for batch in batches
-        for dtype in ("float32", "bfloat16", "float16")
+        for dtype in ("float32", "bfloat16", "float16", "int8")
     ]  # fmt: skip
     prefill = [
         Problem("8B", dtype, 1, n, q)
@@ -101,7 +111,7 @@ def problems(quick: bool) -> list[Problem]:
     small = [
         Problem(shape, dtype, 1, n, cached=True)
         for shape, n in (("Smol", 128), ("8B", 256))  # the least that is asked for; arithmetic without memory
-        for dtype in ("float32", "bfloat16", "float16")
+        for dtype in ("float32", "bfloat16", "float16", "int8")
     ]
     return decode + small + prefill
 
@@ -118,6 +128,7 @@ class Arrays:
     tables: NDArray[np.int32]
     lens: NDArray[np.int32]
     indptr: NDArray[np.int32]
+    scales: list[tuple[NDArray[np.float32], NDArray[np.float32]]] | None = None
 
     def contiguous(self, layer: int, seq: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a sequence, copied out of the blocks: [context, num_kv_heads, head_dim]."""
@@ -133,14 +144,34 @@ def arrays(problem: Problem) -> Arrays:
     each = -(-problem.context // BLOCK_SIZE)
     num_blocks = problem.num_seqs * each
     block = rng.standard_normal((2, BLOCK_SIZE, kv_heads, dim)).astype(np.float32)
-    stored = float32_to_bfloat16(block) if problem.dtype == "bfloat16" else block.astype(problem.dtype)
-    layers = []
-    for _ in range(problem.layers):
-        pool = anonymous_arena(num_blocks, stored.nbytes, "bench").view(stored.dtype).reshape(num_blocks, *stored.shape)
-        pool[:] = stored
-        layers.append((pool[:, 0], pool[:, 1]))
+    layers, scales = [], []
+    if problem.dtype == "int8":
+        spec, (stored, sizes) = KVSpec(1, kv_heads, dim, "int8", BLOCK_SIZE), _quantised(block)
+        for _ in range(problem.layers):
+            pool = anonymous_arena(num_blocks, spec.block_bytes, "bench")
+            k, v, k_scale, v_scale = (plane_view(pool, spec, name)[:, 0] for name in ("k", "v", "k_scale", "v_scale"))
+            k[:], v[:], k_scale[:], v_scale[:] = *stored, *sizes
+            layers.append((k, v))
+            scales.append((k_scale, v_scale))
+    else:
+        stored = float32_to_bfloat16(block) if problem.dtype == "bfloat16" else block.astype(problem.dtype)
+        for _ in range(problem.layers):
+            pool = (
+                anonymous_arena(num_blocks, stored.nbytes, "bench")
+                .view(stored.dtype)
+                .reshape(num_blocks, *stored.shape)
+            )
+            pool[:] = stored
+            layers.append((pool[:, 0], pool[:, 1]))
     q = rng.standard_normal((problem.num_seqs * problem.q_len, heads, dim)).astype(np.float32)
-    queries = float32_to_bfloat16(q) if problem.dtype == "bfloat16" else q.astype(problem.dtype)
+    queries = float32_to_bfloat16(q) if problem.dtype == "bfloat16" else q.astype(problem.q_dtype)
     tables = rng.permutation(num_blocks).astype(np.int32).reshape(problem.num_seqs, each)
     lens = np.full(problem.num_seqs, problem.context, np.int32)
-    return Arrays(queries, layers, tables, lens, np.arange(problem.num_seqs + 1, dtype=np.int32) * problem.q_len)
+    indptr = np.arange(problem.num_seqs + 1, dtype=np.int32) * problem.q_len
+    return Arrays(queries, layers, tables, lens, indptr, scales or None)
+
+
+def _quantised(block: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Numbers and the scale of each token and head."""
+    scale = np.abs(block).max(axis=-1) / np.float32(127)
+    return np.rint(block / scale[..., None]).astype(np.int8), scale

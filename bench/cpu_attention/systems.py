@@ -39,11 +39,16 @@ class Ours:
         """Tables and outputs are ready, as in a step."""
         from pagedkv import cpu
 
-        out, names = np.empty_like(arrays.q), {"q_dtype": problem.dtype, "kv_dtype": problem.dtype}
-        return lambda layer: cpu.attend(
-            arrays.q, *arrays.layers[layer], arrays.lens, block_tables=arrays.tables, q_indptr=arrays.indptr,
-            out=out, threads=threads, **names,
-        )  # fmt: skip
+        out, names = np.empty_like(arrays.q), {"q_dtype": problem.q_dtype, "kv_dtype": problem.dtype}
+
+        def call(layer: int) -> Any:
+            k_scale, v_scale = arrays.scales[layer] if arrays.scales else (None, None)
+            return cpu.attend(
+                arrays.q, *arrays.layers[layer], arrays.lens, block_tables=arrays.tables, q_indptr=arrays.indptr,
+                out=out, threads=threads, k_scale=k_scale, v_scale=v_scale, **names,
+            )  # fmt: skip
+
+        return call
 
 
 class NumpyGather:
@@ -85,8 +90,8 @@ class Torch:
         self.paged = paged
 
     def takes(self, problem: Problem) -> bool:
-        """Everything."""
-        return True
+        """Floats."""
+        return problem.dtype != "int8"
 
     def prepare(self, problem: Problem, arrays: Arrays, threads: int) -> Call:
         """Decode with queries grouped by KV head, torch's best form.
@@ -143,7 +148,7 @@ class OnnxRuntime:
 
     def takes(self, problem: Problem) -> bool:
         """Decode; no bfloat16 on the CPU."""
-        return problem.dtype != "bfloat16" and problem.q_len == 1
+        return problem.dtype in ("float32", "float16") and problem.q_len == 1
 
     def prepare(self, problem: Problem, arrays: Arrays, threads: int) -> Call:
         """past and present are one buffer, bound once per layer."""

@@ -52,6 +52,8 @@ def _run(arguments: argparse.Namespace) -> int:
     model_file = _load(arguments)
     tokenizer = Tokenizer(model_file.vocabulary)
     q_dtype = "float32" if arguments.device == "cpu" else arguments.kv_dtype
+    if arguments.device != "cpu" and pk.KVSpec(1, 1, 1, arguments.kv_dtype).scales is not None:
+        q_dtype = "float16"  # beside quantised KV a GPU's queries may be of any float
     model = Llama(model_file.weights, array_module(arguments.device), q_dtype=q_dtype)
     prompts = [_tokens(tokenizer, text, arguments) for text in arguments.prompts]
     for name, prompt in zip(arguments.names, prompts, strict=True):

@@ -69,7 +69,7 @@ class LlamaConfig:
         ----------
         model : name and revision of the weights; a disk tier refuses KV of another one.
         block_size : tokens in a block.
-        dtype : of K and V.
+        dtype : of K and V; int8 and fp8 have a scale for each token and head.
         """
         return pk.KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype, block_size, model=model)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from examples.llama_numpy.config import LlamaConfig
 from examples.llama_numpy.errors import ModelFileError
@@ -55,9 +54,34 @@ def read_gguf(path: Path) -> Model:
     OSError
         The file cannot be read.
     """
-    try:
-        import gguf
+    fields, tensors = contents(path)
+    with told_of(path, "its metadata cannot be used"):
+        vocabulary = _vocabulary(fields)
+        config = _config(fields, "output.weight" in tensors, len(vocabulary.tokens))
+    with told_of(path, "its tensors cannot be used"):
+        _check_names(config, tensors)
+        arrays = {}
+        for name, shape in stored_shapes(config).items():
+            arrays[name] = joined([tensors[part] for part in _tensors_of(name, config)], shape)
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"{' or '.join(_short_names(name))} holds NaN or infinity")
+        weights = LlamaWeights.from_arrays(config, arrays)
+        return Model(str(fields.get("general.name", path.stem)), sha256_of(path), vocabulary, weights)
 
+
+def contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The metadata of a GGUF file, and its tensors by name.
+
+    Raises
+    ------
+    ModelFileError
+        The file is damaged.
+    ImportError
+        The package ``gguf`` is not installed.
+    OSError
+        The file cannot be read.
+    """
+    try:
         from examples.llama_numpy.gguf_reader import Reader
     except ImportError as error:
         raise ImportError("reading GGUF files needs the package gguf: pip install 'pagedkv[examples]'") from error
@@ -66,28 +90,15 @@ def read_gguf(path: Path) -> Model:
     try:
         reader = Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        return fields, {tensor.name: tensor for tensor in reader.tensors}
     except DAMAGE as error:
         from examples.llama_numpy.gguf_damage import why_unreadable
 
         raise ModelFileError(path, why_unreadable(path)) from error
-    with _told_of(path, "its metadata cannot be used"):
-        vocabulary = _vocabulary(fields)
-        config = _config(fields, "output.weight" in tensors, len(vocabulary.tokens))
-    with _told_of(path, "its tensors cannot be used"):
-        _check_names(config, tensors)
-        arrays = {}
-        for name, shape in stored_shapes(config).items():
-            parts = [tensors[part] for part in _tensors_of(name, config)]
-            arrays[name] = _joined((gguf.dequantize(part.data, part.tensor_type) for part in parts), shape)
-            if not np.isfinite(arrays[name]).all():
-                raise ValueError(f"{' or '.join(_short_names(name))} holds NaN or infinity")
-        weights = LlamaWeights.from_arrays(config, arrays)
-        return Model(str(fields.get("general.name", path.stem)), sha256_of(path), vocabulary, weights)
 
 
 @contextmanager
-def _told_of(path: Path, what: str) -> Iterator[None]:
+def told_of(path: Path, what: str) -> Iterator[None]:
     """Whatever a file's content can make a reader raise, as an error that names the file."""
     try:
         yield
@@ -169,19 +180,21 @@ def _check_names(config: LlamaConfig, tensors: Mapping[str, Any]) -> None:
             raise ValueError(f"{len(names)} tensors are {problem}: {shown}{', ...' if len(names) > 4 else ''}")
 
 
-def _joined(parts: Iterable[NDArray[Any]], shape: tuple[int, ...]) -> Floats:
-    """Parts below each other in one float32 array of `shape`, expanded one at a time.
+def joined(tensors: Iterable[Any], shape: tuple[int, ...]) -> Floats:
+    """Tensors below each other in one float32 array of `shape`, expanded one at a time.
 
     Raises
     ------
     ValueError
         They do not fill it exactly.
     """
+    import gguf
+
     whole = np.empty(shape, np.float32)
     rows = whole.reshape(-1, shape[-1])
     filled = 0
-    for part in parts:
-        part = np.atleast_2d(part)
+    for tensor in tensors:
+        part = np.atleast_2d(gguf.dequantize(tensor.data, tensor.tensor_type))
         if part.shape[1] != shape[-1] or filled + len(part) > len(rows):
             raise ValueError(f"a tensor of shape {part.shape[::-1]} does not fit into {shape}")
         rows[filled : filled + len(part)] = part

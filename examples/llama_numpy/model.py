@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import pagedkv as pk
+from examples.llama_numpy.config import LlamaConfig
 from examples.llama_numpy.errors import PromptError
 from examples.llama_numpy.weights import Floats, LlamaWeights
 
@@ -29,8 +30,7 @@ class Llama:
     def __init__(self, weights: LlamaWeights, xp: Any = np, *, q_dtype: str = "float32") -> None:
         self.weights, self.config = weights.on(xp), weights.config
         self._xp, self._q_dtype = xp, np.dtype(q_dtype)
-        half = np.arange(0, self.config.head_dim, 2) / self.config.head_dim
-        angles = np.arange(self.config.context_length)[:, None] * self.config.rope_base**-half  # float64
+        angles = angles_of(self.config, self.config.rope_base)
         self._cos, self._sin = (xp.asarray(table(angles).astype(np.float32)) for table in (np.cos, np.sin))
 
     def forward(self, step: pk.Step, rows: ArrayLike | None = None) -> Floats:
@@ -63,13 +63,17 @@ class Llama:
                 h = self._norm(x, weights.attn_norm[layer])
                 q, k, v = xp.split(self._project(h, weights.qkv[layer]), edges, axis=1)
                 step.write(layer, self._rotate(self._heads(k), cos, sin), self._heads(v))
-                x = x + self._project(self._attend(step, layer, q, cos, sin), weights.attn_output[layer])
+                x = x + self._whole(self._project(self._attend(step, layer, q, cos, sin), weights.attn_output[layer]))
                 h = self._norm(x, weights.ffn_norm[layer])
                 gate, up = xp.split(self._project(h, weights.gate_up[layer]), 2, axis=1)
-                x = x + self._project(gate / (1 + xp.exp(-gate)) * up, weights.ffn_down[layer])
+                x = x + self._whole(self._project(gate / (1 + xp.exp(-gate)) * up, weights.ffn_down[layer]))
             logits = self._project(self._norm(x[wanted], weights.output_norm), weights.output)
         host: Floats = logits if xp is np else xp.asnumpy(logits)
         return host
+
+    def _whole(self, partial: Floats) -> Floats:
+        """A layer's result [num_tokens, width]; examples/ranks adds up parts here."""
+        return partial
 
     def _attend(self, step: pk.Step, layer: int, q: Floats, cos: Floats, sin: Floats) -> Floats:
         """Attention of queries [num_tokens, qo_width] that are not turned yet, in the same shape."""
@@ -115,6 +119,13 @@ class Llama:
         check_tokens(tokens, config.vocab_size)
         if len(tokens) and step.positions.max() >= config.context_length:
             raise PromptError(f"position {step.positions.max()}: the model's context is {config.context_length} tokens")
+
+
+def angles_of(config: LlamaConfig, base: float) -> NDArray[np.float64]:
+    """Rotary embedding's angles of every position and pair, [context_length, head_dim / 2]."""
+    half = np.arange(0, config.head_dim, 2) / config.head_dim
+    angles: NDArray[np.float64] = np.arange(config.context_length)[:, None] * base**-half
+    return angles
 
 
 def check_tokens(tokens: NDArray[np.integer], vocab_size: int) -> None:

@@ -23,6 +23,7 @@ from examples.llama_numpy.folders import models_folder
 from pagedkv.spec.sizes import parse_size
 
 CHUNK, DISK_SIZE, MAX_BATCH_TOKENS, MAX_RUNNING = 256, "1GiB", 256, 8  # where nothing else is said
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "float8_e4m3", "float8_e5m2")
 AMONG = 1024  # sequences of a KVCache, unless it is opened for more
 
 
@@ -208,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument(
         "--block-size", type=_whole(1), default=16, metavar="N", help="tokens in a block (default 16)"
     )  # fmt: skip
-    cache.add_argument("--kv-dtype", default="float32", choices=("float32", "float16", "bfloat16"))
+    cache.add_argument("--kv-dtype", default="float32", choices=KV_DTYPES)
     cache.add_argument(
         "--device",
         default="cpu",

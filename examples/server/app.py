@@ -1,4 +1,4 @@
-"""The routes: completions, chats, models, health, metrics."""
+"""The routes: completions, their tokens, chats, models, health, metrics."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ class Server:
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/completions/render", self.render, methods=["POST"]),
                 Route("/v1/chat/completions", self.chats, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/health", self.health),
@@ -122,6 +123,16 @@ class Server:
         """A dialogue goes on."""
         return await self._answer(request, "chat")
 
+    async def render(self, request: Request) -> Response:
+        """Tokens of a completion's prompt, computing nothing: routers ask for them."""
+        try:
+            ask = await self._read(request, "completions")
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except Refused as problem:
+            return JSONResponse(problem.body(), problem.status, problem.headers)
+        return JSONResponse([{"token_ids": ask.prompt}])
+
     async def models(self, request: Request) -> Response:
         """The one model."""
         model = {"id": self.engine.name, "object": "model", "created": 0, "owned_by": "pagedkv"}
@@ -144,10 +155,7 @@ class Server:
     async def _answer(self, request: Request, kind: str) -> Response:
         name = f"req-{next(self._numbers)}"
         try:
-            body = await body_of(request, self.limits)
-            ask = await asyncio.get_running_loop().run_in_executor(
-                self._long if len(body) > LONG_BYTES else None, read, body, kind, self.engine, self.limits.chat_tokens
-            )
+            ask = await self._read(request, kind)
             stream = await self._submit(name, ask, _key_of(request))
             reply = Reply(self.engine, ask, stream.request)
             if ask.is_streamed:
@@ -157,6 +165,12 @@ class Server:
             return Response(status_code=GONE)
         except Refused as problem:
             return JSONResponse(problem.body(), problem.status, {"x-request-id": name, **problem.headers})
+
+    async def _read(self, request: Request, kind: str) -> Ask:
+        body = await body_of(request, self.limits)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._long if len(body) > LONG_BYTES else None, read, body, kind, self.engine, self.limits.chat_tokens
+        )
 
     async def _submit(self, name: str, ask: Ask, key: str | None) -> Stream:
         namespace = namespace_of(key, ask.user)

@@ -23,6 +23,8 @@ NEUTRAL = {  # fields that change nothing at these values; at others they are no
     "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],), "functions": ([],), "tool_choice": ("none",),
     "function_call": ("none",), "parallel_tool_calls": (True, False), "response_format": ({"type": "text"},),
     "store": (False,), "metadata": ({},), "modalities": (["text"],), "service_tier": ("auto", "default"),
+    "no_stop_trim": (False,), "ignore_eos": (False,), "skip_special_tokens": (True,),  # vllm-router adds these
+    "return_hidden_states": (False,),
 }  # fmt: skip
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 

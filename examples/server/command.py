@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import signal
 import socket
@@ -30,6 +31,7 @@ from pagedkv.serving import AsyncScheduler
 BAD_INPUT = 2
 MOST_PORT = 65535
 NEVER_READ_S = 60  # until a connection is cut whose client takes nothing
+EVENT_WORDS, EVERY_S = 1 << 20, 0.02  # room for KV events, and how often they are published
 WRITE_S = 5.0  # for the blocks that the disk lacks, at the end
 
 
@@ -45,7 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
     engine = engine_of(arguments)
-    with listen(arguments.host, arguments.port) as listening, open_cache(engine, arguments) as cache:
+    with contextlib.ExitStack() as closing:
+        listening = closing.enter_context(listen(arguments.host, arguments.port))
+        cache = closing.enter_context(open_cache(engine, arguments))
+        if arguments.kv_events is not None:
+            closing.enter_context(
+                pk.events.ZmqPublisher(cache, arguments.kv_events, replay=arguments.kv_replay, every_s=EVERY_S)
+            )
         server = _server(engine, cache, arguments)
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when all is over
             signal.signal(number, lambda *_: None)
@@ -89,6 +97,8 @@ def listen(host: str, port: int) -> socket.socket:
 def open_cache(engine: Engine, arguments: argparse.Namespace) -> pk.KVCache:
     """Two tiers in memory, and a directory if one is given."""
     spec, options = engine.kv_spec(arguments.block_size), dict[str, Any]()
+    if arguments.kv_events is not None:
+        options["event_words"] = EVENT_WORDS
     if arguments.disk is not None:
         written = {} if arguments.disk_write is None else {"write": arguments.disk_write}
         options["disk"] = pk.Disk(arguments.disk, arguments.disk_size, admission="all", **written)
@@ -125,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--disk-size", default="4GiB", metavar="SIZE", help="of the directory (default 4GiB)")
     add("--disk-write", metavar="WHEN", help="what is written and when: Disk(write=)")
     add("--block-size", type=int, default=16, metavar="N", help="tokens in a block (default 16)")
+    add("--kv-events", metavar="ENDPOINT",
+        help="publish KV events, tokens of prompts among them, at an address such as tcp://127.0.0.1:5557")  # fmt: skip
+    add("--kv-replay", metavar="ENDPOINT", help="where routers ask for events that they missed")
     add("--max-running", type=int, default=16, metavar="N", help="sequences at once (default 16)")
     add("--max-batch-tokens", type=int, default=256, metavar="N", help="tokens of a step (default 256)")
     add("--max-waiting", type=int, default=64, metavar="N", help="requests that may wait; others get 429 (default 64)")

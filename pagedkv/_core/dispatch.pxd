@@ -22,7 +22,7 @@ cdef class Dispatch:
     cdef pthread_cond_t decided         # the core has moves, or there is something else to look at
     cdef pthread_cond_t ended           # transfers are over and told of
     cdef int64_t announced              # transfers that are over and told of so far
-    cdef int64_t held_up                # prefetches under way
+    cdef int64_t held_up                # prefetches, sends and lookups under way
     cdef int64_t telling                # transfers that are over, and of which hooks are being told
     cdef int64_t late                   # device blocks that late reads may still fill, for no one
     cdef long long late_until           # of the monotonic clock: a read that takes longer hangs

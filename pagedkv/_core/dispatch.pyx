@@ -92,7 +92,7 @@ cdef class Dispatch:
     def take(self, double timeout_s=0.0):
         """Moves decided since the last call, a Taken.
 
-        None where there are none after `timeout_s`, or after `wake`. Where no caller has decided any, copies are decided here
+        None after `timeout_s`, after `wake`, or with something to send. Where no caller has decided any, copies are decided here
         that closed tiers want (write-behind): a few at a time, none while others are under way, none ahead of a read.
         """
         cdef Place* p = &self.placement.place
@@ -104,13 +104,13 @@ cdef class Dispatch:
         with nogil:
             if p.num_moves == 0:
                 copy_wanted(p, BEHIND_BLOCKS)
-            if p.num_moves == 0 and ns > 0 and not self.woken and not self.closed:
+            if p.num_moves == 0 and ns > 0 and not self.woken and not self.closed and not p.send_news:
                 cond_wait_ns(&self.decided, &self.lock.mutex, ns)
                 if p.num_wanted > 0:
                     self.let_step_end(min(ns, BEHIND_NS))
                 if p.num_moves == 0:
                     copy_wanted(p, BEHIND_BLOCKS)
-            self.woken = False
+            self.woken = p.send_news = False
             n = p.num_moves
         self.lock.release()
         taken = Taken.__new__(Taken)

@@ -11,3 +11,5 @@ class KVEvent:
     parent_block_id: int | None
     depth: int
     token_ids: tuple[int, ...]
+    hashes: tuple[int, ...] = ()
+    parent_hash: int | None = None

@@ -3,6 +3,7 @@
 One ring of words; objects only when drained.
 """
 
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from dataclasses import dataclass
@@ -10,9 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedkv._core.tier import Tier
+from pagedkv._core.types cimport make_handle
 
 _TIERS = tuple(Tier)
 _KINDS = ("stored", "removed", "cleared")
+
+cdef enum:
+    HEADER = 12         # words of a record before its ids
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class KVEvent:
     namespace : bytes or None
         Key of the namespace, None for ``"cleared"`` or a namespace since dropped.
     block_ids : tuple of int
-        Ids in that tier, in prefix order.
+        Ids in that tier, in prefix order. Partly filled blocks are never among them.
     parent_block_id : int or None
         Id in that tier of the block before the first, None at the start of a prefix or where the parent has
         no copy there.
@@ -36,6 +41,12 @@ class KVEvent:
         Blocks of the prefix before the first one.
     token_ids : tuple of int
         Tokens of the blocks; empty for removals.
+    hashes : tuple of int
+        One for each block, unsigned 64 bits: of the namespace's name and of all tokens up to the block's end, the same in
+        every tier. Empty where the tree keeps none (``RadixTree(keep_names=True)`` does). It names a block for a router;
+        who chooses tokens can make two blocks have the same one.
+    parent_hash : int or None
+        Of the block before the first, in whatever tier that is; None at the start of a prefix.
     """
 
     kind: str
@@ -45,6 +56,8 @@ class KVEvent:
     parent_block_id: int | None
     depth: int
     token_ids: tuple
+    hashes: tuple = ()
+    parent_hash: int | None = None
 
 
 cdef int ring_open(Ring* r, int64_t capacity) noexcept nogil:
@@ -67,9 +80,16 @@ cdef inline void put(Ring* r, int32_t word) noexcept nogil:
     r.tail += 1
 
 
-cdef void ring_put(Ring* r, int32_t kind, int32_t tier, int32_t root, int32_t parent_block, int32_t depth,
-                   const int32_t* ids, int32_t num_blocks, const int32_t* tokens, int32_t num_tokens) noexcept nogil:
-    cdef int64_t size = 8 + num_blocks + num_tokens
+cdef inline void put_two(Ring* r, uint64_t value) noexcept nogil:
+    put(r, <int32_t><uint32_t>value)
+    put(r, <int32_t>(value >> 32))
+
+
+cdef void ring_put(Ring* r, int32_t kind, int32_t tier, int32_t root, int32_t generation, int32_t parent_block, int32_t depth,
+                   const int32_t* ids, int32_t num_blocks, const uint64_t* hashes, uint64_t parent_hash,
+                   const int32_t* tokens, int32_t num_tokens) noexcept nogil:
+    cdef int32_t num_hashes = num_blocks if hashes != NULL else 0
+    cdef int64_t size = HEADER + num_blocks + 2 * <int64_t>num_hashes + num_tokens
     cdef int32_t i
     if r.words == NULL:
         return
@@ -83,27 +103,42 @@ cdef void ring_put(Ring* r, int32_t kind, int32_t tier, int32_t root, int32_t pa
     put(r, kind)
     put(r, tier)
     put(r, root)
+    put(r, generation)
     put(r, num_blocks)
     put(r, parent_block)
     put(r, depth)
     put(r, num_tokens)
+    put(r, num_hashes)
+    put_two(r, parent_hash)
     for i in range(num_blocks):
         put(r, ids[i])
+    for i in range(num_hashes):
+        put_two(r, hashes[i])
     for i in range(num_tokens):
         put(r, tokens[i])
 
 
-cdef list ring_decode(object words, dict names):
+cdef list ring_decode(object words, object names):
     cdef list out = []
-    cdef Py_ssize_t at = 0
-    flat = np.asarray(words).tolist()
+    cdef Py_ssize_t at = 0, ids, hashes, tokens
+    array = np.asarray(words)
+    flat = array.tolist()
     while at < len(flat):
-        header = flat[at:at + 8]
-        size, kind, tier, root = header[0], header[1], header[2], header[3]
-        num_blocks, parent, depth = header[4], header[5], header[6]
-        ids = tuple(flat[at + 8:at + 8 + num_blocks])
-        tokens = tuple(flat[at + 8 + num_blocks:at + size])
-        out.append(KVEvent(_KINDS[kind], _TIERS[tier] if kind != EVENT_CLEARED else None, names.get(root), ids,
-                           None if parent < 0 else parent, depth, tokens))
+        header = flat[at:at + HEADER]
+        size, kind, tier, parent, depth, num_hashes = header[0], header[1], header[2], header[6], header[7], header[9]
+        ids = at + HEADER
+        hashes = ids + <Py_ssize_t>header[5]
+        tokens = hashes + 2 * <Py_ssize_t>num_hashes
+        before = unsigned_of(array[at + HEADER - 2:ids])[0] if num_hashes and depth else None
+        out.append(KVEvent(
+            _KINDS[kind], _TIERS[tier] if kind != EVENT_CLEARED else None, names.get(make_handle(header[3], header[4])),
+            tuple(flat[ids:hashes]), None if parent < 0 else parent, depth, tuple(flat[tokens:at + size]),
+            tuple(unsigned_of(array[hashes:tokens])), before,
+        ))
         at += size
     return out
+
+
+# Numbers of two words each.
+cdef list unsigned_of(object words):
+    return words.copy().view(np.uint64).tolist()

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.block_table cimport BlockTable
+from pagedkv._core.dispatch cimport Dispatch
 from pagedkv._core.placement cimport Placement
 
 cdef class Hold:                    # an owner of a prefix
@@ -16,3 +17,7 @@ cdef class Hold:                    # an owner of a prefix
 cdef class HeldRow:                 # a row of a block table
     cdef readonly BlockTable table
     cdef readonly int64_t handle    # -1: released
+
+cdef class Holder:                  # a short holder of blocks, for callers without room
+    cdef Dispatch dispatch
+    cdef bint counts

@@ -10,7 +10,9 @@ cimport cython
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 
+from pagedkv._core.arrays cimport count_input
 from pagedkv._core.block_table cimport BlockTable
+from pagedkv._core.dispatch cimport Dispatch
 from pagedkv._core.owners cimport place_owner, place_release
 from pagedkv._core.placement cimport Found, Placement
 
@@ -93,6 +95,34 @@ cdef class HeldRow:
             self.release()
 
 
+@cython.final
+@cython.no_gc_clear
+cdef class Holder:
+    """Counts as a short holder of blocks that is not a transfer, from its making to its end.
+
+    Callers without room wait for it. It ends with the object at the latest, so an interrupted caller leaves none.
+
+    Parameters
+    ----------
+    dispatch : Dispatch
+    """
+
+    def __init__(self, Dispatch dispatch not None):
+        self.dispatch = dispatch
+        dispatch.hold_up(1)
+        self.counts = True
+
+    def end(self):
+        """It holds nothing any more. Twice is fine."""
+        if self.counts:
+            self.counts = False
+            self.dispatch.hold_up(-1)
+
+    def __dealloc__(self):
+        if self.counts and self.dispatch.lock.may_be_taken():
+            self.end()
+
+
 def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
     """A Hold of the longest cached prefix of `tokens`.
 
@@ -106,6 +136,31 @@ def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
     hold.num_blocks, hold.num_cold, hold.blocked = found.num_blocks, found.num_cold, found.blocked
     hold.remainder_tier = found.remainder_tier
     return hold
+
+
+def own_unsent(Placement placement not None, most):
+    """A Hold of the next path with blocks to be sent to the store behind the claims.
+
+    Parameters
+    ----------
+    most : int
+        Blocks to be sent, at most, but for runs that cannot be cut while they move.
+
+    Returns
+    -------
+    hold : Hold or None
+        Its blocks from `first` on lie on the device, and count as sent; see ``Placement.not_sent``.
+    first : int
+    node : int
+        Of the last one, for calls of Placement as long as it is held.
+    """
+    cdef Hold hold = Hold.__new__(Hold)
+    cdef int32_t first = 0, node = -1, num_blocks = 0, limit = count_input(most, "most", 1, 2**31 - 1)
+    hold.handle = hold.blocked = hold.remainder_tier = -1
+    hold.placement = placement
+    hold.handle = placement.unsent_into(limit, &first, &node, &num_blocks)
+    hold.num_blocks = num_blocks
+    return (hold, first, node) if hold.handle >= 0 else (None, 0, -1)
 
 
 def own_partial(Placement placement not None, Hold owner not None, tokens, bint below=False):

@@ -16,8 +16,9 @@ from pagedkv._core.radix_tree cimport (
 )
 from pagedkv._core.recency cimport fate_new, place_ensure, queue_of, recency_link, set_top
 from pagedkv._core.retention cimport DEFAULT_CLASS, expiry_push, set_class
+from pagedkv._core.telling cimport event_shown, event_stored
 from pagedkv._core.transfers cimport (
-    copy_add, copy_disown, copy_own, copy_remove, drop_for, event_stored, make_room, must_stay, quota_of, split, usage_of,
+    copy_add, copy_disown, copy_own, copy_remove, drop_for, drop_subtree, make_room, must_stay, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport NIL, OK
 from pagedkv._core.write_behind cimport want_committed, want_copy, want_reused
@@ -36,6 +37,8 @@ cdef void adopt(Place* p, int32_t n, int32_t* blocks) noexcept nogil:
         p.counters.adopted += length
         return
     p.fates[n].failed = 0
+    if failed:
+        event_shown(p, n)
     owners = <int32_t>(p.pools[top].refs[node_ids(p.tree, n, top)[0]] & COUNT) - 1
     for i in range(length):
         p.pools[0].refs[blocks[i]] = 2              # the owner's, which was the caller's, and the tree's
@@ -220,16 +223,22 @@ cdef int32_t restored(Place* p, const int32_t* tokens, int32_t num_blocks) noexc
 
 
 cdef int32_t place_restore(
-    Place* p, int32_t root, const int32_t* tokens, const int32_t* ids, int32_t num_blocks, int32_t tier
+    Place* p, int32_t root, const int32_t* tokens, const int32_t* ids, int32_t num_blocks, int32_t tier, int32_t piece,
+    int32_t* taken
 ) noexcept nogil:
     cdef Tree* t = p.tree
     cdef Pool* pool = p.pools[tier]
     cdef int32_t n = root, done = 0, k, child, first_new = NIL, i, bad = 0
+    taken[0] = num_blocks
     if place_ensure(p, 2) != OK or p.fates[root].failed:
         return 0
     while done < num_blocks:                            # what the tree has already
         child = tree_child(t, n, tokens + <int64_t>done * t.block_size)
         if child == NIL:
+            break
+        if p.fates[child].failed:                       # it could not be read: the block found now takes its place
+            if not drop_subtree(p, child):
+                return done
             break
         k = tree_common(t, child, tokens + <int64_t>done * t.block_size, num_blocks - done)
         if k < t.nodes[child].length:
@@ -251,10 +260,11 @@ cdef int32_t place_restore(
         pool.refs[ids[i]] &= COUNT
     if bad < 0:
         return bad
+    taken[0] = done
     while done < num_blocks:
         if place_ensure(p, 1) != OK:
             break
-        k = restored(p, tokens + <int64_t>done * t.block_size, min(num_blocks - done, t.max_run))
+        k = restored(p, tokens + <int64_t>done * t.block_size, min(num_blocks - done, piece, t.max_run))
         child = tree_new(t, n, tokens + <int64_t>done * t.block_size, k)
         if child == NIL:
             break

@@ -34,6 +34,8 @@ cdef inline void place_hint(Place* p, int32_t owner, int64_t session, double sec
 cdef inline int64_t place_depart(Place* p, int32_t owner, bint used, int64_t output, bint later) noexcept nogil:
     return p.policy.depart(p, owner, used, output, later) if p.owners[owner].visit != NIL else -1
 
+# An owner of the path that ends with run n, or E_MEMORY.
+cdef int32_t place_own_run(Place* p, int32_t n) noexcept nogil
 # Another owner of the same path.
 cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil
 cdef void place_release(Place* p, int32_t owner) noexcept nogil

@@ -181,17 +181,23 @@ cdef int32_t place_follow(
     return done
 
 
-cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
-    cdef int32_t n, other = owner_new(p, p.owners[owner].node)
-    if other < 0:
-        return other
-    p.owners[other].num_blocks = p.owners[owner].num_blocks
-    p.owners[other].klass = p.owners[owner].klass
-    p.owners[other].expires = p.owners[owner].expires
-    n = p.owners[owner].node
+cdef int32_t place_own_run(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t owner = owner_new(p, n)
+    if owner < 0:
+        return owner
+    p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
     while p.tree.nodes[n].length > 0:
         run_own(p, n)
         n = p.tree.nodes[n].parent
+    return owner
+
+
+cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
+    cdef int32_t other = place_own_run(p, p.owners[owner].node)
+    if other >= 0:
+        p.owners[other].num_blocks = p.owners[owner].num_blocks
+        p.owners[other].klass = p.owners[owner].klass
+        p.owners[other].expires = p.owners[owner].expires
     return other
 
 

@@ -9,6 +9,9 @@
 # keeps the run from being evicted, dropped, merged or extended, and it may be matched, owned, promoted and cut meanwhile.
 # A tier may be closed: a run has a copy there only where its parent has one, so that what a crash leaves there is found
 # again. A copy comes after its parent's, and stays while `below` counts a child's.
+# The coldest tier may lie beside the others: nothing is demoted or copied to it. Its ids are claims, grafted after a lookup
+# in a store that others share. A run with a claim has no other copy; a promotion spends the claim. Claims do not keep the
+# run that they continue.
 # Order: an owner holds its whole path, so counts never rise going down. A node is linked into a tier's recency lists
 # when the tree alone owns its copy there (with s3fifo: always). Within a list a parent is hotter than its children in
 # that tier, so the cold end is a leaf; `kids` is checked all the same, because other policies order otherwise.
@@ -24,7 +27,7 @@ from pagedkv.threads.pthread cimport pthread_cond_t
 cdef struct Place
 
 cdef enum:
-    POLICY_VERSION = 2      # raised with every change of Policy, Place, Fate or what a policy may call
+    POLICY_VERSION = 3      # raised with every change of Policy, Place, Fate or what a policy may call
 
 # An eviction policy: which run of a recency list goes first, and what it learns to know it. A function that is NULL has
 # nothing to do; `victim` is always there. All are called under the cache's mutex, without the GIL.
@@ -98,6 +101,7 @@ cdef struct Fate:           # of a root only: last_use, born, failed and kids me
     uint8_t matched         # some request has found it since it was committed
     uint8_t wanted          # bit per tier: it stands in the ring of runs to be copied
     uint8_t spoilt          # bit per tier: its copy there could not be read, and stays because others hang on it
+    int32_t sent            # its leading blocks that were sent to the store of claims, or came from there
     int32_t past            # the policy's own, NIL at first; with hazard what is remembered of its last block
     int32_t past_generation
 
@@ -176,6 +180,9 @@ cdef struct Place:
     bint oldest_first
     bint inclusive[MAX_TIERS]       # keep the copy there when it is promoted to the device
     bint closed[MAX_TIERS]
+    bint beside[MAX_TIERS]          # of claims
+    int32_t coldest                 # of the tiers that are not beside
+    uint8_t sends_when              # a Write: when runs are sent to the store behind the tier of claims
     uint8_t writes[MAX_TIERS]       # a Write, of closed tiers
     int64_t clock
     int64_t serial
@@ -203,6 +210,12 @@ cdef struct Place:
     int64_t wanted_capacity
     int64_t wanted_head
     int64_t num_wanted
+    Wanted* sends                   # ring, of runs to be sent
+    int64_t sends_capacity
+    int64_t sends_head
+    int64_t num_sends
+    int64_t sends_dropped           # wishes that came to nothing
+    bint send_news                  # a wish came since the dispatcher looked
     int64_t num_started             # transfers decided so far
     int64_t batch                   # the first transfer of the decision under way: what it decides ends in its order
     int64_t pending[MAX_TIERS]      # blocks that transfers in flight will free

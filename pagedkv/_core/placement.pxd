@@ -29,3 +29,5 @@ cdef class Placement:
     cdef int64_t _handle(self, owner) except? -1
     cdef object _stale(self, int64_t handle)
     cdef object when_decided(self, ids)
+    cdef int64_t unsent_into(self, int32_t most, int32_t* first, int32_t* node, int32_t* num_blocks) except? -1
+    cdef object _names(self)

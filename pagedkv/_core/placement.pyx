@@ -20,26 +20,28 @@ from pagedkv._core.arrays cimport (
     blocks_input, bool_input, count_input, handle_input, i32, i64, int32_inplace, int32_input, int64_input, new_int32,
     tokens_input,
 )
-from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, pool_available
+from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, pool_available, pool_free
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
 from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_forest
 from pagedkv._core.owners cimport (
-    place_acquire, place_arrive, place_blocks, place_owner, place_release, place_share, place_shorten, run_own,
+    place_acquire, place_arrive, place_blocks, place_own_run, place_owner, place_release, place_share, place_shorten, run_own,
 )
 from pagedkv._core.lock cimport read_hint
 from pagedkv._core.place cimport WRITE_NEVER, Fate, Place
 from pagedkv._core.policies.registry cimport policy_named
 from pagedkv._core.radix_tree cimport (
-    SCANNED, RadixTree, Tree, is_remainder, node_ids, node_top, tree_child, tree_common, tree_named, tree_next, tree_partial,
-    tree_remove,
+    CHAINS, SCANNED, RadixTree, Tree, is_remainder, node_ids, node_top, tree_child, tree_common, tree_named, tree_next,
+    tree_partial, tree_remove,
 )
 from pagedkv._core.recency cimport domain_free, domain_new, is_owned, place_ensure
+from pagedkv._core.sends cimport mark_sent, next_unsent, want_send
 from pagedkv._core.retention cimport change_domain, expire_until, retain
+from pagedkv._core.telling cimport events_hidden_below, tell_all
 from pagedkv._core.transfers cimport (
     UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_MEMORY, LAST_GENERATION, MAX_TIERS, NIL, OK, Move, handle_generation, handle_slot, make_handle,
+    E_BLOCKS, E_MEMORY, MAX_RUN, MAX_TIERS, NIL, OK, Move, handle_generation, handle_slot, make_handle,
 )
 from pagedkv._core.write_behind cimport NO_BATCH, copy_asked, copy_wanted, want_reused
 from pagedkv.errors import (
@@ -54,6 +56,7 @@ MOVE_DTYPE = np.dtype([
     ("src_block", "<i4"), ("dst_block", "<i4"), ("node", "<i4"), ("depth", "<i4"),
 ])
 WRITES = ("never", "evicted", "reused", "all")      # by their number as a Write
+SENDS = ("never", "reused", "all")
 
 
 # How many leading blocks of an owned path the namespace's quota admits on the device, after evicting its own cold ones.
@@ -139,10 +142,17 @@ cdef class Placement:
     closed : sequence of bool
         By tier: a run has a copy there only where what it hangs on has one, so that all of it is found again after a
         crash. What is demoted there takes with it what is missing of its prefix, and a copy stays while
-        others hang on it, whatever `inclusive` says. Only the coldest tier, and not the device. Default: disk and remote.
+        others hang on it, whatever `inclusive` says. Only the coldest tier that is not beside the others, and not the
+        device. Default: disk and remote.
+    beside : sequence of bool
+        By tier: no block is demoted or copied there. It holds claims, which :meth:`graft` adds and a promotion spends.
+        Only the coldest tier, and not the device. Default: none.
     write : str
         When runs are written to closed tiers: ``"never"``; ``"evicted"``, to make room; ``"reused"``, and when a second
         request finds them; ``"all"``, and when they are committed. See :meth:`copy_wanted`.
+    send : str
+        When runs are handed out to be sent to the store of the tier beside the others (:func:`own_unsent`): ``"never"``;
+        ``"reused"``, when a second request finds them; ``"all"``, and when they are committed.
     pin_budget : int
         Blocks that :meth:`pin` may hold at most.
     event_words : int
@@ -157,9 +167,9 @@ cdef class Placement:
     kept per block.
     """
 
-    def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, closed=None,
-                  write="evicted", pin_budget=0, event_words=0, history_blocks=None):
-        cdef int32_t tier
+    def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, closed=None, beside=None,
+                  write="evicted", send="never", pin_budget=0, event_words=0, history_blocks=None):
+        cdef int32_t tier, coldest
         cdef int64_t history = -1
         cdef BlockPool pool
         if not isinstance(tree, RadixTree):
@@ -168,10 +178,13 @@ cdef class Placement:
         try:
             self.pools = tuple(pools)
             flags = tuple(inclusive) if inclusive is not None else None
-            coldest = len(self.pools) - 1
-            closing = tuple(closed) if closed is not None else (False,) * coldest + (coldest >= 2,)
+            besides = tuple(beside) if beside is not None else (False,) * len(self.pools)
+            last = len(self.pools) - 1
+            coldest = last - (len(besides) > last > 0 and bool(besides[last]))
+            closing = (tuple(closed) if closed is not None
+                       else tuple(tier == coldest >= 2 for tier in range(len(self.pools))))
         except TypeError:
-            raise WrongType("pools, inclusive and closed are sequences, one entry per tier") from None
+            raise WrongType("pools, inclusive, closed and beside are sequences, one entry per tier") from None
         if not self.pools or not isinstance(self.pools[0], BlockPool):
             raise WrongType("pools[0], the device's, must be a BlockPool")
         if len(self.pools) > self.tree.tree.num_tiers:
@@ -183,20 +196,29 @@ cdef class Placement:
             raise InvalidArgument(f"policy {policy!r} needs RadixTree(..., keep_chain=True) to know evicted blocks again")
         if self.tree.attached or self.tree.tree.num_blocks:
             raise InvalidArgument("the tree already holds blocks or belongs to another Placement")
+        if len(besides) != len(self.pools) or any(besides[:max(last, 1)]):
+            raise InvalidArgument(f"beside has {len(besides)} entries for {len(self.pools)} tiers, all False but the last: "
+                                  f"only the coldest tier can lie beside the others, and not the device")
         if flags is None:
-            flags = (False, False, True, True)[:len(self.pools)]
+            flags = (False, False, True, True)[:coldest + 1] + (False,) * (last - coldest)
         if len(flags) != len(self.pools):
             raise InvalidArgument(f"inclusive has {len(flags)} entries for {len(self.pools)} tiers")
-        if len(closing) != len(self.pools) or any(closing[:max(coldest, 1)]):
-            raise InvalidArgument(f"closed has {len(closing)} entries for {len(self.pools)} tiers, all False but the last: "
-                                  f"only the coldest tier can be closed, and not the device")
+        if last > coldest and flags[last]:
+            raise InvalidArgument("a tier beside the others is not inclusive: a promotion spends its claims")
+        if len(closing) != len(self.pools) or any(closing[:max(coldest, 1)] + closing[coldest + 1:]):
+            raise InvalidArgument(f"closed has {len(closing)} entries for {len(self.pools)} tiers, all False but the coldest: "
+                                  f"only the coldest tier can be closed, and neither the device nor a tier of claims")
         if not isinstance(write, str) or write not in WRITES:
             raise InvalidArgument(f"write {write!r} is not known: one of {WRITES}")
+        if not isinstance(send, str) or send not in SENDS:
+            raise InvalidArgument(f"send {send!r} is not known: one of {SENDS}")
+        self.place.sends_when = WRITES.index(send)
         self.policy_name = policy
         self.place.oldest_first = demotion == "oldest_first"
         self.place.pin_budget = blocks_input(pin_budget, "pin_budget", 0, 2**31 - 1)
         self.place.free_owner = self.place.free_transfer = self.place.free_domain = NIL
         self.place.num_tiers = len(self.pools)
+        self.place.coldest = coldest
         self.place.batch = NO_BATCH
         self.place.tree = &self.tree.tree
         words = count_input(event_words, "event_words", 0, 2**31)
@@ -213,6 +235,7 @@ cdef class Placement:
             self.place.pools[tier] = &pool.pool
             self.place.inclusive[tier] = bool(flags[tier])
             self.place.closed[tier] = bool(closing[tier])
+            self.place.beside[tier] = bool(besides[tier])
             self.place.writes[tier] = WRITES.index(write)
         if history_blocks is not None:
             history = blocks_input(history_blocks, "history_blocks", 1, 2**40)
@@ -252,7 +275,13 @@ cdef class Placement:
         free(self.place.domains)
         free(self.place.expiries)
         free(self.place.wanted)
+        free(self.place.sends)
         ring_close(&self.place.events)
+
+    @property
+    def event_words(self):
+        """Room of the event ring in int32 words; 0: events are off."""
+        return self.place.events.capacity if self.place.events.words != NULL else 0
 
     @property
     def tells_time(self):
@@ -860,7 +889,7 @@ cdef class Placement:
         if cnp.PyArray_SIZE(flags) != n or cnp.PyArray_SIZE(begun) != n:
             raise InvalidArgument(f"{n} transfers but {len(flags)} outcomes and {len(begun)} of tried")
         order = None
-        if self.place.closed[self.place.num_tiers - 1]:
+        if self.place.closed[self.place.coldest]:
             order = np.argsort(self.when_decided(ids), kind="stable")   # what a block hangs on arrives before it
         elif not is_grouped(ids):
             order = np.argsort(ids, kind="stable")
@@ -1021,6 +1050,70 @@ cdef class Placement:
         self.lock.release()
         return started, done
 
+    # ---- sends
+
+    # As own_unsent of held.pyx: the new owner, -1 without one.
+    cdef int64_t unsent_into(self, int32_t most, int32_t* first, int32_t* node, int32_t* num_blocks) except? -1:
+        cdef int32_t slot = NIL, n
+        cdef int64_t handle = -1
+        cdef Place* p = &self.place
+        self.lock.acquire()
+        with nogil:
+            n = next_unsent(p, first)
+            if n >= 0:
+                slot = place_own_run(p, n)
+                if slot < 0:
+                    want_send(p, n, WRITE_NEVER)      # again, once there is memory
+            if slot >= 0:
+                if p.owners[slot].num_blocks > first[0] + most:
+                    place_shorten(p, slot, first[0] + most)     # or all of it, where a run cannot be cut
+                    want_send(p, n, WRITE_NEVER)      # the rest
+                node[0] = p.owners[slot].node
+                num_blocks[0] = p.owners[slot].num_blocks
+                mark_sent(p, node[0], first[0], True)
+                handle = make_handle(slot, p.owners[slot].generation)
+        self.lock.release()
+        if slot == E_MEMORY:
+            raise MemoryError("no memory to own a prefix that is to be sent")
+        return handle
+
+    def node_of(self, owner):
+        """The node that ends an owned path, good as long as it is owned; -1 for an empty path."""
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t slot, n = NIL
+        self.lock.acquire()
+        slot = place_owner(&self.place, handle)
+        if slot >= 0 and self.place.owners[slot].num_blocks > 0:
+            n = self.place.owners[slot].node
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        return n
+
+    def not_sent(self, owner, first):
+        """Blocks of an owned path, from block `first` on, were not sent.
+
+        The next commit or use hands them out again.
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef int32_t begin = count_input(first, "first", 0, 2**31 - 1), slot
+        self.lock.acquire()
+        slot = place_owner(&self.place, handle)
+        if slot >= 0:
+            mark_sent(&self.place, self.place.owners[slot].node, begin, False)
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+
+    @property
+    def num_unsent(self):
+        """Paths that wait to be sent."""
+        cdef int64_t count
+        self.lock.acquire()
+        count = self.place.num_sends
+        self.lock.release()
+        return count
+
     @property
     def num_in_flight(self):
         """Transfers started and not yet completed."""
@@ -1144,6 +1237,7 @@ cdef class Placement:
             if root != NIL:
                 before = p.tree.num_blocks
                 drop_children(p, root)
+                events_hidden_below(p, root)
                 if p.policy.on_purge != NULL:
                     p.policy.on_purge(p, root)
                 p.fates[root].failed = 1            # a root that has failed matches nothing and takes nothing, for good
@@ -1255,7 +1349,8 @@ cdef class Placement:
                 drop_children(p, n)
         if p.policy.on_clear != NULL:
             p.policy.on_clear(p)
-        ring_put(&p.events, EVENT_CLEARED, 0, NIL, NIL, 0, NULL, 0, NULL, 0)
+        if p.tree.num_blocks == 0:
+            ring_put(&p.events, EVENT_CLEARED, 0, NIL, 0, NIL, 0, NULL, 0, NULL, 0, NULL, 0)
         before -= p.tree.num_blocks
         self.lock.release()
         return before
@@ -1276,29 +1371,33 @@ cdef class Placement:
         self.lock.release()
         return depth
 
-    def anchor(self, node, depth):
-        """The deepest known chain key before block `depth` on the path to a node in flight.
+    def anchor(self, node, depth, chain=0):
+        """The deepest known chain key before block `depth` on the path to a node.
 
-        ``(blocks up to it, key)``, ``(0, None)`` if none.
+        The node is owned or in flight.
+
+        ``(blocks up to it, key)``, ``(0, None)`` if none. `chain` is 0 for the disk's secret, 1 for the remote store's.
         """
+        cdef int32_t which = count_input(chain, "chain", 0, CHAINS - 1)
         cdef int32_t n = self._node(node), most = count_input(depth, "depth", 0, 2**31 - 1)
         cdef Tree* t = &self.tree.tree
         cdef unsigned char found[32]
         cdef int32_t known = 0
         self.lock.acquire()
-        while t.nodes[n].length > 0 and (t.nodes[n].key == NULL or t.nodes[n].depth > most):
+        while t.nodes[n].length > 0 and (t.nodes[n].keys[which] == NULL or t.nodes[n].depth > most):
             n = t.nodes[n].parent
         if t.nodes[n].length > 0:
-            memcpy(found, t.nodes[n].key, 32)
+            memcpy(found, t.nodes[n].keys[which], 32)
             known = t.nodes[n].depth
         self.lock.release()
         return (known, (<char*>found)[:32]) if known > 0 else (0, None)
 
-    def remember_keys(self, node, depth, keys):
+    def remember_keys(self, node, depth, keys, chain=0):
         """Keep chain keys for later anchors.
 
         ``keys[i]`` (32 bytes) names block ``depth + i`` of the path to `node`.
         """
+        cdef int32_t which = count_input(chain, "chain", 0, CHAINS - 1)
         cdef int32_t n = self._node(node)
         cdef Tree* t = &self.tree.tree
         cdef int32_t first = count_input(depth, "depth", 0, 2**31 - 1), count = len(keys), i
@@ -1308,10 +1407,10 @@ cdef class Placement:
         self.lock.acquire()
         while t.nodes[n].length > 0 and t.nodes[n].depth > first:
             i = t.nodes[n].depth - first - 1
-            if t.nodes[n].key == NULL and i < count:
-                t.nodes[n].key = <uint8_t*>malloc(32)
-                if t.nodes[n].key != NULL:
-                    memcpy(t.nodes[n].key, &flat[32 * i], 32)
+            if t.nodes[n].keys[which] == NULL and i < count:
+                t.nodes[n].keys[which] = <uint8_t*>malloc(32)
+                if t.nodes[n].keys[which] != NULL:
+                    memcpy(t.nodes[n].keys[which], &flat[32 * i], 32)
             n = t.nodes[n].parent
         self.lock.release()
 
@@ -1336,7 +1435,7 @@ cdef class Placement:
         cdef cnp.ndarray ids = int32_input(blocks, "blocks")
         cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), root
         cdef int64_t named = handle_input(namespace, "namespace")
-        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(ids), done = 0
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(ids), done = 0, first = 0
         cdef const int32_t* data = i32(array)
         cdef const int32_t* given = i32(ids)
         if self.place.pools[where] == NULL:
@@ -1347,7 +1446,7 @@ cdef class Placement:
         with nogil:
             root = tree_named(&self.tree.tree, named)
             if root != NIL:
-                done = place_restore(&self.place, root, data, given, n, where)
+                done = place_restore(&self.place, root, data, given, n, where, MAX_RUN, &first)
         self.lock.release()
         if root == NIL:
             raise self.tree.unnamed(named)
@@ -1355,6 +1454,71 @@ cdef class Placement:
             raise InvalidArgument(f"a block that the tree does not have yet (entry {-done - 1}) must be the caller's alone: "
                                   f"nothing was changed")
         return done
+
+    def graft(self, tokens, keys, table, namespace=0, tier=3, piece=MAX_RUN):
+        """Take blocks that a lookup has found in a shared store into the tree, as claims.
+
+        The ids of the claims are taken from `tier`'s pool here, as many as it has: an interrupted caller has none to
+        give back.
+
+        Parameters
+        ----------
+        tokens : int32 [num_blocks * block_size]
+            A whole prefix from its start.
+        keys : uint8 [n, width], C-contiguous
+            Names of its last n blocks, the ones that were found. The caller owns those before them.
+        table : uint8 [at least the most blocks of the pool, width], C-contiguous
+            The key of a claim is written into its row before the tree has the claim.
+        namespace, tier : as for :meth:`restore`.
+        piece : int
+            Blocks of a run at most. A promotion brings a whole run or nothing of it.
+
+        Returns
+        -------
+        int
+            Leading blocks that are in the tree now.
+
+        Raises
+        ------
+        InvalidArgument, StaleHandle, MemoryError
+        """
+        cdef const uint8_t[:, ::1] names = keys
+        cdef uint8_t[:, ::1] rows = table
+        cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), root
+        cdef int32_t longest = count_input(piece, "piece", 1, 2**31 - 1)
+        cdef int64_t named = handle_input(namespace, "namespace")
+        cdef cnp.ndarray array = tokens_input(tokens)
+        cdef int64_t total = cnp.PyArray_SIZE(array) // self.tree.tree.block_size
+        cdef int64_t found = total - names.shape[0]
+        cdef Pool* pool = self.place.pools[where]
+        if pool == NULL:
+            raise InvalidArgument(f"there is no tier {where}")
+        if total * self.tree.tree.block_size != cnp.PyArray_SIZE(array) or found < 0:
+            raise InvalidArgument(f"{len(array)} tokens are no whole blocks, or fewer than the {len(keys)} keys")
+        if rows.shape[0] < pool.max_capacity or rows.shape[1] != names.shape[1]:
+            raise InvalidArgument(f"table must be uint8 [{pool.max_capacity}, {names.shape[1]}]")
+        cdef cnp.ndarray ids = np.zeros(total, np.int32)
+        cdef int32_t* given = <int32_t*>i32(ids)
+        cdef const int32_t* data = i32(array)
+        cdef int32_t done = 0, first = 0, count = 0, i, bad = 0
+        self.lock.acquire()
+        with nogil:
+            root = tree_named(&self.tree.tree, named)
+            if root != NIL:
+                count = min(<int32_t>names.shape[0], pool_available(pool))
+                if pool_alloc(pool, count, given + found) != OK:
+                    count = 0
+                for i in range(count):
+                    memcpy(&rows[given[found + i], 0], &names[i, 0], rows.shape[1])
+                done = place_restore(&self.place, root, data, given, <int32_t>found + count, where, longest, &first)
+                first = max(0, min(first, done) - <int32_t>found)   # of the claims, the tree's are [first, last)
+                i = max(first, done - <int32_t>found)
+                pool_free(pool, given + found, first, &bad)
+                pool_free(pool, given + found + i, count - i, &bad)
+        self.lock.release()
+        if root == NIL:
+            raise self.tree.unnamed(named)
+        return max(done, 0)
 
     def restore_forest(self, tokens, blocks, first, parents, namespaces, tier=2):
         """Take the runs of a reopened store into the tree, in time linear in their blocks.
@@ -1437,8 +1601,18 @@ cdef class Placement:
 
     def drain_events(self):
         """Events since the last call, oldest first, as :class:`KVEvent` objects."""
+        return self.take_events()[0]
+
+    def take_events(self):
+        """Events since the last call, and how many were lost until then.
+
+        Returns
+        -------
+        (events, num_lost) : (list of KVEvent, int)
+            Where `num_lost` is that of the call before, nothing is missing between the two calls' events.
+        """
         cdef Ring* r = &self.place.events
-        cdef int64_t i, size, total, room, begin, end
+        cdef int64_t i, size, total, room, begin, end, lost
         cdef cnp.ndarray words
         while True:
             self.lock.acquire()
@@ -1448,6 +1622,7 @@ cdef class Placement:
             total = 0
             self.lock.acquire()
             begin = end = r.head
+            lost = r.num_lost
             while end < r.tail:                     # whole records, as far as the array reaches
                 size = r.words[end & (r.capacity - 1)]
                 if total + size > room:
@@ -1457,15 +1632,56 @@ cdef class Placement:
                 end += size
                 total += size
             self.lock.release()
-            # Namespaces with events in the ring are not forgotten, so their numbers mean the same until it is emptied below.
-            names = {named & <int64_t>LAST_GENERATION: key for key, named in list(self.tree.namespaces.items())}
-            events = ring_decode(words[:total], names)
+            events = ring_decode(words[:total], self._names())
             self.lock.acquire()
             if r.head == begin:                     # no other thread took them, and none was written over
                 r.head = end
                 self.lock.release()
-                return events
+                return events, lost
             self.lock.release()
+
+    def snapshot_events(self):
+        """Tell all cached blocks as if they were stored now, in place of the events that wait.
+
+        Parents come before what continues them, so a reader that starts anew knows all that :meth:`take_events` goes on
+        from. The mutex is held while the tree is copied: about as long as its tokens take to copy.
+
+        Returns
+        -------
+        (events, num_lost) : (list of KVEvent, int)
+        """
+        cdef Ring* r = &self.place.events
+        cdef Ring told
+        cdef int64_t room = 64, lost, missing
+        cdef cnp.ndarray words
+        if r.words == NULL:
+            raise InvalidArgument("events are off: open the cache with event_words")
+        while True:
+            if ring_open(&told, room) != 0:
+                raise MemoryError("no memory for a snapshot of the cache")
+            self.lock.acquire()
+            with nogil:
+                tell_all(&self.place, &told)
+                missing = told.num_lost
+                lost = r.num_lost
+                if missing == 0:
+                    r.head = r.tail
+                room = (self.place.tree.num_blocks * self.place.num_tiers * (self.place.tree.block_size + 3)
+                        + 16 * <int64_t>self.place.tree.num_live * self.place.num_tiers)
+            self.lock.release()
+            if missing == 0:
+                break
+            ring_close(&told)
+        try:
+            words = new_int32(told.tail)
+            memcpy(i32(words), told.words, told.tail * sizeof(int32_t))
+        finally:
+            ring_close(&told)
+        return ring_decode(words, self._names()), lost
+
+    # Names of the namespaces, but for those that were dropped, by handle.
+    cdef object _names(self):
+        return {named: key for key, named in list(self.tree.namespaces.items())}
 
     def stats(self):
         """Counters since the start (blocks, unless they say otherwise), and the content now."""
@@ -1485,7 +1701,8 @@ cdef class Placement:
             "trimmed": by_tier(c.trimmed), "failed_promotions": c.failed_promotions, "failed_demotions": c.failed_demotions,
             "late_promotions": c.late_promotions, "refused_demotions": c.refused_demotions,
             "copied": by_tier(c.copied), "failed_copies": c.failed_copies, "refused_copies": c.refused_copies,
-            "wanted": p.num_wanted, "blocked_matches": c.blocked_matches, "refused_by_quota": c.refused_by_quota,
+            "wanted": p.num_wanted, "sends_wanted": p.num_sends, "sends_dropped": p.sends_dropped,
+            "blocked_matches": c.blocked_matches, "refused_by_quota": c.refused_by_quota,
             "expired": c.expired,
             "owners": p.live_owners, "in_flight": p.in_flight, "pinned_blocks": p.pinned_blocks,
             "events_lost": p.events.num_lost, "cached_blocks": self.tree.num_blocks,

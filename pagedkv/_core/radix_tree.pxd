@@ -8,9 +8,12 @@
 #     node.tokens     int32 [capacity][block_size], owned; compared on every match, never trusted by hash
 #     node.ids        int32 [num_tiers][capacity], owned; valid for tiers in the mask `tiers`
 #     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
-#     node.key        32 bytes or NULL, owned; the durable chain key of the prefix before the run, once it
+#     node.names      uint64 [capacity] or NULL, owned; the name of each block in events: a hash of its namespace's name and the
+#                     prefix up to its end, the same in every process
+#     node.keys       32 bytes or NULL for each chain, owned; the durable chain key of the prefix before the run, once it
 #                     has been computed
-#     A root has no tokens and no ids; its chain is one number, made of the namespace's name, with which the chains below begin.
+#     A root has no tokens and no ids; its chain and its names are one number each, made of the namespace's name, with which
+#     those below begin.
 #     children        found through one open-addressing table keyed by (parent, first block); also a sibling list
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
@@ -19,6 +22,7 @@ from pagedkv._core.lock cimport Lock
 from pagedkv._core.types cimport MAX_TIERS, NIL, NO_TOKEN, handle_generation, handle_slot
 
 cdef enum:
+    CHAINS = 2              # of durable names: the disk's and the remote store's, whose secrets differ
     SCANNED = 256           # youngest children that are looked at for one that begins as some tokens do
 
 cdef struct Node:
@@ -36,7 +40,8 @@ cdef struct Node:
     int32_t* tokens
     int32_t* ids
     uint64_t* chain
-    uint8_t* key
+    uint64_t* names
+    uint8_t* keys[CHAINS]
 
 cdef struct Tree:
     int32_t block_size
@@ -44,6 +49,8 @@ cdef struct Tree:
     int32_t max_run
     bint keep_chain
     uint64_t seed
+    bint keep_names
+    uint64_t name_seed
     Node* nodes
     int32_t num_nodes       # ids below this have been used
     int32_t nodes_capacity
@@ -103,8 +110,8 @@ cdef void tree_trim(Tree* t, int32_t n, int32_t k) noexcept nogil
 # Joins n with its parent into one run under n's id (the parent must have no other child). False when out of memory.
 cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil
 cdef void tree_remove(Tree* t, int32_t n) noexcept nogil
-# A root without children; NIL when out of memory. `salt` is what the chains below it begin with.
-cdef int32_t tree_root(Tree* t, uint64_t salt) noexcept nogil
+# A root without children; NIL when out of memory. The chains below it begin with `salt`, their names with `name`.
+cdef int32_t tree_root(Tree* t, uint64_t salt, uint64_t name) noexcept nogil
 # The root that a namespace's handle names, or NIL: forgotten, or none.
 cdef inline int32_t tree_named(Tree* t, int64_t handle) noexcept nogil:
     cdef int32_t n = handle_slot(handle)
@@ -123,6 +130,8 @@ cdef int32_t tree_partial(Tree* t, int32_t n, int32_t k, const int32_t* tokens, 
 # Running hash of the prefix that ends with each of these blocks; `before` is the hash of what precedes.
 cdef uint64_t chain_step(Tree* t, uint64_t before, const int32_t* block) noexcept nogil
 cdef uint64_t chain_before(Tree* t, int32_t n, int32_t k) noexcept nogil
+# The name of the block before block k of run n; of the namespace before the first.
+cdef uint64_t name_before(Tree* t, int32_t n, int32_t k) noexcept nogil
 
 cdef class RadixTree:
     cdef Tree tree

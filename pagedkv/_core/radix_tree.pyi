@@ -13,6 +13,8 @@ class RadixTree:
         max_run: int = 256,
         keep_chain: bool = False,
         seed: int | None = None,
+        keep_names: bool = False,
+        name_seed: int = 0,
     ) -> RadixTree: ...
     @property
     def block_size(self) -> int: ...

@@ -142,12 +142,14 @@ cdef int32_t node_take(Tree* t) noexcept nogil:
 
 cdef void node_give(Tree* t, int32_t n) noexcept nogil:
     cdef Node* node = &t.nodes[n]
-    cdef int32_t generation = node.generation
+    cdef int32_t i, generation = node.generation
     cdef bint again = next_generation(&generation)
     free(node.tokens)
     free(node.ids)
     free(node.chain)
-    free(node.key)
+    free(node.names)
+    for i in range(CHAINS):
+        free(node.keys[i])
     memset(node, 0, sizeof(Node))
     node.generation = generation
     node.parent = NIL
@@ -184,12 +186,15 @@ cdef bint buffers_new(Tree* t, Node* node, int32_t capacity) noexcept nogil:
     node.tokens = <int32_t*>malloc(<size_t>capacity * t.block_size * sizeof(int32_t))
     node.ids = <int32_t*>malloc(<size_t>capacity * t.num_tiers * sizeof(int32_t))
     node.chain = <uint64_t*>malloc(<size_t>capacity * sizeof(uint64_t)) if t.keep_chain else NULL
-    if node.tokens == NULL or node.ids == NULL or (t.keep_chain and node.chain == NULL):
+    node.names = <uint64_t*>malloc(<size_t>capacity * sizeof(uint64_t)) if t.keep_names else NULL
+    if (node.tokens == NULL or node.ids == NULL or (t.keep_chain and node.chain == NULL)
+            or (t.keep_names and node.names == NULL)):
         free(node.tokens)
         free(node.ids)
         free(node.chain)
+        free(node.names)
         node.tokens = node.ids = NULL               # giving the node back frees what it has
-        node.chain = NULL
+        node.chain = node.names = NULL
         return False
     node.capacity = capacity
     return True
@@ -205,6 +210,8 @@ cdef void buffers_copy(Tree* t, Node* src, int32_t at, Node* dst, int32_t to, in
                 count * sizeof(int32_t))
     if t.keep_chain:
         memmove(dst.chain + to, src.chain + at, count * sizeof(uint64_t))
+    if t.keep_names:
+        memmove(dst.names + to, src.names + at, count * sizeof(uint64_t))
 
 
 # Gives a node buffers of another capacity, holding `count` of its blocks from block `at` on.
@@ -216,6 +223,7 @@ cdef bint buffers_resize(Tree* t, Node* node, int32_t capacity, int32_t at, int3
     free(node.tokens)
     free(node.ids)
     free(node.chain)
+    free(node.names)
     node[0] = fresh
     return True
 
@@ -265,6 +273,24 @@ cdef uint64_t chain_before(Tree* t, int32_t n, int32_t k) noexcept nogil:
     return node.chain[node.length - 1]
 
 
+cdef uint64_t name_before(Tree* t, int32_t n, int32_t k) noexcept nogil:
+    cdef Node* node = &t.nodes[n]
+    cdef Node* above
+    if k > 0:
+        return node.names[k - 1]
+    above = &t.nodes[node.parent]
+    return above.names[above.length - 1 if above.length else 0]
+
+
+# The names of `count` blocks of run n from block `first` on, whose tokens are there.
+cdef void name_blocks(Tree* t, int32_t n, int32_t first, int32_t count) noexcept nogil:
+    cdef uint64_t name = name_before(t, n, first)
+    cdef int32_t i
+    for i in range(first, first + count):
+        name = pkv_hash(node_tokens(t, n, i), t.block_size, name ^ t.name_seed)
+        t.nodes[n].names[i] = name
+
+
 cdef int32_t tree_new(Tree* t, int32_t parent, const int32_t* tokens, int32_t length) noexcept nogil:
     cdef int32_t n, i
     cdef uint64_t chain
@@ -293,6 +319,8 @@ cdef int32_t tree_new(Tree* t, int32_t parent, const int32_t* tokens, int32_t le
         for i in range(length):
             chain = chain_step(t, chain, tokens + <int64_t>i * t.block_size)
             node.chain[i] = chain
+    if t.keep_names:
+        name_blocks(t, n, 0, length)
     return n
 
 
@@ -314,13 +342,15 @@ cdef int32_t tree_extend(Tree* t, int32_t n, const int32_t* tokens, int32_t leng
         for i in range(length):
             node.chain[node.length + i] = chain_step(
                 t, chain_before(t, n, node.length + i), tokens + <int64_t>i * t.block_size)
+    if t.keep_names:
+        name_blocks(t, n, node.length, length)
     node.length += length
     t.num_blocks += length
     return length
 
 
 cdef int32_t tree_split(Tree* t, int32_t n, int32_t k) noexcept nogil:
-    cdef int32_t upper, parent, rest
+    cdef int32_t upper, parent, rest, i
     cdef Node* low
     cdef Node* up
     assert 0 < k < t.nodes[n].length, "a split leaves two runs"
@@ -338,7 +368,8 @@ cdef int32_t tree_split(Tree* t, int32_t n, int32_t k) noexcept nogil:
     up.length = k
     up.root, up.depth, up.tiers, up.hash = low.root, low.depth, low.tiers, low.hash
     up.first_child = NIL
-    up.key, low.key = low.key, NULL
+    for i in range(CHAINS):
+        up.keys[i], low.keys[i] = low.keys[i], NULL
     t.table[table_find(t, n)] = upper           # same parent, same first block: the upper half takes the place
     child_unlink(t, n)
     child_link(t, parent, upper)
@@ -359,6 +390,7 @@ cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil:
     cdef Node* low = &t.nodes[n]
     cdef Node* up = &t.nodes[parent]
     cdef Node joined = low[0]
+    cdef int32_t i
     if not buffers_new(t, &joined, up.length + low.length):
         return False
     buffers_copy(t, up, 0, &joined, 0, up.length)
@@ -368,9 +400,12 @@ cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil:
     free(low.tokens)
     free(low.ids)
     free(low.chain)
-    low.tokens, low.ids, low.chain, low.capacity = joined.tokens, joined.ids, joined.chain, joined.capacity
-    free(low.key)
-    low.key, up.key = up.key, NULL
+    free(low.names)
+    low.tokens, low.ids, low.capacity = joined.tokens, joined.ids, joined.capacity
+    low.chain, low.names = joined.chain, joined.names
+    for i in range(CHAINS):
+        free(low.keys[i])
+        low.keys[i], up.keys[i] = up.keys[i], NULL
     low.length += up.length
     low.depth = up.depth
     low.hash = up.hash
@@ -401,21 +436,22 @@ cdef void tree_remove(Tree* t, int32_t n) noexcept nogil:
         tree_trim(t, n, t.nodes[n].length)
 
 
-cdef int32_t tree_root(Tree* t, uint64_t salt) noexcept nogil:
+cdef int32_t tree_root(Tree* t, uint64_t salt, uint64_t name) noexcept nogil:
     cdef int32_t n
     cdef Node* node
-    cdef uint64_t* chain = NULL
-    if t.keep_chain:
-        chain = <uint64_t*>malloc(sizeof(uint64_t))
-        if chain == NULL:
-            return NIL
-        chain[0] = salt
-    if tree_ensure(t, 1) != OK:
+    cdef uint64_t* chain = <uint64_t*>malloc(sizeof(uint64_t)) if t.keep_chain else NULL
+    cdef uint64_t* names = <uint64_t*>malloc(sizeof(uint64_t)) if t.keep_names else NULL
+    if (t.keep_chain and chain == NULL) or (t.keep_names and names == NULL) or tree_ensure(t, 1) != OK:
         free(chain)
+        free(names)
         return NIL
+    if t.keep_chain:
+        chain[0] = salt
+    if t.keep_names:
+        names[0] = name
     n = node_take(t)
     node = &t.nodes[n]
-    node.chain = chain
+    node.chain, node.names = chain, names
     node.parent, node.first_child, node.next_sibling, node.prev_sibling, node.root = NIL, NIL, NIL, NIL, n
     return n
 
@@ -501,14 +537,20 @@ cdef class RadixTree:
         block again.
     seed : int, optional
         Seed of the child table; random by default, so that no client can aim at its collisions.
+    keep_names : bool
+        Keep an 8-byte hash per block that names it in events: of its namespace's name and all tokens up to its end.
+    name_seed : int
+        Seed of the names. They are the same in all processes with the same seed, before and after a purge.
 
     Notes
     -----
-    Tokens are int32 and compared in full. Memory: 4 x block_size + 4 x num_tiers bytes a block (+ 8 with keep_chain)
-    and about 90 bytes a node. Thread-safe. A tree that belongs to a :class:`Placement` is changed only through it.
+    Tokens are int32 and compared in full. Memory: 4 x block_size + 4 x num_tiers bytes a block (+ 8 with keep_chain, + 8
+    with keep_names) and about 100 bytes a node. Thread-safe. A tree that belongs to a :class:`Placement` is changed only
+    through it.
     """
 
-    def __cinit__(self, block_size, num_tiers=1, *, max_run=MAX_RUN, keep_chain=False, seed=None):
+    def __cinit__(self, block_size, num_tiers=1, *, max_run=MAX_RUN, keep_chain=False, seed=None, keep_names=False,
+                  name_seed=0):
         self.lock = Lock()
         self.namespaces, self.names = {}, {}
         self.tree.block_size = count_input(block_size, "block_size", 1, MAX_BLOCK_SIZE)
@@ -517,18 +559,22 @@ cdef class RadixTree:
         self.tree.keep_chain = bool(keep_chain)
         self.tree.seed = (int.from_bytes(os.urandom(8), "little") if seed is None
                           else <uint64_t>(index_input(seed, "seed") & (2**64 - 1)))
+        self.tree.keep_names = bool(keep_names)
+        self.tree.name_seed = <uint64_t>(index_input(name_seed, "name_seed") & (2**64 - 1))
         self.tree.free_node = NIL
         if tree_ensure(&self.tree, 16) != OK:
             raise MemoryError("no memory for an empty tree")
         self.namespace(b"")                         # root 0: of requests without a namespace
 
     def __dealloc__(self):
-        cdef int32_t n
+        cdef int32_t n, i
         for n in range(self.tree.num_nodes):
             free(self.tree.nodes[n].tokens)
             free(self.tree.nodes[n].ids)
             free(self.tree.nodes[n].chain)
-            free(self.tree.nodes[n].key)
+            free(self.tree.nodes[n].names)
+            for i in range(CHAINS):
+                free(self.tree.nodes[n].keys[i])
         free(self.tree.nodes)
         free(self.tree.table)
 
@@ -565,7 +611,7 @@ cdef class RadixTree:
 
         An int, which names nothing else once it is forgotten.
         """
-        cdef uint64_t salt
+        cdef uint64_t salt, name
         cdef int32_t n
         cdef int64_t handle = -1
         cdef bint kept = False
@@ -576,8 +622,9 @@ cdef class RadixTree:
         if known is not None:
             return known
         salt = salt_of(key, self.tree.seed ^ self.purges * 0xA0761D6478BD642FU)
+        name = salt_of(key, self.tree.name_seed)
         self.lock.acquire()
-        n = tree_root(&self.tree, salt)
+        n = tree_root(&self.tree, salt, name)
         if n != NIL:
             handle = make_handle(n, self.tree.nodes[n].generation)
         self.lock.release()

@@ -109,6 +109,8 @@ cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
     cdef Links* links
     p.fates[upper] = p.fates[n]
     p.fates[upper].wanted = 0                   # the lower part's entry in the ring stands for its path
+    p.fates[upper].sent = min(p.fates[n].sent, p.tree.nodes[upper].length)
+    p.fates[n].sent -= p.fates[upper].sent
     for tier in range(MAX_TIERS):
         p.fates[upper].kids[tier] = 0
         p.fates[upper].below[tier] = (p.tree.nodes[n].tiers >> tier) & 1

@@ -45,7 +45,6 @@ cdef int promote_run(Place* p, int32_t n) noexcept nogil
 cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil
 # The same; without `tried` the transfer was given up before it began, and says nothing against its source.
 cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil
-cdef void event_stored(Place* p, int32_t n, int32_t tier, int32_t first) noexcept nogil
 cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil
 cdef int64_t quota_left(Place* p, int32_t n, int32_t tier) noexcept nogil
 cdef int32_t quota_of(Place* p, int32_t n, int32_t tier) noexcept nogil

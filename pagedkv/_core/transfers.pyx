@@ -12,15 +12,16 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
-from pagedkv._core.events cimport EVENT_REMOVED, EVENT_STORED, ring_put
+from pagedkv._core.events cimport EVENT_REMOVED
 from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, WRITE_NEVER, WRITE_REUSED, Fate, Place, Transfer
-from pagedkv._core.radix_tree cimport Node, is_remainder, node_ids, node_tokens, node_top, tree_merge, tree_split, tree_trim
+from pagedkv._core.radix_tree cimport Node, is_remainder, node_ids, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
     child_left, end_moved, fate_split, is_owned, must_not_be_chosen, on_evict, pick_victim, place_ensure, queue_of,
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push, set_class
+from pagedkv._core.telling cimport event, event_hidden, event_stored
 from pagedkv._core.types cimport (
     E_BLOCKS, E_MEMORY, E_STALE, EVICTED, NIL, OK, Move, Reason, handle_slot, make_handle, next_generation,
 )
@@ -39,24 +40,6 @@ cdef int32_t quota_of(Place* p, int32_t n, int32_t tier) noexcept nogil:
 cdef int64_t quota_left(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef int32_t quota = quota_of(p, n, tier)
     return INT32_MAX if quota < 0 else quota - usage_of(p, n, tier)[0]
-
-
-cdef void event(Place* p, int32_t kind, int32_t n, int32_t tier, int32_t first, int32_t count) noexcept nogil:
-    cdef Node* node = &p.tree.nodes[n]
-    cdef int32_t parent_block = NIL
-    if p.events.words == NULL:
-        return
-    if first > 0:
-        parent_block = node_ids(p.tree, n, tier)[first - 1]
-    elif p.tree.nodes[node.parent].length and (p.tree.nodes[node.parent].tiers >> tier) & 1:
-        parent_block = node_ids(p.tree, node.parent, tier)[p.tree.nodes[node.parent].length - 1]
-    ring_put(&p.events, kind, tier, node.root, parent_block, node.depth + first, node_ids(p.tree, n, tier) + first, count,
-             node_tokens(p.tree, n, first), count * p.tree.block_size if kind == EVENT_STORED else 0)
-    p.fates[node.root].last_use = p.events.tail
-
-
-cdef void event_stored(Place* p, int32_t n, int32_t tier, int32_t first) noexcept nogil:
-    event(p, EVENT_STORED, n, tier, first, p.tree.nodes[n].length - first)
 
 
 cdef void copy_own(Place* p, int32_t n, int32_t tier) noexcept nogil:
@@ -322,12 +305,12 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
     cdef Node* up
     cdef Fate* a
     cdef Fate* b
-    cdef int32_t child, tier
+    cdef int32_t child, tier, length
     up = &p.tree.nodes[n]
     child = up.first_child
     if up.length == 0 or child == NIL or p.tree.nodes[child].next_sibling != NIL or is_remainder(p.tree, child):
         return
-    a, b = &p.fates[n], &p.fates[child]
+    a, b, length = &p.fates[n], &p.fates[child], up.length
     if (up.length + p.tree.nodes[child].length > p.tree.max_run or up.tiers != p.tree.nodes[child].tiers
             or a.transfer >= 0 or b.transfer >= 0 or a.copying >= 0 or b.copying >= 0 or a.wanted != b.wanted
             or a.spoilt or b.spoilt or (p.has_remainders and a.matched != b.matched) or a.last_use != b.last_use
@@ -344,6 +327,7 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
         if b.past == NIL:                           # of the lower part nothing is remembered
             b.past, b.past_generation = a.past, a.past_generation
         b.matched |= a.matched
+        b.sent = a.sent + b.sent if a.sent == length else a.sent
         for tier in range(p.num_tiers):
             recency_unlink(p, tier, n)
         memset(&p.fates[n], 0, sizeof(Fate))
@@ -445,6 +429,7 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
             relink(p, n, False)
         elif promotes:
             p.counters.failed_promotions += num_blocks
+            event_hidden(p, n)
             f.failed = 1
             if f.copying >= 0 and p.transfers[handle_slot(f.copying)].src == src:
                 p.transfers[handle_slot(f.copying)].void = True
@@ -464,6 +449,8 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
         return OK
     if promotes:
         p.counters.promoted[src] += num_blocks
+        if p.beside[src]:
+            f.sent = num_blocks
         f.queue[dst] = <unsigned char>queue_of(p, dst, p.tree.nodes[n].chain[0] if p.tree.keep_chain else 0, True)
         copy_add(p, n, dst, t.dst_ids)
         for _ in range(owners):                     # those who own the path own its hottest copy
@@ -586,7 +573,7 @@ cdef int32_t branch_head(Place* p, int32_t n, int32_t tier) noexcept nogil:
 
 cdef int32_t colder_tier(Place* p, int32_t tier) noexcept nogil:
     for tier in range(tier + 1, p.num_tiers):
-        if (p.pools[tier] != NULL and p.pools[tier].max_capacity > 0
+        if (p.pools[tier] != NULL and p.pools[tier].max_capacity > 0 and not p.beside[tier]
                 and (not p.closed[tier] or p.writes[tier] != WRITE_NEVER)):
             return tier
     return NIL
@@ -640,6 +627,7 @@ cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept no
         set_top(p, n, top)
         if (p.fates[n].spoilt >> top) & 1:          # what is left could not be read
             p.fates[n].spoilt &= <uint8_t>~(1 << top)
+            event_hidden(p, n)
             p.fates[n].failed = 1
             set_class(p, n, EXPIRED)
         recency_unlink(p, top, n)
@@ -660,7 +648,7 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
     cdef int32_t n, k, limit, lower, room, before, length
     cdef int64_t group
     cdef uint32_t others
-    cdef bint redundant, mirrored = p.closed[p.num_tiers - 1] and p.writes[p.num_tiers - 1] >= WRITE_REUSED
+    cdef bint redundant, mirrored = p.closed[p.coldest] and p.writes[p.coldest] >= WRITE_REUSED
     cdef bint oldest_first = p.oldest_first and not p.closed[tier]  # a closed tier loses leaves only
     lower = colder_tier(p, tier)
     while want > 0:
@@ -695,6 +683,8 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
             want -= k
             continue
         if lower == NIL or childless or p.fates[n].failed:
+            if p.coldest + 1 < p.num_tiers and p.tree.nodes[n].first_child != NIL and not drop_children(p, n):
+                return                              # behind one of the claims a run is on its way down
             drop_tail(p, n, k)
             want -= k
             continue

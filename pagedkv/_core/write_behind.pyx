@@ -11,6 +11,7 @@ from pagedkv._core.block_pool cimport pool_available
 from pagedkv._core.place cimport WRITE_ALL, WRITE_NEVER, WRITE_REUSED, Place, Wanted, Write
 from pagedkv._core.radix_tree cimport node_top
 from pagedkv._core.recency cimport is_owned, pick_victim
+from pagedkv._core.sends cimport want_send
 from pagedkv._core.transfers cimport UNDER_WAY, copy_path, lacking, make_room_behind, quota_left, start
 from pagedkv._core.types cimport ASKED, NIL, OK, WANTED, Reason
 from pagedkv.threads.pthread cimport pthread_cond_signal
@@ -50,6 +51,7 @@ cdef void want_where(Place* p, int32_t n, Write least) noexcept nogil:
 cdef void want_reused(Place* p, int32_t n) noexcept nogil:
     p.fates[n].matched = 1
     want_where(p, n, WRITE_REUSED)                  # and its path
+    want_send(p, n, WRITE_REUSED)
 
 
 cdef void want_found(Place* p, int32_t n) noexcept nogil:
@@ -63,6 +65,7 @@ cdef void want_found(Place* p, int32_t n) noexcept nogil:
 
 cdef void want_committed(Place* p, int32_t n) noexcept nogil:
     want_where(p, n, WRITE_ALL)
+    want_send(p, n, WRITE_ALL)
 
 
 cdef void want_copy(Place* p, int32_t n, int32_t tier) noexcept nogil:

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -42,6 +43,7 @@ from pagedkv.cache.parts import (
     blocks_of,
     check_learning,
     check_options,
+    check_remote,
     first_memory,
     open_admission,
     open_learned,
@@ -50,7 +52,10 @@ from pagedkv.cache.parts import (
 )  # fmt: skip
 from pagedkv.cache.pin import Pin
 from pagedkv.cache.prefetch import LikelyPrefetcher, Prefetch, Prefetcher
+from pagedkv.cache.ranks.budgets import rank_blocks, rank_storage
 from pagedkv.cache.records import Found, RecordMaker, restore
+from pagedkv.cache.remote.claims import Describer
+from pagedkv.cache.remote.sharing import Shared
 from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
 from pagedkv.cache.roots import Root, Roots
 from pagedkv.cache.runtime import SYSTEM, Runtime
@@ -76,8 +81,11 @@ from pagedkv.spec.budgets import Disk, blocks_for, check_choice
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.policies import Hazard, named
+from pagedkv.spec.ranks import Ranks
+from pagedkv.spec.remote import Remote
 from pagedkv.spec.sizes import Blocks, Size, check_flag, number_of_seconds, whole_number
 from pagedkv.threads.crew import Errand
+from pagedkv.tiers.remote.tier import RemoteTier
 
 
 class KVCache:
@@ -91,6 +99,9 @@ class KVCache:
         unit and is refused. `device_memory` is needed, or `memory`; no `host_memory`, no host tier.
     disk : Disk, optional
         A directory and how much of it to use. Reopening it finds the blocks written to it before.
+    remote : Valkey or the like, optional
+        A store that other processes and machines share (:mod:`pagedkv.spec.remote`): blocks that one of them has sent
+        there are found by all.
     memory : Size, optional
         On a host without a device, in place of `device_memory`: how much KV the first tier holds, which lies in the
         host's memory and is called ``device`` all the same.
@@ -134,6 +145,9 @@ class KVCache:
     storage : Storage, optional
         What holds, computes and moves the KV's bytes, in place of the tiers that `device`, `backend` and `threads`
         describe: an engine's own memory, or none at all (:mod:`pagedkv.cache.storage`). It serves one cache.
+    ranks : Ranks, optional
+        The KV lies in other processes, the ranks, each of which holds an equal part of every block's KV heads
+        (:class:`pagedkv.Rank`, docs/ranks.md). Budgets are those of all ranks together. The cache waits for its ranks.
 
     Attributes
     ----------
@@ -155,6 +169,7 @@ class KVCache:
         host_memory: Size | None = None,
         disk: Disk | None = None,
         *,
+        remote: Remote | None = None,
         memory: Size | None = None,
         policy: str | Hazard = "lru",
         demotion: str = "leaf_first",
@@ -173,10 +188,16 @@ class KVCache:
         scrub: ScrubMode = "across_namespaces",
         clock: Callable[[], float] | None = None,
         storage: Storage | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         first = first_memory(memory, device_memory, host_memory, device, backend)
-        sizes = blocks_of(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
-        self._storage = storage_of(storage, device, backend, threads)
+        blocks_in = blocks_of if ranks is None else partial(rank_blocks, ranks)
+        sizes = blocks_in(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
+        remote = check_remote(remote, spec)
+        if ranks is None:
+            self._storage = storage_of(storage, device, backend, threads, remote)
+        else:
+            self._storage = rank_storage(ranks, storage, device, backend, threads, remote)
         pinned = 0 if pin_budget is None else blocks_for(pin_budget, spec, "pin_budget")
         check_options(
             deadline_s, max_sequences, inclusive,
@@ -192,7 +213,8 @@ class KVCache:
         write = "never" if disk is None else disk.writes(sizes[Tier.DISK], sum(sizes[: Tier.DISK]))
         core: dict[str, Any] = {
             "policy": policy, "inclusive": inclusive, "demotion": demotion, "pin_budget": pinned,
-            "event_words": event_words, "write": write,
+            "event_words": event_words, "write": write, "claims": 0 if remote is None else remote.claims,
+            "send": "never" if remote is None else remote.write,
         }  # fmt: skip
         self.placement = open_placement(sizes, spec.block_size, **core)
         self._costs = CostModel(spec.block_size, spec.block_bytes, cost_tokens, prefill_tokens_per_s)
@@ -201,8 +223,9 @@ class KVCache:
         self._counts = threading.Lock()
         self._prompt_tokens = self._missed_promotions = 0
         self._store: Store | None = None
+        self._shared: Shared | None = None  # with others, in a remote store
         self._found: Found | None = None  # by the store, when it was opened
-        self._left_out = self._is_over = False
+        self._left_out = self._remote_left_out = self._is_over = False
         self._closing: Errand | None = None
         with contextlib.ExitStack() as undo:  # whatever interrupts it, no thread and no locked directory is left
             claim_storage(self._storage, self)
@@ -210,10 +233,14 @@ class KVCache:
             opened = self._storage.open(spec, sizes, disk)
             undo.callback(self._storage.close)
             opened = check_opened(opened, sizes, disk)
-            if opened != sizes:  # no disk
+            remote_tier: RemoteTier | None = getattr(self._storage, "remote", None)
+            if opened != sizes or (remote is not None and remote_tier is None):
+                core["claims"] = 0 if remote_tier is None else remote_tier.num_blocks
                 self.placement = open_placement(opened, spec.block_size, **core)
                 self._roots = Roots(self.placement, self._scrub)
-                self._left_out = True
+                self._left_out, self._remote_left_out = opened != sizes, remote is not None and remote_tier is None
+            if remote is not None and remote_tier is not None:
+                self._shared = Shared(self.placement, remote_tier, remote, spec.block_bytes)
             self._storage.start(self._take_over())
             there = [(tier, TIER_NAMES[tier]) for tier, pool in enumerate(self.placement.pools) if pool is not None]
             self._tiers_there = tuple(there)
@@ -235,8 +262,12 @@ class KVCache:
             self.moves = Moves(self.placement, dispatch, self._dispatcher, hooks, self._clock, runtime)
             if self._store is not None and write != "never":
                 self._checkpoint = Checkpoint(self.placement, self.moves, self._admission, self._store)
+            lookups = None
+            if self._shared is not None:
+                self._shared.connect(self._storage.carrier, self._costs, dispatch, runtime)
+                self._dispatcher.sender, lookups = self._shared.sender, self._shared.lookups
             self._matcher = Matcher(
-                self.placement, self.moves, self._costs, spec.block_size, deadline_s, partial_hits, hooks
+                self.placement, self.moves, self._costs, spec.block_size, deadline_s, partial_hits, hooks, lookups
             )
             self._prefetcher = Prefetcher(self._matcher, runtime)
             self._learned = open_learned(
@@ -248,7 +279,7 @@ class KVCache:
                 self._learned, partial_hits and self._store is not None and write != "never",
             )  # fmt: skip
             undo.callback(self._dispatcher.close)
-            if any(opened[Tier.HOST :]) and not self._storage.carrier.is_synchronous:
+            if (any(opened[Tier.HOST :]) or self._shared is not None) and not self._storage.carrier.is_synchronous:
                 self._dispatcher.start()
             note_opened(self.placement, spec, disk, write, self._found)
             undo.pop_all()
@@ -263,6 +294,7 @@ class KVCache:
         session: str | bytes | int | None = None,
         on_trial: bool = False,
         trace: object = None,
+        await_remote_s: float = 0.0,
     ) -> Sequence:
         """A sequence for a prompt: its longest cached prefix is brought to the device and owned.
 
@@ -283,6 +315,9 @@ class KVCache:
             that open a sequence to see whether there is room for it.
         trace : optional
             Anything that names the request to hooks: the spans of this sequence's work carry it.
+        await_remote_s : float
+            With a remote store: for so many seconds blocks that it lacks are asked for again, with pauses. For the
+            decoding side of a prompt that another process is computing.
 
         Raises
         ------
@@ -293,8 +328,9 @@ class KVCache:
         root = self._root(namespace)
         number = session_number(session)
         check_flag(on_trial, "on_trial")
+        await_s = number_of_seconds(await_remote_s, "await_remote_s")
         prompt = np.ascontiguousarray(self._tokens(tokens))
-        load = self._matcher.begin_load(prompt, root, None, trace)
+        load = self._matcher.begin_load(prompt, root, None, trace, await_s)
         seq = self._traced_open(load, prompt, root, number, trace)
         if not on_trial:
             self.count(seq)
@@ -325,6 +361,7 @@ class KVCache:
         deadline_s: float | None = None,
         on_trial: bool = False,
         trace: object = None,
+        await_remote_s: float = 0.0,
     ) -> Load:
         """Begin to bring the cached prefix of a prompt to the device, and do not wait for it.
 
@@ -334,7 +371,7 @@ class KVCache:
 
         Parameters
         ----------
-        tokens, namespace, session, on_trial, trace
+        tokens, namespace, session, on_trial, trace, await_remote_s
             As for :meth:`sequence`.
         deadline_s : float, optional
             Seconds from now: blocks that have not arrived by then are given up, and left to compute. Default: that
@@ -345,8 +382,9 @@ class KVCache:
         WrongType, InvalidArgument, NamespaceRequired, ClosedError
         """
         load = self.begin_load(
-            tokens, namespace, session=session, deadline_s=deadline_s, on_trial=on_trial, trace=trace
-        )
+            tokens, namespace, session=session, deadline_s=deadline_s, on_trial=on_trial, trace=trace,
+            await_remote_s=await_remote_s,
+        )  # fmt: skip
         try:
             load.done()
         except BaseException:
@@ -363,6 +401,7 @@ class KVCache:
         deadline_s: float | None = None,
         on_trial: bool = False,
         trace: object = None,
+        await_remote_s: float = 0.0,
     ) -> Load:
         """As :meth:`load`, but nothing is moved before the first ``load.done()`` or ``wait()``.
 
@@ -370,7 +409,7 @@ class KVCache:
 
         Parameters
         ----------
-        tokens, namespace, session, deadline_s, on_trial, trace : as for :meth:`load`.
+        tokens, namespace, session, deadline_s, on_trial, trace, await_remote_s : as for :meth:`load`.
 
         Raises
         ------
@@ -380,8 +419,9 @@ class KVCache:
         number = session_number(session)
         check_flag(on_trial, "on_trial")
         limit_s = None if deadline_s is None else number_of_seconds(deadline_s, "deadline_s")
+        await_s = number_of_seconds(await_remote_s, "await_remote_s")
         prompt = np.array(self._tokens(tokens), order="C")  # a copy: its caller goes on
-        load = self._matcher.begin_load(prompt, root, limit_s, trace)
+        load = self._matcher.begin_load(prompt, root, limit_s, trace, await_s)
 
         def opens(load: Load) -> Sequence:
             seq = self._traced_open(load, prompt, root, number, trace)
@@ -516,6 +556,40 @@ class KVCache:
         learned.tick()
         return self._likely_prefetcher.start(learned.policy, seconds, most)
 
+    def publish(self, tokens: ArrayLike, namespace: Namespace | None = None, wait_s: float | None = None) -> int:
+        """Send the cached prefix of `tokens` to the remote store, and wait for that.
+
+        Committed blocks are sent by themselves; this is for a process that hands a prompt over to another one now.
+        Blocks in slower tiers are brought to the device first.
+
+        Parameters
+        ----------
+        tokens, namespace : as for :meth:`sequence`.
+        wait_s : float, optional
+            Seconds after which to return; the send goes on. Default: until it is over.
+
+        Returns
+        -------
+        int
+            Leading blocks of `tokens` that the store has; 0 without a remote store, or if it does not confirm any.
+
+        Raises
+        ------
+        OutOfBlocks, WrongType, InvalidArgument, NamespaceRequired, ClosedError
+        """
+        root = self._root(namespace)
+        limit_s = None if wait_s is None else number_of_seconds(wait_s, "wait_s")
+        prompt = np.array(self._tokens(tokens), order="C")
+        if self._shared is None:
+            return 0
+        self.moves.check_may_wait()
+        with self.hooks.span("publish", tokens=len(prompt)) as span:
+            with self._matcher.begin_load(np.append(prompt, np.int32(0)), root, None) as load:
+                load.bring()
+                stored = self._shared.publish(prompt, root, load.kept, limit_s)
+            span.set(blocks=stored)
+        return stored
+
     def observe_prefill(self, num_tokens: int, seconds: float, context: int = 0) -> None:
         """Report how long computing a prompt took.
 
@@ -647,17 +721,33 @@ class KVCache:
         for root in roots:
             self.moves.drain_namespace(root)  # writes under way end before the disk is told
         self._roots.left(digest, roots)
+        said = [self._purge_disk(digest), self._purge_remote(digest)]  # the second one whatever the first one says
+        if any(said):
+            text = " and ".join(f"it may be served {one}" for one in said if one)
+            raise TierError(f"the namespace is forgotten in memory ({dropped} blocks), but {text}")
+        return dropped
+
+    def _purge_disk(self, digest: bytes) -> str:
+        """Where the namespace may come from, and why; "" if from nowhere."""
         try:
             if self._store is not None:
                 self._store.purge(digest)
             elif self._left_out:
                 raise TierError("the disk tier was left out when the cache was opened")
         except TierError as problem:
-            raise TierError(
-                f"the namespace is forgotten in memory ({dropped} blocks), but it may be served from disk again after "
-                f"a restart: {problem}"
-            ) from problem
-        return dropped
+            return f"from disk again after a restart: {problem}"
+        return ""
+
+    def _purge_remote(self, digest: bytes) -> str:
+        """As `_purge_disk`."""
+        try:
+            if self._shared is not None:
+                self._shared.purge(digest)
+            elif self._remote_left_out:
+                raise TierError("the remote store was left out when the cache was opened")
+        except TierError as problem:
+            return f"from the remote store again: {problem}"
+        return ""
 
     def checkpoint(self) -> int:
         """Copy blocks that the disk lacks to it, as far as it has room; memory keeps its copies.
@@ -714,7 +804,7 @@ class KVCache:
 
     def _on_disk(self) -> int:
         """Blocks that the disk holds and confirms, each behind those before it."""
-        store, pool = self._store, self.placement.pools[-1]
+        store, pool = self._store, self.placement.pools[Tier.DISK]
         assert store is not None
         assert pool is not None
         counts = pool.counts()
@@ -779,6 +869,7 @@ class KVCache:
                 moved_bytes={f"{TIER_NAMES[a]}_to_{TIER_NAMES[b]}": s.bytes for (a, b), s in moved.items()},
                 failed_moves=sum(s.failed + s.late + s.cancelled + s.left for s in moved.values()),
                 disk=self._disk_stats(),
+                remote=self._remote_stats(),
                 hazard=None if self._learned is None else {**self._learned.stats(), "clock_failures": clock_failures},
                 clock_failures=clock_failures,
                 hook_failures=self.hooks.failures,
@@ -829,6 +920,22 @@ class KVCache:
         """
         return self._engine.kv.layer(layer)
 
+    def layer_scales(self, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Scales of K and V of a layer; None where the cache's dtype has none.
+
+        value = stored * scale.
+
+        Returns
+        -------
+        k_scale, v_scale : float32
+            Views [num_blocks, block_size, num_kv_heads] into the device arena; fixed ones are [1] or [num_kv_heads].
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+        """
+        return self._engine.kv.layer_scales(layer)
+
     def pages(self, layer: int, *, read_only: bool = True, stream: Any = None) -> Pages:
         """K and V of a layer as compact paged caches, for other runtimes' paged attention.
 
@@ -842,9 +949,15 @@ class KVCache:
         layer : int
         read_only : what consumers are told; False for a runtime that writes K and V itself.
         stream : the CUDA stream that the cache is ready on. Default: CuPy's current one when it is handed over.
+
+        Raises
+        ------
+        UnsupportedVariant
+            Blocks hold scales, or V is not as wide as K.
         """
-        k, v = (export(array, dtype=self.spec.dtype, read_only=read_only, stream=stream) for array in self.layer(layer))
-        return pages_of(k, v, self.spec.block_shape, self.spec.block_size)
+        shape, dtype = self.spec.block_shape, self.spec.exchange_dtype
+        k, v = (export(array, dtype=dtype, read_only=read_only, stream=stream) for array in self.layer(layer))
+        return pages_of(k, v, shape, self.spec.block_size)
 
     @property
     def decode(self) -> Any:
@@ -887,6 +1000,12 @@ class KVCache:
 
     def _close(self, within_s: float, *, wait: bool = True) -> None:
         self._prefetcher.close(wait=wait)
+        if self._shared is not None:
+            self._shared.close()
+        began = time.monotonic()
+        if self._shared is not None and wait:
+            self._shared.drain(within_s)
+            within_s = max(0.0, within_s - (time.monotonic() - began))
         try:
             if self._checkpoint is not None and wait:
                 with contextlib.suppress(ClosedError):  # an earlier call was interrupted behind it
@@ -923,13 +1042,15 @@ class KVCache:
 
     # ---- inside
 
-    def _take_over(self) -> RecordMaker | None:
+    def _take_over(self) -> Describer | None:
         """Add the store's blocks to the tree; name the cache's blocks from now on."""
         self._store = store = self._storage.store
-        if store is None:
-            return None
-        self._found = restore(self.placement, store, Tier.DISK, self._roots.of)
-        return RecordMaker(self.placement, store.secret, self.placement.tree.name)
+        records = None
+        if store is not None:
+            self._found = restore(self.placement, store, Tier.DISK, self._roots.of)
+            records = RecordMaker(self.placement, store.secret, self.placement.tree.name)
+        claims = None if self._shared is None else self._shared.claims
+        return None if records is None and claims is None else Describer(records, claims)
 
     def _tier_names(self) -> list[str]:
         return [name for _, name in self._tiers_there]
@@ -946,6 +1067,11 @@ class KVCache:
         admission = self._admission
         declined = {"disk_hits_declined": self._matcher.declined_tokens, **admission.refused()}
         return {**store, **declined, "admission_failures": admission.failures}
+
+    def _remote_stats(self) -> dict[str, Any] | None:
+        if self._shared is None:
+            return {"state": "left_out"} if self._remote_left_out else None
+        return self._shared.stats()
 
     def _asked(self, tokens: ArrayLike, namespace: Namespace | None) -> tuple[NDArray[np.int32], Root | None]:
         """The tokens of a question, and its namespace's root, if there is one; it makes none."""

@@ -27,6 +27,7 @@ from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.observe.latency import CacheLatencies
 from pagedkv.spec.sizes import check_plain, whole_number
 
+REMOTE = int(Tier.REMOTE)
 DECAY = 0.9  # weight of everything seen so far when something new is seen
 FRESH_S = 600.0  # a load rate not seen for so long is not believed: loads declined because of it could not correct it
 
@@ -102,6 +103,8 @@ class CostModel:
         if Tier.DISK in way:
             upward = way[1] < way[0]
             (self.latencies.disk_read if upward else self.latencies.disk_write).observe(seconds)
+        elif way[0] == REMOTE:
+            self.latencies.remote_read.observe(seconds)
         if whole and way[1] < way[0]:
             self.observe_load(way[0], num_bytes, seconds)
 
@@ -142,25 +145,30 @@ class CostModel:
                 known |= {f"load_latency_s_{tier}": latency, f"load_bytes_per_s_{tier}": 1 / slope}
         return known
 
-    def worth_loading(self, tiers: NDArray[np.uint8], slow: int) -> int:
+    def worth_loading(self, tiers: NDArray[np.uint8], *slow: int) -> int:
         """How many leading blocks of a match to bring up, given the tier of each.
 
         Parameters
         ----------
         tiers : uint8 [n]
-        slow : the tier whose loads are weighed; those of other tiers count as free.
+        slow : the tiers whose loads are weighed; those of other tiers, or at an unknown rate, count as free.
 
         Returns
         -------
         int
-            The prefix that saves most time. It ends at the end of the match or where a run of `slow` blocks begins.
+            The prefix that saves most time. It ends at the end of the match or where a run of slow blocks begins.
         """
-        weighed = tiers == int(slow)  # NumPy drops an interrupt while it looks at a Tier
-        if not weighed.any() or (known := self._known(slow)) is None:
+        cost = None
+        for tier in slow:
+            weighed = tiers == int(tier)  # NumPy drops an interrupt while it looks at a Tier
+            if not weighed.any() or (known := self._known(tier)) is None:
+                continue
+            per_token, latency, per_block = known
+            cost = per_block * weighed if cost is None else cost + per_block * weighed
+            cost[np.argmax(weighed)] += latency
+        if cost is None:
             return len(tiers)
-        per_token, latency, per_block = known
-        saved = per_token * self._block_work(np.arange(len(tiers))) - per_block * weighed
-        saved[np.argmax(weighed)] -= latency
+        saved = per_token * self._block_work(np.arange(len(tiers))) - cost
         total = np.concatenate(([0.0], np.cumsum(saved)))
         return len(tiers) - int(np.argmax(total[::-1]))  # of equals the longest
 

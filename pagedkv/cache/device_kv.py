@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from pagedkv import cpu
 from pagedkv._core.block_table import StepArrays
+from pagedkv.cache.layer_scales import LayerScales
 from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
 from pagedkv.interop import as_array, exchanges
 from pagedkv.observe.callbacks import Log
 from pagedkv.reference import paged_attention
-from pagedkv.spec.dtypes import bfloat16_to_float32
-from pagedkv.spec.kv_spec import KVSpec, gathered_shape, in_token_order, layer_view
+from pagedkv.spec.block_layout import check_outputs, gathered_shapes, in_token_order, plane_view
+from pagedkv.spec.dtypes import BYTES, bfloat16_to_float32, stored_to_float32
+from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import whole_number
 
 log = Log(logging.getLogger("pagedkv.cache"))
@@ -50,11 +52,11 @@ class DeviceKV:
 
     def __init__(self, spec: KVSpec, arena: NDArray[np.uint8]) -> None:
         self.spec, self._arena = spec, arena
-        self._layers = [layer_view(arena, layer, spec) for layer in range(spec.num_layers)]
-        whole = arena.view(spec.np_dtype).reshape(len(arena), *spec.block_shape)
-        sides = (whole[:, :, 0], whole[:, :, 1])
-        self._k, self._v = (side.swapaxes(2, 3) if spec.layout == "HND" else side for side in sides)
-        self._dtype, self._row = spec.np_dtype, (spec.num_kv_heads, spec.head_dim)
+        self._k, self._v = plane_view(arena, spec, "k"), plane_view(arena, spec, "v")
+        self._layers = [(self._k[:, layer], self._v[:, layer]) for layer in range(spec.num_layers)]
+        self._scales = LayerScales(arena, spec) if spec.scales is not None else None
+        self._dtype, self._rows = spec.np_dtype, (spec.num_kv_heads, spec.head_dim, spec.width_of_v)
+        self._sources = _sources(spec)
         self._bits = "bfloat16" if spec.dtype == "bfloat16" and spec.np_dtype == np.uint16 else ""
         self.overflowing_writes = 0
         self.decode: Callable[[NDArray[Any]], NDArray[Any]] | None = bfloat16_to_float32 if self._bits else None
@@ -64,6 +66,39 @@ class DeviceKV:
         if type(layer) is not int or not 0 <= layer < len(self._layers):  # raises
             layer = whole_number(layer, "layer", 0, self.spec.num_layers - 1)
         return self._layers[layer]
+
+    def layer_scales(self, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Scales of K and V of a layer; None where the dtype has none.
+
+        [num_blocks, block_size, num_kv_heads] views, or the fixed ones, [1] or [num_kv_heads].
+        """
+        layer = whole_number(layer, "layer", 0, self.spec.num_layers - 1)
+        return None if self._scales is None else self._scales.of(layer)
+
+    def scales(self, layer: int) -> dict[str, Any]:
+        """Keywords that give a kernel a layer's scales."""
+        if self._scales is None:
+            return {}
+        k_scale, v_scale = self._scales.of(layer)
+        return {"k_scale": k_scale, "v_scale": v_scale}
+
+    def exact(self, layer: int, tables: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]]:
+        """A layer's K and V as the reference reads them, and the tables of their blocks.
+
+        Where numbers have scales, float64 copies of the blocks that the tables name.
+        """
+        k, v = self.layer(layer)
+        if self._scales is None:
+            return k, v, tables
+        used, columns = np.unique(tables[tables >= 0], return_inverse=True)
+        found = np.full(tables.shape, -1, np.int32)
+        found[tables >= 0] = columns.reshape(-1)
+        values = []
+        for side, scale in zip((k, v), self._scales.of(layer), strict=True):
+            factors = scale[used] if scale.ndim == 3 else scale
+            with np.errstate(all="ignore"):
+                values.append(stored_to_float32(side[used], self.spec.dtype).astype(np.float64) * factors[..., None])
+        return values[0], values[1], found
 
     def bind(self, arrays: StepArrays) -> StepKV:
         """What one step writes and reads."""
@@ -80,8 +115,11 @@ class DeviceKV:
             Shape or dtype does not fit. Nothing was written.
         """
         k_view, v_view = self.layer(layer)
-        k, v, bits = self._checked("k", k, len(slots)), self._checked("v", v, len(slots)), self._bits
-        if cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=bits, kv_dtype=self.spec.dtype):
+        spec, (heads, k_width, v_width) = self.spec, self._rows
+        k = self._checked("k", k, (len(slots), heads, k_width))
+        v = self._checked("v", v, (len(slots), heads, v_width))
+        scaled = {} if self._scales is None else self.scales(layer) | {"scale_mode": spec.scale_mode}
+        if cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=self._bits, kv_dtype=spec.dtype, **scaled):
             self.overflowing_writes += 1
             if self.overflowing_writes == 1:
                 log.warning(
@@ -112,32 +150,46 @@ class DeviceKV:
         LayoutMismatch
             An array of `out` has another shape or dtype, is read-only or shares the arena's memory.
         """
-        spec, shape = self.spec, gathered_shape(self.spec, start, stop, layout)
+        spec, shapes = self.spec, gathered_shapes(self.spec, start, stop, layout)
         if out is None:
-            out = (np.empty(shape, spec.np_dtype), np.empty(shape, spec.np_dtype))
-        if not isinstance(out, tuple) or len(out) != 2:
-            raise LayoutMismatch(f"out must be a pair of arrays (k, v), got {type(out).__name__}")
-        for array in out:
-            found = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
-            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != spec.np_dtype:
-                raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {found}")
+            out = (np.empty(shapes[0], spec.value_dtype), np.empty(shapes[1], spec.value_dtype))
+        check_outputs(out, shapes, spec.value_dtype, np.ndarray)
         k_out, v_out = (in_token_order(array, layout) for array in out)
-        cpu.gather(self._k, self._v, blocks, start, stop, k_out, v_out)
+        if self._scales is None:
+            cpu.gather(self._k, self._v, blocks, start, stop, k_out, v_out)
+            return out
+        for array in (k_out, v_out):
+            if not array.flags.writeable:
+                raise LayoutMismatch("out is read-only")
+            if np.may_share_memory(array, self._arena):
+                raise LayoutMismatch("out shares memory with the arena; give arrays of your own")
+        stored = [np.empty(array.shape, spec.np_dtype) for array in (k_out, v_out)]
+        cpu.gather(self._k, self._v, blocks, start, stop, *stored)
+        for array, side, scale in zip((k_out, v_out), stored, self._scales.gathered(blocks, start, stop), strict=True):
+            with np.errstate(all="ignore"):  # a row with an infinite scale is NaN
+                np.multiply(stored_to_float32(side, spec.dtype), scale, out=array)
         return out
 
-    def _checked(self, name: str, values: NDArray[Any], num_tokens: int) -> NDArray[Any]:
-        shape = (num_tokens, *self._row)
+    def _checked(self, name: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         if not isinstance(values, np.ndarray):
             try:
                 values = as_array(values) if exchanges(values) else np.asarray(values)
             except (TypeError, ValueError, BufferError, RuntimeError) as error:
                 raise LayoutMismatch(f"{name} cannot be read as an array: {error}") from None
         if values.shape != shape:
-            raise LayoutMismatch(f"{name} must be [num_tokens, num_kv_heads, head_dim] = {shape}, got {values.shape}")
-        if values.dtype != self._dtype and values.dtype.name not in _CONVERTIBLE:
-            wanted = ", ".join(dict.fromkeys((self.spec.dtype, *_CONVERTIBLE)))
+            width = "head_dim" if name == "k" or self.spec.head_dim_v is None else "head_dim_v"
+            raise LayoutMismatch(f"{name} must be [num_tokens, num_kv_heads, {width}] = {shape}, got {values.shape}")
+        if (values.dtype != self._dtype or self._scales is not None) and values.dtype.name not in self._sources:
+            wanted = ", ".join(dict.fromkeys((*([] if self._scales else [self.spec.dtype]), *self._sources)))
             raise LayoutMismatch(f"{name} has dtype {values.dtype}: one of {wanted} is needed")
         return values
+
+
+def _sources(spec: KVSpec) -> tuple[str, ...]:
+    """Dtypes that `write` converts, beside the spec's own."""
+    if spec.dtype == BYTES:
+        return ()
+    return _CONVERTIBLE if spec.scales is None else (*_CONVERTIBLE, "bfloat16")
 
 
 class StepKV:
@@ -184,18 +236,20 @@ class StepKV:
             name, array = ("out", out) if isinstance(q, np.ndarray) else ("q", q)
             raise LayoutMismatch(f"{name} must be a NumPy array, got {type(array).__name__}")
         arrays, spec = self._arrays, self._kv.spec
+        spec.check_can_attend()
         if (q.dtype.num in _USUAL or q.dtype.name in _FAST) and (out is None or out.dtype == q.dtype):
             lse = np.empty(q.shape[:2], np.float32) if return_lse else None
             k, v = self._kv.layer(layer)
             o = cpu.attend(
                 q if q.flags.c_contiguous else np.ascontiguousarray(q), k, v, arrays.seq_lens,
                 block_tables=arrays.block_tables, q_indptr=arrays.q_indptr, kv_dtype=spec.dtype, out=out, lse=lse,
-                **(_as_arrays(variant) if variant else variant),
+                **self._kv.scales(layer), **(_as_arrays(variant) if variant else variant),
             )  # fmt: skip
             return (o, lse) if return_lse else o
+        k, v, tables = self._kv.exact(layer, arrays.block_tables)
         try:
             return paged_attention(
-                q, *self._kv.layer(layer), arrays.block_tables, arrays.seq_lens, arrays.q_indptr,
+                q, k, v, tables, arrays.seq_lens, arrays.q_indptr,
                 decode=self._kv.decode, return_lse=return_lse, out=out, **variant,
             )  # fmt: skip
         except (TypeError, ValueError) as error:

@@ -32,6 +32,7 @@ from pagedkv.cache.admission import Admission, Reason
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.dispatcher_thread import settled, stop_at_exit, work
 from pagedkv.cache.jobs import MOST_UNANSWERED, Job, destinations_of, groups_of, left_of, transfers_of, without_ticket
+from pagedkv.cache.remote.sender import Sender
 from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.scrub import Scrub
 from pagedkv.cache.storage import Carrier, Handle
@@ -63,6 +64,7 @@ class Dispatcher:
 
     Attributes
     ----------
+    sender : has committed blocks sent to the remote store; None without one.
     context : of the caller that decided last, where there are hooks: they are told of the moves in a copy of it.
     interrupts : KeyboardInterrupt and its like that hooks raised, for callers that wait; where callers make the rounds,
         all that interrupted one, for the caller that makes it.
@@ -83,6 +85,7 @@ class Dispatcher:
         self._runtime = runtime
         self._admission, self._costs, self._scrub = admission, costs, scrub
         self._jobs: list[Job] = []
+        self.sender: Sender | None = None
         self._thread: Thread | None = None
         self._pumping = Monitor()  # rounds of callers, where there is no thread, come one after the other
         self._taken: Taken | None = None  # by a caller's round that is not over, or was interrupted
@@ -161,10 +164,7 @@ class Dispatcher:
             return pause
 
     def _recover_taken(self) -> None:
-        """Give up the moves that an interrupted round has taken.
-
-        Its traceback may be kept, and the frames in that hold the Taken for ever.
-        """
+        """Give up the moves of an interrupted round, whose traceback may keep the Taken for ever."""
         if self._taken is not None:
             self.recover(self._taken)
             self._taken = None
@@ -184,7 +184,10 @@ class Dispatcher:
         for job in list(self._jobs):
             self._end_settled(job)
         pause = min((self._carrier.watch(ticket) for job in self._jobs for ticket, _ in job.tickets), default=LONGEST_S)
-        return None if self._stopping or (self.closing and not self._jobs) else pause
+        again_s = None if self.sender is None else self.sender.pump(begins=not self.closing)
+        if self._stopping or (self.closing and not self._jobs and again_s is None):
+            return None
+        return pause if again_s is None else min(pause, again_s)
 
     def recover(self, taken: Taken) -> None:
         """Give up the moves that a failed round took and put into no ticket.
@@ -376,10 +379,7 @@ class Dispatcher:
             self._let_out(another)
 
     def _let_out(self, problem: BaseException) -> None:
-        """Raise what interrupts a caller's round while it gives moves up.
-
-        The next round gives them up.
-        """
+        """Raise an interrupt of a caller's round while it gives moves up; the next round does."""
         if self._thread is None and is_interrupt(problem):
             raise problem
 

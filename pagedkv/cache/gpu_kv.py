@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 
 from pagedkv._core.block_table import StepArrays
 from pagedkv.attention import PagedAttention
-from pagedkv.errors import LayoutMismatch
+from pagedkv.errors import UnsupportedVariant
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
+from pagedkv.kernels.dtypes import kernel_dtype
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.write_kv import write_kv
-from pagedkv.spec.kv_spec import KVSpec, gathered_shape, in_token_order, layer_view
+from pagedkv.spec.block_layout import check_outputs, gathered_shapes, in_token_order, layer_view, plane_view
+from pagedkv.spec.dtypes import BYTES
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.scales import Scales
 from pagedkv.spec.sizes import whole_number
 
 _STEP_ARRAYS = ("block_tables", "seq_lens", "q_indptr", "slot_mapping")
@@ -54,8 +58,12 @@ class GpuKV:
     ) -> None:
         self.spec, self.backend, self.on_work, self.before_work = spec, backend, on_work, before_work
         self._arena = arena
-        views = (layer_view(arena, layer, spec) for layer in range(spec.num_layers))
-        self._layers = [LayerKv(backend, k, v, dtype=spec.dtype) for k, v in views]
+        self._views = [layer_view(arena, layer, spec) for layer in range(spec.num_layers)]
+        self._scales = [_scales(arena, spec, layer, backend) for layer in range(spec.num_layers)]
+        self._layers = [
+            LayerKv(backend, *_with_v(views), dtype=_kernel_dtype(spec), scale_mode=spec.scale_mode, **scales)  # type: ignore[arg-type]
+            for views, scales in zip(self._views, self._scales, strict=True)
+        ]
         self._buffers: dict[str, Any] = {}
         self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
         self._outgrown: list[PagedAttention] = []  # kernels may still use their workspaces, on whatever stream
@@ -63,8 +71,16 @@ class GpuKV:
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views on the device."""
-        cache = self.cache(layer)
-        return cache.k, cache.v
+        return self._views[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
+
+    def layer_scales(self, layer: int) -> tuple[Any, Any] | None:
+        """Scales of K and V of a layer, as :meth:`pagedkv.cache.device_kv.DeviceKV.layer_scales`."""
+        found = self.scales(whole_number(layer, "layer", 0, self.spec.num_layers - 1))
+        return (found["k_scale"], found["v_scale"]) if found else None
+
+    def scales(self, layer: int) -> dict[str, Any]:
+        """Keywords that give a kernel a layer's scales."""
+        return self._scales[layer]
 
     def cache(self, layer: int) -> LayerKv:
         """A layer as the kernels take it."""
@@ -99,26 +115,20 @@ class GpuKV:
 
         Shapes and errors as :meth:`pagedkv.cache.device_kv.DeviceKV.gather`.
         """
-        spec, shape = self.spec, gathered_shape(self.spec, start, stop, layout)
+        spec, shapes = self.spec, gathered_shapes(self.spec, start, stop, layout)
         if out is None:
-            out = (
-                self.backend.empty(shape, spec.np_dtype, stream=stream),
-                self.backend.empty(shape, spec.np_dtype, stream=stream),
-            )
-        if not isinstance(out, tuple) or len(out) != 2:
-            raise LayoutMismatch(f"out must be a pair of arrays (k, v), got {type(out).__name__}")
-        for array in out:
-            if getattr(array, "shape", None) != shape or array.dtype != spec.np_dtype:
-                found = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
-                raise LayoutMismatch(f"out must be {spec.np_dtype} {shape}, got {found}")
+            k_out, v_out = (self.backend.empty(shape, spec.value_dtype, stream=stream) for shape in shapes)
+            out = (k_out, v_out)
+        check_outputs(out, shapes, spec.value_dtype)
         if stop > start:
             self.before_work(stream)
             tables = self.device_copy("gather_tables", blocks[None], stream)
             indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
             first = self.device_copy("gather_first", np.array([start], np.int32), stream)
-            k, v = (in_token_order(array, layout) for array in out)
+            k, v = (in_token_order(_as_kernels_take(array), layout) for array in out)
             for layer, cache in enumerate(self._layers):
-                gather_kv(cache, tables, indptr, k[layer], v[layer], first_positions=first, stream=stream)
+                outputs = _with_v((k[layer], v[layer]))
+                gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
             self.on_work(stream)
         return out
 
@@ -135,15 +145,15 @@ class GpuKV:
         return view.reshape(array.shape)
 
     def attention(
-        self, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, **variant: Any
+        self, dtype: str, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, **variant: Any
     ) -> PagedAttention:
-        """Workspaces and kernels for a variant.
+        """Workspaces and kernels for a variant, and queries of a dtype.
 
         Made anew, twice as large, when a batch outgrows them.
         """
         arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
-        key = (num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
+        key = (dtype, num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
         found = self._attentions.get(key)
         if (
             found is None
@@ -155,7 +165,8 @@ class GpuKV:
             if found is not None:
                 self._outgrown.append(found)
             found = self._attentions[key] = PagedAttention(
-                num_qo_heads=num_qo_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.dtype,
+                num_qo_heads=num_qo_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
+                head_dim_v=spec.width_of_v, dtype=dtype, kv_dtype=spec.dtype, scale_mode=spec.scale_mode,  # type: ignore[arg-type]
                 block_size=spec.block_size, max_sequences=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
                 max_tokens=_room(num_tokens), device=self.backend, **variant, **arrays,
             )  # fmt: skip
@@ -186,6 +197,11 @@ class GpuStepKV:
         LayoutMismatch, WrongType
             Shape, dtype or device does not fit. Nothing was written.
         """
+        if self._kv.spec.dtype == BYTES:
+            raise UnsupportedVariant(
+                "no kernel writes rows of bytes on a GPU: write the views of KVCache.layer() with your own, and say "
+                "mark_written"
+            )
         arrays = self._upload(stream)
         write_kv(self._kv.cache(layer), arrays["slot_mapping"], k, v, stream=stream)
         self._kv.on_work(stream)
@@ -203,10 +219,13 @@ class GpuStepKV:
         **variant: Any,
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``."""
+        spec = self._kv.spec
+        spec.check_can_attend()
+        dtype = spec.dtype if spec.scales is None else kernel_dtype("q", q)
         arrays = self._upload(stream)
         q_lens = np.diff(self._arrays.q_indptr)
         attention = self._kv.attention(
-            q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q), custom_mask=mask is not None, **variant
+            dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q), custom_mask=mask is not None, **variant
         )
         if self._planned is not attention:  # once per step: every layer has the same batch
             attention.plan(
@@ -215,7 +234,7 @@ class GpuStepKV:
             )  # fmt: skip
             self._planned = attention
         lse = self._kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
-        o = attention.run(q, *self._kv.layer(layer), out=out, lse=lse, stream=stream)
+        o = attention.run(q, *self._kv.layer(layer), out=out, lse=lse, stream=stream, **self._kv.scales(layer))
         self._kv.on_work(stream)
         return (o, lse) if return_lse else o
 
@@ -232,3 +251,30 @@ class GpuStepKV:
 def _room(count: int) -> int:
     """At least `count`, a power of two: so that growth is rare."""
     return 1 << max(0, count - 1).bit_length()
+
+
+def _with_v(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    """K and V as kernels take them: None in the place of a V of no width."""
+    k, v = pair
+    return k, v if v.shape[-1] else None
+
+
+def _scales(arena: Any, spec: KVSpec, layer: int, backend: Backend) -> dict[str, Any]:
+    """Keywords with a layer's scales; none where the dtype has none."""
+    if spec.scales is None:
+        return {}
+    if isinstance(spec.scales, Scales):
+        k, v = (backend.asarray(scale) for scale in spec.scales.of_layer(layer))
+    else:
+        k, v = (plane_view(arena, spec, name)[:, layer] for name in ("k_scale", "v_scale"))
+    return {"k_scale": k, "v_scale": v}
+
+
+def _kernel_dtype(spec: KVSpec) -> str:
+    """The dtype that kernels take blocks for: bytes are copied as int8."""
+    return "int8" if spec.dtype == BYTES else spec.dtype
+
+
+def _as_kernels_take(array: Any) -> Any:
+    """Bytes as int8, which kernels copy."""
+    return array.view(np.int8) if array.dtype == np.uint8 else array

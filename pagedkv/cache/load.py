@@ -24,6 +24,7 @@ from pagedkv._core.held import Hold, own
 from pagedkv._core.placement import Placement
 from pagedkv.cache.moves import Moves
 from pagedkv.cache.remainder import Remainder
+from pagedkv.cache.remote.asking import Asking
 from pagedkv.cache.sequence import Sequence
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.observe.hooks import Hooks
@@ -39,8 +40,7 @@ class Load:
 
     Made by :meth:`KVCache.load`; for one thread at a time.
 
-    Nothing of the prefix is evicted while the load holds it. A load that is cancelled or collected lets go of it; what
-    has arrived by then stays cached.
+    Nothing of the prefix is evicted while the load holds it. One that is cancelled or collected lets go of it.
 
     Attributes
     ----------
@@ -53,8 +53,8 @@ class Load:
     """
 
     __slots__ = (
-        *("_began_s", "_error", "_held", "_hooks", "_latencies", "_limit", "_moves", "_opens", "_placement", "_prompt"),
-        *("_remainder", "_root", "_stage", "_trace", "_until", "_worth", "found", "kept", "tiers"),
+        *("_asking", "_began_s", "_error", "_held", "_hooks", "_latencies", "_limit", "_moves", "_opens", "_placement"),
+        *("_prompt", "_remainder", "_root", "_stage", "_trace", "_until", "_worth", "found", "kept", "tiers"),
     )
 
     def __init__(
@@ -70,6 +70,7 @@ class Load:
         limit: int,
         deadline_s: float | None,
         trace: object,
+        asking: Asking | None = None,
     ) -> None:
         self._placement, self._moves, self._worth, self._hooks = placement, moves, worth, hooks
         self._latencies, self._trace = latencies, trace
@@ -79,6 +80,7 @@ class Load:
         self._stage = MATCHES
         self._held: Hold | None = None
         self._remainder = Remainder(placement, worth_remainder)
+        self._asking = asking
         self._error: OutOfBlocks | None = None
         self._opens: Callable[[Load], Sequence] | None = None
         self.tiers: NDArray[np.uint8] | None = None
@@ -124,7 +126,7 @@ class Load:
                 if left_s <= 0:
                     raise TimeoutError(f"the load takes longer than {timeout_s} s")
                 due_s = left_s if self._until is None else self._left_s()
-                self._moves.wait_since(seen, min(left_s, due_s if due_s > 0 else due_s + GRACE_S))
+                self._pause(seen, min(left_s, due_s if due_s > 0 else due_s + GRACE_S))
         self._check_there()
         return self.kept * self._placement.tree.block_size
 
@@ -135,9 +137,7 @@ class Load:
         ------
         OutOfBlocks
             The device has no room for the prefix; nothing is held then.
-        InvalidArgument
-            It was cancelled, or its sequence was opened before.
-        ClosedError
+        InvalidArgument, ClosedError
         """
         self.bring()
         self._check_there()
@@ -145,10 +145,7 @@ class Load:
         return self._opens(self)
 
     def cancel(self) -> None:
-        """Let go of the prefix. Twice is fine.
-
-        Reads that are under way go on into blocks that no sequence is given before they are over, and are cached then.
-        """
+        """Let go of the prefix. Reads under way go on, and their blocks are cached. Twice is fine."""
         self._stage, self.kept = LET_GO, 0
         held, self._held = self._held, None
         if held is not None:
@@ -175,10 +172,7 @@ class Load:
         return self._remainder.num_blocks
 
     def do_without_remainder(self) -> bool:
-        """Load the prefix alone, because the device has no room for a block beside it.
-
-        False, and nothing changes, where it has no remainder or its promotions are decided.
-        """
+        """Load the prefix alone; False where it has no remainder, or its promotions are decided."""
         if self._stage != NEEDS_ROOM or not self.num_beside:
             return False
         self._remainder.let_go()
@@ -214,13 +208,7 @@ class Load:
 
     @property
     def held(self) -> Hold:
-        """The owner of the prefix.
-
-        Raises
-        ------
-        InvalidArgument
-            It holds nothing.
-        """
+        """The owner of the prefix; InvalidArgument where it holds nothing."""
         if self._held is None:
             self._check_there()
         assert self._held is not None
@@ -294,9 +282,12 @@ class Load:
                 self._settle()
 
     def _match(self) -> bool:
-        held = own(self._placement, self._prompt, self._root, self._limit)  # it is no request before it has a row
+        held, is_known = own(self._placement, self._prompt, self._root, self._limit), True  # no request before its row
         try:
-            is_all = held.blocked < 0 or self._is_late()
+            is_late = self._is_late()
+            if self._asking is not None and held.blocked < 0 and not is_late:
+                held, is_known = self._asking.own_more(held)
+            is_all = is_late or (is_known and held.blocked < 0)
             tiers = self._worth(held.handle) if is_all and held.num_cold else None
         except BaseException:  # it would let go by itself, but only once the traceback is gone
             held.release()
@@ -336,7 +327,12 @@ class Load:
             seen = moves.num_ended
             if self._match():
                 return
-            moves.wait_since(seen, None if self._until is None else self._left_s())
+            self._pause(seen, None if self._until is None else self._left_s())
+
+    def _pause(self, seen: int, seconds: float | None) -> None:
+        """Wait until a move has ended since `seen`, or the remote store has answered."""
+        if self._asking is None or not self._asking.waits(seconds):
+            self._moves.wait_since(seen, seconds)
 
     def _wait_for_moves(self) -> None:
         if not self._hooks.all or not self._num_matched():

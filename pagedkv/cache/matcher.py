@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,12 @@ from pagedkv._core.tier import Tier
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.load import Load
 from pagedkv.cache.moves import Moves
+from pagedkv.cache.remote.asking import Asking
+from pagedkv.cache.remote.lookups import Lookups
 from pagedkv.errors import OutOfBlocks
 from pagedkv.observe.hooks import Hooks
+
+DISK, REMOTE = int(Tier.DISK), int(Tier.REMOTE)
 
 
 class Matcher:
@@ -28,6 +33,7 @@ class Matcher:
     deadline_s : a block not loaded from disk, or not started from memory, by then is given up; None to wait.
     partial_hits : whether loads bring remainders.
     hooks : told of matches, promotions and prefetches.
+    lookups : ask the remote store; None without one.
     """
 
     def __init__(
@@ -39,14 +45,22 @@ class Matcher:
         deadline_s: float | None,
         partial_hits: bool,
         hooks: Hooks,
+        lookups: Lookups | None = None,
     ) -> None:
         self._placement, self._moves, self._costs, self._hooks = placement, moves, costs, hooks
         self._block_size, self.deadline_s, self._partial_hits = block_size, deadline_s, partial_hits
+        self._lookups = lookups
+        self._slow = (DISK,) if lookups is None else (DISK, REMOTE)
         self._counting = threading.Lock()
         self.declined_tokens = 0
 
     def begin_load(
-        self, prompt: NDArray[np.int32], root: int, deadline_s: float | None = None, trace: object = None
+        self,
+        prompt: NDArray[np.int32],
+        root: int,
+        deadline_s: float | None = None,
+        trace: object = None,
+        await_remote_s: float = 0.0,
     ) -> Load:
         """A load of the cached prefix that is worth it, at least one token shorter than the prompt.
 
@@ -59,13 +73,18 @@ class Matcher:
         root : of its namespace.
         deadline_s : seconds from now, the cache's at most.
         trace : for the spans of its work.
+        await_remote_s : for so long missing blocks are asked for again of the remote store.
         """
         limit = max(len(prompt) - 1, 0) // self._block_size
         if self.deadline_s is not None and (deadline_s is None or self.deadline_s < deadline_s):
             deadline_s = self.deadline_s
+        asking = None
+        if self._lookups is not None and limit:
+            until = time.monotonic() + await_remote_s if await_remote_s else 0.0
+            asking = Asking(self._lookups, prompt, root, self._placement.tree.name(root), limit, until)
         return Load(
             self._placement, self._moves, self._worth_having, self._is_remainder_worth, self._hooks,
-            self._costs.latencies, prompt, root, limit, deadline_s, trace,
+            self._costs.latencies, prompt, root, limit, deadline_s, trace, asking,
         )  # fmt: skip
 
     def check_may_wait(self) -> None:
@@ -107,7 +126,7 @@ class Matcher:
 
     def _worth_having(self, owner: int) -> NDArray[np.uint8]:
         tiers = self._placement.tiers_of(owner)
-        worth = self._costs.worth_loading(tiers, Tier.DISK)
+        worth = self._costs.worth_loading(tiers, *self._slow)
         if worth < len(tiers):
             kept = self._placement.shorten(owner, worth)
             with self._counting:

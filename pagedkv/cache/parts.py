@@ -14,6 +14,7 @@ from pagedkv._core.placement import Placement
 from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv._core.policies.registry import policy_needs_chain
 from pagedkv._core.radix_tree import RadixTree
+from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.learned import Folder, Learned
@@ -24,6 +25,7 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.spec.budgets import MAX_BLOCKS, Disk, blocks_for
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.paths import nearest_existing, path_text
+from pagedkv.spec.remote import Remote
 from pagedkv.spec.sizes import Blocks, Size, check_flag, check_plain, format_size, parse_size, whole_number
 from pagedkv.tiers.disk.format import PAGE, Geometry
 
@@ -112,8 +114,10 @@ def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
     return blocks_for(Blocks(num_blocks), spec, "size")
 
 
-def open_placement(sizes: list[int], block_size: int, policy: str, inclusive: Any, **options: Any) -> Placement:
-    """The core over pools of these sizes; `options` as Placement's.
+def open_placement(
+    sizes: list[int], block_size: int, policy: str, inclusive: Any, *, claims: int = 0, **options: Any
+) -> Placement:
+    """The core over pools of these sizes, and of so many claims; `options` as Placement's.
 
     Raises
     ------
@@ -122,12 +126,20 @@ def open_placement(sizes: list[int], block_size: int, policy: str, inclusive: An
     pools = [BlockPool(size) if size else None for size in sizes]
     while pools[-1] is None:
         pools.pop()
-    tree = RadixTree(block_size, len(pools), keep_chain=policy_needs_chain(policy))
-    kept = None if inclusive is None else tuple(inclusive)[: len(pools)]
+    if claims:
+        pools += [None] * (int(Tier.REMOTE) - len(pools)) + [BlockPool(claims)]
+        options["beside"] = (False,) * int(Tier.REMOTE) + (True,)
+    told = whole_number(options.get("event_words", 0), "event_words", 0, 1 << 31) > 0
+    tree = RadixTree(block_size, len(pools), keep_chain=policy_needs_chain(policy), keep_names=told)
+    kept = None if inclusive is None else tuple(inclusive)[: len(pools) - bool(claims)]
+    if kept is not None and claims:
+        kept += (False,) * (len(pools) - len(kept))
     return Placement(tree, pools, policy=policy, inclusive=kept, **options)
 
 
-def storage_of(given: Storage | None, device: str, backend: Backend | None, threads: int) -> Storage:
+def storage_of(
+    given: Storage | None, device: str, backend: Backend | None, threads: int, remote: Remote | None
+) -> Storage:
     """The storage that was given, or the usual one made of the other options.
 
     Raises
@@ -135,11 +147,11 @@ def storage_of(given: Storage | None, device: str, backend: Backend | None, thre
     WrongType, InvalidArgument
     """
     if given is None:
-        return TieredStorage(device, backend, threads)
-    if device != "cpu" or backend is not None or threads != THREADS:
+        return TieredStorage(device, backend, threads, remote)
+    if device != "cpu" or backend is not None or threads != THREADS or remote is not None:
         raise InvalidArgument(
-            "device, backend and threads say how the cache opens a storage of its own: give them to storage= instead, "
-            "as in KVCache(..., storage=TieredStorage(device, backend, threads))"
+            "device, backend, threads and remote say how the cache opens a storage of its own: give them to storage= "
+            "instead, as in KVCache(..., storage=TieredStorage(device, backend, threads, remote))"
         )
     return check_storage(given)
 
@@ -186,6 +198,25 @@ def open_learned(
     else:
         files = Folder(disk.path, make=False, may_write=lambda: store.state == "ok")
     return Learned(policy, block_size, now_ns, files)
+
+
+def check_remote(remote: Any, spec: KVSpec) -> Remote | None:
+    """Return a cache's remote store, if there is one.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    if remote is None:
+        return None
+    if not isinstance(remote, Remote):
+        raise WrongType(f"remote must be a pagedkv.Valkey or the like, not {type(remote).__name__}")
+    if not spec.model:
+        raise InvalidArgument(
+            "a store that caches share cannot tell whose KV it holds: name the model and the revision of its weights "
+            "in KVSpec(model=...)"
+        )
+    return remote
 
 
 def check_learning(policy: Any, learned: Any, disk: Disk | None) -> str:

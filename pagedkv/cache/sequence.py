@@ -225,7 +225,8 @@ class Sequence:
 
         Returns
         -------
-        k, v : ``spec.np_dtype``
+        k, v : ``spec.value_dtype``
+            The stored numbers; float32, multiplied with their scales, where they have scales.
             [num_layers, stop - start, num_kv_heads, head_dim] with ``"NHD"``; [num_layers, num_kv_heads, stop - start,
             head_dim] with ``"HND"``, whose layers are the ``past_key_values`` of exported models. `out` if
             it was given.
@@ -268,13 +269,16 @@ class Sequence:
         ------
         InvalidArgument
             A step of this sequence is under way; or the cache has `max_sequences` already, and this would be one more.
+        UnsupportedVariant
+            Blocks hold scales, or V is not as wide as K.
         """
+        shape = self._engine.spec.block_shape
         (holder,) = self.fork()
         committed = self._engine.table.info(holder.row).num_committed
         holder.truncate(committed * self._engine.spec.block_size)
         spec = self._engine.spec
-        first = export(self._engine.kv.layer(0)[0], dtype=spec.dtype, stream=stream)
-        return block_views(first, holder.blocks.tolist(), spec.block_shape, holder)
+        first = export(self._engine.kv.layer(0)[0], dtype=spec.exchange_dtype, stream=stream)
+        return block_views(first, holder.blocks.tolist(), shape, holder)
 
     def scatter(
         self,

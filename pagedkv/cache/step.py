@@ -160,8 +160,9 @@ class Step:
         ----------
         layer : int
         k, v : [num_tokens, num_kv_heads, head_dim]
-            In the cache's dtype, or float32/float64/float16, which are converted (bfloat16: to nearest even). Arrays of
-            any framework, where the cache's device is; read without a copy.
+            In the cache's dtype, or float32/float64/float16, which are converted (to nearest even); for int8 and fp8
+            also bfloat16, and they are divided by the scales. V: [.., head_dim_v]. Arrays of any framework, where the
+            cache's device is; read without a copy.
         stream : CUDA stream
             Where the kernel runs; only on a GPU, and there by default the current stream. The host does not wait.
 
@@ -241,7 +242,8 @@ class Step:
         ----------
         layer : int
         q : [num_tokens, num_qo_heads, head_dim]
-            num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype.
+            num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype, or in any
+            float dtype where the cache's numbers have scales.
         softmax_scale, causal, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
             As :func:`pagedkv.reference.paged_attention`. On the CPU :mod:`pagedkv.cpu` computes (float32 inside), and
             that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of
@@ -251,15 +253,18 @@ class Step:
 
         Returns
         -------
-        o : [num_tokens, num_qo_heads, head_dim], and ``lse`` float32 [num_tokens, num_qo_heads] if asked for
+        o : [num_tokens, num_qo_heads, head_dim_v], and ``lse`` float32 [num_tokens, num_qo_heads] if asked for
 
         Raises
         ------
         InvalidArgument
             The step has new tokens, and this layer's K and V are not written yet: their slots hold old values.
+        UnsupportedVariant
+            The cache holds rows of bytes.
         LayoutMismatch, WrongType
         """
         arrays, spec = self.arrays, self._engine.spec
+        spec.check_can_attend()
         q = as_argument("q", q, stream=stream)
         target = None if out is None else as_argument("out", out, writable=True, stream=stream)
         shape = getattr(q, "shape", None)

@@ -22,7 +22,7 @@ from pagedkv._core.block_table import StepArrays
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.tiers import DirectionStats, DiskStats, Record, StoredBlock
+from pagedkv.tiers import DirectionStats, DiskStats, Name, Record, StoredBlock
 
 
 class BoundStep(Protocol):
@@ -51,6 +51,9 @@ class KV(Protocol):
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views."""
+
+    def layer_scales(self, layer: int) -> tuple[Any, Any] | None:
+        """Scales of K and V of a layer; None where the dtype has none."""
 
     def bind(self, arrays: StepArrays) -> BoundStep:
         """What one step writes and reads."""
@@ -215,13 +218,13 @@ class Storage(Protocol):
         The blocks of each tier that is open: as asked, but 0 for a disk that is not required and could not be had.
         """
 
-    def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:
+    def start(self, describe: Callable[[NDArray[np.void]], list[Record | Name]] | None) -> None:
         """Begin to take moves.
 
         Parameters
         ----------
         describe : callable, optional
-            Moves to or from `store` -> the Record of each. None without a store.
+            Moves to or from `store` and `remote` -> the Record or Name of each. None without either.
         """
 
     def used_by(self, stream: Any) -> None:

@@ -21,10 +21,13 @@ from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.place import cuda_number
+from pagedkv.spec.remote import Remote
 from pagedkv.spec.sizes import whole_number
-from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, OpenTier, Record
+from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Name, OpenTier, Record
 from pagedkv.tiers.disk.format import SHORTEST_SUM
 from pagedkv.tiers.mover.mover import MOST_THREADS
+from pagedkv.tiers.remote.opening import open_remote
+from pagedkv.tiers.remote.tier import RemoteTier
 
 log = Log(logging.getLogger("pagedkv.cache"))
 
@@ -37,17 +40,21 @@ class TieredStorage:
     device : ``"cpu"``, ``"cuda"`` or ``"cuda:<number>"``.
     backend : what launches the kernels; default: CuPy on a CUDA `device`, else none.
     threads : that move blocks.
+    remote : the store that other caches share, if there is one.
 
     Attributes
     ----------
     tiers : those that are open, by number.
+    remote : the remote tier, from `open` on; None without one.
 
     Raises
     ------
     WrongType, InvalidArgument
     """
 
-    def __init__(self, device: str = "cpu", backend: Backend | None = None, threads: int = 2) -> None:
+    def __init__(
+        self, device: str = "cpu", backend: Backend | None = None, threads: int = 2, remote: Remote | None = None
+    ) -> None:
         if backend is not None and not is_backend(backend):
             raise WrongType(f"backend must be a pagedkv.kernels.backend.Backend, not {type(backend).__name__}")
         self._place, self._gpu, self._backend = device, cuda_number(device), backend
@@ -56,6 +63,8 @@ class TieredStorage:
         self._kv: KV | None = None
         self._mover: Mover | None = None
         self.store: DiskTier | None = None
+        self._shared = remote
+        self.remote: RemoteTier | None = None
 
     def open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
         """Open the tiers.
@@ -67,6 +76,7 @@ class TieredStorage:
         InvalidArgument, TierError, LayoutMismatch, ImportError
         """
         self.tiers, self.store, self._kv, self._mover = {}, None, None, None
+        self.remote = None
         try:
             return self._open(spec, blocks, disk)
         except BaseException:
@@ -86,10 +96,14 @@ class TieredStorage:
                     raise
                 opened[Tier.DISK] = 0
                 log.warning("the disk tier %s is left out: %s", disk.path, problem)
+        if self._shared is not None:
+            self.remote = open_remote(self._shared, spec.fingerprint(), spec.block_bytes)
+            if self.remote is not None:
+                self.tiers[Tier.REMOTE] = self.remote
         self._kv = self._kv_of(spec, device)
         return opened
 
-    def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:
+    def start(self, describe: Callable[[NDArray[np.void]], list[Record | Name]] | None) -> None:
         """Start the threads that move blocks."""
         self._mover = Mover(self.tiers, threads=self._threads, describe=describe)
 

@@ -18,10 +18,11 @@ cdef extern from "gather.h" nogil:
         char *to
         int64_t from_block, from_layer, from_token, from_head
         int64_t to_layer, to_token, to_head, to_item
+        int64_t dim
     ctypedef struct gather_call_t:
         gather_side_t sides[2]
         const int32_t *blocks
-        int64_t start, stop, block_size, num_layers, num_heads, dim, item_bytes
+        int64_t start, stop, block_size, num_layers, num_heads, item_bytes
     ctypedef void gather_run_t(void (*work)(void *, long, int) noexcept nogil, void *argument, long items, int threads)
     void gather_tokens(const gather_call_t *call, gather_run_t *run, int threads)
 
@@ -40,7 +41,7 @@ def gather(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray blocks no
     cdef int32_t block
     call.blocks, call.start, call.stop = <const int32_t *> cnp.PyArray_DATA(blocks), start, stop
     call.block_size, call.num_layers = k.shape[2], k.shape[1]
-    call.num_heads, call.dim, call.item_bytes = k.shape[3], k.shape[4], cnp.PyArray_ITEMSIZE(k)
+    call.num_heads, call.item_bytes = k.shape[3], cnp.PyArray_ITEMSIZE(k)
     if not 0 <= start <= stop <= blocks.shape[0] * k.shape[2]:
         raise InvalidArgument(f"tokens {start} to {stop} were asked for, and {blocks.shape[0]} blocks hold "
                               f"{blocks.shape[0] * k.shape[2]}")
@@ -60,4 +61,5 @@ cdef void side_of(gather_side_t *side, cnp.ndarray cache, cnp.ndarray out):
     side.from_, side.to = <const char *> cnp.PyArray_DATA(cache), <char *> cnp.PyArray_DATA(out)
     side.from_block, side.from_layer = cache.strides[0], cache.strides[1]
     side.from_token, side.from_head = cache.strides[2], cache.strides[3]
+    side.dim = cache.shape[4]
     side.to_layer, side.to_token, side.to_head, side.to_item = out.strides[0], out.strides[1], out.strides[2], out.strides[3]

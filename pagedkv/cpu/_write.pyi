@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 SOURCES: dict[str, int]
 CACHES: dict[str, int]
+BYTES: str
 
 def plainly_fits(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> bool: ...
 def write(

@@ -48,6 +48,7 @@ cdef extern from "merge.h" nogil:
 
 SOURCES = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 CACHES = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_e4m3": F8_E4M3, "float8_e5m2": F8_E5M2}
+BYTES = "uint8"  # into a cache of the same, as they are
 
 
 def plainly_fits(object k, object v, object k_cache, object v_cache, object slots) -> bool:
@@ -105,12 +106,14 @@ def write(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray k_cache no
           bint computed, int threads) -> bool:
     """K and V into slots, int64 and contiguous; see `pagedkv.cpu.kv_writer`.
 
-    Whether a finite number was stored as infinity.
+    All dtypes are BYTES, or none is. Whether a finite number was stored as infinity.
     """
     cdef write_call_t call
     cdef int overflowed = 0
-    side_of(&call.sides[0], k, k_cache, k_scale, SOURCES[k_dtype], CACHES[kv_dtype])
-    side_of(&call.sides[1], v, v_cache, v_scale, SOURCES[v_dtype], CACHES[kv_dtype])
+    cdef bint bytes_ = kv_dtype == BYTES
+    cdef int to_type = I8 if bytes_ else CACHES[kv_dtype]  # between two of int8 nothing is converted
+    side_of(&call.sides[0], k, k_cache, k_scale, I8 if bytes_ else SOURCES[k_dtype], to_type)
+    side_of(&call.sides[1], v, v_cache, v_scale, I8 if bytes_ else SOURCES[v_dtype], to_type)
     call.slots, call.num_tokens = <const int64_t *> cnp.PyArray_DATA(slots), slots.shape[0]
     call.block_size, call.num_heads, call.computed = k_cache.shape[1], k_cache.shape[2], computed
     call.overflowed = &overflowed

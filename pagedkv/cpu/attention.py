@@ -16,6 +16,7 @@ from pagedkv.cpu.numbers import dtype_of
 from pagedkv.cpu.threads import checked, isa, num_threads
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 
+_SCALES = np.dtype(np.float32)
 _QUERIES = ("float32", "float16", "bfloat16")
 
 
@@ -77,10 +78,10 @@ def attend(
     """
     paged = block_tables is not None
     q_name, kv_name = dtype_of("q", q, q_dtype, _QUERIES), dtype_of("k", k, kv_dtype)
-    unusual = (kv_indptr, alibi_slopes, sinks, mask, mask_indptr, k_scale, v_scale)
-    usual = all(array is None for array in unusual)
+    unusual = (kv_indptr, alibi_slopes, sinks, mask, mask_indptr)
+    usual = all(array is None for array in unusual) and _scales_are_plain(k_scale, v_scale, k)
     if not usual or not _attend.plainly_fits(q, k, v, seq_lens, block_tables, q_indptr, out, lse):
-        _check_arrays(q, k, v, seq_lens, block_tables, q_indptr, out, lse, *unusual)
+        _check_arrays(q, k, v, seq_lens, block_tables, q_indptr, out, lse, *unusual, k_scale, v_scale)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int | np.integer)):
         raise WrongType(f"window must be a whole number, not {type(window).__name__}")
     if window is not None and not 1 <= window < 2**31:
@@ -97,6 +98,26 @@ def attend(
         causal, num_threads() if threads is None else checked(threads), isa(),
     )  # fmt: skip
     return out
+
+
+def _scales_are_plain(k_scale: Any, v_scale: Any, k: NDArray[Any]) -> bool:
+    """Fast check of scales: True if they are valid or there are none.
+
+    False where the full check must decide.
+    """
+    if k_scale is None and v_scale is None:
+        return True
+    if type(k_scale) is not np.ndarray or type(v_scale) is not np.ndarray:
+        return False
+    shape, dtype = k_scale.shape, k_scale.dtype
+    return (
+        dtype is v_scale.dtype is _SCALES  # NumPy has one object for each plain dtype
+        and shape == v_scale.shape
+        and k_scale.strides == v_scale.strides
+        and k_scale.flags.aligned
+        and v_scale.flags.aligned
+        and (shape == k.shape[:-1] or shape == (1,) or shape == k.shape[-2:-1])
+    )
 
 
 def _check_arrays(
@@ -197,6 +218,8 @@ def _check(name: str, array: NDArray[Any], dtype: Any, shape: tuple[int | None, 
 def _check_scales(k_scale: NDArray[np.float32], v_scale: NDArray[np.float32], k: NDArray[Any]) -> None:
     shapes = ((1,), (k.shape[-2],), k.shape[:-1])
     for name, array in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not isinstance(array, np.ndarray):
+            raise WrongType(f"{name} must be a NumPy array of float32, not {type(array).__name__}")
         if array.dtype != np.float32:
             raise WrongType(f"{name} must be float32, got {array.dtype}")
         if array.shape not in shapes:

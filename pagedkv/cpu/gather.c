@@ -53,16 +53,16 @@ static inline void copy(char *to, const char *from, int64_t bytes, int past_cach
 static void copy_row(const gather_call_t *c, const gather_side_t *s, char *to, const char *from, int past_caches)
 {
     if (s->to_item == c->item_bytes)
-        copy(to, from, c->dim * c->item_bytes, past_caches);
+        copy(to, from, s->dim * c->item_bytes, past_caches);
     else
-        for (int64_t i = 0; i < c->dim; i++)
+        for (int64_t i = 0; i < s->dim; i++)
             memcpy(to + i * s->to_item, from + i * c->item_bytes, (size_t)c->item_bytes);
 }
 
 /* `count` tokens of one block. */
 static void copy_tokens(const gather_call_t *c, const gather_side_t *s, char *to, const char *from, int64_t count, int past_caches)
 {
-    const int64_t row = c->dim * c->item_bytes, all_heads = c->num_heads * row;
+    const int64_t row = s->dim * c->item_bytes, all_heads = c->num_heads * row;
     const int rows_are_whole = s->to_item == c->item_bytes;
     const int heads_together = rows_are_whole && (c->num_heads == 1 || (s->from_head == row && s->to_head == row));
     if (heads_together && (count == 1 || (s->from_token == all_heads && s->to_token == all_heads)))
@@ -107,8 +107,9 @@ static void gather_item(void *argument, long item, int worker)
 
 void gather_tokens(const gather_call_t *call, gather_run_t *run, int threads)
 {
-    const int64_t block_bytes = call->block_size * call->num_heads * call->dim * call->item_bytes;
-    const int64_t bytes = 2 * call->num_layers * (call->stop - call->start) * call->num_heads * call->dim * call->item_bytes;
+    const int64_t k_dim = call->sides[0].dim, v_dim = call->sides[1].dim, longer = k_dim > v_dim ? k_dim : v_dim;
+    const int64_t token_bytes = call->num_heads * call->item_bytes, block_bytes = call->block_size * token_bytes * longer;
+    const int64_t bytes = call->num_layers * (call->stop - call->start) * token_bytes * (k_dim + v_dim);
     const int64_t worth = 1 + bytes / BYTES_PER_THREAD;
     shared_t shared = {.call = call, .first_block = call->start / call->block_size};
     if (!bytes)

@@ -13,12 +13,13 @@ typedef struct {
     char *to;         /* [num_layers, stop - start, num_heads, dim] */
     int64_t from_block, from_layer, from_token, from_head;
     int64_t to_layer, to_token, to_head, to_item;
+    int64_t dim;
 } gather_side_t;
 
 typedef struct {
     gather_side_t sides[2];
     const int32_t *blocks; /* of tokens 0 to stop - 1 */
-    int64_t start, stop, block_size, num_layers, num_heads, dim, item_bytes;
+    int64_t start, stop, block_size, num_layers, num_heads, item_bytes;
 } gather_call_t;
 
 void gather_tokens(const gather_call_t *call, gather_run_t *run, int threads);

@@ -30,10 +30,12 @@ def gather(
 
     Parameters
     ----------
-    k, v : [num_blocks, num_layers, block_size, num_kv_heads, head_dim], one dtype, the last axis contiguous.
+    k, v : [num_blocks, num_layers, block_size, num_kv_heads, head_dim (head_dim_v)] of one dtype, with the
+        last axis contiguous.
     blocks : int32 [n], C-contiguous: the blocks of the sequence's tokens 0, 1, ...
     start, stop : 0 <= start <= stop <= n * block_size.
-    k_out, v_out : [num_layers, stop - start, num_kv_heads, head_dim] of the same dtype, any strides, outside the arena.
+    k_out, v_out : [num_layers, stop - start, num_kv_heads, head_dim (head_dim_v)] of the same dtype, any strides,
+        outside the arena.
 
     Raises
     ------
@@ -43,20 +45,20 @@ def gather(
     for name, array in (("k", k), ("v", v), ("blocks", blocks), ("k_out", k_out), ("v_out", v_out)):
         if not isinstance(array, np.ndarray):
             raise WrongType(f"{name} must be a NumPy array, not {type(array).__name__}")
-    if k.ndim != 5 or v.shape != k.shape or v.dtype != k.dtype or k.dtype.hasobject:
+    if k.ndim != 5 or v.ndim != 5 or v.shape[:4] != k.shape[:4] or v.dtype != k.dtype or k.dtype.hasobject:
         raise LayoutMismatch(
             f"k and v must be [num_blocks, num_layers, block_size, num_kv_heads, head_dim] of one dtype, got "
             f"{k.dtype} {k.shape} and {v.dtype} {v.shape}"
         )
     for name, array in (("k", k), ("v", v)):
-        if array.strides[4] != array.itemsize:
+        if array.shape[4] > 1 and array.strides[4] != array.itemsize:
             raise LayoutMismatch(f"the last axis of {name} must be contiguous, its stride is {array.strides[4]} bytes")
     if blocks.ndim != 1 or blocks.dtype != np.int32 or not blocks.flags.c_contiguous or not blocks.dtype.isnative:
         raise LayoutMismatch(f"blocks must be contiguous int32 [n], got {blocks.dtype} {blocks.shape}")
     if not 0 <= start <= stop:
         raise InvalidArgument(f"start = {start} and stop = {stop} are no range of tokens")
-    shape = (k.shape[1], stop - start, *k.shape[3:])
-    for name, array in (("k_out", k_out), ("v_out", v_out)):
+    for name, array, cache in (("k_out", k_out, k), ("v_out", v_out, v)):
+        shape = (k.shape[1], stop - start, *cache.shape[3:])
         if array.shape != shape or array.dtype != k.dtype:
             raise LayoutMismatch(f"{name} must be {k.dtype} {shape}, got {array.dtype} {array.shape}")
         if not array.flags.writeable:

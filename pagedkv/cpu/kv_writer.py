@@ -41,11 +41,12 @@ def write_kv(
 
     Parameters
     ----------
-    k, v : float32, float16, bfloat16 or float64 [num_tokens, num_kv_heads, head_dim (head_dim_v)].
+    k, v : float32, float16, bfloat16 or float64 [num_tokens, num_kv_heads, head_dim (head_dim_v)]; uint8 for a cache
+        of uint8, which are copied.
     k_cache, v_cache : [num_blocks, block_size, num_kv_heads, head_dim (head_dim_v)], any strides.
     slot_mapping : integers [num_tokens], ``block * block_size + offset``; a negative one skips its token.
     k_dtype : ``"bfloat16"`` where k or v hold its bits, in uint16.
-    kv_dtype : where the cache only holds bits: ``"bfloat16"`` in uint16, fp8 in uint8.
+    kv_dtype : where the cache only holds bits: ``"bfloat16"`` in uint16, fp8 in uint8; or ``"uint8"``.
     scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"`` (then the scales are computed and stored).
     k_scale, v_scale : float32 [1], [num_kv_heads], or [num_blocks, block_size, num_kv_heads].
 
@@ -59,14 +60,20 @@ def write_kv(
     WrongType, LayoutMismatch, InvalidArgument, UnsupportedVariant
         Arrays that do not fit. Nothing was written.
     """
-    name, k_name = dtype_of("k_cache", k_cache, kv_dtype), source_of("k", k, k_dtype)
-    v_name = k_name if getattr(v, "dtype", None) is k.dtype else source_of("v", v, k_dtype)
+    if kv_dtype == _write.BYTES:
+        name = k_name = v_name = _write.BYTES
+        for what, array in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+            dtype_of(what, array, allowed=(_write.BYTES,))
+    else:
+        name, k_name = dtype_of("k_cache", k_cache, kv_dtype), source_of("k", k, k_dtype)
+        v_name = k_name if getattr(v, "dtype", None) is k.dtype else source_of("v", v, k_dtype)
     is_plain = scale_mode == "none" and k_scale is None and v_scale is None and name not in QUANTISED
     if is_plain and _write.plainly_fits(k, v, k_cache, v_cache, slot_mapping):
         return _write.write(
             k, v, k_cache, v_cache, slot_mapping, None, None, k_name, v_name, name, False, num_threads()
         )  # fmt: skip
-    dtype_of("v_cache", v_cache, kv_dtype)
+    if name != _write.BYTES:
+        dtype_of("v_cache", v_cache, kv_dtype)
     shapes_fit = k_cache.ndim == v_cache.ndim == 4 and v_cache.shape[:3] == k_cache.shape[:3]
     if not shapes_fit or v_cache.dtype != k_cache.dtype:
         raise LayoutMismatch(
@@ -102,7 +109,7 @@ def write_kv(
 
 def _check_scale(what: str, scale: NDArray[np.float32] | None, mode: str, cache: NDArray[Any]) -> None:
     shapes: dict[str, tuple[int, ...]] = {"tensor": (1,), "head": cache.shape[2:3], "token_head": cache.shape[:3]}
-    if mode != "none" and mode not in shapes:
+    if not isinstance(mode, str) or (mode != "none" and mode not in shapes):
         raise InvalidArgument(f"scale_mode must be 'none', {', '.join(map(repr, shapes))}, got {mode!r}")
     if (scale is None) != (mode == "none"):
         raise InvalidArgument(f"scale_mode = {mode!r}: {what} must {'not ' * (mode == 'none')}be given")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pagedkv.cpu import _attend, _write
 from pagedkv.errors import WrongType
 
-_OWN_NAMES = {"float8_e4m3fn": "float8_e4m3"}  # of ml_dtypes
+_OWN_NAMES = {"float8_e4m3fn": "float8_e4m3", "float8_e4m3": "IEEE float8_e4m3"}  # of ml_dtypes: theirs has infinities
 _BITS = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float8_e5m2": "uint8"}
 _USUAL = {(np.dtype(name).num, given): name for name in ("float32", "float16", "int8") for given in ("", name)} | {
     (np.dtype(_BITS[name]).num, name): name for name in _BITS

@@ -41,6 +41,8 @@ def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
         No kernel has this dtype, or ``given`` has another size than the array's elements.
     """
     held = array.dtype.name
+    if held == "float8_e4m3":
+        raise WrongType(f"{name} has dtype {held} of ml_dtypes, which has infinities: take float8_e4m3fn")
     found = given if given is not None else _HOLDERS.get(held)
     if found not in CUDA_NAMES:
         raise WrongType(

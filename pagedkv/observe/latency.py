@@ -78,15 +78,18 @@ class CacheLatencies:
     ----------
     match : of a prompt, with its wait for blocks that are being promoted for others.
     promotion : of a prompt's blocks, from whatever tiers, with the room that is made for them.
-    disk_read, disk_write : of a ticket, the blocks that one call of the mover carries, from its making to its end.
+    disk_read, disk_write, remote_read, remote_write : of a ticket, the blocks that one call of the mover carries, from
+        its making to its end.
+    lookup : of a question to the remote store.
     """
 
-    __slots__ = ("disk_read", "disk_write", "match", "promotion")
+    __slots__ = ("disk_read", "disk_write", "lookup", "match", "promotion", "remote_read", "remote_write")
 
     def __init__(self) -> None:
         self.match, self.promotion = Histogram(), Histogram()
         self.disk_read, self.disk_write = Histogram(), Histogram()
+        self.lookup, self.remote_read, self.remote_write = Histogram(), Histogram(), Histogram()
 
     def read(self) -> dict[str, Latency]:
         """All of them by name."""
-        return {name: getattr(self, name).read() for name in ("match", "promotion", "disk_read", "disk_write")}
+        return {name: getattr(self, name).read() for name in self.__slots__}

@@ -43,9 +43,11 @@ TOLD = {
     "refused_by_quota": ("refused_by_quota_blocks", "Blocks that a quota did not admit."),
     "expired": ("expired_blocks", "Blocks whose time to live ended."),
     "events_lost": ("events_lost", "KV events that the ring had no room for."),
+    "sends_dropped": ("dropped_sends", "Prefixes that left the device before they were sent to the remote store."),
 }
 NOW = {  # what there is of it now
     "wanted": ("wanted_copies", "Prefixes that are to be copied to a colder tier."),
+    "sends_wanted": ("wanted_sends", "Prefixes that are to be sent to the remote store."),
     "owners": ("prefix_owners", "Prefixes that sequences, pins and prefetches own now."),
     "in_flight": ("transfers_in_flight", "Transfers between tiers that are under way now."),
     "pinned_blocks": ("pinned_blocks", "Blocks that pins hold now."),
@@ -63,6 +65,27 @@ DISK = {
     "refused_by_write_budget": ("disk_refused_by_write_budget_blocks", "Blocks that the write budget had no room for."),
     "progress_failures": ("disk_progress_failures", "Calls of on_progress that raised."),
     "admission_failures": ("disk_admission_failures", "Times that what goes to the disk could not be judged."),
+}
+REMOTE = {
+    "lookups": ("remote_lookups", "Times that the remote store was asked which blocks it has."),
+    "lookup_blocks": ("remote_found_blocks", "Blocks that lookups have found."),
+    "lookups_spared": ("remote_spared_lookups", "Lookups that the memory of recent misses has answered."),
+    "refused_off": ("remote_calls_not_made", "Calls not made because the store was not answering."),
+    "read_blocks": ("remote_read_blocks", "Blocks served from the remote store."),
+    "read_bytes": ("remote_read_bytes", "Bytes of them, with heads."),
+    "written_blocks": ("remote_written_blocks", "Blocks stored there."),
+    "written_bytes": ("remote_written_bytes", "Bytes of them, with heads."),
+    "deduplicated": ("remote_deduplicated_blocks", "Blocks not sent because the store had them."),
+    "refused": ("remote_refused_blocks", "Blocks that the store would not store, by its word."),
+    "misses": ("remote_missed_blocks", "Blocks that were claimed and did not come, by reason."),
+    "failures": ("remote_failures", "Calls that the store did not answer, by kind."),
+    "left_behind": ("remote_wrong_values_left", "Wrong values that could not be deleted."),
+    "not_worth_sending": ("remote_blocks_not_worth_sending", "Blocks not sent because computing them is faster."),
+    "send_failures": ("remote_send_failures", "Rounds of sending that raised."),
+}
+REMOTE_NOW = {
+    "claims": ("remote_claims", "Blocks of the store that this cache knows now."),
+    "queued_bytes": ("remote_queued_bytes", "Bytes on their way to the store now."),
 }
 HAZARD = {
     "hits": ("hazard_hit_blocks", "Blocks of requests that were matched, as compared with plain LRU."),
@@ -99,11 +122,15 @@ TIMES = {
     "promotion": ("promotion_seconds", "Time that bringing a prompt's blocks to the device took."),
     "disk_read": ("disk_read_seconds", "Time that reading some blocks from the disk took, with its wait."),
     "disk_write": ("disk_write_seconds", "Time that writing some blocks to the disk took, with its wait."),
+    "lookup": ("remote_lookup_seconds", "Time that asking the remote store about a prompt took."),
+    "remote_read": ("remote_read_seconds", "Time that reading some blocks from the remote store took, with its wait."),
+    "remote_write": ("remote_write_seconds", "Time that sending some blocks to the remote store took, with its wait."),
     "queue": ("scheduler_queue_seconds", "Time from a request's submission until it first runs."),
     "first_token": ("scheduler_first_token_seconds", "Time from a request's submission to its first token."),
     "token": ("scheduler_token_seconds", "Time from one token of a sequence to the next."),
 }
 DISK_STATES = ("ok", "read_only", "off", "left_out")
+REMOTE_STATES = ("ok", "off", "left_out")
 
 
 class Source(Protocol):
@@ -267,7 +294,12 @@ def _of_cache(stats: CacheStats) -> list[Sample]:
     for key, (name, words) in NOW.items():
         gauge(name, words, stats.placement[key])
     if stats.disk is not None:
-        found += _of_disk(stats.disk)
+        found += _of_tier("disk", stats.disk, DISK_STATES, DISK)
+    if stats.remote is not None:
+        found += _of_tier("remote", stats.remote, REMOTE_STATES, REMOTE)
+        for key, (name, words) in REMOTE_NOW.items():
+            if key in stats.remote:
+                gauge(name, words, stats.remote[key])
     if stats.hazard is not None:
         for key, (name, words) in HAZARD.items():
             count(name, words, stats.hazard[key])
@@ -276,15 +308,16 @@ def _of_cache(stats: CacheStats) -> list[Sample]:
     return found + _times(stats.latency)
 
 
-def _of_disk(disk: Mapping[str, Any]) -> list[Sample]:
+def _of_tier(
+    tier: str, counts: Mapping[str, Any], states: tuple[str, ...], told: Mapping[str, tuple[str, str]]
+) -> list[Sample]:
+    words = f"1 for the state that the {tier} tier is in."
     found = [
-        Sample("disk_state", "gauge", "1 for the state that the disk tier is in.", {"state": state},
-               float(disk["state"] == state))
-        for state in DISK_STATES
-    ]  # fmt: skip
-    for key, (name, words) in DISK.items():
-        if key in disk:  # a tier that was left out counts less
-            by_reason = disk[key]
+        Sample(f"{tier}_state", "gauge", words, {"state": state}, float(counts["state"] == state)) for state in states
+    ]
+    for key, (name, words) in told.items():
+        if key in counts:  # a tier that was left out counts less
+            by_reason = counts[key]
             if isinstance(by_reason, Mapping):
                 found += [Sample(name, "counter", words, {"reason": reason}, n) for reason, n in by_reason.items()]
             else:

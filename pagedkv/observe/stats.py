@@ -40,6 +40,11 @@ class CacheStats:
         was not worth it: ``disk_hits_declined`` (tokens that were computed instead of loaded),
         ``refused_by_admission`` and ``refused_by_write_budget`` (blocks dropped instead of written).
         ``admission_failures`` counts blocks that admission could not judge.
+    remote : mapping or None
+        None without a remote store. ``state``: ``"ok"``, ``"off"``, or ``"left_out"`` where it could not be used;
+        counters of the store (:class:`pagedkv.tiers.remote.stats.RemoteStats`); ``claims`` (blocks known to be there),
+        ``queued_bytes`` (on their way), ``not_worth_sending`` (blocks that compute faster than they load) and
+        ``send_failures``.
     hazard : mapping or None
         None with other policies. The figures of the policy ``hazard``, also beside plain LRU's
         (``HazardPolicy.stats``), ``clock_failures``, and its files: ``tables_read``, ``tables_refused`` (could not be
@@ -58,7 +63,8 @@ class CacheStats:
         dtype ends below it (float16 at 65,504). Counted on the CPU only.
     latency : mapping of str to Latency
         ``"match"`` and ``"promotion"`` of a prompt; ``"disk_read"`` and ``"disk_write"`` of the blocks that one ticket
-        carries (:class:`pagedkv.observe.latency.CacheLatencies`). It is of no account to ``==``.
+        carries; ``"lookup"``, ``"remote_read"`` and ``"remote_write"`` with a remote store
+        (:class:`pagedkv.observe.latency.CacheLatencies`). It is of no account to ``==``.
     """
 
     sequences: int
@@ -71,6 +77,7 @@ class CacheStats:
     moved_bytes: Mapping[str, int]
     failed_moves: int
     disk: Mapping[str, Any] | None = None
+    remote: Mapping[str, Any] | None = None
     hazard: Mapping[str, int] | None = None
     clock_failures: int = 0
     hook_failures: int = 0

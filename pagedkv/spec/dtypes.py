@@ -1,7 +1,7 @@
-"""The KV dtypes, and bfloat16 on machines whose NumPy has none.
+"""The KV dtypes, and bfloat16 and fp8 on machines whose NumPy has none.
 
 bfloat16 is the upper half of a float32. With ``ml_dtypes`` installed arrays have its dtype; without it they
-hold the 16 bits as uint16. The bytes are the same either way.
+hold the 16 bits as uint16, and fp8's 8 bits as uint8. The bytes are the same either way.
 """
 
 from __future__ import annotations
@@ -13,12 +13,24 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
 
-ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-SHORT = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of one number
+LARGEST = {"int8": 127.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0}  # of the quantised ones, which have scales
+BYTES = "uint8"  # only the caller knows their meaning
+ITEMSIZES = FLOATS | dict.fromkeys((*LARGEST, BYTES), 1)
+SHORT = {
+    "fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16",
+    "fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3", "fp8_e5m2": "float8_e5m2",
+}  # fmt: skip
+
+_IN_ML_DTYPES: dict[str, tuple[str, type[np.generic]]] = {
+    "bfloat16": ("bfloat16", np.uint16),
+    "float8_e4m3": ("float8_e4m3fn", np.uint8),
+    "float8_e5m2": ("float8_e5m2", np.uint8),
+}
 
 
 def dtype_name(dtype: Any) -> str:
-    """Canonical name of a KV dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+    """Canonical name of a KV dtype, one of :data:`ITEMSIZES`.
 
     Parameters
     ----------
@@ -41,11 +53,12 @@ def dtype_name(dtype: Any) -> str:
         except (TypeError, ValueError, SyntaxError):
             raise WrongType(f"dtype must be a name or a NumPy dtype, not {type(dtype).__name__}") from None
         name = resolved.name if resolved.isnative else resolved.str
+        if name == "float8_e4m3":
+            raise InvalidArgument("ml_dtypes.float8_e4m3 has infinities and ends at 240: take float8_e4m3fn")
+    if name == "float8_e4m3fn":  # of ml_dtypes
+        return "float8_e4m3"
     if name not in ITEMSIZES:
-        known = name.startswith(("float8", "fp8", "int8", "uint8"))
-        hint = ": pagedkv.cpu.attend and PagedAttention compute with fp8 and int8, the cache does not keep them" * known
-        if name in SHORT:
-            hint = f": write {SHORT[name]!r}"
+        hint = f": write {SHORT[name]!r}" if name in SHORT else ""
         raise InvalidArgument(f"KV dtype must be one of {', '.join(ITEMSIZES)}, got {name[:40]!r}{hint}")
     return name
 
@@ -53,16 +66,49 @@ def dtype_name(dtype: Any) -> str:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy dtype for a canonical name.
 
-    bfloat16 is uint16 where ``ml_dtypes`` is not installed.
+    bfloat16 is uint16, and fp8 uint8, where ``ml_dtypes`` is not installed.
     """
-    if name != "bfloat16":
+    if name not in _IN_ML_DTYPES:
         return np.dtype(name)
+    own, bits = _IN_ML_DTYPES[name]
     try:
         import ml_dtypes
     except ImportError:
-        return np.dtype(np.uint16)
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
+        return np.dtype(bits)
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, own))
+    return found
+
+
+def stored_to_float32(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
+    """The float32 values of numbers stored in a quantised dtype, exactly, without their scales.
+
+    Parameters
+    ----------
+    stored : int8, or fp8 in its own dtype or as bits in uint8; any shape.
+    name : of :data:`LARGEST`.
+    """
+    if name == "int8":
+        return stored.astype(np.float32)
+    bits: NDArray[Any] = np.ascontiguousarray(stored).view(np.uint8).reshape(stored.shape)
+    values: NDArray[np.float32] = _FP8_VALUES[name][bits]
+    return values
+
+
+def _fp8_values(exponent_bits: int) -> NDArray[np.float32]:
+    """Values of the 256 bit patterns.
+
+    e4m3 has no infinities and one NaN of each sign, e5m2 is half of a float16.
+    """
+    patterns = np.arange(256, dtype=np.uint16)
+    if exponent_bits == 5:
+        return (patterns << np.uint16(8)).view(np.float16).astype(np.float32)
+    sizes = patterns & 0x7F
+    exponents, fractions = (sizes >> 3).astype(np.int32), (sizes & 7).astype(np.float32)
+    normal = np.ldexp(1 + fractions / 8, exponents - 7)
+    values = np.where(exponents == 0, np.ldexp(fractions, -9), normal)
+    values = np.where(sizes == 0x7F, np.nan, values)
+    signed: NDArray[np.float32] = np.where(patterns > 0x7F, -values, values).astype(np.float32)
+    return signed
 
 
 def float32_to_bfloat16(values: ArrayLike, out: NDArray[np.uint16] | None = None) -> NDArray[np.uint16]:
@@ -122,3 +168,6 @@ def _deliver(result: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         raise InvalidArgument(f"out must have shape {result.shape}, not {out.shape}")
     out[...] = result.view(out.dtype)
     return out
+
+
+_FP8_VALUES = {"float8_e4m3": _fp8_values(4), "float8_e5m2": _fp8_values(5)}

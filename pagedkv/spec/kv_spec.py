@@ -2,22 +2,27 @@
 
 One block holds ``block_size`` tokens of K and V for all layers, contiguously, in C order and native byte
 order: ``[num_layers, 2, block_size, num_kv_heads, head_dim]`` (layout NHD) or
-``[num_layers, 2, num_kv_heads, block_size, head_dim]`` (HND).
+``[num_layers, 2, num_kv_heads, block_size, head_dim]`` (HND). block_layout.py has the other kinds of blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
-from pagedkv.spec.dtypes import ITEMSIZES, dtype_name, numpy_dtype
+from pagedkv.errors import InvalidArgument, UnsupportedVariant, WrongType
+from pagedkv.spec.block_layout import planes
+from pagedkv.spec.config import read_config
+from pagedkv.spec.dtypes import BYTES, ITEMSIZES, LARGEST, dtype_name, numpy_dtype
+from pagedkv.spec.layers import Attention, Layer, Rows
 from pagedkv.spec.namespace import DIGEST_BYTES, MAX_FIELD_BYTES, encode_fields
+from pagedkv.spec.scales import TOKEN_HEAD, Scales, check_kind
 from pagedkv.spec.sizes import format_size, whole_number
 
 MAX_BLOCK_SIZE = 256  # tokens
@@ -34,15 +39,21 @@ class KVSpec:
     Parameters
     ----------
     num_layers, num_kv_heads, head_dim : the model's numbers; KV heads are those of this process.
-    dtype : ``"float32"``, ``"float16"`` or ``"bfloat16"``, or the NumPy dtype of one of them.
+    dtype : ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"float8_e4m3"`` or ``"float8_e5m2"``, or the
+        NumPy dtype of one of them. ``"uint8"``: rows of bytes that only the caller understands; see :class:`Rows`.
     block_size : tokens in a block, 1..256.
     layout : order within a block: ``"NHD"`` (token, head, dim) or ``"HND"`` (head, token, dim).
     model : name and revision of the weights. Part of the fingerprint: files written for others are refused.
+    head_dim_v : of V; None: that of K.
+    scales : of int8 and fp8, value = stored * scale
+        ``"token_head"``: one for each token and head, computed when KV is written; they lie in the block. That is the
+        default. A :class:`Scales`: fixed ones, part of the fingerprint.
 
     Raises
     ------
     WrongType, InvalidArgument
-        A number is not whole or out of range, the dtype or layout is not known, or a block would pass 2 GiB.
+        A number is not whole or out of range, the dtype or layout is not known, the scales do not fit, or a block would
+        pass 2 GiB.
     """
 
     num_layers: int
@@ -53,6 +64,8 @@ class KVSpec:
     _: KW_ONLY
     layout: str = "NHD"
     model: str = ""
+    head_dim_v: int | None = None
+    scales: str | Scales | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim"):
@@ -67,47 +80,187 @@ class KVSpec:
             raise WrongType(f"model must be a string, not {type(self.model).__name__}")
         if len(encode_fields([(0, self.model)])) > MAX_FIELD_BYTES:
             raise InvalidArgument(f"model is too long: at most about {MAX_FIELD_BYTES} bytes")
+        if self.head_dim_v is not None:
+            width = whole_number(self.head_dim_v, "head_dim_v", 0 if self.dtype == BYTES else 1, MAX_DIMENSION)
+            self._store("head_dim_v", None if width == self.head_dim else width)
+        self._check_scales()
         if self.block_bytes > MAX_BLOCK_BYTES:
             raise InvalidArgument(
                 f"a block would be {format_size(self.block_bytes)}; at most 2 GiB: take a smaller block_size"
             )
 
-    def _store(self, name: str, value: int | str) -> None:
+    def _check_scales(self) -> None:
+        if self.dtype not in LARGEST:
+            if self.scales is not None:
+                raise InvalidArgument(f"scales are for {', '.join(LARGEST)}, not for {self.dtype}")
+        elif isinstance(self.scales, Scales):
+            self.scales.check_fits(self.num_layers, self.num_kv_heads)
+        else:
+            check_kind(self.scales)
+            self._store("scales", TOKEN_HEAD)
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[Layer], *, dtype: str = "float16", block_size: int = 16, layout: str = "NHD",
+        model: str = "",
+    ) -> KVSpec:  # fmt: skip
+        """The spec of a model, layer by layer.
+
+        Parameters
+        ----------
+        layers : all of one shape: :class:`Attention`, or :class:`Rows`
+            A cache keeps all tokens of every layer, so layers with a window or a chunk are refused: leave it out, and
+            tell :meth:`pagedkv.Step.attend` the window.
+        dtype : of layers that name none.
+        block_size, layout, model : see :class:`KVSpec`.
+
+        Raises
+        ------
+        UnsupportedVariant
+            The layers keep different things: a cache does not hold such models yet. The message names the layer.
+        WrongType, InvalidArgument
+        """
+        if not isinstance(layers, list | tuple) or not layers:
+            raise WrongType("layers must be a list of layers, at least one")
+        for number, layer in enumerate(layers):
+            if not isinstance(layer, Attention | Rows):
+                raise UnsupportedVariant(
+                    f"layer {number} is {str(layer)[:120]}: a cache holds K and V of every layer in one shape"
+                )
+            if isinstance(layer, Attention) and (layer.window or layer.chunk):
+                raise UnsupportedVariant(
+                    f"layer {number} has a {'window' if layer.window else 'chunk'}: a cache keeps all tokens of every "
+                    "layer, and attend sees all unless it is told; leave it out here, and pass step.attend(window=...)"
+                )
+            if layer.stored != layers[0].stored:
+                raise UnsupportedVariant(
+                    f"layer {number} keeps {layer.stored} and layer 0 {layers[0].stored}: a cache holds layers of one "
+                    "shape"
+                )
+        one = layers[0]
+        if isinstance(one, Rows):
+            return cls(
+                len(layers), 1, one.k_bytes, BYTES, block_size, layout=layout, model=model, head_dim_v=one.v_bytes
+            )
+        return cls(
+            len(layers), one.num_kv_heads, one.head_dim, one.dtype or dtype, block_size, layout=layout, model=model,
+            scales=one.scales,
+        )  # fmt: skip
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any] | str | os.PathLike[str], *, dtype: str | None = None, block_size: int = 16,
+        layout: str = "NHD", model: str = "", scales: str | Scales | None = None,
+    ) -> KVSpec:  # fmt: skip
+        """The spec of a model, from the path of its ``config.json`` or a mapping with the content.
+
+        Layers with a window are kept whole, as all layers have one shape. Names and defaults are those of transformers.
+
+        Parameters
+        ----------
+        dtype : of the KV; None: that of the weights.
+        block_size, layout, model, scales : see :class:`KVSpec`.
+
+        Raises
+        ------
+        UnsupportedVariant
+            Its layers keep different things, or no K and V of each token: a cache does not hold such models yet.
+        WrongType, InvalidArgument
+            No such file, a family that is not known, or a field that may change the KV and is not known.
+        """
+        found = read_config(config)
+        for number, layer in enumerate(found.layers):
+            if not isinstance(layer, Attention):
+                raise UnsupportedVariant(
+                    f"layer {number} of this {found.model_type} model is {layer!r}: a cache holds K and V of every "
+                    "layer in one shape; pagedkv plan --config shows the model's needs"
+                )
+            heads, dim = layer.num_kv_heads, layer.head_dim  # a file has one number of each
+        dtype = dtype or found.dtype or "float16"
+        return cls(len(found.layers), heads, dim, dtype, block_size, layout=layout, model=model, scales=scales)
+
+    def _store(self, name: str, value: int | str | None) -> None:
         object.__setattr__(self, name, value)  # the normalised form, once, before anybody sees the object
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """Bytes of one number of K or V."""
         return ITEMSIZES[self.dtype]
 
     @property
     def np_dtype(self) -> np.dtype[Any]:
-        """NumPy dtype of the KV; bfloat16 without ``ml_dtypes`` is its bits, uint16."""
+        """NumPy dtype of the stored numbers.
+
+        Without ``ml_dtypes`` bfloat16 is its bits, uint16, and fp8 uint8.
+        """
         return numpy_dtype(self.dtype)
 
     @property
+    def exchange_dtype(self) -> str:
+        """Name of the dtype as DLPack and ml_dtypes have it.
+
+        Their ``float8_e4m3`` is another format than ours.
+        """
+        return "float8_e4m3fn" if self.dtype == "float8_e4m3" else self.dtype
+
+    @property
+    def value_dtype(self) -> np.dtype[Any]:
+        """NumPy dtype of gathered K and V: :attr:`np_dtype`, or float32 where numbers have scales."""
+        return np.dtype(np.float32) if self.scales is not None else self.np_dtype
+
+    @property
+    def width_of_v(self) -> int:
+        """Numbers of V for each token and head."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def has_scale_planes(self) -> bool:
+        """Whether a block holds scales."""
+        return self.scales == TOKEN_HEAD
+
+    @property
+    def scale_mode(self) -> str:
+        """``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"``."""
+        return self.scales.per if isinstance(self.scales, Scales) else self.scales or "none"
+
+    @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """Shape of one block; axis 1 is K, then V."""
+        """Shape of one block; axis 1 is K, then V.
+
+        Raises
+        ------
+        UnsupportedVariant
+            A block is not one array: it holds scales, or V is not as wide as K.
+        """
+        if self.has_scale_planes or self.head_dim_v is not None:
+            kind = "with scales inside" if self.has_scale_planes else "whose V is not as wide as K"
+            raise UnsupportedVariant(f"a block {kind} is not one array: take the views of KVCache.layer()")
         if self.layout == "NHD":
             return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
+    def check_can_attend(self) -> None:
+        """Raise UnsupportedVariant where only the caller knows the meaning of a block's bytes."""
+        if self.dtype == BYTES:
+            raise UnsupportedVariant("attend cannot compute with rows of bytes: only the caller knows their meaning")
+
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
+        """K and V of one token over all layers, with its scales; a block may need some bytes more."""
+        one = (self.head_dim + self.width_of_v) * self.itemsize + (8 if self.has_scale_planes else 0)
+        return self.num_layers * self.num_kv_heads * one
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        return self.bytes_per_token * self.block_size
+        return self.num_layers * planes(self)[1]
 
     def fingerprint(self) -> bytes:
         """32 bytes that differ between any two specs whose blocks cannot stand for each other.
 
         Over every field, the layout's version and the machine's byte order; the same in every process.
         """
-        values = (
+        values: tuple[int | str, ...] = (
             LAYOUT_VERSION,
             self.num_layers,
             self.num_kv_heads,
@@ -118,52 +271,8 @@ class KVSpec:
             self.model,
             sys.byteorder,
         )
+        if self.head_dim_v is not None or self.scales is not None:  # other specs have the fingerprints of old files
+            scales = self.scales.digest() if isinstance(self.scales, Scales) else self.scales or ""
+            values = (*values, self.width_of_v, scales)
         encoded = encode_fields(enumerate(values, start=1))
         return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES, person=b"pagedkv:spec:1").digest()
-
-
-def layer_view(arena: NDArray[Any], layer: int, spec: KVSpec) -> tuple[NDArray[Any], NDArray[Any]]:
-    """K and V of one layer as views into a tier's arena; nothing is copied.
-
-    Parameters
-    ----------
-    arena : uint8 [num_blocks, block_bytes]; rows may be apart, the bytes of a row must be adjacent.
-    layer : 0..num_layers - 1.
-
-    Returns
-    -------
-    k, v : ``spec.np_dtype`` [num_blocks, block_size, num_kv_heads, head_dim], in that order for both layouts.
-
-    Raises
-    ------
-    LayoutMismatch
-        The arena has not the dtype, shape, row layout or alignment that the spec asks for.
-    WrongType, InvalidArgument
-        ``layer`` is no layer of the spec.
-    """
-    layer = whole_number(layer, "layer", 0, spec.num_layers - 1)
-    if getattr(arena, "dtype", None) != np.uint8 or arena.ndim != 2 or arena.shape[1] != spec.block_bytes:
-        found = f"{getattr(arena, 'dtype', type(arena).__name__)} {list(getattr(arena, 'shape', ()))}"
-        raise LayoutMismatch(f"the arena must be uint8 [num_blocks, {spec.block_bytes}], got {found}")
-    if arena.size and (arena.strides[1] != 1 or arena.strides[0] % spec.itemsize):
-        raise LayoutMismatch(f"the arena's rows must be contiguous and aligned, got strides {arena.strides}")
-    host = getattr(arena, "ctypes", None)  # device arrays have none, and their allocators align
-    if host is not None and host.data % spec.itemsize:
-        raise LayoutMismatch(f"the arena must start at a multiple of {spec.itemsize} bytes")
-    blocks = arena.view(spec.np_dtype).reshape(arena.shape[0], *spec.block_shape)
-    k, v = blocks[:, layer, 0], blocks[:, layer, 1]
-    if spec.layout == "HND":
-        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    return k, v
-
-
-def gathered_shape(spec: KVSpec, start: int, stop: int, layout: str) -> tuple[int, ...]:
-    """Shape of gathered K, and of V, in a layout."""
-    heads_first = layout == "HND"
-    rows = (spec.num_kv_heads, stop - start) if heads_first else (stop - start, spec.num_kv_heads)
-    return (spec.num_layers, *rows, spec.head_dim)
-
-
-def in_token_order(array: Any, layout: str) -> Any:
-    """View gathered K or V as [num_layers, num_tokens, num_kv_heads, head_dim]."""
-    return array.swapaxes(1, 2) if layout == "HND" else array

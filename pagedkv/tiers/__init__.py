@@ -3,7 +3,7 @@
 Nothing here knows tokens, policies or caches.
 """
 
-from pagedkv.tiers.base import OpenTier, RamTier, Record, StoreTier
+from pagedkv.tiers.base import Name, OpenTier, RamTier, Record, StoreTier
 from pagedkv.tiers.device import DeviceTier
 from pagedkv.tiers.disk.slots import DiskStats
 from pagedkv.tiers.disk.tier import DiskTier, StoredBlock
@@ -19,6 +19,7 @@ __all__ = [
     "DiskTier",
     "HostTier",
     "Mover",
+    "Name",
     "OpenTier",
     "RamTier",
     "Record",

@@ -22,6 +22,22 @@ DIGEST_BYTES = 32
 NO_EXTRA = bytes(DIGEST_BYTES)
 
 
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Names one block's content in a store of others, which keeps no tokens.
+
+    Attributes
+    ----------
+    key : 32 bytes
+        The block's chain key under the secret of those who share the store.
+    namespace : 32 bytes
+        Digest of the namespace that the block belongs to.
+    """
+
+    key: bytes
+    namespace: bytes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
     """Names one block's content outside RAM.
@@ -109,12 +125,15 @@ class RamTier(OpenTier, Protocol):
 
 @runtime_checkable
 class StoreTier(OpenTier, Protocol):
-    """A tier whose blocks are named by records, and that may fail block by block."""
+    """A tier whose blocks are named by records, and that may fail block by block.
+
+    The disk takes a Record for each block, the remote tier a Name.
+    """
 
     def write(
         self,
         blocks: NDArray[np.int32],
-        records: Sequence[Record],
+        records: Sequence[Any],
         arena: NDArray[np.uint8],
         src_blocks: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
@@ -123,7 +142,7 @@ class StoreTier(OpenTier, Protocol):
     def read(
         self,
         blocks: NDArray[np.int32],
-        expected: Sequence[Record],
+        expected: Sequence[Any],
         arena: NDArray[np.uint8],
         dst_blocks: NDArray[np.int32],
     ) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 Exit code 1 if something fails that this machine should be able to do, 0 otherwise. Without a GPU the CUDA kernels are
 compiled where NVRTC is installed; CuPy and their self-test are skipped then. ``--disk DIR`` tries a directory for the
-disk tier instead.
+disk tier instead, ``--remote URL`` a remote store.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pagedkv.kernels.variant import Variant
 from pagedkv.reference import paged_attention
 from pagedkv.spec.paths import path_text
 from pagedkv.spec.sizes import parse_size
+from pagedkv.tools import remote
 from pagedkv.tools.store import trial
 
 Status = Literal["ok", "warning", "failed", "skipped"]
@@ -72,10 +73,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the ``doctor`` command."""
     about = """Compare the CPU kernels with float64; look at device, driver, compiler and CuPy; compile every CUDA
     kernel and compare them, too. With --disk: make a store in a temporary directory inside DIR, try and measure it,
-    delete it, and say how much a disk hit saves."""
+    delete it, and say how much a disk hit saves. With --remote: try and measure a remote store."""
     parser = commands.add_parser("doctor", help="try the CUDA kernels or a disk tier here", description=about)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--disk", metavar="DIR", help="try this directory for a disk tier, and not the kernels")
+    parser.add_argument(
+        "--remote", metavar="URL",
+        help="try this remote store: valkey://host:6379/0, mooncake://master:50051, s3://bucket, ...",
+    )  # fmt: skip
+    parser.add_argument("--cluster", action="store_true", help="the server of --remote is a node of a cluster")
+    parser.add_argument("--secret-file", metavar="FILE", help="secret for --remote (default: a random one)")
+    parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust for --remote")
     parser.add_argument("--size", metavar="SIZE", help=f"of the store for --disk (default: {DISK_SIZE})")
     parser.set_defaults(run=run)
 
@@ -84,7 +92,14 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     """Print the report; 1 if a check failed, else 0."""
     found = []
     numbers: dict[str, Any] = {}
-    if arguments.disk is None:
+    what = "disk"
+    if arguments.remote is not None:
+        if arguments.disk is not None or arguments.size is not None:
+            raise InvalidArgument("--remote and --disk are two examinations: ask for one")
+        what, examination = "remote", examine_remote(arguments, numbers)
+    elif arguments.secret_file is not None or arguments.ca_file is not None or arguments.cluster:
+        raise InvalidArgument("--secret-file, --ca-file and --cluster are for --remote")
+    elif arguments.disk is None:
         if arguments.size is not None:
             raise InvalidArgument("--size is for --disk")
         examination = examine()
@@ -104,7 +119,7 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     if arguments.json:
         about = {"pagedkv": __version__, "python": platform.python_version(), "platform": platform.platform()}
         report = {**about, "ok": not failed, "checks": [asdict(check) for check in found]}
-        print(json.dumps(report | ({"disk": numbers} if numbers else {}), indent=2))
+        print(json.dumps(report | ({what: numbers} if numbers else {}), indent=2))
     else:
         print(f"failed: {', '.join(failed)}" if failed else "nothing failed")
     return 1 if failed else 0
@@ -113,6 +128,15 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
 def examine_disk(directory: str, size: str, numbers: dict[str, Any]) -> Generator[Check, None, None]:
     """The checks of ``--disk``; `numbers` is filled with the measurements."""
     with contextlib.closing(trial.examine(directory, parse_size(size), numbers)) as findings:
+        yield from (Check(*finding) for finding in findings)
+
+
+def examine_remote(arguments: argparse.Namespace, numbers: dict[str, Any]) -> Generator[Check, None, None]:
+    """The checks of ``--remote``; `numbers` is filled with the measurements."""
+    store = remote.options(
+        arguments.remote, arguments.secret_file, arguments.ca_file, is_cluster=arguments.cluster
+    )  # fmt: skip
+    with contextlib.closing(remote.examine(store, numbers)) as findings:
         yield from (Check(*finding) for finding in findings)
 
 

@@ -5,6 +5,7 @@ The PTX interpreter runs the kernels.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,61 @@ def test_a_block_that_changes_its_namespace_is_zeroed_on_the_device(backend: Any
                 assert view[block, 0].any()
                 assert not view[block, 1:].any()
         second.release()
+
+
+QUANTISED = {
+    "int8 token_head": dataclasses.replace(SPEC, dtype="int8"),
+    "int8 head HND": dataclasses.replace(
+        SPEC, dtype="int8", layout="HND", scales=pk.Scales([[0.03, 0.04]] * 2, [[0.05, 0.03]] * 2)
+    ),
+    "e4m3 tensor": dataclasses.replace(SPEC, dtype="float8_e4m3", scales=pk.Scales([0.5, 0.25], [0.125, 1])),
+    "e5m2 token_head HND": dataclasses.replace(SPEC, dtype="float8_e5m2", layout="HND"),
+}
+
+
+@pytest.mark.parametrize("spec", QUANTISED.values(), ids=QUANTISED)
+def test_quantised_pages_are_written_read_and_gathered_by_the_kernels_as_on_the_cpu(
+    backend: Any, spec: pk.KVSpec
+) -> None:
+    found = []
+    for options in ({}, {"backend": backend}):
+        with pk.KVCache(spec, pk.Blocks(14), pk.Blocks(20), **options) as cache:  # type: ignore[arg-type]
+            seen = []
+            first = cache.sequence(list(range(10)))
+            seen += forward(cache, [first])
+            (fork,) = first.fork()
+            for seq, token in ((first, 60), (fork, 61)):
+                seq.append([token])
+            seen += forward(cache, [first, fork], window=3)
+            seen += [np.array(x, np.float64) for seq in (first, fork) for x in seq.gather(1, 11, layout="HND")]
+            first.release()
+            fork.release()
+            cache.sequence(list(range(1000, 1050))).release()
+            big = cache.sequence(list(range(1000, 1050)))
+            seen += forward(cache, [big])  # everything else goes to the host
+            big.release()
+            back = cache.sequence([*range(10), 60, 70])
+            assert back.hit_tokens["host"] >= 4
+            seen += forward(cache, [back])
+            back.release()
+            found.append(seen)
+    for wanted, got in zip(*found, strict=True):
+        assert wanted.shape == got.shape
+        assert np.abs(wanted - got).max() < 4e-3
+
+
+def test_rows_of_bytes_on_a_gpu_are_the_callers_to_write(backend: Any) -> None:
+    spec = pk.KVSpec.of([pk.Rows(24, 8)] * 2, block_size=4)
+    rows = [np.random.default_rng(i).integers(0, 256, (6, 1, width), dtype=np.uint8) for i, width in ((0, 24), (1, 8))]
+    with pk.KVCache(spec, pk.Blocks(14), backend=backend) as cache, cache.sequence([1, 2, 3, 4, 5, 6]) as seq:
+        with cache.step([seq]) as step:
+            for layer in range(2):
+                with pytest.raises(pk.UnsupportedVariant, match="mark_written"):
+                    step.write(layer, *rows)
+                for view, side in zip(cache.layer(layer), rows, strict=True):
+                    blocks, offsets = np.divmod(np.asarray(step.slot_mapping), 4)
+                    view[blocks, offsets] = side
+                step.mark_written(layer)
+        for layer in range(2):
+            for got, side in zip(seq.gather(), rows, strict=True):
+                np.testing.assert_array_equal(got[layer], side)

@@ -34,7 +34,8 @@ class World:
     """
 
     def __init__(self, policy: str, **options: Any) -> None:
-        self.tree, self.pools, self.placement = tiered(4, (48, 48), policy=policy, event_words=512, **options)
+        told = {"event_words": 512, "tree_keep_names": True}
+        self.tree, self.pools, self.placement = tiered(4, (48, 48), policy=policy, **told, **options)
         self.table = BlockTable(self.placement, 8)
         self.cold(list(range(100, 132)))
         self.store(PROMPT[:32])
@@ -277,11 +278,17 @@ def drained(world: World) -> None:
         raise
 
 
+def told_anew(world: World) -> None:
+    blocks = sum(len(event.hashes) for event in world.placement.snapshot_events()[0])
+    assert blocks >= world.tree.num_blocks
+
+
 CALLS: dict[str, Callable[[World], None]] = {
     call.__name__: call
     for call in (
         opened, acquired, inserted, forked, followed, caught_up, written_after_a_fork, decoded, appended, truncated,
         promoted, room_made, shared, given_a_quota, given_a_lifetime, named, dropped, looked_at, drained,
+        told_anew,
     )
 }  # fmt: skip
 

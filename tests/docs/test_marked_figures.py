@@ -21,7 +21,9 @@ NOT_MEASURED = {  # settings, bars, shares of a trace, targets and bounds; 1.1 %
     "docs/decisions/0015-one-call-per-trip.md": {"2.5 times"},
     "docs/disk.md": {"1.7 MB/s", "4 times"},
     "docs/observability.md": {"10 us"},
+    "docs/events.md": {"0", "10,000", "100,000"},
     "docs/policies.md": {"10 %", "5 %", "0.5 %", "20 ms", "100 ns", "16 times", "1.1 %"},
+    "docs/remote.md": {"65,536", "4"},
     "docs/replay.md": {"20 ms", "1 %", "4 %", "10 %", "0 %", "3 points", "0.1 points"},
 }
 

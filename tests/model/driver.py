@@ -19,6 +19,12 @@ def closed_last(capacities: Sequence[int], last: bool) -> list[bool]:
     return [*[False] * (len(capacities) - 1), last and len(capacities) > 1]
 
 
+def claims_of(seed: int, capacities: Sequence[int]) -> list[int]:
+    """The size of a tier of claims, in one history of three."""
+    rng = Random(f"claims {seed}")
+    return [rng.choice([2, 5, 9])] if rng.random() < 1 / 3 else []
+
+
 class Driver:
     """Random operations on a pair of random shape.
 
@@ -33,14 +39,20 @@ class Driver:
         self.capacities = [rng.randint(2, 8), *(rng.choice([0, 2, 5, 9, 9]) for _ in range(rng.choice([0, 1, 2, 2])))]
         self.block_size = rng.choice([1, 1, 2])
         self.max_run = rng.choice([1, 1, 2, 256])
+        inclusive = [rng.random() < 0.5 for _ in self.capacities]
+        closed = closed_last(self.capacities, self.max_run == 1 and rng.random() < 0.6)
+        claims = claims_of(seed, self.capacities)
+        self.capacities += claims
+        self.grafted = 0
         self.pair = Pair(
             self.block_size,
             self.capacities,
-            inclusive=[rng.random() < 0.5 for _ in self.capacities],
-            closed=closed_last(self.capacities, self.max_run == 1 and rng.random() < 0.6),
+            inclusive=inclusive,
+            closed=closed,
             write=rng.choice(["never", "evicted", "reused", "all", "all"]),
             max_run=self.max_run,
             pin_budget=rng.choice([0, 3, 9]),
+            beside=bool(claims),
         )
         self.pins = {True: 0, False: 0}
         weights: list[tuple[int, Callable[[], None]]] = [
@@ -58,6 +70,7 @@ class Driver:
             (1, self.forget),
             (4, self.look),
             (6 if self.max_run == 1 else 0, self.copy_wanted),
+            (12 if claims else 0, self.graft),
         ]
         self.operations = [operation for weight, operation in weights for _ in range(weight)]
 
@@ -147,6 +160,10 @@ class Driver:
         if self.pair.transfers:
             which = self.rng.randrange(len(self.pair.transfers)) if self.max_run == 1 else 0
             self.pair.complete(self.rng.random() < 0.8, which)
+
+    def graft(self) -> None:
+        tokens, namespace = self.prompt()
+        self.grafted += self.pair.graft(tokens, namespace, self.rng.choice([1, 2, 256]))
 
     def copy_wanted(self) -> None:
         self.pair.copy_wanted(self.rng.choice([1, 2, 64]))

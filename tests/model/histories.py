@@ -49,6 +49,7 @@ def world(rng: Random, seed: int) -> tuple[Placement, BlockTable]:
         len(capacities),
         max_run=rng.choice([1, 2, 256, 256]),
         keep_chain=policy_needs_chain(policy),
+        keep_names=seed % 2 == 0,
         seed=rng.getrandbits(32),
     )
     placement = Placement(

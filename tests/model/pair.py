@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagedkv.core import BlockPool, Placement, RadixTree
@@ -17,7 +18,7 @@ from pagedkv.errors import OutOfBlocks, PinBudgetExceeded
 from tests.oracle.cache_model import CacheModel, NoRoom, Owner
 from tests.oracle.tiers_model import DEVICE, Content, Transfer
 
-TIERS = ("device", "host", "disk")
+TIERS = ("device", "host", "disk", "remote")
 
 
 class Pair:
@@ -25,7 +26,8 @@ class Pair:
 
     Parameters
     ----------
-    block_size, capacities, inclusive, closed, write, pin_budget : of both; at most three tiers.
+    block_size, capacities, inclusive, closed, write, pin_budget : of both; at most four tiers.
+    beside : whether the coldest tier is one of claims.
     max_run : of the real tree; 1 makes every block a node of its own.
     """
 
@@ -39,17 +41,19 @@ class Pair:
         write: str = "evicted",
         max_run: int = 256,
         pin_budget: int = 0,
+        beside: bool = False,
     ) -> None:
         flags = [*inclusive, *[False] * len(capacities)][: len(capacities)]
         shut = [*closed, *[False] * len(capacities)][: len(capacities)]
         self.model = CacheModel(
-            block_size, capacities, inclusive=flags, closed=shut, write=write, pin_budget=pin_budget
+            block_size, capacities, inclusive=flags, closed=shut, write=write, pin_budget=pin_budget, beside=beside
         )
         self.pools = [BlockPool(n) if n else None for n in capacities]
         self.tree = RadixTree(block_size, len(capacities), max_run=max_run)
         self.core = Placement(
-            self.tree, self.pools, inclusive=flags, closed=shut, write=write, pin_budget=pin_budget
-        )
+            self.tree, self.pools, inclusive=flags, closed=shut, write=write, pin_budget=pin_budget,
+            beside=[*[False] * (len(capacities) - 1), beside],
+        )  # fmt: skip
         self.max_run = max_run
         self.memory: list[dict[int, Content]] = [{} for _ in capacities]
         self.owners: list[tuple[int, Owner]] = []
@@ -127,6 +131,29 @@ class Pair:
         self.pools[DEVICE].free(blocks[taken:])
         self.model.give_back(num_blocks - taken)
         return taken
+
+    def graft(self, tokens: Sequence[int], namespace: bytes, piece: int) -> int:
+        """Add claims behind the cached part of a prompt, as many as there is room for; how many."""
+        tier, root = len(self.pools) - 1, self.tree.namespace(namespace)
+        pool, size = self.pools[tier], self.model.block_size
+        assert pool is not None
+        if self.max_run > 1:  # what moves cannot be cut, and the model knows no runs
+            self.finish()
+        who = self.acquire(tokens, namespace)
+        found = len(self.owners[who][1].path)
+        more = len(tokens) // size - found
+        if self.max_run == 1:
+            self.reserve(more, tier)
+        total = found + min(more, self.model.free(tier))
+        keys = np.arange(found, found + more, dtype=np.uint32).view(np.uint8).reshape(more, 4)
+        table = np.full((pool.max_blocks, 4), 255, np.uint8)
+        done = self.core.graft(tokens[: (found + more) * size], keys, table, root, tier, piece)
+        assert self.model.graft(tokens[: total * size], namespace) == done, "grafted blocks"
+        for claim in np.flatnonzero((table != 255).any(axis=1)).tolist():
+            depth = int(table[claim].view(np.uint32)[0])
+            self.memory[tier][claim] = (namespace, tuple(tokens[: (depth + 1) * size]))
+        self.release(who)
+        return done - found
 
     def hold(self, num_blocks: int) -> bool:
         """Keeps device blocks from all owners, as a sequence's unfinished tail does."""

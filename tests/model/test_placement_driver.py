@@ -54,10 +54,12 @@ def test_the_driver_reaches_every_kind_of_event() -> None:
         for kind in ("hit_blocks", "promoted", "demoted", "dropped", "trimmed"):
             seen.update({f"{kind} {tier}": count for tier, count in stats[kind].items()})
         seen.update({kind: stats[kind] for kind in COUNTERS})
+        seen.update({"grafted": driver.grafted, "claims read": stats["promoted"].get("remote", 0)})
         seen.update({"reads": driver.pair.reads, "pins": driver.pins[True], "pins refused": driver.pins[False]})
-    never = {"promoted device", "demoted disk"}
+    never = {"promoted device", "demoted disk", "demoted remote"}
     expected = {f"{kind} {tier}" for kind in ("hit_blocks", "dropped", "trimmed") for tier in TIERS}
+    expected.discard("trimmed remote")  # a claim is the only copy
     expected |= {f"{kind} {tier}" for kind in ("promoted", "demoted") for tier in TIERS} - never
-    expected |= {*COUNTERS, "pins", "pins refused"}
+    expected |= {*COUNTERS, "pins", "pins refused", "grafted", "claims read"}
     assert {kind for kind in expected if seen[kind] < 3} == set()
     assert seen["reads"] > 10_000

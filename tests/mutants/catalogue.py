@@ -10,12 +10,16 @@ from tests.mutants import (
     catalogue_core,
     catalogue_cpu,
     catalogue_disk,
+    catalogue_events,
     catalogue_hazard,
     catalogue_moves,
     catalogue_names,
+    catalogue_ranks,
     catalogue_remainders,
+    catalogue_remote,
     catalogue_replay,
     catalogue_scheduler,
+    catalogue_spec,
 )
 
 ROOMS = {
@@ -25,8 +29,12 @@ ROOMS = {
     "names": catalogue_names.MUTANTS,
     "remainders": catalogue_remainders.MUTANTS,
     "disk": catalogue_disk.MUTANTS,
+    "remote": catalogue_remote.MUTANTS,
+    "ranks": catalogue_ranks.MUTANTS,
+    "events": catalogue_events.MUTANTS,
     "scheduler": catalogue_scheduler.MUTANTS,
     "cpu": catalogue_cpu.MUTANTS,
+    "spec": catalogue_spec.MUTANTS,
     "hazard": catalogue_hazard.MUTANTS,
     "replay": catalogue_replay.MUTANTS,
 }

@@ -8,10 +8,10 @@ MUTANTS = (
     Mutant(
         "room for a promotion is made before its prefix is owned",
         "pagedkv/cache/cache.py",
-        (("            load.bring()\n",
+        (("            load.bring()\n            return self._opened(",
           "            cold = int(np.count_nonzero(self.placement.match(prompt, root)[0]))\n"
           "            self.moves.make_room(cold)\n"
-          "            load.bring()\n"),),
+          "            load.bring()\n            return self._opened("),),
         ("test_making_room_for_a_promotion_never_drops_what_is_promoted",),
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS = (
     Mutant(
         "a run on its way for another caller ends a load's match",
         "pagedkv/cache/load.py",
-        (("            is_all = held.blocked < 0 or self._is_late()\n", "            is_all = True\n"),),
+        (("            is_all = is_late or (is_known and held.blocked < 0)\n", "            is_all = True\n"),),
         ("test_a_prefix_that_is_loaded_for_another_is_waited_for_and_read_once",),
     ),
     Mutant(
@@ -257,7 +257,7 @@ MUTANTS = (
     Mutant(
         "options that a storage of one's own knows nothing of are passed over",
         "pagedkv/cache/parts.py",
-        (('if device != "cpu" or backend is not None or threads != THREADS:', "if False:"),),
+        (('if device != "cpu" or backend is not None or threads != THREADS or remote is not None:', "if False:"),),
         ("test_options_of_the_usual_storage_beside_another_are_refused",),
     ),
     Mutant(

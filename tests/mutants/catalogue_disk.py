@@ -236,8 +236,8 @@ FILES = (
         ("test_a_network_file_system_is_refused_unless_it_is_asked_for",),
     ),
     Mutant(
-        "a full disk is tried again by every write", "pagedkv/tiers/disk/circuit_breaker.py",
-        (("self.shut = self.shut or self._failed >= PATIENCE or not HOPELESS.isdisjoint(failures)", "pass"),),
+        "a full disk is tried again by every write", "pagedkv/tiers/circuit.py",
+        (("self.shut = self.shut or self._failed >= self._patience or hopeless", "pass"),),
         ("test_a_full_disk_makes_the_tier_read_only_until_it_works_again",),
     ),
     Mutant(

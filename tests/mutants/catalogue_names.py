@@ -185,7 +185,7 @@ MEMORY = (
     Mutant(
         "buffers that could not all be made are freed twice", TREE,
         (("        node.tokens = node.ids = NULL               # giving the node back frees what it has\n"
-          "        node.chain = NULL\n", ""),),
+          "        node.chain = node.names = NULL\n", ""),),
         (f"{SHORT}[lru]",),
     ),
     Mutant(

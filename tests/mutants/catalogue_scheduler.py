@@ -183,14 +183,13 @@ MUTANTS = (
         ("test_branches_share_their_prompt_again_when_it_is_purged_while_they_come_back",),
     ),
     Mutant(
-        "branches that come back apart are suspended for ever, and the proof progress sees it",
+        "branches that come back apart are suspended for ever, and worlds of the proof progress see it",
         REOPENING,
         (
             ("    if table.info(kin.row).num_committed >= whole:", "    if True:"),
             ("            if seq.blocks[:whole].tolist() == kin.blocks[:whole].tolist():", "            if True:"),
         ),
-        ("test_the_proof_holds[progress]",),
-        proof_count=10_000,
+        ("test_worlds_in_which_branches_came_back_apart_end",),
     ),
     Mutant(
         "branches that share less than they could go on like that",

@@ -61,8 +61,9 @@ class CacheModel(TiersModel):
         closed: Sequence[bool] = (),
         write: str = "evicted",
         pin_budget: int = 0,
+        beside: bool = False,
     ) -> None:
-        super().__init__(capacities, inclusive, closed, write)
+        super().__init__(capacities, inclusive, closed, write, beside=beside)
         self.block_size = block_size
         self.pin_budget = pin_budget
         self.roots: dict[Hashable, Block] = {}
@@ -190,6 +191,26 @@ class CacheModel(TiersModel):
         if mine:
             self._want_where(owner.last, "all")
         return len(mine)
+
+    def graft(self, tokens: Sequence[int], namespace: Hashable = None) -> int:
+        """Claim the blocks of a prefix that are not cached; the leading blocks cached then."""
+        assert self.claims is not None
+        pieces, done, block, added = self._pieces(tokens), 0, self.root(namespace), []
+        while done < len(pieces) and (kid := block.kids.get(pieces[done])):
+            if kid.failed:
+                self._drop_subtree(kid)
+                if pieces[done] in block.kids:
+                    return done
+                break
+            block, done = kid, done + 1
+        for piece in pieces[done:]:
+            prefix = block.content[1]
+            block.kids[piece] = block = Block(block, piece, (namespace, prefix + piece))
+            self._gain(block, self.claims)
+            added.append(block)
+        for block in reversed(added):
+            self._link(block, self.claims)
+        return len(pieces)
 
     def promote(self, owner: Owner) -> int:
         """Start to bring the path to the device, deepest first.

@@ -81,13 +81,22 @@ class TiersModel:
     capacities : blocks in each tier, hottest first; 0 where there is no such tier.
     inclusive : by tier, whether a copy stays there when its block is promoted.
     closed : by tier, whether a block has a copy there only where its parent has one.
+    beside : whether the coldest tier holds claims: nothing is demoted there.
     write : when blocks are written to closed tiers: "never", "evicted", "reused" or "all".
     """
 
     def __init__(
-        self, capacities: Sequence[int], inclusive: Sequence[bool], closed: Sequence[bool] = (), write: str = "evicted"
+        self,
+        capacities: Sequence[int],
+        inclusive: Sequence[bool],
+        closed: Sequence[bool] = (),
+        write: str = "evicted",
+        *,
+        beside: bool = False,
     ) -> None:
         self.capacities = list(capacities)
+        self.claims = len(capacities) - 1 if beside else None  # the tier of claims
+        self.coldest = len(capacities) - 1 - beside
         self.closed = [*closed, *[False] * len(capacities)][: len(capacities)]
         self.write = write
         self.wanted: list[tuple[Block, int, int]] = []  # and the blocks lacking when some were started
@@ -345,8 +354,15 @@ class TiersModel:
         if block.owners:
             return False
         if block.failed or (leaf and len(block.copies) == 1):  # it would be lost
-            return not block.kids
+            return self._ends(block, tier)
         return all(kid.stands > tier for kid in block.kids.values())
+
+    def _ends(self, block: Block, tier: int) -> bool:
+        """Whether nothing continues a block but claims that can be dropped with it."""
+        if self.claims is None or tier == self.claims or not block.kids:
+            return not block.kids
+        reads = any(transfer.src == self.claims for transfer in self.in_flight)
+        return not reads and all(kid.stands == self.claims for kid in block.kids.values())
 
     def _victim(self, tier: int, leaf: bool) -> Block | None:
         """The coldest copy that may go; what failed goes before everything else."""
@@ -367,7 +383,7 @@ class TiersModel:
         return None
 
     def _make_room(self, tier: int, num_blocks: int) -> None:
-        later = range(tier + 1, len(self.capacities))
+        later = range(tier + 1, self.coldest + 1)
         colder = [t for t in later if self.capacities[t] and not (self.closed[t] and self.write == "never")]
         drop = not colder  # out of the last tier: only leaves, and they are lost
         while num_blocks > 0:
@@ -384,11 +400,15 @@ class TiersModel:
                 if block.kids:
                     return
                 continue
-            mirrored = self.closed[-1] and self.write in ("reused", "all")
+            mirrored = self.closed[self.coldest] and self.write in ("reused", "all")
             lower = colder[0] if mirrored and not drop else None
             if len(block.copies) > 1 and (lower is None or block.failed or block.top < tier or lower in block.copies):
                 self._give_up_copy(block, tier)
             elif drop or block.failed:
+                for kid in list(block.kids.values()):  # claims
+                    self._drop_subtree(kid)
+                if block.kids:  # one has a hotter block behind it, which is on its way down
+                    return
                 self._drop(block)
             else:
                 before: list[Block] | None = []

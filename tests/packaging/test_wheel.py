@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[2]
 NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv*", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-EXTRAS = {"cuda12", "cuda13", "cpu", "examples", "bench", "metrics", "server", "test", "dev"}
+EXTRAS = {
+    *("cuda12", "cuda13", "cpu", "examples", "bench", "metrics", "objects", "seal", "server", "test", "dev", "valkey"),
+    *("events", "mooncake", "valkey-cluster"),
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout]
 

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import pagedkv as pk
+from examples.llama_numpy.errors import WeightsMissing
 from examples.llama_numpy.model import Llama
 from tests.in_blocks import cache_options
 from tests.realmodel import plain_llama, tiny
@@ -69,7 +72,7 @@ class Bed:
     ----------
     name : of the model, for its cache.
     path : of its GGUF.
-    model : Llama
+    model : Llama, or Gemma.
     goldens : by name of the prompt; the same names in every bed.
     block_size : of the caches that it opens.
     tie : of the tokens whose golden logits are this close to the best, any may win.
@@ -163,6 +166,22 @@ class Bed:
         assert int(np.argmax(logits)) in allowed.tolist(), f"token {place} behind {name!r}: {allowed} expected"
 
 
+def weights_from(source: Any) -> Path:
+    """A real model's file, downloaded once into the user's cache directory.
+
+    Where it cannot be had the test is skipped, or fails if PAGEDKV_REQUIRE_REALMODEL says so.
+    """
+    if source.find() is None:
+        try:
+            source.download()
+        except WeightsMissing as problem:
+            if os.environ.get("PAGEDKV_REQUIRE_REALMODEL"):
+                raise
+            pytest.skip(f"no weights of a real model here: {problem}")
+    found: Path = source.find_checked()
+    return found
+
+
 def one_blas_thread() -> AbstractContextManager[object]:
     """Small products are faster on one thread, and other tests are left some."""
     return threadpool_limits(1, user_api="blas")
@@ -199,14 +218,24 @@ def tiny_logits(tensors: tiny.Tensors, tokens: Sequence[int]) -> NDArray[np.floa
 
 
 def tiny_goldens(tensors: tiny.Tensors) -> dict[str, Golden]:
-    """Make random prompts like the real model's, continued greedily by the oracle.
+    """Those of the tiny llama."""
+    return goldens_of(lambda tokens: tiny_logits(tensors, tokens), range(len(tiny.SPECIALS), len(tiny.TOKENS)))
+
+
+def goldens_of(logits_of: Callable[[list[int]], NDArray[np.float64]], among: range) -> dict[str, Golden]:
+    """Make random prompts like the real model's, continued greedily by an oracle.
 
     They have the same names and like lengths.
+
+    Parameters
+    ----------
+    logits_of : the oracle: logits of every position.
+    among : tokens to draw from.
     """
     draw = np.random.default_rng(5)
 
     def some(count: int) -> list[int]:
-        return draw.integers(len(tiny.SPECIALS), len(tiny.TOKENS), count).tolist()
+        return draw.integers(among.start, among.stop, count).tolist()
 
     system = some(171)
     prompts = {
@@ -217,7 +246,7 @@ def tiny_goldens(tensors: tiny.Tensors) -> dict[str, Golden]:
     for name, ids in prompts.items():
         greedy: list[int] = []
         for _ in range(16):
-            logits = tiny_logits(tensors, ids + greedy)
+            logits = logits_of(ids + greedy)
             greedy.append(int(np.argmax(logits[-1])))
         goldens[name] = Golden.from_logits(ids, greedy, logits[len(ids) - 1 :])
     return goldens

@@ -7,7 +7,6 @@ Without a network the real model's tests are skipped with the reason; with PAGED
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ from typing import Any
 import pytest
 
 import pagedkv as pk
+from examples.gemma_numpy.model import Gemma
+from examples.gemma_numpy.weights import load_model as load_gemma
 from examples.llama_numpy import source
-from examples.llama_numpy.errors import WeightsMissing
 from examples.llama_numpy.gguf_file import Model
 from examples.llama_numpy.model import Llama
 from examples.llama_numpy.weight_cache import load_model
-from tests.realmodel import tiny
-from tests.realmodel.bed import Bed, one_blas_thread, read_goldens, tiny_goldens
+from tests.realmodel import tiny, tiny_gemma
+from tests.realmodel.bed import Bed, goldens_of, one_blas_thread, read_goldens, tiny_goldens, weights_from
 
 HERE = Path(__file__).parent
 
@@ -35,14 +35,7 @@ def _few_threads() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The GGUF, downloaded once into the user's cache directory."""
-    if source.find() is None:
-        try:
-            source.download()
-        except WeightsMissing as problem:
-            if os.environ.get("PAGEDKV_REQUIRE_REALMODEL"):
-                raise
-            pytest.skip(f"no weights of a real model here: {problem}")
-    return source.find_checked()
+    return weights_from(source)
 
 
 @pytest.fixture(scope="session")
@@ -91,12 +84,31 @@ def tiny_beds(tiny_model: Model, tiny_path: Path, tensors: tiny.Tensors) -> dict
     return {size: Bed("tiny", tiny_path, model, goldens, block_size=size, tie=1e-3, tolerance=1e-3) for size in sizes}
 
 
+@pytest.fixture(scope="session")
+def gemma_tensors() -> tiny_gemma.Tensors:
+    """The tensors of the tiny model with windows."""
+    return tiny_gemma.random_tensors()
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma_bed(gemma_tensors: tiny_gemma.Tensors, tmp_path_factory: pytest.TempPathFactory) -> Bed:
+    """Layers that see 24 tokens beside one that sees all."""
+    path = tiny_gemma.write_gguf(tmp_path_factory.mktemp("tiny_gemma") / "gemma.gguf", gemma_tensors)
+    among = range(tiny_gemma.FIRST_PLAIN, len(tiny_gemma.TOKENS))
+    goldens = goldens_of(lambda tokens: tiny_gemma.logits_of(gemma_tensors, tokens), among)
+    model = Gemma(load_gemma(path).weights)
+    return Bed("tiny gemma", path, model, goldens, block_size=8, tie=1e-3, tolerance=1e-3)
+
+
 SMOLLM2 = pytest.param("smollm2", marks=[pytest.mark.realmodel, pytest.mark.slow])
 
 
-@pytest.fixture(params=["tiny-1", "tiny-8", "tiny-16", "tiny-64", SMOLLM2])
+@pytest.fixture(params=["tiny-1", "tiny-8", "tiny-16", "tiny-64", "tiny_gemma", SMOLLM2])
 def bed(request: pytest.FixtureRequest) -> Bed:
     """Every scenario runs on each of these."""
+    if request.param == "tiny_gemma":
+        gemma: Bed = request.getfixturevalue("tiny_gemma_bed")
+        return gemma
     _model, _, size = request.param.partition("-")
     found: Bed = request.getfixturevalue("tiny_beds")[int(size)] if size else request.getfixturevalue("smollm2_bed")
     return found

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pagedkv as pk
+from examples.gemma_numpy.model import Gemma
+from examples.gemma_numpy.weights import load_model as load_gemma
 from examples.llama_numpy.model import Llama
 from examples.llama_numpy.weight_cache import load_model
 from tests.realmodel.bed import kv_of
@@ -21,7 +23,8 @@ from tests.realmodel.bed import kv_of
 def main(order: dict[str, Any]) -> None:
     """Compute, note the KV of the whole blocks beside the disk tier, flush, and be killed."""
     folder = Path(order["folder"])
-    model = Llama(load_model(Path(order["gguf"])).weights)
+    path = Path(order["gguf"])
+    model = Gemma(load_gemma(path).weights) if order["is_gemma"] else Llama(load_model(path).weights)
     spec = model.config.kv_spec(order["model"], block_size=order["block_size"])
     cache = pk.KVCache(
         spec, pk.Blocks(order["device"]), disk=pk.Disk(str(folder / "kv"), pk.Blocks(order["disk"]), admission="all")

@@ -35,9 +35,15 @@ def test_the_tiny_model_computes_what_a_plain_float64_llama_computes(tiny_beds: 
         assert_golden(tiny_beds[size], name)
 
 
-def test_the_tiny_models_goldens_are_no_repetition(tiny_beds: dict[int, Bed]) -> None:
-    followed = [token for golden in tiny_beds[16].goldens.values() for token in golden.greedy]
-    assert len(set(followed)) > 20, "or a wrong cache could go unnoticed"
+def test_the_tiny_gemma_computes_what_a_plain_float64_gemma_computes(tiny_gemma_bed: Bed) -> None:
+    for name in tiny_gemma_bed.goldens:
+        assert_golden(tiny_gemma_bed, name)
+
+
+def test_the_tiny_models_goldens_are_no_repetition(tiny_beds: dict[int, Bed], tiny_gemma_bed: Bed) -> None:
+    for bed in (tiny_beds[16], tiny_gemma_bed):
+        followed = [token for golden in bed.goldens.values() for token in golden.greedy]
+        assert len(set(followed)) > 20, "or a wrong cache could go unnoticed"
 
 
 def test_logits_of_every_position_at_once(tiny_beds: dict[int, Bed], tensors: tiny.Tensors) -> None:

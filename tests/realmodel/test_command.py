@@ -67,8 +67,9 @@ def test_beams_are_printed_with_their_probabilities_the_best_first(run: Run) -> 
     assert "hit tokens: device" in err
 
 
-def test_a_disk_tier_serves_the_next_run(run: Run, tmp_path: Path) -> None:
-    arguments = ("--plain", "--disk", str(tmp_path / "kv"), "--disk-size", "8MiB", LINE)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3"])
+def test_a_disk_tier_serves_the_next_run(run: Run, tmp_path: Path, dtype: str) -> None:
+    arguments = ("--plain", "--kv-dtype", dtype, "--disk", str(tmp_path / "kv"), "--disk-size", "8MiB", LINE)
     _, first, told = run(*arguments)
     assert "disk 0" in told
     code, second, told = run(*arguments)
@@ -87,7 +88,9 @@ def test_a_disk_of_another_model_is_refused(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [("--block-size", "8"), ("--kv-dtype", "float16"), ("--disk-size", "6MiB")], ids=lambda pair: pair[0]
+    "changed",
+    [("--block-size", "8"), ("--kv-dtype", "float16"), ("--kv-dtype", "int8"), ("--disk-size", "6MiB")],
+    ids=" ".join,
 )
 def test_a_disk_of_another_layout_is_refused_in_this_programs_options_and_replaced_if_asked(
     run: Run, tmp_path: Path, changed: tuple[str, str]
@@ -130,7 +133,7 @@ BEFORE_READING = {  # (options, words of the error): refused without a look at t
     "no size of the host": (["--host-memory", "5", "x"], "--host-memory: '5' is not a size"),
     "no block": (["--block-size", "0", "x"], "--block-size: must be at least 1"),
     "too large a block": (["--block-size", "257", "x"], "--block-size: block_size must be in 1..256, got 257"),
-    "no dtype": (["--kv-dtype", "int8", "x"], "--kv-dtype: invalid choice"),
+    "no dtype": (["--kv-dtype", "int4", "x"], "--kv-dtype: invalid choice"),
     "a disk in a file": (["--disk", __file__, "x"], "--disk: "),
     "no place for a disk": (["--disk", "", "x"], "--disk: path must not be empty"),
     "a size of no disk": (["--disk-size", "1GiB", "x"], "--disk-size goes with --disk DIR"),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from examples.gemma_numpy.model import Gemma
 from tests.realmodel.bed import COLD_TOLERANCE, STEPS, Bed, fill_device, kv_of
 
 Open = Callable[..., pk.KVCache]
@@ -95,7 +96,7 @@ def test_a_process_that_is_killed_leaves_its_kv_to_the_next(bed: Bed, opened: Op
     order = {
         "gguf": str(bed.path), "model": bed.spec.model, "block_size": bed.block_size, "folder": str(tmp_path),
         "device": bed.blocks(ROOM), "disk": bed.blocks(4 * ROOM), "prompt": bed.so_far(NAME),
-        "follow": bed.goldens[NAME].greedy[:DONE],
+        "follow": bed.goldens[NAME].greedy[:DONE], "is_gemma": isinstance(bed.model, Gemma),
     }  # fmt: skip
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.realmodel.first_life", json.dumps(order)],

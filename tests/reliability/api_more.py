@@ -16,7 +16,9 @@ import pagedkv as pk
 from tests.cache.conftest import BLOCK, SPEC, Toy, prompt
 
 WAIT_S = 60.0  # the proof's watchdog, not a claim
-LOAD = {"session": None, "deadline_s": None, "on_trial": False, "trace": None}  # fine options of a load
+LOAD = {  # fine options of a load
+    "session": None, "deadline_s": None, "on_trial": False, "trace": None, "await_remote_s": 0.0,
+}  # fmt: skip
 
 
 def load_and_open(load: pk.Load, toy: Toy) -> None:

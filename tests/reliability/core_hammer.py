@@ -49,7 +49,7 @@ class World:
     def __init__(self, choose: random.Random, threads: int) -> None:
         sizes = (12 * threads, 10 * threads, 20 * threads)
         policy = choose.choice(POLICIES)
-        self.tree = RadixTree(1, 3, keep_chain=policy_needs_chain(policy))
+        self.tree = RadixTree(1, 3, keep_chain=policy_needs_chain(policy), keep_names=True)
         self.pools = [BlockPool(size) for size in sizes]
         self.placement = Placement(
             self.tree, self.pools, policy=policy, demotion=choose.choice(["leaf_first", "oldest_first"]),
@@ -195,6 +195,8 @@ class Caller:
         )
         placement.stats()
         placement.drain_events()
+        if self.choose.random() < 0.1:
+            placement.snapshot_events()
         for release in (placement.release, self.world.table.release):
             with contextlib.suppress(PagedKVError):
                 release(12345)

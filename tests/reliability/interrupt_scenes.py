@@ -159,7 +159,7 @@ def dropped(world: World) -> Act:
             del seq, circle
         gc.collect(1)
 
-    return Act(call, garbage=True)
+    return Act(call, gc.collect, garbage=True)  # an interruption may come just before the collection
 
 
 # ---- what sequences do

@@ -24,11 +24,12 @@ from tests.reliability.interrupt_cases import GOLDEN, Case, Cases
 from tests.reliability.interrupt_control import plant_old_order
 from tests.reliability.interrupt_kinds import Alarm
 from tests.reliability.interrupt_scenes import SCENES, Scene
-from tests.reliability.interrupt_world import LOG, SETUPS, Setup, World, slow_transfers
+from tests.reliability.interrupt_world import LOG, SETUPS, SLOWNESS, Setup, World, slow_transfers
 from tests.reliability.proof import Tally
+from tests.reliability.small_remote import serve_small_stores
 from tests.reliability.small_store import scratch
 
-for scenes in ("interrupt_step_scenes", "interrupt_cache_scenes", "interrupt_schedules"):
+for scenes in ("interrupt_step_scenes", "interrupt_cache_scenes", "interrupt_schedules", "interrupt_remote_scenes"):
     importlib.import_module(f"tests.reliability.{scenes}")  # each adds its own to SCENES
 PATIENCE_S = float(os.environ.get("PAGEDKV_INTERRUPT_PATIENCE_S", "60"))
 MOST_WRONG = int(os.environ.get("PAGEDKV_INTERRUPT_MOST_WRONG", "40"))  # then the rest is not worth its time
@@ -84,8 +85,9 @@ def main(mode: str, first: int, count: int, seed: int, progress: int) -> Tally:
     if mode == "callbacks":
         setups = [setup for setup in setups if setup.hooks or setup.clock]
     if mode == "dispatcher":
-        setups = [setup for setup in setups if len(setup.tiers) > 1 and not setup.synchronous]
+        setups = [setup for setup in setups if (len(setup.tiers) > 1 or setup.remote) and not setup.synchronous]
     slow_transfers()
+    serve_small_stores(lambda: SLOWNESS.delay_s)
     gc.collect()
     gc.freeze()  # so that collections look at little
     if mode == "control":

@@ -23,6 +23,7 @@ from pagedkv.cache.prefetch import Prefetch
 from pagedkv.cache.scrub import Mode
 from tests.reliability.interrupt_kinds import Callbacks
 from tests.reliability.interrupt_storage import CopyingStorage
+from tests.reliability.small_remote import remote
 from tests.toy import chain
 
 SPEC = pk.KVSpec(1, 1, 8, "float32", 4, model="interrupts")
@@ -42,8 +43,10 @@ class Setup:
     host, disk : whether it has these tiers.
     hooks, clock : whether it has a hook, and a clock of the caller's.
     quota : whether the namespace "a" has a quota.
-    slow : seconds that a copy between tiers waits before it begins, while a call is interrupted and just after.
+    slow : seconds that a copy between tiers, and a call of the store, waits before it begins, while a call is
+        interrupted and just after.
     synchronous : whether callers carry out moves themselves, over a storage of their own.
+    remote : whether it shares a store, in this process's memory.
     every : it has its turn in one of so many rounds (heavy ones less often).
     """
 
@@ -59,6 +62,7 @@ class Setup:
     slow: float = 0.0
     kernels: bool = False
     synchronous: bool = False
+    remote: bool = False
     spec: pk.KVSpec = SPEC
     every: int = 1
 
@@ -72,6 +76,7 @@ SETUPS = (
     Setup("one tier", scrub="never"),
     Setup("one tier, hazard", policy="hazard", hooks=True, clock=True),
     Setup("one tier, always scrubbed", scrub="always", hooks=True, quota=True),
+    Setup("one tier and a store", remote=True),
     Setup("two tiers", host=True),
     Setup("two tiers, hooks", host=True, scrub="never", hooks=True, demotion="oldest_first"),
     Setup("two tiers, hazard", host=True, scrub="always", policy="hazard", clock=True),
@@ -81,6 +86,8 @@ SETUPS = (
     Setup("two tiers, synchronous", host=True, scrub="never", synchronous=True),
     Setup("two tiers, synchronous, hooks", host=True, hooks=True, quota=True, synchronous=True, slow=0.001),
     Setup("two tiers, large blocks", host=True, scrub="never", spec=LARGE, every=4),
+    Setup("two tiers and a slow store", host=True, remote=True, scrub="always", slow=0.004, hooks=True, quota=True),
+    Setup("device, disk and a store, hazard", disk=True, remote=True, policy="hazard", clock=True, every=2),
     Setup("device and disk", disk=True, quota=True, hooks=True, clock=True),
     Setup("three tiers", host=True, disk=True, hooks=True, clock=True),
     Setup("three tiers, hazard", host=True, disk=True, scrub="never", policy="hazard"),
@@ -196,7 +203,7 @@ class World:
         if setup.hooks:
             self.cache.hooks.add(Hook(self.callbacks))
         self.tickets: list[Prefetch] = []
-        self.background = False  # whether a prefetch was ever started
+        self.background = False  # whether something may be let go of a moment later: a prefetch, a send
         for namespace in NAMESPACES:
             self.serve(self.prompt(1), namespace)
         if setup.quota:
@@ -209,6 +216,8 @@ class World:
         for prompt, namespace in self.cached:
             self.serve(prompt, namespace)
         self.settle(60)
+        self.background = self.setup.remote  # sends come and go by themselves
+        self._only_bystanders_own(60)
         self.books = self._books()
 
     # ---- opening
@@ -223,6 +232,8 @@ class World:
                 write_budget="1GiB" if setup.clock else None,
             )  # fmt: skip
         own: dict[str, Any] = {"threads": 1, "backend": self.backend if setup.kernels else None}
+        if setup.remote:
+            own["remote"] = remote(str(self.folder))
         if setup.synchronous:
             own = {"storage": CopyingStorage(lambda: SLOWNESS.delay_s)}
         return pk.KVCache(
@@ -323,13 +334,31 @@ class World:
     # ---- the audit
 
     def settle(self, patience_s: float) -> None:
-        """Wait until nothing is under way. Raises Leaked where something is for ever."""
+        """Wait until nothing is under way. Raises Leaked where something is for ever.
+
+        Where there is no dispatcher's thread, what an interrupted caller has decided waits for the next caller's round.
+        """
         end = time.monotonic() + patience_s
-        while self.cache.placement.num_in_flight or not all(ticket.done() for ticket in self.tickets):
+        placement = self.cache.placement
+        while placement.num_in_flight or self._num_sent() or not all(ticket.done() for ticket in self.tickets):
+            self.cache.moves.carry_out()
             if time.monotonic() > end:
-                raise Leaked(f"{self.cache.placement.num_in_flight} moves are under way for ever")
+                raise Leaked(f"{placement.num_in_flight} moves and {self._num_sent()} sends are under way for ever")
             time.sleep(0.0002)
         self.tickets.clear()
+
+    def _only_bystanders_own(self, patience_s: float) -> None:
+        """Wait until the last send has let go of its path. Raises Leaked."""
+        end = time.monotonic() + patience_s
+        while (owners := self.cache.stats().placement["owners"]) != len(self.bystanders):
+            if time.monotonic() > end:
+                raise Leaked(f"{owners} owners in a new world of {len(self.bystanders)} sequences")
+            time.sleep(0.0002)
+
+    def _num_sent(self) -> int:
+        """Blocks on their way to the store, or waiting for that."""
+        found = self.cache.stats().remote
+        return 0 if found is None else self.cache.placement.num_unsent + int(found["queued_bytes"])
 
     def _books(self) -> dict[str, int]:
         stats, placement = self.cache.stats(), self.cache.stats().placement

@@ -16,7 +16,7 @@ from pagedkv._core.tier import Tier
 from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.tiers import DeviceTier, HostTier, Mover, Record, StoredBlock, Ticket
+from pagedkv.tiers import DeviceTier, HostTier, Mover, Name, Record, StoredBlock, Ticket
 from pagedkv.tiers.disk.slots import DiskStats
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SceneStorage:
         self.kv, self.device_arena = DeviceKV(spec, device.arena), device.arena
         return list(blocks)
 
-    def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:
+    def start(self, describe: Callable[[NDArray[np.void]], list[Record | Name]] | None) -> None:
         scene = self._scene
         mover = Mover(self.tiers, threads=0, describe=describe, clock=lambda: scene.schedule.now)
         self.carrier = Scribbler(mover, self.tiers)

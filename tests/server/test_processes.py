@@ -6,9 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
@@ -24,10 +26,10 @@ SMALL = ("--model", "toy", "--port", "0", "--device-memory", "32KiB", "--host-me
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def process(*arguments: str, errors: IO[str] | None = None) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """The command, and a client of it."""
     command = [sys.executable, "-W", "error", "-m", "examples.server", *SMALL, *arguments]
-    started = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert started.stdout is not None
         line = started.stdout.readline()
@@ -117,3 +119,25 @@ def test_options_that_are_wrong_are_told_in_one_line(capsys: pytest.CaptureFixtu
         err = capsys.readouterr().err
         assert err.startswith("server: error: ")
         assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.checkout
+def test_a_first_ctrl_c_waits_for_requests_and_says_so_and_a_second_ends_them(tmp_path: Path) -> None:
+    prompt = next(text for text in map(str, range(1000)) if len(greedy(text.encode(), 400)) == 400)
+    asked = {"prompt": prompt, "max_tokens": 400, "stream": True}  # two minutes
+    said = tmp_path / "stderr"
+    with said.open("w") as errors, process("--toy-step-ms", "300", "--stop-after", "900", errors=errors) as (
+        started, client,
+    ), client.stream("POST", "/v1/completions", json=asked) as reply:  # fmt: skip
+        events = reply.iter_lines()
+        assert "choices" in next(events)
+        started.send_signal(signal.SIGINT)
+        until = time.monotonic() + LIMIT_S
+        while "stopping: 1 requests have 900 s to end; a second SIGINT (Ctrl-C) aborts them" not in said.read_text():
+            assert time.monotonic() < until, said.read_text()
+            time.sleep(0.05)
+        more = [next(line for line in events if line) for _ in range(2)]
+        assert all("choices" in line for line in more)  # it goes on
+        started.send_signal(signal.SIGINT)
+        assert started.wait(LIMIT_S) == 0

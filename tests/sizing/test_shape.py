@@ -120,3 +120,9 @@ def test_a_vector_s_bytes_hold_its_bits_and_waste_less_than_two_bytes(
 def test_what_is_no_shape_is_refused(make: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         make()
+
+
+def test_a_spec_whose_v_is_not_as_wide_as_its_k_is_counted_so() -> None:
+    for width in (None, 3, 12):
+        spec = KVSpec(2, 3, 8, "float16", head_dim_v=width)
+        assert LayerGroup.of(spec).token_bytes(KVFormat("float16")) == spec.bytes_per_token

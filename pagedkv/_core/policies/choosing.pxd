@@ -15,6 +15,14 @@ cdef inline int32_t hot_children(Place* p, int32_t tier, int32_t n) noexcept nog
     return children
 
 
+# Whether nothing continues run n but claims that can be dropped with it.
+cdef inline bint ends_here(Place* p, int32_t tier, int32_t n) noexcept nogil:
+    cdef int32_t first = p.tree.nodes[n].first_child, claims = p.coldest + 1
+    if first == NIL or claims == p.num_tiers:
+        return first == NIL
+    return tier < claims and hot_children(p, p.coldest, n) == 0 and p.num_reading[claims] == 0
+
+
 cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexcept nogil:
     cdef Fate* f = &p.fates[n]
     if f.transfer >= 0 or f.copying >= 0:
@@ -26,7 +34,7 @@ cdef inline bint may_go(Place* p, int32_t tier, int32_t n, bint childless) noexc
     if is_owned(p, n, tier):
         return False
     if f.failed or (childless and p.tree.nodes[n].tiers == <uint32_t>1 << tier):    # it would be lost
-        return p.tree.nodes[n].first_child == NIL
+        return ends_here(p, tier, n)
     return hot_children(p, tier, n) == 0
 
 

@@ -1,7 +1,7 @@
 """Reports to the core about the requests of a block table's rows.
 
-A policy learns from them, and the core writes closed tiers by them: a prefix that a second request finds is worth
-a copy.
+A policy learns from them, and the core writes closed tiers and sends by them: a prefix that a second request finds is
+worth a copy.
 """
 
 cimport cython
@@ -18,13 +18,13 @@ from pagedkv.errors import InvalidArgument
 cnp.import_array()
 
 
-# Whether anything is decided by which requests come: by the policy, or by what is written to a closed tier.
+# Whether anything is decided by which requests come: by the policy, by writes to a closed tier, or by sends.
 cdef bint asks(Place* p) noexcept nogil:
     cdef int32_t tier
     for tier in range(p.num_tiers):
         if p.closed[tier] and p.pools[tier] != NULL and p.writes[tier] != WRITE_NEVER:
             return True
-    return p.policy.arrive != NULL
+    return p.policy.arrive != NULL or p.sends_when != WRITE_NEVER
 
 
 def requests_of(BlockTable table not None):

@@ -22,7 +22,7 @@ from pagedkv.lab.simulate.links import TIERS, TierSize
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Blocks, Bytes
-from pagedkv.tiers import DirectionStats, Record
+from pagedkv.tiers import DirectionStats, Name, Record
 
 TIER_COUNT = 1 + len(TIERS)  # with the device
 
@@ -172,6 +172,9 @@ class NoKV:
     def layer(self, layer: int) -> tuple[Any, Any]:
         raise PagedKVError("a simulated cache holds no KV")
 
+    def layer_scales(self, layer: int) -> tuple[Any, Any] | None:
+        raise PagedKVError("a simulated cache holds no KV")
+
     def bind(self, arrays: Any) -> NoKV:
         return self
 
@@ -215,7 +218,7 @@ class VirtualStorage:
         self.runtime = VirtualTime(self.carrier)
         return list(blocks)
 
-    def start(self, describe: Callable[[NDArray[np.void]], list[Record]] | None) -> None:
+    def start(self, describe: Callable[[NDArray[np.void]], list[Record | Name]] | None) -> None:
         """There are no threads to start."""
 
     @property

@@ -26,11 +26,14 @@ from pagedkv.lab.sizing.machines import find_gpu as find_gpu
 from pagedkv.lab.sizing.models import MODELS as MODELS
 from pagedkv.lab.sizing.models import Model as Model
 from pagedkv.lab.sizing.models import find_model as find_model
+from pagedkv.lab.sizing.models import groups_of as groups_of
+from pagedkv.lab.sizing.models import model_of_config as model_of_config
 from pagedkv.lab.sizing.planner import plan as plan
 from pagedkv.lab.sizing.result import Plan as Plan
 from pagedkv.lab.sizing.result import TierPlan as TierPlan
 from pagedkv.lab.sizing.shape import KVFormat as KVFormat
 from pagedkv.lab.sizing.shape import LayerGroup as LayerGroup
+from pagedkv.lab.sizing.shape import StateGroup as StateGroup
 from pagedkv.lab.sizing.shape import block_bytes as block_bytes
 from pagedkv.lab.sizing.shape import mla as mla
 from pagedkv.lab.sizing.shape import sequence_bytes as sequence_bytes

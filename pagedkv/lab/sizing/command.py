@@ -14,7 +14,7 @@ from typing import Any
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.sizing.machines import GPUS, Gpu, Machines, find_gpu
-from pagedkv.lab.sizing.models import MODELS, Model, find_model, with_window_kept
+from pagedkv.lab.sizing.models import MODELS, Model, find_model, model_of_config, with_window_kept
 from pagedkv.lab.sizing.planner import plan
 from pagedkv.lab.sizing.result import Plan
 from pagedkv.lab.sizing.shape import FORMATS, KVFormat, LayerGroup, mla, token_bytes
@@ -38,7 +38,7 @@ _SETS = {  # parameters of the library, by the options that set them
         "params", "active_params",
     )},
 }  # fmt: skip
-_BY_NUMBERS = ("layers", "kv_heads", "head_dim", "v_head_dim", "window", "latent", "params", "active_params")
+_BY_NUMBERS = ("config", "layers", "kv_heads", "head_dim", "v_head_dim", "window", "latent", "params", "active_params")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,6 +48,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add = about.add_argument
     add("model", nargs="?", metavar="MODEL", help=f"a name; --models lists them (default: {DEFAULT_MODEL})")
     add("--models", action="store_true", help="list models and GPUs known by name, and end")
+    add("--config", metavar="FILE", help="a model by its config.json, with --params")
     add("--layers", metavar="N", help="a model by its numbers: layers")
     add("--kv-heads", metavar="N", help="KV heads of a layer")
     add("--head-dim", metavar="N", help="numbers in a head of K")
@@ -193,6 +194,8 @@ class _Options:
             return find_model(self.given("model") or DEFAULT_MODEL)
         if self.given("model") is not None:
             raise InvalidArgument(f"give MODEL or its numbers, not both ({_option(numbers[0])})")
+        if self.given("config") is not None:
+            return self._of_config(numbers)
         latent = self.given("latent") is not None
         for name in ("layers", *(() if latent else ("kv_heads", "head_dim")), "params"):
             if self.given(name) is None:
@@ -207,8 +210,22 @@ class _Options:
                 *map(self.count, ("layers", "kv_heads", "head_dim")), v_head_dim=self.maybe("v_head_dim")
             )
         group = replace(group, window=self.maybe("window"))
-        context = self.count("tokens" if self.given("max_tokens") is None else "max_tokens")
-        return Model("model", (group,), self.count("params"), self.maybe("active_params"), context)
+        return Model("model", (group,), self.count("params"), self.maybe("active_params"), self._longest())
+
+    def _longest(self) -> int:
+        """Tokens of the longest session."""
+        return self.count("tokens" if self.given("max_tokens") is None else "max_tokens")
+
+    def _of_config(self, given: list[str]) -> Model:
+        """By its file, which has all numbers but those of the weights."""
+        for name in given:
+            if name not in ("config", "params", "active_params"):
+                raise InvalidArgument(f"--config FILE takes the place of {_option(name)}: give one of them")
+        if self.given("params") is None:
+            raise InvalidArgument("--config needs --params too: a config.json does not count the weights")
+        return model_of_config(
+            self.given("config"), self.count("params"), self.maybe("active_params"), self._longest()
+        )  # fmt: skip
 
     def _latent(self) -> LayerGroup:
         parts = self.given("latent").split("+")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.sizing.checks import MAX_PARAMS, MAX_TOKENS, by_name
-from pagedkv.lab.sizing.shape import LayerGroup, mla
+from pagedkv.lab.sizing.shape import Group, LayerGroup, StateGroup, mla
+from pagedkv.spec.config import read_config
+from pagedkv.spec.layers import Attention, Latent, Layer, Recurrent
 from pagedkv.spec.sizes import whole_number
 
 
@@ -29,15 +32,15 @@ class Model:
     """
 
     name: str
-    groups: tuple[LayerGroup, ...]
+    groups: tuple[Group, ...]
     params: int
     active_params: int | None = None
     context: int = MAX_TOKENS
     source: str = "given by its numbers"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, tuple) or not all(isinstance(group, LayerGroup) for group in self.groups):
-            raise WrongType("groups must be a tuple of LayerGroup")
+        if not isinstance(self.groups, tuple) or not all(isinstance(group, Group) for group in self.groups):
+            raise WrongType("groups must be a tuple of LayerGroup and StateGroup")
         if not self.groups:
             raise InvalidArgument("a model needs at least one group of layers")
         whole_number(self.params, "params", 0, MAX_PARAMS)
@@ -134,4 +137,36 @@ def find_model(name: str) -> Model:
 
 def with_window_kept(model: Model) -> Model:
     """The same model in a pool that keeps what lies behind a window, as pagedkv's own does."""
-    return replace(model, groups=tuple(replace(group, window=None) for group in model.groups))
+    return replace(model, groups=tuple(group.with_all_kept() for group in model.groups))
+
+
+def groups_of(layers: Sequence[Layer]) -> tuple[Group, ...]:
+    """Layers that are alike, together; those that read another layer's KV keep none."""
+    counts: dict[Layer, int] = {}
+    for layer in layers:
+        counts[layer] = counts.get(layer, 0) + 1
+    groups: list[Group] = []
+    for layer, count in counts.items():
+        if isinstance(layer, Attention):
+            window, chunk = layer.window, layer.chunk
+            groups.append(LayerGroup(count, layer.num_kv_heads, layer.head_dim, window=window, chunk=chunk))
+        elif isinstance(layer, Latent):
+            groups.append(mla(count, layer.rank, layer.rope_dim))
+        elif isinstance(layer, Recurrent):
+            groups.append(StateGroup(count, layer.state_bytes))
+    return tuple(groups)
+
+
+def model_of_config(config: str, params: int, active_params: int | None = None, context: int = MAX_TOKENS) -> Model:
+    """The model that a ``config.json`` describes, whose weights the caller counts.
+
+    `context` is for a file that names none.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        As :func:`pagedkv.spec.config.read_config`.
+    """
+    found = read_config(config)
+    groups, context = groups_of(found.layers), found.context or context
+    return Model(found.model_type, groups, params, active_params, context, "its config.json")

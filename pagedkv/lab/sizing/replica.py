@@ -19,6 +19,7 @@ def session_bytes(
     """
     own = shared = 0
     for group in model.groups:
+        own += group.fixed_bytes
         heads = -(-group.num_kv_heads // gpus) * gpus
         each = group.token_bytes(kv) // group.num_kv_heads * heads * block_size
         kept = group.kept_blocks(num_tokens, block_size)

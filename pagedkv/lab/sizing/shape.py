@@ -11,15 +11,16 @@ rest are its variations:
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar, TypeAlias
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.lab.sizing.checks import MAX_TOKENS, block_tokens, token_count
-from pagedkv.spec.dtypes import ITEMSIZES
+from pagedkv.spec.dtypes import FLOATS
 from pagedkv.spec.kv_spec import MAX_DIMENSION, KVSpec
 from pagedkv.spec.sizes import whole_number
 
-FORMATS = {name: 8 * size for name, size in ITEMSIZES.items()} | {"fp8": 8, "int8": 8, "int4": 4}  # bits of a number
+FORMATS = {name: 8 * size for name, size in FLOATS.items()} | {"fp8": 8, "int8": 8, "int4": 4}  # bits of a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class LayerGroup:
     num_layers, num_kv_heads, head_dim : as in :class:`pagedkv.KVSpec`; `head_dim` is that of K.
     v_head_dim : that of V; None: as K; 0: V is a part of K's vector (MLA).
     window : tokens a query sees, its own included; None: all.
+    chunk : a query sees the tokens since the last multiple of this; None: all.
 
     Raises
     ------
@@ -78,19 +80,22 @@ class LayerGroup:
     _: KW_ONLY
     v_head_dim: int | None = None
     window: int | None = None
+    chunk: int | None = None
+    fixed_bytes: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim"):
             whole_number(getattr(self, name), name, 1, MAX_DIMENSION)
         if self.v_head_dim is not None:
             whole_number(self.v_head_dim, "v_head_dim", 0, MAX_DIMENSION)
-        if self.window is not None:
-            whole_number(self.window, "window", 1, MAX_TOKENS)
+        for name in ("window", "chunk"):
+            if getattr(self, name) is not None:
+                whole_number(getattr(self, name), name, 1, MAX_TOKENS)
 
     @classmethod
     def of(cls, spec: KVSpec) -> LayerGroup:
         """The layers of a cache's spec."""
-        return cls(spec.num_layers, spec.num_kv_heads, spec.head_dim)
+        return cls(spec.num_layers, spec.num_kv_heads, spec.head_dim, v_head_dim=spec.head_dim_v)
 
     def token_bytes(self, kv: KVFormat) -> int:
         """K and V of one token over these layers, with their scales."""
@@ -98,12 +103,67 @@ class LayerGroup:
         return self.num_layers * self.num_kv_heads * (kv.vector_bytes(self.head_dim) + kv.vector_bytes(v_head_dim))
 
     def kept_tokens(self, num_tokens: int) -> int:
-        """Tokens of a sequence that its newest query sees: all, or the window's."""
+        """Tokens that the newest query of a sequence sees: all, the window's or the chunk's."""
+        if self.chunk is not None and num_tokens:
+            return (num_tokens - 1) % self.chunk + 1
         return num_tokens if self.window is None else min(num_tokens, self.window)
+
+    def with_all_kept(self) -> LayerGroup:
+        """The same layers in a pool that also keeps tokens that no query sees."""
+        return replace(self, window=None, chunk=None)
 
     def kept_blocks(self, num_tokens: int, block_size: int) -> range:
         """Logical blocks of a sequence that hold any of :meth:`kept_tokens`."""
         return range((num_tokens - self.kept_tokens(num_tokens)) // block_size, -(-num_tokens // block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """Recurrent layers: two states of a sequence, the one being written and the last block's.
+
+    Parameters
+    ----------
+    num_layers : of them.
+    state_bytes : of one state of one layer.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+
+    num_layers: int
+    state_bytes: int
+    num_kv_heads: ClassVar[int] = 1
+    window: ClassVar[None] = None
+    chunk: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        whole_number(self.num_layers, "num_layers", 1, MAX_DIMENSION)
+        whole_number(self.state_bytes, "state_bytes", 1, 2**40)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of a sequence, however long."""
+        return 2 * self.num_layers * self.state_bytes
+
+    def token_bytes(self, kv: KVFormat) -> int:
+        """Bytes of one token more: none."""
+        return 0
+
+    def kept_tokens(self, num_tokens: int) -> int:
+        """Tokens of a sequence whose KV is kept: none."""
+        return 0
+
+    def kept_blocks(self, num_tokens: int, block_size: int) -> range:
+        """Logical blocks of a sequence that hold any: none."""
+        return range(0)
+
+    def with_all_kept(self) -> StateGroup:
+        """Itself: there is nothing more to keep."""
+        return self
+
+
+Group: TypeAlias = LayerGroup | StateGroup
 
 
 def mla(num_layers: int, latent_dim: int, rope_dim: int) -> LayerGroup:
@@ -120,7 +180,7 @@ def mla(num_layers: int, latent_dim: int, rope_dim: int) -> LayerGroup:
     return LayerGroup(num_layers, 1, latent + rope, v_head_dim=0)
 
 
-def token_bytes(groups: tuple[LayerGroup, ...], kv: KVFormat | None = None) -> int:
+def token_bytes(groups: tuple[Group, ...], kv: KVFormat | None = None) -> int:
     """Bytes of K and V that one token adds, over all layers.
 
     Parameters
@@ -131,13 +191,13 @@ def token_bytes(groups: tuple[LayerGroup, ...], kv: KVFormat | None = None) -> i
     return sum(group.token_bytes(kv or KVFormat()) for group in groups)
 
 
-def block_bytes(groups: tuple[LayerGroup, ...], block_size: int = 16, kv: KVFormat | None = None) -> int:
+def block_bytes(groups: tuple[Group, ...], block_size: int = 16, kv: KVFormat | None = None) -> int:
     """Bytes of one block: `block_size` tokens over all layers."""
     return token_bytes(groups, kv) * block_tokens(block_size)
 
 
 def sequence_bytes(
-    groups: tuple[LayerGroup, ...], num_tokens: int, block_size: int | None = None, kv: KVFormat | None = None
+    groups: tuple[Group, ...], num_tokens: int, block_size: int | None = None, kv: KVFormat | None = None
 ) -> int:
     """Bytes a sequence needs: of its blocks, or with ``block_size=None`` of its tokens exactly.
 
@@ -149,7 +209,8 @@ def sequence_bytes(
     WrongType, InvalidArgument
     """
     count, kv = token_count(num_tokens), kv or KVFormat()
+    fixed = sum(group.fixed_bytes for group in groups)
     if block_size is None:
-        return sum(group.token_bytes(kv) * group.kept_tokens(count) for group in groups)
+        return fixed + sum(group.token_bytes(kv) * group.kept_tokens(count) for group in groups)
     size = block_tokens(block_size)
-    return sum(group.token_bytes(kv) * size * len(group.kept_blocks(count, size)) for group in groups)
+    return fixed + sum(group.token_bytes(kv) * size * len(group.kept_blocks(count, size)) for group in groups)

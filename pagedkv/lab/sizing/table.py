@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pagedkv.lab.sizing.models import Model
 from pagedkv.lab.sizing.result import Plan, TierPlan
+from pagedkv.lab.sizing.shape import StateGroup
 from pagedkv.spec.sizes import format_size
 
 _MEANING = {"device": "hot", "host": "warm", "disk": "cold", "none": "computed again"}
@@ -84,20 +85,25 @@ def notes(plan: Plan) -> Iterator[str]:
     slower = [_MEANING[tier.tier] for tier in plan.tiers[1:3] if tier.capacity and tier.first_token_s > again]
     if slower:
         yield f"computing again could be faster than a {' or '.join(slower)} start: at least {seconds(again)}"
-    if any(group.window is not None for group in plan.model.groups):
-        yield "what lies behind a window counts as given back; pagedkv's own pool keeps it: --keep-window"
+    if any(group.window is not None or group.chunk is not None for group in plan.model.groups):
+        yield "what lies behind a window or chunk counts as given back; pagedkv's own pool keeps it: --keep-window"
 
 
 def shape(model: Model) -> str:
     """The model's layers in words."""
     parts = []
     for group in model.groups:
+        if isinstance(group, StateGroup):
+            parts.append(f"{group.num_layers} layers with a state of {format_size(group.state_bytes)}")
+            continue
         heads = f"{group.num_layers} layers of {group.num_kv_heads} KV heads x {group.head_dim}"
         if group.v_head_dim == 0:
             heads = f"{group.num_layers} layers of one latent x {group.head_dim}"
         elif group.v_head_dim is not None:
             heads += f" (V {group.v_head_dim})"
-        parts.append(heads + (f", window {group.window:,}" if group.window is not None else ""))
+        for name, tokens in (("window", group.window), ("chunk", group.chunk)):
+            heads += "" if tokens is None else f", {name} {tokens:,}"
+        parts.append(heads)
     return " + ".join(parts)
 
 

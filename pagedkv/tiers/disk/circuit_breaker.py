@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from pagedkv.observe.callbacks import Log
+from pagedkv.tiers.circuit import Circuit
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
@@ -53,7 +54,7 @@ class CircuitBreaker:
     def __init__(self, where: str, never_writes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._where, self._never_writes, self._clock = where, never_writes, clock
         self._lock = threading.RLock()  # reentrant: clocks and log handlers run under it
-        self._writes, self._reads = _Circuit(), _Circuit()
+        self._writes, self._reads = (Circuit(PATIENCE, FIRST_REST_S, LONGEST_REST_S) for _ in range(2))
         self._hanging = 0  # calls
         self._said: State = "ok"
         if never_writes:
@@ -82,7 +83,7 @@ class CircuitBreaker:
         """A call hangs. Follow it with `call_came_back`; nothing is logged before `log_state`."""
         with self._lock:
             self._hanging += 1
-            self._reads.learn(self._clock(), 0, [HANGS])
+            self._reads.learn(self._clock(), 0, 1, hopeless=True)
 
     def call_came_back(self) -> None:
         """A call that hung is over, whatever came of it."""
@@ -113,9 +114,10 @@ class CircuitBreaker:
         """Report reads. Bytes that arrive count as a success; `Slots` checks their content."""
         self._learn(self._reads, successes, failures)
 
-    def _learn(self, circuit: _Circuit, successes: int, failures: list[int]) -> None:
+    def _learn(self, circuit: Circuit, successes: int, failures: list[int]) -> None:
         with self._lock:
-            circuit.learn(self._clock(), successes, failures)
+            hopeless = not HOPELESS.isdisjoint(failures)
+            circuit.learn(self._clock(), successes, len(failures), hopeless=hopeless)
         self.log_state(_what(failures[-1]) if failures else "writes still fail")
 
     def log_state(self, why: str = "") -> None:
@@ -134,32 +136,3 @@ class CircuitBreaker:
 
 def _what(number: int) -> str:
     return "a call into it does not come back" if number == HANGS else os.strerror(number)
-
-
-class _Circuit:
-    """Reads or writes: open, or shut with a time at which one call may try again."""
-
-    def __init__(self) -> None:
-        self.shut = False
-        self._failed = 0  # since the last success
-        self._rest_s = FIRST_REST_S
-        self._try_at = 0.0
-
-    def lets_through(self, now: float) -> bool:
-        if not self.shut:
-            return True
-        if now < self._try_at:
-            return False
-        self._try_at = now + self._rest_s  # this call is the trial; all others are refused until the next
-        return True
-
-    def learn(self, now: float, successes: int, failures: list[int]) -> None:
-        if successes:
-            self._failed, self._rest_s, self.shut = 0, FIRST_REST_S, False
-        if successes or not failures:
-            return
-        self._failed += len(failures)
-        if self.shut:
-            self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
-        self.shut = self.shut or self._failed >= PATIENCE or not HOPELESS.isdisjoint(failures)
-        self._try_at = now + self._rest_s

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.sizes import check_plain
 from pagedkv.threads import crew
-from pagedkv.tiers.base import OpenTier, Record, is_store
+from pagedkv.tiers.base import Name, OpenTier, Record, is_store
 from pagedkv.tiers.mover.hangs import HANG_S
 from pagedkv.tiers.mover.parts import check_moves, cut, stored_moves
 from pagedkv.tiers.mover.ticket import Ticket
@@ -53,7 +53,7 @@ class Mover:
         Worker threads, `MOST_THREADS` at most. Where a tier is a store there is one more, for moves between memories
         alone. 0: none at all; moves wait in the queue until the mover is closed, for tests that carry them out.
     describe : callable, optional
-        ``describe(moves) -> list of Record``, one per move, called by `submit` in the caller's thread with
+        ``describe(moves) -> list of Record or Name``, one per move, called by `submit` in the caller's thread with
         the moves to or from a `StoreTier`.
     deadline_s : float, optional
         Default for `submit`.
@@ -79,7 +79,7 @@ class Mover:
         tiers: Mapping[int, OpenTier],
         *,
         threads: int = 2,
-        describe: Callable[[NDArray[np.void]], list[Record]] | None = None,
+        describe: Callable[[NDArray[np.void]], list[Record | Name]] | None = None,
         deadline_s: float | None = None,
         hang_s: float = HANG_S,
         max_queued_blocks: int = 4096,
@@ -125,6 +125,7 @@ class Mover:
         on_done: Callable[[Ticket], object] | None = None,
         here: bool = False,
         before: Callable[[Ticket], object] | None = None,
+        records: Sequence[Record | Name] | None = None,
     ) -> Ticket:
         """Queue moves. Waits while the queue is full (not in a worker thread), never for the moves.
 
@@ -142,6 +143,8 @@ class Mover:
             two memories is carried out by the calling thread, before this returns.
         before : callable, optional
             Called with the ticket before anything is queued.
+        records : sequence, optional
+            One for each move, all of which are to or from a store; instead of asking ``describe``.
 
         Raises
         ------
@@ -161,7 +164,7 @@ class Mover:
         _check_seconds("deadline_s", deadline_s)
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         deadline = None if limit_s is None else queue.clock() + limit_s
-        records = self._records(moves)
+        named = self._records(moves) if records is None else dict(enumerate(records))
         src_blocks = moves["src_block"].astype(np.int32)
         dst_blocks = moves["dst_block"].astype(np.int32)
         cuts = list(cut(moves, queue.tiers, self._num_threads))
@@ -176,7 +179,7 @@ class Mover:
                 chosen,
                 src_blocks[chosen],
                 dst_blocks[chosen],
-                _pick(records, chosen),
+                _pick(named, chosen),
                 next((number for number in (src, dst) if is_store(queue.tiers[number])), None),
             )
             for src, dst, chosen in cuts
@@ -232,7 +235,7 @@ class Mover:
         own = threading.get_ident()  # `current_thread` would make an object for each thread that has none, and keep it
         return any(thread.ident == own and thread.is_alive() for thread in self._queue.threads)
 
-    def _records(self, moves: NDArray[np.void]) -> dict[int, Record]:
+    def _records(self, moves: NDArray[np.void]) -> dict[int, Record | Name]:
         stored = stored_moves(moves, self._queue.tiers)
         if not stored.size:
             return {}
@@ -300,7 +303,7 @@ def _check_seconds(what: str, seconds: float | None) -> None:
         raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {seconds!r}")
 
 
-def _pick(records: dict[int, Record], chosen: NDArray[np.intp]) -> list[Record]:
+def _pick(records: dict[int, Record | Name], chosen: NDArray[np.intp]) -> list[Record | Name]:
     return [records[i] for i in chosen.tolist()] if chosen[0] in records else []
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.tiers.base import OpenTier, RamTier, Record, StoreTier, is_store
+from pagedkv.tiers.base import Name, OpenTier, RamTier, Record, StoreTier, is_store
 from pagedkv.tiers.device import DeviceTier, cuda_copy
 from pagedkv.tiers.disk import _io
 from pagedkv.tiers.host import page_locked_arena
@@ -27,7 +27,7 @@ def transfer(
     src_blocks: NDArray[np.int32],
     dst: OpenTier,
     dst_blocks: NDArray[np.int32],
-    records: Sequence[Record],
+    records: Sequence[Record | Name],
 ) -> NDArray[np.bool_]:
     """Move blocks ``src_blocks[i] -> dst_blocks[i]``.
 
@@ -77,7 +77,7 @@ def _bounce_out(
     src_blocks: NDArray[np.int32],
     dst: StoreTier,
     dst_blocks: NDArray[np.int32],
-    records: Sequence[Record],
+    records: Sequence[Record | Name],
 ) -> NDArray[np.bool_]:
     ok = np.zeros(src_blocks.size, np.bool_)
     buffer = _bounce_buffer(src)
@@ -94,7 +94,7 @@ def _bounce_in(
     src_blocks: NDArray[np.int32],
     dst: RamTier,
     dst_blocks: NDArray[np.int32],
-    records: Sequence[Record],
+    records: Sequence[Record | Name],
 ) -> NDArray[np.bool_]:
     ok = np.zeros(src_blocks.size, np.bool_)
     buffer = _bounce_buffer(dst)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pagedkv.observe.callbacks import Log
 from pagedkv.threads.monitor import Monitor
-from pagedkv.tiers.base import LeavableTier, OpenTier, Record, is_leavable
+from pagedkv.tiers.base import LeavableTier, Name, OpenTier, Record, is_leavable
 from pagedkv.tiers.mover.hangs import Calls
 from pagedkv.tiers.mover.ticket import Ticket
 
@@ -55,7 +55,7 @@ class Part:
     moves: NDArray[np.intp]
     src_blocks: NDArray[np.int32]
     dst_blocks: NDArray[np.int32]
-    records: Sequence[Record]
+    records: Sequence[Record | Name]
     store: int | None  # `src` or `dst` if it is a store; None between memories
 
 

@@ -10,6 +10,8 @@ import json
 import sys
 from typing import Any
 
+from pagedkv.errors import InvalidArgument
+from pagedkv.tools import remote
 from pagedkv.tools.store.reader import StoreReader
 from pagedkv.tools.store.repair import repair
 from pagedkv.tools.store.show import progress
@@ -28,8 +30,13 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     inspect = commands.add_parser("inspect", help="show the content of a cache directory", description=INSPECT)
     check = commands.add_parser("verify", help="check every byte of a cache directory", description=VERIFY)
     for parser in (inspect, check):
-        parser.add_argument("directory", metavar="DIR", help="directory of a disk tier")
+        count = "?" if parser is inspect else None
+        parser.add_argument("directory", metavar="DIR", nargs=count, help="directory of a disk tier")
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    inspect.add_argument("--remote", metavar="URL", help="count the blocks of a remote store instead, by group")
+    inspect.add_argument("--prefix", metavar="WORD", default="pagedkv", help="of keys for --remote (default: pagedkv)")
+    inspect.add_argument("--ca-file", metavar="FILE", help="certificates to trust for --remote")
+    inspect.add_argument("--cluster", action="store_true", help="the server of --remote is a node of a cluster")
     check.add_argument(
         "--repair", action="store_true",
         help="lock the directory and bury wrong and useless slots; right ones are not touched",
@@ -40,6 +47,18 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run_inspect(arguments: argparse.Namespace, argv: Any = None) -> int:
     """Print a survey; 0."""
+    if (arguments.directory is None) == (arguments.remote is None):
+        raise InvalidArgument("inspect a directory, or a store with --remote URL")
+    if arguments.remote is None and (arguments.ca_file is not None or arguments.cluster):
+        raise InvalidArgument("--ca-file and --cluster are for --remote")
+    if arguments.remote is not None:
+        store = remote.options(arguments.remote, None, arguments.ca_file, is_cluster=arguments.cluster)
+        groups = remote.inspect(store, remote.check_prefix(arguments.prefix))
+        if arguments.json:
+            print(json.dumps(groups, indent=2))
+        else:
+            remote.show(groups, store.where, sys.stdout)
+        return 0
     with StoreReader(arguments.directory) as reader:
         g = reader.form.geometry
         with progress("headers", g.num_blocks * g.header_bytes) as tick:

@@ -21,6 +21,7 @@ from pagedkv.errors import InvalidArgument, TierError
 from pagedkv.spec.sizes import format_size
 from pagedkv.tiers.disk.file_system import file_system_of, is_network
 from pagedkv.tiers.disk.format import Geometry
+from pagedkv.tools.payoff import verdict
 from pagedkv.tools.store.benchmark import (
     BLOCK_BYTES,
     Measured,
@@ -34,7 +35,6 @@ from pagedkv.tools.store.show import counted, progress
 
 MEMORY = ("tmpfs", "ramfs")
 SMALLEST = 16 * BLOCK_BYTES
-MODELS = {"Llama 3 8B": 131072, "Llama 3 70B": 327680, "Qwen 2.5 7B": 57344}  # bytes of K and V per token, 16 bits
 
 
 class Finding(NamedTuple):
@@ -206,7 +206,4 @@ def _quiet() -> Iterator[None]:
 
 
 def _verdict(found: Measured, numbers: dict[str, Any]) -> Finding:
-    rate = found.store.read_cold
-    numbers["pays_below_tokens_per_s"] = {name: rate / size for name, size in MODELS.items()}
-    parts = [f"{rate / size:,.0f} for {name} ({size:,} bytes per token)" for name, size in MODELS.items()]
-    return Finding("verdict", "ok", f"a disk hit pays while prefill makes fewer tokens/s than: {', '.join(parts)}")
+    return Finding("verdict", "ok", verdict("disk", found.store.read_cold, numbers))

@@ -22,15 +22,19 @@ CONTROL = 400  # interruptions of the control at most: it ends with the first wr
 MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
-    "admission", "attention", "budgets", "cache", "callbacks", "checkpoint", "clock", "core", "cost_model", "cpu",
-    "crew", "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks", "interop", "jobs", "journal",
-    "latency", "kernels", "kv_spec", "learned", "load", "matcher", "metrics", "moves", "namespace", "parts", "paths",
-    "pin", "place", "policies", "prefetch", "recording", "records", "remainder", "roots", "runtime",
-    "scheduler", "scrub", "sequence", "sizes", "stats", "step", "storage", "tiered", "tiers", "traced_step", "waits",
+    "admission", "attention", "block_layout", "budgets", "cache", "callbacks", "checkpoint", "clock", "core",
+    "cost_model", "cpu", "crew", "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks",
+    "interop", "jobs", "journal", "latency", "kernels", "kv_spec", "learned", "load", "matcher", "metrics", "moves",
+    "namespace", "parts", "paths", "pin", "place", "policies", "prefetch", "recording", "records", "remainder",
+    "remote", "roots", "runtime", "scheduler", "scrub", "sequence", "sizes", "stats", "step", "storage", "tiered",
+    "tiers", "traced_step", "waits",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
-    "cli", "doctor", "store", "main__", "replay", "show", "simulate", "sizing", "traces",  # commands, and what they use
-    "dispatcher_thread", "serving",  # threads of their own
+    "cli", "doctor", "payoff", "store", "main__", "replay", "show", "simulate", "sizing", "traces",  # commands
+    "dispatcher_thread", "events", "serving",  # threads of their own
+    "config", "layers",  # what reads a model's file
+    "ranks",  # processes of their own: tests/ranks
+    "layer_scales", "scales", "server_url",  # read when a cache is opened; its callers only look numbers up
     "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "load", "moves", "prefetch", "scheduler", "sequence", "step")

@@ -1,0 +1,1 @@
+"""One process computes prompts, others decode from its KV."""

@@ -1,0 +1,1 @@
+"""Three processes each compute a third of a model; a fourth decides."""

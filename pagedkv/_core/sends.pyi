@@ -1,0 +1,1 @@
+"""Sends to the store behind the claims; nothing here is callable from Python."""

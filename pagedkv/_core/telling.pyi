@@ -1,0 +1,1 @@
+"""Events of the tree; nothing here is callable from Python."""

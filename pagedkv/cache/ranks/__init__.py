@@ -1,0 +1,1 @@
+"""A cache whose KV lies in the processes of tensor-parallel ranks, and the ranks."""

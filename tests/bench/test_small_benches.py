@@ -1,0 +1,55 @@
+"""Benches that are one file each run end to end at a small size."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.results import ROOT, read_results
+from tests.remote.servers import redis_server
+
+
+def run(module: str, *options: str) -> None:
+    command = [sys.executable, "-m", module, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_finer_scales_and_more_bits_have_smaller_errors(tmp_path: Path) -> None:
+    out = tmp_path / "quantised.json"
+    run("bench.quantised", "--no-model", "--json", str(out))
+    found = {(row["dtype"], row["scales"]): row["relative_rms_error"] for row in read_results(out)["errors"]}
+    assert len(found) == 12
+    assert found["float32", "none"] < found["float16", "none"] < found["bfloat16", "none"]
+    assert found["bfloat16", "none"] < found["int8", "token_head"] < found["int8", "head"] < found["int8", "tensor"]
+    for scales in ("tensor", "head", "token_head"):
+        assert found["int8", scales] < found["float8_e4m3", scales] < found["float8_e5m2", scales] < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.checkout
+def test_the_bench_of_the_first_token_has_a_row_for_each_process(tmp_path: Path) -> None:
+    from tests.realmodel import tiny
+
+    redis_server()
+    path, out = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_tensors()), tmp_path / "first_token.json"
+    run("bench.first_token", "--model", str(path), "--tokens", "100", "--runs", "2", "--json", str(out))
+    rows = read_results(out)["rows"]
+    assert [row["tokens_from_store"] for row in rows] == [0, 0, 96, 96]
+    assert rows[0]["share"] == 1
+    assert all(row["first_token_s"] > 0 and row["worst_share"] >= row["share"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.checkout
+def test_the_bench_of_waits_has_a_row_for_each_client_and_call(tmp_path: Path) -> None:
+    redis_server()
+    out = tmp_path / "waits.json"
+    run("bench.remote_waits", "--runs", "1", "--json", str(out))
+    rows = read_results(out)["rows"]
+    calls = ["sequence", "load", "publish", "purge", "await"]
+    assert [row["call"] for row in rows] == calls * (len(rows) // len(calls))
+    assert rows[0]["client"] == "redis-py"

@@ -1,0 +1,147 @@
+"""Mistakes with the shape of KV: reach, scales, the planes of a block, rows of bytes."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+LAYOUT, SPEC = "pagedkv/spec/block_layout.py", "pagedkv/spec/kv_spec.py"
+DEVICE, SCALES = "pagedkv/cache/device_kv.py", "pagedkv/cache/layer_scales.py"
+LAYERS = "pagedkv/spec/layers.py"
+RULE = ("test_the_last_needed_blocks_are_all_that_later_tokens_read",
+        "test_one_walk_finds_the_longest_prefix_that_all_layers_can_go_on_from")  # fmt: skip
+
+MUTANTS = (
+    Mutant(
+        "a window that begins inside a block does not need it", LAYERS,
+        (("-(-(self.window - 1) // block_size)", "(self.window - 1) // block_size"),),
+        RULE,
+    ),
+    Mutant(
+        "a query is not among the tokens of its window", LAYERS,
+        (("-(-(self.window - 1) // block_size)", "-(-self.window // block_size)"),),
+        RULE,
+    ),
+    Mutant(
+        "a chunk begins at the last multiple behind the boundary", LAYERS,
+        (("num_blocks * block_size // self.chunk * self.chunk // block_size",
+          "-(-num_blocks * block_size // self.chunk) * self.chunk // block_size"),),
+        RULE,
+    ),
+    Mutant(
+        "a recurrent layer needs no state", LAYERS,
+        (("        return min(num_blocks, 1)\n", "        return 0\n"),),
+        RULE,
+    ),
+    Mutant(
+        "a full layer needs its last block alone", LAYERS,
+        (("            return num_blocks - num_blocks * block_size // self.chunk * self.chunk // block_size\n"
+          "        return num_blocks\n",
+          "            return num_blocks - num_blocks * block_size // self.chunk * self.chunk // block_size\n"
+          "        return min(num_blocks, 1)\n"),),
+        RULE,
+    ),
+    Mutant(
+        "scales are not part of the fingerprint", SPEC,
+        (("values = (*values, self.width_of_v, scales)", "values = (*values, self.width_of_v)"),),
+        ("test_what_changes_the_bytes_changes_the_fingerprint_and_nothing_else_does",
+         "test_a_directory_of_other_scales_is_refused"),
+        quick=True,
+    ),
+    Mutant(
+        "the width of V is not part of the fingerprint", SPEC,
+        (("values = (*values, self.width_of_v, scales)", "values = (*values, scales)"),),
+        ("test_what_changes_the_bytes_changes_the_fingerprint_and_nothing_else_does",),
+    ),
+    Mutant(
+        "the scales of V lie where those of K do", LAYOUT,
+        (('        add("v_scale", (), np.dtype(np.float32))\n',
+          '        add("v_scale", (), np.dtype(np.float32))\n        found["v_scale"] = found["k_scale"]\n'),),
+        ("test_planes_cover_each_byte_at_most_once_and_leave_only_their_filling",),
+    ),
+    Mutant(
+        "planes with scales are not filled up", LAYOUT,
+        (("ALIGNMENT if spec.has_scale_planes else 1", "4 if spec.has_scale_planes else 1"),),
+        ("test_planes_with_scales_begin_where_kernels_load_16_bytes_at_once",),
+    ),
+    Mutant(
+        "scales are in the order of tokens in every layout", LAYOUT,
+        (('return view.swapaxes(2, 3) if spec.layout == "HND" else view',
+          'return view.swapaxes(2, 3) if spec.layout == "HND" and plane.shape[2:] else view.reshape(view.shape[:2] '
+          "+ (spec.block_size, spec.num_kv_heads) + view.shape[4:])"),),
+        ("test_the_bytes_of_a_block_with_scales_are_as_documented",),
+    ),
+    Mutant(
+        "K is gathered with the scales of V", SCALES,
+        (("        k_scales, v_scales = (plane[..., None] for plane in self._planes)\n",
+          "        v_scales, k_scales = (plane[..., None] for plane in self._planes)\n"),),
+        ("test_attention_reads_exactly_what_numpy_would_have_stored",),
+    ),
+    Mutant(
+        "every layer is gathered with the first one's fixed scales", SCALES,
+        (("for side in zip(*self._layers, strict=True))", "for side in zip(*self._layers[:1], strict=True))"),),
+        ("test_attention_reads_exactly_what_numpy_would_have_stored",),
+    ),
+    Mutant(
+        "fixed scales of all layers are those of the first", "pagedkv/spec/scales.py",
+        (("row = layer if self.shape[0] > 1 else 0", "row = 0"),),
+        ("test_a_layer_has_its_own_scales_or_those_of_all",),
+    ),
+    Mutant(
+        "the kernels attend without the scales", DEVICE,
+        (("                **self._kv.scales(layer), **(_as_arrays", "                **(_as_arrays"),),
+        ("test_attention_reads_exactly_what_numpy_would_have_stored",),
+    ),
+    Mutant(
+        "the reference attends without the scales", DEVICE,
+        (("            factors = scale[used] if scale.ndim == 3 else scale\n",
+          "            factors = np.ones_like(scale[used] if scale.ndim == 3 else scale)\n"),),
+        ("test_attention_reads_exactly_what_numpy_would_have_stored",),
+    ),
+    Mutant(
+        "whole numbers are taken for values that are quantised", DEVICE,
+        (("if (values.dtype != self._dtype or self._scales is not None) and", "if values.dtype != self._dtype and"),),
+        ("test_numbers_that_are_no_floats_are_refused_before_anything_is_written",),
+    ),
+    Mutant(
+        "gathered values may be put into the arena", DEVICE,
+        (("            if np.may_share_memory(array, self._arena):\n", "            if False:\n"),),
+        ("test_outputs_that_do_not_fit_are_refused",),
+    ),
+    Mutant(
+        "rows of bytes are computed with", SPEC,
+        (("        if self.dtype == BYTES:\n            raise", "        if False:\n            raise"),),
+        ("test_nobody_computes_with_rows_of_bytes",),
+    ),
+    Mutant(
+        "every rank has the scales of the first heads", "pagedkv/spec/ranks.py",
+        (("scales.of_heads(rank * heads, (rank + 1) * heads)", "scales.of_heads(0, heads)"),),
+        ("test_ranks_share_out_the_scales_of_their_heads",),
+    ),
+    Mutant(
+        "fp8 is handed out by our name", SPEC,
+        (('return "float8_e4m3fn" if self.dtype == "float8_e4m3" else self.dtype', "return self.dtype"),),
+        ("test_exported_fp8_is_the_fp8_that_was_stored",),
+    ),
+    Mutant(
+        "the caller may write to fixed scales", "pagedkv/spec/scales.py",
+        (("k.flags.writeable = v.flags.writeable = False", "pass"),),
+        ("test_the_fixed_scales_of_a_cache_cannot_be_changed",),
+    ),
+    Mutant(
+        "layers of different shapes make one spec", SPEC,
+        (("            if layer.stored != layers[0].stored:\n", "            if False:\n"),),
+        ("test_layers_that_do_not_fit_together_are_refused_by_number",),
+    ),
+    Mutant(
+        "a block with scales has the shape of one without", SPEC,
+        (("if self.has_scale_planes or self.head_dim_v is not None:\n            kind",
+          "if self.head_dim_v is not None:\n            kind"),),
+        ("test_a_block_that_is_not_one_array_has_no_shape",
+         "test_a_block_with_scales_is_not_handed_out_as_one_array"),
+    ),
+    Mutant(
+        "samples measure the largest number of all heads", "pagedkv/spec/scales.py",
+        (('axis=(1, 3) if per == "head" else (1, 2, 3))', 'axis=(1, 3) if per == "head" else (1, 3))'),),
+        ("test_the_largest_sample_becomes_the_largest_number",),
+    ),
+)  # fmt: skip
