@@ -34,18 +34,20 @@ ARROWS: dict[str, set[str]] = {
     "lab.sizing": {"errors", "spec"},
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
     "cache.layer_scales": {"spec", "cpu"},
+    "cache.storage": {"errors", "spec", "tiers"},
+    "cache.chunks": {"cache.storage"},
     "cache.device_kv": {
-        *("errors", "spec", "_core", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
+        *("errors", "spec", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
+        "cache.storage",
     },
-    "cache.gpu_kv": {"errors", "spec", "_core", "attention", "kernels"},
-    "cache.storage": {"errors", "spec", "_core", "tiers"},
+    "cache.gpu_kv": {"errors", "spec", "attention", "kernels", "cache.storage"},
     "cache.runtime": {"_core", "threads.crew"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
         *("cache.device_kv", "cache.gpu_kv"),
     },
     "cache.ranks": {
-        *("errors", "spec", "_core", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),
+        *("errors", "spec", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),
     },
     "cache.records": {"_core", "tiers", "cache.storage"},
     "cache.cost_model": {"_core.tier", "errors", "observe.latency", "spec"},
@@ -90,7 +92,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
     "cache.step": {
         *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
-        "cache.storage",
+        *("cache.storage", "cache.chunks"),
     },
     "cache.checkpoint": {"_core", "cache.admission", "cache.moves", "cache.storage"},
     "cache.journal": {"spec", "_core", "cache.checkpoint", "cache.records", "observe.callbacks"},

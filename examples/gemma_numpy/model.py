@@ -1,7 +1,7 @@
 """The forward pass of Gemma 3.
 
 Norms before and after each part, GeGLU, and two kinds of layers. Local layers see a window and turn with a base of
-their own; ``step.attend`` gets the window.
+their own; ``step.attend`` knows the window from the cache's spec.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Gemma(Llama):
             q, k, v = np.split(self._project(h, weights.qkv[layer]), edges, axis=1)
             q = self._rotate(self._norm(self._heads(q), weights.q_norm[layer]), cos, sin)
             step.write(layer, self._rotate(self._norm(self._heads(k), weights.k_norm[layer]), cos, sin), self._heads(v))
-            o = step.attend(layer, q, window=config.window if local else None).reshape(len(x), -1)
+            o = step.attend(layer, q).reshape(len(x), -1)
             x = x + self._norm(self._project(o, weights.attn_output[layer]), weights.attn_post_norm[layer])
             h = self._norm(x, weights.ffn_norm[layer])
             gate, up = np.split(self._project(h, weights.gate_up[layer]), 2, axis=1)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv import cpu
-from pagedkv._core.block_table import StepArrays
 from pagedkv.cache.layer_scales import LayerScales
+from pagedkv.cache.storage import StepTables
 from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
 from pagedkv.interop import as_array, exchanges
 from pagedkv.observe.callbacks import Log
@@ -100,7 +100,7 @@ class DeviceKV:
                 values.append(stored_to_float32(side[used], self.spec.dtype).astype(np.float64) * factors[..., None])
         return values[0], values[1], found
 
-    def bind(self, arrays: StepArrays) -> StepKV:
+    def bind(self, arrays: StepTables, part: int = 0) -> StepKV:
         """What one step writes and reads."""
         return StepKV(self, arrays)
 
@@ -198,10 +198,10 @@ class StepKV:
     Parameters
     ----------
     kv : DeviceKV
-    arrays : StepArrays
+    arrays : StepTables
     """
 
-    def __init__(self, kv: DeviceKV, arrays: StepArrays) -> None:
+    def __init__(self, kv: DeviceKV, arrays: StepTables) -> None:
         self._kv, self._arrays = kv, arrays
 
     def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.block_table import StepArrays
 from pagedkv.attention import PagedAttention
+from pagedkv.cache.storage import StepTables
 from pagedkv.errors import UnsupportedVariant
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
@@ -67,7 +67,7 @@ class GpuKV:
         self._buffers: dict[str, Any] = {}
         self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
         self._outgrown: list[PagedAttention] = []  # kernels may still use their workspaces, on whatever stream
-        self.uploaded: GpuStepKV | None = None  # whose arrays lie in the buffers
+        self.uploaded: dict[int, GpuStepKV] = {}  # by part: whose arrays lie in its buffers
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim] views on the device."""
@@ -86,9 +86,9 @@ class GpuKV:
         """A layer as the kernels take it."""
         return self._layers[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
 
-    def bind(self, arrays: StepArrays) -> GpuStepKV:
+    def bind(self, arrays: StepTables, part: int = 0) -> GpuStepKV:
         """What one step writes and reads."""
-        return GpuStepKV(self, arrays)
+        return GpuStepKV(self, arrays, part)
 
     def copy_blocks(self, pairs: NDArray[np.int32], stream: Any = None) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2]; no block is both."""
@@ -145,15 +145,15 @@ class GpuKV:
         return view.reshape(array.shape)
 
     def attention(
-        self, dtype: str, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, **variant: Any
+        self, part: int, dtype: str, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, **variant: Any
     ) -> PagedAttention:
-        """Workspaces and kernels for a variant, and queries of a dtype.
+        """Workspaces and kernels for a part of steps, a variant, and queries of a dtype.
 
         Made anew, twice as large, when a batch outgrows them.
         """
         arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
-        key = (dtype, num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
+        key = (part, dtype, num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
         found = self._attentions.get(key)
         if (
             found is None
@@ -181,13 +181,14 @@ class GpuStepKV:
     Parameters
     ----------
     kv : GpuKV
-    arrays : StepArrays
+    arrays : StepTables
+    part : as :meth:`pagedkv.cache.storage.KV.bind`; each has buffers and plans of its own.
     """
 
-    def __init__(self, kv: GpuKV, arrays: StepArrays) -> None:
-        self._kv, self._arrays = kv, arrays
+    def __init__(self, kv: GpuKV, arrays: StepTables, part: int) -> None:
+        self._kv, self._arrays, self._part = kv, arrays, part
         self._on_device: dict[str, Any] = {}
-        self._planned: PagedAttention | None = None
+        self._planned: set[PagedAttention] = set()  # for this step
 
     def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
         """Put the new tokens' K and V [num_tokens, num_kv_heads, head_dim] into the step's slots.
@@ -225,14 +226,15 @@ class GpuStepKV:
         arrays = self._upload(stream)
         q_lens = np.diff(self._arrays.q_indptr)
         attention = self._kv.attention(
-            dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q), custom_mask=mask is not None, **variant
-        )
-        if self._planned is not attention:  # once per step: every layer has the same batch
+            self._part, dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q),
+            custom_mask=mask is not None, **variant,
+        )  # fmt: skip
+        if attention not in self._planned:  # once per step: every layer with this variant has the same batch
             attention.plan(
                 arrays["block_tables"], arrays["seq_lens"], arrays["q_indptr"],
                 mask=mask, mask_indptr=mask_indptr, stream=stream,
             )  # fmt: skip
-            self._planned = attention
+            self._planned.add(attention)
         lse = self._kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
         o = attention.run(q, *self._kv.layer(layer), out=out, lse=lse, stream=stream, **self._kv.scales(layer))
         self._kv.on_work(stream)
@@ -240,11 +242,15 @@ class GpuStepKV:
 
     def _upload(self, stream: Any) -> dict[str, Any]:
         self._kv.before_work(stream)
-        if self._kv.uploaded is not self:  # the first time, or another step came between
-            arrays = self._arrays
-            self._kv.uploaded, self._planned = None, None
-            self._on_device = {name: self._kv.device_copy(name, getattr(arrays, name), stream) for name in _STEP_ARRAYS}
-            self._kv.uploaded = self
+        part = self._part
+        if self._kv.uploaded.get(part) is not self:  # the first time, or another step came between
+            self._kv.uploaded.pop(part, None)
+            self._planned = set()
+            self._on_device = {
+                name: self._kv.device_copy(f"{name} {part}", getattr(self._arrays, name), stream)
+                for name in _STEP_ARRAYS
+            }
+            self._kv.uploaded[part] = self
         return self._on_device
 
 

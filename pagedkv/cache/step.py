@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
+from pagedkv.cache.chunks import in_chunks
 from pagedkv.cache.engine import Engine
 from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.cache.storage import BoundStep
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, UnsupportedVariant, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.spec.sizes import whole_number
@@ -50,6 +51,7 @@ class Step:
         self._q_lens, self._lookahead = q_lens, lookahead
         self._arrays: StepArrays | None = None
         self._bound: BoundStep | None = None
+        self._chunked: dict[int, BoundStep] = {}  # by the chunk, for layers with one
         self._written: set[int] = set()
         self._attended: set[int] = set()
         self._began = 0.0
@@ -87,6 +89,7 @@ class Step:
             self._cancel()
             return
         self._arrays = self._bound = None
+        self._chunked.clear()
         self._measure(arrays)
 
     def __del__(self) -> None:
@@ -97,6 +100,7 @@ class Step:
     def _cancel(self) -> None:
         self._engine.table.cancel(self._rows, None if self._arrays is None else self._arrays.number)
         self._arrays = self._bound = None
+        self._chunked.clear()
 
     def _check_complete(self, arrays: StepArrays) -> None:
         if len(self._written) < self._engine.spec.num_layers and len(arrays.tokens):
@@ -244,7 +248,8 @@ class Step:
         q : [num_tokens, num_qo_heads, head_dim]
             num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype, or in any
             float dtype where the cache's numbers have scales.
-        softmax_scale, causal, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
+        window : tokens that a query sees, its own included; None: as the spec says of this layer, by default all.
+        softmax_scale, causal, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
             As :func:`pagedkv.reference.paged_attention`. On the CPU :mod:`pagedkv.cpu` computes (float32 inside), and
             that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of
             :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.
@@ -258,9 +263,10 @@ class Step:
         Raises
         ------
         InvalidArgument
-            The step has new tokens, and this layer's K and V are not written yet: their slots hold old values.
+            The step has new tokens, and this layer's K and V are not written yet: their slots hold old values. Or the
+            spec has windows or chunks, and the window is not this layer's.
         UnsupportedVariant
-            The cache holds rows of bytes.
+            The cache holds rows of bytes; or the layer has a chunk, and its queries a mask or are not causal.
         LayoutMismatch, WrongType
         """
         arrays, spec = self.arrays, self._engine.spec
@@ -281,16 +287,42 @@ class Step:
         if not self._is_written(layer):
             self._check_written(layer)
         self._check_rows()
+        bound = self._under_way
+        if spec.chunks is not None or spec.windows is not None:
+            window, bound = self._reach(layer, window, causal=causal, has_mask=mask is not None)
         variant: dict[str, Any] = {}
         if not (softmax_scale is window is soft_cap is alibi_slopes is sinks is mask is mask_indptr is None and causal):
             given = (softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False)
             variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
-        result = self._under_way.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
+        result = bound.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
         self._check_rows()  # after a release meanwhile, others may have written the blocks read
         self._attended.add(int(layer))
         if target is out:
             return result
         return (out, result[1]) if return_lse else out  # the caller's own array, which was written
+
+    def _reach(
+        self, layer: int, window: int | None, *, causal: bool, has_mask: bool
+    ) -> tuple[int | None, BoundStep]:
+        """The reach of a layer by the spec: its window, and the step as bound for its chunks."""
+        spec = self._engine.spec
+        own = None if spec.windows is None else spec.windows[layer]
+        chunk = None if spec.chunks is None else spec.chunks[layer]
+        if window is not None and window != own:
+            known = f"a window of {own} tokens" if own else f"chunks of {chunk} tokens" if chunk else "no window"
+            raise InvalidArgument(
+                f"window = {window}, but layer {layer} has {known} in the cache's spec: leave window out"
+            )
+        if chunk is None:
+            return own, self._under_way
+        if has_mask or not causal:
+            raise UnsupportedVariant(f"layer {layer} has chunks of {chunk} tokens: it is causal there, without mask")
+        bound = self._chunked.get(chunk)
+        if bound is None:
+            arrays = in_chunks(self.arrays, chunk, spec.block_size)
+            bound = self._under_way if arrays is self.arrays else self._engine.kv.bind(arrays, chunk)
+            self._chunked[chunk] = bound
+        return None, bound
 
     def __reduce__(self) -> NoReturn:
         raise WrongType("a Step belongs to its process, and cannot be pickled or copied: send its tokens")

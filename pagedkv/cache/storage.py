@@ -18,11 +18,31 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.block_table import StepArrays
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.tiers import DirectionStats, DiskStats, Name, Record, StoredBlock
+
+
+class StepTables(Protocol):
+    """What writing and attention need of a step.
+
+    Attributes
+    ----------
+    block_tables : int32 [num_seqs, max_blocks], padded with -1
+    seq_lens : int32 [num_seqs], this step's tokens included
+    q_indptr : int32 [num_seqs + 1]
+    slot_mapping : int64 [num_tokens]
+    """
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]: ...
+    @property
+    def seq_lens(self) -> NDArray[np.int32]: ...
+    @property
+    def q_indptr(self) -> NDArray[np.int32]: ...
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]: ...
 
 
 class BoundStep(Protocol):
@@ -55,8 +75,11 @@ class KV(Protocol):
     def layer_scales(self, layer: int) -> tuple[Any, Any] | None:
         """Scales of K and V of a layer; None where the dtype has none."""
 
-    def bind(self, arrays: StepArrays) -> BoundStep:
-        """What one step writes and reads."""
+    def bind(self, arrays: StepTables, part: int = 0) -> BoundStep:
+        """What one step writes and reads.
+
+        Where layers see different parts of a step it is bound once for each: part 0 is the whole, a chunk its tokens.
+        """
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2]."""

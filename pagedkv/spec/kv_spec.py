@@ -20,7 +20,7 @@ from pagedkv.errors import InvalidArgument, UnsupportedVariant, WrongType
 from pagedkv.spec.block_layout import planes
 from pagedkv.spec.config import read_config
 from pagedkv.spec.dtypes import BYTES, ITEMSIZES, LARGEST, dtype_name, numpy_dtype
-from pagedkv.spec.layers import Attention, Layer, Rows
+from pagedkv.spec.layers import MOST_TOKENS, Attention, Layer, Rows
 from pagedkv.spec.namespace import DIGEST_BYTES, MAX_FIELD_BYTES, encode_fields
 from pagedkv.spec.scales import TOKEN_HEAD, Scales, check_kind
 from pagedkv.spec.sizes import format_size, whole_number
@@ -48,12 +48,15 @@ class KVSpec:
     scales : of int8 and fp8, value = stored * scale
         ``"token_head"``: one for each token and head, computed when KV is written; they lie in the block. That is the
         default. A :class:`Scales`: fixed ones, part of the fingerprint.
+    windows : tokens that a query of each layer sees, its own included, or None where it sees all before it: a number or
+        None for each layer; None: no layer has a window. :meth:`pagedkv.Step.attend` keeps to it.
+    chunks : likewise: a query sees the tokens since the last multiple of this, which is a multiple of `block_size`.
 
     Raises
     ------
     WrongType, InvalidArgument
-        A number is not whole or out of range, the dtype or layout is not known, the scales do not fit, or a block would
-        pass 2 GiB.
+        A number is not whole or out of range, the dtype or layout is not known, the scales, windows or chunks do not
+        fit, or a block would pass 2 GiB.
     """
 
     num_layers: int
@@ -66,6 +69,8 @@ class KVSpec:
     model: str = ""
     head_dim_v: int | None = None
     scales: str | Scales | None = None
+    windows: tuple[int | None, ...] | None = None
+    chunks: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim"):
@@ -84,6 +89,7 @@ class KVSpec:
             width = whole_number(self.head_dim_v, "head_dim_v", 0 if self.dtype == BYTES else 1, MAX_DIMENSION)
             self._store("head_dim_v", None if width == self.head_dim else width)
         self._check_scales()
+        self._check_reach()
         if self.block_bytes > MAX_BLOCK_BYTES:
             raise InvalidArgument(
                 f"a block would be {format_size(self.block_bytes)}; at most 2 GiB: take a smaller block_size"
@@ -99,6 +105,18 @@ class KVSpec:
             check_kind(self.scales)
             self._store("scales", TOKEN_HEAD)
 
+    def _check_reach(self) -> None:
+        for name in ("windows", "chunks"):
+            self._store(name, _reach_of_layers(getattr(self, name), name, self.num_layers))
+        for layer, chunk in enumerate(self.chunks or ()):
+            if chunk is not None and chunk % self.block_size:
+                raise InvalidArgument(
+                    f"layer {layer} has a chunk of {chunk} tokens: that must be a multiple of block_size, "
+                    f"{self.block_size}"
+                )
+            if chunk is not None and self.windows is not None and self.windows[layer] is not None:
+                raise InvalidArgument(f"layer {layer} has a window and a chunk: a layer has one of them")
+
     @classmethod
     def of(
         cls, layers: Sequence[Layer], *, dtype: str = "float16", block_size: int = 16, layout: str = "NHD",
@@ -109,8 +127,7 @@ class KVSpec:
         Parameters
         ----------
         layers : all of one shape: :class:`Attention`, or :class:`Rows`
-            A cache keeps all tokens of every layer, so layers with a window or a chunk are refused: leave it out, and
-            tell :meth:`pagedkv.Step.attend` the window.
+            :meth:`pagedkv.Step.attend` keeps to their windows and chunks; a cache keeps all tokens of every layer.
         dtype : of layers that name none.
         block_size, layout, model : see :class:`KVSpec`.
 
@@ -127,11 +144,6 @@ class KVSpec:
                 raise UnsupportedVariant(
                     f"layer {number} is {str(layer)[:120]}: a cache holds K and V of every layer in one shape"
                 )
-            if isinstance(layer, Attention) and (layer.window or layer.chunk):
-                raise UnsupportedVariant(
-                    f"layer {number} has a {'window' if layer.window else 'chunk'}: a cache keeps all tokens of every "
-                    "layer, and attend sees all unless it is told; leave it out here, and pass step.attend(window=...)"
-                )
             if layer.stored != layers[0].stored:
                 raise UnsupportedVariant(
                     f"layer {number} keeps {layer.stored} and layer 0 {layers[0].stored}: a cache holds layers of one "
@@ -144,7 +156,7 @@ class KVSpec:
             )
         return cls(
             len(layers), one.num_kv_heads, one.head_dim, one.dtype or dtype, block_size, layout=layout, model=model,
-            scales=one.scales,
+            scales=one.scales, **_reach(layers),
         )  # fmt: skip
 
     @classmethod
@@ -154,7 +166,7 @@ class KVSpec:
     ) -> KVSpec:  # fmt: skip
         """The spec of a model, from the path of its ``config.json`` or a mapping with the content.
 
-        Layers with a window are kept whole, as all layers have one shape. Names and defaults are those of transformers.
+        Names and defaults are those of transformers.
 
         Parameters
         ----------
@@ -177,9 +189,12 @@ class KVSpec:
                 )
             heads, dim = layer.num_kv_heads, layer.head_dim  # a file has one number of each
         dtype = dtype or found.dtype or "float16"
-        return cls(len(found.layers), heads, dim, dtype, block_size, layout=layout, model=model, scales=scales)
+        return cls(
+            len(found.layers), heads, dim, dtype, block_size, layout=layout, model=model, scales=scales,
+            **_reach(found.layers),
+        )  # fmt: skip
 
-    def _store(self, name: str, value: int | str | None) -> None:
+    def _store(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the normalised form, once, before anybody sees the object
 
     @property
@@ -258,7 +273,9 @@ class KVSpec:
     def fingerprint(self) -> bytes:
         """32 bytes that differ between any two specs whose blocks cannot stand for each other.
 
-        Over every field, the layout's version and the machine's byte order; the same in every process.
+        Over every field, the layout's version and the machine's byte order; the same in every process. A model with
+        other windows computes other KV, so they count too. A spec without scales and windows has the fingerprint of
+        older files.
         """
         values: tuple[int | str, ...] = (
             LAYOUT_VERSION,
@@ -271,8 +288,37 @@ class KVSpec:
             self.model,
             sys.byteorder,
         )
-        if self.head_dim_v is not None or self.scales is not None:  # other specs have the fingerprints of old files
+        has_reach = self.windows is not None or self.chunks is not None
+        if self.head_dim_v is not None or self.scales is not None or has_reach:
             scales = self.scales.digest() if isinstance(self.scales, Scales) else self.scales or ""
             values = (*values, self.width_of_v, scales)
+        if has_reach:
+            values = (*values, *(" ".join(map(str, limits or ())) for limits in (self.windows, self.chunks)))
         encoded = encode_fields(enumerate(values, start=1))
         return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES, person=b"pagedkv:spec:1").digest()
+
+
+def _reach_of_layers(given: Any, name: str, num_layers: int) -> tuple[int | None, ...] | None:
+    """A number or None for each layer; None where all are None.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        The message names the layer.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, list | tuple):
+        raise WrongType(f"{name} must be a list with a number or None for each layer, not {type(given).__name__}")
+    if len(given) != num_layers:
+        raise InvalidArgument(f"{name} must have an entry for each of {num_layers} layers, got {len(given)}")
+    limits = tuple(
+        None if limit is None else whole_number(limit, f"{name}[{layer}]", 1, MOST_TOKENS)
+        for layer, limit in enumerate(given)
+    )
+    return None if limits.count(None) == num_layers else limits
+
+
+def _reach(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Windows and chunks of layers, as keywords of a KVSpec."""
+    return {f"{name}s": tuple(getattr(layer, name) for layer in layers) for name in ("window", "chunk")}

@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 LAYOUT, SPEC = "pagedkv/spec/block_layout.py", "pagedkv/spec/kv_spec.py"
 DEVICE, SCALES = "pagedkv/cache/device_kv.py", "pagedkv/cache/layer_scales.py"
 LAYERS = "pagedkv/spec/layers.py"
+STEP, CHUNKS = "pagedkv/cache/step.py", "pagedkv/cache/chunks.py"
+RANDOM_STEPS = ("test_attend_keeps_to_the_reach_of_each_layer_in_random_steps",)
 RULE = ("test_the_last_needed_blocks_are_all_that_later_tokens_read",
         "test_one_walk_finds_the_longest_prefix_that_all_layers_can_go_on_from")  # fmt: skip
 
@@ -39,6 +41,54 @@ MUTANTS = (
           "            return num_blocks - num_blocks * block_size // self.chunk * self.chunk // block_size\n"
           "        return min(num_blocks, 1)\n"),),
         RULE,
+    ),
+    Mutant(
+        "attend forgets the window of the layer", STEP,
+        (("            return own, self._under_way\n", "            return window, self._under_way\n"),),
+        (*RANDOM_STEPS, "test_a_hit_goes_on_in_the_middle_of_windows_and_chunks"),
+        quick=True,
+    ),
+    Mutant(
+        "a window that is not the layer's own is taken", STEP,
+        (("        if window is not None and window != own:\n", "        if False:\n"),),
+        ("test_a_window_that_is_not_the_layers_own_is_refused_and_the_step_goes_on",),
+    ),
+    Mutant(
+        "layers with a chunk attend as the first of them", STEP,
+        (("bound = self._chunked.get(chunk)", "bound = next(iter(self._chunked.values()), None)"),),
+        RANDOM_STEPS,
+    ),
+    Mutant(
+        "the chunks of one step are those of the step before", STEP,
+        (("        self._arrays = self._bound = None\n        self._chunked.clear()\n        self._measure(arrays)\n",
+          "        self._arrays = self._bound = None\n        self._measure(arrays)\n"),),
+        ("test_a_step_that_is_used_again_has_chunks_of_its_own",),
+    ),
+    Mutant(
+        "the keys of a chunk begin a block late", CHUNKS,
+        (("columns = start[:, None] // block_size +", "columns = start[:, None] // block_size + 1 +"),),
+        RANDOM_STEPS,
+    ),
+    Mutant(
+        "no sequence is cut where one is shorter than a chunk", CHUNKS,
+        (("ends.max() <= chunk", "ends.min() <= chunk"),),
+        RANDOM_STEPS,
+    ),
+    Mutant(
+        "the parts of a step share their tables on the device", "pagedkv/cache/gpu_kv.py",
+        (('self._kv.device_copy(f"{name} {part}"', "self._kv.device_copy(name"),),
+        ("test_the_cuda_wrappers_keep_to_the_reach_of_each_layer",),
+    ),
+    Mutant(
+        "windows are not part of the fingerprint", SPEC,
+        (("for limits in (self.windows, self.chunks)", "for limits in ((), self.chunks)"),),
+        ("test_a_spec_knows_its_layers_and_one_without_limits_is_the_old_one",
+         "test_a_directory_of_other_windows_is_refused"),
+    ),
+    Mutant(
+        "a chunk may end inside a block", SPEC,
+        (("            if chunk is not None and chunk % self.block_size:\n", "            if False:\n"),),
+        ("test_windows_and_chunks_that_contradict_the_spec_are_refused",),
     ),
     Mutant(
         "scales are not part of the fingerprint", SPEC,

@@ -158,8 +158,7 @@ def test_a_spec_layer_by_layer_is_the_same_spec() -> None:
         ([pk.Attention(1, 4), pk.Attention(1, 4, dtype="int8")], UnsupportedVariant, "layer 1 keeps"),
         ([pk.Rows(4, 4), pk.Rows(4, 5)], UnsupportedVariant, "layer 1 keeps"),
         ([pk.Rows(4, 4), pk.Attention(1, 4)], UnsupportedVariant, "layer 1 keeps"),
-        ([pk.Attention(1, 4), pk.Attention(1, 4, window=8)], UnsupportedVariant, "layer 1 has a window.*attend"),
-        ([pk.Attention(1, 4, chunk=8)], UnsupportedVariant, "layer 0 has a chunk"),
+        ([pk.Attention(1, 4), pk.Attention(1, 4, chunk=8)], InvalidArgument, "layer 1 has a chunk of 8 .* 16"),
     ],
 )
 def test_layers_that_do_not_fit_together_are_refused_by_number(layers: Any, kind: Any, said: str) -> None:

@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.block_table import StepArrays
 from pagedkv._core.tier import Tier
-from pagedkv.cache.storage import KV
+from pagedkv.cache.storage import KV, StepTables
 from pagedkv.errors import ClosedError, InvalidArgument, RanksDisagree
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
@@ -172,7 +171,7 @@ class RankKV:
         """
         _refuse()
 
-    def bind(self, arrays: StepArrays) -> FarStep:
+    def bind(self, arrays: StepTables, part: int = 0) -> FarStep:
         """A step of which the ranks write and read the KV.
 
         Raises

@@ -175,7 +175,7 @@ class NoKV:
     def layer_scales(self, layer: int) -> tuple[Any, Any] | None:
         raise PagedKVError("a simulated cache holds no KV")
 
-    def bind(self, arrays: Any) -> NoKV:
+    def bind(self, arrays: Any, part: int = 0) -> NoKV:
         return self
 
     def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
