@@ -53,7 +53,10 @@ from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 from pagedkv.spec.budgets import Disk as Disk
 from pagedkv.spec.kv_spec import KVSpec as KVSpec
 from pagedkv.spec.layers import Attention as Attention
+from pagedkv.spec.layers import Latent as Latent
+from pagedkv.spec.layers import Recurrent as Recurrent
 from pagedkv.spec.layers import Rows as Rows
+from pagedkv.spec.layers import SameAs as SameAs
 from pagedkv.spec.namespace import Namespace as Namespace
 from pagedkv.spec.policies import Hazard as Hazard
 from pagedkv.spec.ranks import Ranks as Ranks

@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
     "cache.layer_scales": {"spec", "cpu"},
     "cache.storage": {"errors", "spec", "tiers"},
-    "cache.chunks": {"cache.storage"},
+    "cache.reach": {"errors", "spec", "cache.storage"},
     "cache.device_kv": {
         *("errors", "spec", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
         "cache.storage",
@@ -47,7 +47,8 @@ ARROWS: dict[str, set[str]] = {
         *("cache.device_kv", "cache.gpu_kv"),
     },
     "cache.ranks": {
-        *("errors", "spec", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),
+        *("errors", "spec", "_core.tier", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),
+        "cache.reach",
     },
     "cache.records": {"_core", "tiers", "cache.storage"},
     "cache.cost_model": {"_core.tier", "errors", "observe.latency", "spec"},
@@ -92,7 +93,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.sequence": {"errors", "spec", "_core", "interop", "cache.engine"},
     "cache.step": {
         *("errors", "spec", "_core", "observe.callbacks", "interop", "cache.engine", "cache.sequence"),
-        *("cache.storage", "cache.chunks"),
+        *("cache.storage", "cache.reach"),
     },
     "cache.checkpoint": {"_core", "cache.admission", "cache.moves", "cache.storage"},
     "cache.journal": {"spec", "_core", "cache.checkpoint", "cache.records", "observe.callbacks"},

@@ -914,11 +914,15 @@ class KVCache:
         self._storage.used_by(stream)
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of a layer as views into the device arena.
+        """K and V that a layer of the model reads, as views into the device arena.
 
         Each [num_blocks, block_size, num_kv_heads, head_dim].
+
+        Raises
+        ------
+        WrongType, InvalidArgument
         """
-        return self._engine.kv.layer(layer)
+        return self._engine.kv.layer(self.spec.own_layer(layer))
 
     def layer_scales(self, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         """Scales of K and V of a layer; None where the cache's dtype has none.
@@ -934,7 +938,7 @@ class KVCache:
         ------
         WrongType, InvalidArgument
         """
-        return self._engine.kv.layer_scales(layer)
+        return self._engine.kv.layer_scales(self.spec.own_layer(layer))
 
     def pages(self, layer: int, *, read_only: bool = True, stream: Any = None) -> Pages:
         """K and V of a layer as compact paged caches, for other runtimes' paged attention.

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
-from pagedkv.cache.chunks import in_chunks
 from pagedkv.cache.engine import Engine
+from pagedkv.cache.reach import bind_step, written_layer
 from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.cache.storage import BoundStep
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, UnsupportedVariant, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.spec.sizes import whole_number
@@ -51,7 +51,6 @@ class Step:
         self._q_lens, self._lookahead = q_lens, lookahead
         self._arrays: StepArrays | None = None
         self._bound: BoundStep | None = None
-        self._chunked: dict[int, BoundStep] = {}  # by the chunk, for layers with one
         self._written: set[int] = set()
         self._attended: set[int] = set()
         self._began = 0.0
@@ -65,7 +64,7 @@ class Step:
         try:
             arrays = self._engine.begin(self._rows, self._q_lens, self._lookahead, self._follow)
             begun = True
-            self._bound = self._engine.kv.bind(arrays)
+            self._bound = bind_step(self._engine.kv, arrays, self._engine.spec)
             self._arrays = arrays
             self._engine.moves.make_room_ahead(arrays.num_new_blocks)
         except BaseException as problem:
@@ -89,7 +88,6 @@ class Step:
             self._cancel()
             return
         self._arrays = self._bound = None
-        self._chunked.clear()
         self._measure(arrays)
 
     def __del__(self) -> None:
@@ -100,11 +98,11 @@ class Step:
     def _cancel(self) -> None:
         self._engine.table.cancel(self._rows, None if self._arrays is None else self._arrays.number)
         self._arrays = self._bound = None
-        self._chunked.clear()
 
     def _check_complete(self, arrays: StepArrays) -> None:
-        if len(self._written) < self._engine.spec.num_layers and len(arrays.tokens):
-            missing = sorted(set(range(self._engine.spec.num_layers)) - self._written)
+        spec = self._engine.spec
+        if len(self._written) < spec.num_layers and len(arrays.tokens):
+            missing = [spec.model_layer(own) for own in range(spec.num_layers) if own not in self._written]
             raise InvalidArgument(
                 f"the step ended with layers {missing[:8]} unwritten, so nothing was committed: write every layer, "
                 f"or call mark_written(layer) if your own kernel wrote them"
@@ -162,7 +160,7 @@ class Step:
 
         Parameters
         ----------
-        layer : int
+        layer : int, of the model's; not one that shares another's KV.
         k, v : [num_tokens, num_kv_heads, head_dim]
             In the cache's dtype, or float32/float64/float16, which are converted (to nearest even); for int8 and fp8
             also bfloat16, and they are divided by the scales. V: [.., head_dim_v]. Arrays of any framework, where the
@@ -174,17 +172,19 @@ class Step:
         ------
         LayoutMismatch
             Another shape or a dtype that cannot be converted. Nothing was written.
+        InvalidArgument
+            The layer shares the KV of another.
         WrongType
             An array of another device, or a stream where there is no GPU.
         """
         bound = self._under_way
         self._check_rows()
         bound.write(layer, as_argument("k", k, stream=stream), as_argument("v", v, stream=stream), stream)
-        self._written.add(int(layer))
+        self._written.add(int(layer) if self._engine.spec.reads is None else self._engine.spec.own_layer(layer))
 
     def mark_written(self, layer: int) -> None:
         """Say that a kernel of the caller's own has written this layer's slots."""
-        self._written.add(whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1))
+        self._written.add(written_layer(self._engine.spec, layer))
 
     def _measure(self, arrays: StepArrays) -> None:
         """A long step that attended every layer was a forward pass.
@@ -194,7 +194,7 @@ class Step:
         costs = self._engine.measured
         if costs is None or len(arrays.tokens) < MEASURED_TOKENS:
             return
-        if len(self._attended) == self._engine.spec.num_layers:
+        if len(self._attended) == self._engine.spec.num_model_layers:
             q_lens = np.diff(arrays.q_indptr)
             costs.observe_prefill(q_lens, time.perf_counter() - self._began, arrays.seq_lens - q_lens)
 
@@ -207,11 +207,13 @@ class Step:
 
     def _check_written(self, layer: int) -> None:
         """Raise if attention would read slots of this layer that were not written in this step."""
-        layer, num_new = whole_number(layer, "layer", 0, self._engine.spec.num_layers - 1), len(self.arrays.tokens)
-        if num_new and layer not in self._written:
+        spec, num_new = self._engine.spec, len(self.arrays.tokens)
+        own = spec.own_layer(layer)
+        if num_new and own not in self._written:
+            first = spec.model_layer(own)
             raise InvalidArgument(
-                f"attend({layer}) came before write({layer}): the slots of this step's {num_new} new tokens still hold "
-                f"what was there before. Call step.write({layer}, k, v) first, or step.mark_written({layer}) once your "
+                f"attend({layer}) came before write({first}): the slots of this step's {num_new} new tokens still hold "
+                f"what was there before. Call step.write({first}, k, v) first, or step.mark_written({first}) once your "
                 f"own kernel has written them"
             )
 
@@ -244,7 +246,7 @@ class Step:
 
         Parameters
         ----------
-        layer : int
+        layer : int, of the model's.
         q : [num_tokens, num_qo_heads, head_dim]
             num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype, or in any
             float dtype where the cache's numbers have scales.
@@ -284,45 +286,20 @@ class Step:
                 raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
-        if not self._is_written(layer):
+        own = layer if spec.reads is None else spec.own_layer(layer)
+        if not self._is_written(own):
             self._check_written(layer)
         self._check_rows()
-        bound = self._under_way
-        if spec.chunks is not None or spec.windows is not None:
-            window, bound = self._reach(layer, window, causal=causal, has_mask=mask is not None)
         variant: dict[str, Any] = {}
         if not (softmax_scale is window is soft_cap is alibi_slopes is sinks is mask is mask_indptr is None and causal):
             given = (softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False)
             variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
-        result = bound.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
+        result = self._under_way.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
         self._check_rows()  # after a release meanwhile, others may have written the blocks read
         self._attended.add(int(layer))
         if target is out:
             return result
         return (out, result[1]) if return_lse else out  # the caller's own array, which was written
-
-    def _reach(
-        self, layer: int, window: int | None, *, causal: bool, has_mask: bool
-    ) -> tuple[int | None, BoundStep]:
-        """The reach of a layer by the spec: its window, and the step as bound for its chunks."""
-        spec = self._engine.spec
-        own = None if spec.windows is None else spec.windows[layer]
-        chunk = None if spec.chunks is None else spec.chunks[layer]
-        if window is not None and window != own:
-            known = f"a window of {own} tokens" if own else f"chunks of {chunk} tokens" if chunk else "no window"
-            raise InvalidArgument(
-                f"window = {window}, but layer {layer} has {known} in the cache's spec: leave window out"
-            )
-        if chunk is None:
-            return own, self._under_way
-        if has_mask or not causal:
-            raise UnsupportedVariant(f"layer {layer} has chunks of {chunk} tokens: it is causal there, without mask")
-        bound = self._chunked.get(chunk)
-        if bound is None:
-            arrays = in_chunks(self.arrays, chunk, spec.block_size)
-            bound = self._under_way if arrays is self.arrays else self._engine.kv.bind(arrays, chunk)
-            self._chunked[chunk] = bound
-        return None, bound
 
     def __reduce__(self) -> NoReturn:
         raise WrongType("a Step belongs to its process, and cannot be pickled or copied: send its tokens")

@@ -7,6 +7,7 @@ order: ``[num_layers, 2, block_size, num_kv_heads, head_dim]`` (layout NHD) or
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import sys
@@ -20,7 +21,7 @@ from pagedkv.errors import InvalidArgument, UnsupportedVariant, WrongType
 from pagedkv.spec.block_layout import planes
 from pagedkv.spec.config import read_config
 from pagedkv.spec.dtypes import BYTES, ITEMSIZES, LARGEST, dtype_name, numpy_dtype
-from pagedkv.spec.layers import MOST_TOKENS, Attention, Layer, Rows
+from pagedkv.spec.layers import MOST_TOKENS, Attention, Layer, Rows, SameAs, check_layers
 from pagedkv.spec.namespace import DIGEST_BYTES, MAX_FIELD_BYTES, encode_fields
 from pagedkv.spec.scales import TOKEN_HEAD, Scales, check_kind
 from pagedkv.spec.sizes import format_size, whole_number
@@ -51,12 +52,14 @@ class KVSpec:
     windows : tokens that a query of each layer sees, its own included, or None where it sees all before it: a number or
         None for each layer; None: no layer has a window. :meth:`pagedkv.Step.attend` keeps to it.
     chunks : likewise: a query sees the tokens since the last multiple of this, which is a multiple of `block_size`.
+    reads : for each layer of the model, the layer whose KV it reads, counted among those with KV of their own
+        `num_layers` is then the number of these, and each comes before those that share its KV. None: no layer shares.
 
     Raises
     ------
     WrongType, InvalidArgument
-        A number is not whole or out of range, the dtype or layout is not known, the scales, windows or chunks do not
-        fit, or a block would pass 2 GiB.
+        A number is not whole or out of range, the dtype or layout is not known, the scales, windows, chunks or shared
+        layers do not fit, or a block would pass 2 GiB.
     """
 
     num_layers: int
@@ -71,6 +74,7 @@ class KVSpec:
     scales: str | Scales | None = None
     windows: tuple[int | None, ...] | None = None
     chunks: tuple[int | None, ...] | None = None
+    reads: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim"):
@@ -116,6 +120,7 @@ class KVSpec:
                 )
             if chunk is not None and self.windows is not None and self.windows[layer] is not None:
                 raise InvalidArgument(f"layer {layer} has a window and a chunk: a layer has one of them")
+        self._store("reads", _checked_reads(self.reads, self.num_layers))
 
     @classmethod
     def of(
@@ -126,7 +131,7 @@ class KVSpec:
 
         Parameters
         ----------
-        layers : all of one shape: :class:`Attention`, or :class:`Rows`
+        layers : all of one shape: :class:`Attention`, or :class:`Rows`, and :class:`SameAs`
             :meth:`pagedkv.Step.attend` keeps to their windows and chunks; a cache keeps all tokens of every layer.
         dtype : of layers that name none.
         block_size, layout, model : see :class:`KVSpec`.
@@ -139,24 +144,32 @@ class KVSpec:
         """
         if not isinstance(layers, list | tuple) or not layers:
             raise WrongType("layers must be a list of layers, at least one")
-        for number, layer in enumerate(layers):
+        own: list[Attention | Rows] = []
+        reads: list[int] = []
+        for number, layer in enumerate(check_layers(tuple(layers))):
+            if isinstance(layer, SameAs):
+                reads.append(reads[layer.layer])
+                continue
             if not isinstance(layer, Attention | Rows):
                 raise UnsupportedVariant(
                     f"layer {number} is {str(layer)[:120]}: a cache holds K and V of every layer in one shape"
                 )
-            if layer.stored != layers[0].stored:
+            reads.append(len(own))
+            own.append(layer)
+            if layer.stored != own[0].stored:
                 raise UnsupportedVariant(
-                    f"layer {number} keeps {layer.stored} and layer 0 {layers[0].stored}: a cache holds layers of one "
-                    "shape"
+                    f"layer {number} keeps {layer.stored} and layer 0 {own[0].stored}: a cache holds layers of a shape"
                 )
-        one = layers[0]
+        one = own[0]
         if isinstance(one, Rows):
             return cls(
-                len(layers), 1, one.k_bytes, BYTES, block_size, layout=layout, model=model, head_dim_v=one.v_bytes
-            )
+                len(own), 1, one.k_bytes, BYTES, block_size, layout=layout, model=model, head_dim_v=one.v_bytes,
+                reads=tuple(reads),
+            )  # fmt: skip
+        windows, chunks = (tuple(getattr(layer, name) for layer in own) for name in ("window", "chunk"))
         return cls(
-            len(layers), one.num_kv_heads, one.head_dim, one.dtype or dtype, block_size, layout=layout, model=model,
-            scales=one.scales, **_reach(layers),
+            len(own), one.num_kv_heads, one.head_dim, one.dtype or dtype, block_size, layout=layout, model=model,
+            scales=one.scales, windows=windows, chunks=chunks, reads=tuple(reads),
         )  # fmt: skip
 
     @classmethod
@@ -180,22 +193,40 @@ class KVSpec:
         WrongType, InvalidArgument
             No such file, a family that is not known, or a field that may change the KV and is not known.
         """
-        found = read_config(config)
+        found, layers = read_config(config), []
         for number, layer in enumerate(found.layers):
-            if not isinstance(layer, Attention):
+            if not isinstance(layer, Attention | SameAs):
                 raise UnsupportedVariant(
                     f"layer {number} of this {found.model_type} model is {layer!r}: a cache holds K and V of every "
                     "layer in one shape; pagedkv plan --config shows the model's needs"
                 )
-            heads, dim = layer.num_kv_heads, layer.head_dim  # a file has one number of each
+            layers.append(layer if isinstance(layer, SameAs) else dataclasses.replace(layer, scales=scales))
         dtype = dtype or found.dtype or "float16"
-        return cls(
-            len(found.layers), heads, dim, dtype, block_size, layout=layout, model=model, scales=scales,
-            **_reach(found.layers),
-        )  # fmt: skip
+        return cls.of(layers, dtype=dtype, block_size=block_size, layout=layout, model=model)
 
     def _store(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the normalised form, once, before anybody sees the object
+
+    def own_layer(self, layer: int) -> int:
+        """Of the layers with KV of their own, the one that a layer of the model reads.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+            The model has no such layer.
+        """
+        if self.reads is None:
+            return whole_number(layer, "layer", 0, self.num_layers - 1)
+        return self.reads[whole_number(layer, "layer", 0, len(self.reads) - 1)]
+
+    def model_layer(self, own: int) -> int:
+        """The model's number of a layer with KV of its own."""
+        return own if self.reads is None else self.reads.index(own)
+
+    @property
+    def num_model_layers(self) -> int:
+        """Layers of the model, those that share KV included."""
+        return self.num_layers if self.reads is None else len(self.reads)
 
     @property
     def itemsize(self) -> int:
@@ -288,12 +319,13 @@ class KVSpec:
             self.model,
             sys.byteorder,
         )
-        has_reach = self.windows is not None or self.chunks is not None
+        has_reach = not (self.windows is self.chunks is self.reads is None)
         if self.head_dim_v is not None or self.scales is not None or has_reach:
             scales = self.scales.digest() if isinstance(self.scales, Scales) else self.scales or ""
             values = (*values, self.width_of_v, scales)
         if has_reach:
-            values = (*values, *(" ".join(map(str, limits or ())) for limits in (self.windows, self.chunks)))
+            listed = (self.windows, self.chunks, self.reads)
+            values = (*values, *(" ".join(map(str, numbers or ())) for numbers in listed))
         encoded = encode_fields(enumerate(values, start=1))
         return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES, person=b"pagedkv:spec:1").digest()
 
@@ -319,6 +351,24 @@ def _reach_of_layers(given: Any, name: str, num_layers: int) -> tuple[int | None
     return None if limits.count(None) == num_layers else limits
 
 
-def _reach(layers: Sequence[Layer]) -> dict[str, Any]:
-    """Windows and chunks of layers, as keywords of a KVSpec."""
-    return {f"{name}s": tuple(getattr(layer, name) for layer in layers) for name in ("window", "chunk")}
+def _checked_reads(given: Any, num_layers: int) -> tuple[int, ...] | None:
+    """The layers that a model's layers read; None where each reads its own.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        The message names the layer.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, list | tuple):
+        raise WrongType(f"reads must be a list with a number for each layer, not {type(given).__name__}")
+    reads, own = [], 0
+    for layer, read in enumerate(given):
+        reads.append(whole_number(read, f"reads[{layer}]", 0, num_layers - 1))
+        if reads[-1] > own:
+            raise InvalidArgument(f"reads[{layer}] = {read}, but only {own} of the layers before have KV of their own")
+        own += reads[-1] == own
+    if own != num_layers:
+        raise InvalidArgument(f"reads names {own} layers with KV of their own, and num_layers is {num_layers}")
+    return None if len(reads) == num_layers else tuple(reads)

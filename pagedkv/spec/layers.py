@@ -223,7 +223,7 @@ def check_layers(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """
     for number, layer in enumerate(layers):
         if isinstance(layer, SameAs) and (
-            layer.layer >= number or not isinstance(layers[layer.layer], Attention | Latent)
+            layer.layer >= number or not isinstance(layers[layer.layer], Attention | Latent | Rows)
         ):
             raise InvalidArgument(
                 f"layer {number} shares the KV of layer {layer.layer}: that must be an earlier layer with KV of its own"

@@ -130,6 +130,50 @@ def test_a_step_that_is_used_again_has_chunks_of_its_own() -> None:
                     assert np.abs(step.attend(number, q) - wanted).max() < 2e-5
 
 
+SHARING = [LOCAL, FULL, pk.SameAs(0), SHORT, pk.SameAs(1), pk.SameAs(0), pk.SameAs(3)]
+READ = [0, 1, 0, 3, 1, 0, 3]  # the model's layer whose KV each reads
+
+
+def test_layers_that_share_kv_read_the_layer_that_has_it() -> None:
+    spec = pk.KVSpec.of(SHARING, dtype="float32", block_size=SIZE)
+    assert (spec.num_layers, spec.num_model_layers) == (3, 7)
+    assert spec.reads == (0, 1, 0, 2, 1, 0, 2)
+    assert spec.windows == (5, None, None)
+    with pk.KVCache(spec, pk.Blocks(60)) as cache, cache.sequence(list(range(30))) as seq:
+        for size in (21, 9):
+            begin = seq.num_computed
+            with cache.step([seq], q_lens=[size]) as step:
+                for number, read in enumerate(READ):
+                    q, k, v = (projected(step.tokens, step.positions, read, what) for what in "qkv")
+                    if read == number:
+                        step.write(number, k, v)
+                    else:
+                        for write in (lambda number=number, k=k, v=v: step.write(number, k, v),
+                                      lambda number=number: step.mark_written(number)):  # fmt: skip
+                            with pytest.raises(InvalidArgument, match=f"layer {number} shares the KV of layer {read}"):
+                                write()
+                    wanted = expected([SHARING[read]] * 4, read, seq.tokens[: begin + size].tolist(), begin)
+                    assert np.abs(step.attend(number, q) - wanted).max() < 2e-5
+        assert cache.layer(6)[0] is cache.layer(3)[0]
+        assert len(seq.gather()[0]) == 3
+
+
+def test_errors_name_the_models_layers_where_some_share() -> None:
+    cache, step = open_step(pk.KVSpec.of(SHARING, dtype="float32", block_size=SIZE))
+    zeros, q = np.zeros((12, KV_HEADS, DIM), np.float32), np.zeros((12, HEADS, DIM), np.float32)
+    with cache:
+        step.__enter__()
+        with pytest.raises(InvalidArgument, match=r"attend\(6\) came before write\(3\)"):
+            step.attend(6, q)
+        with pytest.raises(InvalidArgument, match="layer must be"):
+            step.attend(7, q)
+        step.write(0, zeros, zeros)
+        with pytest.raises(InvalidArgument, match="layer 5 has a window of 5"):
+            step.attend(5, q, window=6)
+        with pytest.raises(InvalidArgument, match=r"layers \[1, 3\] unwritten"):
+            step.__exit__(None, None, None)
+
+
 def open_step(spec: pk.KVSpec = SPEC) -> tuple[pk.KVCache, Any]:
     cache = pk.KVCache(spec, pk.Blocks(20))
     return cache, cache.step([cache.sequence(list(range(12)))])
@@ -167,6 +211,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one number for all": ({"windows": 5}, WrongType, "for each layer"),
     "too few": ({"chunks": [8]}, InvalidArgument, "each of 2 layers, got 1"),
     "a chunk inside a block": ({"chunks": [8, 6]}, InvalidArgument, "layer 1 has a chunk of 6 .* multiple .* 4"),
+    "shared before it is there": ({"reads": [1, 0]}, InvalidArgument, r"reads\[0\] = 1.* only 0 of"),
+    "one that has no KV": ({"reads": [0, 0, 0]}, InvalidArgument, "names 1 layers"),
+    "a layer of none": ({"reads": [0, 1, 2]}, InvalidArgument, r"reads\[2\]"),
+    "layers by name": ({"reads": "01"}, WrongType, "number for each layer"),
     "both": ({"chunks": [8, None], "windows": [3, None]}, InvalidArgument, "layer 0 has a window and a chunk"),
 }
 
@@ -187,6 +235,7 @@ def test_a_spec_knows_its_layers_and_one_without_limits_is_the_old_one() -> None
         plain, SPEC, dataclasses.replace(SPEC, windows=None), dataclasses.replace(SPEC, chunks=None),
         dataclasses.replace(SPEC, chunks=None, windows=(5, None, None, None, None)),
         dataclasses.replace(SPEC, windows=None, chunks=(8, None, None, 20, None)),
+        dataclasses.replace(SPEC, reads=(0, 1, 2, 3, 4, 0)), dataclasses.replace(SPEC, reads=(0, 1, 2, 3, 4, 1)),
     ]  # fmt: skip
     assert len({spec.fingerprint() for spec in others}) == len(others)
 

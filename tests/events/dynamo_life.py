@@ -92,7 +92,7 @@ def pair(seed: int) -> dict[str, int]:
 
 
 def agrees(world: World, prompt: list[int], worker: int = 1) -> bool:
-    """Whether the indexer comes to know of a prompt what the cache has of it.
+    """Whether the indexer comes to know as much of a prompt as the cache has.
 
     Nothing is published meanwhile. The block that `hear` asks for need not be the last event of its message: the
     cache may have moved blocks after storing it, so the indexer's answer may be older than its whole message.

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 LAYOUT, SPEC = "pagedkv/spec/block_layout.py", "pagedkv/spec/kv_spec.py"
 DEVICE, SCALES = "pagedkv/cache/device_kv.py", "pagedkv/cache/layer_scales.py"
 LAYERS = "pagedkv/spec/layers.py"
-STEP, CHUNKS = "pagedkv/cache/step.py", "pagedkv/cache/chunks.py"
+REACH = "pagedkv/cache/reach.py"
 RANDOM_STEPS = ("test_attend_keeps_to_the_reach_of_each_layer_in_random_steps",)
 RULE = ("test_the_last_needed_blocks_are_all_that_later_tokens_read",
         "test_one_walk_finds_the_longest_prefix_that_all_layers_can_go_on_from")  # fmt: skip
@@ -43,34 +43,28 @@ MUTANTS = (
         RULE,
     ),
     Mutant(
-        "attend forgets the window of the layer", STEP,
-        (("            return own, self._under_way\n", "            return window, self._under_way\n"),),
+        "attend forgets the window of the layer", REACH,
+        (("            variant[\"window\"] = own\n", "            pass\n"),),
         (*RANDOM_STEPS, "test_a_hit_goes_on_in_the_middle_of_windows_and_chunks"),
         quick=True,
     ),
     Mutant(
-        "a window that is not the layer's own is taken", STEP,
+        "a window that is not the layer's own is taken", REACH,
         (("        if window is not None and window != own:\n", "        if False:\n"),),
         ("test_a_window_that_is_not_the_layers_own_is_refused_and_the_step_goes_on",),
     ),
     Mutant(
-        "layers with a chunk attend as the first of them", STEP,
-        (("bound = self._chunked.get(chunk)", "bound = next(iter(self._chunked.values()), None)"),),
+        "layers with a chunk attend as the first of them", REACH,
+        (("bound = self._in_chunks.get(chunk)", "bound = next(iter(self._in_chunks.values()), None)"),),
         RANDOM_STEPS,
     ),
     Mutant(
-        "the chunks of one step are those of the step before", STEP,
-        (("        self._arrays = self._bound = None\n        self._chunked.clear()\n        self._measure(arrays)\n",
-          "        self._arrays = self._bound = None\n        self._measure(arrays)\n"),),
-        ("test_a_step_that_is_used_again_has_chunks_of_its_own",),
-    ),
-    Mutant(
-        "the keys of a chunk begin a block late", CHUNKS,
+        "the keys of a chunk begin a block late", REACH,
         (("columns = start[:, None] // block_size +", "columns = start[:, None] // block_size + 1 +"),),
         RANDOM_STEPS,
     ),
     Mutant(
-        "no sequence is cut where one is shorter than a chunk", CHUNKS,
+        "no sequence is cut where one is shorter than a chunk", REACH,
         (("ends.max() <= chunk", "ends.min() <= chunk"),),
         RANDOM_STEPS,
     ),
@@ -81,9 +75,25 @@ MUTANTS = (
     ),
     Mutant(
         "windows are not part of the fingerprint", SPEC,
-        (("for limits in (self.windows, self.chunks)", "for limits in ((), self.chunks)"),),
+        (("listed = (self.windows, self.chunks, self.reads)", "listed = ((), self.chunks, self.reads)"),),
         ("test_a_spec_knows_its_layers_and_one_without_limits_is_the_old_one",
          "test_a_directory_of_other_windows_is_refused"),
+    ),
+    Mutant(
+        "ranks attend to everything", "pagedkv/cache/ranks/rank.py",
+        (("bind_step(self._storage.kv, _StepArrays(slots, tables, lens, indptr), self.spec)",
+          "self._storage.kv.bind(_StepArrays(slots, tables, lens, indptr))"),),
+        ("test_each_rank_keeps_to_windows_and_chunks",),
+    ),
+    Mutant(
+        "a layer that shares KV overwrites it", REACH,
+        (("    if spec.model_layer(own) != layer:\n", "        if False:\n"),),
+        ("test_layers_that_share_kv_read_the_layer_that_has_it",),
+    ),
+    Mutant(
+        "a layer that shares KV reads the one after", SPEC,
+        (("                reads.append(reads[layer.layer])\n", "                reads.append(len(own) - 1)\n"),),
+        ("test_layers_that_share_kv_read_the_layer_that_has_it", "test_a_spec_is_made_of_a_file"),
     ),
     Mutant(
         "a chunk may end inside a block", SPEC,
@@ -179,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "layers of different shapes make one spec", SPEC,
-        (("            if layer.stored != layers[0].stored:\n", "            if False:\n"),),
+        (("            if layer.stored != own[0].stored:\n", "            if False:\n"),),
         ("test_layers_that_do_not_fit_together_are_refused_by_number",),
     ),
     Mutant(

@@ -61,16 +61,16 @@ class World:
     Every token's K and V are the toy model's, of which each rank writes and checks its head.
     """
 
-    def __init__(self, address: str, disk: Path | None = None, **options: Any) -> None:
+    def __init__(self, address: str, disk: Path | None = None, spec: pk.KVSpec = SPEC, **options: Any) -> None:
         self.ranks = ranks_at(address)
         given = {"device_memory": DEVICE, "host_memory": HOST, **options.pop("budgets", {})}
         given["disk"] = None if disk is None else pk.Disk(disk, pk.Blocks(64), write="all", admission="all")
         self.given = given
-        coming = [in_thread(lambda rank=rank: pk.Rank(SPEC, **given, ranks=self.ranks, rank=rank)) for rank in range(3)]
+        coming = [in_thread(lambda rank=rank: pk.Rank(spec, **given, ranks=self.ranks, rank=rank)) for rank in range(3)]
         self.parts: list[pk.Rank] = []
         self.cache: pk.KVCache | None = None
         try:
-            self.cache = pk.KVCache(SPEC, **given, ranks=self.ranks, **options)
+            self.cache = pk.KVCache(spec, **given, ranks=self.ranks, **options)
         finally:
             self.failed = [one.exception() for one in coming]
             self.parts = [one.result() for one in coming if one.exception() is None]

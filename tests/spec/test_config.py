@@ -141,6 +141,9 @@ REACH: dict[str, Any] = {
     "gemma-3-27b-it": {"windows": [1024 if i % 6 < 5 else None for i in range(62)]},
     "gpt-oss-120b": {"windows": [128, None] * 18}, "gemma-2-9b": {"windows": [4096, None] * 21},
     "Llama-4-Scout-17B-16E": {"chunks": [8192, 8192, 8192, None] * 12},
+    "gemma-3n-E4B-it": {
+        "windows": [512, 512, 512, 512, None] * 4, "reads": [*range(20), *[18, 18, 18, 18, 19] * 3],
+    },
 }  # fmt: skip
 
 
@@ -148,7 +151,7 @@ REACH: dict[str, Any] = {
     ("name", "numbers"),
     [("Llama-3.1-8B", (32, 8, 128, "bfloat16")), ("gemma-3-27b-it", (62, 16, 128, "bfloat16")),
      ("gpt-oss-120b", (36, 8, 64, "bfloat16")), ("gemma-2-9b", (42, 8, 256, "float32")),
-     ("Llama-4-Scout-17B-16E", (48, 8, 128, "bfloat16"))],
+     ("Llama-4-Scout-17B-16E", (48, 8, 128, "bfloat16")), ("gemma-3n-E4B-it", (20, 2, 256, "bfloat16"))],
 )  # fmt: skip
 def test_a_spec_is_made_of_a_file(name: str, numbers: tuple[Any, ...], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
@@ -158,7 +161,7 @@ def test_a_spec_is_made_of_a_file(name: str, numbers: tuple[Any, ...], tmp_path:
     assert pk.KVSpec.from_config(CONFIGS[name], dtype="float16").dtype == "float16"
 
 
-@pytest.mark.parametrize("name", ["DeepSeek-V3", "Qwen3-Next-80B-A3B", "gemma-3n-E4B-it"])
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Qwen3-Next-80B-A3B", "Jamba-v0.1"])
 def test_models_that_a_cache_does_not_hold_are_refused_with_the_layer(name: str) -> None:
     with pytest.raises(pk.errors.UnsupportedVariant, match=r"layer \d+ of this"):
         pk.KVSpec.from_config(CONFIGS[name])
@@ -228,6 +231,13 @@ def test_plan_takes_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert capsys.readouterr().err.count("\n") == 1
 
 
+def held_by_a_cache(config: dict[str, Any]) -> str:
+    try:
+        return f"{pk.KVSpec.from_config(config, dtype='bfloat16').bytes_per_token:,}"
+    except pk.errors.UnsupportedVariant:
+        return "no"
+
+
 @pytest.mark.checkout
 def test_the_page_of_models_has_each_family_and_its_bytes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
@@ -238,5 +248,6 @@ def test_the_page_of_models_has_each_family_and_its_bytes() -> None:
         least = [round(sequence_bytes(groups, length, None, BF16) / length) for length in LENGTHS]
         assert rows[name][1] == f"`{found.model_type}`"
         assert rows[name][3] == " / ".join(f"{each:,}" for each in least)
+        assert rows[name][4] == held_by_a_cache(config)
     named = {read_config(config).model_type for config in CONFIGS.values()}
     assert named | {"gemma3", "mixtral", "glm", "qwen3_moe"} == set(FAMILIES)

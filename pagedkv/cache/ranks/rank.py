@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +15,7 @@ from pagedkv._core.tier import Tier
 from pagedkv.cache.parts import THREADS
 from pagedkv.cache.ranks.budgets import rank_blocks
 from pagedkv.cache.ranks.storage import hello
+from pagedkv.cache.reach import bind_step
 from pagedkv.cache.storage import KV, BoundStep
 from pagedkv.cache.tiered import TieredStorage
 from pagedkv.errors import ClosedError, LayoutMismatch, RankLost, WrongType
@@ -175,7 +176,7 @@ class Rank:
             )
         if slots.max(initial=-1) >= num_blocks * self.spec.block_size or tables.max(initial=-1) >= num_blocks:
             raise LayoutMismatch(f"a step names a block that is not among this rank's {num_blocks}")
-        return self._storage.kv.bind(cast(Any, _StepArrays(slots, tables, lens, indptr)))
+        return bind_step(self._storage.kv, _StepArrays(slots, tables, lens, indptr), self.spec)
 
     @property
     def device_arena(self) -> Any:
@@ -183,8 +184,11 @@ class Rank:
         return self._storage.device_arena
 
     def layer(self, layer: int) -> tuple[Any, Any]:
-        """K and V of a layer as views, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._storage.kv.layer(layer)
+        """K and V that a layer of the model reads, as views.
+
+        Each [num_blocks, block_size, num_kv_heads, head_dim].
+        """
+        return self._storage.kv.layer(self.spec.own_layer(layer))
 
     def layer_scales(self, layer: int) -> tuple[Any, Any] | None:
         """Scales of K and V of a layer, of this rank's heads.

@@ -34,7 +34,7 @@ NOT_OF_A_CACHE = {
     "dispatcher_thread", "events", "serving",  # threads of their own
     "config", "layers",  # what reads a model's file
     "ranks",  # processes of their own: tests/ranks
-    "chunks",  # arrays of one call; nobody else has them
+    "reach",  # of specs with windows; its callers only choose tables
     "layer_scales", "scales", "server_url",  # read when a cache is opened; its callers only look numbers up
     "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
