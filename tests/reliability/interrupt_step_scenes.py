@@ -108,8 +108,9 @@ def compiled(world: World) -> Act:
 
 @scene("out of blocks")
 def out_of_blocks(world: World) -> Act:
-    room = world.cache.stats().blocks["device"]
-    seqs = [(world.cache.sequence(world.prompt(room["available"] + room["cached"] + 2), B), B)]
+    held = world.books["live on device"]  # by the bystanders; what is being sent or moved now may be free by then
+    room = world.cache.stats().blocks["device"]["max"] - held
+    seqs = [(world.cache.sequence(world.prompt(room + 2), B), B)]
 
     def call() -> None:
         try:
