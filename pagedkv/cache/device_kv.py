@@ -125,7 +125,7 @@ class DeviceKV:
                 log.warning(
                     "layer %d: K or V was larger than any number of %s and is stored as infinity, which makes "
                     "attention NaN; said once, stats().overflowing_writes counts all",
-                    layer, self.spec.dtype,
+                    spec.model_layer(layer), spec.dtype,
                 )  # fmt: skip
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:

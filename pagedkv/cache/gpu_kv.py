@@ -188,7 +188,7 @@ class GpuStepKV:
     def __init__(self, kv: GpuKV, arrays: StepTables, part: int) -> None:
         self._kv, self._arrays, self._part = kv, arrays, part
         self._on_device: dict[str, Any] = {}
-        self._planned: set[PagedAttention] = set()  # for this step
+        self._planned: dict[PagedAttention, tuple[Any, Any]] = {}  # for this step, with these masks
 
     def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
         """Put the new tokens' K and V [num_tokens, num_kv_heads, head_dim] into the step's slots.
@@ -229,12 +229,14 @@ class GpuStepKV:
             self._part, dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q),
             custom_mask=mask is not None, **variant,
         )  # fmt: skip
-        if attention not in self._planned:  # once per step: every layer with this variant has the same batch
+        masks = self._planned.get(attention)
+        # once per step: every layer with this variant has the same batch, but need not have the same mask
+        if masks is None or masks[0] is not mask or masks[1] is not mask_indptr:
             attention.plan(
                 arrays["block_tables"], arrays["seq_lens"], arrays["q_indptr"],
                 mask=mask, mask_indptr=mask_indptr, stream=stream,
             )  # fmt: skip
-            self._planned.add(attention)
+            self._planned[attention] = (mask, mask_indptr)
         lse = self._kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
         o = attention.run(q, *self._kv.layer(layer), out=out, lse=lse, stream=stream, **self._kv.scales(layer))
         self._kv.on_work(stream)
@@ -245,7 +247,7 @@ class GpuStepKV:
         part = self._part
         if self._kv.uploaded.get(part) is not self:  # the first time, or another step came between
             self._kv.uploaded.pop(part, None)
-            self._planned = set()
+            self._planned = {}
             self._on_device = {
                 name: self._kv.device_copy(f"{name} {part}", getattr(self._arrays, name), stream)
                 for name in _STEP_ARRAYS

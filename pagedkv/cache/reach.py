@@ -89,13 +89,14 @@ class LayeredStep:
         read = spec.own_layer(layer)
         own = None if spec.windows is None else spec.windows[read]
         chunk = None if spec.chunks is None else spec.chunks[read]
-        if window is not None and window != own:
+        has_limits = spec.windows is not None or spec.chunks is not None
+        if has_limits and window is not None and window != own:
             known = f"a window of {own} tokens" if own else f"chunks of {chunk} tokens" if chunk else "no window"
             raise InvalidArgument(
                 f"window = {window}, but layer {layer} has {known} in the cache's spec: leave window out"
             )
-        if own is not None:
-            variant["window"] = own
+        if (seen := own if has_limits else window) is not None:
+            variant["window"] = seen
         if not causal:
             variant["causal"] = False
         if mask is not None:

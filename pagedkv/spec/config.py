@@ -173,10 +173,22 @@ def _alike(fields: Fields) -> list[Layer]:
 
 
 def _qwen(fields: Fields) -> list[Layer]:
-    window = _count(fields.get("sliding_window", 4096), "sliding_window") if fields.get("use_sliding_window") else None
+    window = _qwen_window(fields)
     first = _count(fields.get("max_window_layers", 28), "max_window_layers", 0)
     default = "full_attention" if window is None else "sliding_attention"
     return _windowed(fields, lambda i: default if i >= first else "full_attention", window)
+
+
+def _qwen_window(fields: Fields) -> int | None:
+    """The window, where the file has one and switches it on."""
+    if not fields.get("use_sliding_window") or "sliding_window" not in fields:
+        return None
+    return _count(fields["sliding_window"], "sliding_window")
+
+
+def _qwen3_moe(fields: Fields) -> list[Layer]:
+    """All layers alike: this family's `max_window_layers` is not read."""
+    return [Attention(*_heads(fields), window=_qwen_window(fields))] * _num_layers(fields)
 
 
 def _every(number: int) -> Callable[[Fields], list[Layer]]:
@@ -213,7 +225,7 @@ def _gemma3n(fields: Fields) -> list[Layer]:
 
 
 def _llama4(fields: Fields) -> list[Layer]:
-    count, chunk = _num_layers(fields), fields.get("attention_chunk_size", 8192)
+    count, chunk = _num_layers(fields), fields.get("attention_chunk_size")  # null: none
     period = _count(fields.get("no_rope_layer_interval", 4), "no_rope_layer_interval")
     positions = fields.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(count)]
     if not isinstance(positions, list | tuple) or len(positions) != count:
@@ -282,16 +294,16 @@ def _granite(fields: Fields) -> list[Layer]:
 _UNIFORM = Family(_alike)
 _WINDOW = Family(_alike, ("sliding_window",))
 _LATENT = Family(_latent, ("kv_lora_rank", "qk_rope_head_dim"), {"kv_lora_rank": 512, "qk_rope_head_dim": 64})
-_QWEN3 = Family(_qwen, (*WINDOWS, "use_sliding_window", "max_window_layers"), {"head_dim": 128})
+_QWEN = (*WINDOWS, "use_sliding_window", "max_window_layers")
 _GEMMA3 = Family(
     _every(6), (*WINDOWS, "sliding_window_pattern", "_sliding_window_pattern"),
     {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {
     "llama": _UNIFORM,
-    "qwen2": Family(_qwen, (*WINDOWS, "use_sliding_window", "max_window_layers")),
-    "qwen3": _QWEN3,
-    "qwen3_moe": _QWEN3,
+    "qwen2": Family(_qwen, _QWEN, {"sliding_window": 4096}),
+    "qwen3": Family(_qwen, _QWEN, {"head_dim": 128, "sliding_window": 4096}),
+    "qwen3_moe": Family(_qwen3_moe, _QWEN[1:], {"num_key_value_heads": 4, "sliding_window": 4096}),
     "mistral": Family(_alike, ("sliding_window",), {"num_key_value_heads": 8, "sliding_window": 4096}),
     "mixtral": Family(_alike, ("sliding_window",), {"num_key_value_heads": 8}),
     "phi3": _WINDOW,
@@ -314,7 +326,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama4_text": Family(
         _llama4, ("layer_types", "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval"),
-        {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128},
+        {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192},
     ),
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,

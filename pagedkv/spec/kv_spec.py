@@ -53,7 +53,8 @@ class KVSpec:
         None for each layer; None: no layer has a window. :meth:`pagedkv.Step.attend` keeps to it.
     chunks : likewise: a query sees the tokens since the last multiple of this, which is a multiple of `block_size`.
     reads : for each layer of the model, the layer whose KV it reads, counted among those with KV of their own
-        `num_layers` is then the number of these, and each comes before those that share its KV. None: no layer shares.
+        `num_layers` is then the number of these, of which windows, chunks, scales and gathered arrays have one entry
+        each; each comes before those that share its KV. None: no layer shares.
 
     Raises
     ------
@@ -110,17 +111,18 @@ class KVSpec:
             self._store("scales", TOKEN_HEAD)
 
     def _check_reach(self) -> None:
+        self._store("reads", _checked_reads(self.reads, self.num_layers))
         for name in ("windows", "chunks"):
             self._store(name, _reach_of_layers(getattr(self, name), name, self.num_layers))
-        for layer, chunk in enumerate(self.chunks or ()):
+        for own, chunk in enumerate(self.chunks or ()):
+            layer = self.model_layer(own)
             if chunk is not None and chunk % self.block_size:
                 raise InvalidArgument(
                     f"layer {layer} has a chunk of {chunk} tokens: that must be a multiple of block_size, "
                     f"{self.block_size}"
                 )
-            if chunk is not None and self.windows is not None and self.windows[layer] is not None:
+            if chunk is not None and self.windows is not None and self.windows[own] is not None:
                 raise InvalidArgument(f"layer {layer} has a window and a chunk: a layer has one of them")
-        self._store("reads", _checked_reads(self.reads, self.num_layers))
 
     @classmethod
     def of(
@@ -144,6 +146,7 @@ class KVSpec:
         """
         if not isinstance(layers, list | tuple) or not layers:
             raise WrongType("layers must be a list of layers, at least one")
+        dtype = dtype_name(dtype)
         own: list[Attention | Rows] = []
         reads: list[int] = []
         for number, layer in enumerate(check_layers(tuple(layers))):
@@ -155,7 +158,8 @@ class KVSpec:
                     f"layer {number} is {str(layer)[:120]}: a cache holds K and V of every layer in one shape"
                 )
             reads.append(len(own))
-            own.append(layer)
+            own.append(_resolved(layer, dtype))
+            layer = own[-1]
             if layer.stored != own[0].stored:
                 raise UnsupportedVariant(
                     f"layer {number} keeps {layer.stored} and layer 0 {own[0].stored}: a cache holds layers of a shape"
@@ -168,7 +172,7 @@ class KVSpec:
             )  # fmt: skip
         windows, chunks = (tuple(getattr(layer, name) for layer in own) for name in ("window", "chunk"))
         return cls(
-            len(own), one.num_kv_heads, one.head_dim, one.dtype or dtype, block_size, layout=layout, model=model,
+            len(own), one.num_kv_heads, one.head_dim, one.dtype, block_size, layout=layout, model=model,
             scales=one.scales, windows=windows, chunks=chunks, reads=tuple(reads),
         )  # fmt: skip
 
@@ -220,7 +224,13 @@ class KVSpec:
         return self.reads[whole_number(layer, "layer", 0, len(self.reads) - 1)]
 
     def model_layer(self, own: int) -> int:
-        """The model's number of a layer with KV of its own."""
+        """The model's number of a layer with KV of its own.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+        """
+        own = whole_number(own, "own", 0, self.num_layers - 1)
         return own if self.reads is None else self.reads.index(own)
 
     @property
@@ -349,6 +359,15 @@ def _reach_of_layers(given: Any, name: str, num_layers: int) -> tuple[int | None
         for layer, limit in enumerate(given)
     )
     return None if limits.count(None) == num_layers else limits
+
+
+def _resolved(layer: Attention | Rows, dtype: str) -> Attention | Rows:
+    """The layer with its dtype and scales as a cache takes them."""
+    if isinstance(layer, Rows):
+        return layer
+    dtype = layer.dtype or dtype
+    scales = TOKEN_HEAD if layer.scales is None and dtype in LARGEST else layer.scales
+    return dataclasses.replace(layer, dtype=dtype, scales=scales)
 
 
 def _checked_reads(given: Any, num_layers: int) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias
 
 from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.spec.dtypes import dtype_name
 from pagedkv.spec.scales import Scales, check_kind
 from pagedkv.spec.sizes import whole_number
 
@@ -28,7 +29,7 @@ class Attention:
     num_kv_heads, head_dim : of K and of V.
     window : tokens that a query sees, its own included; None: all before it.
     chunk : a query sees the tokens since the last multiple of this; None: all before it.
-    dtype : of K and V; "": the model's.
+    dtype : of K and V, as in :class:`pagedkv.KVSpec`; "": the model's.
     scales : of int8 and fp8, as in :class:`pagedkv.KVSpec`.
 
     Raises
@@ -52,6 +53,8 @@ class Attention:
                 whole_number(getattr(self, name), name, 1, MOST_TOKENS)
         if self.window is not None and self.chunk is not None:
             raise InvalidArgument("a layer has a window or a chunk, not both")
+        if not isinstance(self.dtype, str) or self.dtype:
+            object.__setattr__(self, "dtype", dtype_name(self.dtype))
         check_kind(self.scales)
 
     @property
@@ -161,7 +164,10 @@ class Recurrent:
     def __post_init__(self) -> None:
         if not isinstance(self.planes, tuple) or not self.planes:
             raise WrongType("planes must be a tuple of (name, shape, dtype), at least one")
-        for name, shape, dtype in self.planes:
+        for plane in self.planes:
+            if not isinstance(plane, tuple) or [type(part) for part in plane] != [str, tuple, str]:
+                raise WrongType(f"a plane is (name, shape, dtype), as ('conv', (3, 8192), 'float32'), not {plane!r}")
+            name, shape, dtype = plane
             for size in shape:
                 whole_number(size, f"a dimension of the state's {name!r}", 1, MOST_VALUES)
             if dtype not in STATE_BYTES:

@@ -107,6 +107,25 @@ def test_steps_of_different_sequences_may_take_turns(backend: Any) -> None:
         assert np.abs(wanted - got).max() < 3e-3
 
 
+def test_each_attention_of_a_step_has_its_own_mask(backend: Any) -> None:
+    tree, alone = (np.packbits(mask.ravel() > 0, bitorder="little") for mask in (np.tri(5), np.eye(5)))
+    bits, outputs = np.array([0, 4]), []
+    for options in ({}, {"backend": backend}):
+        with (
+            pk.KVCache(SPEC, pk.Blocks(14), **options) as cache,
+            cache.sequence([1, 2, 3, 4, 5]) as seq,
+            cache.step([seq]) as step,
+        ):
+            q, k, v = (values(step.tokens, step.positions, i) for i in range(3))
+            for layer in range(SPEC.num_layers):
+                step.write(layer, k, v)
+            outputs.append([
+                np.array(step.attend(layer, q, mask=mask, mask_indptr=None if mask is None else bits), np.float64)
+                for layer, mask in ((0, tree), (1, None), (0, alone), (1, alone), (0, tree))
+            ])  # fmt: skip
+    assert np.abs(np.array(outputs[0]) - outputs[1]).max() < 3e-3
+
+
 def test_log_sum_exp_and_out_reach_the_caller(backend: Any) -> None:
     with pk.KVCache(SPEC, pk.Blocks(14)) as exact, pk.KVCache(SPEC, pk.Blocks(14), backend=backend) as cache:
         found = []

@@ -195,14 +195,33 @@ def test_a_window_that_is_not_the_layers_own_is_refused_and_the_step_goes_on() -
                 step.attend(3, q, **options)
 
 
-def test_where_the_spec_has_no_windows_the_caller_says_them() -> None:
-    spec = pk.KVSpec(1, KV_HEADS, DIM, "float32", SIZE)
-    cache, step = open_step(spec)
+@pytest.mark.parametrize("reads", [None, (0, 0)])
+def test_where_the_spec_has_no_windows_the_caller_says_them(reads: Any) -> None:
+    cache, step = open_step(pk.KVSpec(1, KV_HEADS, DIM, "float32", SIZE, reads=reads))
     with cache, step:
         q, k, v = (projected(step.tokens, step.positions, 1, what) for what in "qkv")
         step.write(0, k, v)
         found = step.attend(0, q, window=5)
         assert np.abs(found - expected(LAYERS, 1, list(range(12)), 0)).max() < 2e-5
+
+
+def test_errors_of_a_spec_name_the_models_layers_and_defaults_may_be_spelled_out() -> None:
+    with pytest.raises(InvalidArgument, match="layer 3 has a chunk of 6"):
+        pk.KVSpec.of([FULL, pk.SameAs(0), pk.SameAs(0), pk.Attention(KV_HEADS, DIM, chunk=6)], block_size=4)
+    for own in (-1, 2, True):
+        with pytest.raises((InvalidArgument, WrongType), match="own"):
+            pk.KVSpec(2, 1, 4, reads=(0, 1, 1)).model_layer(own)
+    whole = [pk.Attention(2, 8, dtype="float16"), pk.Attention(2, 8), pk.Attention(2, 8, dtype=np.float16)]  # type: ignore[arg-type]
+    assert pk.KVSpec.of(whole) == pk.KVSpec(3, 2, 8)
+    scaled = [pk.Attention(2, 8, scales="token_head"), pk.Attention(2, 8)]
+    assert pk.KVSpec.of(scaled, dtype="int8") == pk.KVSpec(2, 2, 8, "int8")
+    with pytest.raises(InvalidArgument, match="dtype"):
+        pk.KVSpec.of([pk.Rows(4, 4)], dtype="nope")
+    with pytest.raises((WrongType, InvalidArgument), match="dtype"):
+        pk.Attention(2, 8, dtype=5)  # type: ignore[arg-type]
+    for planes in ((5,), (("s", 5, "float32"),), (("s", (2,), [1]),)):
+        with pytest.raises(WrongType, match="a plane is"):
+            pk.Recurrent(planes)  # type: ignore[arg-type]
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -80,6 +80,22 @@ MUTANTS = (
          "test_a_directory_of_other_windows_is_refused"),
     ),
     Mutant(
+        "all attentions of a step have the first one's mask", "pagedkv/cache/gpu_kv.py",
+        (("        if masks is None or masks[0] is not mask or masks[1] is not mask_indptr:\n",
+          "        if masks is None:\n"),),
+        ("test_each_attention_of_a_step_has_its_own_mask",),
+    ),
+    Mutant(
+        "a null in a config is taken for a missing field", "pagedkv/spec/config.py",
+        (('fields.get("attention_chunk_size")  # null', 'fields.get("attention_chunk_size", 8192)  # null'),),
+        ("test_a_field_that_is_null_is_no_field_that_is_missing",),
+    ),
+    Mutant(
+        "a rank has the scales of another layer", "pagedkv/cache/ranks/rank.py",
+        (("kv.layer_scales(self.spec.own_layer(layer))", "kv.layer_scales(min(layer, 2))"),),
+        ("test_a_rank_has_the_scales_of_the_layer_that_is_read",),
+    ),
+    Mutant(
         "ranks attend to everything", "pagedkv/cache/ranks/rank.py",
         (("bind_step(self._storage.kv, _StepArrays(slots, tables, lens, indptr), self.spec)",
           "self._storage.kv.bind(_StepArrays(slots, tables, lens, indptr))"),),

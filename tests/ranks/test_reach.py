@@ -12,6 +12,18 @@ import pagedkv as pk
 from tests.ranks.conftest import SPEC, World
 
 
+def test_a_rank_has_the_scales_of_the_layer_that_is_read(world: Callable[..., World]) -> None:
+    factors = [[float(layer)] * 3 for layer in (1, 2, 3)]
+    spec = pk.KVSpec(3, 3, 4, "int8", 4, model="toy", reads=(0, 0, 1, 2, 1), scales=pk.Scales(factors, factors))
+    here = world(spec=spec)
+    assert here.cache is not None
+    for layer, factor in enumerate((1, 1, 2, 3, 2)):
+        assert here.parts[1].layer_scales(layer)[0].tolist() == [factor]
+        assert here.parts[1].layer(layer)[0].shape[2] == 1
+    with pytest.raises(pk.InvalidArgument, match="layer"):
+        here.parts[1].layer(5)
+
+
 def test_each_rank_keeps_to_windows_and_chunks(world: Callable[..., World]) -> None:
     spec = dataclasses.replace(SPEC, windows=(3, None), chunks=(None, 8))
     here = world(spec=spec)

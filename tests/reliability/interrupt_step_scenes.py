@@ -108,7 +108,7 @@ def compiled(world: World) -> Act:
 
 @scene("out of blocks")
 def out_of_blocks(world: World) -> Act:
-    held = world.books["live on device"]  # by the bystanders; what is being sent or moved now may be free by then
+    held = world.books["live on device"]  # by the bystanders; blocks that are sent or moved now may be free by then
     room = world.cache.stats().blocks["device"]["max"] - held
     seqs = [(world.cache.sequence(world.prompt(room + 2), B), B)]
 

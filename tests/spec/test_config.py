@@ -161,6 +161,30 @@ def test_a_spec_is_made_of_a_file(name: str, numbers: tuple[Any, ...], tmp_path:
     assert pk.KVSpec.from_config(CONFIGS[name], dtype="float16").dtype == "float16"
 
 
+SMALL = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+SWITCHED = {**SMALL, "use_sliding_window": True, "max_window_layers": 2, "sliding_window": 100}
+
+
+@pytest.mark.parametrize(
+    ("config", "windows", "chunks"),
+    [
+        ({"model_type": "llama4_text", **SMALL}, None, (8192, 8192, 8192, None)),
+        ({"model_type": "llama4_text", **SMALL, "attention_chunk_size": None}, None, None),
+        ({"model_type": "qwen2", **SWITCHED}, (None, None, 100, 100), None),
+        ({"model_type": "qwen3", **SWITCHED}, (None, None, 100, 100), None),
+        ({"model_type": "qwen3_moe", **SWITCHED}, (100, 100, 100, 100), None),
+        ({"model_type": "qwen2", **SWITCHED, "sliding_window": None}, None, None),
+        ({"model_type": "qwen3_moe", **SWITCHED, "sliding_window": None}, None, None),
+        ({"model_type": "qwen3_moe", **SWITCHED, "use_sliding_window": False}, None, None),
+        ({"model_type": "mistral", **SMALL}, (4096, 4096, 4096, 4096), None),
+        ({"model_type": "mistral", **SMALL, "sliding_window": None}, None, None),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_null_is_no_field_that_is_missing(config: Any, windows: Any, chunks: Any) -> None:
+    spec = pk.KVSpec.from_config(config)
+    assert (spec.windows, spec.chunks) == (windows, chunks)
+
+
 @pytest.mark.parametrize("name", ["DeepSeek-V3", "Qwen3-Next-80B-A3B", "Jamba-v0.1"])
 def test_models_that_a_cache_does_not_hold_are_refused_with_the_layer(name: str) -> None:
     with pytest.raises(pk.errors.UnsupportedVariant, match=r"layer \d+ of this"):

@@ -195,7 +195,7 @@ class Rank:
 
         As :meth:`pagedkv.KVCache.layer_scales`.
         """
-        return self._storage.kv.layer_scales(layer)
+        return self._storage.kv.layer_scales(self.spec.own_layer(layer))
 
     def used_on(self, stream: Any = None) -> None:
         """As :meth:`pagedkv.KVCache.used_on`, for this rank's device."""
