@@ -186,10 +186,35 @@ static void find_rows(const call_t *c, const task_t *t, int from, int n, const c
         row[i] = row[n - 1];
 }
 
-static void find_scales(const call_t *c, const task_t *t, int from, int n, int head, float *to, const float *scales)
+/* Where the scales of n tokens from a key on lie, of the first head. */
+static void find_scales(const call_t *c, const task_t *t, int from, int n, int64_t *place)
 {
+    for (int i = 0; i < n;) {
+        int64_t at = place_of(c, t->seq, from + i, c->scale_block, c->scale_token);
+        int left = c->tables ? c->block_size - (from + i) % c->block_size : n;
+        for (; left && i < n; left--, i++, at += c->scale_token)
+            place[i] = at;
+    }
+}
+
+/* The scales of a task's heads lie beside each other, or those of a head's tokens do: each line of 64 bytes once. */
+static void fetch_scales(const call_t *c, const task_t *t, const int64_t *place, int n)
+{
+    const int heads_adjoin = c->scale_head == 1, per_line = heads_adjoin ? t->num_heads : 1, step = heads_adjoin ? 1 : 16;
+    for (int h = 0; h < t->num_heads; h += per_line)
+        for (int i = 0; i < n; i += step)
+            for (int k = 0; k < per_line; k += 16) {
+                const int64_t at = place[i] + (t->first_head + h + k) * c->scale_head;
+                prefetch((const char *)(c->k_scale + at));
+                prefetch((const char *)(c->v_scale + at));
+            }
+}
+
+static void take_scales(const call_t *c, const int64_t *place, int n, int head, float *to, const float *scales)
+{
+    scales += head * c->scale_head;
     for (int i = 0; i < n; i++)
-        to[i] = scales[place_of(c, t->seq, from + i, c->scale_block, c->scale_token) + head * c->scale_head];
+        to[i] = scales[place[i]];
 }
 
 /* Q of the task's rows as floats, times the softmax scale (in base 2, unless a soft cap comes between) and K's. */
@@ -224,11 +249,12 @@ static row_t row_of(const call_t *c, const task_t *t, const sight_t *sight, int 
     return r;
 }
 
-/* Keys of a direct task's tile, from the bytes of one token's K (or V): a multiple of 16. */
-INLINE int direct_tile(int token_bytes)
+/* Keys of a direct task's tile, from the numbers of one token's K (or V): a multiple of 16. Nothing fetches a part's first tile ahead,
+ * so the shortest part, of SHORTEST_PART keys, has at least two; those of int8 are half as many bytes, or there were only two. */
+INLINE int direct_tile(int token_numbers, int number_bytes)
 {
-    const int keys = DIRECT_TILE_BYTES / token_bytes / 16 * 16;
-    return keys < 16 ? 16 : keys > TILE ? TILE : keys;
+    const int keys = DIRECT_TILE_BYTES / (number_bytes == 1 ? 2 : number_bytes) / token_numbers / 16 * 16;
+    return keys < 16 ? 16 : keys > TILE / 2 ? TILE / 2 : keys;
 }
 
 static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
@@ -238,13 +264,18 @@ static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
     const long k_head = c->k_head * bytes, v_head = c->v_head * bytes;
     const char *k = c->k + t->first_head * k_head, *v = c->v + t->first_head * v_head;
     const char *ahead[TILE / 4], **k_row = w->k_row, **next = w->k_row + TILE;
-    const int tile = direct_tile(t->num_heads * (dim > dim_v ? dim : dim_v) * bytes);
+    int64_t place[TILE];
+    const int tile = direct_tile(t->num_heads * (dim > dim_v ? dim : dim_v), bytes);
     for (int from = t->begin, n; from < t->end; from += n) {
         n = t->end - from < tile ? t->end - from : tile;
         const int later = from + n, more = t->end - later < tile ? t->end - later : tile;
         if (from == t->begin)
             find_rows(c, t, from, n, k_row, k, c->k_block, c->k_token);
         find_rows(c, t, from, n, w->v_row, v, c->v_block, c->v_token);
+        if (c->scale_per_token) {
+            find_scales(c, t, from, n, place);
+            fetch_scales(c, t, place, n);
+        }
         if (more > 0)
             find_rows(c, t, later, more, next, k, c->k_block, c->k_token);
         stream_t soon = stream_of(w->v_row, v_head, t->num_heads, n, dim_v * bytes);
@@ -257,8 +288,8 @@ static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
         }
         for (int h = 0; h < t->num_heads; h++) {
             if (c->scale_per_token) {
-                find_scales(c, t, from, n, t->first_head + h, w->k_scale, c->k_scale);
-                find_scales(c, t, from, n, t->first_head + h, w->v_scale, c->v_scale);
+                take_scales(c, place, n, t->first_head + h, w->k_scale, c->k_scale);
+                take_scales(c, place, n, t->first_head + h, w->v_scale, c->v_scale);
             }
             for (int r = 0; r < rows; r++) {
                 const int query = t->first_query + r / c->group_size, at = h * rows + r;
@@ -288,6 +319,7 @@ static void run_tiled(const call_t *c, const task_t *t, scratch_t *w)
     const int rows = rows_of(c, t), dim = padded(c->head_dim), dim_v = padded(c->head_dim_v), bytes = item_bytes(c->kv_dtype);
     const int seq_len = c->seq_lens[t->seq], q_len = queries_of(c, t->seq), head = t->first_head;
     const int k_lies = c->kv_dtype == F32 && dim == c->head_dim, v_lies = c->kv_dtype == F32 && dim_v == c->head_dim_v;
+    int64_t place[TILE];
     for (int from = t->begin, n; from < t->end; from += n) {
         n = t->end - from < TILED_KEYS ? t->end - from : TILED_KEYS;
         find_rows(c, t, from, n, w->k_row, c->k + c->k_head * head * bytes, c->k_block, c->k_token);
@@ -304,8 +336,9 @@ static void run_tiled(const call_t *c, const task_t *t, scratch_t *w)
             w->k_row[i] = w->k_row[n - 1];
         turn_keys((const float *const *)w->k_row, w->k_panels, dim, (n + VW - 1) / VW * VW);
         if (c->scale_per_token) {
-            find_scales(c, t, from, n, head, w->k_scale, c->k_scale);
-            find_scales(c, t, from, n, head, w->v_scale, c->v_scale);
+            find_scales(c, t, from, n, place);
+            take_scales(c, place, n, head, w->k_scale, c->k_scale);
+            take_scales(c, place, n, head, w->v_scale, c->v_scale);
         }
         /* All rows with K, then all rows with V: each of the two stays in the L1 cache meanwhile. */
         for (int r0 = 0, count; r0 < rows; r0 += count) {
