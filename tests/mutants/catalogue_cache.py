@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "a layer is attended before it is written",
         "pagedkv/cache/step.py",
-        (("if num_new and layer not in self._written:", "if False:"),),
+        (("if num_new and own not in self._written:", "if False:"),),
         ("test_attending_a_layer_before_it_is_written_is_refused",),
     ),
     Mutant(

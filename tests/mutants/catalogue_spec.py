@@ -44,13 +44,12 @@ MUTANTS = (
     ),
     Mutant(
         "attend forgets the window of the layer", REACH,
-        (("            variant[\"window\"] = own\n", "            pass\n"),),
+        (("(seen := own if has_limits else window)", "(seen := window)"),),
         (*RANDOM_STEPS, "test_a_hit_goes_on_in_the_middle_of_windows_and_chunks"),
-        quick=True,
     ),
     Mutant(
         "a window that is not the layer's own is taken", REACH,
-        (("        if window is not None and window != own:\n", "        if False:\n"),),
+        (("        if has_limits and window is not None and window != own:\n", "        if False:\n"),),
         ("test_a_window_that_is_not_the_layers_own_is_refused_and_the_step_goes_on",),
     ),
     Mutant(
@@ -103,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "a layer that shares KV overwrites it", REACH,
-        (("    if spec.model_layer(own) != layer:\n", "        if False:\n"),),
+        (("    if spec.model_layer(own) != layer:\n", "    if False:\n"),),
         ("test_layers_that_share_kv_read_the_layer_that_has_it",),
     ),
     Mutant(
