@@ -42,7 +42,7 @@ class Room:
         pool = self._placement.pools[0]
         assert pool is not None
         self._pool = pool
-        self._seen = 0
+        self._seen = self._known = 0
         self.short_since: int | None = None
         self.capacity = pool.max_blocks
         self._watermark = int(options.watermark * self.capacity)
@@ -61,7 +61,8 @@ class Room:
         Less what those that load are to have.
         """
         self._seen = self._moves.num_ended  # before it looks: what ends after this is worth another look
-        return self._pool.num_obtainable - self.loading.reserved
+        self._known = self._pool.num_obtainable
+        return self._known - self.loading.reserved
 
     def out_of_blocks(self, asked: int) -> OutOfBlocks:
         """The error for a scheduler whose last request does not fit beside what others hold."""
@@ -70,15 +71,24 @@ class Room:
     def wait(self, *, alone: bool) -> bool:
         """Wait until a move or a prefetch is over, which may leave room; False if there is none.
 
-        Unless the caller is alone, and holds up no other request, it is not waited for reads from slower tiers.
-
         One that has ended since :meth:`room` was asked, or since the last wait, counts.
+
+        Unless the caller is alone, and holds up no other request, it is not waited for reads from slower tiers, and
+        only for one that has left more room than :meth:`room` knew: a question to the store ends, too, and leaves
+        none. The next attempt would ask again, for ever.
         """
-        if not alone and not self._moves.room_comes(self._seen):
-            return False
-        is_over = self._moves.wait_since(self._seen)
-        self._seen = self._moves.num_ended
-        return is_over
+        if alone:
+            is_over = self._moves.wait_since(self._seen)
+            self._seen = self._moves.num_ended
+            return is_over
+        while self._moves.room_comes(self._seen):
+            seen = self._seen
+            self._seen = self._moves.num_ended
+            if not self._moves.wait_since(seen):
+                return False
+            if self._pool.num_obtainable > self._known:
+                return True
+        return False
 
     def left_by_others(self) -> tuple[int, int]:
         """Blocks and sequences that others than the scheduler do not hold."""

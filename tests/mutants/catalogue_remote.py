@@ -197,4 +197,9 @@ MUTANTS = (
         ((" and not p.fates[p.tree.nodes[entry.node].root].failed:", ":"),),
         ("test_a_dropped_namespace_is_not_sent",),
     ),
+    Mutant(
+        "a question to the store is waited for as if it left room", "pagedkv/scheduler/room.py",
+        (("            if self._pool.num_obtainable > self._known:\n", "            if True:\n"),),
+        ("test_a_request_without_room_does_not_ask_the_store_for_ever",),
+    ),
 )

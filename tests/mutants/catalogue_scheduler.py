@@ -335,8 +335,7 @@ MUTANTS = (
     Mutant(
         "blocks kept for a load are given to others",
         ROOM,
-        (("        return self._pool.num_obtainable - self.loading.reserved\n",
-          "        return self._pool.num_obtainable\n"),),
+        (("        return self._known - self.loading.reserved\n", "        return self._known\n"),),
         ("test_what_a_load_is_to_have_is_not_given_to_requests_that_come_later",),
     ),
     Mutant(

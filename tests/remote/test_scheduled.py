@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -75,3 +76,25 @@ def test_requests_end_when_the_store_stops_answering(running: Server, how: str) 
     if how == "pause":
         running.go_on()
     second.cache.close()
+
+
+@pytest.mark.parametrize("device", range(12, 18))
+def test_a_request_without_room_does_not_ask_the_store_for_ever(running: Server, device: int) -> None:
+    """Its questions end, which leaves no room: a request of lower priority has to make way.
+
+    One of these devices lacks a single block, which shows only once the store was asked.
+    """
+    filled(running)
+    small = toy(running, device=device)
+    low = small.scheduler.submit(PROMPTS[0][: 8 * BLOCK], 12, priority=0)
+    for _ in range(3):
+        small.turn()
+    high = small.scheduler.submit(PROMPTS[1][: 3 * BLOCK + 1], 4, priority=5)
+    ending = threading.Thread(target=small.run, daemon=True)
+    ending.start()
+    ending.join(30.0)
+    assert not ending.is_alive(), "a step is planned for ever"
+    for request in (low, high):
+        assert request.outputs[0].tolist() == greedy(request)
+    small.cache.check_integrity()
+    small.cache.close()
