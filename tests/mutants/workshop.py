@@ -101,6 +101,7 @@ def _copy(folder: Path, modules: list[str]) -> None:
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=without, copy_function=_copy_one)
     example = Path("examples", "policy_lfu")  # which tests of the core compile
     shutil.copytree(ROOT / example, folder / example, ignore=shutil.ignore_patterns("build"))
+    shutil.copytree(ROOT / "kernels_cu", folder / "kernels_cu")  # which the interpreter runs
     for name in FILES:
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, folder)
