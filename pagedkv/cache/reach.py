@@ -63,19 +63,7 @@ class LayeredStep:
         """
         self._whole.write(written_layer(self._spec, layer), k, v, stream)
 
-    def attend(
-        self,
-        layer: int,
-        q: Any,
-        *,
-        window: int | None = None,
-        causal: bool = True,
-        mask: Any = None,
-        return_lse: bool = False,
-        out: Any = None,
-        stream: Any = None,
-        **variant: Any,
-    ) -> Any:
+    def attend(self, layer: int, q: Any, *, window: int | None = None, **options: Any) -> Any:
         """Attention of the new tokens, as :meth:`BoundStep.attend`.
 
         Raises
@@ -96,17 +84,13 @@ class LayeredStep:
                 f"window = {window}, but layer {layer} has {known} in the cache's spec: leave window out"
             )
         if (seen := own if has_limits else window) is not None:
-            variant["window"] = seen
-        if not causal:
-            variant["causal"] = False
-        if mask is not None:
-            variant["mask"] = mask
+            options["window"] = seen
         bound = self._whole
         if chunk is not None:
-            if mask is not None or not causal:
+            if options.get("mask") is not None or not options.get("causal", True):
                 raise UnsupportedVariant(f"layer {layer} has chunks of {chunk} tokens: causal and without mask")
             bound = self._chunked(chunk)
-        return bound.attend(read, q, return_lse=return_lse, out=out, stream=stream, **variant)
+        return bound.attend(read, q, **options)
 
     def _chunked(self, chunk: int) -> BoundStep:
         bound = self._in_chunks.get(chunk)
