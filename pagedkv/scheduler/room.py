@@ -86,7 +86,8 @@ class Room:
             self._seen = self._moves.num_ended
             if not self._moves.wait_since(seen):
                 return False
-            if self._pool.num_obtainable > self._known:
+            if (room := self._pool.num_obtainable) > self._known:
+                self._known = room  # the next one needs more, also where the caller does not ask `room` in between
                 return True
         return False
 

@@ -199,7 +199,8 @@ MUTANTS = (
     ),
     Mutant(
         "a question to the store is waited for as if it left room", "pagedkv/scheduler/room.py",
-        (("            if self._pool.num_obtainable > self._known:\n", "            if True:\n"),),
+        (("            if (room := self._pool.num_obtainable) > self._known:\n",
+          "            if (room := self._known) or True:\n"),),
         ("test_a_request_without_room_does_not_ask_the_store_for_ever",),
     ),
 )
