@@ -7,7 +7,11 @@
 #     num_free + num_live + num_cached == capacity, at every moment
 # Ids [0, fresh) have been handed out at least once; [fresh, capacity) never. Arrays are sized for max_capacity and
 # touched lazily by the operating system, so growth moves nothing.
-from libc.stdint cimport int32_t, int64_t, uint32_t
+#
+# Pools of several groups of layers share one memory in *extents*, each of which belongs to one pool at a time and holds
+# `per_extent` of its blocks. A pool takes an extent when it has no free block left, and gives it back with its last block in
+# use. Its ids go over the whole memory: those of an extent that it does not have are not free, and never handed out.
+from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t
 
 from pagedkv._core.lock cimport Lock
 
@@ -15,6 +19,12 @@ cdef enum:
     TREE = 0x80000000       # the tree holds one of the references counted in the low 31 bits
     COUNT = 0x7FFFFFFF
     UNNAMEABLE = 0x7FFFFFFF  # a generation: the block goes on in use, but no handle names it any more
+
+cdef struct Extents:
+    int32_t num
+    int32_t num_free
+    int32_t* free           # [num], a stack
+    int8_t* owner           # [num], the number of the pool that has it, NIL: none
 
 cdef struct Pool:
     int32_t capacity
@@ -27,11 +37,23 @@ cdef struct Pool:
     int32_t watermark       # num_available never counts these last blocks
     uint32_t* refs          # [max_capacity]
     uint32_t* generations   # [max_capacity], raised each time a block becomes free, up to UNNAMEABLE
-    int32_t* stack          # [max_capacity]
+    int32_t* stack          # [max_capacity]; with extents: the next free block of the same extent, NIL at the end
+    Extents* extents        # shared with other pools; NULL: all blocks are the pool's own
+    int8_t number           # among those
+    int32_t per_extent      # blocks
+    int32_t num_own         # extents that the pool has
+    int32_t head            # the first extent with a free block, or NIL
+    int32_t* free_in        # [num], the first free block of an extent, or NIL
+    int32_t* used_in        # [num], blocks of an extent in use
+    int32_t* next_with      # [num], the list of extents with free blocks
+    int32_t* prev_with
+    uint32_t* marks         # [max_capacity] of a short group: points that need the block, of its references; else NULL
 
 # Blocks that `pool_alloc` could hand out now, growth included.
 cdef inline int32_t pool_available(Pool* p) noexcept nogil:
     cdef int32_t n = p.num_stack + (p.max_capacity - p.fresh) - p.num_reserved - p.watermark
+    if p.extents != NULL:
+        n += p.extents.num_free * p.per_extent
     return n if n > 0 else 0
 
 # All or nothing. The new blocks have one reference each, the caller's.
@@ -41,6 +63,9 @@ cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil
 # All or nothing: E_RANGE or E_UNDERFLOW change nothing, *bad is the index of the entry at fault.
 cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil
 cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil
+
+# A block of an extent is free; with the extent's last one the extent is.
+cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil
 
 # Inside the core: ids are known to be live, so these only assert.
 cdef inline uint32_t pool_count(Pool* p, int32_t block) noexcept nogil:
@@ -54,11 +79,21 @@ cdef inline void pool_drop_one(Pool* p, int32_t block) noexcept nogil:
     if p.refs[block] & COUNT == 0:
         p.refs[block] = 0
         p.generations[block] += p.generations[block] < UNNAMEABLE
-        p.stack[p.num_stack] = block
-        p.num_stack += 1
+        if p.extents != NULL:
+            block_to_extent(p, block)
+        else:
+            p.stack[p.num_stack] = block
+            p.num_stack += 1
+
+cdef class ExtentPool:
+    cdef Extents extents
+    cdef readonly tuple pools
+    cdef int64_t obtainable_from_others(self, Pool* pool) except -1
 
 cdef class BlockPool:
     cdef Pool pool
     cdef Lock lock
     cdef bint attached      # to a Placement, which then owns num_cached and the TREE marks
+    cdef ExtentPool shared  # keeps the memory of `pool.extents`
     cdef object __weakref__
+    cdef int share(self, ExtentPool shared, int8_t number, int32_t per_extent) except -1

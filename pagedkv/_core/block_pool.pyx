@@ -9,6 +9,7 @@ pool would give the block to two owners.
 
 cimport cython
 cimport numpy as cnp
+from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
@@ -16,11 +17,80 @@ import numpy as np
 
 from pagedkv._core.arrays cimport blocks_input, i32, i64, int32_input, int64_input, new_int32
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_OVERFLOW, E_RANGE, E_UNDERFLOW, OK, handle_generation, handle_slot, make_handle,
+    E_BLOCKS, E_OVERFLOW, E_RANGE, E_UNDERFLOW, MAX_GROUPS, NIL, OK, handle_generation, handle_slot, make_handle,
 )
 from pagedkv.errors import DoubleRelease, InvalidArgument, OutOfBlocks, PagedKVError, StaleHandle
 
 cnp.import_array()
+
+
+# ---- extents
+
+cdef inline void with_free(Pool* p, int32_t extent) noexcept nogil:
+    p.prev_with[extent] = NIL
+    p.next_with[extent] = p.head
+    if p.head != NIL:
+        p.prev_with[p.head] = extent
+    p.head = extent
+
+
+cdef inline void without_free(Pool* p, int32_t extent) noexcept nogil:
+    if p.prev_with[extent] == NIL:
+        p.head = p.next_with[extent]
+    else:
+        p.next_with[p.prev_with[extent]] = p.next_with[extent]
+    if p.next_with[extent] != NIL:
+        p.prev_with[p.next_with[extent]] = p.prev_with[extent]
+
+
+cdef void extent_take(Pool* p) noexcept nogil:
+    cdef Extents* shared = p.extents
+    cdef int32_t extent, block, last
+    shared.num_free -= 1
+    extent = shared.free[shared.num_free]
+    shared.owner[extent] = p.number
+    block, last = extent * p.per_extent, (extent + 1) * p.per_extent - 1
+    p.free_in[extent] = block
+    while block < last:
+        p.stack[block] = block + 1
+        block += 1
+    p.stack[last] = NIL
+    p.used_in[extent] = 0
+    p.num_stack += p.per_extent
+    p.num_own += 1
+    with_free(p, extent)
+
+
+# From an extent that has room, the one that came to have room last: it is among the fullest.
+cdef int32_t block_from_extent(Pool* p) noexcept nogil:
+    cdef int32_t extent, block
+    if p.head == NIL:
+        extent_take(p)
+    extent = p.head
+    block = p.free_in[extent]
+    p.free_in[extent] = p.stack[block]
+    p.used_in[extent] += 1
+    p.num_stack -= 1
+    if p.free_in[extent] == NIL:
+        without_free(p, extent)
+    return block
+
+
+cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil:
+    cdef int32_t extent = block // p.per_extent
+    if p.free_in[extent] == NIL:
+        with_free(p, extent)
+    p.stack[block] = p.free_in[extent]
+    p.free_in[extent] = block
+    p.used_in[extent] -= 1
+    p.num_stack += 1
+    if p.used_in[extent] == 0:
+        without_free(p, extent)
+        p.num_stack -= p.per_extent
+        p.num_own -= 1
+        p.extents.owner[extent] = NIL
+        p.extents.free[p.extents.num_free] = extent
+        p.extents.num_free += 1
 
 
 cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
@@ -30,6 +100,11 @@ cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
     cdef int64_t grown
     if n > pool_available(p):
         return E_BLOCKS
+    if p.extents != NULL:
+        for i in range(n):
+            out[i] = block_from_extent(p)
+            counts[taken[i]] = 1
+        return OK
     from_stack = n if n < p.num_stack else p.num_stack
     p.num_stack -= from_stack
     memcpy(out, p.stack + p.num_stack, from_stack * sizeof(int32_t))
@@ -52,6 +127,8 @@ cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcep
     cdef size_t block, top = p.num_stack, fresh = <uint32_t>p.fresh
     cdef int32_t i, j
     cdef int code = OK
+    if p.extents != NULL:
+        return free_one_by_one(p, ids, n, bad)
     for i in range(n):
         block = <uint32_t>ids[i]
         if block >= fresh:
@@ -81,6 +158,22 @@ cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcep
     return code
 
 
+# As pool_free, of blocks in extents: counts go down first, and blocks become free once all entries are good.
+cdef int free_one_by_one(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
+    cdef int32_t i, j
+    for i in range(n):
+        if <uint32_t>ids[i] >= <uint32_t>p.fresh or p.refs[ids[i]] - 1 >= COUNT:
+            for j in range(i):
+                p.refs[ids[j]] += 1
+            bad[0] = i
+            return E_RANGE if <uint32_t>ids[i] >= <uint32_t>p.fresh else E_UNDERFLOW
+        p.refs[ids[i]] -= 1
+    for i in range(n):
+        p.refs[ids[i]] += 1
+        pool_drop_one(p, ids[i])
+    return OK
+
+
 cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
     cdef int32_t i, j, block
     cdef uint32_t count
@@ -100,6 +193,127 @@ cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexc
         for j in range(i):
             p.refs[ids[j]] -= 1
     return code
+
+
+# Blocks that the pool has or could have now; with extents as many as its own and the free ones hold.
+cdef int64_t pool_now(Pool* p) noexcept nogil:
+    if p.extents == NULL:
+        return p.capacity
+    return (<int64_t>p.num_own + p.extents.num_free) * p.per_extent
+
+
+# Blocks that are free now, growth not counted.
+cdef int64_t pool_free_now(Pool* p) noexcept nogil:
+    if p.extents == NULL:
+        return p.num_stack + p.capacity - p.fresh
+    return p.num_stack + <int64_t>p.extents.num_free * p.per_extent
+
+
+@cython.final
+cdef class ExtentPool:
+    """The memory that pools of several groups of layers share.
+
+    Parameters
+    ----------
+    num_extents : int
+    per_extent : sequence of int
+        By pool: its blocks in one extent.
+
+    Attributes
+    ----------
+    pools : tuple of BlockPool
+        Block i of pool g lies at i times the g-th part of an extent. Give all of them to one Placement.
+
+    Raises
+    ------
+    InvalidArgument, WrongType
+    """
+
+    def __cinit__(self, num_extents, per_extent):
+        cdef int32_t i, count
+        cdef BlockPool pool
+        self.extents.num = self.extents.num_free = blocks_input(num_extents, "num_extents", 0, 2**31 - 1)
+        sizes = []
+        for size in per_extent:
+            sizes.append(blocks_input(size, "per_extent", 1, 2**31 - 1))
+        if not 1 <= len(sizes) <= MAX_GROUPS or max(sizes, default=0) * self.extents.num > 2**31 - 1:
+            raise InvalidArgument(f"{len(sizes)} pools of {self.extents.num} extents of {max(sizes, default=0)} blocks: "
+                                  f"1 to {MAX_GROUPS} pools are needed, each of less than 2**31 blocks")
+        self.extents.free = <int32_t*>malloc(max(1, self.extents.num) * sizeof(int32_t))
+        self.extents.owner = <int8_t*>malloc(max(1, self.extents.num))
+        if self.extents.free == NULL or self.extents.owner == NULL:
+            raise MemoryError(f"no memory for {self.extents.num} extents")
+        for i in range(self.extents.num):
+            self.extents.free[i] = self.extents.num - 1 - i
+            self.extents.owner[i] = NIL
+        pools = []
+        for i in range(len(sizes)):
+            count = sizes[i]
+            pool = BlockPool(self.extents.num * count)
+            pool.share(self, <int8_t>i, count)
+            pools.append(pool)
+        self.pools = tuple(pools)
+
+    def __dealloc__(self):
+        free(self.extents.free)
+        free(self.extents.owner)
+
+    # Blocks of a pool that would fit where the other pools' cached blocks are.
+    cdef int64_t obtainable_from_others(self, Pool* pool) except -1:
+        cdef BlockPool each
+        cdef int64_t extents = 0
+        for each in self.pools:
+            if &each.pool != pool:
+                extents += each.pool.num_cached // each.pool.per_extent
+        return extents * pool.per_extent
+
+    @property
+    def num_free(self):
+        """Extents that no pool has."""
+        return self.extents.num_free
+
+    def owners(self):
+        """The number of the pool that has each extent, -1 where none has: a list."""
+        cdef int32_t i
+        out = []
+        for i in range(self.extents.num):
+            out.append(self.extents.owner[i])
+        return out
+
+    def check_integrity(self):
+        """Recompute from the counts which blocks are in use, and who has which extent.
+
+        Raise AssertionError where it does not hold.
+        """
+        cdef BlockPool each
+        cdef Pool* p
+        cdef int32_t extent, block, used, unused, own
+        problems = []
+        for each in self.pools:
+            p = &each.pool
+            own = unused = 0
+            for extent in range(self.extents.num):
+                used = 0
+                for block in range(extent * p.per_extent, (extent + 1) * p.per_extent):
+                    used += p.refs[block] & COUNT != 0
+                if (self.extents.owner[extent] == p.number) != (used > 0):
+                    problems.append(f"extent {extent} has {used} blocks of pool {p.number} and owner "
+                                    f"{self.extents.owner[extent]}")
+                elif used:
+                    own += 1
+                    unused += p.per_extent - used
+                    block = p.free_in[extent]
+                    while block != NIL and used <= p.per_extent:
+                        used += 1
+                        block = p.stack[block] if p.refs[block] & COUNT == 0 else NIL
+                    if used != p.per_extent:
+                        problems.append(f"extent {extent} of pool {p.number} lists other free blocks than it has")
+            if p.num_own != own or p.num_stack != unused:
+                problems.append(f"pool {p.number}: {p.num_own} extents and {p.num_stack} free blocks, really {own}, {unused}")
+        if self.extents.num_free != self.owners().count(NIL):
+            problems.append(f"{self.extents.num_free} extents are free, really others")
+        if problems:
+            raise AssertionError("; ".join(problems[:8]))
 
 
 @cython.final
@@ -150,6 +364,26 @@ cdef class BlockPool:
         free(self.pool.refs)
         free(self.pool.generations)
         free(self.pool.stack)
+        free(self.pool.free_in)
+        free(self.pool.used_in)
+        free(self.pool.next_with)
+        free(self.pool.prev_with)
+        free(self.pool.marks)
+
+    # The pool's blocks lie in extents that it shares with others from now on; it has none yet.
+    cdef int share(self, ExtentPool shared, int8_t number, int32_t per_extent) except -1:
+        cdef Pool* p = &self.pool
+        cdef size_t n = max(1, shared.extents.num)
+        p.free_in, p.used_in = <int32_t*>malloc(n * sizeof(int32_t)), <int32_t*>calloc(n, sizeof(int32_t))
+        p.next_with, p.prev_with = <int32_t*>malloc(n * sizeof(int32_t)), <int32_t*>malloc(n * sizeof(int32_t))
+        if number > 0:
+            p.marks = <uint32_t*>calloc(max(1, p.max_capacity), sizeof(uint32_t))
+        if (p.free_in == NULL or p.used_in == NULL or p.next_with == NULL or p.prev_with == NULL
+                or (number > 0 and p.marks == NULL)):
+            raise MemoryError(f"no memory for {n} extents")
+        self.shared = shared
+        p.extents, p.number, p.per_extent, p.head, p.fresh = &shared.extents, number, per_extent, NIL, p.max_capacity
+        return 0
 
     def alloc(self, n):
         """Take `n` blocks with one reference each.
@@ -350,10 +584,10 @@ cdef class BlockPool:
         self.lock.acquire()
         p = self.pool
         self.lock.release()
-        free_now = p.num_stack + p.capacity - p.fresh
+        free_now, capacity = pool_free_now(&p), pool_now(&p)
         return {
-            "capacity": p.capacity, "max": p.max_capacity, "free": free_now, "cached": p.num_cached,
-            "live": p.capacity - free_now - p.num_cached, "reserved": p.num_reserved, "available": pool_available(&p),
+            "capacity": capacity, "max": p.max_capacity, "free": free_now, "cached": p.num_cached,
+            "live": capacity - free_now - p.num_cached, "reserved": p.num_reserved, "available": pool_available(&p),
         }
 
     @property
@@ -361,7 +595,7 @@ cdef class BlockPool:
         """Blocks that exist now."""
         cdef int64_t count
         self.lock.acquire()
-        count = self.pool.capacity
+        count = pool_now(&self.pool)
         self.lock.release()
         return count
 
@@ -375,7 +609,7 @@ cdef class BlockPool:
         """Blocks free now, growth not counted."""
         cdef int64_t count
         self.lock.acquire()
-        count = self.pool.num_stack + self.pool.capacity - self.pool.fresh
+        count = pool_free_now(&self.pool)
         self.lock.release()
         return count
 
@@ -397,6 +631,8 @@ cdef class BlockPool:
         cdef int64_t count
         self.lock.acquire()
         count = <int64_t>pool_available(&self.pool) + self.pool.num_cached
+        if self.shared is not None:
+            count += self.shared.obtainable_from_others(&self.pool)
         self.lock.release()
         return count
 
@@ -409,6 +645,9 @@ cdef class BlockPool:
         cdef cnp.ndarray stack
         cdef cnp.ndarray refs
         cdef int32_t room, used
+        if self.shared is not None:
+            self.shared.check_integrity()
+            return
         while True:                                 # the arrays are made before the lock is taken
             self.lock.acquire()
             room, used = self.pool.num_stack, self.pool.fresh
@@ -441,7 +680,7 @@ cdef class BlockPool:
         """Everything, for tests: counts, the free stack, and ``{id: references}`` of owned blocks."""
         cdef int32_t i
         stack = []
-        for i in range(self.pool.num_stack):
+        for i in range(self.pool.num_stack if self.shared is None else 0):
             stack.append(self.pool.stack[i])
         return {
             **self.counts(),

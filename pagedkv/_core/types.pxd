@@ -7,6 +7,7 @@ cdef enum:
     NO_TOKEN = -2147483648  # stands for the tokens that a partly filled block lacks: no token of a prompt is taken for it
     MAX_BLOCK_SIZE = 256    # tokens
     MAX_RUN = 256       # blocks in one tree node at most: bounds the cost of a split and the size of a transfer
+    MAX_GROUPS = 4      # of layers that see equally far back; group 0 sees everything
 
 cdef enum Tier:
     DEVICE = 0
