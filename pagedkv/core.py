@@ -7,7 +7,9 @@ Integers and tokens only. A runtime with kernels of its own needs no more than t
 
 from pagedkv._core.block_pool import FUNCTIONS as FUNCTIONS
 from pagedkv._core.block_pool import BlockPool as BlockPool
+from pagedkv._core.block_pool import ExtentPool as ExtentPool
 from pagedkv._core.block_table import BlockTable as BlockTable
+from pagedkv._core.block_table import GroupArrays as GroupArrays
 from pagedkv._core.block_table import StepArrays as StepArrays
 from pagedkv._core.chain_key import chain_key as chain_key
 from pagedkv._core.chain_key import chain_keys as chain_keys

@@ -122,8 +122,8 @@ def test_everything_that_the_cache_counts_is_given(cache):
     fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk", "remote", "hazard"}
     assert fields == {
         "sequences", "prompt_tokens", "hit_tokens", "missed_promotions", "computed_tokens", "blocks", "moved_bytes",
-        "failed_moves", "clock_failures", "hook_failures", "steps_that_waited", "orphans", "overflowing_writes",
-        "latency",
+        "failed_moves", "clock_failures", "hook_failures", "steps_that_waited", "lagging_tokens", "orphans",
+        "overflowing_writes", "latency",
     }  # fmt: skip
     assert set(stats.blocks["device"]) == {"capacity", "max", "free", "live", "cached", "reserved", "available"}
 

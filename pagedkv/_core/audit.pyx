@@ -2,12 +2,13 @@
 
 from libc.stdint cimport int32_t
 
-from pagedkv._core.block_pool cimport COUNT, TREE
+from pagedkv._core.block_pool cimport COUNT, TREE, Pool
 from pagedkv._core.links cimport coldest, is_linked
-from pagedkv._core.place cimport NUM_LISTS, Place
+from pagedkv._core.place cimport NUM_LISTS, Groups, Place
 from pagedkv._core.placement cimport Placement
-from pagedkv._core.radix_tree cimport Tree, node_ids, node_top
+from pagedkv._core.radix_tree cimport Tree, node_ids, node_pages, node_top
 from pagedkv._core.recency cimport is_owned, list_of
+from pagedkv._core.tails cimport need
 from pagedkv._core.types cimport MAX_TIERS, NIL, handle_slot
 
 
@@ -103,6 +104,8 @@ def placement_problems(Placement self):
                     problems.append(f"node {n}: evictable in tier {tier} but in no list")
                 if not p.policy.keeps_owned and not alone and is_linked(&p.links[tier], n):
                     problems.append(f"node {n}: owned but in an eviction list of tier {tier}")
+        if p.groups != NULL:
+            problems += groups_problems(self, owners, kids)
         for n in range(t.num_nodes):
             if t.nodes[n].root != NIL:
                 for u in range(MAX_TIERS):
@@ -130,6 +133,62 @@ def placement_problems(Placement self):
                     n = p.links[tier].next[n]
     finally:
         self.lock.end_audit(collecting)
+    return problems
+
+
+# Of pages, tails and points; counts points among their runs' `kids`.
+cdef list groups_problems(Placement self, dict owners, dict kids):
+    cdef Place* p = &self.place
+    cdef Groups* g = p.groups
+    cdef Tree* t = &self.tree.tree
+    cdef Pool* pool
+    cdef int32_t n, o, i, group, k, points = 0
+    problems, held, marks = [], {}, {}
+
+    def tail(counts, node, group, first, last):
+        while last > first:
+            for i in range(max(first, t.nodes[node].depth), last):
+                key = group, node_pages(t, node, group)[i - t.nodes[node].depth]
+                counts[key] = counts.get(key, 0) + 1
+                if key[1] == NIL:
+                    problems.append(f"node {node}, group {group}: a hole at block {i}, which is held")
+            last = min(last, t.nodes[node].depth)
+            node = t.nodes[node].parent
+
+    for o in range(p.owners_capacity):
+        for group in range(1, g.num if p.owners[o].live else 1):
+            tail(held, p.owners[o].node, group, p.owners[o].first[group], p.owners[o].num_blocks)
+    for n in range(t.num_nodes):
+        if t.nodes[n].root == NIL or t.nodes[n].length == 0:
+            continue
+        k = t.nodes[n].depth + t.nodes[n].length
+        if (p.fates[n].point > 0) != is_linked(&g.points, n):
+            problems.append(f"node {n}: point {p.fates[n].point}, but in the list of points or not")
+        if p.fates[n].point:
+            points += 1
+            kids[n, p.fates[n].top] = kids.get((n, p.fates[n].top), 0) + 1
+            for group in range(1, g.num):
+                tail(marks, n, group, k - need(g, group, k), k)
+        elif (t.nodes[n].first_child == NIL and n not in owners and (g.free_every == 0 or k % g.free_every)
+                and not p.fates[t.nodes[n].root].failed):
+            problems.append(f"node {n}: a dead end")
+    for group in range(1, g.num):
+        pool, cached = g.pools[group], 0
+        for n in range(t.num_nodes):
+            for i in range(t.nodes[n].length if t.nodes[n].root != NIL else 0):
+                o = node_pages(t, n, group)[i]
+                if o == NIL:
+                    continue
+                known = marks.get((group, o), 0) + held.get((group, o), 0)
+                if not pool.refs[o] & TREE or pool.refs[o] & COUNT < max(known, 1):
+                    problems.append(f"node {n}, page {o} of group {group}: {pool.refs[o] & COUNT} references, {known} known")
+                if pool.marks[o] != marks.get((group, o), 0):
+                    problems.append(f"page {o} of group {group}: {pool.marks[o]} points, really {marks.get((group, o), 0)}")
+                cached += pool.refs[o] & COUNT == pool.marks[o]
+        if pool.num_cached != cached:
+            problems.append(f"group {group}: num_cached {pool.num_cached}, really {cached}")
+    if points != g.num_points:
+        problems.append(f"{g.num_points} points, really {points}")
     return problems
 
 

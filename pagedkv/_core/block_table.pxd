@@ -17,6 +17,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from pagedkv._core.block_pool cimport BlockPool, Pool
 from pagedkv._core.lock cimport Lock
 from pagedkv._core.placement cimport Placement
+from pagedkv._core.types cimport MAX_GROUPS
 
 cdef struct Row:
     int32_t generation
@@ -36,6 +37,9 @@ cdef struct Row:
     uint8_t live
     uint8_t forked          # its partly filled block may be shared: look before writing
     uint8_t used            # something was computed for it
+    int32_t paged           # blocks that have their pages of short groups
+    int32_t agreed          # a boundary that becomes a point: where others went another way; 0: none
+    int32_t spare           # blocks at its end that may be cut off again: their tails stay
     int32_t* tokens         # [tokens_capacity], owned
 
 cdef struct Tie:            # whom a row follows, and who follows it; beside the rows, which steps without followers look at alone
@@ -44,8 +48,9 @@ cdef struct Tie:            # whom a row follows, and who follows it; beside the
     int32_t follower        # the first row that follows it, or NIL
     int32_t next_follower   # the next one that follows the same leader
 
-cdef struct Copy:           # a copy-on-write under way: table[row, column] was the source and is the target
+cdef struct Copy:           # a copy-on-write under way: table[row, column], of a group, was the source and is the target
     int32_t row             # NIL once the row's step was committed
+    int32_t group
     int32_t column
     int32_t source          # one reference is ours
     int32_t target
@@ -71,6 +76,11 @@ cdef class BlockTable:
     cdef Row* rows
     cdef Tie* ties              # [max_rows]
     cdef int32_t* table         # [max_rows][width], NIL beyond a row's blocks
+    cdef readonly int32_t num_groups     # of layers that see equally far back; 1: all is in `table`
+    cdef int32_t* short_tables[MAX_GROUPS]  # of a short group: [max_rows][short_width], from block `firsts` on
+    cdef int32_t* firsts[MAX_GROUPS]        # [max_rows], the `first` of the row's owner
+    cdef int64_t short_width[MAX_GROUPS]
+    cdef int64_t likely_short[MAX_GROUPS]   # as likely_width
     cdef int32_t* free_rows
     cdef int32_t num_free_rows
     cdef int32_t num_retired    # rows whose generations are used up: never handed out again
@@ -92,6 +102,24 @@ cdef class BlockTable:
     cdef void fill_linked(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                           const int32_t* links, int32_t* tables, int32_t* seq_lens, int32_t* q_indptr, int32_t* positions,
                           int64_t* slots, const int64_t* totals, int32_t* copies) noexcept nogil
+    cdef inline int32_t first_of(self, int32_t r, int32_t group) noexcept nogil:
+        return self.firsts[group][r]
+
+    cdef inline int32_t* pages_of(self, int32_t r, int32_t group) noexcept nogil:
+        return self.short_tables[group] + r * self.short_width[group]
+
+    cdef inline Pool* pool_of(self, int32_t group) noexcept nogil:
+        return self.pool if group == 0 else self.placement.place.groups.pools[group]
+
+    cdef bint grow_short(self, int32_t group, int64_t wanted) noexcept nogil
+    cdef bint grow_shorts(self, const int64_t* wanted) noexcept nogil
+    cdef bint load_tail(self, int32_t r) noexcept nogil
+    cdef void drop_pages(self, int32_t r, int32_t blocks) noexcept nogil
+    cdef void plan_groups(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* more,
+                          int64_t* wide, int64_t* copied) noexcept nogil
+    cdef void fill_group(self, int32_t group, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                         int64_t w, int32_t* tables, int32_t* seq_lens, int64_t* slots, int32_t* copies) noexcept nogil
+    cdef void commit_groups(self, int32_t r, int32_t before) noexcept nogil
     cdef object _checked(self, rows, q_lens, lookahead, follow, bint short)
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, cnp.ndarray links, bint short)
     cdef int32_t agree(self, int32_t r, int32_t leader, int32_t limit) noexcept nogil
@@ -128,6 +156,9 @@ cdef class BlockTable:
     cdef void uncopy(self, int32_t r) noexcept nogil
     cdef void keep_copies(self, int32_t r) noexcept nogil
     cdef void forget_copy(self, int64_t j) noexcept nogil
+    cdef void note_copy(self, int32_t r, int32_t group, int32_t column, int32_t source, int32_t target) noexcept nogil
+    cdef tuple _group_arrays(self, int32_t n, cnp.npy_intp t, object q_indptr, const int64_t* wide, const int64_t* copied)
+    cdef list _problems_of_pages(self, int32_t r, int32_t group)
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil
     cdef object _copy(self, row, bint tokens)
     cdef list _problems_of_follower(self, int32_t r, int32_t first)

@@ -9,7 +9,7 @@ A step is one call for the whole batch with the GIL released once; the arrays co
 cimport cython
 cimport numpy as cnp
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 import numpy as np
 
@@ -23,11 +23,13 @@ from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_depart, place_follow, place_owner, place_release, place_share,
     place_shorten, place_uncut,
 )
-from pagedkv._core.place cimport TAKEN_OVER
-from pagedkv._core.radix_tree cimport Tree, node_top, tree_named
+from pagedkv._core.place cimport TAKEN_OVER, Place
+from pagedkv._core.points cimport point_make
+from pagedkv._core.radix_tree cimport Tree, node_pages, node_top, tree_named
 from pagedkv._core.remainders cimport drop_outgrown, place_keep_remainder
 from pagedkv._core.retention cimport retain
-from pagedkv._core.transfers cimport make_room
+from pagedkv._core.tails cimport need, pages_join, tail_shorten
+from pagedkv._core.transfers cimport make_room, make_room_for
 from pagedkv._core.types cimport (
     E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, MAX_BLOCK_SIZE, NIL, NO_TOKEN, OK,
     handle_generation, handle_slot, make_handle, next_generation,
@@ -55,6 +57,29 @@ cdef inline int64_t generated(Row* row) noexcept nogil:
 
 
 @cython.final
+@cython.freelist(16)
+cdef class GroupArrays:
+    """The arrays of a step for a group of layers that does not see everything.
+
+    Its tables are compact: column 0 is the first block that is still needed, and lengths count from there.
+
+    Attributes
+    ----------
+    block_tables : int32 [num_seqs, max_blocks], ids of pages, padded with -1
+    seq_lens : int32 [num_seqs], KV tokens from column 0 on, this step's included
+    q_indptr : int32 [num_seqs + 1], as the step's
+    slot_mapping : int64 [num_tokens], where each new token goes
+    copies : int32 [n, 2], (source, destination) pages to copy before anything is written
+    """
+
+    cdef readonly object block_tables
+    cdef readonly object seq_lens
+    cdef readonly object q_indptr
+    cdef readonly object slot_mapping
+    cdef readonly object copies
+
+
+@cython.final
 @cython.freelist(8)
 cdef class StepArrays:
     """The arrays of a step's kernels, as views of one int32 and one int64 buffer.
@@ -72,6 +97,7 @@ cdef class StepArrays:
     copies : int32 [n, 2], (source, destination) blocks to copy before anything is written (copy-on-write)
     num_new_blocks : int, blocks that were allocated for it
     number : int, of the step in its block table: what :meth:`BlockTable.commit` and :meth:`BlockTable.are_in` take
+    groups : tuple of GroupArrays, one for each group of layers that does not see everything
     """
 
     cdef readonly object block_tables
@@ -81,6 +107,7 @@ cdef class StepArrays:
     cdef readonly object tokens
     cdef readonly object slot_mapping
     cdef readonly object copies
+    cdef readonly tuple groups
     cdef readonly int64_t num_new_blocks
     cdef readonly int64_t number
     cdef BlockTable table
@@ -108,6 +135,13 @@ cdef class StepArrays:
         used = np.arange(self.block_tables.shape[1], dtype=np.int32) < blocks[:, None]
         last = np.where(self.seq_lens > 0, (self.seq_lens - 1) % np.int32(block_size) + 1, 0).astype(np.int32)
         return indptr, self.block_tables[used], last
+
+
+cdef struct Filling:            # a short group's arrays of a step
+    int32_t* tables
+    int32_t* seq_lens
+    int64_t* slots
+    int32_t* copies
 
 
 # Part of `base` (int32) from element `at` on, [rows] or, with columns >= 0, [rows, columns]; shares its memory, read-only.
@@ -205,6 +239,16 @@ cdef class BlockTable:
         for i in range(self.max_rows):
             self.free_rows[i] = self.max_rows - 1 - i
         self.num_free_rows = self.max_rows
+        self.num_groups = 1
+        if self.placement is not None and self.placement.place.groups != NULL:
+            self.num_groups = self.placement.place.groups.num
+            for i in range(1, self.num_groups):
+                self.short_width[i] = 16
+                self.short_tables[i] = <int32_t*>malloc(<size_t>self.max_rows * 16 * sizeof(int32_t))
+                self.firsts[i] = <int32_t*>calloc(self.max_rows, sizeof(int32_t))
+                if self.short_tables[i] == NULL or self.firsts[i] == NULL:
+                    raise MemoryError(f"no memory for {self.max_rows} rows")
+                memset(self.short_tables[i], 0xFF, <size_t>self.max_rows * 16 * sizeof(int32_t))
         self.block_pool.attached = True             # no Placement may give the pool another mutex now
 
     def __dealloc__(self):
@@ -215,6 +259,9 @@ cdef class BlockTable:
         free(self.rows)
         free(self.ties)
         free(self.table)
+        for r in range(MAX_GROUPS):
+            free(self.short_tables[r])
+            free(self.firsts[r])
         free(self.free_rows)
         free(self.copied)
 
@@ -411,11 +458,7 @@ cdef class BlockTable:
                         pool_alloc(self.pool, 1, &block)
                         copies[2 * c] = table[j]
                         copies[2 * c + 1] = block
-                        self.copied[self.num_copied].row = r
-                        self.copied[self.num_copied].column = j
-                        self.copied[self.num_copied].source = table[j]      # the row's reference, until copies_done
-                        self.copied[self.num_copied].target = block
-                        self.num_copied += 1
+                        self.note_copy(r, 0, j, table[j], block)
                         c += 1
                         self.put(r, j, block)
             blocks = blocks_in(last + lookahead + bs - 1, bs, self.shift)
@@ -474,14 +517,25 @@ cdef class BlockTable:
     # Row r has its shared blocks again where copies of them were not made.
     cdef void uncopy(self, int32_t r) noexcept nogil:
         cdef int64_t j = 0
+        cdef int32_t group
         while j < self.num_copied:
             if self.copied[j].row != r:
                 j += 1
                 continue
-            self.put(r, self.copied[j].column, self.copied[j].source)
-            pool_drop_one(self.pool, self.copied[j].target)
+            group = self.copied[j].group
+            if group == 0:
+                self.put(r, self.copied[j].column, self.copied[j].source)
+            else:
+                self.pages_of(r, group)[self.copied[j].column] = self.copied[j].source
+            pool_drop_one(self.pool_of(group), self.copied[j].target)
             self.rows[r].forked = 1
             self.forget_copy(j)
+
+    # The row's reference on the source stays until copies_done.
+    cdef void note_copy(self, int32_t r, int32_t group, int32_t column, int32_t source, int32_t target) noexcept nogil:
+        cdef Copy* copy = &self.copied[self.num_copied]
+        copy.row, copy.group, copy.column, copy.source, copy.target = r, group, column, source, target
+        self.num_copied += 1
 
     # The targets of row r's copies are written: only the references on the sources are left to let go of.
     cdef void keep_copies(self, int32_t r) noexcept nogil:
@@ -586,7 +640,7 @@ cdef class BlockTable:
     # Full computed blocks become the tree's. Blocks committed.
     cdef int32_t commit_row(self, int32_t r) noexcept nogil:
         cdef Row* row = &self.rows[r]
-        cdef int32_t full = row.computed // self.block_size, done, i
+        cdef int32_t full = row.computed // self.block_size, done, i, first
         cdef int32_t* mine = self.table + <int64_t>r * self.width + row.num_owned
         cdef int32_t before[64]
         if row.owner == NIL or full <= row.num_owned:
@@ -594,6 +648,7 @@ cdef class BlockTable:
         full -= row.num_owned
         if self.placement.place.has_remainders:
             drop_outgrown(&self.placement.place, row.owner, row.tokens + <int64_t>row.num_owned * self.block_size)
+        first = row.num_owned
         if full <= 64:
             memcpy(before, mine, full * sizeof(int32_t))
         done = place_insert(&self.placement.place, row.owner, row.tokens + <int64_t>row.num_owned * self.block_size, mine, full)
@@ -601,7 +656,160 @@ cdef class BlockTable:
             if full > 64 or mine[i] != before[i]:
                 self.put(r, row.num_owned + i, mine[i])
         row.num_owned += done
+        if self.num_groups > 1 and done:
+            self.commit_groups(r, first)
         return done
+
+    # ---- groups of layers: pages of the short ones (tails.pxd)
+
+    cdef bint grow_short(self, int32_t group, int64_t wanted) noexcept nogil:
+        cdef int64_t width = self.short_width[group], r
+        cdef int32_t* tables
+        if wanted <= width:
+            return True
+        while width < wanted:
+            width *= 2
+        tables = <int32_t*>malloc(<size_t>self.max_rows * width * sizeof(int32_t))
+        if tables == NULL:
+            return False
+        for r in range(self.max_rows):
+            if self.rows[r].live:
+                memset(tables + r * width, 0xFF, width * sizeof(int32_t))
+                memcpy(tables + r * width, self.pages_of(<int32_t>r, group), self.short_width[group] * sizeof(int32_t))
+        free(self.short_tables[group])
+        self.short_tables[group], self.short_width[group] = tables, width
+        return True
+
+    cdef bint grow_shorts(self, const int64_t* wanted) noexcept nogil:
+        cdef int32_t group
+        for group in range(1, self.num_groups):
+            if not self.grow_short(group, wanted[group]):
+                return False
+        return True
+
+    # Row r has the pages of its owner and no others. False: no memory.
+    cdef bint load_tail(self, int32_t r) noexcept nogil:
+        cdef Tree* t = self.placement.place.tree
+        cdef int32_t group, n, first, last, begin, blocks = self.placement.place.owners[self.rows[r].owner].num_blocks
+        for group in range(1, self.num_groups):
+            self.firsts[group][r] = self.placement.place.owners[self.rows[r].owner].first[group]
+            first, last, n = self.first_of(r, group), blocks, self.placement.place.owners[self.rows[r].owner].node
+            if not self.grow_short(group, blocks - first):
+                return False
+            memset(self.pages_of(r, group), 0xFF, self.short_width[group] * sizeof(int32_t))
+            while last > first:
+                begin = max(first, t.nodes[n].depth)
+                memcpy(self.pages_of(r, group) + begin - first, node_pages(t, n, group) + begin - t.nodes[n].depth,
+                       (last - begin) * sizeof(int32_t))
+                last, n = begin, t.nodes[n].parent
+        self.rows[r].paged = blocks
+        return True
+
+    # Row r lets go of its own pages behind its first `blocks` blocks.
+    cdef void drop_pages(self, int32_t r, int32_t blocks) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t group, j, first
+        blocks = max(blocks, row.num_owned)
+        for group in range(1, self.num_groups):
+            first = self.first_of(r, group)
+            for j in range(row.paged - 1, blocks - 1, -1):
+                pool_drop_one(self.pool_of(group), self.pages_of(r, group)[j - first])
+                self.pages_of(r, group)[j - first] = NIL
+        row.paged = min(row.paged, blocks)
+
+    # A batch's needs of each short group, as `plan` counts them: pages, the widest row, copies on write.
+    cdef void plan_groups(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* more,
+                          int64_t* wide, int64_t* copied) noexcept nogil:
+        cdef int32_t i, j, r, q, group, blocks, first
+        cdef Row* row
+        for group in range(1, self.num_groups):
+            more[group] = wide[group] = copied[group] = 0
+        for i in range(n):
+            r = handle_slot(handles[i])
+            row = &self.rows[r]
+            q = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
+            blocks = max(row.num_blocks, blocks_in(
+                row.computed + q + lookahead + self.block_size - 1, self.block_size, self.shift))
+            for group in range(1, self.num_groups):
+                first = self.first_of(r, group)
+                more[group] += blocks - row.paged
+                wide[group] = max(wide[group], <int64_t>blocks - first)
+                if row.forked and q > 0:
+                    for j in range(max(row.num_owned, blocks_in(row.computed, self.block_size, self.shift)), row.paged):
+                        if self.pool_of(group).refs[self.pages_of(r, group)[j - first]] & COUNT > 1:
+                            more[group] += 1
+                            copied[group] += 1
+
+    # As `fill`, for one short group, before it: the pages that `plan_groups` counted are there. tables [n][w], copies [c][2].
+    cdef void fill_group(self, int32_t group, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+                         int64_t w, int32_t* tables, int32_t* seq_lens, int64_t* slots, int32_t* copies) noexcept nogil:
+        cdef int64_t at = 0, wide
+        cdef int32_t i, j, r, q, blocks, block, first, column, offset, bs = self.block_size
+        cdef Pool* pool = self.pool_of(group)
+        cdef int32_t* pages
+        cdef Row* row
+        for i in range(n):
+            r = handle_slot(handles[i])
+            row = &self.rows[r]
+            pages, first = self.pages_of(r, group), self.first_of(r, group)
+            q = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
+            column = blocks_in(row.computed, bs, self.shift)
+            if row.forked and q > 0:
+                for j in range(max(row.num_owned, column), row.paged):
+                    if pool.refs[pages[j - first]] & COUNT > 1:
+                        pool_alloc(pool, 1, &block)
+                        copies[0], copies[1] = pages[j - first], block
+                        copies += 2
+                        self.note_copy(r, group, j - first, pages[j - first], block)
+                        pages[j - first] = block
+            blocks = max(row.num_blocks, blocks_in(row.computed + q + lookahead + bs - 1, bs, self.shift))
+            for j in range(row.paged, blocks):
+                pool_alloc(pool, 1, &pages[j - first])
+            wide = min((blocks - first + TAIL - 1) & -TAIL, w)
+            memcpy(tables + i * w, pages, wide * sizeof(int32_t))
+            if wide < w:
+                memset(tables + i * w + wide, 0xFF, (w - wide) * sizeof(int32_t))
+            seq_lens[i] = row.computed + q - first * bs
+            offset = row.computed - column * bs
+            column -= first
+            if q == 1:                                          # a decode step
+                slots[at] = <int64_t>pages[column] * bs + offset
+            for j in range(q if q != 1 else 0):
+                slots[at + j] = <int64_t>pages[column] * bs + offset
+                offset += 1
+                if offset == bs:
+                    offset = 0
+                    column += 1
+            at += q
+            if group == self.num_groups - 1:
+                row.paged, row.spare = blocks, blocks_in(lookahead + bs - 1, bs, self.shift)
+
+    # The tree has row r's blocks from block `before` on: it takes their pages, boundaries become points, and the row lets go of
+    # pages that neither it nor its newest boundary reads.
+    cdef void commit_groups(self, int32_t r, int32_t before) noexcept nogil:
+        cdef Place* p = &self.placement.place
+        cdef Row* row = &self.rows[r]
+        cdef int32_t group, first, kept, k, ends, every = p.groups.point_every
+        for group in range(1, self.num_groups):
+            pages_join(p, row.owner, group, before, self.pages_of(r, group) + before - self.first_of(r, group))
+        ends = (row.prompt - 1) // self.block_size if row.prompt else 0
+        if before < row.agreed <= row.num_owned:
+            point_make(p, row.owner, row.agreed)
+        if before < ends <= row.num_owned and ends != row.agreed:
+            point_make(p, row.owner, ends)
+        if every:
+            k = (before // every + 1) * every
+            while k <= row.num_owned:
+                point_make(p, row.owner, k)
+                k += every
+        kept = max(0, row.num_owned - row.spare)
+        for group in range(1, self.num_groups):
+            first, k = self.first_of(r, group), kept - need(p.groups, group, kept)
+            if k > first:
+                tail_shorten(p, row.owner, group, k)
+                self.firsts[group][r] = k
+                memmove(self.pages_of(r, group), self.pages_of(r, group) + k - first, (row.paged - k) * sizeof(int32_t))
+                memset(self.pages_of(r, group) + row.paged - k, 0xFF, (k - first) * sizeof(int32_t))
 
     # The tree takes the last block of a row that is about to end, if only its first tokens are computed. In a step it may be
     # a copy that is not made yet.
@@ -609,7 +817,8 @@ cdef class BlockTable:
         cdef Row* row = &self.rows[r]
         cdef int32_t i, fill = <int32_t>(row.computed - <int64_t>row.num_owned * self.block_size)
         cdef int32_t block[MAX_BLOCK_SIZE]
-        if row.owner == NIL or row.step or not 0 < fill < self.block_size or row.num_blocks <= row.num_owned:
+        if (row.owner == NIL or self.num_groups > 1 or row.step or not 0 < fill < self.block_size
+                or row.num_blocks <= row.num_owned):
             return
         memcpy(block, row.tokens + <int64_t>row.num_owned * self.block_size, fill * sizeof(int32_t))
         for i in range(fill, self.block_size):
@@ -628,6 +837,12 @@ cdef class BlockTable:
             self.part(r)
         for i in range(row.num_blocks - 1, row.num_owned - 1, -1):
             pool_drop_one(self.pool, table[i])
+        if self.num_groups > 1:
+            self.drop_pages(r, 0)
+            if not self.placement.place.fates[row.root].failed:
+                point_make(&self.placement.place, row.owner, row.num_owned)
+            for i in range(1, self.num_groups):
+                memset(self.pages_of(r, i), 0xFF, self.short_width[i] * sizeof(int32_t))
         self.leave_kin(r)
         if row.owner != NIL:
             place_release(&self.placement.place, row.owner)
@@ -807,12 +1022,18 @@ cdef class BlockTable:
         row.owner = slot
         row.root = root
         row.live = 1
+        row.paged = row.agreed = row.spare = 0
         row.num_owned = self.placement.place.owners[slot].num_blocks if slot != NIL else 0
         row.num_blocks = row.num_owned
         row.computed = row.num_owned * self.block_size
         memset(self.table + <int64_t>r * self.width, 0xFF, self.width * sizeof(int32_t))
         if row.num_owned:
             place_blocks(&self.placement.place, slot, self.table + <int64_t>r * self.width)
+        if self.num_groups > 1:
+            row.agreed = self.placement.place.owners[slot].agreed
+            if not self.load_tail(r):
+                self.end_row(r)
+                return E_MEMORY
         out[0] = r
         return OK
 
@@ -893,7 +1114,7 @@ cdef class BlockTable:
         self.lock.acquire()
         r = self.row_of(handle)
         if r >= 0 and (self.rows[r].num_blocks * self.block_size == self.rows[r].computed and self.rows[r].scheduled == 0
-                       and self.rows[r].computed + tokens <= self.rows[r].num_tokens
+                       and self.rows[r].computed + tokens <= self.rows[r].num_tokens and self.num_groups == 1
                        and pool_available(self.pool) > 0 and self.grow_width(self.rows[r].num_blocks + 1)):
             pool_alloc(self.pool, 1, &block)
             self.put(r, self.rows[r].num_blocks, block)
@@ -995,7 +1216,7 @@ cdef class BlockTable:
                     if other < 0:
                         bad = i
                         break
-                    common[i] = self.agree(r, other, most)
+                    common[i] = self.agree(r, other, most) if self.num_groups == 1 else 0
         self.lock.release()
         if r < 0:
             self.raise_(E_STALE, [handle], 0)
@@ -1004,7 +1225,16 @@ cdef class BlockTable:
         return out
 
     def blocks_needed(self, rows, q_lens=None, lookahead=0, follow=None):
-        """Blocks that :meth:`step` with the same arguments would allocate."""
+        """Blocks that :meth:`step` with the same arguments would allocate.
+
+        Over groups of layers also those that would fit where it puts pages of other groups.
+        """
+        cdef int64_t more[MAX_GROUPS]
+        cdef int64_t wide[MAX_GROUPS]
+        cdef int64_t copied[MAX_GROUPS]
+        cdef int64_t needed = 0
+        cdef int32_t i
+        cdef Pool* pool
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
         cdef int64_t totals[5]
@@ -1015,10 +1245,17 @@ cdef class BlockTable:
         self.lock.acquire()
         cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead,
                                   NULL if links is None else i32(links), totals)
+        if code == OK and self.num_groups > 1:
+            self.plan_groups(i64(handles), n, NULL if lens is None else i32(lens), ahead, more, wide, copied)
+            needed = totals[0]
+            for i in range(1, self.num_groups):
+                pool = self.pool_of(i)
+                if more[i] > pool.num_stack:
+                    needed += (more[i] - pool.num_stack + pool.per_extent - 1) // pool.per_extent * self.pool.per_extent
         self.lock.release()
         if code != OK:
             self.raise_(code, handles, totals[4])
-        return totals[0]
+        return totals[0] if self.num_groups == 1 else needed
 
     def step(self, rows, q_lens=None, lookahead=0, follow=None):
         """Allocate blocks for the next tokens of these rows and build the step's arrays.
@@ -1070,6 +1307,10 @@ cdef class BlockTable:
         if lens is not None and cnp.PyArray_SIZE(lens) != cnp.PyArray_SIZE(handles):
             raise InvalidArgument(f"{len(handles)} rows but {len(lens)} q_lens")
         cdef cnp.ndarray links = None if follow is None else links_input(follow, cnp.PyArray_SIZE(handles))
+        if links is not None and self.num_groups > 1:
+            if len(follow):
+                raise InvalidArgument("over groups of layers no row follows another one: leave follow out")
+            links = None
         return self._build(handles, lens, count_input(lookahead, "lookahead", 0, 1 << 20), links, short)
 
     # Schedules, allocates and fills. Sizes are guessed from the last step, so that one section under the lock is enough; a wrong
@@ -1090,7 +1331,17 @@ cdef class BlockTable:
         cdef int64_t w = read_hint(&self.likely_width) + 1, t = n, c = 0, room, seq
         cdef cnp.npy_intp slot_size
         cdef int64_t copy_size
+        cdef int64_t more[MAX_GROUPS]
+        cdef int64_t wide[MAX_GROUPS]
+        cdef int64_t copied[MAX_GROUPS]
+        cdef int64_t rooms[MAX_GROUPS]
+        cdef int64_t copy_rooms[MAX_GROUPS]
+        cdef int32_t group
+        cdef Filling filling[MAX_GROUPS]
+        cdef GroupArrays short_out
         cdef StepArrays out
+        for group in range(1, self.num_groups):
+            wide[group], copied[group] = read_hint(&self.likely_short[group]) + 1, 0
         while True:
             room, slot_size, copy_size, seq = w, t, c, n * w
             out = StepArrays.__new__(StepArrays)
@@ -1104,21 +1355,38 @@ cdef class BlockTable:
             out.tokens = part_of(arrays, seq + 2 * n + 1 + t, t, -1)
             cnp.PyArray_CLEARFLAGS(slots, cnp.NPY_ARRAY_WRITEABLE)
             cnp.PyArray_ENABLEFLAGS(out.tokens, cnp.NPY_ARRAY_WRITEABLE)
-            out.block_size, out.table = self.block_size, self
+            out.block_size, out.table, out.groups = self.block_size, self, ()
+            if self.num_groups > 1:
+                for group in range(1, self.num_groups):
+                    rooms[group], copy_rooms[group] = wide[group], copied[group]
+                out.groups = self._group_arrays(n, t, out.q_indptr, rooms, copy_rooms)
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
+            for group in range(1, self.num_groups):
+                short_out = <GroupArrays>out.groups[group - 1]
+                filling[group].tables, filling[group].seq_lens = i32(short_out.block_tables), i32(short_out.seq_lens)
+                filling[group].slots, filling[group].copies = i64(short_out.slot_mapping), i32(short_out.copies)
             self.lock.acquire()
             with nogil:
                 code = self.plan(h, n, q, ahead, follow, totals)
                 w, t, c = totals[2], totals[1], totals[3]
                 if code == OK and (w > room or t != slot_size or c != copy_size):
                     code = E_STATE                              # now the sizes are known
+                if (code == OK or code == E_STATE) and self.num_groups > 1:
+                    self.plan_groups(h, n, q, ahead, more, wide, copied)
+                    more[0] = totals[0]
+                    for group in range(1, self.num_groups):
+                        c += copied[group]
+                        if wide[group] > rooms[group] or copied[group] != copy_rooms[group]:
+                            code = E_STATE
+                if code == OK and self.num_groups > 1 and not make_room_for(&self.placement.place, more):
+                    code = E_BLOCKS
                 elif code == OK:
                     if totals[0] > pool_available(self.pool) and self.placement is not None:
                         self.placement.place.no_memory = False
                         self.evict(totals[0] - pool_available(self.pool))
                     if totals[0] > pool_available(self.pool):
                         code = E_MEMORY if self.placement is not None and self.placement.place.no_memory else E_BLOCKS
-                    elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c)):
+                    elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c) and self.grow_shorts(wide)):
                         code = E_MEMORY
                     else:
                         write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
@@ -1128,12 +1396,18 @@ cdef class BlockTable:
                         out.num_new_blocks = totals[0]
                         seq_data, starts = data + seq, data + seq + n
                         starts[0] = 0
+                        for group in range(1, self.num_groups):
+                            self.likely_short[group] = max(wide[group],
+                                                           self.likely_short[group] - (self.likely_short[group] >> 4))
+                            self.fill_group(group, h, n, q, ahead, wide[group], filling[group].tables,
+                                            filling[group].seq_lens, filling[group].slots, filling[group].copies)
                         if follow == NULL:
                             self.fill(h, n, q, ahead, data, seq_data, starts, starts + n + 1, slot_data, totals, copy_data)
                         else:
                             self.fill_linked(
                                 h, n, q, ahead, follow, data, seq_data, starts, starts + n + 1, slot_data, totals, copy_data)
             self.lock.release()
+            c = totals[3]
             if code == OK:
                 break
             if code == E_BLOCKS:
@@ -1144,9 +1418,30 @@ cdef class BlockTable:
                 raise self.block_pool._out_of_blocks(totals[0])
             if code != E_STATE:
                 self.raise_(code, handles, totals[4])
+        for group in range(1, self.num_groups):
+            short_out = <GroupArrays>out.groups[group - 1]
+            cnp.PyArray_DIMS(short_out.block_tables)[1] = wide[group]
+            cnp.PyArray_STRIDES(short_out.block_tables)[0] = wide[group] * sizeof(int32_t)
         cnp.PyArray_DIMS(tables)[1] = w                     # as wide as its widest row: no other code has seen it yet
         cnp.PyArray_STRIDES(tables)[0] = w * sizeof(int32_t)
         return out
+
+    # Arrays for short groups, each in one buffer: tables [n, wide], lengths [n], slots [t], copies [copied, 2].
+    cdef tuple _group_arrays(self, int32_t n, cnp.npy_intp t, object q_indptr, const int64_t* wide, const int64_t* copied):
+        cdef int32_t group
+        cdef GroupArrays each
+        cdef cnp.ndarray arrays, slots
+        out = []
+        for group in range(1, self.num_groups):
+            each = GroupArrays.__new__(GroupArrays)
+            arrays, slots = new_int32(n * wide[group] + n), cnp.PyArray_EMPTY(1, &t, cnp.NPY_INT64, 0)
+            each.block_tables = part_of(arrays, 0, n, wide[group])
+            each.seq_lens = part_of(arrays, n * wide[group], n, -1)
+            each.slot_mapping, each.q_indptr = slots, q_indptr
+            each.copies = np.empty((copied[group], 2), np.int32) if copied[group] else no_copies
+            cnp.PyArray_CLEARFLAGS(slots, cnp.NPY_ARRAY_WRITEABLE)
+            out.append(each)
+        return tuple(out)
 
     # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
     cdef void evict(self, int64_t want) noexcept nogil:
@@ -1166,7 +1461,7 @@ cdef class BlockTable:
         self.copied_capacity = capacity
         return True
 
-    def copies_done(self, copies=None):
+    def copies_done(self, copies=None, group=0):
         """The copies of a step have been made: let go of their sources.
 
         Where a step is cancelled before this is called, its rows have their shared blocks again.
@@ -1176,7 +1471,10 @@ cdef class BlockTable:
         copies : int32 [n, 2], optional
             ``StepArrays.copies`` of the step; or only the sources, int32 [n], by a caller that runs one step at a time.
             None: all steps' so far.
+        group : int
+            Whose copies they are; 1 and on for ``StepArrays.groups``.
         """
+        cdef int32_t of = count_input(group, "group", 0, self.num_groups - 1)
         cdef cnp.ndarray pairs
         cdef const int32_t* data = NULL
         cdef int64_t i, j, n = 1, columns = 0
@@ -1188,11 +1486,11 @@ cdef class BlockTable:
         for i in range(n):
             j = 0
             while j < self.num_copied:
-                if columns and (self.copied[j].source != data[i * columns]
+                if columns and (self.copied[j].group != of or self.copied[j].source != data[i * columns]
                                 or (columns == 2 and self.copied[j].target != data[2 * i + 1])):
                     j += 1
                     continue
-                pool_drop_one(self.pool, self.copied[j].source)
+                pool_drop_one(self.pool_of(self.copied[j].group), self.copied[j].source)
                 self.forget_copy(j)
                 if columns:
                     break
@@ -1373,11 +1671,15 @@ cdef class BlockTable:
                 self.part(r)
             whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
+            if self.num_groups > 1:
+                self.drop_pages(r, blocks if entry.num_owned <= whole else 0)
             if entry.num_owned > whole:
                 whole = place_uncut(&self.placement.place, entry.owner, whole)      # the rest of a run in flight goes too
                 with nogil:
                     code = place_shorten(&self.placement.place, entry.owner, whole)
                 blocks = whole
+                if code == OK and self.num_groups > 1 and not self.load_tail(r):
+                    code = E_MEMORY
                 if code == OK:
                     for i in range(whole, entry.num_owned):
                         table[i] = NIL              # the owner let go of these; only the row's own are dropped below
@@ -1426,7 +1728,7 @@ cdef class BlockTable:
 
     # As `fork`, into handles [count].
     cdef int fork_into(self, int64_t handle, int32_t count, int64_t* forks) except -1:
-        cdef int32_t i, j, r, new, code = OK, made = 0, shared = 0
+        cdef int32_t i, j, r, new, group, code = OK, made = 0, shared = 0
         cdef Row* old
         cdef Row* row_new
         self.lock.acquire()
@@ -1473,6 +1775,14 @@ cdef class BlockTable:
                         self.put(new, j, self.table[<int64_t>r * self.width + j])
                         if j >= old.num_owned:
                             self.pool.refs[self.table[<int64_t>r * self.width + j]] += 1
+                    row_new.paged, row_new.agreed, row_new.spare = min(old.paged, shared), old.agreed, old.spare
+                    for group in range(1, self.num_groups):
+                        self.firsts[group][new] = self.firsts[group][r]
+                        memset(self.pages_of(new, group), 0xFF, self.short_width[group] * sizeof(int32_t))
+                        memcpy(self.pages_of(new, group), self.pages_of(r, group),
+                               (row_new.paged - self.first_of(r, group)) * sizeof(int32_t))
+                        for j in range(old.num_owned, row_new.paged):
+                            self.pool_of(group).refs[self.pages_of(r, group)[j - self.first_of(r, group)]] += 1
                     forks[i] = make_handle(new, row_new.generation)
                     made += 1
                 if code != OK:
@@ -1557,6 +1867,37 @@ cdef class BlockTable:
         """Block ids of a row, int32 [num_blocks] (a copy)."""
         return self._copy(row, False)
 
+    def pages(self, row, group):
+        """Pages of a row in a group of layers that does not see everything.
+
+        Returns
+        -------
+        first : int
+            The block that the first of them is of.
+        pages : int32 [n]
+
+        Raises
+        ------
+        InvalidArgument, StaleHandle
+        """
+        cdef int64_t handle = handle_input(row, "row")
+        cdef int32_t of = count_input(group, "group", 1, MAX_GROUPS), r, first = 0, n = 0, known = -1
+        cdef cnp.ndarray out = None
+        if of >= self.num_groups:
+            raise InvalidArgument(f"there is no group {of}: {self.num_groups} groups with the one that sees everything")
+        while n != known:
+            known, out = n, new_int32(n)
+            self.lock.acquire()
+            r = self.row_of(handle)
+            if r >= 0:
+                first, n = self.first_of(r, of), self.rows[r].paged - self.first_of(r, of)
+                if n == known:
+                    memcpy(i32(out), self.pages_of(r, of), n * sizeof(int32_t))
+            self.lock.release()
+            if r < 0:
+                self.raise_(E_STALE, [handle], 0)
+        return first, out
+
     cdef object _copy(self, row, bint tokens):
         cdef int64_t handle = handle_input(row, "row")
         cdef int32_t r, n
@@ -1627,7 +1968,11 @@ cdef class BlockTable:
                         held[block] = held.get(block, 0) + 1
                     elif not self.pool.refs[block] >> 31:
                         problems.append(f"row {r}: committed block {block} is not the tree's")
+                for i in range(1, self.num_groups):
+                    problems += self._problems_of_pages(r, i)
             for j in range(self.num_copied):
+                if self.copied[j].group:
+                    continue
                 held[self.copied[j].source] = held.get(self.copied[j].source, 0) + 1
             for block, count in held.items():
                 if self.pool.refs[block] >> 31 or (self.pool.refs[block] & COUNT) < count:
@@ -1640,6 +1985,30 @@ cdef class BlockTable:
             self.lock.end_audit(collecting)
         if problems:
             raise AssertionError("; ".join(problems[:8]))
+
+    cdef list _problems_of_pages(self, int32_t r, int32_t group):
+        cdef Row* row = &self.rows[r]
+        cdef Pool* pool = self.pool_of(group)
+        cdef Tree* t = self.placement.place.tree
+        cdef int32_t first = self.first_of(r, group), n = self.placement.place.owners[row.owner].node, j, page
+        out = []
+        if first != self.placement.place.owners[row.owner].first[group]:
+            out.append(f"row {r}, group {group}: its table begins at block {first}, its owner's pages elsewhere")
+        if not row.num_owned <= row.paged <= row.num_blocks or (row.num_blocks > row.paged and row.step):
+            out.append(f"row {r}: {row.paged} blocks have pages of group {group}, of {row.num_blocks}")
+        for j in range(row.paged - 1, first - 1, -1):
+            page = self.pages_of(r, group)[j - first]
+            while t.nodes[n].depth > j:
+                n = t.nodes[n].parent
+            if page < 0 or page >= pool.fresh or pool.refs[page] & COUNT == 0:
+                out.append(f"row {r}, group {group}: page {page} of block {j} is free")
+            elif j < row.num_owned and node_pages(t, n, group)[j - t.nodes[n].depth] != page:
+                out.append(f"row {r}, group {group}: page {page} of block {j} is not the tree's")
+        for j in range(row.paged - first, self.short_width[group]):
+            if self.pages_of(r, group)[j] != NIL:
+                out.append(f"row {r}, group {group}: a page behind its {row.paged} blocks")
+                break
+        return out
 
     cdef list _problems_of_follower(self, int32_t r, int32_t first):
         cdef Row* row = &self.rows[r]

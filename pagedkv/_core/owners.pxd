@@ -44,7 +44,8 @@ cdef void place_release(Place* p, int32_t owner) noexcept nogil
 cdef int32_t place_follow(Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks, int32_t* ids) noexcept nogil
 # Ids of the owned path in each run's hottest tier, [num_blocks].
 cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil
-# Lets go of the path beyond its first `num_blocks` blocks. OK or a Code; E_STATE where a run in flight would be cut.
+# Lets go of the path beyond its first `num_blocks` blocks; with groups of layers, beyond the longest prefix of those that may be
+# used. OK or a Code; E_STATE where a run in flight would be cut.
 cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil
 # The most blocks, no more than `num_blocks`, to which the path can be shortened now.
 cdef int32_t place_uncut(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil

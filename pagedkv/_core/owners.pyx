@@ -13,8 +13,9 @@ from pagedkv._core.place cimport EXPIRED, Fate, Owner, Place
 from pagedkv._core.radix_tree cimport Tree, chain_before, is_remainder, node_ids, node_top, tree_child, tree_common
 from pagedkv._core.recency cimport is_owned, on_hit, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
-from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
-from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, NIL, OK, handle_generation, handle_slot, next_generation
+from pagedkv._core.tails cimport longest_usable, point_touch, tail_cut, tail_disown, tail_own, tail_share, usable_of_path
+from pagedkv._core.transfers cimport copy_disown, copy_own, drop_dead_end, drop_subtree, split
+from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, MAX_GROUPS, NIL, OK, handle_generation, handle_slot, next_generation
 
 
 cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
@@ -43,6 +44,7 @@ cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
     p.owners[slot].klass = DEFAULT_CLASS
     p.owners[slot].expires = 0
     p.owners[slot].visit = NIL
+    p.owners[slot].agreed = 0
     p.live_owners += 1
     p.fates[p.tree.nodes[node].root].born += 1
     return slot
@@ -104,7 +106,7 @@ cdef int32_t place_acquire(
 ) noexcept nogil:
     cdef Tree* t = p.tree
     cdef int64_t done = 0, total = num_tokens // t.block_size
-    cdef int32_t n = root, child, k, upper, owner
+    cdef int32_t n = root, child, k, upper, owner, usable
     cdef Fate* f
     if place_ensure(p, 2) != OK:
         return E_MEMORY
@@ -115,6 +117,10 @@ cdef int32_t place_acquire(
         total = max_blocks
     if p.fates[root].failed:
         total = 0
+    if p.groups != NULL:
+        usable = longest_usable(p, root, tokens, total, &p.owners[owner].agreed)
+        p.counters.lagging += p.owners[owner].agreed - usable
+        total = usable
     while done < total:
         child = tree_child(t, n, tokens + done * t.block_size)
         if child == NIL or is_remainder(t, child):
@@ -142,8 +148,17 @@ cdef int32_t place_acquire(
     p.counters.acquired += 1
     if p.policy.on_miss != NULL and t.keep_chain and done < total:
         p.policy.on_miss(p, chain_before(t, n, t.nodes[n].length), tokens + done * t.block_size, total - done)
+    if p.groups != NULL and done < total:           # it could not be cut where it may be used
+        while n != root:
+            child, n = n, t.nodes[n].parent
+            run_disown(p, child)
+        done = 0
     p.owners[owner].node = n
     p.owners[owner].num_blocks = <int32_t>done
+    if p.groups != NULL:
+        tail_own(p, owner)
+        if done:
+            point_touch(p, n)
     return owner
 
 
@@ -153,7 +168,7 @@ cdef int32_t place_follow(
     cdef Tree* t = p.tree
     cdef int32_t done = 0, n = p.owners[owner].node, child, k
     cdef const int32_t* at
-    if p.fates[t.nodes[n].root].failed:
+    if p.fates[t.nodes[n].root].failed or p.groups != NULL:
         return 0
     while done < num_blocks:
         at = tokens + <int64_t>done * t.block_size
@@ -183,9 +198,12 @@ cdef int32_t place_follow(
 
 cdef int32_t place_own_run(Place* p, int32_t n) noexcept nogil:
     cdef int32_t owner = owner_new(p, n)
+    cdef int32_t group
     if owner < 0:
         return owner
     p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
+    for group in range(MAX_GROUPS):                 # no pages; place_share takes them
+        p.owners[owner].first[group] = p.owners[owner].num_blocks
     while p.tree.nodes[n].length > 0:
         run_own(p, n)
         n = p.tree.nodes[n].parent
@@ -198,6 +216,8 @@ cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
         p.owners[other].num_blocks = p.owners[owner].num_blocks
         p.owners[other].klass = p.owners[owner].klass
         p.owners[other].expires = p.owners[owner].expires
+        if p.groups != NULL:
+            tail_share(p, owner, other)
     return other
 
 
@@ -206,15 +226,21 @@ cdef void place_release(Place* p, int32_t owner) noexcept nogil:
     place_depart(p, owner, True, -1, False)
     p.clock += 1
     p.pinned_blocks -= p.owners[owner].pinned
+    if p.groups != NULL:
+        tail_disown(p, owner)
     while p.tree.nodes[n].length > 0:               # deepest first, so that the root ends hottest
         parent = p.tree.nodes[n].parent
         run_disown(p, n)
         n = parent
+    if p.groups != NULL and not p.fates[root].failed:
+        drop_dead_end(p, p.owners[owner].node)
     owner_end(p, owner, root)
 
 
 cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
-    cdef int32_t n = p.owners[owner].node, parent
+    cdef int32_t n = p.owners[owner].node, parent, old_node, old_blocks
+    if p.groups != NULL:
+        num_blocks = usable_of_path(p, n, num_blocks)
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
         n = p.tree.nodes[n].parent
     if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks:
@@ -222,19 +248,31 @@ cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nog
             return E_STATE                              # a run in flight cannot be cut: nothing has changed
         if split(p, n, num_blocks - p.tree.nodes[n].depth) == NIL:
             return E_MEMORY                             # nor has anything here
-    n = p.owners[owner].node
+    n = old_node = p.owners[owner].node
     p.clock += 1
+    if p.groups != NULL:                                # pages first, while the runs are there
+        old_blocks = p.owners[owner].num_blocks
+        while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
+            n = p.tree.nodes[n].parent
+        p.owners[owner].node = n
+        p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
+        tail_cut(p, owner, old_node, old_blocks)
+        n = old_node
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
         parent = p.tree.nodes[n].parent
         run_disown(p, n)
         n = parent
         p.owners[owner].node = n
         p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
+    if p.groups != NULL and old_node != n and not p.fates[p.tree.nodes[n].root].failed:
+        drop_dead_end(p, old_node)
     return OK
 
 
 cdef int32_t place_uncut(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
     cdef int32_t n = p.owners[owner].node
+    if p.groups != NULL:
+        return usable_of_path(p, n, num_blocks)
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
         n = p.tree.nodes[n].parent
     if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks and p.fates[n].transfer >= 0:

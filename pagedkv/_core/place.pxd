@@ -21,13 +21,13 @@ from pagedkv._core.block_pool cimport Pool
 from pagedkv._core.events cimport Ring
 from pagedkv._core.links cimport Links
 from pagedkv._core.radix_tree cimport Tree
-from pagedkv._core.types cimport MAX_TIERS, Move
+from pagedkv._core.types cimport MAX_GROUPS, MAX_TIERS, Move
 from pagedkv.threads.pthread cimport pthread_cond_t
 
 cdef struct Place
 
 cdef enum:
-    POLICY_VERSION = 3      # raised with every change of Policy, Place, Fate or what a policy may call
+    POLICY_VERSION = 4      # raised with every change of Policy, Place, Fate or what a policy may call
 
 # An eviction policy: which run of a recency list goes first, and what it learns to know it. A function that is NULL has
 # nothing to do; `victim` is always there. All are called under the cache's mutex, without the GIL.
@@ -104,6 +104,7 @@ cdef struct Fate:           # of a root only: last_use, born, failed and kids me
     int32_t sent            # its leading blocks that were sent to the store of claims, or came from there
     int32_t past            # the policy's own, NIL at first; with hazard what is remembered of its last block
     int32_t past_generation
+    int64_t point           # clock of the last use of the point at the run's end; 0: there is none
 
 cdef struct Owner:
     int32_t node            # deepest node of the owned path; a root when the path is empty
@@ -117,6 +118,8 @@ cdef struct Owner:
     uint8_t klass
     int64_t expires
     int32_t visit           # the policy's name for the request that it stands for, NIL if none
+    int32_t first[MAX_GROUPS]   # of a short group: it holds the pages of blocks [first, num_blocks) of its path
+    int32_t agreed          # blocks that the tree had of its prompt, usable or not, when it was matched
 
 cdef struct Transfer:
     int64_t id
@@ -170,6 +173,17 @@ cdef struct Counters:
     int64_t blocked_matches
     int64_t refused_by_quota
     int64_t expired
+    int64_t lagging                 # blocks that the tree had of a prompt behind the longest prefix that could be used
+
+cdef struct Groups:                 # of layers that see equally far back (tails.pxd)
+    int32_t num                     # with the one that sees everything, number 0
+    Pool* pools[MAX_GROUPS]         # of the device
+    int32_t window[MAX_GROUPS]      # blocks that are needed before a boundary, of a short group; 0 where it has chunks
+    int32_t chunk[MAX_GROUPS]       # blocks of a chunk; 0 where it has a window
+    int32_t free_every              # boundaries where no short group needs anything: every so many blocks; 0: there are none
+    int32_t point_every             # boundaries that become points as they are passed: every so many blocks; 0: none
+    int64_t num_points
+    Links points                    # by node: from cold to hot, a list for each class of each domain
 
 cdef struct Place:
     Tree* tree
@@ -228,6 +242,7 @@ cdef struct Place:
     int64_t num_expiries
     int64_t expiries_capacity
     bint has_remainders             # or had some: partly filled blocks
+    Groups* groups                  # NULL: all layers see everything, or keep all of it all the same
     int64_t pin_budget
     int64_t pinned_blocks
     Ring events

@@ -5,7 +5,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._core.lock cimport Lock
-from pagedkv._core.place cimport Place
+from pagedkv._core.place cimport Groups, Place
 from pagedkv._core.radix_tree cimport RadixTree
 
 cdef struct Found:              # of a match
@@ -16,6 +16,8 @@ cdef struct Found:              # of a match
 
 cdef class Placement:
     cdef Place place
+    cdef Groups groups
+    cdef readonly tuple short_pools
     cdef readonly RadixTree tree
     cdef readonly tuple pools
     cdef Lock lock
@@ -24,6 +26,7 @@ cdef class Placement:
     cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, Found* found) except? -1
     cdef int32_t _remainder_tier(self, int32_t n, const int32_t* tokens, int64_t num_tokens) noexcept nogil
     cdef int64_t partial_into(self, int64_t handle, tokens, bint below, int32_t* at, int32_t* agree) except? -1
+    cdef int _open_groups(self, groups, int32_t point_every) except -1
     cdef object _path(self, owner, bint tiers)
     cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1

@@ -14,6 +14,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 
+import math
+
 import numpy as np
 
 from pagedkv._core.arrays cimport (
@@ -27,7 +29,8 @@ from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_own_run, place_owner, place_release, place_share, place_shorten, run_own,
 )
 from pagedkv._core.lock cimport read_hint
-from pagedkv._core.place cimport WRITE_NEVER, Fate, Place
+from pagedkv._core.links cimport links_close, links_open
+from pagedkv._core.place cimport WRITE_NEVER, Fate, Groups, Place
 from pagedkv._core.policies.registry cimport policy_named
 from pagedkv._core.radix_tree cimport (
     CHAINS, SCANNED, RadixTree, Tree, is_remainder, node_ids, node_top, tree_child, tree_common, tree_named, tree_next,
@@ -37,6 +40,7 @@ from pagedkv._core.recency cimport domain_free, domain_new, is_owned, place_ensu
 from pagedkv._core.sends cimport mark_sent, next_unsent, want_send
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.telling cimport events_hidden_below, tell_all
+from pagedkv._core.tails cimport longest_usable
 from pagedkv._core.transfers cimport (
     UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
@@ -160,6 +164,12 @@ cdef class Placement:
     history_blocks : int, optional
         For ``hazard``: blocks, cached or not, that are remembered. Default: 16 times the blocks of all
         tiers, at least 65,536; beyond 4 million, twice the blocks of all tiers.
+    groups : sequence of (BlockPool, window, chunk), optional
+        The groups of layers that do not see everything, three at most: where their pages come from, and the blocks of their
+        window or of a chunk, the other one 0. All pools are one :class:`ExtentPool`'s, in its order, ``pools[0]`` the first.
+        With the policy ``lru``, and over the device alone.
+    point_every : int
+        Blocks between boundaries of a prefix that stay usable beside those where a request began or ended. 0: none.
 
     Notes
     -----
@@ -168,7 +178,8 @@ cdef class Placement:
     """
 
     def __cinit__(self, tree, pools, *, policy="lru", demotion="leaf_first", inclusive=None, closed=None, beside=None,
-                  write="evicted", send="never", pin_budget=0, event_words=0, history_blocks=None):
+                  write="evicted", send="never", pin_budget=0, event_words=0, history_blocks=None, groups=None,
+                  point_every=0):
         cdef int32_t tier, coldest
         cdef int64_t history = -1
         cdef BlockPool pool
@@ -230,13 +241,15 @@ cdef class Placement:
             if any(self.pools[tier] is other for other in self.pools[:tier]):
                 raise InvalidArgument(f"pools[{tier}] stands for two tiers")
             pool = self.pools[tier]
-            if pool.attached or pool.pool.fresh - pool.pool.num_stack:
+            if pool.attached or (pool.pool.num_own if pool.shared is not None else pool.pool.fresh - pool.pool.num_stack):
                 raise InvalidArgument(f"pools[{tier}] already has blocks in use or belongs to another Placement")
             self.place.pools[tier] = &pool.pool
             self.place.inclusive[tier] = bool(flags[tier])
             self.place.closed[tier] = bool(closing[tier])
             self.place.beside[tier] = bool(besides[tier])
             self.place.writes[tier] = WRITES.index(write)
+        if groups is not None:
+            self._open_groups(groups, count_input(point_every, "point_every", 0, 2**31 - 1))
         if history_blocks is not None:
             history = blocks_input(history_blocks, "history_blocks", 1, 2**40)
             if not self.place.policy.has_history:
@@ -249,14 +262,50 @@ cdef class Placement:
             raise MemoryError("no memory for an empty placement")
         self.lock = self.tree.lock
         self.tree.attached = True
-        for pool_object in self.pools:
+        for pool_object in self.pools + (self.short_pools or ()):
             if pool_object is not None:
                 pool = pool_object
                 pool.lock = self.lock
                 pool.attached = True
 
+    cdef int _open_groups(self, groups, int32_t point_every) except -1:
+        cdef Groups* g = &self.groups
+        cdef BlockPool pool = self.pools[0]
+        cdef int32_t number = 1, every = 1
+        shared = pool.shared
+        pools = []
+        if self.place.num_tiers > 1 or self.policy_name != "lru" or shared is None:
+            raise InvalidArgument("groups of layers need one tier, the policy 'lru', and pools of one ExtentPool")
+        for entry, window, chunk in groups:
+            if not isinstance(entry, BlockPool) or number >= len(shared.pools) or entry is not shared.pools[number]:
+                raise InvalidArgument(f"the pool of group {number} is not number {number} of the ExtentPool of pools[0]")
+            pool = entry
+            g.pools[number] = &pool.pool
+            g.window[number] = count_input(window, "window", 0, 2**31 - 1)
+            g.chunk[number] = count_input(chunk, "chunk", 0, 2**31 - 1)
+            if g.window[number] and g.chunk[number]:
+                raise InvalidArgument(f"group {number} has a window and a chunk: it has one of them")
+            if g.window[number]:
+                every = 0
+            elif g.chunk[number]:
+                every = math.lcm(every, g.chunk[number])
+            pools.append(pool)
+            number += 1
+        if number != len(shared.pools) or pool.attached:
+            raise InvalidArgument(f"the ExtentPool has {len(shared.pools)} pools, unattached ones, and {number} groups are given")
+        pool = self.pools[0]
+        g.pools[0], g.num, g.point_every = &pool.pool, number, point_every
+        g.free_every = every if every < 2**31 else 0
+        if not links_open(&g.points, 1):
+            raise MemoryError("no memory for points")
+        self.short_pools = tuple(pools)
+        self.tree.tree.num_short = number - 1
+        self.place.groups = g
+        return 0
+
     def __dealloc__(self):
         cdef int32_t i
+        links_close(&self.groups.points)
         if self.place.policy != NULL and self.place.policy.close != NULL:
             self.place.policy.close(&self.place)
         free(self.place.kind_of)
@@ -339,6 +388,9 @@ cdef class Placement:
                 total = size = 0
             elif root < self.place.fates_capacity and self.place.fates[root].failed:
                 total = size = 0
+            if self.place.groups != NULL and root != NIL:
+                total = longest_usable(&self.place, root, data, total, &k)
+                k, want_partial = 0, False
             while done < total:
                 child = tree_child(t, n, data + done * t.block_size)
                 if child == NIL or self.place.fates[child].failed or is_remainder(t, child):
@@ -393,7 +445,7 @@ cdef class Placement:
         cdef bint is_kept = False
         self.lock.acquire()
         slot = place_owner(p, handle)
-        if slot >= 0 and size > 0:
+        if slot >= 0 and size > 0 and p.groups == NULL:      # a short group may have a hole where the spine has a block
             n = p.owners[slot].node
             common = tree_partial(p.tree, n, p.tree.nodes[n].length, i32(array), size, SCANNED, where)
             if common > 0:
@@ -1703,7 +1755,7 @@ cdef class Placement:
             "copied": by_tier(c.copied), "failed_copies": c.failed_copies, "refused_copies": c.refused_copies,
             "wanted": p.num_wanted, "sends_wanted": p.num_sends, "sends_dropped": p.sends_dropped,
             "blocked_matches": c.blocked_matches, "refused_by_quota": c.refused_by_quota,
-            "expired": c.expired,
+            "expired": c.expired, "lagging": c.lagging, "points": self.groups.num_points,
             "owners": p.live_owners, "in_flight": p.in_flight, "pinned_blocks": p.pinned_blocks,
             "events_lost": p.events.num_lost, "cached_blocks": self.tree.num_blocks,
         }

@@ -7,6 +7,8 @@
 #     node.depth      blocks of the prefix before this run; a root has depth 0 and length 0
 #     node.tokens     int32 [capacity][block_size], owned; compared on every match, never trusted by hash
 #     node.ids        int32 [num_tiers][capacity], owned; valid for tiers in the mask `tiers`
+#     node.pages      int32 [num_short][capacity] or NULL, owned; the device's pages of short groups of layers, NIL where there
+#                     is a hole (tails.pxd)
 #     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
 #     node.names      uint64 [capacity] or NULL, owned; the name of each block in events: a hash of its namespace's name and the
 #                     prefix up to its end, the same in every process
@@ -39,6 +41,7 @@ cdef struct Node:
     uint32_t tiers
     int32_t* tokens
     int32_t* ids
+    int32_t* pages
     uint64_t* chain
     uint64_t* names
     uint8_t* keys[CHAINS]
@@ -46,6 +49,7 @@ cdef struct Node:
 cdef struct Tree:
     int32_t block_size
     int32_t num_tiers
+    int32_t num_short       # groups of layers that do not see everything
     int32_t max_run
     bint keep_chain
     uint64_t seed
@@ -67,6 +71,10 @@ cdef inline int32_t* node_tokens(Tree* t, int32_t n, int32_t i) noexcept nogil:
 
 cdef inline int32_t* node_ids(Tree* t, int32_t n, int32_t tier) noexcept nogil:
     return t.nodes[n].ids + <int64_t>tier * t.nodes[n].capacity
+
+# Of the short group `group`, 1 and on.
+cdef inline int32_t* node_pages(Tree* t, int32_t n, int32_t group) noexcept nogil:
+    return t.nodes[n].pages + <int64_t>(group - 1) * t.nodes[n].capacity
 
 # The hottest tier that has a copy of the run.
 cdef inline int32_t node_top(Tree* t, int32_t n) noexcept nogil:

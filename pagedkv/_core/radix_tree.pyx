@@ -140,14 +140,21 @@ cdef int32_t node_take(Tree* t) noexcept nogil:
     return n
 
 
+cdef void buffers_free(Node* node) noexcept nogil:
+    free(node.tokens)
+    free(node.ids)
+    free(node.pages)
+    free(node.chain)
+    free(node.names)
+    node.tokens = node.ids = node.pages = NULL
+    node.chain = node.names = NULL
+
+
 cdef void node_give(Tree* t, int32_t n) noexcept nogil:
     cdef Node* node = &t.nodes[n]
     cdef int32_t i, generation = node.generation
     cdef bint again = next_generation(&generation)
-    free(node.tokens)
-    free(node.ids)
-    free(node.chain)
-    free(node.names)
+    buffers_free(node)
     for i in range(CHAINS):
         free(node.keys[i])
     memset(node, 0, sizeof(Node))
@@ -185,18 +192,16 @@ cdef void child_unlink(Tree* t, int32_t n) noexcept nogil:
 cdef bint buffers_new(Tree* t, Node* node, int32_t capacity) noexcept nogil:
     node.tokens = <int32_t*>malloc(<size_t>capacity * t.block_size * sizeof(int32_t))
     node.ids = <int32_t*>malloc(<size_t>capacity * t.num_tiers * sizeof(int32_t))
+    node.pages = <int32_t*>malloc(<size_t>capacity * t.num_short * sizeof(int32_t)) if t.num_short else NULL
     node.chain = <uint64_t*>malloc(<size_t>capacity * sizeof(uint64_t)) if t.keep_chain else NULL
     node.names = <uint64_t*>malloc(<size_t>capacity * sizeof(uint64_t)) if t.keep_names else NULL
     if (node.tokens == NULL or node.ids == NULL or (t.keep_chain and node.chain == NULL)
-            or (t.keep_names and node.names == NULL)):
-        free(node.tokens)
-        free(node.ids)
-        free(node.chain)
-        free(node.names)
-        node.tokens = node.ids = NULL               # giving the node back frees what it has
-        node.chain = node.names = NULL
+            or (t.keep_names and node.names == NULL) or (t.num_short and node.pages == NULL)):
+        buffers_free(node)                          # giving the node back frees the rest
         return False
     node.capacity = capacity
+    if t.num_short:
+        memset(node.pages, 0xFF, <size_t>capacity * t.num_short * sizeof(int32_t))
     return True
 
 
@@ -207,6 +212,9 @@ cdef void buffers_copy(Tree* t, Node* src, int32_t at, Node* dst, int32_t to, in
             <size_t>count * t.block_size * sizeof(int32_t))
     for tier in range(t.num_tiers):
         memmove(dst.ids + <int64_t>tier * dst.capacity + to, src.ids + <int64_t>tier * src.capacity + at,
+                count * sizeof(int32_t))
+    for tier in range(t.num_short):
+        memmove(dst.pages + <int64_t>tier * dst.capacity + to, src.pages + <int64_t>tier * src.capacity + at,
                 count * sizeof(int32_t))
     if t.keep_chain:
         memmove(dst.chain + to, src.chain + at, count * sizeof(uint64_t))
@@ -220,10 +228,7 @@ cdef bint buffers_resize(Tree* t, Node* node, int32_t capacity, int32_t at, int3
     if not buffers_new(t, &fresh, capacity):
         return False
     buffers_copy(t, node, at, &fresh, 0, count)
-    free(node.tokens)
-    free(node.ids)
-    free(node.chain)
-    free(node.names)
+    buffers_free(node)
     node[0] = fresh
     return True
 
@@ -344,6 +349,8 @@ cdef int32_t tree_extend(Tree* t, int32_t n, const int32_t* tokens, int32_t leng
                 t, chain_before(t, n, node.length + i), tokens + <int64_t>i * t.block_size)
     if t.keep_names:
         name_blocks(t, n, node.length, length)
+    for i in range(t.num_short):
+        memset(node.pages + <int64_t>i * node.capacity + node.length, 0xFF, length * sizeof(int32_t))
     node.length += length
     t.num_blocks += length
     return length
@@ -397,11 +404,8 @@ cdef bint tree_merge(Tree* t, int32_t n) noexcept nogil:
     buffers_copy(t, low, 0, &joined, up.length, low.length)
     table_drop(t, n)
     child_unlink(t, n)
-    free(low.tokens)
-    free(low.ids)
-    free(low.chain)
-    free(low.names)
-    low.tokens, low.ids, low.capacity = joined.tokens, joined.ids, joined.capacity
+    buffers_free(low)
+    low.tokens, low.ids, low.pages, low.capacity = joined.tokens, joined.ids, joined.pages, joined.capacity
     low.chain, low.names = joined.chain, joined.names
     for i in range(CHAINS):
         free(low.keys[i])
@@ -569,10 +573,7 @@ cdef class RadixTree:
     def __dealloc__(self):
         cdef int32_t n, i
         for n in range(self.tree.num_nodes):
-            free(self.tree.nodes[n].tokens)
-            free(self.tree.nodes[n].ids)
-            free(self.tree.nodes[n].chain)
-            free(self.tree.nodes[n].names)
+            buffers_free(&self.tree.nodes[n])
             for i in range(CHAINS):
                 free(self.tree.nodes[n].keys[i])
         free(self.tree.nodes)

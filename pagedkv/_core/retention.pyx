@@ -5,9 +5,10 @@ from libc.stdlib cimport realloc
 
 from pagedkv._core.block_pool cimport COUNT
 from pagedkv._core.links cimport Links, coldest, is_linked
-from pagedkv._core.place cimport EXPIRED, NUM_LISTS, Expiry, Place
+from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, NUM_LISTS, Expiry, Place
 from pagedkv._core.radix_tree cimport node_ids, node_top, tree_next
 from pagedkv._core.recency cimport recency_link, recency_unlink
+from pagedkv._core.tails cimport point_link, point_unlink
 from pagedkv._core.types cimport MAX_TIERS, NIL, handle_slot
 
 
@@ -62,11 +63,14 @@ cdef void expiry_pop(Place* p) noexcept nogil:
 cdef void set_class(Place* p, int32_t n, int32_t klass) noexcept nogil:
     cdef int32_t tier
     cdef bint linked[MAX_TIERS]
+    cdef bint is_point = point_unlink(p, n)
     for tier in range(p.num_tiers):
         linked[tier] = is_linked(&p.links[tier], n)
         if linked[tier]:
             recency_unlink(p, tier, n)
     p.fates[n].klass = <uint8_t>klass
+    if is_point:
+        point_link(p, n)
     for tier in range(p.num_tiers):
         if linked[tier]:
             recency_link(p, tier, n)
@@ -127,6 +131,16 @@ cdef void change_domain(Place* p, int32_t root, int32_t domain) noexcept nogil:
                     recency_link(p, tier, n)
                     p.domain_of[root] = 0
                 n = hotter
+    for i in range(NUM_CLASSES if p.groups != NULL else 0):
+        n = coldest(&p.groups.points, i)
+        while n >= 0:
+            hotter = p.groups.points.next[n]
+            if p.tree.nodes[n].root == root:
+                point_unlink(p, n)
+                p.domain_of[root] = domain
+                point_link(p, n)
+                p.domain_of[root] = 0
+            n = hotter
     n = tree_next(p.tree, root, root)
     while n != NIL:
         for tier in range(p.num_tiers):

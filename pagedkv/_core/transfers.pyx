@@ -15,12 +15,14 @@ from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_availa
 from pagedkv._core.events cimport EVENT_REMOVED
 from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, WRITE_NEVER, WRITE_REUSED, Fate, Place, Transfer
-from pagedkv._core.radix_tree cimport Node, is_remainder, node_ids, node_top, tree_merge, tree_split, tree_trim
+from pagedkv._core.radix_tree cimport Node, Tree, is_remainder, node_ids, node_top, tree_merge, tree_split, tree_trim
+from pagedkv._core.policies.choosing cimport may_go
 from pagedkv._core.recency cimport (
     child_left, end_moved, fate_split, is_owned, must_not_be_chosen, on_evict, pick_victim, place_ensure, queue_of,
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push, set_class
+from pagedkv._core.tails cimport coldest_point, has_room_for, point_drop
 from pagedkv._core.telling cimport event, event_hidden, event_stored
 from pagedkv._core.types cimport (
     E_BLOCKS, E_MEMORY, E_STALE, EVICTED, NIL, OK, Move, Reason, handle_slot, make_handle, next_generation,
@@ -150,6 +152,7 @@ cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil:
         if not ascending and p.tree.nodes[at].first_child != NIL:
             at = p.tree.nodes[at].first_child
             continue
+        point_drop(p, at)
         following = p.tree.nodes[at].next_sibling if at != n else NIL
         ascending = following == NIL
         if following == NIL:
@@ -314,7 +317,7 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
     if (up.length + p.tree.nodes[child].length > p.tree.max_run or up.tiers != p.tree.nodes[child].tiers
             or a.transfer >= 0 or b.transfer >= 0 or a.copying >= 0 or b.copying >= 0 or a.wanted != b.wanted
             or a.spoilt or b.spoilt or (p.has_remainders and a.matched != b.matched) or a.last_use != b.last_use
-            or a.klass != b.klass or a.frequency != b.frequency or a.expires != b.expires or a.failed or b.failed):
+            or a.klass != b.klass or a.point or a.frequency != b.frequency or a.expires != b.expires or a.failed or b.failed):
         return
     for tier in range(p.num_tiers):
         if (up.tiers >> tier) & 1 and (a.queue[tier] != b.queue[tier] or is_owned(p, n, tier) or is_owned(p, child, tier)
@@ -635,6 +638,77 @@ cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept no
     return True
 
 
+# ---- making room for groups of layers
+
+cdef void drop_dead_end(Place* p, int32_t n) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t parent, end, dead
+    while t.nodes[n].length > 0:
+        if (t.nodes[n].first_child != NIL or p.fates[n].point or p.fates[n].transfer >= 0 or p.fates[n].copying >= 0
+                or is_owned(p, n, 0)):
+            return
+        parent, end = t.nodes[n].parent, t.nodes[n].depth + t.nodes[n].length
+        dead = min(end % p.groups.free_every if p.groups.free_every else end, t.nodes[n].length)
+        if dead == 0:
+            return
+        drop_tail(p, n, dead)
+        if end - dead > t.nodes[parent].depth + t.nodes[parent].length:
+            return
+        n = parent
+
+
+# The coldest run that may go, of those colder than `point`: NIL without one. Runs with a point or a child are passed over,
+# and behind a run without either there are few of them, as a parent is hotter than its children.
+cdef int32_t coldest_run(Place* p, int32_t point, int32_t domain) noexcept nogil:
+    cdef int32_t d, klass, n, best = NIL
+    for d in range(p.num_domains):
+        if domain >= 0 and d != domain:
+            continue
+        for klass in range(NUM_CLASSES if point == NIL else p.fates[point].klass + 1):
+            n = coldest(&p.links[0], (d * NUM_CLASSES + klass) * 2)
+            while n >= 0 and (point == NIL or klass < p.fates[point].klass or p.fates[n].last_use < p.fates[point].point):
+                if may_go(p, 0, n, True):
+                    if (best == NIL or klass < p.fates[best].klass
+                            or (klass == p.fates[best].klass and p.fates[n].last_use < p.fates[best].last_use)):
+                        best = n
+                    break
+                n = p.links[0].next[n]
+            if best != NIL:
+                break
+    return best
+
+
+# The coldest point or run goes. False: there is none that may.
+cdef bint evict_one(Place* p, int64_t most, int32_t domain) noexcept nogil:
+    cdef int32_t point = coldest_point(p, domain), run = coldest_run(p, point, domain), parent, k
+    cdef bint whole
+    if run == NIL:
+        if point == NIL:
+            return False
+        point_drop(p, point)
+        drop_dead_end(p, point)
+        return True
+    parent = p.tree.nodes[run].parent
+    k = <int32_t>min(most, <int64_t>p.tree.nodes[run].length)
+    whole = k == p.tree.nodes[run].length
+    drop_tail(p, run, k)
+    drop_dead_end(p, parent if whole else run)
+    return True
+
+
+cdef bint make_room_for(Place* p, const int64_t* more) noexcept nogil:
+    while not has_room_for(p, more):
+        if not evict_one(p, p.tree.max_run, -1):
+            return False
+    return True
+
+
+cdef void evict_blocks(Place* p, int64_t want, int32_t domain) noexcept nogil:
+    cdef int64_t goal = p.counters.dropped[0] + want
+    while p.counters.dropped[0] < goal and evict_one(p, goal - p.counters.dropped[0], domain):
+        pass
+
+
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil:
     free_up(p, tier, want, domain, False)
 
@@ -650,6 +724,9 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
     cdef uint32_t others
     cdef bint redundant, mirrored = p.closed[p.coldest] and p.writes[p.coldest] >= WRITE_REUSED
     cdef bint oldest_first = p.oldest_first and not p.closed[tier]  # a closed tier loses leaves only
+    if p.groups != NULL:
+        evict_blocks(p, want, domain)
+        return
     lower = colder_tier(p, tier)
     while want > 0:
         n = pick_victim(p, tier, domain, childless or lower == NIL, &limit)

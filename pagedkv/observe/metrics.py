@@ -43,6 +43,7 @@ TOLD = {
     "refused_by_quota": ("refused_by_quota_blocks", "Blocks that a quota did not admit."),
     "expired": ("expired_blocks", "Blocks whose time to live ended."),
     "events_lost": ("events_lost", "KV events that the ring had no room for."),
+    "lagging": ("lagging_blocks", "Blocks of prompts behind a hit, which some groups of layers had let go of."),
     "sends_dropped": ("dropped_sends", "Prefixes that left the device before they were sent to the remote store."),
 }
 NOW = {  # what there is of it now
@@ -51,6 +52,7 @@ NOW = {  # what there is of it now
     "owners": ("prefix_owners", "Prefixes that sequences, pins and prefetches own now."),
     "in_flight": ("transfers_in_flight", "Transfers between tiers that are under way now."),
     "pinned_blocks": ("pinned_blocks", "Blocks that pins hold now."),
+    "points": ("points", "Boundaries of prefixes that stay usable in every group of layers."),
     "cached_blocks": ("tree_blocks", "Blocks that the prefix tree has now, in whatever tiers."),
 }
 DISK = {

@@ -55,6 +55,9 @@ class CacheStats:
         Calls of hooks that raised an Exception.
     steps_that_waited : int
         Steps for which no room had been made ahead: they waited for demotions.
+    lagging_tokens : int
+        With ``KVCache(by_group=True)``: tokens of prompts that the layers with full attention held behind the hit, and
+        that had to be computed again because another group of layers had let go of its tail there.
     orphans : int
         Blocks that the disk held when the cache was opened and that were dropped: the block before them was not there,
         their key was not that of their content, or they were there twice.
@@ -82,6 +85,7 @@ class CacheStats:
     clock_failures: int = 0
     hook_failures: int = 0
     steps_that_waited: int = 0
+    lagging_tokens: int = 0
     orphans: int = 0
     overflowing_writes: int = 0
     latency: Mapping[str, Latency] = field(default_factory=dict, compare=False)

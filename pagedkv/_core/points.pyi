@@ -1,0 +1,1 @@
+"""Points of groups of layers; nothing here is callable from Python."""

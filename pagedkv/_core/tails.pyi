@@ -1,0 +1,1 @@
+"""Pages, tails and points of groups of layers; nothing here is callable from Python."""

@@ -1,0 +1,263 @@
+"""Groups of layers that see equally far back: pages, tails and points.
+
+tails.pxd has the words. The rule: a prefix of k blocks may be used if every group has its last need(k) blocks before k.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_drop_one
+from pagedkv._core.links cimport coldest, is_linked, link_hottest, unlink
+from pagedkv._core.place cimport NUM_CLASSES, Groups, Place
+from pagedkv._core.radix_tree cimport Tree, is_remainder, node_pages, tree_child, tree_common
+from pagedkv._core.recency cimport child_left
+from pagedkv._core.types cimport MAX_GROUPS, NIL
+
+
+# ---- pages: references are those of rows and owners, and `marks` of points. A page that points alone hold is cached.
+
+cdef inline void page_hold(Pool* pool, int32_t page) noexcept nogil:
+    pool.num_cached -= (pool.refs[page] & COUNT) == pool.marks[page]
+    pool.refs[page] += 1
+
+
+# False where that was the last holder: the page is free, and the run has a hole there now.
+cdef inline bint page_let(Pool* pool, int32_t page) noexcept nogil:
+    cdef uint32_t left = (pool.refs[page] & COUNT) - 1
+    pool.num_cached += left == pool.marks[page] and left > 0
+    if left == 0:
+        pool.refs[page] = 1
+    pool_drop_one(pool, page)
+    return left > 0
+
+
+cdef inline void page_mark(Pool* pool, int32_t page) noexcept nogil:
+    pool.marks[page] += 1
+    pool.refs[page] += 1
+
+
+cdef inline bint page_unmark(Pool* pool, int32_t page) noexcept nogil:
+    cdef uint32_t left = (pool.refs[page] & COUNT) - 1
+    pool.marks[page] -= 1
+    if left == 0:
+        pool.num_cached -= 1
+        pool.refs[page] = 1
+    pool_drop_one(pool, page)
+    return left > 0
+
+
+cdef void to_pages(Place* p, int32_t n, int32_t group, int32_t first, int32_t last, What what) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef Pool* pool = p.groups.pools[group]
+    cdef int32_t* pages
+    cdef int32_t i, depth, begin
+    cdef bint stays
+    while last > first:
+        depth = t.nodes[n].depth
+        if depth < last:
+            pages, begin = node_pages(t, n, group), max(first - depth, 0)
+            for i in range(begin, last - depth):
+                assert pages[i] != NIL, "a page that is needed is a hole"
+                stays = True
+                if what == HOLD:
+                    page_hold(pool, pages[i])
+                elif what == MARK:
+                    page_mark(pool, pages[i])
+                elif what == LET:
+                    stays = page_let(pool, pages[i])
+                else:
+                    stays = page_unmark(pool, pages[i])
+                if not stays:
+                    pages[i] = NIL
+            last = depth
+        n = t.nodes[n].parent
+
+
+cdef bint has_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t group, at, first, last, i, depth
+    for group in range(1, p.groups.num):
+        at, first, last = n, k - need(p.groups, group, k), k
+        while last > first:
+            depth = t.nodes[at].depth
+            if depth < last:
+                for i in range(max(first - depth, 0), last - depth):
+                    if node_pages(t, at, group)[i] == NIL:
+                        return False
+                last = depth
+            at = t.nodes[at].parent
+    return True
+
+
+# ---- matching
+
+# since[g]: where the stretch of pages that ends here began. Behind a run's first k blocks: the last boundary that may be used.
+cdef int32_t usable_in_run(Place* p, int32_t n, int32_t k, int32_t* since, int32_t best) noexcept nogil:
+    cdef Groups* g = p.groups
+    cdef int32_t depth = p.tree.nodes[n].depth, i, group
+    cdef bint good
+    for i in range(k):
+        good = True
+        for group in range(1, g.num):
+            if node_pages(p.tree, n, group)[i] == NIL:
+                since[group] = depth + i + 1
+            good &= since[group] <= depth + i + 1 - need(g, group, depth + i + 1)
+        if good:
+            best = depth + i + 1
+    return best
+
+
+cdef int32_t longest_usable(
+    Place* p, int32_t root, const int32_t* tokens, int64_t num_blocks, int32_t* agreed
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t since[MAX_GROUPS]
+    cdef int32_t n = root, k, best = 0
+    cdef int64_t done = 0
+    for k in range(MAX_GROUPS):
+        since[k] = 0
+    while done < num_blocks:
+        n = tree_child(t, n, tokens + done * t.block_size)
+        if n == NIL or is_remainder(t, n) or p.fates[n].failed:
+            break
+        k = tree_common(t, n, tokens + done * t.block_size, num_blocks - done)
+        best = usable_in_run(p, n, k, since, best)
+        done += k
+        if k < t.nodes[n].length:
+            break
+    agreed[0] = <int32_t>done
+    return best
+
+
+cdef int32_t usable_of_path(Place* p, int32_t n, int32_t num_blocks) noexcept nogil:
+    cdef int32_t k = num_blocks
+    while k > 0 and not has_tail(p, n, k):
+        k -= 1
+    return k
+
+
+# ---- owners
+
+cdef void tail_own(Place* p, int32_t owner) noexcept nogil:
+    cdef int32_t group, k = p.owners[owner].num_blocks
+    for group in range(1, p.groups.num):
+        p.owners[owner].first[group] = k - need(p.groups, group, k)
+        to_pages(p, p.owners[owner].node, group, p.owners[owner].first[group], k, HOLD)
+
+
+cdef void tail_share(Place* p, int32_t owner, int32_t other) noexcept nogil:
+    cdef int32_t group
+    for group in range(1, p.groups.num):
+        p.owners[other].first[group] = p.owners[owner].first[group]
+        to_pages(p, p.owners[owner].node, group, p.owners[owner].first[group], p.owners[owner].num_blocks, HOLD)
+
+
+cdef void tail_shorten(Place* p, int32_t owner, int32_t group, int32_t first) noexcept nogil:
+    if first > p.owners[owner].first[group]:
+        to_pages(p, p.owners[owner].node, group, p.owners[owner].first[group], first, LET)
+        p.owners[owner].first[group] = first
+
+
+cdef void tail_disown(Place* p, int32_t owner) noexcept nogil:
+    cdef int32_t group
+    for group in range(1, p.groups.num):
+        tail_shorten(p, owner, group, p.owners[owner].num_blocks)
+
+
+cdef void tail_cut(Place* p, int32_t owner, int32_t old_node, int32_t old_blocks) noexcept nogil:
+    cdef int32_t group, first, held, k = p.owners[owner].num_blocks
+    for group in range(1, p.groups.num):
+        first, held = k - need(p.groups, group, k), p.owners[owner].first[group]
+        if held >= k:                               # nothing that it held is needed
+            to_pages(p, p.owners[owner].node, group, first, k, HOLD)
+            to_pages(p, old_node, group, held, old_blocks, LET)
+            p.owners[owner].first[group] = first
+        else:
+            if first < held:
+                to_pages(p, p.owners[owner].node, group, first, held, HOLD)
+                p.owners[owner].first[group] = first
+            to_pages(p, old_node, group, k, old_blocks, LET)
+
+
+cdef void pages_join(Place* p, int32_t owner, int32_t group, int32_t first, int32_t* pages) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef Pool* pool = p.groups.pools[group]
+    cdef int32_t n = p.owners[owner].node, last = p.owners[owner].num_blocks, depth, i
+    cdef int32_t* there
+    cdef int32_t* mine
+    while last > first:
+        depth = t.nodes[n].depth
+        for i in range(max(first - depth, 0), last - depth):
+            there, mine = node_pages(t, n, group) + i, pages + (depth + i - first)
+            if there[0] == NIL:
+                there[0] = mine[0]
+                pool.refs[mine[0]] |= TREE
+            elif there[0] != mine[0]:
+                page_hold(pool, there[0])
+                pool_drop_one(pool, mine[0])
+                mine[0] = there[0]
+        last = depth
+        n = t.nodes[n].parent
+
+
+# ---- points
+
+cdef bint point_unlink(Place* p, int32_t n) noexcept nogil:
+    if p.groups == NULL or not is_linked(&p.groups.points, n):
+        return False
+    unlink(&p.groups.points, n)
+    return True
+
+
+cdef void point_link(Place* p, int32_t n) noexcept nogil:
+    link_hottest(&p.groups.points, p.domain_of[p.tree.nodes[n].root] * NUM_CLASSES + p.fates[n].klass, n)
+
+
+cdef void point_touch(Place* p, int32_t n) noexcept nogil:
+    if p.fates[n].point == 0:
+        return
+    p.clock += 1
+    p.fates[n].point = p.clock
+    point_unlink(p, n)
+    point_link(p, n)
+
+
+cdef void point_drop(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t group, k = p.tree.nodes[n].depth + p.tree.nodes[n].length
+    if p.fates[n].point == 0:
+        return
+    point_unlink(p, n)
+    p.fates[n].point = 0
+    p.fates[n].kids[p.fates[n].top] -= 1
+    p.groups.num_points -= 1
+    for group in range(1, p.groups.num):
+        to_pages(p, n, group, k - need(p.groups, group, k), k, UNMARK)
+    child_left(p, n)
+
+
+cdef int32_t coldest_point(Place* p, int32_t domain) noexcept nogil:
+    cdef int32_t d, klass, n, best = NIL
+    for d in range(p.num_domains):
+        if domain >= 0 and d != domain:
+            continue
+        for klass in range(NUM_CLASSES):
+            n = coldest(&p.groups.points, d * NUM_CLASSES + klass)
+            if n >= 0:
+                if (best == NIL or klass < p.fates[best].klass
+                        or (klass == p.fates[best].klass and p.fates[n].point < p.fates[best].point)):
+                    best = n
+                break
+    return best
+
+
+# ---- room
+
+cdef bint has_room_for(Place* p, const int64_t* more) noexcept nogil:
+    cdef int64_t extents = 0, lacking
+    cdef int32_t group
+    cdef Pool* pool
+    for group in range(p.groups.num):
+        pool = p.groups.pools[group]
+        lacking = more[group] - pool.num_stack + (pool.num_reserved + pool.watermark if more[group] else 0)
+        if lacking > 0:
+            extents += (lacking + pool.per_extent - 1) // pool.per_extent
+    return extents <= p.groups.pools[0].extents.num_free
