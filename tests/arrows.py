@@ -35,7 +35,9 @@ ARROWS: dict[str, set[str]] = {
     "attention": {"errors", "spec", "kernels", "cpu", "reference"},
     "cache.layer_scales": {"spec", "cpu"},
     "cache.storage": {"errors", "spec", "tiers"},
-    "cache.reach": {"errors", "spec", "cache.storage"},
+    "cache.reach": {"errors", "spec", "cache.storage", "cache.group_kv"},
+    "cache.group_kv": {"errors", "spec", "cache.device_kv", "cache.storage"},
+    "cache.grouped": {"errors", "spec", "_core"},
     "cache.device_kv": {
         *("errors", "spec", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
         "cache.storage",
@@ -44,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.runtime": {"_core", "threads.crew"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
-        *("cache.device_kv", "cache.gpu_kv"),
+        *("cache.device_kv", "cache.gpu_kv", "cache.group_kv"),
     },
     "cache.ranks": {
         *("errors", "spec", "_core.tier", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),
@@ -60,7 +62,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.learned": {"errors", "_core", "tiers", "observe.callbacks"},
     "cache.parts": {
         *("errors", "spec", "_core", "tiers", "kernels", "cache.cost_model", "cache.admission"),
-        *("cache.learned", "cache.storage", "cache.tiered"),
+        *("cache.learned", "cache.storage", "cache.tiered", "cache.grouped"),
     },
     "cache.jobs": {"errors", "_core", "observe.hooks", "cache.storage"},
     "cache.dispatcher_thread": {"_core"},
@@ -103,7 +105,7 @@ ARROWS: dict[str, set[str]] = {
         *("cache.pin", "cache.prefetch", "cache.load", "cache.sequence", "cache.step", "cache.cost_model"),
         *("cache.scrub", "cache.checkpoint", "cache.journal", "cache.runtime"),
         *("cache.roots", "cache.learned", "cache.parts", "cache.matcher", "cache.ranks"),
-        *("observe.hooks", "cache.traced_step"),
+        *("observe.hooks", "cache.traced_step", "cache.grouped"),
         *("observe.clock", "threads.crew"),
     },
     "cache.traced_step": {"cache.engine", "observe.hooks", "cache.sequence", "cache.step"},

@@ -33,6 +33,7 @@ from pagedkv.cache.cost_model import CostModel
 from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.cache.engine import Engine
 from pagedkv.cache.explain import Explanation, explain_match
+from pagedkv.cache.grouped import group_layout
 from pagedkv.cache.journal import note_closed, note_opened, note_unwritten
 from pagedkv.cache.learned import DEFAULT, Learned
 from pagedkv.cache.load import Load
@@ -59,7 +60,7 @@ from pagedkv.cache.remote.sharing import Shared
 from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
 from pagedkv.cache.roots import Root, Roots
 from pagedkv.cache.runtime import SYSTEM, Runtime
-from pagedkv.cache.scrub import MODES, Scrub
+from pagedkv.cache.scrub import MODES, PageScrub, Scrub
 from pagedkv.cache.scrub import Mode as ScrubMode
 from pagedkv.cache.sequence import Batch, Sequence, session_number
 from pagedkv.cache.step import Step
@@ -70,6 +71,7 @@ from pagedkv.errors import (
     InvalidArgument,
     NamespaceRequired,
     TierError,
+    UnsupportedVariant,
     WrongType,
 )  # fmt: skip
 from pagedkv.interop import Pages, export, pages_of
@@ -145,6 +147,11 @@ class KVCache:
     storage : Storage, optional
         What holds, computes and moves the KV's bytes, in place of the tiers that `device`, `backend` and `threads`
         describe: an engine's own memory, or none at all (:mod:`pagedkv.cache.storage`). It serves one cache.
+    by_group : bool
+        Keep each layer's reach alone, for models with full attention in some layers and a window or chunks in
+        others: of these layers a sequence holds its last tokens alone, and a prefix its last tokens where a request
+        began, ended or parted from another (docs/models.md). On the device alone, on the CPU, with ``policy="lru"``;
+        not under a :class:`pagedkv.Scheduler` yet. Default: every layer keeps all tokens.
     ranks : Ranks, optional
         The KV lies in other processes, the ranks, each of which holds an equal part of every block's KV heads
         (:class:`pagedkv.Rank`, docs/ranks.md). Budgets are those of all ranks together. The cache waits for its ranks.
@@ -188,14 +195,23 @@ class KVCache:
         scrub: ScrubMode = "across_namespaces",
         clock: Callable[[], float] | None = None,
         storage: Storage | None = None,
+        by_group: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         first = first_memory(memory, device_memory, host_memory, device, backend)
         blocks_in = blocks_of if ranks is None else partial(rank_blocks, ranks)
         sizes = blocks_in(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
         remote = check_remote(remote, spec)
+        layout = None
+        check_flag(by_group, "by_group")
+        if by_group:
+            other, place = "" if policy == "lru" else "policy", "" if device == "cpu" else device
+            layout, sizes[Tier.DEVICE] = group_layout(
+                spec, sizes[Tier.DEVICE], host_memory=host_memory, disk=disk, remote=remote, policy=other, device=place,
+                backend=backend, storage=storage, ranks=ranks, inclusive=inclusive,
+            )  # fmt: skip
         if ranks is None:
-            self._storage = storage_of(storage, device, backend, threads, remote)
+            self._storage = storage_of(storage, device, backend, threads, remote, layout)
         else:
             self._storage = rank_storage(ranks, storage, device, backend, threads, remote)
         pinned = 0 if pin_budget is None else blocks_for(pin_budget, spec, "pin_budget")
@@ -216,9 +232,13 @@ class KVCache:
             "event_words": event_words, "write": write, "claims": 0 if remote is None else remote.claims,
             "send": "never" if remote is None else remote.write,
         }  # fmt: skip
+        if layout is not None:
+            core["layout"] = layout
         self.placement = open_placement(sizes, spec.block_size, **core)
         self._costs = CostModel(spec.block_size, spec.block_bytes, cost_tokens, prefill_tokens_per_s)
         self._scrub = Scrub(scrub, sizes[Tier.DEVICE], spec.block_size)
+        if layout is not None:
+            self._scrub = PageScrub(scrub, spec.block_size)
         self._roots = Roots(self.placement, self._scrub)
         self._counts = threading.Lock()
         self._prompt_tokens = self._missed_promotions = 0
@@ -874,6 +894,7 @@ class KVCache:
                 clock_failures=clock_failures,
                 hook_failures=self.hooks.failures,
                 steps_that_waited=self._engine.steps_that_waited,
+                lagging_tokens=self.placement.stats()["lagging"] * self.spec.block_size,
                 orphans=0 if self._found is None else sum(self._found.orphans.values()),
                 overflowing_writes=getattr(self._storage.kv, "overflowing_writes", 0),  # only a CPU's KV counts them
                 latency=self._costs.latencies.read(),
@@ -960,6 +981,8 @@ class KVCache:
             Blocks hold scales, or V is not as wide as K.
         """
         shape, dtype = self.spec.block_shape, self.spec.exchange_dtype
+        if self.table.num_groups > 1:
+            raise UnsupportedVariant("a cache by groups has no blocks with the KV of all layers: take layer()")
         k, v = (export(array, dtype=dtype, read_only=read_only, stream=stream) for array in self.layer(layer))
         return pages_of(k, v, shape, self.spec.block_size)
 

@@ -120,13 +120,13 @@ class DeviceKV:
         v = self._checked("v", v, (len(slots), heads, v_width))
         scaled = {} if self._scales is None else self.scales(layer) | {"scale_mode": spec.scale_mode}
         if cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=self._bits, kv_dtype=spec.dtype, **scaled):
-            self.overflowing_writes += 1
-            if self.overflowing_writes == 1:
-                log.warning(
-                    "layer %d: K or V was larger than any number of %s and is stored as infinity, which makes "
-                    "attention NaN; said once, stats().overflowing_writes counts all",
-                    spec.model_layer(layer), spec.dtype,
-                )  # fmt: skip
+            self._overflowed(layer)
+
+    def _overflowed(self, layer: int) -> None:
+        """Count a write that stored a finite number as infinity."""
+        self.overflowing_writes += 1
+        if self.overflowing_writes == 1:
+            log_overflow(self.spec, layer)
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2], one after the other."""
@@ -183,6 +183,15 @@ class DeviceKV:
             wanted = ", ".join(dict.fromkeys((*([] if self._scales else [self.spec.dtype]), *self._sources)))
             raise LayoutMismatch(f"{name} has dtype {values.dtype}: one of {wanted} is needed")
         return values
+
+
+def log_overflow(spec: KVSpec, layer: int) -> None:
+    """Warn that a write to one of the spec's own layers stored a finite number as infinity."""
+    log.warning(
+        "layer %d: K or V was larger than any number of %s and is stored as infinity, which makes "
+        "attention NaN; said once, stats().overflowing_writes counts all",
+        spec.model_layer(layer), spec.dtype,
+    )  # fmt: skip
 
 
 def _sources(spec: KVSpec) -> tuple[str, ...]:

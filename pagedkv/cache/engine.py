@@ -143,11 +143,16 @@ class Engine:
                 with self._counting:
                     self.steps_that_waited += 1
             if self._scrub.active:
-                self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), kv.zero_blocks)
+                zero: Any = kv.zero_pages if arrays.groups else kv.zero_blocks  # type: ignore[attr-defined]
+                self._scrub.clear(arrays, lookahead, lambda: self.table.roots(rows), zero)
             if len(arrays.copies):
                 kv.copy_blocks(arrays.copies)
                 self._scrub.copied(arrays.copies)
                 self.table.copies_done(arrays.copies)
+            for group, part in enumerate(arrays.groups, start=1):
+                if len(part.copies):
+                    kv.copy_pages(group, part.copies)  # type: ignore[attr-defined]
+                    self.table.copies_done(part.copies, group)
             return arrays
         except PagedKVError:  # after any other exception the caller cancels: it may come as this returns, too
             if not refused:
@@ -199,6 +204,22 @@ class Engine:
                     self.table.cancel(rows)
                 raise
             span.set(tokens=len(arrays.tokens))
+
+    def gather(self, row: int, start: int, stop: int, out: tuple[Any, Any] | None, layout: str) -> tuple[Any, Any]:
+        """K and V of tokens `start` to `stop` - 1 of a row, as :meth:`KV.gather`.
+
+        Raises
+        ------
+        InvalidArgument
+            The cache keeps of some layers the last tokens alone, from a later one on.
+        LayoutMismatch
+        """
+        blocks = self.table.blocks(row)
+        if self.table.num_groups == 1:
+            return self.kv.gather(blocks, start, stop, out, layout)
+        tables = [(0, blocks), *(self.table.pages(row, group) for group in range(1, self.table.num_groups))]
+        result: tuple[Any, Any] = self.kv.gather_pages(tables, start, stop, out, layout)  # type: ignore[attr-defined]
+        return result
 
     def reuse_part(self, row: int, block: int, common: int) -> int:
         """Copy a block whose first `common` tokens are this row's next ones.

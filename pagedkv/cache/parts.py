@@ -17,12 +17,14 @@ from pagedkv._core.radix_tree import RadixTree
 from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.grouped import open_groups
 from pagedkv.cache.learned import Folder, Learned
 from pagedkv.cache.storage import Storage, Store, check_storage
 from pagedkv.cache.tiered import TieredStorage, shards_of
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.kernels.backend import Backend
 from pagedkv.spec.budgets import MAX_BLOCKS, Disk, blocks_for
+from pagedkv.spec.groups import GroupLayout
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.paths import nearest_existing, path_text
 from pagedkv.spec.remote import Remote
@@ -115,14 +117,19 @@ def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
 
 
 def open_placement(
-    sizes: list[int], block_size: int, policy: str, inclusive: Any, *, claims: int = 0, **options: Any
-) -> Placement:
+    sizes: list[int], block_size: int, policy: str, inclusive: Any, *, claims: int = 0,
+    layout: GroupLayout | None = None, **options: Any,
+) -> Placement:  # fmt: skip
     """The core over pools of these sizes, and of so many claims; `options` as Placement's.
+
+    With a layout of groups the only size is in extents.
 
     Raises
     ------
     WrongType, InvalidArgument
     """
+    if layout is not None:
+        return open_groups(layout, sizes[Tier.DEVICE], block_size, policy=policy, **options)
     pools = [BlockPool(size) if size else None for size in sizes]
     while pools[-1] is None:
         pools.pop()
@@ -138,7 +145,12 @@ def open_placement(
 
 
 def storage_of(
-    given: Storage | None, device: str, backend: Backend | None, threads: int, remote: Remote | None
+    given: Storage | None,
+    device: str,
+    backend: Backend | None,
+    threads: int,
+    remote: Remote | None,
+    layout: GroupLayout | None = None,
 ) -> Storage:
     """The storage that was given, or the usual one made of the other options.
 
@@ -147,7 +159,7 @@ def storage_of(
     WrongType, InvalidArgument
     """
     if given is None:
-        return TieredStorage(device, backend, threads, remote)
+        return TieredStorage(device, backend, threads, remote, layout)
     if device != "cpu" or backend is not None or threads != THREADS or remote is not None:
         raise InvalidArgument(
             "device, backend, threads and remote say how the cache opens a storage of its own: give them to storage= "

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.cache.group_kv import GroupStep
 from pagedkv.cache.storage import KV, BoundStep, StepTables
 from pagedkv.errors import InvalidArgument, LayoutMismatch, UnsupportedVariant
 from pagedkv.spec.kv_spec import KVSpec
@@ -89,14 +90,24 @@ class LayeredStep:
         if chunk is not None:
             if options.get("mask") is not None or not options.get("causal", True):
                 raise UnsupportedVariant(f"layer {layer} has chunks of {chunk} tokens: causal and without mask")
-            bound = self._chunked(chunk)
+            bound = self._chunked(chunk, read)
         return bound.attend(read, q, **options)
 
-    def _chunked(self, chunk: int) -> BoundStep:
+    def tables_of(self, own: int) -> StepTables:
+        """The step's arrays for one of the layers with KV of their own."""
+        return self._whole.tables_of(own) if isinstance(self._whole, GroupStep) else self._tables
+
+    def _chunked(self, chunk: int, read: int) -> BoundStep:
         bound = self._in_chunks.get(chunk)
         if bound is None:
-            tables = in_chunks(self._tables, chunk, self._spec.block_size)
-            bound = self._whole if tables is self._tables else self._kv.bind(tables, chunk)
+            size, whole = self._spec.block_size, self._whole
+            if isinstance(whole, GroupStep):  # whose tables begin at a chunk, so that lengths count from there
+                tables = whole.tables_of(read)
+                cut = in_chunks(tables, chunk, size)
+                bound = whole if cut is tables else whole.bound_over(read, cut)
+            else:
+                tables = in_chunks(self._tables, chunk, size)
+                bound = whole if tables is self._tables else self._kv.bind(tables, chunk)
             self._in_chunks[chunk] = bound
         return bound
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv._core.block_table import StepArrays
+from pagedkv._core.block_table import GroupArrays, StepArrays
 
 Mode: TypeAlias = Literal["across_namespaces", "always", "never"]
 MODES: tuple[Mode, ...] = ("across_namespaces", "always", "never")
@@ -116,7 +116,7 @@ class Scrub:
             self._last[blocks] = roots
 
     def _given(
-        self, arrays: StepArrays, starts: NDArray[np.intp], lookahead: int, roots: NDArray[np.int64]
+        self, arrays: StepArrays | GroupArrays, starts: NDArray[np.intp], lookahead: int, roots: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The step's blocks that hold no computed token yet, and the namespace of each."""
         blocks = (arrays.slot_mapping[starts] // self._block_size).astype(np.int32)
@@ -128,3 +128,34 @@ class Scrub:
             rows, _ = np.nonzero(ahead)
             blocks, owners = np.concatenate((blocks, tables[ahead])), np.concatenate((owners, roots[rows]))
         return blocks, owners
+
+
+class PageScrub(Scrub):
+    """The same where groups of layers share memory: pages of one show another's old bytes.
+
+    From a second namespace on, every page is zeroed before a sequence fills it.
+    """
+
+    def __init__(self, mode: Mode, block_size: int) -> None:
+        super().__init__(mode, 0, block_size)
+
+    def clear(
+        self,
+        arrays: StepArrays,
+        lookahead: int,
+        roots: Callable[[], NDArray[np.int64]],
+        zero: Callable[..., None],
+    ) -> None:
+        """As :meth:`Scrub.clear`; `zero` is given a group's number and its pages."""
+        starts = np.flatnonzero(arrays.slot_mapping % self._block_size == 0)
+        if len(starts) or lookahead:
+            none = np.zeros(len(arrays.seq_lens), np.int64)
+            parts: tuple[StepArrays | GroupArrays, ...] = (arrays, *arrays.groups)
+            for group, part in enumerate(parts):
+                zero(group, self._given(part, starts, lookahead, none)[0])
+
+    def copied(self, pairs: NDArray[np.int32]) -> None:
+        """Note nothing: copies are whole."""
+
+    def _note(self, blocks: NDArray[np.int32] | int, roots: NDArray[np.int64] | int) -> None:
+        pass

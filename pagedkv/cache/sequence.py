@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.held import HeldRow, fork_row
 from pagedkv.cache.engine import Engine
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, UnsupportedVariant, WrongType
 from pagedkv.interop import View, as_argument, block_views, export
 from pagedkv.spec.budgets import check_choice
 from pagedkv.spec.kv_spec import LAYOUTS
@@ -234,7 +234,8 @@ class Sequence:
         Raises
         ------
         WrongType, InvalidArgument
-            The range is not within the computed tokens, or the layout is neither of the two.
+            The range is not within the computed tokens, or begins before those that a cache by groups keeps of every
+            layer, or the layout is neither of the two.
         LayoutMismatch
             An array of `out` has another shape or dtype, or may not be written.
         """
@@ -245,9 +246,9 @@ class Sequence:
         if not begin <= end <= computed:
             raise InvalidArgument(f"start = {begin}, stop = {end} is no range of the {computed} computed tokens")
         if not isinstance(out, tuple):
-            return self._engine.kv.gather(self.blocks, begin, end, out, layout)
+            return self._engine.gather(self.row, begin, end, out, layout)
         arrays: Any = tuple(as_argument("out", array, writable=True) for array in out)
-        self._engine.kv.gather(self.blocks, begin, end, arrays, layout)
+        self._engine.gather(self.row, begin, end, arrays, layout)
         return out
 
     def export_blocks(self, *, stream: Any = None) -> list[View]:
@@ -270,9 +271,11 @@ class Sequence:
         InvalidArgument
             A step of this sequence is under way; or the cache has `max_sequences` already, and this would be one more.
         UnsupportedVariant
-            Blocks hold scales, or V is not as wide as K.
+            Blocks hold scales, V is not as wide as K, or the cache keeps each layer's reach alone (`by_group`).
         """
         shape = self._engine.spec.block_shape
+        if self._engine.table.num_groups > 1:
+            raise UnsupportedVariant("a cache by groups has no blocks with the KV of all layers: gather it")
         (holder,) = self.fork()
         committed = self._engine.table.info(holder.row).num_committed
         holder.truncate(committed * self._engine.spec.block_size)

@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.block_table import StepArrays
 from pagedkv.cache.engine import Engine
-from pagedkv.cache.reach import bind_step, written_layer
+from pagedkv.cache.reach import LayeredStep, bind_step, written_layer
 from pagedkv.cache.sequence import Batch, Sequence
-from pagedkv.cache.storage import BoundStep
+from pagedkv.cache.storage import BoundStep, StepTables
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
@@ -303,6 +303,20 @@ class Step:
 
     def __reduce__(self) -> NoReturn:
         raise WrongType("a Step belongs to its process, and cannot be pickled or copied: send its tokens")
+
+    def tables_of(self, layer: int) -> StepTables:
+        """The step's arrays for a layer of the model, for kernels of the caller's own.
+
+        With ``KVCache(by_group=True)`` each group of layers has its own: ``block_tables`` name pages of
+        :meth:`KVCache.layer`, from the first that is still needed on, and ``seq_lens`` count from there. Else they are
+        the step's own.
+
+        Raises
+        ------
+        WrongType, InvalidArgument
+        """
+        own, arrays = self._engine.spec.own_layer(layer), self.arrays
+        return self._bound.tables_of(own) if isinstance(self._bound, LayeredStep) else arrays
 
     @property
     def _under_way(self) -> BoundStep:

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from pagedkv._core.tier import Tier
 from pagedkv.cache.device_kv import DeviceKV
+from pagedkv.cache.group_kv import GroupKV
 from pagedkv.cache.storage import KV
 from pagedkv.errors import ClosedError, TierError, WrongType
 from pagedkv.kernels.backend import Backend, is_backend
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
+from pagedkv.spec.groups import GroupLayout
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.place import cuda_number
 from pagedkv.spec.remote import Remote
@@ -41,6 +43,7 @@ class TieredStorage:
     backend : what launches the kernels; default: CuPy on a CUDA `device`, else none.
     threads : that move blocks.
     remote : the store that other caches share, if there is one.
+    layout : of groups of layers, on a CPU's device tier alone; its size is then in extents.
 
     Attributes
     ----------
@@ -53,11 +56,17 @@ class TieredStorage:
     """
 
     def __init__(
-        self, device: str = "cpu", backend: Backend | None = None, threads: int = 2, remote: Remote | None = None
+        self,
+        device: str = "cpu",
+        backend: Backend | None = None,
+        threads: int = 2,
+        remote: Remote | None = None,
+        layout: GroupLayout | None = None,
     ) -> None:
         if backend is not None and not is_backend(backend):
             raise WrongType(f"backend must be a pagedkv.kernels.backend.Backend, not {type(backend).__name__}")
         self._place, self._gpu, self._backend = device, cuda_number(device), backend
+        self._layout = layout
         self._threads = whole_number(threads, "threads", 1, MOST_THREADS)
         self.tiers: dict[int, OpenTier] = {}
         self._kv: KV | None = None
@@ -85,7 +94,8 @@ class TieredStorage:
 
     def _open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
         opened = list(blocks)
-        device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], spec.block_bytes, device=self._place)
+        each = spec.block_bytes if self._layout is None else self._layout.extent_bytes
+        device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], each, device=self._place)
         if blocks[Tier.HOST]:
             self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], spec.block_bytes, device=self._place)
         if disk is not None:
@@ -109,6 +119,8 @@ class TieredStorage:
 
     def _kv_of(self, spec: KVSpec, tier: DeviceTier) -> KV:
         """The device's K and V: computed by kernels if there is something to launch them."""
+        if self._layout is not None:
+            return GroupKV(spec, self._layout, tier.arena)
         if self._gpu is None and self._backend is None:
             return DeviceKV(spec, tier.arena)
         from pagedkv.attention.places import (

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from pagedkv.cache.cache import KVCache
 from pagedkv.cache.step import Step
-from pagedkv.errors import InvalidArgument, OutOfBlocks, QueueFull, RequestTooLarge, WrongType
+from pagedkv.errors import InvalidArgument, OutOfBlocks, QueueFull, RequestTooLarge, UnsupportedVariant, WrongType
 from pagedkv.observe.clock import Clock
 from pagedkv.observe.stats import SchedulerStats
 from pagedkv.scheduler.admission import Admission
@@ -84,6 +84,11 @@ class Scheduler:
     ) -> None:
         if not isinstance(cache, KVCache):
             raise WrongType(f"a scheduler is for a pagedkv.KVCache, not {type(cache).__name__}")
+        if cache.table.num_groups > 1:
+            raise UnsupportedVariant(
+                "a scheduler counts blocks that all layers keep, and this cache keeps each layer's reach alone: "
+                "open it without by_group, or step its sequences yourself"
+            )
         options = SchedulerOptions() if options is None else options
         if not isinstance(options, SchedulerOptions):
             raise WrongType(f"options must be SchedulerOptions, not {type(options).__name__}")
