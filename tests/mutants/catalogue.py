@@ -11,6 +11,7 @@ from tests.mutants import (
     catalogue_cpu,
     catalogue_disk,
     catalogue_events,
+    catalogue_groups,
     catalogue_hazard,
     catalogue_moves,
     catalogue_names,
@@ -24,6 +25,7 @@ from tests.mutants import (
 
 ROOMS = {
     "core": catalogue_core.MUTANTS,
+    "groups": catalogue_groups.MUTANTS,
     "cache": catalogue_cache.MUTANTS,
     "moves": catalogue_moves.MUTANTS,
     "names": catalogue_names.MUTANTS,

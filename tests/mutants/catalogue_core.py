@@ -6,6 +6,9 @@ from tests.mutants.mutant import Mutant
 
 CHANGED = "write_hint(&self.num_changes, self.num_changes + 1)\n"
 
+LENGTH = "            seq_lens[i] = last\n"
+PAD = "            memset(tables + i * w + wide, 0xFF, (w - wide) * sizeof(int32_t))\n"
+
 MUTANTS = (
     Mutant(
         "a policy may name a victim that may not go",
@@ -189,14 +192,17 @@ MUTANTS = (
         )
         for what, edit in (
             ("a cut row keeps blocks it gave back in its columns", ("                    self.put(r, i, NIL)\n", "")),
-            ("a row far shorter than others is not padded", ("            if wide < w:\n", "            if False:\n")),
+            (
+                "a row far shorter than others is not padded",
+                (f"            if wide < w:\n    {PAD}{LENGTH}", LENGTH),
+            ),
         )
     ),
     Mutant(
         "a fork writes into the block it shares",
         "pagedkv/_core/block_table.pyx",
         (
-            ("        if row.forked and q > 0:", "        if False:"),
+            ("        if row.forked and q > 0:    # blocks", "        if False:    # blocks"),
             ("            if row.forked and row.scheduled > 0:", "            if False:"),
         ),
         ("test_siblings_never_see_each_others_writes",),

@@ -184,8 +184,7 @@ SHORT = "test_whichever_allocation_fails_the_books_agree_and_the_call_succeeds_l
 MEMORY = (
     Mutant(
         "buffers that could not all be made are freed twice", TREE,
-        (("        node.tokens = node.ids = NULL               # giving the node back frees what it has\n"
-          "        node.chain = node.names = NULL\n", ""),),
+        (("    node.tokens = node.ids = node.pages = NULL\n    node.chain = node.names = NULL\n", ""),),
         (f"{SHORT}[lru]",),
     ),
     Mutant(

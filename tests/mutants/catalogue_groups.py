@@ -1,0 +1,90 @@
+"""Mistakes in the groups of layers: needs, tails, points, extents."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TAILS, POINTS, TABLE = "pagedkv/_core/tails.pyx", "pagedkv/_core/points.pyx", "pagedkv/_core/block_table.pyx"
+RULES, TRANSFERS, POOL = "pagedkv/_core/tails.pxd", "pagedkv/_core/transfers.pyx", "pagedkv/_core/block_pool.pyx"
+COMPUTED = "blocks_in(row.computed, self.block_size, self.shift)"
+AGREES = "test_the_core_over_groups_is_the_models_equal[{}]"
+
+MUTANTS = (
+    Mutant(
+        "a window needs a block less", RULES,
+        (("    return k if k < g.window[group] else g.window[group]\n",
+          "    return k if k < g.window[group] - 1 else g.window[group] - 1\n"),),
+        (AGREES.format("window 5"),),
+    ),
+    Mutant(
+        "a chunk needs nothing", RULES,
+        (("        return k % g.chunk[group]\n", "        return 0\n"),),
+        (AGREES.format("chunk 6"),),
+    ),
+    Mutant(
+        "a boundary with a hole in its tail is a hit", TAILS,
+        (("                since[group] = depth + i + 1\n", "                pass\n"),),
+        (AGREES.format("windows 9 and 2"),),
+    ),
+    Mutant(
+        "half a tail makes a point", POINTS,
+        (("num_blocks - need(p.groups, group, num_blocks), num_blocks, MARK)",
+          "num_blocks - (need(p.groups, group, num_blocks) + 1) // 2, num_blocks, MARK)"),),
+        (AGREES.format("window 16"),),
+    ),
+    Mutant(
+        "a point does not keep its run", POINTS,
+        (("        p.fates[n].kids[p.fates[n].top] += 1\n", ""),),
+        (AGREES.format("window 5"),),
+    ),
+    Mutant(
+        "a dead end stays", TRANSFERS,
+        (("        point_drop(p, point)\n        drop_dead_end(p, point)\n", "        point_drop(p, point)\n"),),
+        (AGREES.format("window 5"),),
+        quick=True,
+    ),
+    Mutant(
+        "a hit does not hold its tail", "pagedkv/_core/owners.pyx",
+        (("        tail_own(p, owner)\n        if done:", "        if done:"),),
+        (AGREES.format("window 2"),),
+    ),
+    Mutant(
+        "a point is as old as its first use", TAILS,
+        (("    point_unlink(p, n)\n    point_link(p, n)\n\n\ncdef void point_drop",
+          "    if not is_linked(&p.groups.points, n):\n        point_link(p, n)\n\n\ncdef void point_drop"),),
+        ("test_the_point_used_longest_ago_goes_first_and_with_it_all_that_only_it_kept",),
+    ),
+    Mutant(
+        "the end of a sequence is no point", TABLE,
+        (("                point_make(&self.placement.place, row.owner, row.num_owned)\n", "                pass\n"),),
+        (AGREES.format("window 5"),),
+    ),
+    Mutant(
+        "where requests part is no point", TABLE,
+        (("            point_make(p, row.owner, row.agreed)\n", "            pass\n"),),
+        ("test_where_two_requests_part_is_hit_from_the_third_on",),
+    ),
+    Mutant(
+        "drafts cost the row its window", TABLE,
+        (("        kept = max(0, row.num_owned - row.spare)\n", "        kept = row.num_owned\n"),),
+        ("test_drafts_that_are_cut_off_leave_the_window_behind_them",),
+    ),
+    Mutant(
+        "a fork writes into the page that it shares", TABLE,
+        (("                for j in range(max(row.num_owned, column), row.paged):\n",
+          "                for j in range(row.paged, row.paged):\n"),
+         (f"                    for j in range(max(row.num_owned, {COMPUTED}), row.paged):\n",
+          "                    for j in range(row.paged, row.paged):\n")),
+        ("test_a_fork_shares_pages_and_copies_the_one_that_it_writes",),
+    ),
+    Mutant(
+        "an extent stays with its pool", POOL,
+        (("    if p.used_in[extent] == 0:\n", "    if False:\n"),),
+        ("test_an_extent_belongs_to_one_pool_and_goes_back_with_its_last_block",),
+    ),
+    Mutant(
+        "pages of another namespace are not zeroed", "pagedkv/cache/scrub.py",
+        (("                zero(group, self._given(part, starts, lookahead, none)[0])\n", "                pass\n"),),
+        ("test_no_page_shows_another_namespaces_numbers",),
+    ),
+)  # fmt: skip
