@@ -740,6 +740,16 @@ cdef class BlockTable:
                             more[group] += 1
                             copied[group] += 1
 
+    # Blocks of the spine, and as many more as fit into the extents that the pages of short groups would take.
+    cdef int64_t as_blocks(self, int64_t blocks, const int64_t* more) noexcept nogil:
+        cdef int32_t group
+        cdef Pool* pool
+        for group in range(1, self.num_groups):
+            pool = self.pool_of(group)
+            if more[group] > pool.num_stack:
+                blocks += (more[group] - pool.num_stack + pool.per_extent - 1) // pool.per_extent * self.pool.per_extent
+        return blocks
+
     # As `fill`, for one short group, before it: the pages that `plan_groups` counted are there. tables [n][w], copies [c][2].
     cdef void fill_group(self, int32_t group, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                          int64_t w, int32_t* tables, int32_t* seq_lens, int64_t* slots, int32_t* copies) noexcept nogil:
@@ -1233,8 +1243,6 @@ cdef class BlockTable:
         cdef int64_t wide[MAX_GROUPS]
         cdef int64_t copied[MAX_GROUPS]
         cdef int64_t needed = 0
-        cdef int32_t i
-        cdef Pool* pool
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
         cdef int64_t totals[5]
@@ -1247,11 +1255,7 @@ cdef class BlockTable:
                                   NULL if links is None else i32(links), totals)
         if code == OK and self.num_groups > 1:
             self.plan_groups(i64(handles), n, NULL if lens is None else i32(lens), ahead, more, wide, copied)
-            needed = totals[0]
-            for i in range(1, self.num_groups):
-                pool = self.pool_of(i)
-                if more[i] > pool.num_stack:
-                    needed += (more[i] - pool.num_stack + pool.per_extent - 1) // pool.per_extent * self.pool.per_extent
+            needed = self.as_blocks(totals[0], more)
         self.lock.release()
         if code != OK:
             self.raise_(code, handles, totals[4])
@@ -1293,7 +1297,8 @@ cdef class BlockTable:
     def try_step(self, rows, q_lens=None, lookahead=0, follow=None):
         """As :meth:`step`, but where too few blocks are free.
 
-        The number of blocks that it needs, and nothing was changed.
+        The number of blocks that it needs, and nothing was changed. Over groups of layers that is OutOfBlocks: all that could
+        be evicted was, and no caller can make room for pages.
 
         Returns
         -------
@@ -1411,10 +1416,10 @@ cdef class BlockTable:
             if code == OK:
                 break
             if code == E_BLOCKS:
-                if short:
+                if short and self.num_groups == 1:
                     return totals[0]
                 if self.placement is not None:
-                    raise self.placement.out_of_blocks(totals[0])
+                    raise self.placement.out_of_blocks(self.as_blocks(totals[0], more) if self.num_groups > 1 else totals[0])
                 raise self.block_pool._out_of_blocks(totals[0])
             if code != E_STATE:
                 self.raise_(code, handles, totals[4])

@@ -14,11 +14,7 @@ from libc.stdint cimport int32_t, int64_t
 from pagedkv._core.place cimport Groups, Place
 
 # Blocks before the boundary behind k blocks that a short group needs.
-cdef inline int32_t need(Groups* g, int32_t group, int32_t k) noexcept nogil:
-    if g.chunk[group] > 0:
-        return k % g.chunk[group]
-    return k if k < g.window[group] else g.window[group]
-
+cdef int32_t need(Groups* g, int32_t group, int32_t k) noexcept nogil
 cdef enum What:
     HOLD                # for a row or an owner
     LET

@@ -13,6 +13,12 @@ from pagedkv._core.recency cimport child_left
 from pagedkv._core.types cimport MAX_GROUPS, NIL
 
 
+cdef int32_t need(Groups* g, int32_t group, int32_t k) noexcept nogil:
+    if g.chunk[group] > 0:
+        return k % g.chunk[group]
+    return k if k < g.window[group] else g.window[group]
+
+
 # ---- pages: references are those of rows and owners, and `marks` of points. A page that points alone hold is cached.
 
 cdef inline void page_hold(Pool* pool, int32_t page) noexcept nogil:

@@ -148,6 +148,19 @@ def test_results_stay_the_same_while_prompts_push_each_other_out(opened: Callabl
     assert cache.stats().hit_tokens["device"] > 0
 
 
+def test_a_step_that_lacks_pages_alone_is_out_of_blocks_and_no_other_wait(opened: Callable[..., pk.KVCache]) -> None:
+    spec, lacking = SPECS["windows"], 0
+    for num_tokens in range(8, 120, 4):
+        cache = opened(spec, 12, by_group=True)
+        with cache.sequence(prompt(1, num_tokens)) as seq:
+            try:
+                compute(cache, seq, num_tokens)
+            except pk.OutOfBlocks:
+                lacking += cache.placement.pools[0].num_available >= -(-num_tokens // SIZE)
+            assert seq.num_computed in (0, num_tokens)
+    assert lacking > 0
+
+
 def test_a_sequence_takes_no_more_than_its_next_token_reads(opened: Callable[..., pk.KVCache]) -> None:
     spec = pk.KVSpec.of([WINDOW] * 5 + [FULL], dtype="float32", block_size=SIZE)
     cache = opened(spec, by_group=True)

@@ -148,6 +148,44 @@ def test_forks_of_gemma_go_on_apart(bed: GemmaBed, opened: Open) -> None:
             bed.decode(cache, seq, LONG, start=DONE, count=STEPS - DONE)
 
 
+@pytest.mark.realmodel
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_gemma_computes_the_golden_tokens_in_a_cache_by_groups(
+    beds: dict[int, GemmaBed], opened: Open, size: int
+) -> None:
+    bed = beds[size]
+    cache = opened(bed, 2 * ROOM, by_group=True)
+    assert bed.follow(cache, [LONG, "france", "single"], chunk=100) == {LONG: 0, "france": 0, "single": 0}
+    assert bed.follow(cache, [LONG])[LONG] >= bed.whole(len(GOLDENS[LONG].ids) - 1)
+    bed.follow(cache, [OTHER])
+    cache.check_integrity()
+
+
+@pytest.mark.realmodel
+@pytest.mark.slow
+def test_gemma_by_groups_is_forked_evicted_and_computed_again(bed: GemmaBed, opened: Open) -> None:
+    cache = opened(bed, 640, by_group=True)  # as many blocks of all layers would not hold the prompt
+    for turn in range(2):
+        assert (bed.follow(cache, [LONG], chunk=64)[LONG] == 0) == (turn == 0)
+        with cache.sequence(bed.so_far(LONG)) as seq:
+            bed.decode(cache, seq, LONG, count=DONE)
+            first, pages = cache.table.pages(seq.row, 1)
+            assert len(pages) <= 512 // 16 + 2
+            assert len(seq.blocks) == first + len(pages)
+            (fork,) = seq.fork()
+            with fork:
+                fork.append([5, 6, 7])
+                with cache.step([fork]) as step:
+                    bed.model.forward(step)
+                bed.decode(cache, seq, LONG, start=DONE, count=STEPS - DONE)
+        cache.check_integrity()
+    bed.follow(cache, ["code"], chunk=64)
+    with cache.sequence(range(10, 10 + ROOM)) as seq, pytest.raises(pk.OutOfBlocks), cache.step([seq]):
+        pass  # all that is cached has gone
+    assert bed.follow(cache, [LONG], chunk=64) == {LONG: 0}
+
+
 def preempted(bed: GemmaBed, cache: pk.KVCache) -> bytes:
     """A request is let go of in the middle of its generation; the KV of its whole blocks."""
     with cache.sequence(bed.so_far(LONG)) as seq:
