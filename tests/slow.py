@@ -42,6 +42,7 @@ WHAT = {
     "tests/mutants/test_mutants.py": "mutants, and the same tests on a copy without a mistake",
     "tests/packaging/test_wheel.py": "builds and installs the wheel",
     "tests/bench/test_small_benches.py": "a first token through a store, and stores that stand still",
+    "tests/oracle/test_groups_of_the_core.py": "a million moves of the core over groups of layers",
     "tests/realmodel": "SmolLM2 beyond its goldens, Gemma 3",
     "tests/reliability/test_proofs.py": "the proofs outside `QUICK`",
     "tests/ranks/test_example.py": "a split model against the goldens",
