@@ -687,6 +687,15 @@ cdef class BlockTable:
                 return False
         return True
 
+    # Room for the tail of any boundary.
+    cdef bint grow_tails(self) noexcept nogil:
+        cdef int32_t group
+        for group in range(1, self.num_groups):
+            if not self.grow_short(group, max(self.placement.place.groups.window[group],
+                                              self.placement.place.groups.chunk[group])):
+                return False
+        return True
+
     # Row r has the pages of its owner and no others. False: no memory.
     cdef bint load_tail(self, int32_t r) noexcept nogil:
         cdef Tree* t = self.placement.place.tree
@@ -1676,18 +1685,21 @@ cdef class BlockTable:
                 self.part(r)
             whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
             blocks = (keep + self.block_size - 1) // self.block_size
-            if self.num_groups > 1:
-                self.drop_pages(r, blocks if entry.num_owned <= whole else 0)
-            if entry.num_owned > whole:
+            if self.num_groups > 1 and not self.grow_tails():
+                code = E_MEMORY
+            elif entry.num_owned > whole:
                 whole = place_uncut(&self.placement.place, entry.owner, whole)      # the rest of a run in flight goes too
                 with nogil:
                     code = place_shorten(&self.placement.place, entry.owner, whole)
                 blocks = whole
-                if code == OK and self.num_groups > 1 and not self.load_tail(r):
-                    code = E_MEMORY
+                if code == OK and self.num_groups > 1:
+                    self.drop_pages(r, 0)
+                    self.load_tail(r)               # for which there is room
                 if code == OK:
                     for i in range(whole, entry.num_owned):
                         table[i] = NIL              # the owner let go of these; only the row's own are dropped below
+            elif self.num_groups > 1:
+                self.drop_pages(r, blocks)
             if code == OK:
                 for i in range(entry.num_blocks - 1, blocks - 1, -1):
                     if table[i] != NIL:
