@@ -113,6 +113,7 @@ cdef class BlockTable:
 
     cdef bint grow_short(self, int32_t group, int64_t wanted) noexcept nogil
     cdef bint grow_shorts(self, const int64_t* wanted) noexcept nogil
+    cdef int32_t own_pages(self, int32_t r, int32_t blocks) noexcept nogil
     cdef bint grow_tails(self) noexcept nogil
     cdef bint load_tail(self, int32_t r) noexcept nogil
     cdef void drop_pages(self, int32_t r, int32_t blocks) noexcept nogil

@@ -646,6 +646,8 @@ cdef class BlockTable:
         if row.owner == NIL or full <= row.num_owned:
             return 0
         full -= row.num_owned
+        if self.num_groups > 1:
+            full = self.own_pages(r, full)
         if self.placement.place.has_remainders:
             drop_outgrown(&self.placement.place, row.owner, row.tokens + <int64_t>row.num_owned * self.block_size)
         first = row.num_owned
@@ -686,6 +688,16 @@ cdef class BlockTable:
             if not self.grow_short(group, wanted[group]):
                 return False
         return True
+
+    # Of a row's own next `blocks` blocks, the leading ones whose pages no other row holds: the tree would not be told when
+    # another one lets go of a page as its own.
+    cdef int32_t own_pages(self, int32_t r, int32_t blocks) noexcept nogil:
+        cdef int32_t group, i, first = self.rows[r].num_owned
+        for i in range(blocks):
+            for group in range(1, self.num_groups):
+                if self.pool_of(group).refs[self.pages_of(r, group)[first + i - self.first_of(r, group)]] & COUNT > 1:
+                    return i
+        return blocks
 
     # Room for the tail of any boundary.
     cdef bint grow_tails(self) noexcept nogil:

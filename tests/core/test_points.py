@@ -153,6 +153,25 @@ def test_a_fork_shares_pages_and_copies_the_one_that_it_writes() -> None:
     core.sound()
 
 
+def test_a_page_that_two_forks_hold_as_their_own_is_not_the_trees() -> None:
+    core = Core()
+    name = core.placement.tree.namespace(b"tenant")
+    core.placement.set_quota(name, 0)
+    row, _ = core.table.open(np.arange(9, dtype=np.int32), name)
+    core.compute(row)  # the tree refuses its blocks
+    (fork,) = core.table.fork(row)
+    core.placement.set_quota(name, None)
+    other, _ = core.table.open(np.arange(15, dtype=np.int32), name)
+    core.compute(other)  # the tree has them, and holes where the window has moved on
+    for turn in range(6):
+        core.table.append([row], [50 + turn])
+        core.compute(row)
+        core.sound()
+    for each in (row, fork, other):
+        core.table.release(each)
+        core.sound()
+
+
 def test_drafts_that_are_cut_off_leave_the_window_behind_them() -> None:
     core = Core()
     row, _ = core.open(range(12))

@@ -73,6 +73,11 @@ MUTANTS = (
         ("test_a_fork_shares_pages_and_copies_the_one_that_it_writes",),
     ),
     Mutant(
+        "a page that two rows hold as their own becomes the tree's", TABLE,
+        (("            full = self.own_pages(r, full)\n", "            pass\n"),),
+        ("test_a_page_that_two_forks_hold_as_their_own_is_not_the_trees",),
+    ),
+    Mutant(
         "an extent stays with its pool", POOL,
         (("    if p.used_in[extent] == 0:\n", "    if False:\n"),),
         ("test_an_extent_belongs_to_one_pool_and_goes_back_with_its_last_block",),
