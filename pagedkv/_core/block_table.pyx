@@ -2031,6 +2031,8 @@ cdef class BlockTable:
                 n = t.nodes[n].parent
             if page < 0 or page >= pool.fresh or pool.refs[page] & COUNT == 0:
                 out.append(f"row {r}, group {group}: page {page} of block {j} is free")
+            elif j >= row.num_owned and pool.refs[page] >> 31:
+                out.append(f"row {r}, group {group}: its own page {page} of block {j} is the tree's")
             elif j < row.num_owned and node_pages(t, n, group)[j - t.nodes[n].depth] != page:
                 out.append(f"row {r}, group {group}: page {page} of block {j} is not the tree's")
         for j in range(row.paged - first, self.short_width[group]):

@@ -637,6 +637,8 @@ cdef class Placement:
         cdef Pool* pool = self.place.pools[0]
         cdef int64_t handle = self._handle(owner)
         cdef int32_t bad = -1
+        if self.place.groups != NULL:
+            raise InvalidArgument("over groups of layers blocks join the tree with their pages: insert them with a BlockTable")
         if cnp.PyArray_SIZE(array) != <int64_t>num_blocks * self.tree.tree.block_size:
             raise InvalidArgument(f"{num_blocks} blocks hold {num_blocks * self.tree.tree.block_size} tokens, not {len(array)}")
         self.lock.acquire()

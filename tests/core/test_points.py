@@ -213,6 +213,15 @@ def test_a_dropped_namespace_keeps_no_page() -> None:
     assert core.shared.num_free == 40
 
 
+def test_blocks_without_pages_do_not_join_the_tree() -> None:
+    core = Core()
+    owner, _ = core.placement.acquire([1, 2])
+    with pytest.raises(pk.InvalidArgument, match="with a BlockTable"):
+        core.placement.insert(owner, [1, 2], core.full.alloc(1))
+    core.placement.release(owner)
+    core.placement.check_integrity()
+
+
 def test_rows_over_groups_follow_no_others() -> None:
     core = Core()
     rows = [core.open(range(9))[0] for _ in range(2)]
