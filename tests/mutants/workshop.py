@@ -125,7 +125,8 @@ def _build(folder: Path, modules: list[str]) -> None:
 
 def _run_tests(folder: Path, tests: list[str], proof_count: int) -> Outcome:
     """One seed for hypothesis: a killer meets the same cases in every run."""
-    options = ("-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+    options = ["-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    options += ["-p", "tests.mutants.leaving"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     return _run(folder, command, **({"PAGEDKV_PROOF_COUNT": str(proof_count)} if proof_count else {}))
 
