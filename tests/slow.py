@@ -51,6 +51,7 @@ WHAT = {
     "tests/replay/test_cli.py": "the command without arguments",
     "tests/replay/test_engine_real.py": "a long trace with real bytes",
     "tests/replay/test_policy_hits.py": "every policy on the shared traces, where they are",
+    "tests/scheduler/test_by_group.py": "random runs of a scheduler over groups of layers",
     "tests/scheduler/test_loading.py": "random queues whose prefixes lie on slow tiers",
     "tests/scheduler/test_mending.py": "lines at which a scheduler is interrupted",
     "tests/scheduler/test_random_runs.py": "long runs of a scheduler at capacity",

@@ -11,6 +11,7 @@
 # Pools of several groups of layers share one memory in *extents*, each of which belongs to one pool at a time and holds
 # `per_extent` of its blocks. A pool takes an extent when it has no free block left, and gives it back with its last block in
 # use. Its ids go over the whole memory: those of an extent that it does not have are not free, and never handed out.
+# An extent with a live block is *held*: eviction alone cannot empty it.
 from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t
 
 from pagedkv._core.lock cimport Lock
@@ -32,7 +33,7 @@ cdef struct Pool:
     int32_t chunk           # growth step in blocks; 0 for a fixed pool
     int32_t fresh
     int32_t num_stack       # ids on the free stack
-    int32_t num_cached      # kept by pool_cache / pool_uncache, which only Placement calls
+    int32_t num_cached      # kept by pool_cache and pool_uncache, which only Placement calls
     int32_t num_reserved    # promised to reservations, not to be handed out otherwise
     int32_t watermark       # num_available never counts these last blocks
     uint32_t* refs          # [max_capacity]
@@ -45,6 +46,8 @@ cdef struct Pool:
     int32_t head            # the first extent with a free block, or NIL
     int32_t* free_in        # [num], the first free block of an extent, or NIL
     int32_t* used_in        # [num], blocks of an extent in use
+    int32_t* live_in        # [num], of these the live ones
+    int32_t num_held        # extents that are held
     int32_t* next_with      # [num], the list of extents with free blocks
     int32_t* prev_with
     uint32_t* marks         # [max_capacity] of a short group: points that need the block, of its references; else NULL
@@ -64,8 +67,39 @@ cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil
 cdef int pool_free(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil
 cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil
 
-# A block of an extent is free; with the extent's last one the extent is.
+# A live block of an extent is free; with the extent's last one the extent is.
 cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil
+
+cdef inline void block_live(Pool* p, int32_t block) noexcept nogil:
+    cdef int32_t extent = block // p.per_extent
+    p.num_held += p.live_in[extent] == 0
+    p.live_in[extent] += 1
+
+cdef inline void block_not_live(Pool* p, int32_t block) noexcept nogil:
+    cdef int32_t extent = block // p.per_extent
+    p.live_in[extent] -= 1
+    p.num_held -= p.live_in[extent] == 0
+
+# Live blocks are cached from now on; and cached ones are live again, or are about to be freed.
+cdef inline void pool_cache(Pool* p, const int32_t* ids, int32_t n) noexcept nogil:
+    cdef int32_t i
+    p.num_cached += n
+    if p.extents != NULL:
+        for i in range(n):
+            block_not_live(p, ids[i])
+
+cdef inline void pool_uncache(Pool* p, const int32_t* ids, int32_t n) noexcept nogil:
+    cdef int32_t i
+    p.num_cached -= n
+    if p.extents != NULL:
+        for i in range(n):
+            block_live(p, ids[i])
+
+# More extents than are held that a pool needs for `more` blocks, once all that is cached is evicted.
+cdef inline int64_t extents_lacking(Pool* p, int64_t more) noexcept nogil:
+    cdef int64_t live = <int64_t>p.num_own * p.per_extent - p.num_stack - p.num_cached
+    more += live + (p.num_reserved + p.watermark if more > 0 else 0) - <int64_t>p.num_held * p.per_extent
+    return (more + p.per_extent - 1) // p.per_extent if more > 0 else 0
 
 # Inside the core: ids are known to be live, so these only assert.
 cdef inline uint32_t pool_count(Pool* p, int32_t block) noexcept nogil:
@@ -88,7 +122,7 @@ cdef inline void pool_drop_one(Pool* p, int32_t block) noexcept nogil:
 cdef class ExtentPool:
     cdef Extents extents
     cdef readonly tuple pools
-    cdef int64_t obtainable_from_others(self, Pool* pool) except -1
+    cdef int64_t obtainable(self, Pool* pool) except -1
 
 cdef class BlockPool:
     cdef Pool pool

@@ -71,6 +71,7 @@ cdef int32_t block_from_extent(Pool* p) noexcept nogil:
     p.free_in[extent] = p.stack[block]
     p.used_in[extent] += 1
     p.num_stack -= 1
+    block_live(p, block)
     if p.free_in[extent] == NIL:
         without_free(p, extent)
     return block
@@ -78,6 +79,7 @@ cdef int32_t block_from_extent(Pool* p) noexcept nogil:
 
 cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil:
     cdef int32_t extent = block // p.per_extent
+    block_not_live(p, block)
     if p.free_in[extent] == NIL:
         with_free(p, extent)
     p.stack[block] = p.free_in[extent]
@@ -258,14 +260,28 @@ cdef class ExtentPool:
         free(self.extents.free)
         free(self.extents.owner)
 
-    # Blocks of a pool that would fit where the other pools' cached blocks are.
-    cdef int64_t obtainable_from_others(self, Pool* pool) except -1:
+    # Blocks that a pool could hand out if all that is cached were evicted.
+    cdef int64_t obtainable(self, Pool* pool) except -1:
         cdef BlockPool each
-        cdef int64_t extents = 0
+        cdef int64_t extents = self.extents.num
         for each in self.pools:
-            if &each.pool != pool:
-                extents += each.pool.num_cached // each.pool.per_extent
-        return extents * pool.per_extent
+            extents -= each.pool.num_held
+        cdef int64_t live = <int64_t>pool.num_own * pool.per_extent - pool.num_stack - pool.num_cached
+        return max(0, (extents + pool.num_held) * pool.per_extent - live - pool.num_reserved - pool.watermark)
+
+    @property
+    def num_extents(self):
+        """Extents in all."""
+        return self.extents.num
+
+    @property
+    def per_extent(self):
+        """By pool: its blocks in one extent, a tuple."""
+        cdef BlockPool each
+        sizes = []
+        for each in self.pools:
+            sizes.append(each.pool.per_extent)
+        return tuple(sizes)
 
     @property
     def num_free(self):
@@ -287,11 +303,11 @@ cdef class ExtentPool:
         """
         cdef BlockPool each
         cdef Pool* p
-        cdef int32_t extent, block, used, unused, own
+        cdef int32_t extent, block, used, unused, own, live, held
         problems = []
         for each in self.pools:
             p = &each.pool
-            own = unused = 0
+            own = unused = live = held = 0
             for extent in range(self.extents.num):
                 used = 0
                 for block in range(extent * p.per_extent, (extent + 1) * p.per_extent):
@@ -299,7 +315,11 @@ cdef class ExtentPool:
                 if (self.extents.owner[extent] == p.number) != (used > 0):
                     problems.append(f"extent {extent} has {used} blocks of pool {p.number} and owner "
                                     f"{self.extents.owner[extent]}")
-                elif used:
+                live += p.live_in[extent]
+                held += p.live_in[extent] > 0
+                if not 0 <= p.live_in[extent] <= used:
+                    problems.append(f"extent {extent} of pool {p.number}: {p.live_in[extent]} of {used} blocks are live")
+                if self.extents.owner[extent] == p.number and used:
                     own += 1
                     unused += p.per_extent - used
                     block = p.free_in[extent]
@@ -308,6 +328,9 @@ cdef class ExtentPool:
                         block = p.stack[block] if p.refs[block] & COUNT == 0 else NIL
                     if used != p.per_extent:
                         problems.append(f"extent {extent} of pool {p.number} lists other free blocks than it has")
+            if p.num_held != held or live != own * p.per_extent - unused - p.num_cached:
+                problems.append(f"pool {p.number}: {p.num_held} extents are held and {live} blocks live, really {held}, "
+                                f"{own * p.per_extent - unused - p.num_cached}")
             if p.num_own != own or p.num_stack != unused:
                 problems.append(f"pool {p.number}: {p.num_own} extents and {p.num_stack} free blocks, really {own}, {unused}")
         if self.extents.num_free != self.owners().count(NIL):
@@ -366,6 +389,7 @@ cdef class BlockPool:
         free(self.pool.stack)
         free(self.pool.free_in)
         free(self.pool.used_in)
+        free(self.pool.live_in)
         free(self.pool.next_with)
         free(self.pool.prev_with)
         free(self.pool.marks)
@@ -375,10 +399,11 @@ cdef class BlockPool:
         cdef Pool* p = &self.pool
         cdef size_t n = max(1, shared.extents.num)
         p.free_in, p.used_in = <int32_t*>malloc(n * sizeof(int32_t)), <int32_t*>calloc(n, sizeof(int32_t))
+        p.live_in = <int32_t*>calloc(n, sizeof(int32_t))
         p.next_with, p.prev_with = <int32_t*>malloc(n * sizeof(int32_t)), <int32_t*>malloc(n * sizeof(int32_t))
         if number > 0:
             p.marks = <uint32_t*>calloc(max(1, p.max_capacity), sizeof(uint32_t))
-        if (p.free_in == NULL or p.used_in == NULL or p.next_with == NULL or p.prev_with == NULL
+        if (p.free_in == NULL or p.used_in == NULL or p.live_in == NULL or p.next_with == NULL or p.prev_with == NULL
                 or (number > 0 and p.marks == NULL)):
             raise MemoryError(f"no memory for {n} extents")
         self.shared = shared
@@ -600,6 +625,11 @@ cdef class BlockPool:
         return count
 
     @property
+    def extents(self):
+        """The ExtentPool whose memory it shares with others, or None."""
+        return self.shared
+
+    @property
     def max_blocks(self):
         """Blocks the pool may grow to."""
         return self.pool.max_capacity
@@ -630,9 +660,10 @@ cdef class BlockPool:
         """
         cdef int64_t count
         self.lock.acquire()
-        count = <int64_t>pool_available(&self.pool) + self.pool.num_cached
-        if self.shared is not None:
-            count += self.shared.obtainable_from_others(&self.pool)
+        if self.shared is None:
+            count = <int64_t>pool_available(&self.pool) + self.pool.num_cached
+        else:
+            count = self.shared.obtainable(&self.pool)
         self.lock.release()
         return count
 

@@ -119,11 +119,14 @@ cdef class BlockTable:
     cdef void drop_pages(self, int32_t r, int32_t blocks) noexcept nogil
     cdef void plan_groups(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* more,
                           int64_t* wide, int64_t* copied) noexcept nogil
+    cdef void plan_to_finish(self, const int64_t* handles, int32_t n, int32_t most, int32_t lookahead,
+                             int64_t* more) noexcept nogil
     cdef int64_t as_blocks(self, int64_t blocks, const int64_t* more) noexcept nogil
     cdef void fill_group(self, int32_t group, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                          int64_t w, int32_t* tables, int32_t* seq_lens, int64_t* slots, int32_t* copies) noexcept nogil
     cdef void commit_groups(self, int32_t r, int32_t before) noexcept nogil
     cdef object _checked(self, rows, q_lens, lookahead, follow, bint short)
+    cdef object _pages(self, rows, q_lens, int64_t most, lookahead)
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, cnp.ndarray links, bint short)
     cdef int32_t agree(self, int32_t r, int32_t leader, int32_t limit) noexcept nogil
     cdef void join(self, int32_t r, int32_t leader, int32_t until) noexcept nogil

@@ -23,7 +23,7 @@ from pagedkv._core.owners cimport (
     place_acquire, place_arrive, place_blocks, place_depart, place_follow, place_owner, place_release, place_share,
     place_shorten, place_uncut,
 )
-from pagedkv._core.place cimport TAKEN_OVER, Place
+from pagedkv._core.place cimport TAKEN_OVER, Groups, Place
 from pagedkv._core.points cimport point_make
 from pagedkv._core.radix_tree cimport Tree, node_pages, node_top, tree_named
 from pagedkv._core.remainders cimport drop_outgrown, place_keep_remainder
@@ -761,6 +761,26 @@ cdef class BlockTable:
                             more[group] += 1
                             copied[group] += 1
 
+    # The pages of each short group that rows need beside those they have, until all their tokens are computed, `most` at once.
+    cdef void plan_to_finish(
+        self, const int64_t* handles, int32_t n, int32_t most, int32_t lookahead, int64_t* more
+    ) noexcept nogil:
+        cdef Groups* g = self.placement.place.groups
+        cdef int64_t pages[MAX_GROUPS]
+        cdef int64_t wide[MAX_GROUPS]
+        cdef int32_t i, r, q, group, end, first
+        cdef Row* row
+        self.plan_groups(handles, n, NULL, lookahead, pages, wide, more)    # of which the copies on write stand as they are
+        for group in range(1, self.num_groups):
+            for i in range(n):
+                r = handle_slot(handles[i])
+                row, first = &self.rows[r], self.first_of(r, group)
+                q = min(most, row.num_tokens - row.computed)
+                end = blocks_in(row.num_tokens + lookahead + self.block_size - 1, self.block_size, self.shift)
+                end = min(end - first, max(g.window[group], g.chunk[group]) + 1
+                          + blocks_in(q + 2 * lookahead + self.block_size - 1, self.block_size, self.shift))
+                more[group] += max(0, end - (row.paged - first))
+
     # Blocks of the spine, and as many more as fit into the extents that the pages of short groups would take.
     cdef int64_t as_blocks(self, int64_t blocks, const int64_t* more) noexcept nogil:
         cdef int32_t group
@@ -1281,6 +1301,55 @@ cdef class BlockTable:
         if code != OK:
             self.raise_(code, handles, totals[4])
         return totals[0] if self.num_groups == 1 else needed
+
+    def pages_needed(self, rows, q_lens=None, lookahead=0):
+        """Blocks of each group of layers that :meth:`step` would allocate for these.
+
+        Returns
+        -------
+        ndarray of int64 [num_groups]
+        """
+        return self._pages(rows, q_lens, -1, lookahead)
+
+    def pages_to_finish(self, rows, most, lookahead=0):
+        """The most blocks of each group that rows still need to compute all their tokens.
+
+        Parameters
+        ----------
+        rows : int64 [n]
+        most : int
+            Tokens of a row that a step computes at most.
+        lookahead : int
+
+        Returns
+        -------
+        ndarray of int64 [num_groups]
+        """
+        return self._pages(rows, None, count_input(most, "most", 1, 2**31 - 1), lookahead)
+
+    cdef object _pages(self, rows, q_lens, int64_t most, lookahead):
+        cdef int64_t wide[MAX_GROUPS]
+        cdef int64_t copied[MAX_GROUPS]
+        cdef int64_t totals[5]
+        cdef cnp.ndarray handles = int64_input(rows, "rows")
+        cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), ahead = count_input(lookahead, "lookahead", 0, 1 << 20)
+        if lens is not None and cnp.PyArray_SIZE(lens) != n:
+            raise InvalidArgument(f"{n} rows but {len(lens)} q_lens")
+        cdef cnp.ndarray out = np.zeros(self.num_groups, np.int64)
+        cdef int64_t* more = i64(out)
+        self.lock.acquire()
+        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead, NULL, totals)
+        if code == OK:
+            more[0] = totals[0]
+            if self.num_groups > 1 and most < 0:
+                self.plan_groups(i64(handles), n, NULL if lens is None else i32(lens), ahead, more, wide, copied)
+            elif self.num_groups > 1:
+                self.plan_to_finish(i64(handles), n, <int32_t>most, ahead, more)
+        self.lock.release()
+        if code != OK:
+            self.raise_(code, handles, totals[4])
+        return out
 
     def step(self, rows, q_lens=None, lookahead=0, follow=None):
         """Allocate blocks for the next tokens of these rows and build the step's arrays.

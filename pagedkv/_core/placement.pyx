@@ -40,7 +40,7 @@ from pagedkv._core.recency cimport domain_free, domain_new, is_owned, place_ensu
 from pagedkv._core.sends cimport mark_sent, next_unsent, want_send
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.telling cimport events_hidden_below, tell_all
-from pagedkv._core.tails cimport longest_usable
+from pagedkv._core.tails cimport could_have, longest_usable
 from pagedkv._core.transfers cimport (
     UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
@@ -751,6 +751,41 @@ cdef class Placement:
         if code != OK:
             raise self.out_of_blocks(wanted)
         return out
+
+    def could_have(self, more):
+        """Whether eviction can make room for so many more blocks of each group.
+
+        Parameters
+        ----------
+        more : int64 [num_groups]
+
+        Raises
+        ------
+        InvalidArgument
+            Not over groups of layers, or not a number for each.
+        """
+        cdef cnp.ndarray wanted = int64_input(more, "more")
+        cdef bint found
+        if self.place.groups == NULL or cnp.PyArray_SIZE(wanted) != self.place.groups.num:
+            raise InvalidArgument(f"{len(wanted)} numbers, for "
+                                  f"{0 if self.place.groups == NULL else self.place.groups.num} groups of layers")
+        self.lock.acquire()
+        found = could_have(&self.place, i64(wanted))
+        self.lock.release()
+        return found
+
+    @property
+    def reaches(self):
+        """By group, the most blocks that it needs before a boundary: a tuple.
+
+        None for the group that sees everything.
+        """
+        cdef int32_t group
+        out = [None]
+        if self.place.groups != NULL:
+            for group in range(1, self.place.groups.num):
+                out.append(max(self.place.groups.window[group], self.place.groups.chunk[group]))
+        return tuple(out)
 
     def out_of_blocks(self, asked, tier=0):
         """The OutOfBlocks error for a request of `asked` blocks that `reserve` could not meet."""

@@ -51,5 +51,7 @@ cdef int32_t coldest_point(Place* p, int32_t domain) noexcept nogil
 # The class or the domain of run n is about to change, or has changed.
 cdef bint point_unlink(Place* p, int32_t n) noexcept nogil
 cdef void point_link(Place* p, int32_t n) noexcept nogil
-# Whether they can be had now.
+# Whether so many more blocks of each group can be had now.
 cdef bint has_room_for(Place* p, const int64_t* more) noexcept nogil
+# Whether they could be had if all that is cached were evicted.
+cdef bint could_have(Place* p, const int64_t* more) noexcept nogil

@@ -5,7 +5,7 @@ tails.pxd has the words. The rule: a prefix of k blocks may be used if every gro
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_drop_one
+from pagedkv._core.block_pool cimport COUNT, TREE, Pool, extents_lacking, pool_cache, pool_drop_one, pool_uncache
 from pagedkv._core.links cimport coldest, is_linked, link_hottest, unlink
 from pagedkv._core.place cimport NUM_CLASSES, Groups, Place
 from pagedkv._core.radix_tree cimport Tree, is_remainder, node_pages, tree_child, tree_common
@@ -22,14 +22,16 @@ cdef int32_t need(Groups* g, int32_t group, int32_t k) noexcept nogil:
 # ---- pages: references are those of rows and owners, and `marks` of points. A page that points alone hold is cached.
 
 cdef inline void page_hold(Pool* pool, int32_t page) noexcept nogil:
-    pool.num_cached -= (pool.refs[page] & COUNT) == pool.marks[page]
+    if (pool.refs[page] & COUNT) == pool.marks[page]:
+        pool_uncache(pool, &page, 1)
     pool.refs[page] += 1
 
 
 # False where that was the last holder: the page is free, and the run has a hole there now.
 cdef inline bint page_let(Pool* pool, int32_t page) noexcept nogil:
     cdef uint32_t left = (pool.refs[page] & COUNT) - 1
-    pool.num_cached += left == pool.marks[page] and left > 0
+    if left == pool.marks[page] and left > 0:
+        pool_cache(pool, &page, 1)
     if left == 0:
         pool.refs[page] = 1
     pool_drop_one(pool, page)
@@ -45,7 +47,7 @@ cdef inline bint page_unmark(Pool* pool, int32_t page) noexcept nogil:
     cdef uint32_t left = (pool.refs[page] & COUNT) - 1
     pool.marks[page] -= 1
     if left == 0:
-        pool.num_cached -= 1
+        pool_uncache(pool, &page, 1)
         pool.refs[page] = 1
     pool_drop_one(pool, page)
     return left > 0
@@ -267,3 +269,11 @@ cdef bint has_room_for(Place* p, const int64_t* more) noexcept nogil:
         if lacking > 0:
             extents += (lacking + pool.per_extent - 1) // pool.per_extent
     return extents <= p.groups.pools[0].extents.num_free
+
+
+cdef bint could_have(Place* p, const int64_t* more) noexcept nogil:
+    cdef int64_t extents = p.groups.pools[0].extents.num
+    cdef int32_t group
+    for group in range(p.groups.num):
+        extents -= p.groups.pools[group].num_held + extents_lacking(p.groups.pools[group], more[group])
+    return extents >= 0

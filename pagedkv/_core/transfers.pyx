@@ -11,7 +11,9 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from pagedkv._core.block_pool cimport COUNT, TREE, Pool, pool_alloc, pool_available, pool_drop_one
+from pagedkv._core.block_pool cimport (
+    COUNT, TREE, Pool, pool_alloc, pool_available, pool_cache, pool_drop_one, pool_uncache,
+)
 from pagedkv._core.events cimport EVENT_REMOVED
 from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, WRITE_NEVER, WRITE_REUSED, Fate, Place, Transfer
@@ -50,7 +52,7 @@ cdef void copy_own(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef Pool* pool = p.pools[tier]
     assert pool.refs[ids[0]] == pool.refs[ids[length - 1]], "a run's blocks share their owners"
     if pool.refs[ids[0]] == (TREE | 1):
-        pool.num_cached -= length
+        pool_uncache(pool, ids, length)
     for i in range(length):
         pool.refs[ids[i]] += 1
 
@@ -63,7 +65,7 @@ cdef void copy_disown(Place* p, int32_t n, int32_t tier) noexcept nogil:
     for i in range(length):
         pool.refs[ids[i]] -= 1
     if pool.refs[ids[0]] == (TREE | 1):
-        pool.num_cached += length
+        pool_cache(pool, ids, length)
 
 
 cdef void copy_add(Place* p, int32_t n, int32_t tier, const int32_t* ids) noexcept nogil:
@@ -75,7 +77,7 @@ cdef void copy_add(Place* p, int32_t n, int32_t tier, const int32_t* ids) noexce
     for i in range(node.length):
         pool.refs[ids[i]] |= TREE
     if pool.refs[ids[0]] == (TREE | 1):
-        pool.num_cached += node.length
+        pool_cache(pool, ids, node.length)
     node.tiers |= <uint32_t>1 << tier
     p.fates[node.parent].below[tier] += 1
     p.size[tier][p.fates[n].queue[tier]] += node.length
@@ -91,10 +93,10 @@ cdef void copy_free(Place* p, int32_t n, int32_t tier, int32_t first) noexcept n
     cdef int32_t* ids = node_ids(p.tree, n, tier)
     assert pool.refs[ids[first]] == (TREE | 1), "blocks that the tree gives up have an owner"
     event(p, EVENT_REMOVED, n, tier, first, node.length - first)
+    pool_uncache(pool, ids + first, node.length - first)
     for i in range(first, node.length):
         pool.refs[ids[i]] &= COUNT
         pool_drop_one(pool, ids[i])
-    pool.num_cached -= node.length - first
     p.size[tier][p.fates[n].queue[tier]] -= node.length - first
     usage_of(p, n, tier)[0] -= node.length - first
 

@@ -150,8 +150,8 @@ class KVCache:
     by_group : bool
         Keep each layer's reach alone, for models with full attention in some layers and a window or chunks in
         others: of these layers a sequence holds its last tokens alone, and a prefix its last tokens where a request
-        began, ended or parted from another (docs/models.md). On the device alone, on the CPU, with ``policy="lru"``;
-        not under a :class:`pagedkv.Scheduler` yet. Default: every layer keeps all tokens.
+        began, ended or parted from another (docs/models.md). On the device alone, on the CPU, with
+        ``policy="lru"``. Default: every layer keeps all tokens.
     ranks : Ranks, optional
         The KV lies in other processes, the ranks, each of which holds an equal part of every block's KV heads
         (:class:`pagedkv.Rank`, docs/ranks.md). Budgets are those of all ranks together. The cache waits for its ranks.

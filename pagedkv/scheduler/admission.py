@@ -6,10 +6,11 @@ By rank or by cached blocks, as long as there is room.
 from __future__ import annotations
 
 from pagedkv.cache.cache import KVCache
+from pagedkv.scheduler.needs import Amount
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.queue import FairQueue, by_rank
 from pagedkv.scheduler.request import Request
-from pagedkv.scheduler.running import LOADS, NO_PLACE_IN_STEP, NO_ROOM, NO_ROOM_TO_LOAD, NO_SHARE, Running
+from pagedkv.scheduler.running import LOADS, NO_PLACE_IN_STEP, NO_ROOM, NO_ROOM_TO_LOAD, NO_SHARE, RUNS, Running
 
 RETRY_EVERY = 32  # steps, before admission is tried again though nothing of the scheduler's own has changed
 
@@ -53,7 +54,7 @@ class Admission:
             self._blocked_for += 1
             if self._blocked_for % RETRY_EVERY:
                 return
-        promised = -1  # blocks; looked up once, and again where more has changed than one that began
+        promised: Amount | None = None  # looked up once, and again where more has changed than one that began
         passed: list[Request] = []
         while True:
             is_full = bool(running.computing) and running.fills(most - len(running.lanes))
@@ -66,21 +67,21 @@ class Admission:
                 return
             took = NO_ROOM
             if running.has_place(request):
-                promised = running.promised() if promised < 0 else promised
-                took = running.start(request, promised, may_run=not is_full, may_load=not passed)
+                promised = running.promised() if promised is None else promised
+                took, fresh = running.start(request, promised, may_run=not is_full, may_load=not passed)
                 if took == NO_PLACE_IN_STEP:  # nor need it be looked at again before there is one
                     self._runs_next = request
                     self._blocked_for = -1
                     return
-                if took >= 0 or took == LOADS:
+                if took in (RUNS, LOADS):
                     self._began(request, passed)
                     if request.state not in ("running", "loading"):  # there was no room for its other branches
                         self._blocked_for = 0
                         return
-                    promised = -1 if request.width > 1 or took == LOADS else promised + took
+                    promised = None if request.width > 1 or took == LOADS else promised + fresh
                     continue
             if not (took == NO_SHARE and passed) and self._make_way(request, only_loads=took == NO_SHARE):
-                promised = -1
+                promised = None
                 continue
             if took not in (NO_ROOM_TO_LOAD, NO_SHARE) or request.overtaken >= self._options.window:
                 self._blocked_for = -1 if running.is_room_coming() else 0
@@ -121,6 +122,9 @@ class Admission:
 
         Or, if so wanted, by their cached blocks. None that was passed, and none at all where one was too often.
         """
+        alone = self._running.alone
+        if alone is not None and not alone.ended:
+            return alone if alone in self._running.suspended and alone not in passed else None
         suspended, window, aside = self._running.suspended, self._options.window, self._queue.aside
         if any(request.overtaken >= window for request in passed):
             return None

@@ -35,7 +35,7 @@ class Aside:
         queue, room = self._queue, self._running.left_by_others()
         aside = {request for request in queue.aside if not request.ended}
         if self.one_ended:
-            aside = {request for request in aside if not _fits(request, room)}
+            aside = {request for request in aside if not self._running.fits(request, room)}
         queue.aside = aside if len(self._unended()) > len(aside) else set()
 
     def make_way(self, failed: set[Request]) -> bool:
@@ -43,8 +43,9 @@ class Aside:
 
         Whether to try again.
 
-        If its branches share less than they could, it is suspended, and they come back sharing. Otherwise it steps
-        aside with all others that do not fit, if there is one that fits. If there is none, all have their turns again.
+        If its branches share less than they could, it is suspended, and they come back sharing. If its pages are
+        scattered, it is suspended, and computes all its tokens again, by itself. Otherwise it steps aside with all
+        others that do not fit, if there is one that fits. If there is none, all have their turns again.
         """
         running = self._running
         if running.loading:  # the loads may hold the blocks that it needs
@@ -55,7 +56,12 @@ class Aside:
         if left is not None and len(left.live()) > 1 and running.is_beyond(left):
             running.suspend(left)
             return True
+        if left is not None and running.is_scattered(left):
+            running.begin_alone(left)
+            return True
         failed.update(one for one in (left or self._admission.tried,) if one is not None)
+        if running.alone in failed:  # not even by itself, beside what others hold
+            running.alone = None
         unended = set(self._unended())
         fitting = self._fitting(unended - failed)
         while not fitting and running.wait(alone=True):  # moves under way may leave the room that they need
@@ -68,14 +74,8 @@ class Aside:
 
     def _fitting(self, requests: set[Request]) -> set[Request]:
         room = self._running.left_by_others()
-        return {request for request in requests if _fits(request, room)}
+        return {request for request in requests if self._running.fits(request, room)}
 
     def _unended(self) -> list[Request]:
         running = self._running
         return [*running.requests, *running.suspended, *running.loading.requests, *self._queue.waiting()]
-
-
-def _fits(request: Request, room: tuple[int, int]) -> bool:
-    """Whether a request fits at its largest, alone, into so many blocks and sequences."""
-    blocks, sequences = room
-    return request.worst_blocks <= blocks and request.width <= sequences

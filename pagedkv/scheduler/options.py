@@ -55,7 +55,8 @@ class SchedulerOptions:
         How a prompt takes the same tokens from a better placed request of the same namespace. ``"step"``:
         whole blocks at once, in the step that computes them; for engines that write all rows of a layer before they
         attend any, as ``step.write`` and ``step.attend`` do. ``"next"``: it waits for them and begins one step later;
-        for engines that go row by row. ``"never"``: each request computes all tokens not cached when it began.
+        for engines that go row by row. ``"never"``: each request computes all tokens not cached when it began; so it
+        does over a cache by groups, whatever is said here.
     """
 
     max_running: int = None  # type: ignore[assignment]  # made a number below

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pagedkv.cache.cache import KVCache
 from pagedkv.cache.moves import Claim
 from pagedkv.cache.sequence import Batch, Sequence
+from pagedkv.scheduler.needs import Amount
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.plan import Plan
 from pagedkv.scheduler.queue import by_rank
@@ -37,7 +38,6 @@ class Planner:
     def __init__(self, cache: KVCache, running: Running, options: SchedulerOptions, claim: Claim) -> None:
         self._table, self._running, self._options = cache.table, running, options
         self._claim, self._block_size = claim, cache.spec.block_size
-        self._most_blocks = 1 + -(-(1 + options.lookahead) // cache.spec.block_size)  # of a lane: new ones, and a copy
         self._ones = np.ones(options.max_running, np.int32)
         self._ones.flags.writeable = False
 
@@ -49,16 +49,16 @@ class Planner:
         OutOfBlocks
             One request is left, and it does not fit beside what others than the scheduler hold.
         """
-        running, lanes, lookahead = self._running, self._running.lanes, self._options.lookahead
+        running, lanes, needs = self._running, self._running.lanes, self._running.needs
         if not running.computing and not drafts:
             branches, batch = lanes.as_planned()
             n = len(branches)
-            most = n * self._most_blocks  # the most that a step of them can need: seldom worth a closer look
-            self._claim.take(most)
-            if most > running.room():
-                need = self._table.blocks_needed(batch.rows, None, lookahead)
-                self._claim.take(need)
-                if need > running.room():  # a prefetch took it meanwhile
+            most = needs.of_lanes(n)
+            self._claim.take(needs.as_blocks(most))
+            if running.lacks(most):
+                need = needs.of_step(batch.rows)
+                self._claim.take(needs.as_blocks(need))
+                if running.lacks(need):  # a prefetch took it meanwhile
                     return self._tight(drafts, expired)
             return self._made(batch, self._ones[:n], n, branches, expired, n, False)
         return self._tight(drafts, expired)
@@ -81,9 +81,9 @@ class Planner:
                 rows[i], q_lens[i] = seq.row, take
                 num_tokens += take
             follow = shares.follow(lanes.branches, [chunk[0] for chunk in chunks])
-            need = self._table.blocks_needed(rows, q_lens, self._options.lookahead, follow)
-            self._claim.take(need)
-            if not len(rows) or need <= running.room():
+            need = running.needs.of_step(rows, q_lens, follow)
+            self._claim.take(running.needs.as_blocks(need))
+            if not len(rows) or not running.lacks(need):
                 break
             if not self._make_way(need, [chunk[0] for chunk in chunks], left_out):
                 none = Batch([], np.empty(0, np.int64))
@@ -160,7 +160,7 @@ class Planner:
                     budget -= k
         return budget < most
 
-    def _make_way(self, need: int, chunks: list[Branch], left_out: set[Branch]) -> bool:
+    def _make_way(self, need: Amount, chunks: list[Branch], left_out: set[Branch]) -> bool:
         """Suspend the least wanted request; False where the step has to wait for reads under way.
 
         Drop the drafts, then loads of a worse rank, then the worst request's chunk; then suspend that request, unless

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
-from numpy.typing import NDArray
-
 from pagedkv.cache.cache import KVCache
 from pagedkv.errors import InvalidArgument, OutOfBlocks
 from pagedkv.scheduler.lanes import Lanes
 from pagedkv.scheduler.loading import Loading
+from pagedkv.scheduler.needs import Amount, needs_of
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.request import Branch, Request
 from pagedkv.scheduler.sharing import Sharing
@@ -31,9 +27,12 @@ class Room:
     held : list of Request
     loading : Loading
     sharing : the blocks that branches of `computing` take from each other.
+    needs : Needs
     short_since : moves that had ended when the requests that run lacked room and the plan was empty; None: it was not.
     width : sequences that the running requests may come to have.
-    worst_blocks : blocks that they may come to hold, shared ones counted for each.
+    worst_blocks : Amount that they may come to hold, shared blocks counted for each.
+    alone : Request or None
+        It was suspended because its pages lay scattered, and runs by itself until it has ended.
     """
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
@@ -44,37 +43,39 @@ class Room:
         self._pool = pool
         self._seen = self._known = 0
         self.short_since: int | None = None
-        self.capacity = pool.max_blocks
-        self._watermark = int(options.watermark * self.capacity)
-        self.loading, self.sharing = Loading(cache, options), Sharing(cache, options.share)
+        self.needs = needs_of(cache, options)
+        self.loading = Loading(cache, options)
+        self.sharing = Sharing(cache, options.share if self.needs.can_share else "never")
         self.requests: list[Request] = []
         self.lanes = Lanes(options.max_running)
         self.computing: list[Branch] = []
         self.held: list[Request] = []
-        self.width = self.worst_blocks = 0
+        self.width = 0
+        self.worst_blocks: Amount = self.needs.nothing
+        self.alone: Request | None = None
 
     # ---- blocks
 
-    def room(self) -> int:
-        """Blocks that a step may be given: free ones, and those that the tree alone owns.
+    def lacks(self, amount: Amount) -> bool:
+        """Whether a step cannot be given so much.
 
-        Less what those that load are to have.
+        It may have free blocks and those that the tree alone owns, less those kept for requests that load.
         """
         self._seen = self._moves.num_ended  # before it looks: what ends after this is worth another look
         self._known = self._pool.num_obtainable
-        return self._known - self.loading.reserved
+        return self.needs.lacks(amount, self._known - self.loading.reserved)
 
-    def out_of_blocks(self, asked: int) -> OutOfBlocks:
+    def out_of_blocks(self, asked: Amount) -> OutOfBlocks:
         """The error for a scheduler whose last request does not fit beside what others hold."""
-        return self._placement.out_of_blocks(asked)
+        return self._placement.out_of_blocks(self.needs.as_blocks(asked))
 
     def wait(self, *, alone: bool) -> bool:
         """Wait until a move or a prefetch is over, which may leave room; False if there is none.
 
-        One that has ended since :meth:`room` was asked, or since the last wait, counts.
+        One that has ended since :meth:`lacks` was asked, or since the last wait, counts.
 
         Unless the caller is alone, and holds up no other request, it is not waited for reads from slower tiers, and
-        only for one that has left more room than :meth:`room` knew: a question to the store ends, too, and leaves
+        only for one that has left more room than :meth:`lacks` knew: a question to the store ends, too, and leaves
         none. The next attempt would ask again, for ever.
         """
         if alone:
@@ -87,30 +88,39 @@ class Room:
             if not self._moves.wait_since(seen):
                 return False
             if (room := self._pool.num_obtainable) > self._known:
-                self._known = room  # the next one needs more, also where the caller does not ask `room` in between
+                self._known = room  # the next one needs more, also where the caller does not ask `lacks` in between
                 return True
         return False
 
     def left_by_others(self) -> tuple[int, int]:
         """Blocks and sequences that others than the scheduler do not hold."""
         rows = self._rows(self.requests)
-        own = self._distinct(rows, self.loading.blocks()) + self.loading.num_moving
-        held_by_others = self._pool.counts()["live"] - own
-        return self.capacity - held_by_others, self._cache.max_sequences - self._table.num_rows + len(rows)
+        needs = self.needs
+        others = needs.live() - needs.held(rows, self.loading.blocks()) - self.loading.num_moving
+        blocks = needs.capacity - needs.as_blocks(others)
+        return blocks, self._cache.max_sequences - self._table.num_rows + len(rows)
+
+    def fits(self, request: Request, room: tuple[int, int]) -> bool:
+        """Whether a request fits at its largest, alone, into so many blocks and sequences."""
+        blocks, sequences = room
+        return self.needs.as_blocks(request.worst_blocks) <= blocks and request.width <= sequences
 
     def is_beyond(self, request: Request) -> bool:
         """Whether a running request needs more blocks than its worst case.
 
         Its branches share less than they could.
         """
-        return self._distinct(self._rows([request])) + self.promised() > request.worst_blocks
+        return self.needs.exceeds(self.needs.held(self._rows([request])) + self.promised(), request.worst_blocks)
+
+    def is_scattered(self, request: Request) -> bool:
+        """Whether a request that is left alone would have room if its pages lay close together.
+
+        Over groups of layers a single page keeps its extent from the other groups. A uniform cache has no extents.
+        """
+        return self.alone is not request and not self.needs.can_share and self.fits(request, self.left_by_others())
 
     def _rows(self, requests: list[Request]) -> list[int]:
         return [branch.seq.row for request in requests for branch in request.live() if branch.seq is not None]
-
-    def _distinct(self, rows: list[int], others: Iterable[NDArray[np.int32]] = ()) -> int:
-        blocks = [*(self._table.blocks(row) for row in rows), *others]
-        return len(np.unique(np.concatenate(blocks))) if blocks else 0
 
     def pending(self, branch: Branch) -> int:
         """Tokens of it that are not computed."""
@@ -130,16 +140,15 @@ class Room:
         asked = sum(map(self.wanted, self.computing))
         return asked >= num_tokens and asked - self.sharing.saved_tokens(self.computing) >= num_tokens
 
-    def promised(self) -> int:
-        """Blocks that running sequences need to finish their prompts.
+    def promised(self) -> Amount:
+        """The blocks that running sequences need to finish their prompts.
 
         The lanes' next step, prompts to their end.
         """
-        need = self._table.blocks_needed(self.lanes.rows, None, self._options.lookahead)
+        need = self.needs.of_step(self.lanes.rows)
         if self.computing:
             rows = [branch.seq.row for branch in self.computing if branch.seq is not None]
-            need += self._table.blocks_needed(rows, None, self._options.lookahead)
-            need -= self.sharing.saved_blocks(self.computing)
+            need = need + self.needs.to_finish(rows) - self.sharing.saved_blocks(self.computing)
         return need
 
     def waits_for_reads(self) -> bool:
@@ -176,7 +185,7 @@ class Room:
         NoSequences
             Nothing else runs, and still there are too few: others than the scheduler hold the cache's sequences.
         """
-        options, loading = self._options, self.loading
+        options, loading, needs = self._options, self.loading, self.needs
         if self.width + loading.width + request.width > options.max_running:
             return False
         if self._lacks_sequences(request.width):
@@ -185,7 +194,7 @@ class Room:
             raise self._no_sequences(request)
         if options.admission == "worst_case" and (self.requests or loading):
             worst = self.worst_blocks + loading.worst_blocks + request.worst_blocks
-            return worst + self._watermark <= self.capacity
+            return needs.as_blocks(worst + needs.watermark) <= needs.capacity
         return True
 
     def _lacks_sequences(self, more: int) -> bool:

@@ -18,14 +18,15 @@ from pagedkv.cache.cache import KVCache
 from pagedkv.errors import OutOfBlocks
 from pagedkv.scheduler.lanes import Lanes
 from pagedkv.scheduler.loading import Entry
+from pagedkv.scheduler.needs import Amount
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.queue import by_rank
 from pagedkv.scheduler.reopening import reopen
 from pagedkv.scheduler.request import Branch, Request, State
 from pagedkv.scheduler.room import Room
 
-# What `Running.start` says where a request did not begin to run.
-NO_ROOM, LOADS, NO_ROOM_TO_LOAD, NO_SHARE, NO_PLACE_IN_STEP = -1, -2, -3, -4, -5
+# What `Running.start` says of a request.
+RUNS, NO_ROOM, LOADS, NO_ROOM_TO_LOAD, NO_SHARE, NO_PLACE_IN_STEP = range(6)
 
 
 class Running(Room):
@@ -55,7 +56,9 @@ class Running(Room):
             if not self.give_up_load(self.requests[-1] if self.requests else None):
                 self.suspend(self.requests[-1])
 
-    def start(self, request: Request, promised: int, *, may_run: bool = True, may_load: bool = True) -> int:
+    def start(
+        self, request: Request, promised: Amount, *, may_run: bool = True, may_load: bool = True
+    ) -> tuple[int, Amount]:
         """Begin a request that has a place, or take one up again, if there is room now.
 
         It runs, or it loads first; else nothing has changed.
@@ -70,9 +73,10 @@ class Running(Room):
         Returns
         -------
         int
-            Blocks that it needs to the end of its prompt, beside those that were cached. LOADS: it loads now. NO_ROOM,
-            NO_ROOM_TO_LOAD: there is no room for it, and in the second case it has something to load. NO_SHARE: it may
-            not load now. NO_PLACE_IN_STEP: it may not run, and has nothing to load.
+            RUNS, or LOADS: it loads now. NO_ROOM, NO_ROOM_TO_LOAD: there is no room for it, and in the second case it
+            has something to load. NO_SHARE: it may not load now. NO_PLACE_IN_STEP: it may not run, and loads nothing.
+        Amount
+            That a request which runs needs to the end of its prompt, beside the blocks that were cached.
 
         Raises
         ------
@@ -81,15 +85,15 @@ class Running(Room):
         """
         alone, live = not (self.requests or self.loading), request.live()
         branch = live[0]
-        beyond = 0 if alone else promised + self._watermark
-        tokens, size = branch.tokens, self._cache.spec.block_size
-        if not alone:  # without touching anything: even if all that is cached of it were held by others already
-            room = self.room()
-            if len(tokens) // size + beyond > room:
-                cached = self._cache.explain(tokens, request.namespace).cached_tokens
-                shared = self.sharing.common_tokens(request, tokens, self.computing)
-                if (len(tokens) - max(cached, shared)) // size + beyond > room:
-                    return NO_ROOM
+        needs, nothing = self.needs, self.needs.nothing
+        beyond = nothing if alone else promised + needs.watermark
+        tokens = branch.tokens
+        # without touching anything: even if all that is cached of it were held by others already
+        if not alone and self.lacks(needs.at_least(len(tokens)) + beyond):
+            cached = self._cache.explain(tokens, request.namespace).cached_tokens
+            shared = self.sharing.common_tokens(request, tokens, self.computing)
+            if self.lacks(needs.at_least(len(tokens) - max(cached, shared)) + beyond):
+                return NO_ROOM, nothing
         load = self._cache.begin_load(
             tokens, request.namespace, session=request.session, on_trial=True, trace=request.trace
         )
@@ -98,52 +102,53 @@ class Running(Room):
             if entry is not None:
                 return self._start_to_load(request, entry, beyond, alone, may_load)
             if not may_run:
-                return NO_PLACE_IN_STEP
+                return NO_PLACE_IN_STEP, nothing
             try:
                 seq = load.sequence()
             except OutOfBlocks:
                 if alone:
                     raise
-                return NO_ROOM
+                return NO_ROOM, nothing
         finally:
             if request.state != "loading":
                 load.cancel()
-        has = max(self._table.info(seq.row).num_blocks, self.sharing.common_blocks(request, seq, self.computing))
-        fresh = -(-(len(tokens) + self._options.lookahead) // size) - has
-        while fresh + beyond > self.room():
+        fresh = needs.beside(seq.row, len(tokens), self.sharing.common_blocks(request, seq, self.computing))
+        while self.lacks(fresh + beyond):
             if alone and self.waits_for_reads():
                 seq.release()
-                return NO_ROOM
+                return NO_ROOM, nothing
             if not alone or not self.wait(alone=True):
                 seq.release()
                 if alone:
                     raise self.out_of_blocks(fresh)
-                return NO_ROOM
+                return NO_ROOM, nothing
         branch.seq = seq
         self._enter(request, live)
-        return fresh
+        return RUNS, fresh
 
-    def _start_to_load(self, request: Request, entry: Entry, beyond: int, alone: bool, may_load: bool) -> int:
+    def _start_to_load(
+        self, request: Request, entry: Entry, beyond: Amount, alone: bool, may_load: bool
+    ) -> tuple[int, Amount]:
         """Begin the loads of a request, if their room and their share are there.
 
         It runs where they are over at once.
         """
         try:
             if not may_load or not self.loading.has_share(entry, bool(self.requests)):
-                return NO_SHARE
-            if entry.need + beyond > self.room():
+                return NO_SHARE, self.needs.nothing
+            if self.lacks(entry.need + beyond):
                 entry.do_without_remainders()
-            while entry.need + beyond > self.room():
+            while self.lacks(entry.need + beyond):
                 if alone and self.waits_for_reads():
-                    return NO_ROOM
+                    return NO_ROOM, self.needs.nothing
                 if not alone or not self.wait(alone=True):
                     if alone:
                         raise self.out_of_blocks(entry.need)
-                    return NO_ROOM_TO_LOAD
+                    return NO_ROOM_TO_LOAD, self.needs.nothing
             if not self.loading.lift(request, entry):
                 if alone:
                     raise self.out_of_blocks(entry.need)
-                return NO_ROOM_TO_LOAD
+                return NO_ROOM_TO_LOAD, self.needs.nothing
             if request in self.suspended:
                 self.suspended.remove(request)
             self.loading.begin(request, entry)
@@ -151,12 +156,11 @@ class Running(Room):
             if request.state != "loading":
                 entry.cancel()
         if not entry.is_over or not self._may_open():
-            return LOADS
+            return LOADS, self.needs.nothing
         self._run_loaded(request, entry)
         branch = request.live()[0]
         assert branch.seq is not None
-        num_blocks = self._table.info(branch.seq.row).num_blocks
-        return -(-(len(branch.tokens) + self._options.lookahead) // self._cache.spec.block_size) - num_blocks
+        return RUNS, self.needs.beside(branch.seq.row, len(branch.tokens), 0)
 
     def run_loaded(self) -> bool:
         """Requests whose loads are over run now, in their order, whatever else waits.
@@ -211,7 +215,7 @@ class Running(Room):
             self.begun[request] = None
         bisect.insort(self.requests, request, key=by_rank)
         self.width += request.width
-        self.worst_blocks += request.worst_blocks
+        self.worst_blocks = self.worst_blocks + request.worst_blocks
         if len(live) > 1:
             self.held.append(request)
         self.computing.append(live[0])
@@ -288,6 +292,15 @@ class Running(Room):
         request.num_preemptions += 1
         self.preemptions[how] += 1
 
+    def begin_alone(self, request: Request) -> None:
+        """Suspend the one request that runs, and drop all cached blocks.
+
+        It begins anew, and no other one beside it.
+        """
+        self.suspend(request)
+        self._placement.clear()
+        self.alone = request
+
     def _cheaper(self, num_tokens: int) -> Literal["swap", "recompute"]:
         """How a request gets so many tokens back: as the options say, or as the measured costs do.
 
@@ -314,7 +327,7 @@ class Running(Room):
             self.held.remove(request)
         self.requests.remove(request)
         self.width -= request.width
-        self.worst_blocks -= request.worst_blocks
+        self.worst_blocks = self.worst_blocks - request.worst_blocks
         request.state = state
 
     def back_to_computing(self, branch: Branch) -> None:
@@ -336,7 +349,7 @@ class Running(Room):
         self.lanes = Lanes(self._options.max_running)
         self.loading.make_anew()
         self.computing, self.held, self.requests = [], [], []
-        self.width = self.worst_blocks = 0
+        self.width, self.worst_blocks = 0, self.needs.nothing
         self.suspended = sorted((request for request in requests if request.admitted), key=by_rank)
         for request in requests:
             request.state = "suspended" if request.admitted else "waiting"
@@ -349,7 +362,7 @@ class Running(Room):
         assert self.requests == sorted(self.requests, key=by_rank)
         assert self.suspended == sorted(self.suspended, key=by_rank)
         assert self.width == sum(request.width for request in self.requests) <= self._options.max_running
-        assert self.worst_blocks == sum(request.worst_blocks for request in self.requests)
+        assert self.worst_blocks == sum((request.worst_blocks for request in self.requests), self.needs.nothing)
         placed = [*self.lanes.branches, *self.computing]
         assert len(set(placed)) == len(placed)
         for request in self.requests:

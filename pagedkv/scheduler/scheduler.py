@@ -18,12 +18,11 @@ from numpy.typing import ArrayLike
 
 from pagedkv.cache.cache import KVCache
 from pagedkv.cache.step import Step
-from pagedkv.errors import InvalidArgument, OutOfBlocks, QueueFull, RequestTooLarge, UnsupportedVariant, WrongType
+from pagedkv.errors import InvalidArgument, OutOfBlocks, QueueFull, RequestTooLarge, WrongType
 from pagedkv.observe.clock import Clock
 from pagedkv.observe.stats import SchedulerStats
 from pagedkv.scheduler.admission import Admission
 from pagedkv.scheduler.aside import Aside
-from pagedkv.scheduler.limits import blocks_at_most
 from pagedkv.scheduler.mending import end_all, set_down, whole
 from pagedkv.scheduler.options import SchedulerOptions
 from pagedkv.scheduler.plan import Plan
@@ -84,11 +83,6 @@ class Scheduler:
     ) -> None:
         if not isinstance(cache, KVCache):
             raise WrongType(f"a scheduler is for a pagedkv.KVCache, not {type(cache).__name__}")
-        if cache.table.num_groups > 1:
-            raise UnsupportedVariant(
-                "a scheduler counts blocks that all layers keep, and this cache keeps each layer's reach alone: "
-                "open it without by_group, or step its sequences yourself"
-            )
         options = SchedulerOptions() if options is None else options
         if not isinstance(options, SchedulerOptions):
             raise WrongType(f"options must be SchedulerOptions, not {type(options).__name__}")
@@ -189,12 +183,13 @@ class Scheduler:
         if width > most:
             self._refused += 1
             raise RequestTooLarge(width, most, "sequences (max_running)", "ask for fewer, or raise max_running")
-        worst = blocks_at_most(len(tokens), max_new_tokens, width, cache.spec.block_size, self.options.lookahead)
-        if worst > self._running.capacity:
+        needs = self._running.needs
+        worst = needs.at_most(len(tokens), max_new_tokens, width)
+        if needs.as_blocks(worst) > needs.capacity:
             self._refused += 1
             fewer = f"ask for fewer than {width} branches, " if width > 1 else ""
             raise RequestTooLarge(
-                worst, self._running.capacity, "blocks on the device",
+                needs.as_blocks(worst), needs.capacity, "blocks on the device",
                 f"shorten its {len(tokens)} + {max_new_tokens} tokens, {fewer}or give "
                 f"the device a larger budget",
             )  # fmt: skip

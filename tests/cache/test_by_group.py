@@ -1,6 +1,6 @@
 """A cache that keeps each layer's reach alone computes the same, in less memory.
 
-Not covered: colder tiers, schedulers, GPUs, which such a cache does not have yet.
+Not covered: colder tiers and GPUs, which such a cache does not have yet. tests/scheduler has a scheduler over it.
 """
 
 from __future__ import annotations
@@ -237,8 +237,6 @@ def test_a_mask_is_for_layers_that_see_everything(opened: Callable[..., pk.KVCac
         seq.export_blocks()
     with pytest.raises(pk.UnsupportedVariant, match="layer"):
         cache.pages(0)
-    with pytest.raises(pk.UnsupportedVariant, match="by_group"):
-        pk.Scheduler(cache)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
@@ -258,3 +259,60 @@ def test_groups_that_cannot_be_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(pk.InvalidArgument):
             Placement(RadixTree(SIZE, len(pools), keep_chain=True), pools, groups=groups, **options)
+
+
+@pytest.mark.parametrize("reach", [(3, 0), (0, 4)], ids=["window", "chunk"])
+def test_what_could_be_had_is_what_eviction_brings(reach: tuple[int, int]) -> None:
+    choose, said = Random(1), {True: 0, False: 0}
+    core = Core(9, *reach, per_extent=(2, 5))
+    table, rows = core.table, []
+    for _ in range(3000):
+        if not rows or (len(rows) < 5 and choose.random() < 0.3):
+            rows.append(core.open([choose.randrange(3)] * choose.randrange(1, 8) + [choose.randrange(3)] * 9)[0])
+        row = choose.choice(rows)
+        info = table.info(row)
+        q_lens = [choose.randint(1, max(1, info.num_tokens - info.num_computed))]
+        if choose.random() < 0.2 or info.num_computed == info.num_tokens:
+            rows.remove(row)
+            table.release(row)
+            continue
+        could = core.placement.could_have(table.pages_needed([row], q_lens))
+        said[could] += 1
+        try:
+            table.step([row], q_lens)
+            table.commit([row])
+        except pk.OutOfBlocks:
+            assert not could, "it could have been had"
+        else:
+            assert could, "it was had"
+        core.sound()
+    assert min(said.values()) > 100
+
+
+@pytest.mark.parametrize("reach", [(3, 0), (0, 4)], ids=["window", "chunk"])
+def test_a_row_never_holds_more_than_it_was_said_to_need(reach: tuple[int, int]) -> None:
+    for most in (1, 3, 5, 12):
+        for lookahead in (0, 3):
+            core = Core(200, *reach)
+            row, _ = core.open(range(47))
+            needed = core.table.pages_to_finish([row], most, lookahead)
+            peak = 0
+            while (left := core.table.info(row).num_tokens - core.table.info(row).num_computed) > 0:
+                core.table.step([row], [min(most, left)], lookahead)
+                peak = max(peak, len(core.table.pages(row, 1)[1]))
+                core.table.commit([row])
+            assert len(core.table.blocks(row)) == needed[0]
+            assert peak <= needed[1] <= peak + 2 + lookahead // SIZE + reach[1]
+
+
+def test_amounts_are_asked_for_over_groups_and_for_each_of_them() -> None:
+    core = Core()
+    with pytest.raises(pk.InvalidArgument, match="2 groups"):
+        core.placement.could_have([1])
+    with pytest.raises(pk.InvalidArgument, match="0 groups"):
+        Placement(RadixTree(SIZE), [BlockPool(4)]).could_have([1])
+    with pytest.raises(pk.InvalidArgument, match="q_lens"):
+        core.table.pages_needed([core.open([1, 2])[0]], [1, 1])
+    assert core.placement.reaches == (None, 2)
+    assert (core.shared.num_extents, core.shared.per_extent) == (40, (1, 1))
+    assert core.full.extents is core.shared

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 TAILS, POINTS, TABLE = "pagedkv/_core/tails.pyx", "pagedkv/_core/points.pyx", "pagedkv/_core/block_table.pyx"
 TRANSFERS, POOL = "pagedkv/_core/transfers.pyx", "pagedkv/_core/block_pool.pyx"
+NEEDS = "pagedkv/scheduler/needs.py"
 COMPUTED = "blocks_in(row.computed, self.block_size, self.shift)"
 AGREES = "test_the_core_over_groups_is_the_models_equal[{}]"
 
@@ -81,6 +82,28 @@ MUTANTS = (
         "an extent stays with its pool", POOL,
         (("    if p.used_in[extent] == 0:\n", "    if False:\n"),),
         ("test_an_extent_belongs_to_one_pool_and_goes_back_with_its_last_block",),
+    ),
+    Mutant(
+        "a page that points alone hold keeps its extent from others", TAILS,
+        (("    if left == pool.marks[page] and left > 0:\n        pool_cache(pool, &page, 1)\n",
+          "    pool.num_cached += left == pool.marks[page] and left > 0\n"),),
+        ("test_what_could_be_had_is_what_eviction_brings",),
+    ),
+    Mutant(
+        "a scheduler does not count the pages of short groups", NEEDS,
+        (("        return not self._placement.could_have(amount.counts)\n",
+          "        return not self._placement.could_have(self._spine(int(amount.counts[0])).counts)\n"),),
+        ("test_a_step_finds_room_for_the_pages_of_every_group",),
+    ),
+    Mutant(
+        "a request that is to begin anew finds its scattered pages", "pagedkv/scheduler/running.py",
+        (("        self._placement.clear()\n", ""),),
+        ("test_a_request_left_alone_with_scattered_pages_begins_anew_by_itself",),
+    ),
+    Mutant(
+        "others begin beside a request that is to run by itself", "pagedkv/scheduler/admission.py",
+        (("        if alone is not None and not alone.ended:\n", "        if False:\n"),),
+        ("test_a_request_left_alone_with_scattered_pages_begins_anew_by_itself",),
     ),
     Mutant(
         "pages of another namespace are not zeroed", "pagedkv/cache/scrub.py",

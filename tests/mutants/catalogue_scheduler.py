@@ -37,7 +37,8 @@ MUTANTS = (
     Mutant(
         "a request that can never fit is queued",
         SCHEDULER,
-        (("        if worst > self._running.capacity:\n", "        if worst > self._running.capacity + 1:\n"),),
+        (("        if needs.as_blocks(worst) > needs.capacity:\n",
+          "        if needs.as_blocks(worst) > needs.capacity + 1:\n"),),
         ("test_a_request_of_exactly_the_device_runs_and_one_token_more_is_refused",),
     ),
     Mutant(
@@ -49,13 +50,13 @@ MUTANTS = (
     Mutant(
         "admission does not count what the running ones have begun",
         RUNNING,
-        (("beyond = 0 if alone else promised + self._watermark", "beyond = 0 if alone else self._watermark"),),
+        (("nothing if alone else promised + needs.watermark", "nothing if alone else needs.watermark"),),
         ("test_with_room_for_one_prompt_the_second_waits_until_the_first_has_its_blocks",),
     ),
     Mutant(
         "admission does not count what began in the same step",
         ADMISSION,
-        (("else promised + took", "else promised"),),
+        (("else promised + fresh", "else promised"),),
         ("test_with_room_for_one_prompt_the_second_waits_until_the_first_has_its_blocks",),
     ),
     Mutant(
@@ -67,7 +68,7 @@ MUTANTS = (
     Mutant(
         "the watermark is not left free",
         RUNNING,
-        (("promised + self._watermark", "promised"),),
+        ((" else promised + needs.watermark", " else promised"),),
         ("test_the_watermark_leaves_room_for_those_that_run",),
     ),
     Mutant(
@@ -335,7 +336,7 @@ MUTANTS = (
     Mutant(
         "blocks kept for a load are given to others",
         ROOM,
-        (("        return self._known - self.loading.reserved\n", "        return self._known\n"),),
+        (("self._known - self.loading.reserved)\n", "self._known)\n"),),
         ("test_what_a_load_is_to_have_is_not_given_to_requests_that_come_later",),
     ),
     Mutant(
@@ -572,14 +573,13 @@ MUTANTS = (
     Mutant(
         "blocks that prompts under way have in common are promised to each",
         ROOM,
-        (("            need -= self.sharing.saved_blocks(self.computing)\n", ""),),
+        ((" - self.sharing.saved_blocks(self.computing)\n", "\n"),),
         ("test_blocks_of_prompts_under_way_that_share_are_promised_once",),
     ),
     Mutant(
         "admission counts common blocks for a request that begins",
         RUNNING,
-        (("max(self._table.info(seq.row).num_blocks, self.sharing.common_blocks(request, seq, self.computing))",
-          "self._table.info(seq.row).num_blocks"),),
+        (("len(tokens), self.sharing.common_blocks(request, seq, self.computing))", "len(tokens), 0)"),),
         ("test_blocks_of_a_common_prompt_are_taken_once",),
     ),
     Mutant(

@@ -33,10 +33,13 @@ class Run:
     """Random requests, aborts, drafts, failing steps and outsiders over one server."""
 
     def __init__(self, seed: int, device: int, host: int | None, options: dict[str, Any]) -> None:
-        self.random = Random(seed)
-        self.cache = pk.KVCache(SPEC, in_blocks(device), in_blocks(host), max_sequences=options["max_running"] + 2)
-        self.server = Server(self.cache, SchedulerOptions(**options))
-        self.scheduler = self.server.scheduler
+        cache = pk.KVCache(SPEC, in_blocks(device), in_blocks(host), max_sequences=options["max_running"] + 2)
+        self.begin(seed, Server(cache, SchedulerOptions(**options)))
+
+    def begin(self, seed: int, server: Server) -> None:
+        """Start with nothing submitted."""
+        self.random, self.server = Random(seed), server
+        self.cache, self.scheduler = server.cache, server.scheduler
         self.requests: list[Request] = []
         self.outsider: pk.Sequence | None = None
         self.is_out = False  # a plan that was not reported
@@ -75,7 +78,8 @@ class Run:
             try:
                 self.outsider = self.cache.sequence([7] * random.randint(1, 12))
                 with self.cache.step([self.outsider]) as step:
-                    step.mark_written(0)
+                    for layer in range(self.cache.spec.num_layers):
+                        step.mark_written(layer)
             except pk.OutOfBlocks:
                 self.let_outsider_go()
         elif what < 0.5:
@@ -166,7 +170,11 @@ def greedy_after(branch: Any) -> list[int]:
 
 
 def play(seed: int, steps: int, device: int, host: int | None, **options: Any) -> Run:
-    run = Run(seed, device, host, options)
+    return finished(Run(seed, device, host, options), steps)
+
+
+def finished(run: Run, steps: int) -> Run:
+    """Play so many steps with new requests, and then until every one has ended."""
     try:
         for _ in range(steps):
             while run.scheduler.stats().waiting < 5 and run.random.random() < 0.6:
