@@ -96,7 +96,8 @@ class Room:
         """Blocks and sequences that others than the scheduler do not hold."""
         rows = self._rows(self.requests)
         needs = self.needs
-        others = needs.live() - needs.held(rows, self.loading.blocks()) - self.loading.num_moving
+        own = needs.held(rows, self.loading.blocks()) + self.loading.num_moving
+        others = needs.live() - own  # in this order: what a move gives back in between is not taken for others'
         blocks = needs.capacity - needs.as_blocks(others)
         return blocks, self._cache.max_sequences - self._table.num_rows + len(rows)
 

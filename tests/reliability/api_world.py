@@ -143,6 +143,7 @@ class ApiWorld:
             Call("step.write", self._in_step("write"), (0, kv(1, 2, 4), kv(1, 2, 4)), {"stream": None}),
             Call("step.mark_written", self._in_step("mark_written"), (0,)),
             Call("step.to_csr", self._in_step("to_csr")),
+            Call("step.tables_of", self._in_step("tables_of"), (0,)),
             Call("step.attend", self._in_step("attend"), (0, kv(1, 2, 4)),
                  {"softmax_scale": None, "causal": True, "window": None, "soft_cap": None, "alibi_slopes": None,
                   "sinks": None, "mask": None, "mask_indptr": None, "return_lse": False, "out": None, "stream": None}),
