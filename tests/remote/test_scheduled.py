@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 import pagedkv as pk
+from pagedkv.scheduler import Request
 from tests.remote.servers import Server, server
 from tests.remote.test_sharing import wait_for
 from tests.scheduler.conftest import BLOCK, SPEC, greedy
-from tests.scheduler.conftest import Server as Toy
+from tests.scheduler.conftest import Server as ToyServer
 
 SECRET = b"a secret of ours"
 LIMITS = {"lookup_s": 30.0, "read_s": 30.0, "write_s": 30.0, "connect_s": 30.0}
@@ -22,6 +23,22 @@ PROMPTS = [[number + 1] * 3 + list(range(10, 10 + 40)) for number in range(6)]  
 def running() -> Iterator[Server]:
     with server() as found:
         yield found
+
+
+class Toy(ToyServer):
+    """A toy server that asks again where blocks on their way to the store leave no room."""
+
+    def turn(self) -> list[Request]:
+        ended: list[Request] = []
+        wait_for(lambda: self._has_turned(ended), "there is never room")
+        return ended
+
+    def _has_turned(self, ended: list[Request]) -> bool:
+        try:
+            ended += super().turn()
+        except pk.OutOfBlocks:
+            return False
+        return True
 
 
 def toy(running: Server, device: int = 200, **limits: float) -> Toy:
