@@ -106,6 +106,11 @@ MUTANTS = (
         ("test_a_request_left_alone_with_scattered_pages_begins_anew_by_itself",),
     ),
     Mutant(
+        "a request that does not even fit by itself keeps others out", "pagedkv/scheduler/aside.py",
+        (("            running.alone = None\n", "            pass\n"),),
+        ("test_a_request_that_does_not_even_fit_by_itself_lets_others_go_on",),
+    ),
+    Mutant(
         "pages of another namespace are not zeroed", "pagedkv/cache/scrub.py",
         (("                zero(group, self._given(part, starts, lookahead, none)[0])\n", "                pass\n"),),
         ("test_no_page_shows_another_namespaces_numbers",),

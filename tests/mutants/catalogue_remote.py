@@ -123,9 +123,17 @@ MUTANTS = (
     ),
     Mutant(
         "callers without room do not wait for sends", SENDER,
-        (("        holder = Holder(self._dispatch)\n",
-          "        holder = Holder(self._dispatch)\n        holder.end()\n"),),
+        (("        hold, first, node = own_unsent(", "        holder.end()\n        hold, first, node = own_unsent("),),
         ("test_a_path_is_held_until_its_call_is_over",),
+    ),
+    Mutant(
+        "a path is owned before callers without room can know of it", SENDER,
+        (("        holder = Holder(self._dispatch)  # before the path is owned, as above\n", ""),
+         ("            holder.end()\n            return False\n", "            return False\n"),
+         ("                sending = self._begin(hold, holder, node, first)\n",
+          "                holder = Holder(self._dispatch)\n"
+          "                sending = self._begin(hold, holder, node, first)\n")),
+        ("test_a_request_waits_for_blocks_that_are_about_to_be_sent[True]",),
     ),
     Mutant(
         "blocks that were not stored count as sent", SENDER,
@@ -156,7 +164,7 @@ MUTANTS = (
     ),
     Mutant(
         "a cache that closes leaves publishers waiting", SENDER,
-        (("            if sending is None:\n                self._end(asked, 0, 0)\n", ""),),
+        (("                holder.end()\n                self._end(asked, 0, 0)\n", "                holder.end()\n"),),
         ("test_blocks_that_left_the_device_before_their_publish_are_not_sent",
          "test_a_publish_ends_when_the_cache_closes"),
     ),

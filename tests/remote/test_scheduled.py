@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 import pagedkv as pk
-from pagedkv.scheduler import Request
 from tests.remote.servers import Server, server
 from tests.remote.test_sharing import wait_for
 from tests.scheduler.conftest import BLOCK, SPEC, greedy
-from tests.scheduler.conftest import Server as ToyServer
+from tests.scheduler.conftest import Server as Toy
 
 SECRET = b"a secret of ours"
 LIMITS = {"lookup_s": 30.0, "read_s": 30.0, "write_s": 30.0, "connect_s": 30.0}
@@ -23,22 +22,6 @@ PROMPTS = [[number + 1] * 3 + list(range(10, 10 + 40)) for number in range(6)]  
 def running() -> Iterator[Server]:
     with server() as found:
         yield found
-
-
-class Toy(ToyServer):
-    """A toy server that asks again where blocks on their way to the store leave no room."""
-
-    def turn(self) -> list[Request]:
-        ended: list[Request] = []
-        wait_for(lambda: self._has_turned(ended), "there is never room")
-        return ended
-
-    def _has_turned(self, ended: list[Request]) -> bool:
-        try:
-            ended += super().turn()
-        except pk.OutOfBlocks:
-            return False
-        return True
 
 
 def toy(running: Server, device: int = 200, **limits: float) -> Toy:
@@ -80,6 +63,42 @@ def test_requests_end_where_the_device_has_no_room_for_all_that_the_store_has(ru
         assert serve(small) > 0
     stats = small.cache.stats
     wait_for(lambda: not any(counts["live"] for counts in stats().blocks.values()), "blocks are held after all sends")
+    small.cache.close()
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_a_request_waits_for_blocks_that_are_about_to_be_sent(
+    running: Server, monkeypatch: pytest.MonkeyPatch, worth: bool
+) -> None:
+    """The sender owns a path before it knows whether to send it, and lets go of it soon."""
+    small, entered, go_on = toy(running, device=14), threading.Event(), threading.Event()
+
+    def slowly(*_: object) -> bool:
+        entered.set()
+        assert go_on.wait(30.0)
+        return worth
+
+    monkeypatch.setattr(small.cache.costs, "worth_writing", slowly)
+    small.scheduler.submit(PROMPTS[0], 2)
+    small.run()
+    assert entered.wait(30.0)
+    request = small.scheduler.submit(PROMPTS[1], 2)
+    problems: list[BaseException] = []
+
+    def serve_it() -> None:
+        try:
+            small.run()
+        except BaseException as problem:
+            problems.append(problem)
+
+    serving = threading.Thread(target=serve_it, daemon=True)
+    serving.start()
+    serving.join(0.2)  # to find no room meanwhile; on a busy machine it finds it later
+    assert not request.ended
+    go_on.set()
+    serving.join(30.0)
+    assert not problems
+    assert request.outputs[0].tolist() == greedy(request)
     small.cache.close()
 
 

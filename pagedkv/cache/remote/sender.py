@@ -211,10 +211,10 @@ class Sender:
         while begins and self.num_blocks < self._most and self._may_send() and self._begin_next():
             pass
 
-    def _begin(self, hold: Hold, node: int, first: int) -> Sending:
+    def _begin(self, hold: Hold, holder: Holder, node: int, first: int) -> Sending:
         """Send the blocks of an owned path from `first` on, all on the device; `node` ends it.
 
-        Where this raises, nothing is sent.
+        Where this raises, nothing is sent, and the caller lets go of `hold` and then ends `holder`.
         """
         names = self._claims.names_of_path(node, first)[: self._window]
         moves = np.zeros(len(names), MOVE_DTYPE)
@@ -223,30 +223,27 @@ class Sender:
         moves["src_block"] = self._placement.blocks_of(hold.handle)[first : first + len(names)]
         moves["dst_block"] = np.arange(len(names))  # no claim: the store finds a block by its name
         moves["node"], moves["depth"] = node, first + np.arange(len(names))
-        holder = Holder(self._dispatch)
-        try:
-            ticket = self._carrier.submit(moves, on_done=lambda _: self._dispatch.wake(), here=True, records=names)
-        except BaseException:  # it would end by itself, but only once the traceback is gone
-            holder.end()
-            raise
+        ticket = self._carrier.submit(moves, on_done=lambda _: self._dispatch.wake(), here=True, records=names)
         return Sending(hold, first, len(names), ticket, holder)
 
     def _begin_asked(self, asked: Asked, begins: bool) -> None:
         """Take the oldest wish, and send its blocks if they are on the device still."""
-        sending = None
+        sending = hold = None
+        holder = Holder(self._dispatch)  # before the path is owned: a caller without room waits for the end of both
         try:
             if begins:
                 hold = own(self._placement, asked.prompt, asked.root, asked.limit)
                 on_device = not self._placement.tiers_of(hold.handle).any()
                 if hold.num_blocks > asked.first and on_device:
-                    sending = self._begin(hold, self._placement.node_of(hold.handle), asked.first)
+                    sending = self._begin(hold, holder, self._placement.node_of(hold.handle), asked.first)
                     sending.asked = asked
                     self._under_way.append(sending)
-                else:
-                    hold.release()
         finally:
             self._asked.popleft()  # last: a purge waits until it is under way
             if sending is None:
+                if hold is not None:
+                    hold.release()
+                holder.end()
                 self._end(asked, 0, 0)
 
     def _take(self, asked: Asked) -> None:
@@ -289,13 +286,17 @@ class Sender:
             self._beginning = False
 
     def _begin_chosen(self) -> bool:
+        if not self._placement.num_unsent:
+            return False
+        holder = Holder(self._dispatch)  # before the path is owned, as above
         hold, first, node = own_unsent(self._placement, self._window)
         if hold is None:
+            holder.end()
             return False
         try:
             num_blocks = hold.num_blocks - first
             if self._costs.worth_writing(first, num_blocks, Tier.REMOTE):
-                sending = self._begin(hold, node, first)
+                sending = self._begin(hold, holder, node, first)
                 self._under_way.append(sending)
                 if sending.num_blocks < num_blocks:  # a run that could not be cut while it moved
                     self._placement.not_sent(hold.handle, first + sending.num_blocks)
@@ -305,8 +306,10 @@ class Sender:
         except BaseException:
             self._placement.not_sent(hold.handle, first)
             hold.release()
+            holder.end()
             raise
         hold.release()
+        holder.end()
         return True
 
 
