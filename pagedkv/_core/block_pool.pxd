@@ -95,10 +95,13 @@ cdef inline void pool_uncache(Pool* p, const int32_t* ids, int32_t n) noexcept n
         for i in range(n):
             block_live(p, ids[i])
 
+# Live blocks of a pool in extents.
+cdef inline int64_t pool_live(Pool* p) noexcept nogil:
+    return <int64_t>p.num_own * p.per_extent - p.num_stack - p.num_cached
+
 # More extents than are held that a pool needs for `more` blocks, once all that is cached is evicted.
 cdef inline int64_t extents_lacking(Pool* p, int64_t more) noexcept nogil:
-    cdef int64_t live = <int64_t>p.num_own * p.per_extent - p.num_stack - p.num_cached
-    more += live + (p.num_reserved + p.watermark if more > 0 else 0) - <int64_t>p.num_held * p.per_extent
+    more += pool_live(p) + (p.num_reserved + p.watermark if more > 0 else 0) - <int64_t>p.num_held * p.per_extent
     return (more + p.per_extent - 1) // p.per_extent if more > 0 else 0
 
 # Inside the core: ids are known to be live, so these only assert.

@@ -266,8 +266,8 @@ cdef class ExtentPool:
         cdef int64_t extents = self.extents.num
         for each in self.pools:
             extents -= each.pool.num_held
-        cdef int64_t live = <int64_t>pool.num_own * pool.per_extent - pool.num_stack - pool.num_cached
-        return max(0, (extents + pool.num_held) * pool.per_extent - live - pool.num_reserved - pool.watermark)
+        extents += pool.num_held
+        return max(0, extents * pool.per_extent - pool_live(pool) - pool.num_reserved - pool.watermark)
 
     @property
     def num_extents(self):

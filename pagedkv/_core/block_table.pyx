@@ -1278,12 +1278,8 @@ cdef class BlockTable:
     def blocks_needed(self, rows, q_lens=None, lookahead=0, follow=None):
         """Blocks that :meth:`step` with the same arguments would allocate.
 
-        Over groups of layers also those that would fit where it puts pages of other groups.
+        Over groups of layers those of the group that sees everything alone; :meth:`pages_needed` counts all.
         """
-        cdef int64_t more[MAX_GROUPS]
-        cdef int64_t wide[MAX_GROUPS]
-        cdef int64_t copied[MAX_GROUPS]
-        cdef int64_t needed = 0
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
         cdef int64_t totals[5]
@@ -1294,13 +1290,10 @@ cdef class BlockTable:
         self.lock.acquire()
         cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead,
                                   NULL if links is None else i32(links), totals)
-        if code == OK and self.num_groups > 1:
-            self.plan_groups(i64(handles), n, NULL if lens is None else i32(lens), ahead, more, wide, copied)
-            needed = self.as_blocks(totals[0], more)
         self.lock.release()
         if code != OK:
             self.raise_(code, handles, totals[4])
-        return totals[0] if self.num_groups == 1 else needed
+        return totals[0]
 
     def pages_needed(self, rows, q_lens=None, lookahead=0):
         """Blocks of each group of layers that :meth:`step` would allocate for these.

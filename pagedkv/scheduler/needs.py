@@ -28,12 +28,14 @@ class Needs(Protocol):
     capacity : blocks that the device has, or would have if it held no pages.
     watermark : Amount that admission leaves free.
     can_share : whether a prompt can go on from blocks that another one computes in the same step.
+    may_scatter : whether blocks that lie apart can take more of the memory than as many that lie together.
     """
 
     nothing: Amount
     capacity: int
     watermark: Amount
     can_share: bool
+    may_scatter: bool
 
     def of_lanes(self, num_rows: int) -> Amount:
         """The most that a step of so many rows without drafts can need.
@@ -94,6 +96,7 @@ class BlockNeeds:
 
     nothing: Amount = 0
     can_share = True
+    may_scatter = False
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
         pool = cache.placement.pools[0]
@@ -175,6 +178,7 @@ class PageNeeds:
     """
 
     can_share = False
+    may_scatter = True
 
     def __init__(self, cache: KVCache, options: SchedulerOptions) -> None:
         placement = cache.placement

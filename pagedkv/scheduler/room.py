@@ -118,7 +118,7 @@ class Room:
 
         Over groups of layers a single page keeps its extent from the other groups. A uniform cache has no extents.
         """
-        return self.alone is not request and not self.needs.can_share and self.fits(request, self.left_by_others())
+        return self.alone is not request and self.needs.may_scatter and self.fits(request, self.left_by_others())
 
     def _rows(self, requests: list[Request]) -> list[int]:
         return [branch.seq.row for request in requests for branch in request.live() if branch.seq is not None]

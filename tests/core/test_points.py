@@ -237,9 +237,7 @@ def test_the_blocks_that_a_step_needs_are_those_that_it_can_be_given() -> None:
         core = Core(extents, per_extent=(3, 2))
         row, _ = core.open(range(20))
         for tokens in range(1, 21):
-            need = core.table.blocks_needed([row], [tokens])
-            fits = need <= core.full.num_obtainable
-            if fits:
+            if core.placement.could_have(core.table.pages_needed([row], [tokens])):
                 core.table.step([row], [tokens])
                 core.table.cancel([row])
             else:
