@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +28,7 @@ from bench.timing import environment, print_table, write_results
 from pagedkv.spec.remote import Remote
 from tests.remote.masters import Master, is_installed, lent
 from tests.remote.servers import cluster, server
+from tests.stopping import go_on, stop
 
 SPEC = pk.KVSpec(4, 8, 128, "float16", 16, model="bench@1")  # blocks of 256 KiB
 BLOCKS, ROOM = 20, 24
@@ -80,20 +81,20 @@ def places() -> Iterator[list[Place]]:
             found.append(
                 Place(
                     "Mooncake", lambda **limits: pk.Mooncake(master.address, secret=SECRET, insecure=True, **limits),
-                    to_both(master, signal.SIGSTOP), to_both(master, signal.SIGCONT),
+                    to_both(master, stop), to_both(master, go_on),
                 )
             )  # fmt: skip
         yield found
 
 
-def to_both(master: Master, what: signal.Signals) -> Callable[[], None]:
-    """Sends a signal to Mooncake's master and to the lender."""
+def to_both(master: Master, what: Callable[[subprocess.Popen[Any]], None]) -> Callable[[], None]:
+    """Does something to Mooncake's master and to the lender."""
 
-    def send() -> None:
+    def act() -> None:
         for process in (master.process, master.lender):
-            process.send_signal(what)
+            what(process)
 
-    return send
+    return act
 
 
 def prompt_of(number: int, blocks: int = BLOCKS) -> NDArray[np.int32]:

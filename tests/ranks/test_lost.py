@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ import pytest
 import pagedkv as pk
 from tests.ranks import process
 from tests.ranks.conftest import BLOCK, DEVICE, HOST, SPEC, WATCHDOG_S, World, prompt, ranks_at
+from tests.stopping import go_on, stop
 
 NEVER_S = 10 * WATCHDOG_S
 OTHERS = pk.Namespace(tenant="others")
@@ -39,7 +38,7 @@ class Fleet:
     def close(self) -> list[str]:
         """What each process has said at its end."""
         for one in self.processes:
-            one.send_signal(signal.SIGCONT)
+            go_on(one)
         self.cache.close()
         said = [one.communicate(timeout=WATCHDOG_S)[0] for one in self.processes]
         self.cache.check_integrity()
@@ -61,12 +60,6 @@ def fleet(address: str) -> Iterator[Callable[..., Fleet]]:
         finally:
             for left in one.processes:
                 left.kill()
-
-
-def stop(victim: subprocess.Popen[str]) -> None:
-    """Stop all threads of a process, and see to it that they stand."""
-    victim.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def kill(victim: subprocess.Popen[str]) -> None:
@@ -119,7 +112,7 @@ def test_a_deadline_holds_for_a_rank_that_stands_still_and_then_goes_on(fleet: C
     with here.cache.sequence(prompt(0)) as seq:  # it would take as long as the watchdog waits
         assert sum(seq.hit_tokens.values()) == 0
         assert here.cache.stats().blocks["device"]["live"] > 0, "its blocks are kept while the rank may write them"
-    here.processes[1].send_signal(signal.SIGCONT)
+    go_on(here.processes[1])
     until = time.monotonic() + WATCHDOG_S
     while here.cache.stats().blocks["device"]["live"]:
         assert time.monotonic() < until

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.remote.servers import BEGINS_S, free_port
+from tests.stopping import go_on
 
 
 def is_installed() -> bool:
@@ -58,7 +58,7 @@ class Master:
     def end(self) -> None:
         """End both."""
         for process in (self.lender, self.process):
-            process.send_signal(signal.SIGCONT)
+            go_on(process)
             process.kill()
             process.wait()
         for pipe in (self.lender.stdin, self.lender.stdout):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.stopping import go_on, stop
 
 BEGINS_S = 30.0  # a server that has not begun by then will not
 WATCHDOG_S = 60.0  # a call that takes longer hangs
@@ -63,11 +64,11 @@ class Server:
 
     def pause(self) -> None:
         """It answers nothing from now on."""
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process)
 
     def go_on(self) -> None:
         """It answers again."""
-        self.process.send_signal(signal.SIGCONT)
+        go_on(self.process)
 
     def kill(self) -> None:
         """It is gone."""
@@ -99,7 +100,7 @@ def server(
             yield Server(process, folder, number)
         finally:
             if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
+                go_on(process)
                 process.kill()
             process.wait()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from pagedkv.tools import remote
 from tests.remote.masters import Master, lent
 from tests.remote.servers import WATCHDOG_S, free_port
 from tests.remote.test_sharing import PATIENT, SECRET, SPEC, prompt_of, remote_stats, run, wait_for
+from tests.stopping import go_on, stop
 
 SLACK_S = 20.0  # beyond a call's limit, of a busy machine: more is a hang
 TENANT = pk.Namespace(tenant="a")
@@ -131,18 +131,18 @@ def test_a_full_store_refuses_values_and_keeps_the_others() -> None:
 def test_a_stopped_machine_holds_no_call_beyond_its_limit(store: MooncakeStore, master: Master, who: str) -> None:
     store.put(["a"], [(HEAD, row_of(0, 1000))], soon())
     process = master.lender if who == "lender" else master.process
-    process.send_signal(signal.SIGSTOP)
+    stop(process)
     begun = time.monotonic()
     assert get(store, ["a"], 1000, soon(0.3))[0] == {}
     assert 0.25 < time.monotonic() - begun < SLACK_S
-    process.send_signal(signal.SIGCONT)
+    go_on(process)
     wait_for(lambda: get(store, ["a"], 1000, soon(5.0))[0] == {0: 1128}, "it does not serve again")
     assert np.array_equal(get(store, ["a"], 1000, soon())[2][0], row_of(0, 1000))
 
 
 def test_calls_that_hang_are_bounded_and_come_back(store: MooncakeStore, master: Master) -> None:
     store.put(["a"], [(HEAD, row_of(0, 1000))], soon())
-    master.process.send_signal(signal.SIGSTOP)
+    stop(master.process)
     before = threading.active_count()
     for _ in range(MOST_OUT):
         with pytest.raises(Unreachable, match="no answer in time"):
@@ -150,7 +150,7 @@ def test_calls_that_hang_are_bounded_and_come_back(store: MooncakeStore, master:
     with pytest.raises(Unreachable, match="have not come back"):
         store.exists(["a"], soon(30.0))
     assert threading.active_count() <= before + MOST_OUT
-    master.process.send_signal(signal.SIGCONT)
+    go_on(master.process)
 
     def answers() -> bool:
         with contextlib.suppress(Unreachable):
@@ -204,10 +204,10 @@ def test_a_stopped_lender_costs_hits_and_the_next_request_goes_on(master: Master
         run(first, prompt_of(1))
         assert first.publish(prompt_of(1)) == 20
     with open_cache(master, required=True, read_s=0.3, lookup_s=2.0) as second:
-        master.lender.send_signal(signal.SIGSTOP)
+        stop(master.lender)
         run(second, prompt_of(1))
         run(second, prompt_of(2))
-        master.lender.send_signal(signal.SIGCONT)
+        go_on(master.lender)
         assert run(second, prompt_of(1))["device"] == 320
         second.check_integrity()
 
