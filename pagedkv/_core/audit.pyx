@@ -8,7 +8,7 @@ from pagedkv._core.place cimport NUM_LISTS, Groups, Place
 from pagedkv._core.placement cimport Placement
 from pagedkv._core.radix_tree cimport Tree, node_ids, node_pages, node_top
 from pagedkv._core.recency cimport is_owned, list_of
-from pagedkv._core.tails cimport need
+from pagedkv._core.tails cimport ANY, MOVING, POINTS, has_point_in, need, page_top
 from pagedkv._core.types cimport MAX_TIERS, NIL, handle_slot
 
 
@@ -142,51 +142,79 @@ cdef list groups_problems(Placement self, dict owners, dict kids):
     cdef Groups* g = p.groups
     cdef Tree* t = &self.tree.tree
     cdef Pool* pool
-    cdef int32_t n, o, i, group, k, points = 0
-    problems, held, marks = [], {}, {}
+    cdef int32_t n, o, i, group, k, tier, points = 0
+    problems, held, marks, moving, known_pending = [], {}, {}, {}, {}
 
-    def tail(counts, node, group, first, last):
+    def tail(counts, node, tier, group, first, last):
         while last > first:
             for i in range(max(first, t.nodes[node].depth), last):
-                key = group, node_pages(t, node, group)[i - t.nodes[node].depth]
+                at = i - t.nodes[node].depth
+                where = page_top(t, node, group, at) if tier == ANY else tier
+                key = where, group, NIL if where == NIL else node_pages(t, node, where, group)[at]
                 counts[key] = counts.get(key, 0) + 1
-                if key[1] == NIL:
-                    problems.append(f"node {node}, group {group}: a hole at block {i}, which is held")
+                if key[2] == NIL:
+                    problems.append(f"node {node}, group {group}, tier {tier}: a hole at block {i}, which is held")
             last = min(last, t.nodes[node].depth)
             node = t.nodes[node].parent
 
     for o in range(p.owners_capacity):
         for group in range(1, g.num if p.owners[o].live else 1):
-            tail(held, p.owners[o].node, group, p.owners[o].first[group], p.owners[o].num_blocks)
+            tail(held, p.owners[o].node, ANY, group, p.owners[o].first[group], p.owners[o].num_blocks)
+    for o in range(p.transfers_capacity):
+        if p.transfers[o].node == NIL or not p.transfers[o].is_tail:
+            continue
+        n, i, tier = p.transfers[o].node, 0, p.transfers[o].src
+        moving[n] = moving.get(n, 0) | MOVING << tier
+        k = t.nodes[n].depth + t.nodes[n].length
+        for group in range(1, g.num):
+            known_pending[tier, group] = known_pending.get((tier, group), 0) + p.transfers[o].frees[group]
+            for block in range(k - 1, k - need(g, group, k) - 1, -1):
+                if p.transfers[o].dst_ids[i] != NIL:
+                    tail(marks, n, tier, group, block, block + 1)
+                i += 1
     for n in range(t.num_nodes):
         if t.nodes[n].root == NIL or t.nodes[n].length == 0:
             continue
         k = t.nodes[n].depth + t.nodes[n].length
-        if (p.fates[n].point > 0) != is_linked(&g.points, n):
-            problems.append(f"node {n}: point {p.fates[n].point}, but in the list of points or not")
+        if p.fates[n].tails & ~POINTS != moving.get(n, 0):
+            problems.append(f"node {n}: tails {p.fates[n].tails:#x}, but on their way are {moving.get(n, 0):#x}")
+        if (p.fates[n].point > 0) != (p.fates[n].tails & POINTS > 0):
+            problems.append(f"node {n}: point {p.fates[n].point} with its tail in {p.fates[n].tails & POINTS:#x}")
+        for tier in range(p.num_tiers):
+            if has_point_in(p, n, tier) != is_linked(&g.points[tier], n):
+                problems.append(f"node {n}: a point in tier {tier}, but in its list of points or not")
+            for group in range(1, g.num if has_point_in(p, n, tier) else 1):
+                tail(marks, n, tier, group, k - need(g, group, k), k)
         if p.fates[n].point:
             points += 1
-            kids[n, p.fates[n].top] = kids.get((n, p.fates[n].top), 0) + 1
-            for group in range(1, g.num):
-                tail(marks, n, group, k - need(g, group, k), k)
+            tier = 0
+            while not has_point_in(p, n, tier):
+                tier += 1
+            kids[n, tier] = kids.get((n, tier), 0) + 1
         elif (t.nodes[n].first_child == NIL and n not in owners and (g.free_every == 0 or k % g.free_every)
-                and not p.fates[t.nodes[n].root].failed):
+                and not p.fates[t.nodes[n].root].failed and p.fates[n].transfer < 0 and not p.fates[n].tails):
             problems.append(f"node {n}: a dead end")
-    for group in range(1, g.num):
-        pool, cached = g.pools[group], 0
-        for n in range(t.num_nodes):
-            for i in range(t.nodes[n].length if t.nodes[n].root != NIL else 0):
-                o = node_pages(t, n, group)[i]
-                if o == NIL:
-                    continue
-                known = marks.get((group, o), 0) + held.get((group, o), 0)
-                if not pool.refs[o] & TREE or pool.refs[o] & COUNT < max(known, 1):
-                    problems.append(f"node {n}, page {o} of group {group}: {pool.refs[o] & COUNT} references, {known} known")
-                if pool.marks[o] != marks.get((group, o), 0):
-                    problems.append(f"page {o} of group {group}: {pool.marks[o]} points, really {marks.get((group, o), 0)}")
-                cached += pool.refs[o] & COUNT == pool.marks[o]
-        if pool.num_cached != cached:
-            problems.append(f"group {group}: num_cached {pool.num_cached}, really {cached}")
+    for tier in range(p.num_tiers):
+        for group in range(1, g.num):
+            pool, cached = g.pools[tier][group], 0
+            for n in range(t.num_nodes):
+                for i in range(t.nodes[n].length if t.nodes[n].root != NIL else 0):
+                    o = node_pages(t, n, tier, group)[i]
+                    if o == NIL:
+                        continue
+                    marked = marks.get((tier, group, o), 0)
+                    known = marked + held.get((tier, group, o), 0)
+                    if not pool.refs[o] & TREE or pool.refs[o] & COUNT < max(known, 1):
+                        problems.append(f"node {n}, page {o} of group {group} in tier {tier}: {pool.refs[o] & COUNT} "
+                                        f"references, {known} known")
+                    if pool.marks[o] != marked:
+                        problems.append(f"page {o} of group {group} in tier {tier}: {pool.marks[o]} marks, really {marked}")
+                    cached += pool.refs[o] & COUNT == pool.marks[o]
+            if pool.num_cached != cached:
+                problems.append(f"group {group} in tier {tier}: num_cached {pool.num_cached}, really {cached}")
+            if g.pending[tier][group] != known_pending.get((tier, group), 0):
+                problems.append(f"group {group} in tier {tier}: {g.pending[tier][group]} pages will be free, really "
+                                f"{known_pending.get((tier, group), 0)}")
     if points != g.num_points:
         problems.append(f"{g.num_points} points, really {points}")
     return problems

@@ -109,7 +109,7 @@ cdef class BlockTable:
         return self.short_tables[group] + r * self.short_width[group]
 
     cdef inline Pool* pool_of(self, int32_t group) noexcept nogil:
-        return self.pool if group == 0 else self.placement.place.groups.pools[group]
+        return self.pool if group == 0 else self.placement.place.groups.pools[0][group]
 
     cdef bint grow_short(self, int32_t group, int64_t wanted) noexcept nogil
     cdef bint grow_shorts(self, const int64_t* wanted) noexcept nogil
@@ -126,6 +126,7 @@ cdef class BlockTable:
                          int64_t w, int32_t* tables, int32_t* seq_lens, int64_t* slots, int32_t* copies) noexcept nogil
     cdef void commit_groups(self, int32_t r, int32_t before) noexcept nogil
     cdef object _checked(self, rows, q_lens, lookahead, follow, bint short)
+    cdef object _as_array(self, const int64_t* more)
     cdef object _pages(self, rows, q_lens, int64_t most, lookahead)
     cdef object _build(self, cnp.ndarray handles, cnp.ndarray lens, int32_t ahead, cnp.ndarray links, bint short)
     cdef int32_t agree(self, int32_t r, int32_t leader, int32_t limit) noexcept nogil

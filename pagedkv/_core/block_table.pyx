@@ -17,6 +17,7 @@ from pagedkv._core.arrays cimport (
     count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input,
 )
 from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
+from pagedkv._core.group_room cimport make_room_for
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
 from pagedkv._core.owners cimport (
@@ -28,10 +29,10 @@ from pagedkv._core.points cimport point_make
 from pagedkv._core.radix_tree cimport Tree, node_pages, node_top, tree_named
 from pagedkv._core.remainders cimport drop_outgrown, place_keep_remainder
 from pagedkv._core.retention cimport retain
-from pagedkv._core.tails cimport need, pages_join, tail_shorten
-from pagedkv._core.transfers cimport make_room, make_room_for
+from pagedkv._core.tails cimport need, pages_join, tail_shorten, usable_of_path
+from pagedkv._core.transfers cimport make_room
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, MAX_BLOCK_SIZE, NIL, NO_TOKEN, OK,
+    DEVICE, E_BLOCKS, E_DUPLICATE, E_MEMORY, E_OVERFLOW, E_RANGE, E_STALE, E_STATE, MAX_BLOCK_SIZE, NIL, NO_TOKEN, OK,
     handle_generation, handle_slot, make_handle, next_generation,
 )
 from pagedkv._core.row_info import RowInfo
@@ -720,7 +721,7 @@ cdef class BlockTable:
             memset(self.pages_of(r, group), 0xFF, self.short_width[group] * sizeof(int32_t))
             while last > first:
                 begin = max(first, t.nodes[n].depth)
-                memcpy(self.pages_of(r, group) + begin - first, node_pages(t, n, group) + begin - t.nodes[n].depth,
+                memcpy(self.pages_of(r, group) + begin - first, node_pages(t, n, DEVICE, group) + begin - t.nodes[n].depth,
                        (last - begin) * sizeof(int32_t))
                 last, n = begin, t.nodes[n].parent
         self.rows[r].paged = blocks
@@ -1050,6 +1051,8 @@ cdef class BlockTable:
                 if node_top(self.placement.place.tree, node) != 0:
                     i = self.placement.place.tree.nodes[node].depth     # from here on it is not on the device
                 node = self.placement.place.tree.nodes[node].parent
+            if self.num_groups > 1 and self.placement.place.num_tiers > 1:
+                i = usable_of_path(&self.placement.place, self.placement.place.owners[slot].node, i)
             if given >= 0 and (i < self.placement.place.owners[slot].num_blocks or <int64_t>i * self.block_size > n):
                 return E_STATE
             if given >= 0 and i > limit:            # an owner may hold all tokens, and then there is nothing left to compute
@@ -1320,6 +1323,11 @@ cdef class BlockTable:
         """
         return self._pages(rows, None, count_input(most, "most", 1, 2**31 - 1), lookahead)
 
+    cdef object _as_array(self, const int64_t* more):
+        cdef cnp.ndarray out = np.empty(self.num_groups, np.int64)
+        memcpy(i64(out), more, self.num_groups * sizeof(int64_t))
+        return out
+
     cdef object _pages(self, rows, q_lens, int64_t most, lookahead):
         cdef int64_t wide[MAX_GROUPS]
         cdef int64_t copied[MAX_GROUPS]
@@ -1380,12 +1388,12 @@ cdef class BlockTable:
     def try_step(self, rows, q_lens=None, lookahead=0, follow=None):
         """As :meth:`step`, but where too few blocks are free.
 
-        The number of blocks that it needs, and nothing was changed. Over groups of layers that is OutOfBlocks: all that could
-        be evicted was, and no caller can make room for pages.
+        The number of blocks that it needs, and nothing was changed. Over groups of layers those of each, int64 [num_groups], for
+        ``placement.reserve_pages``; but over the device alone OutOfBlocks, as all that could be evicted was.
 
         Returns
         -------
-        StepArrays or int
+        StepArrays, int or ndarray
         """
         return self._checked(rows, q_lens, lookahead, follow, True)
 
@@ -1466,7 +1474,7 @@ cdef class BlockTable:
                         c += copied[group]
                         if wide[group] > rooms[group] or copied[group] != copy_rooms[group]:
                             code = E_STATE
-                if code == OK and self.num_groups > 1 and not make_room_for(&self.placement.place, more):
+                if code == OK and self.num_groups > 1 and not make_room_for(&self.placement.place, DEVICE, more):
                     code = E_BLOCKS
                 elif code == OK:
                     if totals[0] > pool_available(self.pool) and self.placement is not None:
@@ -1501,6 +1509,8 @@ cdef class BlockTable:
             if code == E_BLOCKS:
                 if short and self.num_groups == 1:
                     return totals[0]
+                if short and self.placement.place.num_tiers > 1:
+                    return self._as_array(more)
                 if self.placement is not None:
                     raise self.placement.out_of_blocks(self.as_blocks(totals[0], more) if self.num_groups > 1 else totals[0])
                 raise self.block_pool._out_of_blocks(totals[0])
@@ -2095,7 +2105,7 @@ cdef class BlockTable:
                 out.append(f"row {r}, group {group}: page {page} of block {j} is free")
             elif j >= row.num_owned and pool.refs[page] >> 31:
                 out.append(f"row {r}, group {group}: its own page {page} of block {j} is the tree's")
-            elif j < row.num_owned and node_pages(t, n, group)[j - t.nodes[n].depth] != page:
+            elif j < row.num_owned and node_pages(t, n, DEVICE, group)[j - t.nodes[n].depth] != page:
                 out.append(f"row {r}, group {group}: page {page} of block {j} is not the tree's")
         for j in range(row.paged - first, self.short_width[group]):
             if self.pages_of(r, group)[j] != NIL:

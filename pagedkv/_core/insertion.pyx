@@ -65,7 +65,7 @@ cdef bint may_extend(Place* p, int32_t n, int32_t owner) noexcept nogil:
     # The run's last block is ours alone to continue, and new blocks will share its fate.
     cdef Fate* f = &p.fates[n]
     if (p.tree.nodes[n].length == 0 or p.tree.nodes[n].first_child != NIL or p.tree.nodes[n].tiers != 1 or f.transfer >= 0
-            or f.copying >= 0 or f.failed or f.matched or f.point or p.tree.nodes[n].length >= p.tree.max_run
+            or f.copying >= 0 or f.failed or f.matched or f.tails or p.tree.nodes[n].length >= p.tree.max_run
             or is_remainder(p.tree, n) or f.klass != p.owners[owner].klass or f.expires != p.owners[owner].expires
             or p.pools[0].refs[node_ids(p.tree, n, 0)[0]] != (TREE | 2)):
         return False

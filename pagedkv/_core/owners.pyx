@@ -8,13 +8,14 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
+from pagedkv._core.group_room cimport drop_dead_end
 from pagedkv._core.links cimport is_linked
 from pagedkv._core.place cimport EXPIRED, Fate, Owner, Place
 from pagedkv._core.radix_tree cimport Tree, chain_before, is_remainder, node_ids, node_top, tree_child, tree_common
 from pagedkv._core.recency cimport is_owned, on_hit, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
 from pagedkv._core.tails cimport longest_usable, point_touch, tail_cut, tail_disown, tail_own, tail_share, usable_of_path
-from pagedkv._core.transfers cimport copy_disown, copy_own, drop_dead_end, drop_subtree, split
+from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
 from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, MAX_GROUPS, NIL, OK, handle_generation, handle_slot, next_generation
 
 
@@ -222,18 +223,20 @@ cdef int32_t place_share(Place* p, int32_t owner) noexcept nogil:
 
 
 cdef void place_release(Place* p, int32_t owner) noexcept nogil:
-    cdef int32_t n = p.owners[owner].node, parent, root = p.tree.nodes[n].root
+    cdef int32_t n = p.owners[owner].node, parent, root = p.tree.nodes[n].root, end = n, generation
     place_depart(p, owner, True, -1, False)
     p.clock += 1
     p.pinned_blocks -= p.owners[owner].pinned
     if p.groups != NULL:
         tail_disown(p, owner)
     while p.tree.nodes[n].length > 0:               # deepest first, so that the root ends hottest
-        parent = p.tree.nodes[n].parent
+        parent, generation = p.tree.nodes[n].parent, p.tree.nodes[n].generation
         run_disown(p, n)
+        if p.tree.nodes[n].generation != generation:
+            end = parent                            # it could not be read, and is gone with what hung on it
         n = parent
     if p.groups != NULL and not p.fates[root].failed:
-        drop_dead_end(p, p.owners[owner].node)
+        drop_dead_end(p, end)
     owner_end(p, owner, root)
 
 

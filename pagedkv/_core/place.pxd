@@ -101,6 +101,7 @@ cdef struct Fate:           # of a root only: last_use, born, failed and kids me
     uint8_t matched         # some request has found it since it was committed
     uint8_t wanted          # bit per tier: it stands in the ring of runs to be copied
     uint8_t spoilt          # bit per tier: its copy there could not be read, and stays because others hang on it
+    uint8_t tails           # of the boundary at its end: where its point has its tail, from where one moves (tails.pxd)
     int32_t sent            # its leading blocks that were sent to the store of claims, or came from there
     int32_t past            # the policy's own, NIL at first; with hazard what is remembered of its last block
     int32_t past_generation
@@ -127,6 +128,7 @@ cdef struct Transfer:
     int32_t node            # NIL when the slot is free
     int32_t generation
     int32_t num_blocks
+    bint is_tail            # of the boundary at the end of `node`: tail_moves.pxd
     int64_t number          # counts transfers in the order they were decided
     int64_t until           # monotonic ns by which a promotion should have arrived, 0 = no deadline
     int8_t src
@@ -134,7 +136,9 @@ cdef struct Transfer:
     bint promotes
     bint copies             # then `num_blocks` may be those of several nodes by now, the deepest of which is `node`
     bint void               # its source was found bad
-    int32_t* dst_ids        # [num_blocks], owned
+    int32_t* dst_ids        # [num_blocks], owned; of a tail by group, its blocks in order, NIL for those that stay where they are
+    int64_t clock           # of a tail: its point, when it began
+    int32_t frees[MAX_GROUPS]   # of a tail: pages that its source has more once it has left
 
 cdef struct Domain:         # a namespace with a quota is evicted from its own lists; all others share domain 0
     int32_t root
@@ -177,13 +181,14 @@ cdef struct Counters:
 
 cdef struct Groups:                 # of layers that see equally far back (tails.pxd)
     int32_t num                     # with the one that sees everything, number 0
-    Pool* pools[MAX_GROUPS]         # of the device
+    Pool* pools[MAX_TIERS][MAX_GROUPS]
     int32_t window[MAX_GROUPS]      # blocks that are needed before a boundary, of a short group; 0 where it has chunks
     int32_t chunk[MAX_GROUPS]       # blocks of a chunk; 0 where it has a window
     int32_t free_every              # boundaries where no short group needs anything: every so many blocks; 0: there are none
     int32_t point_every             # boundaries that become points as they are passed: every so many blocks; 0: none
     int64_t num_points
-    Links points                    # by node: from cold to hot, a list for each class of each domain
+    Links points[MAX_TIERS]         # by node: from cold to hot, a list for each class of each domain
+    int64_t pending[MAX_TIERS][MAX_GROUPS]  # pages of short groups that transfers in flight will free
 
 cdef struct Place:
     Tree* tree

@@ -11,6 +11,7 @@ from pagedkv._core.radix_tree cimport RadixTree
 cdef struct Found:              # of a match
     int32_t num_blocks          # owned
     int32_t num_cold            # of those, below the device
+    bint cold_tail              # pages of short groups that it needs lie below the device
     int32_t remainder_tier      # of the partly filled block behind them that begins as the next tokens do, or NIL
     int64_t blocked             # id of the transfer that ended it early, or -1
 
@@ -28,6 +29,8 @@ cdef class Placement:
     cdef int64_t partial_into(self, int64_t handle, tokens, bint below, int32_t* at, int32_t* agree) except? -1
     cdef int _open_groups(self, groups, int32_t point_every) except -1
     cdef object _path(self, owner, bint tiers)
+    cdef object _for_groups(self, more)
+    cdef void _count_cold(self, int32_t slot, int64_t* more) noexcept nogil
     cdef int32_t _node(self, node) except -1
     cdef int64_t _handle(self, owner) except? -1
     cdef object _stale(self, int64_t handle)

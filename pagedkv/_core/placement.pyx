@@ -40,12 +40,14 @@ from pagedkv._core.recency cimport domain_free, domain_new, is_owned, place_ensu
 from pagedkv._core.sends cimport mark_sent, next_unsent, want_send
 from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.telling cimport events_hidden_below, tell_all
-from pagedkv._core.tails cimport could_have, longest_usable
+from pagedkv._core.group_room cimport is_leaving, make_room_for
+from pagedkv._core.tail_moves cimport promote_tail, tail_cold, tail_rises
+from pagedkv._core.tails cimport could_have, has_tail, lacks_extents, longest_usable, usable_of_path
 from pagedkv._core.transfers cimport (
     UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_MEMORY, MAX_RUN, MAX_TIERS, NIL, OK, Move, handle_generation, handle_slot, make_handle,
+    E_BLOCKS, E_MEMORY, MAX_GROUPS, MAX_RUN, MAX_TIERS, NIL, OK, Move, handle_generation, handle_slot, make_handle,
 )
 from pagedkv._core.write_behind cimport NO_BATCH, copy_asked, copy_wanted, want_reused
 from pagedkv.errors import (
@@ -56,7 +58,7 @@ cnp.import_array()
 
 DEFAULT_PRIORITY = 50
 MOVE_DTYPE = np.dtype([
-    ("transfer", "<i8"), ("group", "<i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("reason", "i1"),
+    ("transfer", "<i8"), ("group", "<i8"), ("src_tier", "i1"), ("dst_tier", "i1"), ("reason", "i1"), ("lane", "i1"),
     ("src_block", "<i4"), ("dst_block", "<i4"), ("node", "<i4"), ("depth", "<i4"),
 ])
 WRITES = ("never", "evicted", "reused", "all")      # by their number as a Write
@@ -164,10 +166,11 @@ cdef class Placement:
     history_blocks : int, optional
         For ``hazard``: blocks, cached or not, that are remembered. Default: 16 times the blocks of all
         tiers, at least 65,536; beyond 4 million, twice the blocks of all tiers.
-    groups : sequence of (BlockPool, window, chunk), optional
-        The groups of layers that do not see everything, three at most: where their pages come from, and the blocks of their
-        window or of a chunk, the other one 0. All pools are one :class:`ExtentPool`'s, in its order, ``pools[0]`` the first.
-        With the policy ``lru``, and over the device alone.
+    groups : sequence of (pools, window, chunk), optional
+        The groups of layers that do not see everything, three at most: where their pages come from in each tier (a BlockPool, or
+        a sequence as long as `pools`), and the blocks of their window or of a chunk, the other one 0. The pools of a tier
+        are one :class:`ExtentPool`'s, in its order, that in `pools` the first. With the policy ``lru``, ``"leaf_first"``, and
+        without closed tiers or claims.
     point_every : int
         Blocks between boundaries of a prefix that stay usable beside those where a request began or ended. 0: none.
 
@@ -270,17 +273,29 @@ cdef class Placement:
 
     cdef int _open_groups(self, groups, int32_t point_every) except -1:
         cdef Groups* g = &self.groups
-        cdef BlockPool pool = self.pools[0]
-        cdef int32_t number = 1, every = 1
-        shared = pool.shared
+        cdef BlockPool pool
+        cdef int32_t tier, number = 1, every = 1
+        shared = []
+        for each in self.pools:
+            shared.append(None if each is None else (<BlockPool>each).shared)
+        if (self.policy_name != "lru" or self.place.oldest_first or None in shared or any(
+                self.place.closed[tier] or self.place.beside[tier] for tier in range(self.place.num_tiers))):
+            raise InvalidArgument("groups of layers need the policy 'lru', demotion 'leaf_first', tiers that are neither closed "
+                                  "nor beside the others, and in each of them pools of one ExtentPool")
         pools = []
-        if self.place.num_tiers > 1 or self.policy_name != "lru" or shared is None:
-            raise InvalidArgument("groups of layers need one tier, the policy 'lru', and pools of one ExtentPool")
         for entry, window, chunk in groups:
-            if not isinstance(entry, BlockPool) or number >= len(shared.pools) or entry is not shared.pools[number]:
-                raise InvalidArgument(f"the pool of group {number} is not number {number} of the ExtentPool of pools[0]")
-            pool = entry
-            g.pools[number] = &pool.pool
+            given = (entry,) if isinstance(entry, BlockPool) else tuple(entry)
+            if len(given) != self.place.num_tiers:
+                raise InvalidArgument(f"group {number} has pools for {len(given)} tiers, and there are {self.place.num_tiers}")
+            for tier, each in enumerate(given):
+                if (not isinstance(each, BlockPool) or number >= len(shared[tier].pools)
+                        or each is not shared[tier].pools[number]):
+                    raise InvalidArgument(f"the pool of group {number} is not number {number} of the ExtentPool of pools[{tier}]")
+                pool = each
+                if pool.attached:
+                    raise InvalidArgument(f"the pool of group {number} in tier {tier} belongs to another Placement")
+                g.pools[tier][number] = &pool.pool
+                pools.append(pool)
             g.window[number] = count_input(window, "window", 0, 2**31 - 1)
             g.chunk[number] = count_input(chunk, "chunk", 0, 2**31 - 1)
             if g.window[number] and g.chunk[number]:
@@ -289,15 +304,16 @@ cdef class Placement:
                 every = 0
             elif g.chunk[number]:
                 every = math.lcm(every, g.chunk[number])
-            pools.append(pool)
             number += 1
-        if number != len(shared.pools) or pool.attached:
-            raise InvalidArgument(f"the ExtentPool has {len(shared.pools)} pools, unattached ones, and {number} groups are given")
-        pool = self.pools[0]
-        g.pools[0], g.num, g.point_every = &pool.pool, number, point_every
+        for tier, each in enumerate(shared):
+            if len(each.pools) != number:
+                raise InvalidArgument(f"the ExtentPool of tier {tier} has {len(each.pools)} pools, and {number} groups are given")
+            pool = self.pools[tier]
+            g.pools[tier][0] = &pool.pool
+            if not links_open(&g.points[tier], 1):
+                raise MemoryError("no memory for points")
+        g.num, g.point_every = number, point_every
         g.free_every = every if every < 2**31 else 0
-        if not links_open(&g.points, 1):
-            raise MemoryError("no memory for points")
         self.short_pools = tuple(pools)
         self.tree.tree.num_short = number - 1
         self.place.groups = g
@@ -305,7 +321,8 @@ cdef class Placement:
 
     def __dealloc__(self):
         cdef int32_t i
-        links_close(&self.groups.points)
+        for i in range(MAX_TIERS):
+            links_close(&self.groups.points[i])
         if self.place.policy != NULL and self.place.policy.close != NULL:
             self.place.policy.close(&self.place)
         free(self.place.kind_of)
@@ -516,6 +533,8 @@ cdef class Placement:
                     if node_top(&self.tree.tree, n) != 0:
                         found.num_cold += self.tree.tree.nodes[n].length
                     n = self.tree.tree.nodes[n].parent
+                found.cold_tail = (self.place.groups != NULL
+                                   and not has_tail(&self.place, self.place.owners[slot].node, found.num_blocks, 0))
                 if comes:
                     if limit >= 0:              # nothing beyond could have been hit, by any policy
                         size = min(size, limit * self.tree.tree.block_size)
@@ -699,12 +718,19 @@ cdef class Placement:
         cdef int64_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
         cdef int64_t short
+        cdef int64_t more[MAX_GROUPS]
         if self.place.pools[where] == NULL:
             raise InvalidArgument(f"there is no tier {where}")
         self.lock.acquire()
         short = wanted - pool_available(self.place.pools[where])
         self.place.no_memory = False
-        if short > 0:
+        if short > 0 and self.place.groups != NULL:
+            memset(more, 0, sizeof(more))
+            more[0] = wanted
+            with nogil:
+                make_room_for(&self.place, where, more)
+                short = wanted - pool_available(self.place.pools[where])
+        elif short > 0:
             with nogil:
                 if short > self.place.pending[where]:
                     make_room(&self.place, where, short - self.place.pending[where], -1)
@@ -714,6 +740,84 @@ cdef class Placement:
         if no_memory:
             raise MemoryError(f"no memory to make room for {wanted} blocks")
         return short if short > 0 else 0
+
+    def reserve_pages(self, more, tier=0):
+        """Make room for so many more blocks of each group of layers in `tier`.
+
+        Parameters
+        ----------
+        more : int64 [num_groups]
+        tier : int
+
+        Returns
+        -------
+        bool
+            Whether they can be had now. If not, and :meth:`take_moves` or transfers already in flight have something to do,
+            do it, :meth:`complete` it and ask again; otherwise everything else is held.
+
+        Raises
+        ------
+        InvalidArgument
+            Not over groups of layers, not a number for each, or no such tier.
+        MemoryError
+            Room could be made, but there was no memory to do it with. Earlier decisions stand.
+        """
+        cdef cnp.ndarray wanted = self._for_groups(more)
+        cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
+        cdef const int64_t* numbers = i64(wanted)
+        cdef bint found, no_memory
+        self.lock.acquire()
+        self.place.no_memory = False
+        with nogil:
+            found = make_room_for(&self.place, where, numbers)
+        no_memory = self.place.no_memory and not found and not is_leaving(&self.place, where)
+        self.lock.release()
+        if no_memory:
+            raise MemoryError("no memory to make room for pages")
+        return found
+
+    cdef object _for_groups(self, more):
+        cdef cnp.ndarray wanted = int64_input(more, "more")
+        if self.place.groups == NULL or cnp.PyArray_SIZE(wanted) != self.place.groups.num:
+            raise InvalidArgument(f"{len(wanted)} numbers, for "
+                                  f"{0 if self.place.groups == NULL else self.place.groups.num} groups of layers")
+        return wanted
+
+    def cold_pages(self, owner):
+        """By group of layers, the blocks that a promotion of the owned path would bring to the device.
+
+        Those of group 0, and of the others the tail of the path's end; none that is on its way already.
+
+        Returns
+        -------
+        ndarray of int64 [num_groups]
+        """
+        cdef int64_t handle = self._handle(owner)
+        cdef Place* p = &self.place
+        cdef cnp.ndarray out = np.zeros(1 if p.groups == NULL else p.groups.num, np.int64)
+        cdef int64_t more[MAX_GROUPS]
+        cdef int32_t slot
+        memset(more, 0, sizeof(more))
+        self.lock.acquire()
+        slot = place_owner(p, handle)
+        if slot >= 0:
+            self._count_cold(slot, more)
+            memcpy(i64(out), more, cnp.PyArray_SIZE(out) * sizeof(int64_t))
+        self.lock.release()
+        if slot < 0:
+            raise self._stale(handle)
+        return out
+
+    cdef void _count_cold(self, int32_t slot, int64_t* more) noexcept nogil:
+        cdef Place* p = &self.place
+        cdef int32_t n = p.owners[slot].node
+        if p.groups != NULL:
+            tail_cold(p, n, more)
+        more[0] = 0
+        while p.tree.nodes[n].length > 0:
+            if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed:
+                more[0] += p.tree.nodes[n].length
+            n = p.tree.nodes[n].parent
 
     def allocate(self, n):
         """Take `n` device blocks with one reference each, evicting others if that needs no move.
@@ -764,11 +868,8 @@ cdef class Placement:
         InvalidArgument
             Not over groups of layers, or not a number for each.
         """
-        cdef cnp.ndarray wanted = int64_input(more, "more")
+        cdef cnp.ndarray wanted = self._for_groups(more)
         cdef bint found
-        if self.place.groups == NULL or cnp.PyArray_SIZE(wanted) != self.place.groups.num:
-            raise InvalidArgument(f"{len(wanted)} numbers, for "
-                                  f"{0 if self.place.groups == NULL else self.place.groups.num} groups of layers")
         self.lock.acquire()
         found = could_have(&self.place, i64(wanted))
         self.lock.release()
@@ -819,18 +920,16 @@ cdef class Placement:
         """
         cdef int64_t handle = self._handle(owner)
         cdef int64_t needed = 0, until = count_input(until_ns, "until_ns", 0, 2**63 - 1)
-        cdef int32_t slot, n, depth, started = 0
+        cdef int64_t more[MAX_GROUPS]
+        cdef int32_t slot, n, depth, started = 0, tails
         cdef int code = OK
         cdef Place* p = &self.place
         self.lock.acquire()
         slot = place_owner(p, handle)
         if slot >= 0:
-            n = p.owners[slot].node
-            while p.tree.nodes[n].length > 0:
-                if node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed:
-                    needed += p.tree.nodes[n].length
-                n = p.tree.nodes[n].parent
-            if needed > pool_available(p.pools[0]):
+            self._count_cold(slot, more)
+            needed = more[0]
+            if needed > pool_available(p.pools[0]) or (p.groups != NULL and lacks_extents(p, 0, more) > 0):
                 code = E_BLOCKS
             else:
                 depth = quota_depth(p, slot)
@@ -843,6 +942,12 @@ cdef class Placement:
                             p.transfers[handle_slot(p.fates[n].transfer)].until = until
                             started += 1
                     n = p.tree.nodes[n].parent
+                if p.groups != NULL and code == OK and depth == p.owners[slot].num_blocks:
+                    tails = promote_tail(p, p.owners[slot].node, until)
+                    if tails < 0:
+                        code = tails
+                    else:
+                        started += tails
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)
@@ -862,6 +967,7 @@ cdef class Placement:
         slot = place_owner(p, handle)
         if slot >= 0:
             n = p.owners[slot].node
+            moving = p.groups != NULL and tail_rises(p, n)
             while p.tree.nodes[n].length > 0:
                 moving = moving or (p.fates[n].transfer >= 0 and node_top(p.tree, n) != 0)
                 n = p.tree.nodes[n].parent
@@ -918,9 +1024,13 @@ cdef class Placement:
                 if node_top(p.tree, n) != 0 or p.fates[n].failed:
                     keep = p.tree.nodes[n].depth
                 n = p.tree.nodes[n].parent
-            if keep < p.owners[slot].num_blocks:
-                with nogil:
-                    place_shorten(p, slot, keep)
+            if p.groups != NULL:
+                keep = usable_of_path(p, p.owners[slot].node, keep)
+            while keep < p.owners[slot].num_blocks and place_shorten(p, slot, keep) != OK:
+                n = p.owners[slot].node             # with groups it may be amid a run, which cannot be cut while it moves
+                while p.tree.nodes[n].depth >= keep:
+                    n = p.tree.nodes[n].parent
+                keep = usable_of_path(p, n, p.tree.nodes[n].depth)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)

@@ -7,8 +7,8 @@
 #     node.depth      blocks of the prefix before this run; a root has depth 0 and length 0
 #     node.tokens     int32 [capacity][block_size], owned; compared on every match, never trusted by hash
 #     node.ids        int32 [num_tiers][capacity], owned; valid for tiers in the mask `tiers`
-#     node.pages      int32 [num_short][capacity] or NULL, owned; the device's pages of short groups of layers, NIL where there
-#                     is a hole (tails.pxd)
+#     node.pages      int32 [num_tiers][num_short][capacity] or NULL, owned; pages of short groups of layers, NIL where there is
+#                     a hole (tails.pxd)
 #     node.chain      uint64 [capacity] or NULL, owned; a running hash of the prefix, only for ghosts of evicted blocks
 #     node.names      uint64 [capacity] or NULL, owned; the name of each block in events: a hash of its namespace's name and the
 #                     prefix up to its end, the same in every process
@@ -73,8 +73,8 @@ cdef inline int32_t* node_ids(Tree* t, int32_t n, int32_t tier) noexcept nogil:
     return t.nodes[n].ids + <int64_t>tier * t.nodes[n].capacity
 
 # Of the short group `group`, 1 and on.
-cdef inline int32_t* node_pages(Tree* t, int32_t n, int32_t group) noexcept nogil:
-    return t.nodes[n].pages + <int64_t>(group - 1) * t.nodes[n].capacity
+cdef inline int32_t* node_pages(Tree* t, int32_t n, int32_t tier, int32_t group) noexcept nogil:
+    return t.nodes[n].pages + <int64_t>(tier * t.num_short + group - 1) * t.nodes[n].capacity
 
 # The hottest tier that has a copy of the run.
 cdef inline int32_t node_top(Tree* t, int32_t n) noexcept nogil:

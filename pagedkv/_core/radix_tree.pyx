@@ -192,7 +192,7 @@ cdef void child_unlink(Tree* t, int32_t n) noexcept nogil:
 cdef bint buffers_new(Tree* t, Node* node, int32_t capacity) noexcept nogil:
     node.tokens = <int32_t*>malloc(<size_t>capacity * t.block_size * sizeof(int32_t))
     node.ids = <int32_t*>malloc(<size_t>capacity * t.num_tiers * sizeof(int32_t))
-    node.pages = <int32_t*>malloc(<size_t>capacity * t.num_short * sizeof(int32_t)) if t.num_short else NULL
+    node.pages = <int32_t*>malloc(<size_t>capacity * t.num_tiers * t.num_short * sizeof(int32_t)) if t.num_short else NULL
     node.chain = <uint64_t*>malloc(<size_t>capacity * sizeof(uint64_t)) if t.keep_chain else NULL
     node.names = <uint64_t*>malloc(<size_t>capacity * sizeof(uint64_t)) if t.keep_names else NULL
     if (node.tokens == NULL or node.ids == NULL or (t.keep_chain and node.chain == NULL)
@@ -201,7 +201,7 @@ cdef bint buffers_new(Tree* t, Node* node, int32_t capacity) noexcept nogil:
         return False
     node.capacity = capacity
     if t.num_short:
-        memset(node.pages, 0xFF, <size_t>capacity * t.num_short * sizeof(int32_t))
+        memset(node.pages, 0xFF, <size_t>capacity * t.num_tiers * t.num_short * sizeof(int32_t))
     return True
 
 
@@ -213,7 +213,7 @@ cdef void buffers_copy(Tree* t, Node* src, int32_t at, Node* dst, int32_t to, in
     for tier in range(t.num_tiers):
         memmove(dst.ids + <int64_t>tier * dst.capacity + to, src.ids + <int64_t>tier * src.capacity + at,
                 count * sizeof(int32_t))
-    for tier in range(t.num_short):
+    for tier in range(t.num_tiers * t.num_short):
         memmove(dst.pages + <int64_t>tier * dst.capacity + to, src.pages + <int64_t>tier * src.capacity + at,
                 count * sizeof(int32_t))
     if t.keep_chain:
@@ -349,7 +349,7 @@ cdef int32_t tree_extend(Tree* t, int32_t n, const int32_t* tokens, int32_t leng
                 t, chain_before(t, n, node.length + i), tokens + <int64_t>i * t.block_size)
     if t.keep_names:
         name_blocks(t, n, node.length, length)
-    for i in range(t.num_short):
+    for i in range(t.num_tiers * t.num_short):
         memset(node.pages + <int64_t>i * node.capacity + node.length, 0xFF, length * sizeof(int32_t))
     node.length += length
     t.num_blocks += length

@@ -36,8 +36,9 @@ cdef int place_ensure(Place* p, int32_t extra) noexcept nogil:
     for tier in range(p.num_tiers):
         if not links_grow(&p.links[tier], p.fates_capacity, capacity):
             return E_MEMORY
-    if p.groups != NULL and not links_grow(&p.groups.points, p.fates_capacity, capacity):
-        return E_MEMORY
+    for tier in range(p.num_tiers if p.groups != NULL else 0):
+        if not links_grow(&p.groups.points[tier], p.fates_capacity, capacity):
+            return E_MEMORY
     if p.policy.grow != NULL and p.policy.grow(p, capacity) != OK:
         return E_MEMORY
     kinds = <uint8_t*>realloc(p.kind_of, capacity)
@@ -81,11 +82,11 @@ cdef int domain_new(Place* p, int32_t root) noexcept nogil:
         p.links[tier].ends = ends
         for i in range(d * NUM_LISTS, (d + 1) * NUM_LISTS):
             ends[2 * i] = ends[2 * i + 1] = ~i
-    if p.groups != NULL:
-        ends = <int32_t*>realloc(p.groups.points.ends, <size_t>(d + 1) * NUM_CLASSES * 2 * sizeof(int32_t))
+    for tier in range(p.num_tiers if p.groups != NULL else 0):
+        ends = <int32_t*>realloc(p.groups.points[tier].ends, <size_t>(d + 1) * NUM_CLASSES * 2 * sizeof(int32_t))
         if ends == NULL:
             return E_MEMORY
-        p.groups.points.ends = ends
+        p.groups.points[tier].ends = ends
         for i in range(d * NUM_CLASSES, (d + 1) * NUM_CLASSES):
             ends[2 * i] = ends[2 * i + 1] = ~i
     if p.policy.grow_domains != NULL and p.policy.grow_domains(p, d) != OK:
@@ -110,8 +111,8 @@ cdef void fate_new(Place* p, int32_t n, int32_t top, int32_t klass, int64_t born
     f.last_use = p.clock
     for tier in range(p.num_tiers):
         p.links[tier].next[n] = UNLINKED
-    if p.groups != NULL:
-        p.groups.points.next[n] = UNLINKED
+        if p.groups != NULL:
+            p.groups.points[tier].next[n] = UNLINKED
     p.fates[p.tree.nodes[n].parent].kids[top] += 1
 
 
@@ -119,7 +120,7 @@ cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
     cdef int32_t tier
     cdef Links* links
     p.fates[upper] = p.fates[n]
-    p.fates[upper].point = 0                    # that stands at the end
+    p.fates[upper].point = p.fates[upper].tails = 0     # they stand at the end
     p.fates[upper].wanted = 0                   # the lower part's entry in the ring stands for its path
     p.fates[upper].sent = min(p.fates[n].sent, p.tree.nodes[upper].length)
     p.fates[n].sent -= p.fates[upper].sent
@@ -134,7 +135,7 @@ cdef void fate_split(Place* p, int32_t upper, int32_t n) noexcept nogil:
         links = &p.links[tier]
         links.next[upper] = UNLINKED
         if p.groups != NULL:
-            p.groups.points.next[upper] = UNLINKED
+            p.groups.points[tier].next[upper] = UNLINKED
         if is_linked(links, n):
             link_between(links, upper, n, links.next[n])
             may_be_chosen(p, tier, upper)

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport realloc
 
 from pagedkv._core.block_pool cimport COUNT
-from pagedkv._core.links cimport Links, coldest, is_linked
+from pagedkv._core.links cimport Links, coldest, is_linked, link_hottest, unlink
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, NUM_LISTS, Expiry, Place
 from pagedkv._core.radix_tree cimport node_ids, node_top, tree_next
 from pagedkv._core.recency cimport recency_link, recency_unlink
@@ -131,16 +131,16 @@ cdef void change_domain(Place* p, int32_t root, int32_t domain) noexcept nogil:
                     recency_link(p, tier, n)
                     p.domain_of[root] = 0
                 n = hotter
-    for i in range(NUM_CLASSES if p.groups != NULL else 0):
-        n = coldest(&p.groups.points, i)
-        while n >= 0:
-            hotter = p.groups.points.next[n]
-            if p.tree.nodes[n].root == root:
-                point_unlink(p, n)
-                p.domain_of[root] = domain
-                point_link(p, n)
-                p.domain_of[root] = 0
-            n = hotter
+    for tier in range(p.num_tiers if p.groups != NULL else 0):
+        links = &p.groups.points[tier]
+        for i in range(NUM_CLASSES):
+            n = coldest(links, i)
+            while n >= 0:
+                hotter = links.next[n]
+                if p.tree.nodes[n].root == root:
+                    unlink(links, n)
+                    link_hottest(links, domain * NUM_CLASSES + i, n)
+                n = hotter
     n = tree_next(p.tree, root, root)
     while n != NIL:
         for tier in range(p.num_tiers):

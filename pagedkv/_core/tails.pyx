@@ -3,14 +3,14 @@
 tails.pxd has the words. The rule: a prefix of k blocks may be used if every group has its last need(k) blocks before k.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, extents_lacking, pool_cache, pool_drop_one, pool_uncache
-from pagedkv._core.links cimport coldest, is_linked, link_hottest, unlink
-from pagedkv._core.place cimport NUM_CLASSES, Groups, Place
+from pagedkv._core.links cimport Links, coldest, link_hottest, unlink
+from pagedkv._core.place cimport NUM_CLASSES, Fate, Groups, Place
 from pagedkv._core.radix_tree cimport Tree, is_remainder, node_pages, tree_child, tree_common
 from pagedkv._core.recency cimport child_left
-from pagedkv._core.types cimport MAX_GROUPS, NIL
+from pagedkv._core.types cimport DEVICE, MAX_GROUPS, NIL
 
 
 cdef int32_t need(Groups* g, int32_t group, int32_t k) noexcept nogil:
@@ -53,34 +53,54 @@ cdef inline bint page_unmark(Pool* pool, int32_t page) noexcept nogil:
     return left > 0
 
 
-cdef void to_pages(Place* p, int32_t n, int32_t group, int32_t first, int32_t last, What what) noexcept nogil:
+cdef void to_page(Place* p, int32_t n, int32_t tier, int32_t group, int32_t i, What what) noexcept nogil:
+    cdef int32_t where = page_top(p.tree, n, group, i) if tier == ANY else tier
+    cdef int32_t* page
+    cdef Pool* pool
+    cdef bint stays = True
+    assert where != NIL, "a page that is needed is a hole"
+    page, pool = node_pages(p.tree, n, where, group) + i, p.groups.pools[where][group]
+    assert page[0] != NIL, "a page that is needed is a hole"
+    if what == HOLD:
+        page_hold(pool, page[0])
+    elif what == MARK:
+        page_mark(pool, page[0])
+    elif what == LET:
+        stays = page_let(pool, page[0])
+    else:
+        stays = page_unmark(pool, page[0])
+    if not stays:
+        page[0] = NIL
+
+
+cdef void to_pages(Place* p, int32_t n, int32_t tier, int32_t group, int32_t first, int32_t last, What what) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef Pool* pool = p.groups.pools[group]
-    cdef int32_t* pages
-    cdef int32_t i, depth, begin
-    cdef bint stays
+    cdef int32_t i, depth
     while last > first:
         depth = t.nodes[n].depth
         if depth < last:
-            pages, begin = node_pages(t, n, group), max(first - depth, 0)
-            for i in range(begin, last - depth):
-                assert pages[i] != NIL, "a page that is needed is a hole"
-                stays = True
-                if what == HOLD:
-                    page_hold(pool, pages[i])
-                elif what == MARK:
-                    page_mark(pool, pages[i])
-                elif what == LET:
-                    stays = page_let(pool, pages[i])
-                else:
-                    stays = page_unmark(pool, pages[i])
-                if not stays:
-                    pages[i] = NIL
+            for i in range(max(first - depth, 0), last - depth):
+                to_page(p, n, tier, group, i, what)
             last = depth
         n = t.nodes[n].parent
 
 
-cdef bint has_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
+cdef void holds_rise(Place* p, int32_t n, int32_t tier, int32_t group, int32_t i) noexcept nogil:
+    cdef int32_t below, page
+    cdef Pool* pool
+    for below in range(tier + 1, p.num_tiers):
+        page = node_pages(p.tree, n, below, group)[i]
+        if page == NIL:
+            continue
+        pool = p.groups.pools[below][group]
+        while page != NIL and (pool.refs[page] & COUNT) > pool.marks[page]:
+            page_hold(p.groups.pools[tier][group], node_pages(p.tree, n, tier, group)[i])
+            if not page_let(pool, page):
+                node_pages(p.tree, n, below, group)[i] = page = NIL
+        return
+
+
+cdef bint has_tail(Place* p, int32_t n, int32_t k, int32_t tier) noexcept nogil:
     cdef Tree* t = p.tree
     cdef int32_t group, at, first, last, i, depth
     for group in range(1, p.groups.num):
@@ -89,7 +109,7 @@ cdef bint has_tail(Place* p, int32_t n, int32_t k) noexcept nogil:
             depth = t.nodes[at].depth
             if depth < last:
                 for i in range(max(first - depth, 0), last - depth):
-                    if node_pages(t, at, group)[i] == NIL:
+                    if (page_top(t, at, group, i) if tier == ANY else node_pages(t, at, tier, group)[i]) == NIL:
                         return False
                 last = depth
             at = t.nodes[at].parent
@@ -106,7 +126,7 @@ cdef int32_t usable_in_run(Place* p, int32_t n, int32_t k, int32_t* since, int32
     for i in range(k):
         good = True
         for group in range(1, g.num):
-            if node_pages(p.tree, n, group)[i] == NIL:
+            if page_top(p.tree, n, group, i) == NIL:
                 since[group] = depth + i + 1
             good &= since[group] <= depth + i + 1 - need(g, group, depth + i + 1)
         if good:
@@ -138,7 +158,7 @@ cdef int32_t longest_usable(
 
 cdef int32_t usable_of_path(Place* p, int32_t n, int32_t num_blocks) noexcept nogil:
     cdef int32_t k = num_blocks
-    while k > 0 and not has_tail(p, n, k):
+    while k > 0 and not has_tail(p, n, k, DEVICE):
         k -= 1
     return k
 
@@ -149,19 +169,19 @@ cdef void tail_own(Place* p, int32_t owner) noexcept nogil:
     cdef int32_t group, k = p.owners[owner].num_blocks
     for group in range(1, p.groups.num):
         p.owners[owner].first[group] = k - need(p.groups, group, k)
-        to_pages(p, p.owners[owner].node, group, p.owners[owner].first[group], k, HOLD)
+        to_pages(p, p.owners[owner].node, ANY, group, p.owners[owner].first[group], k, HOLD)
 
 
 cdef void tail_share(Place* p, int32_t owner, int32_t other) noexcept nogil:
     cdef int32_t group
     for group in range(1, p.groups.num):
         p.owners[other].first[group] = p.owners[owner].first[group]
-        to_pages(p, p.owners[owner].node, group, p.owners[owner].first[group], p.owners[owner].num_blocks, HOLD)
+        to_pages(p, p.owners[owner].node, ANY, group, p.owners[owner].first[group], p.owners[owner].num_blocks, HOLD)
 
 
 cdef void tail_shorten(Place* p, int32_t owner, int32_t group, int32_t first) noexcept nogil:
     if first > p.owners[owner].first[group]:
-        to_pages(p, p.owners[owner].node, group, p.owners[owner].first[group], first, LET)
+        to_pages(p, p.owners[owner].node, ANY, group, p.owners[owner].first[group], first, LET)
         p.owners[owner].first[group] = first
 
 
@@ -176,29 +196,30 @@ cdef void tail_cut(Place* p, int32_t owner, int32_t old_node, int32_t old_blocks
     for group in range(1, p.groups.num):
         first, held = k - need(p.groups, group, k), p.owners[owner].first[group]
         if held >= k:                               # nothing that it held is needed
-            to_pages(p, p.owners[owner].node, group, first, k, HOLD)
-            to_pages(p, old_node, group, held, old_blocks, LET)
+            to_pages(p, p.owners[owner].node, ANY, group, first, k, HOLD)
+            to_pages(p, old_node, ANY, group, held, old_blocks, LET)
             p.owners[owner].first[group] = first
         else:
             if first < held:
-                to_pages(p, p.owners[owner].node, group, first, held, HOLD)
+                to_pages(p, p.owners[owner].node, ANY, group, first, held, HOLD)
                 p.owners[owner].first[group] = first
-            to_pages(p, old_node, group, k, old_blocks, LET)
+            to_pages(p, old_node, ANY, group, k, old_blocks, LET)
 
 
 cdef void pages_join(Place* p, int32_t owner, int32_t group, int32_t first, int32_t* pages) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef Pool* pool = p.groups.pools[group]
+    cdef Pool* pool = p.groups.pools[0][group]
     cdef int32_t n = p.owners[owner].node, last = p.owners[owner].num_blocks, depth, i
     cdef int32_t* there
     cdef int32_t* mine
     while last > first:
         depth = t.nodes[n].depth
         for i in range(max(first - depth, 0), last - depth):
-            there, mine = node_pages(t, n, group) + i, pages + (depth + i - first)
+            there, mine = node_pages(t, n, DEVICE, group) + i, pages + (depth + i - first)
             if there[0] == NIL:
                 there[0] = mine[0]
                 pool.refs[mine[0]] |= TREE
+                holds_rise(p, n, DEVICE, group, i)
             elif there[0] != mine[0]:
                 page_hold(pool, there[0])
                 pool_drop_one(pool, mine[0])
@@ -209,15 +230,29 @@ cdef void pages_join(Place* p, int32_t owner, int32_t group, int32_t first, int3
 
 # ---- points
 
+# Bits of Fate.tails.
+cdef inline int32_t hottest_in(uint8_t tails) noexcept nogil:
+    cdef int32_t tier = 0
+    while not (tails >> tier) & 1:
+        tier += 1
+    return tier
+
+
 cdef bint point_unlink(Place* p, int32_t n) noexcept nogil:
-    if p.groups == NULL or not is_linked(&p.groups.points, n):
+    cdef int32_t tier
+    if p.groups == NULL or p.fates[n].point == 0:
         return False
-    unlink(&p.groups.points, n)
+    for tier in range(p.num_tiers):
+        if has_point_in(p, n, tier):
+            unlink(&p.groups.points[tier], n)
     return True
 
 
 cdef void point_link(Place* p, int32_t n) noexcept nogil:
-    link_hottest(&p.groups.points, p.domain_of[p.tree.nodes[n].root] * NUM_CLASSES + p.fates[n].klass, n)
+    cdef int32_t tier
+    for tier in range(p.num_tiers):
+        if has_point_in(p, n, tier):
+            link_hottest(&p.groups.points[tier], p.domain_of[p.tree.nodes[n].root] * NUM_CLASSES + p.fates[n].klass, n)
 
 
 cdef void point_touch(Place* p, int32_t n) noexcept nogil:
@@ -229,26 +264,60 @@ cdef void point_touch(Place* p, int32_t n) noexcept nogil:
     point_link(p, n)
 
 
-cdef void point_drop(Place* p, int32_t n) noexcept nogil:
+cdef void to_tail(Place* p, int32_t n, int32_t tier, What what) noexcept nogil:
     cdef int32_t group, k = p.tree.nodes[n].depth + p.tree.nodes[n].length
-    if p.fates[n].point == 0:
-        return
-    point_unlink(p, n)
-    p.fates[n].point = 0
-    p.fates[n].kids[p.fates[n].top] -= 1
-    p.groups.num_points -= 1
     for group in range(1, p.groups.num):
-        to_pages(p, n, group, k - need(p.groups, group, k), k, UNMARK)
+        to_pages(p, n, tier, group, k - need(p.groups, group, k), k, what)
+
+
+cdef void point_enter(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    if has_point_in(p, n, tier):
+        return
+    to_tail(p, n, tier, MARK)
+    if f.point == 0:
+        p.clock += 1
+        f.point = p.clock
+        p.groups.num_points += 1
+    else:
+        f.kids[hottest_in(f.tails)] -= 1
+    f.tails |= <uint8_t>(1 << tier)
+    f.kids[hottest_in(f.tails)] += 1
+    link_hottest(&p.groups.points[tier], p.domain_of[p.tree.nodes[n].root] * NUM_CLASSES + f.klass, n)
+
+
+cdef void point_leave(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef Fate* f = &p.fates[n]
+    if not has_point_in(p, n, tier):
+        return
+    unlink(&p.groups.points[tier], n)
+    f.kids[hottest_in(f.tails)] -= 1
+    f.tails &= <uint8_t>~(1 << tier)
+    if f.tails & POINTS:
+        f.kids[hottest_in(f.tails)] += 1
+    else:
+        f.point = 0
+        p.groups.num_points -= 1
+    to_tail(p, n, tier, UNMARK)
     child_left(p, n)
 
 
-cdef int32_t coldest_point(Place* p, int32_t domain) noexcept nogil:
+cdef void point_drop(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t tier
+    for tier in range(p.num_tiers if p.groups != NULL else 0):
+        point_leave(p, n, tier)
+
+
+cdef int32_t coldest_point(Place* p, int32_t tier, int32_t domain) noexcept nogil:
     cdef int32_t d, klass, n, best = NIL
+    cdef Links* points = &p.groups.points[tier]
     for d in range(p.num_domains):
         if domain >= 0 and d != domain:
             continue
         for klass in range(NUM_CLASSES):
-            n = coldest(&p.groups.points, d * NUM_CLASSES + klass)
+            n = coldest(points, d * NUM_CLASSES + klass)
+            while n >= 0 and p.fates[n].tails & (MOVING << tier):
+                n = points.next[n]                  # it leaves already, or is being read
             if n >= 0:
                 if (best == NIL or klass < p.fates[best].klass
                         or (klass == p.fates[best].klass and p.fates[n].point < p.fates[best].point)):
@@ -259,21 +328,21 @@ cdef int32_t coldest_point(Place* p, int32_t domain) noexcept nogil:
 
 # ---- room
 
-cdef bint has_room_for(Place* p, const int64_t* more) noexcept nogil:
+cdef int64_t lacks_extents(Place* p, int32_t tier, const int64_t* more) noexcept nogil:
     cdef int64_t extents = 0, lacking
     cdef int32_t group
     cdef Pool* pool
     for group in range(p.groups.num):
-        pool = p.groups.pools[group]
+        pool = p.groups.pools[tier][group]
         lacking = more[group] - pool.num_stack + (pool.num_reserved + pool.watermark if more[group] else 0)
         if lacking > 0:
             extents += (lacking + pool.per_extent - 1) // pool.per_extent
-    return extents <= p.groups.pools[0].extents.num_free
+    return extents - p.groups.pools[tier][0].extents.num_free
 
 
 cdef bint could_have(Place* p, const int64_t* more) noexcept nogil:
-    cdef int64_t extents = p.groups.pools[0].extents.num
+    cdef int64_t extents = p.groups.pools[0][0].extents.num
     cdef int32_t group
     for group in range(p.groups.num):
-        extents -= p.groups.pools[group].num_held + extents_lacking(p.groups.pools[group], more[group])
+        extents -= p.groups.pools[0][group].num_held + extents_lacking(p.groups.pools[0][group], more[group])
     return extents >= 0

@@ -21,10 +21,13 @@ cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil
 # Frees `want` more blocks of `tier` at once, as far as that can be: what would be demoted is dropped.
 cdef void drop_for(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil
-# With groups of layers: evicts until so many blocks of each can be had (more[0] of the spine). False where all is held.
-cdef bint make_room_for(Place* p, const int64_t* more) noexcept nogil
-# From run n upwards, a run that ends with no child, no owner, no point and no boundary without need goes: nothing is hit there.
-cdef void drop_dead_end(Place* p, int32_t n) noexcept nogil
+# The next colder tier to which runs are demoted from `tier`, or NIL.
+cdef int32_t colder_tier(Place* p, int32_t tier) noexcept nogil
+# Gives up `k` blocks of run n's copy in `tier` where another copy stays. False without memory.
+cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept nogil
+# A slot for a transfer, with room for its moves; NIL without memory. And its end: the slot is free.
+cdef int32_t transfer_new(Place* p, int32_t num_blocks) noexcept nogil
+cdef void transfer_end(Place* p, int32_t slot) noexcept nogil
 cdef enum:
     UNDER_WAY = -1
     UNABLE = -2

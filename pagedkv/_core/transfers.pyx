@@ -17,14 +17,15 @@ from pagedkv._core.block_pool cimport (
 from pagedkv._core.events cimport EVENT_REMOVED
 from pagedkv._core.links cimport coldest, is_linked
 from pagedkv._core.place cimport EXPIRED, NUM_CLASSES, WRITE_NEVER, WRITE_REUSED, Fate, Place, Transfer
-from pagedkv._core.radix_tree cimport Node, Tree, is_remainder, node_ids, node_top, tree_merge, tree_split, tree_trim
-from pagedkv._core.policies.choosing cimport may_go
+from pagedkv._core.radix_tree cimport Node, is_remainder, node_ids, node_top, tree_merge, tree_split, tree_trim
 from pagedkv._core.recency cimport (
     child_left, end_moved, fate_split, is_owned, must_not_be_chosen, on_evict, pick_victim, place_ensure, queue_of,
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push, set_class
-from pagedkv._core.tails cimport coldest_point, has_room_for, point_drop
+from pagedkv._core.group_room cimport drop_dead_end, evict_blocks
+from pagedkv._core.tail_moves cimport finish_tail
+from pagedkv._core.tails cimport point_drop
 from pagedkv._core.telling cimport event, event_hidden, event_stored
 from pagedkv._core.types cimport (
     E_BLOCKS, E_MEMORY, E_STALE, EVICTED, NIL, OK, Move, Reason, handle_slot, make_handle, next_generation,
@@ -160,7 +161,7 @@ cdef bint drop_subtree(Place* p, int32_t n) noexcept nogil:
         if following == NIL:
             following = p.tree.nodes[at].parent
         if (p.tree.nodes[at].first_child == NIL and p.fates[at].transfer < 0 and p.fates[at].copying < 0
-                and not is_owned(p, at, node_top(p.tree, at)) and p.tree.nodes[at].length > 0):
+                and p.fates[at].tails == 0 and not is_owned(p, at, node_top(p.tree, at)) and p.tree.nodes[at].length > 0):
             drop_tail(p, at, p.tree.nodes[at].length)
         else:
             kept += 1
@@ -192,17 +193,32 @@ cdef int32_t split(Place* p, int32_t n, int32_t k) noexcept nogil:
 
 # ---- transfers
 
+cdef bint moves_ensure(Place* p, int32_t num_blocks) noexcept nogil:
+    cdef int64_t capacity = 2 * (p.moves_capacity + num_blocks)
+    cdef Move* moves
+    if p.num_moves + num_blocks <= p.moves_capacity:
+        return True
+    moves = <Move*>realloc(p.moves, capacity * sizeof(Move))
+    if moves == NULL:
+        return False
+    p.moves = moves
+    p.moves_capacity = capacity
+    return True
+
+
 cdef int32_t transfer_new(Place* p, int32_t num_blocks) noexcept nogil:
     cdef int32_t slot, capacity
     cdef Transfer* grown
-    cdef int32_t* ids = <int32_t*>malloc(num_blocks * sizeof(int32_t))
+    cdef int32_t* ids = <int32_t*>malloc(max(num_blocks, 1) * sizeof(int32_t)) if moves_ensure(p, num_blocks) else NULL
     if ids == NULL:
+        p.no_memory = True
         return NIL
     if p.free_transfer == NIL:
         capacity = p.transfers_capacity * 2 if p.transfers_capacity else 16
         grown = <Transfer*>realloc(p.transfers, capacity * sizeof(Transfer))
         if grown == NULL:
             free(ids)
+            p.no_memory = True
             return NIL
         p.transfers = grown
         for slot in range(capacity - 1, p.transfers_capacity - 1, -1):
@@ -215,7 +231,7 @@ cdef int32_t transfer_new(Place* p, int32_t num_blocks) noexcept nogil:
     p.free_transfer = p.transfers[slot].num_blocks
     p.transfers[slot].dst_ids = ids
     p.transfers[slot].num_blocks = num_blocks
-    p.transfers[slot].void = False
+    p.transfers[slot].void = p.transfers[slot].is_tail = False
     p.transfers[slot].id = make_handle(slot, p.transfers[slot].generation)
     p.in_flight += 1
     return slot
@@ -238,20 +254,10 @@ cdef int start(
     cdef Node* node = &p.tree.nodes[n]
     cdef bint promotes = dst < src
     cdef int32_t slot, i, tier
-    cdef int64_t capacity
     cdef Transfer* t
     cdef Move* moves
-    if p.num_moves + node.length > p.moves_capacity:
-        capacity = 2 * (p.moves_capacity + node.length)
-        moves = <Move*>realloc(p.moves, capacity * sizeof(Move))
-        if moves == NULL:
-            p.no_memory = True
-            return E_MEMORY
-        p.moves = moves
-        p.moves_capacity = capacity
     slot = transfer_new(p, node.length)
     if slot == NIL:
-        p.no_memory = True
         return E_MEMORY
     t = &p.transfers[slot]
     if pool_alloc(p.pools[dst], node.length, t.dst_ids) != OK:
@@ -279,7 +285,7 @@ cdef int start(
     for i in range(node.length):
         moves = &p.moves[p.num_moves + i]
         moves.transfer, moves.src_tier, moves.dst_tier = t.id, <signed char>src, <signed char>dst
-        moves.group, moves.reason = t.group, <signed char>reason
+        moves.group, moves.reason, moves.lane = t.group, <signed char>reason, 0
         moves.src_block, moves.dst_block = node_ids(p.tree, n, src)[i], t.dst_ids[i]
         moves.node, moves.depth = n, node.depth + i
     p.num_moves += node.length
@@ -319,7 +325,7 @@ cdef void try_merge(Place* p, int32_t n) noexcept nogil:
     if (up.length + p.tree.nodes[child].length > p.tree.max_run or up.tiers != p.tree.nodes[child].tiers
             or a.transfer >= 0 or b.transfer >= 0 or a.copying >= 0 or b.copying >= 0 or a.wanted != b.wanted
             or a.spoilt or b.spoilt or (p.has_remainders and a.matched != b.matched) or a.last_use != b.last_use
-            or a.klass != b.klass or a.point or a.frequency != b.frequency or a.expires != b.expires or a.failed or b.failed):
+            or a.klass != b.klass or a.tails or a.frequency != b.frequency or a.expires != b.expires or a.failed or b.failed):
         return
     for tier in range(p.num_tiers):
         if (up.tiers >> tier) & 1 and (a.queue[tier] != b.queue[tier] or is_owned(p, n, tier) or is_owned(p, child, tier)
@@ -409,6 +415,8 @@ cdef int finish_one(Place* p, int64_t transfer, bint succeeded, bint tried) noex
     if slot < 0 or slot >= p.transfers_capacity or p.transfers[slot].node == NIL or p.transfers[slot].id != transfer:
         return E_STALE
     t = &p.transfers[slot]
+    if t.is_tail:
+        return finish_tail(p, slot, succeeded, tried)
     if t.copies:
         return finish_copy(p, slot, succeeded, tried)
     n, src, dst, num_blocks, promotes = t.node, t.src, t.dst, t.num_blocks, t.promotes
@@ -494,13 +502,20 @@ cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
 
 
 cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil:
-    cdef int32_t slot = handle_slot(transfer), root = NIL
+    cdef int32_t slot = handle_slot(transfer), root = NIL, n = NIL, generation = 0, above = NIL, generation_above = 0
     cdef int code
     if 0 <= slot < p.transfers_capacity and p.transfers[slot].node != NIL:
-        root = p.tree.nodes[p.transfers[slot].node].root
+        n = p.transfers[slot].node
+        root, generation, above = p.tree.nodes[n].root, p.tree.nodes[n].generation, p.tree.nodes[n].parent
+        generation_above = p.tree.nodes[above].generation
     code = finish_one(p, transfer, succeeded, tried)
     if code == OK and p.fates[root].failed:
         drop_children(p, root)
+    elif code == OK and p.groups != NULL:           # what kept them may have left meanwhile
+        if p.tree.nodes[n].generation == generation:
+            drop_dead_end(p, n)
+        elif p.tree.nodes[above].generation == generation_above:
+            drop_dead_end(p, above)
     return code
 
 
@@ -640,77 +655,6 @@ cdef bint give_up_copy(Place* p, int32_t n, int32_t tier, int32_t k) noexcept no
     return True
 
 
-# ---- making room for groups of layers
-
-cdef void drop_dead_end(Place* p, int32_t n) noexcept nogil:
-    cdef Tree* t = p.tree
-    cdef int32_t parent, end, dead
-    while t.nodes[n].length > 0:
-        if (t.nodes[n].first_child != NIL or p.fates[n].point or p.fates[n].transfer >= 0 or p.fates[n].copying >= 0
-                or is_owned(p, n, 0)):
-            return
-        parent, end = t.nodes[n].parent, t.nodes[n].depth + t.nodes[n].length
-        dead = min(end % p.groups.free_every if p.groups.free_every else end, t.nodes[n].length)
-        if dead == 0:
-            return
-        drop_tail(p, n, dead)
-        if end - dead > t.nodes[parent].depth + t.nodes[parent].length:
-            return
-        n = parent
-
-
-# The coldest run that may go, of those colder than `point`: NIL without one. Runs with a point or a child are passed over,
-# and behind a run without either there are few of them, as a parent is hotter than its children.
-cdef int32_t coldest_run(Place* p, int32_t point, int32_t domain) noexcept nogil:
-    cdef int32_t d, klass, n, best = NIL
-    for d in range(p.num_domains):
-        if domain >= 0 and d != domain:
-            continue
-        for klass in range(NUM_CLASSES if point == NIL else p.fates[point].klass + 1):
-            n = coldest(&p.links[0], (d * NUM_CLASSES + klass) * 2)
-            while n >= 0 and (point == NIL or klass < p.fates[point].klass or p.fates[n].last_use < p.fates[point].point):
-                if may_go(p, 0, n, True):
-                    if (best == NIL or klass < p.fates[best].klass
-                            or (klass == p.fates[best].klass and p.fates[n].last_use < p.fates[best].last_use)):
-                        best = n
-                    break
-                n = p.links[0].next[n]
-            if best != NIL:
-                break
-    return best
-
-
-# The coldest point or run goes. False: there is none that may.
-cdef bint evict_one(Place* p, int64_t most, int32_t domain) noexcept nogil:
-    cdef int32_t point = coldest_point(p, domain), run = coldest_run(p, point, domain), parent, k
-    cdef bint whole
-    if run == NIL:
-        if point == NIL:
-            return False
-        point_drop(p, point)
-        drop_dead_end(p, point)
-        return True
-    parent = p.tree.nodes[run].parent
-    k = <int32_t>min(most, <int64_t>p.tree.nodes[run].length)
-    whole = k == p.tree.nodes[run].length
-    drop_tail(p, run, k)
-    drop_dead_end(p, parent if whole else run)
-    return True
-
-
-cdef bint make_room_for(Place* p, const int64_t* more) noexcept nogil:
-    while not has_room_for(p, more):
-        if not evict_one(p, p.tree.max_run, -1):
-            return False
-    return True
-
-
-cdef void evict_blocks(Place* p, int64_t want, int32_t domain) noexcept nogil:
-    cdef int64_t goal = p.counters.dropped[0] + want
-    while p.counters.dropped[0] < goal and evict_one(p, goal - p.counters.dropped[0], domain):
-        pass
-
-
 cdef void make_room(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil:
     free_up(p, tier, want, domain, False)
 
@@ -727,7 +671,7 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
     cdef bint redundant, mirrored = p.closed[p.coldest] and p.writes[p.coldest] >= WRITE_REUSED
     cdef bint oldest_first = p.oldest_first and not p.closed[tier]  # a closed tier loses leaves only
     if p.groups != NULL:
-        evict_blocks(p, want, domain)
+        evict_blocks(p, tier, want, domain)
         return
     lower = colder_tier(p, tier)
     while want > 0:

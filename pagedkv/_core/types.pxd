@@ -63,6 +63,7 @@ cdef packed struct Move:
     signed char src_tier
     signed char dst_tier
     signed char reason
+    signed char lane    # whose block it is: 0 of the spine, else the short group's page
     int32_t src_block
     int32_t dst_block
     int32_t node        # the prefix that it ends holds the block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 TAILS, POINTS, TABLE = "pagedkv/_core/tails.pyx", "pagedkv/_core/points.pyx", "pagedkv/_core/block_table.pyx"
-TRANSFERS, POOL = "pagedkv/_core/transfers.pyx", "pagedkv/_core/block_pool.pyx"
+ROOM, MOVES, POOL = "pagedkv/_core/group_room.pyx", "pagedkv/_core/tail_moves.pyx", "pagedkv/_core/block_pool.pyx"
 NEEDS = "pagedkv/scheduler/needs.py"
 COMPUTED = "blocks_in(row.computed, self.block_size, self.shift)"
 AGREES = "test_the_core_over_groups_is_the_models_equal[{}]"
@@ -23,19 +23,21 @@ MUTANTS = (
         (AGREES.format("chunk 6"),),
     ),
     Mutant(
-        "half a tail makes a point", POINTS,
-        (("num_blocks - need(p.groups, group, num_blocks), num_blocks, MARK)",
-          "num_blocks - (need(p.groups, group, num_blocks) + 1) // 2, num_blocks, MARK)"),),
+        "half a tail makes a point", TAILS,
+        (("        to_pages(p, n, tier, group, k - need(p.groups, group, k), k, what)\n",
+          "        to_pages(p, n, tier, group, k - (need(p.groups, group, k) + 1) // 2, k, what)\n"),),
         (AGREES.format("window 16"),),
     ),
     Mutant(
-        "a point does not keep its run", POINTS,
-        (("        p.fates[n].kids[p.fates[n].top] += 1\n", ""),),
+        "a point does not keep its run", TAILS,
+        (("    f.kids[hottest_in(f.tails)] += 1\n    link_hottest", "    link_hottest"),
+         ("        return\n    unlink(&p.groups.points[tier], n)\n    f.kids[hottest_in(f.tails)] -= 1\n",
+          "        return\n    unlink(&p.groups.points[tier], n)\n")),
         (AGREES.format("window 5"),),
     ),
     Mutant(
-        "a dead end stays", TRANSFERS,
-        (("        point_drop(p, point)\n        drop_dead_end(p, point)\n", "        point_drop(p, point)\n"),),
+        "a dead end stays", ROOM,
+        (("    point_leave(p, n, tier)\n    drop_dead_end(p, n)\n", "    point_leave(p, n, tier)\n"),),
         (AGREES.format("window 5"),),
         quick=True,
     ),
@@ -46,8 +48,8 @@ MUTANTS = (
     ),
     Mutant(
         "a point is as old as its first use", TAILS,
-        (("    point_unlink(p, n)\n    point_link(p, n)\n\n\ncdef void point_drop",
-          "    if not is_linked(&p.groups.points, n):\n        point_link(p, n)\n\n\ncdef void point_drop"),),
+        (("    p.fates[n].point = p.clock\n    point_unlink(p, n)\n    point_link(p, n)\n",
+          "    p.fates[n].point = p.clock\n"),),
         ("test_the_point_used_longest_ago_goes_first_and_with_it_all_that_only_it_kept",),
     ),
     Mutant(
@@ -88,6 +90,42 @@ MUTANTS = (
         (("    if left == pool.marks[page] and left > 0:\n        pool_cache(pool, &page, 1)\n",
           "    pool.num_cached += left == pool.marks[page] and left > 0\n"),),
         ("test_what_could_be_had_is_what_eviction_brings",),
+    ),
+    Mutant(
+        "a tail that is on its way may be let go of", MOVES,
+        (("        to_page(p, w.n, src, w.group, w.i, MARK)\n", ""),
+         ("        to_page(p, w.n, t.src, w.group, w.i, UNMARK)\n", "")),
+        ("test_random_requests_read_what_they_stand_for",),
+    ),
+    Mutant(
+        "owners of a page that rises hold the colder one", MOVES,
+        (("            holds_rise(p, w.n, t.dst, w.group, w.i)\n", "            pass\n"),),
+        ("test_what_leaves_the_device_is_found_again_as_a_whole",),
+    ),
+    Mutant(
+        "a page computed anew leaves its owners the colder one", TAILS,
+        (("                holds_rise(p, n, DEVICE, group, i)\n", ""),),
+        ("test_random_requests_read_what_they_stand_for",),
+    ),
+    Mutant(
+        "a request that comes back for a tail loses its point", MOVES,
+        (("not t.promotes and p.fates[n].point != t.clock ", "not t.promotes and p.fates[n].point == 0 "),),
+        ("test_a_request_that_comes_back_during_a_demotion_finds_all_of_it",),
+    ),
+    Mutant(
+        "a tail that could not be read is hit again", MOVES,
+        (("    elif (tried if t.promotes else not stays):", "    elif not t.promotes and not stays:"),),
+        ("test_a_tail_that_cannot_be_read_costs_its_hit_and_nothing_else",),
+    ),
+    Mutant(
+        "room that is on its way is made again", ROOM,
+        (("        if leaving(p, tier) >= lacking or not", "        if not"),),
+        ("test_room_that_is_on_its_way_is_not_made_twice",),
+    ),
+    Mutant(
+        "a tail counts as cold by the spine's blocks alone", "pagedkv/_core/placement.pyx",
+        (("            tail_cold(p, n, more)\n", "            memset(more, 0, MAX_GROUPS * sizeof(int64_t))\n"),),
+        ("test_a_tail_goes_before_its_spine_and_a_hit_brings_it_alone",),
     ),
     Mutant(
         "a scheduler does not count the pages of short groups", NEEDS,

@@ -19,7 +19,7 @@ cdef inline int32_t hot_children(Place* p, int32_t tier, int32_t n) noexcept nog
 cdef inline bint ends_here(Place* p, int32_t tier, int32_t n) noexcept nogil:
     cdef int32_t first = p.tree.nodes[n].first_child, claims = p.coldest + 1
     if first == NIL or claims == p.num_tiers:
-        return first == NIL and p.fates[n].point == 0
+        return first == NIL and p.fates[n].tails == 0    # no point there, and none on its way
     return tier < claims and hot_children(p, p.coldest, n) == 0 and p.num_reading[claims] == 0
 
 

@@ -1,0 +1,149 @@
+"""Room in a tier whose memory groups of layers share."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from pagedkv._core.links cimport coldest
+from pagedkv._core.place cimport NUM_CLASSES, Place
+from pagedkv._core.policies.choosing cimport may_go
+from pagedkv._core.radix_tree cimport Tree, node_top
+from pagedkv._core.recency cimport is_owned, set_top
+from pagedkv._core.tail_moves cimport start_tail, tail_lacks
+from pagedkv._core.tails cimport POINTS, coldest_point, lacks_extents, point_leave
+from pagedkv._core.transfers cimport colder_tier, drop_children, drop_tail, give_up_copy, split, start
+from pagedkv._core.types cimport E_BLOCKS, EVICTED, MAX_GROUPS, NIL, OK
+
+
+cdef void drop_dead_end(Place* p, int32_t n) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t parent, end, dead
+    while t.nodes[n].length > 0:
+        if (t.nodes[n].first_child != NIL or p.fates[n].tails or p.fates[n].transfer >= 0 or p.fates[n].copying >= 0
+                or is_owned(p, n, node_top(t, n))):
+            return
+        parent, end = t.nodes[n].parent, t.nodes[n].depth + t.nodes[n].length
+        dead = min(end % p.groups.free_every if p.groups.free_every else end, t.nodes[n].length)
+        if dead == 0:
+            return
+        drop_tail(p, n, dead)
+        if end - dead > t.nodes[parent].depth + t.nodes[parent].length:
+            return
+        n = parent
+
+
+# The coldest run that may go from `tier`, of those colder than `point`: NIL without one. Runs with a point or a child are
+# passed over, and behind a run without either there are few of them, as a parent is hotter than its children.
+cdef int32_t coldest_run(Place* p, int32_t tier, int32_t point, int32_t domain, bint childless) noexcept nogil:
+    cdef int32_t d, klass, n, best = NIL
+    for d in range(p.num_domains):
+        if domain >= 0 and d != domain:
+            continue
+        for klass in range(NUM_CLASSES if point == NIL else p.fates[point].klass + 1):
+            n = coldest(&p.links[tier], (d * NUM_CLASSES + klass) * 2)
+            while n >= 0 and (point == NIL or klass < p.fates[point].klass or p.fates[n].last_use < p.fates[point].point):
+                if may_go(p, tier, n, childless):
+                    if (best == NIL or klass < p.fates[best].klass
+                            or (klass == p.fates[best].klass and p.fates[n].last_use < p.fates[best].last_use)):
+                        best = n
+                    break
+                n = p.links[tier].next[n]
+            if best != NIL:
+                break
+    return best
+
+
+# ---- one leaves. True: something is free now, or will be; False: nothing more can be done now.
+
+cdef bint evict_point(Place* p, int32_t n, int32_t tier, int32_t lower) noexcept nogil:
+    cdef int64_t more[MAX_GROUPS]
+    cdef int code
+    if lower != NIL and p.fates[n].tails & POINTS == 1 << tier:
+        while True:
+            tail_lacks(p, n, lower, more)
+            if not make_room_for(p, lower, more):
+                if is_leaving(p, lower):
+                    return False
+                break                               # all there is held
+            code = start_tail(p, n, tier, lower, EVICTED, 0)
+            if code != E_BLOCKS:                    # making room took pages that the tail would have shared
+                return code == OK
+    point_leave(p, n, tier)
+    drop_dead_end(p, n)
+    return True
+
+
+cdef bint evict_run(Place* p, int32_t n, int32_t tier, int32_t lower, int64_t most) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t length = t.nodes[n].length, k = <int32_t>min(most, <int64_t>length), generation, parent
+    cdef int64_t more[MAX_GROUPS]
+    if t.nodes[n].tiers != <uint32_t>1 << tier:
+        return give_up_copy(p, n, tier, k)
+    if lower != NIL and not p.fates[n].failed:
+        for parent in range(MAX_GROUPS):
+            more[parent] = 0
+        more[0], generation = k, t.nodes[n].generation
+        if make_room_for(p, lower, more):
+            if (t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0):
+                return True                         # it hung on what went from there
+            if k < length and split(p, n, length - k) == NIL:
+                return False
+            if start(p, n, tier, lower, False, -1, EVICTED) != OK:
+                return False
+            set_top(p, n, lower)                    # for its parent it has left already
+            p.pending[tier] += k
+            return True
+        if is_leaving(p, lower):
+            return False
+        if t.nodes[n].generation != generation or t.nodes[n].length != length:
+            return True
+    if p.fates[n].tails:                            # its point is in a colder tier, where no room can be made now
+        return False
+    if t.nodes[n].first_child != NIL:               # all of them are colder, and lost without it
+        if not drop_children(p, n):
+            return False
+        drop_dead_end(p, n)
+        return True
+    parent = t.nodes[n].parent
+    drop_tail(p, n, k)
+    drop_dead_end(p, parent if k == length else n)
+    return True
+
+
+cdef bint evict_one(Place* p, int32_t tier, int64_t most, int32_t domain) noexcept nogil:
+    cdef int32_t lower = colder_tier(p, tier), point = coldest_point(p, tier, domain)
+    cdef int32_t run = coldest_run(p, tier, point, domain, lower == NIL)
+    if run != NIL:
+        return evict_run(p, run, tier, lower, most)
+    return point != NIL and evict_point(p, point, tier, lower)
+
+
+# ---- enough of them
+
+# What transfers under way will free in `tier`, in extents.
+cdef double leaving(Place* p, int32_t tier) noexcept nogil:
+    cdef double extents = <double>p.pending[tier] / p.groups.pools[tier][0].per_extent
+    cdef int32_t group
+    for group in range(1, p.groups.num):
+        extents += <double>p.groups.pending[tier][group] / p.groups.pools[tier][group].per_extent
+    return extents
+
+
+cdef bint is_leaving(Place* p, int32_t tier) noexcept nogil:
+    return leaving(p, tier) > 0
+
+
+cdef bint make_room_for(Place* p, int32_t tier, const int64_t* more) noexcept nogil:
+    cdef int64_t lacking
+    while True:
+        lacking = lacks_extents(p, tier, more)
+        if lacking <= 0:
+            return True
+        if leaving(p, tier) >= lacking or not evict_one(p, tier, p.tree.max_run, -1):
+            return False
+
+
+cdef void evict_blocks(Place* p, int32_t tier, int64_t want, int32_t domain) noexcept nogil:
+    cdef int64_t goal = p.counters.dropped[tier] + p.counters.trimmed[tier] + p.pending[tier] + want, done = 0
+    while True:
+        done = p.counters.dropped[tier] + p.counters.trimmed[tier] + p.pending[tier]
+        if done >= goal or not evict_one(p, tier, goal - done, domain):
+            return

@@ -1,0 +1,334 @@
+"""Points and their tails in two and three tiers, with the content of every page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pagedkv.core import BlockTable, ExtentPool, Placement, RadixTree
+
+SIZE = 2
+DEVICE, HOST = 0, 1
+
+
+class Core:
+    """A core over several tiers, whose pages' contents are prefixes."""
+
+    def __init__(
+        self,
+        device: int = 24,
+        *colder: int,
+        window: int = 2,
+        chunk: int = 0,
+        per_extent: tuple[int, int] = (1, 1),
+        point_every: int = 0,
+    ) -> None:
+        self.pools = [ExtentPool(size, per_extent).pools for size in (device, *(colder or (40,)))]
+        self.placement = Placement(
+            RadixTree(SIZE, len(self.pools)),
+            [tier[0] for tier in self.pools],
+            closed=(False,) * len(self.pools),
+            groups=[(tuple(tier[1] for tier in self.pools), window, chunk)],
+            point_every=point_every,
+        )
+        self.table = BlockTable(self.placement, 16)
+        self.content: dict[tuple[int, int, int], tuple[int, ...]] = {}  # (tier, group, id) -> the prefix up to its end
+        self.moves = np.empty(0, self.placement.take_moves().dtype)
+        self.moved = [0, 0]  # blocks of each group, upwards
+
+    # ---- moves
+
+    def take(self) -> None:
+        self.moves = np.concatenate([self.moves, self.placement.take_moves()])
+
+    def end(self, number: int, ok: bool = True, tried: bool = True) -> None:
+        """Carry out one transfer."""
+        chosen = self.moves["transfer"] == number
+        for move in self.moves[chosen]:
+            src = int(move["src_tier"]), int(move["lane"]), int(move["src_block"])
+            dst = int(move["dst_tier"]), int(move["lane"]), int(move["dst_block"])
+            if ok:
+                self.content[dst] = self.content[src]
+                self.moved[move["lane"]] += move["dst_tier"] == DEVICE
+        self.moves = self.moves[~chosen]
+        self.placement.complete([number], [ok], [tried])
+
+    def settle(self) -> None:
+        """Carry out all that is decided."""
+        self.take()
+        while self.moves.size:
+            self.end(int(self.moves["transfer"][0]))
+            self.take()
+
+    # ---- requests
+
+    def lift(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """An owner of the longest prefix, all of it on the device; and its blocks."""
+        owner, _ = self.placement.acquire(np.array(tokens, np.int32), max_blocks=(len(tokens) - 1) // SIZE)
+        while (cold := self.placement.cold_pages(owner)).any():
+            if self.placement.reserve_pages(cold):
+                self.placement.promote(owner)
+                self.settle()
+                break
+            self.take()
+            if not self.moves.size:
+                break
+            self.settle()
+        return owner, self.placement.settle(owner)
+
+    def open(self, tokens: Sequence[int]) -> tuple[int, int]:
+        owner, blocks = self.lift(tokens)
+        row, cached = self.table.open(np.array(tokens, np.int32), owner=owner)
+        assert cached == blocks * SIZE
+        return row, cached
+
+    def step(self, row: int, count: int) -> bool:
+        while not hasattr(step := self.table.try_step([row], [count]), "slot_mapping"):
+            if not self.placement.reserve_pages(step):
+                self.take()
+                if not self.moves.size:
+                    return False
+                self.settle()
+        info = self.table.info(row)
+        tokens = tuple(self.table.tokens(row).tolist())
+        self.check_reads(row, tokens, info.num_computed)
+        for group, part in enumerate([step, *step.groups]):
+            for token, slot in enumerate(part.slot_mapping.tolist(), info.num_computed):
+                end = (token // SIZE + 1) * SIZE
+                self.content[DEVICE, group, slot // SIZE] = tokens[: min(end, token + 1)]
+        self.table.commit([row])
+        return True
+
+    def check_reads(self, row: int, tokens: tuple[int, ...], computed: int) -> None:
+        """The row's whole blocks hold their own prefixes."""
+        first, pages = self.table.pages(row, 1)
+        for group, begin, ids in ((0, 0, self.table.blocks(row)), (1, first, pages)):
+            for block, page in enumerate(ids.tolist(), begin):
+                if (block + 1) * SIZE <= computed:
+                    assert self.content[DEVICE, group, page] == tokens[: (block + 1) * SIZE], (group, block)
+
+    def compute(self, row: int, at_once: int = 1000) -> bool:
+        while (info := self.table.info(row)).num_computed < info.num_tokens:
+            if not self.step(row, min(at_once, info.num_tokens - info.num_computed)):
+                return False
+        return True
+
+    def run(self, tokens: Sequence[int], at_once: int = 1000) -> int:
+        row, cached = self.open(tokens)
+        assert self.compute(row, at_once)
+        self.table.release(row)
+        self.sound()
+        return cached
+
+    def sound(self) -> None:
+        self.placement.check_integrity()
+        self.table.check_integrity()
+
+    def tiers(self, tokens: Sequence[int]) -> NDArray[np.uint8]:
+        return self.placement.match(np.array(tokens, np.int32))[0]
+
+
+    def lacking(self, extents: int) -> NDArray[np.int64]:
+        """Blocks of the first group, so many more than there is room for."""
+        return np.array([self.pools[DEVICE][0].num_available + extents, 0])
+
+
+def prompt(name: int, length: int = 13) -> list[int]:
+    return [100 * name + i for i in range(length)]
+
+
+def test_what_leaves_the_device_is_found_again_as_a_whole() -> None:
+    core = Core()
+    for name in range(6):
+        assert core.run(prompt(name)) == 0
+    core.settle()
+    stats = core.placement.stats()
+    assert stats["dropped"] == {"device": 0, "host": 0}
+    assert stats["points"] == 6
+    for name in range(6):
+        assert core.run([*prompt(name)[:12], 9999]) == 12, name
+    assert core.placement.stats()["dropped"] == {"device": 0, "host": 0}
+
+
+def test_a_hit_loads_the_spine_and_the_tail_and_no_page_more() -> None:
+    core = Core(40, 80)
+    core.run(prompt(1, 13))
+    core.run([*prompt(1, 12), 7, 8, 9, 10, 11])  # another point further on: its tail is not needed
+    for name in range(2, 9):
+        core.run(prompt(name))
+    core.settle()
+    assert core.tiers(prompt(1, 13)).tolist() == [HOST] * 6
+    core.moved = [0, 0]
+    assert core.run([*prompt(1, 12), 99]) == 12
+    assert core.moved == [6, 2]
+
+
+def test_a_tail_goes_before_its_spine_and_a_hit_brings_it_alone() -> None:
+    core = Core(40)
+    for name in range(3):
+        core.run(prompt(name))
+    wanted = core.lacking(2)
+    assert not core.placement.reserve_pages(wanted)
+    core.settle()
+    assert core.placement.reserve_pages(wanted)
+    assert core.tiers(prompt(0)).tolist() == [DEVICE] * 6
+    owner, blocks = core.placement.acquire(np.array(prompt(0), np.int32))
+    assert blocks == 6
+    assert core.placement.cold_pages(owner).tolist() == [0, 2]
+    core.placement.release(owner)
+    assert core.run([*prompt(0, 12), 99]) == 12
+    assert core.moved == [0, 2]
+
+
+def test_room_that_is_on_its_way_is_not_made_twice() -> None:
+    core = Core(40)
+    for name in range(3):
+        core.run(prompt(name))
+    wanted = core.lacking(2)
+    assert not core.placement.reserve_pages(wanted)
+    core.take()
+    assert core.moves.size == 2
+    for _ in range(3):
+        assert not core.placement.reserve_pages(wanted)
+    core.take()
+    assert core.moves.size == 2
+    core.settle()
+    assert core.placement.reserve_pages(wanted)
+    core.sound()
+
+
+def test_a_full_host_loses_its_coldest_points_whole() -> None:
+    core = Core(24, 24)
+    for name in range(12):
+        core.run(prompt(name))
+    core.settle()
+    core.sound()
+    hits = [core.tiers(prompt(name)).size for name in range(12)]
+    assert set(hits) <= {0, 6}
+    assert hits == sorted(hits)
+    assert hits.count(6) >= 5
+
+
+def test_a_request_that_comes_back_during_a_demotion_finds_all_of_it() -> None:
+    core = Core(40)
+    for name in range(3):
+        core.run(prompt(name))
+    assert not core.placement.reserve_pages(core.lacking(2))
+    core.take()
+    assert core.moves["lane"].tolist() == [1, 1]
+    owner, blocks = core.placement.acquire(np.array(prompt(0), np.int32))
+    assert blocks == 6
+    core.settle()
+    core.sound()
+    core.placement.release(owner)
+    core.sound()
+    owner, blocks = core.placement.acquire(np.array(prompt(0), np.int32))
+    assert blocks == 6
+    assert core.placement.cold_pages(owner).tolist() == [0, 0], "it has just been used"
+    core.placement.release(owner)
+
+
+def test_a_tail_that_cannot_be_read_costs_its_hit_and_nothing_else() -> None:
+    core = Core()
+    for name in range(6):
+        core.run(prompt(name))
+    core.settle()
+    owner, _ = core.placement.acquire(np.array(prompt(0), np.int32))
+    assert core.placement.reserve_pages(core.placement.cold_pages(owner)) or core.settle() is None
+    core.placement.promote(owner)
+    core.take()
+    for number in np.unique(core.moves["transfer"]).tolist():
+        core.end(number, ok=bool(core.moves["lane"][core.moves["transfer"] == number][0] == 0))
+    assert core.placement.settle(owner) == 0
+    core.placement.release(owner)
+    core.sound()
+    assert core.tiers(prompt(0)).size == 0
+    assert core.run(prompt(0)) == 0
+    assert core.run([*prompt(0, 12), 99]) == 12
+
+
+def test_two_requests_that_load_one_tail_share_it() -> None:
+    core = Core(30)
+    for name in range(6):
+        core.run(prompt(name))
+    core.settle()
+    first, _ = core.placement.acquire(np.array(prompt(0), np.int32), max_blocks=6)
+    while not core.placement.reserve_pages(core.placement.cold_pages(first)):
+        core.settle()
+    core.placement.promote(first)
+    second, blocks = core.placement.acquire(np.array(prompt(0), np.int32), max_blocks=6)
+    assert blocks == 0
+    assert core.placement.blocked_by(second) >= 0
+    core.placement.release(second)
+    core.settle()
+    second, blocks = core.placement.acquire(np.array(prompt(0), np.int32), max_blocks=6)
+    assert blocks == 6
+    assert not core.placement.cold_pages(second).any()
+    assert core.placement.settle(first) == core.placement.settle(second) == 6
+    core.placement.release(first)
+    core.placement.release(second)
+    core.sound()
+
+
+def play(seed: int, steps: int, tiers: int) -> Core:
+    random = Random(seed)
+    core = Core(
+        random.choice([16, 24, 40]),
+        *(random.choice([8, 24, 60]) for _ in range(tiers - 1)),
+        **random.choice([{"window": 1}, {"window": 2}, {"window": 5}, {"window": 0, "chunk": 4}]),
+        per_extent=random.choice([(1, 1), (2, 3), (4, 1)]),
+        point_every=random.choice([0, 0, 3]),
+    )
+    stems = [[random.randrange(4) for _ in range(30)] for _ in range(3)]
+    rows: list[int] = []
+    owners: list[int] = []
+    for _ in range(steps):
+        what = random.random()
+        if what < 0.3 and len(rows) < 4:
+            tokens = random.choice(stems)[: random.randrange(1, 30)]
+            tokens += [random.randrange(4) for _ in range(random.randrange(1, 6))]
+            row, _ = core.open(tokens)
+            rows.append(row)
+        elif what < 0.6 and rows:
+            row = random.choice(rows)
+            info = core.table.info(row)
+            if info.num_computed < info.num_tokens:
+                core.step(row, random.randrange(1, min(7, info.num_tokens - info.num_computed) + 1))
+            else:
+                core.table.append([row], [random.randrange(4)])
+        elif what < 0.75 and rows:
+            core.table.release(rows.pop(random.randrange(len(rows))))
+        elif what < 0.8 and len(owners) < 3:
+            owner, _ = core.placement.acquire(np.array(random.choice(stems)[: random.randrange(2, 30)], np.int32))
+            owners.append(owner)
+            if random.random() < 0.7 and core.placement.reserve_pages(core.placement.cold_pages(owner)):
+                core.placement.promote(owner)
+        elif what < 0.85 and owners:
+            core.placement.release(owners.pop(random.randrange(len(owners))))
+        elif what < 0.9:
+            core.placement.reserve_pages(np.array([random.randrange(6), random.randrange(6)]), random.randrange(tiers))
+        else:
+            core.take()
+            if core.moves.size:
+                ok = random.random() < 0.8
+                core.end(int(random.choice(core.moves["transfer"])), ok, ok or random.random() < 0.5)
+        core.sound()
+    core.settle()
+    for row in rows:
+        core.table.release(row)
+    for owner in owners:
+        core.placement.release(owner)
+    core.settle()
+    core.sound()
+    return core
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("seed", range(25))
+def test_random_requests_read_what_they_stand_for(seed: int, tiers: int) -> None:
+    core = play(seed, 600, tiers)
+    assert all(pool.counts()["live"] == 0 for tier in core.pools for pool in tier), "a block has no holder and is not free"
