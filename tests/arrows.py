@@ -37,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.storage": {"errors", "spec", "tiers"},
     "cache.reach": {"errors", "spec", "cache.storage", "cache.group_kv"},
     "cache.group_kv": {"errors", "spec", "cache.device_kv", "cache.storage"},
+    "cache.group_mover": {"spec", "tiers"},
     "cache.grouped": {"errors", "spec", "_core"},
     "cache.device_kv": {
         *("errors", "spec", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
@@ -46,7 +47,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.runtime": {"_core", "threads.crew"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
-        *("cache.device_kv", "cache.gpu_kv", "cache.group_kv"),
+        *("cache.device_kv", "cache.gpu_kv", "cache.group_kv", "cache.group_mover"),
     },
     "cache.ranks": {
         *("errors", "spec", "_core.tier", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),

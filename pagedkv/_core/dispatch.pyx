@@ -15,11 +15,11 @@ import numpy as np
 from pagedkv._core.arrays cimport bool_input, i64, int64_input
 from pagedkv._core.block_pool cimport COUNT, Pool
 from pagedkv._core.lock cimport read_hint, write_hint
-from pagedkv._core.place cimport Place, Transfer
+from pagedkv._core.place cimport Place, Transfer, pool_in
 from pagedkv._core.placement import MOVE_DTYPE as _MOVE_DTYPE
 from pagedkv._core.radix_tree cimport node_ids
 from pagedkv._core.transfers cimport finish_as
-from pagedkv._core.types cimport MAX_TIERS, NIL, OK, Move, handle_slot
+from pagedkv._core.types cimport NIL, OK, Move, handle_slot
 from pagedkv._core.write_behind cimport copy_wanted
 from pagedkv.threads.pthread cimport (
     cond_init_monotonic, cond_wait_ns, now_ns, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal,
@@ -198,8 +198,8 @@ cdef class Dispatch:
         self.lock.acquire()
         with nogil:
             for i in range(n):
-                if keep and 0 <= at[i].dst_tier < MAX_TIERS and p.pools[at[i].dst_tier] != NULL:
-                    pool = p.pools[at[i].dst_tier]
+                pool = pool_in(p, at[i].dst_tier, at[i].lane) if keep else NULL
+                if pool != NULL:
                     pool.refs[at[i].dst_block] += 1
             for i in range(n):
                 if at[i].transfer != last:

@@ -32,6 +32,8 @@ cdef class Hold:
         Blocks that it owned when it was made.
     num_cold : int
         Of those, the ones below the device. Where there are none, none can come to be while it is held.
+    cold_tail : bool
+        Whether pages of short groups of layers that it needs lie below the device.
     remainder_tier : int
         Tier of the partly filled block behind it that a partial hit would copy from, -1 where there is none.
     blocked : int
@@ -134,7 +136,7 @@ def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
     hold.placement = placement
     hold.handle = placement.acquire_into(tokens, namespace, max_blocks, False, &found)
     hold.num_blocks, hold.num_cold, hold.blocked = found.num_blocks, found.num_cold, found.blocked
-    hold.remainder_tier = found.remainder_tier
+    hold.cold_tail, hold.remainder_tier = found.cold_tail, found.remainder_tier
     return hold
 
 

@@ -252,3 +252,9 @@ cdef struct Place:
     int64_t pinned_blocks
     Ring events
     Counters counters
+
+# The pool of a tier, of the group of layers that a move's `lane` names; NULL: there is none.
+cdef inline Pool* pool_in(Place* p, int32_t tier, int32_t lane) noexcept nogil:
+    if tier < 0 or tier >= MAX_TIERS or lane < 0 or (lane > 0 and (p.groups == NULL or lane >= p.groups.num)):
+        return NULL
+    return p.groups.pools[tier][lane] if lane > 0 else p.pools[tier]

@@ -784,7 +784,7 @@ cdef class Placement:
         return wanted
 
     def cold_pages(self, owner):
-        """By group of layers, the blocks that a promotion of the owned path would bring to the device.
+        """Blocks that a promotion of the owned path would bring to the device, by group.
 
         Those of group 0, and of the others the tail of the path's end; none that is on its way already.
 

@@ -150,7 +150,7 @@ class KVCache:
     by_group : bool
         Keep each layer's reach alone, for models with full attention in some layers and a window or chunks in
         others: of these layers a sequence holds its last tokens alone, and a prefix its last tokens where a request
-        began, ended or parted from another (docs/models.md). On the device alone, on the CPU, with
+        began, ended or parted from another (docs/models.md). In device and host memory, on the CPU, with
         ``policy="lru"``. Default: every layer keeps all tokens.
     ranks : Ranks, optional
         The KV lies in other processes, the ranks, each of which holds an equal part of every block's KV heads
@@ -206,8 +206,8 @@ class KVCache:
         check_flag(by_group, "by_group")
         if by_group:
             other, place = "" if policy == "lru" else "policy", "" if device == "cpu" else device
-            layout, sizes[Tier.DEVICE] = group_layout(
-                spec, sizes[Tier.DEVICE], host_memory=host_memory, disk=disk, remote=remote, policy=other, device=place,
+            layout, sizes = group_layout(
+                spec, sizes, disk=disk, remote=remote, policy=other, device=place,
                 backend=backend, storage=storage, ranks=ranks, inclusive=inclusive,
             )  # fmt: skip
         if ranks is None:

@@ -35,7 +35,7 @@ from pagedkv.cache.jobs import MOST_UNANSWERED, Job, destinations_of, groups_of,
 from pagedkv.cache.remote.sender import Sender
 from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.scrub import Scrub
-from pagedkv.cache.storage import Carrier, Handle
+from pagedkv.cache.storage import Carrier, Handle, bytes_of
 from pagedkv.observe.callbacks import Log, is_interrupt
 from pagedkv.observe.hooks import Hooks, Off
 from pagedkv.threads import crew
@@ -206,8 +206,8 @@ class Dispatcher:
     ) -> None:
         if not len(moves):
             return
-        num_bytes = len(moves) * self._carrier.block_bytes
-        span = self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=num_bytes)
+        size = bytes_of(moves, self._carrier)
+        span = self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=size)
         job = Job(taken, span, self.context)
         self._jobs.append(job)  # first: hooks that are told of its begin are told of its end by this round or the next
         self._tell(job, span.__enter__)
@@ -226,10 +226,9 @@ class Dispatcher:
     def _promote(self, job: Job, moves: NDArray[np.void]) -> None:
         """Submit a ticket for each tier and deadline.
 
-        All are under way at once, so that each tier's time is its own.
-
-        Those that have not arrived from the disk in time, or not started from memory, are given up, and keep their
-        colder copies. Demotions have no deadline: a late one would lose its blocks for nothing.
+        All are under way at once, so that each tier's time is its own. Those that have not arrived from the disk in
+        time, or not started from memory, are given up, and keep their colder copies. Demotions have no deadline: a
+        late one would lose its blocks for nothing.
         """
         parts: dict[tuple[int, int], list[NDArray[np.void]]] = {}
         for part in transfers_of(moves):
@@ -327,7 +326,7 @@ class Dispatcher:
             for part in transfers_of(moves[upward & arrived]):
                 self._scrub.holds(part["dst_block"], self._placement.root_of(int(part["node"][0])))
         way = int(moves["src_tier"][0]), int(moves["dst_tier"][0])
-        self._costs.observe_move(way, len(moves) * self._carrier.block_bytes, ticket.seconds, whole=bool(ok.all()))
+        self._costs.observe_move(way, bytes_of(moves, self._carrier), ticket.seconds, whole=bool(ok.all()))
         _, decided = np.unique(moves["transfer"], return_index=True)
         order = np.argsort(decided)  # colder here is colder in the next tier too
         # with hooks, callers go on once the hooks were told, and see the state after it

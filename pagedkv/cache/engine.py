@@ -135,7 +135,7 @@ class Engine:
             self._requests.begin(rows)
         refused, has_waited = True, False
         try:
-            while isinstance(arrays := self.table.try_step(rows, q_lens, lookahead, follow), int):
+            while not isinstance(arrays := self.table.try_step(rows, q_lens, lookahead, follow), StepArrays):
                 has_waited = True
                 self.moves.make_room(arrays)  # another thread may take it: then once more
             refused = False

@@ -89,7 +89,11 @@ def destinations_of(
     moves: NDArray[np.void], pools: Sequence[BlockPool | None]
 ) -> Iterator[tuple[BlockPool, NDArray[np.int32]]]:
     """The blocks that moves fill, pool by pool."""
-    for tier in np.unique(moves["dst_tier"]).tolist():
+    for tier, lane in sorted(set(zip(moves["dst_tier"].tolist(), moves["lane"].tolist(), strict=True))):
         pool = pools[tier]
         assert pool is not None
-        yield pool, np.ascontiguousarray(moves["dst_block"][moves["dst_tier"] == tier])
+        if lane:
+            assert pool.extents is not None
+            pool = pool.extents.pools[lane]
+        chosen = (moves["dst_tier"] == tier) & (moves["lane"] == lane)
+        yield pool, np.ascontiguousarray(moves["dst_block"][chosen])

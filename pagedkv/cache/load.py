@@ -288,7 +288,7 @@ class Load:
             if self._asking is not None and held.blocked < 0 and not is_late:
                 held, is_known = self._asking.own_more(held)
             is_all = is_late or (is_known and held.blocked < 0)
-            tiers = self._worth(held.handle) if is_all and held.num_cold else None
+            tiers = self._worth(held.handle) if is_all and (held.num_cold or held.cold_tail) else None
         except BaseException:  # it would let go by itself, but only once the traceback is gone
             held.release()
             raise

@@ -12,8 +12,10 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv._core.dispatch import Dispatch
 from pagedkv._core.placement import Placement
@@ -26,6 +28,7 @@ from pagedkv.observe.hooks import Hooks
 
 ATTEMPTS = 1000  # at room that others keep taking, before a promotion is given up
 FLUSH_BLOCKS = 64  # demoted before the disk's health is looked at again
+Amount: TypeAlias = int | NDArray[np.int64]  # blocks; over groups of layers those of each, [num_groups]
 AHEAD_SHARE = 64  # of the device is kept free for the steps to come, at most
 
 
@@ -80,6 +83,7 @@ class Moves(Waits):
         self._claiming = threading.Lock()
         device, *colder = placement.pools
         assert device is not None
+        self._by_group = device.extents is not None
         self._low = 0  # device blocks that steps of late have taken
         self._most_ahead = device.max_blocks // AHEAD_SHARE if any(pool is not None for pool in colder) else 0
 
@@ -104,8 +108,8 @@ class Moves(Waits):
 
     # ---- room
 
-    def make_room(self, num_blocks: int, tier: int = Tier.DEVICE) -> None:
-        """Make `num_blocks` free blocks in `tier`.
+    def make_room(self, amount: Amount, tier: int = Tier.DEVICE) -> None:
+        """Make so many free blocks in `tier`.
 
         Demotes and drops as the policy says, and returns once they are free.
 
@@ -115,14 +119,12 @@ class Moves(Waits):
             Everything else is held.
         """
         self.expire()
-        pool = self.placement.pools[tier]
-        assert pool is not None
-        with self._hooks.span("make_room", blocks=num_blocks, tier=TIER_NAMES[tier]):
+        with self._hooks.span("make_room", blocks=int(np.sum(amount)), tier=TIER_NAMES[tier]):
             while True:
-                goal = min(num_blocks, pool.num_available + max(1, self._room_below(tier)))
+                goal = self._goal(amount, tier)
                 if not self._has_made_room(goal, tier):
-                    raise self.placement.out_of_blocks(num_blocks, tier)
-                if goal == num_blocks:
+                    raise self._out_of(amount, tier)
+                if goal is amount:
                     break
             self._hear()
 
@@ -145,15 +147,43 @@ class Moves(Waits):
                 self._decides()
                 self.placement.reserve(min(2 * low, pool.num_available + below), Tier.DEVICE)
 
-    def _has_made_room(self, num_blocks: int, tier: int) -> bool:
+    def _has_made_room(self, amount: Amount, tier: int) -> bool:
         """Decide what goes and wait for that, until there is room; False if none can be made."""
         self._decides()
         while True:
             seen = self._dispatch.num_announced
-            if not self.placement.reserve(num_blocks, tier):
+            if self._reserves(amount, tier):
                 return True
             if not self.wait_since(seen):
-                return not self.placement.reserve(num_blocks, tier)
+                return self._reserves(amount, tier)
+
+    def _reserves(self, amount: Amount, tier: int) -> bool:
+        """Have the core make room; whether it is there."""
+        if isinstance(amount, int):
+            return not self.placement.reserve(amount, tier)
+        return self.placement.reserve_pages(amount, tier)
+
+    def _goal(self, amount: Amount, tier: int) -> Amount:
+        """How much room to ask for at once.
+
+        All of it, or as much as the tier below can take. Over groups of layers the core itself sees to that.
+        """
+        if isinstance(amount, int):
+            pool = self.placement.pools[tier]
+            assert pool is not None
+            goal = pool.num_available + max(1, self._room_below(tier))
+            if goal < amount:
+                return goal
+        return amount
+
+    def _out_of(self, amount: Amount, tier: int = Tier.DEVICE) -> OutOfBlocks:
+        if isinstance(amount, int):
+            return self.placement.out_of_blocks(amount, tier)
+        pool = self.placement.pools[tier]
+        assert pool is not None
+        assert pool.extents is not None
+        each = np.array(pool.extents.per_extent)
+        return self.placement.out_of_blocks(int((-(-amount // each)).sum() * each[0]), tier)
 
     def _room_below(self, tier: int) -> int:
         """Blocks that the tier below can take at once; more would be dropped from it."""
@@ -195,7 +225,7 @@ class Moves(Waits):
         self._hear()
         return pool.counts()["cached"] < cached
 
-    def _decide_promotion(self, owner: int, until: int, cold: int) -> None:
+    def _decide_promotion(self, owner: int, until: int, cold: Amount) -> None:
         """Have the core promote a path.
 
         A prefetch does so only beside what schedulers have claimed by then.
@@ -206,7 +236,9 @@ class Moves(Waits):
         pool = self.placement.pools[Tier.DEVICE]
         assert pool is not None
         with self._claiming:  # a scheduler claims before it looks at the room: it sees this, or this sees its claim
-            if cold + self.spoken_for <= pool.num_obtainable:
+            wanted = _beside(cold, self.spoken_for)
+            fits = wanted <= pool.num_obtainable if isinstance(wanted, int) else self.placement.could_have(wanted)
+            if fits:
                 self.placement.promote(owner, until)
 
     def lift(self, owner: int, until_ns: int = 0) -> None:
@@ -225,13 +257,13 @@ class Moves(Waits):
             The device has no room for them. The owner keeps its path as it is.
         """
         for attempt in itertools.count(1):
-            cold = self._num_cold(owner)
-            if not cold:
+            cold = self._cold(owner)
+            if not np.any(cold):
                 return
             try:
                 self.make_room(cold)
             except OutOfBlocks:
-                if self._num_cold(owner) >= cold:
+                if np.sum(self._cold(owner)) >= np.sum(cold):
                     raise
                 continue  # another thread has brought some of it up meanwhile: less is needed
             self._decides()
@@ -260,14 +292,15 @@ class Moves(Waits):
         spare = max(self.ahead, self.spoken_for)
         for _ in range(ATTEMPTS):
             seen = self._dispatch.num_announced
-            cold = self._num_cold(owner)
-            if not cold:
+            cold = self._cold(owner)
+            if not np.any(cold):
                 return True
-            wanted = cold + max(0, min(spare, pool.num_obtainable - cold))
-            goal = min(wanted, pool.num_available + max(1, self._room_below(Tier.DEVICE)))
+            first = cold if isinstance(cold, int) else int(cold[0])
+            wanted = _beside(cold, max(0, min(spare, pool.num_obtainable - first)))
+            goal = self._goal(wanted, Tier.DEVICE)
             self._decides()
-            if not self.placement.reserve(goal, Tier.DEVICE):
-                if goal < wanted:
+            if self._reserves(goal, Tier.DEVICE):
+                if goal is not wanted:
                     continue  # that much was there at once: now there may be more below
                 try:
                     self._decide_promotion(owner, until_ns, cold)
@@ -280,10 +313,22 @@ class Moves(Waits):
                 continue
             if not self._is_idle(seen):
                 return False
-            if not spare or pool.num_available < cold:
-                raise self.placement.out_of_blocks(cold)
+            if not spare or pool.num_available < first:
+                raise self._out_of(cold)
             spare = 0
         return False
 
-    def _num_cold(self, owner: int) -> int:
+    def _cold(self, owner: int) -> Amount:
+        """Blocks of an owned path that have to come to the device."""
+        if self._by_group:
+            return self.placement.cold_pages(owner)
         return int(np.count_nonzero(self.placement.tiers_of(owner)))
+
+
+def _beside(amount: Amount, blocks: int) -> Amount:
+    """So many blocks more; over groups of layers, of the group that sees everything."""
+    if isinstance(amount, int):
+        return amount + blocks
+    more = amount.copy()
+    more[0] += blocks
+    return more

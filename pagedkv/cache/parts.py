@@ -122,14 +122,14 @@ def open_placement(
 ) -> Placement:  # fmt: skip
     """The core over pools of these sizes, and of so many claims; `options` as Placement's.
 
-    With a layout of groups the only size is in extents.
+    With a layout of groups the sizes are in extents, those of the device and the host.
 
     Raises
     ------
     WrongType, InvalidArgument
     """
     if layout is not None:
-        return open_groups(layout, sizes[Tier.DEVICE], block_size, policy=policy, **options)
+        return open_groups(layout, sizes, block_size, policy=policy, **options)
     pools = [BlockPool(size) if size else None for size in sizes]
     while pools[-1] is None:
         pools.pop()

@@ -132,6 +132,8 @@ class Carrier(Protocol):
     is_synchronous : whether every move is over when `submit` returns. Callers that need room then carry out the core's
         decisions themselves; else the cache has a thread for it. An interrupt (Ctrl-C, a signal handler's exception,
         no memory) can then come out of `submit`: by that time nothing may read or write the moves' blocks any more.
+    lane_bytes : int64 [num_groups], optional
+        Of a carrier over groups of layers: bytes that moving a page takes, by the move's lane.
     """
 
     is_synchronous: bool
@@ -159,6 +161,12 @@ class Carrier(Protocol):
 
     def close(self) -> None:
         """Finish the submitted moves, and begin no others. A second call does nothing."""
+
+
+def bytes_of(moves: NDArray[np.void], carrier: Carrier) -> int:
+    """The bytes that a carrier moves for these."""
+    sizes = getattr(carrier, "lane_bytes", None)
+    return len(moves) * carrier.block_bytes if sizes is None else int(sizes[moves["lane"]].sum())
 
 
 class Store(Protocol):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pagedkv._core.tier import Tier
 from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.cache.group_kv import GroupKV
+from pagedkv.cache.group_mover import GroupMover
 from pagedkv.cache.storage import KV
 from pagedkv.errors import ClosedError, TierError, WrongType
 from pagedkv.kernels.backend import Backend, is_backend
@@ -43,7 +44,7 @@ class TieredStorage:
     backend : what launches the kernels; default: CuPy on a CUDA `device`, else none.
     threads : that move blocks.
     remote : the store that other caches share, if there is one.
-    layout : of groups of layers, on a CPU's device tier alone; its size is then in extents.
+    layout : of groups of layers, in a CPU's device and host memory; their sizes are then in extents.
 
     Attributes
     ----------
@@ -70,7 +71,7 @@ class TieredStorage:
         self._threads = whole_number(threads, "threads", 1, MOST_THREADS)
         self.tiers: dict[int, OpenTier] = {}
         self._kv: KV | None = None
-        self._mover: Mover | None = None
+        self._mover: Mover | GroupMover | None = None
         self.store: DiskTier | None = None
         self._shared = remote
         self.remote: RemoteTier | None = None
@@ -97,7 +98,7 @@ class TieredStorage:
         each = spec.block_bytes if self._layout is None else self._layout.extent_bytes
         device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], each, device=self._place)
         if blocks[Tier.HOST]:
-            self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], spec.block_bytes, device=self._place)
+            self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], each, device=self._place)
         if disk is not None:
             try:
                 self.store = self.tiers[Tier.DISK] = _open_disk(spec, blocks[Tier.DISK], disk)
@@ -115,7 +116,10 @@ class TieredStorage:
 
     def start(self, describe: Callable[[NDArray[np.void]], list[Record | Name]] | None) -> None:
         """Start the threads that move blocks."""
-        self._mover = Mover(self.tiers, threads=self._threads, describe=describe)
+        if self._layout is None:
+            self._mover = Mover(self.tiers, threads=self._threads, describe=describe)
+        else:
+            self._mover = GroupMover(self.tiers, self._layout, self._threads)
 
     def _kv_of(self, spec: KVSpec, tier: DeviceTier) -> KV:
         """The device's K and V: computed by kernels if there is something to launch them."""
@@ -138,7 +142,7 @@ class TieredStorage:
         return self._kv
 
     @property
-    def carrier(self) -> Mover:
+    def carrier(self) -> Mover | GroupMover:
         """What moves blocks; from `start` on."""
         if self._mover is None:
             raise ClosedError("this storage was not started")

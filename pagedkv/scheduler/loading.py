@@ -113,8 +113,8 @@ class Loading:
         None where nothing is cold. The matches of its other branches are owned, too.
         """
         live = request.live()
-        if len(live) == 1 and first.is_matched and not first.num_cold:
-            return None
+        if self._cache.table.num_groups > 1 or (len(live) == 1 and first.is_matched and not first.num_cold):
+            return None  # over groups of layers its caller waits: there is host memory alone below the device
         size, lookahead = self._cache.spec.block_size, self._options.lookahead
         entry = Entry({live[0]: first}, shared=len(request.prompt) // size)
         try:

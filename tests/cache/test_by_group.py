@@ -1,6 +1,7 @@
 """A cache that keeps each layer's reach alone computes the same, in less memory.
 
-Not covered: colder tiers and GPUs, which such a cache does not have yet. tests/scheduler has a scheduler over it.
+Not covered: GPUs and disks, which such a cache does not have yet. test_by_group_in_host_memory.py has the tier below
+the device, tests/scheduler a scheduler.
 """
 
 from __future__ import annotations
@@ -242,7 +243,6 @@ def test_a_mask_is_for_layers_that_see_everything(opened: Callable[..., pk.KVCac
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"host_memory": pk.Blocks(8)}, pk.UnsupportedVariant, "host_memory"),
         ({"disk": pk.Disk("kv", pk.Blocks(8), unnamed_model=True)}, pk.UnsupportedVariant, "disk"),
         ({"policy": "s3fifo"}, pk.UnsupportedVariant, "policy"),
         ({"storage": TieredStorage()}, pk.UnsupportedVariant, "storage"),

@@ -331,4 +331,4 @@ def play(seed: int, steps: int, tiers: int) -> Core:
 @pytest.mark.parametrize("seed", range(25))
 def test_random_requests_read_what_they_stand_for(seed: int, tiers: int) -> None:
     core = play(seed, 600, tiers)
-    assert all(pool.counts()["live"] == 0 for tier in core.pools for pool in tier), "a block has no holder and is not free"
+    assert all(pool.counts()["live"] == 0 for tier in core.pools for pool in tier), "not free, and without a holder"

@@ -221,13 +221,14 @@ MUTANTS = (
     Mutant(
         "what lies in colder tiers is taken for a device hit",
         "pagedkv/cache/load.py",
-        (("self._worth(held.handle) if is_all and held.num_cold else None", "None"),),
+        (("self._worth(held.handle) if is_all and (held.num_cold or held.cold_tail) else None", "None"),),
         ("test_a_request_is_told_in_nested_spans",),
     ),
     Mutant(
         "a device hit asks the core again where its blocks are",
         "pagedkv/cache/load.py",
-        (("self._worth(held.handle) if is_all and held.num_cold else None", "self._worth(held.handle)"),),
+        (("self._worth(held.handle) if is_all and (held.num_cold or held.cold_tail) else None",
+          "self._worth(held.handle)"),),
         ("test_a_device_hit_takes_the_core_four_times_at_most",),
     ),
     Mutant(

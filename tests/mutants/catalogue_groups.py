@@ -128,6 +128,17 @@ MUTANTS = (
         ("test_a_tail_goes_before_its_spine_and_a_hit_brings_it_alone",),
     ),
     Mutant(
+        "pages of short groups are copied as the first group's", "pagedkv/cache/group_mover.py",
+        (('        told["src_tier"] += LANE * told["lane"]\n', ""),
+         ('        told["dst_tier"] += LANE * told["lane"]\n', "")),
+        ("test_prompts_that_went_to_the_host_attend_as_if_they_had_stayed[windows]",),
+    ),
+    Mutant(
+        "a tail is not loaded where its spine is on the device", "pagedkv/cache/load.py",
+        (("(held.num_cold or held.cold_tail)", "held.num_cold"),),
+        ("test_a_tail_alone_is_loaded_behind_a_spine_that_has_stayed",),
+    ),
+    Mutant(
         "a scheduler does not count the pages of short groups", NEEDS,
         (("        return not self._placement.could_have(amount.counts)\n",
           "        return not self._placement.could_have(self._spine(int(amount.counts[0])).counts)\n"),),

@@ -237,7 +237,7 @@ MUTANTS = (
     Mutant(
         "a prefetch under way takes what a plan has claimed meanwhile",
         MOVES,
-        (("if cold + self.spoken_for <= pool.num_obtainable:", "if True:"),),
+        (("            if fits:\n", "            if True:\n"),),
         ("test_a_prefetch_under_way_takes_nothing_that_a_plan_has_claimed_meanwhile",),
     ),
     Mutant(
@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "a promotion asks for room that it needs no more",
         "pagedkv/cache/moves.py",
-        (("                if self._num_cold(owner) >= cold:\n                    raise\n",
+        (("                if np.sum(self._cold(owner)) >= np.sum(cold):\n                    raise\n",
           "                raise\n"),),
         ("test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up",),
     ),

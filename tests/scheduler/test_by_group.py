@@ -2,7 +2,7 @@
 
 Every position that a layer reads is compared with the KV computed for it, in the layer's own pages.
 
-Not covered: colder tiers, which such a cache does not have, and prompts that share within a step, which it does not do.
+Not covered: disks, which such a cache does not have, and prompts that share within a step, which it does not do.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def reach_of(spec: pk.KVSpec, layer: int, position: int) -> int:
     return 0
 
 
-def opened(spec: pk.KVSpec, blocks: int, **options: Any) -> GroupServer:
-    cache = pk.KVCache(spec, pk.Blocks(blocks), by_group=True, max_sequences=options.get("max_running", 8) + 2)
+def opened(spec: pk.KVSpec, blocks: int, host: int = 0, **options: Any) -> GroupServer:
+    below = pk.Blocks(host) if host else None
+    cache = pk.KVCache(
+        spec, pk.Blocks(blocks), below, by_group=True, max_sequences=options.get("max_running", 8) + 2
+    )
     return GroupServer(cache, SchedulerOptions(**{"max_running": 8, "max_batch_tokens": 32} | options))
 
 
@@ -227,6 +230,16 @@ class GroupRun(Run):
         super().begin(seed, opened(spec, blocks, **options))
 
 
+def test_prompts_that_others_push_to_the_host_are_hit_there(serve: Callable[..., GroupServer]) -> None:
+    server = serve(SPECS["windows"], 60, host=400, max_running=2)
+    requests = [server.submit(prompt(i % 10, 40), 6) for i in range(30)]
+    server.run()
+    assert [request.outputs[0].tolist() for request in requests] == [greedy(request) for request in requests]
+    hits = server.cache.stats().hit_tokens
+    assert hits["host"] > 0
+    assert hits["host"] + hits["device"] >= 20 * (40 - BLOCK)
+
+
 @pytest.mark.parametrize("seed", one_in(8, range(32)))
 def test_whatever_happens_over_groups_everybody_ends_and_nothing_is_wrong(seed: int) -> None:
     choose = Random(seed)
@@ -241,6 +254,7 @@ def test_whatever_happens_over_groups_everybody_ends_and_nothing_is_wrong(seed: 
         "lookahead": choose.choice([0, 0, 3]),
         "priority_tokens": choose.choice([0, 1, 50]),
         "window": 3,
+        "host": choose.choice([0, 20, 100]),
     }
     run = GroupRun(seed, SPECS[name], choose.randint(LEAST[name], 2 * LEAST[name]), options)
     finished(run, 150)

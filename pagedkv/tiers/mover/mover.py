@@ -40,6 +40,7 @@ from pagedkv.tiers.mover.worker import run, work
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 MOST_THREADS = 64
+LANE = 4  # numbers from one lane's tiers to the next lane's
 
 
 class Mover:
@@ -48,7 +49,8 @@ class Mover:
     Parameters
     ----------
     tiers : mapping of tier number to tier
-        All must have the same `block_bytes`.
+        Numbers 0 to 3 must have the same `block_bytes`, as must 4 to 7 and so on: such a lane holds blocks of another
+        size in the same memory.
     threads : int
         Worker threads, `MOST_THREADS` at most. Where a tier is a store there is one more, for moves between memories
         alone. 0: none at all; moves wait in the queue until the mover is closed, for tests that carry them out.
@@ -88,9 +90,12 @@ class Mover:
     ) -> None:
         if not isinstance(tiers, Mapping) or not all(hasattr(tier, "block_bytes") for tier in tiers.values()):
             raise WrongType("the tiers of a mover must be a mapping of numbers to tiers")
-        sizes = {tier.block_bytes for tier in tiers.values()}
-        if len(sizes) != 1:
-            raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(sizes)}")
+        for lane in {number // LANE for number in tiers}:
+            sizes = {tier.block_bytes for number, tier in tiers.items() if number // LANE == lane}
+            if len(sizes) != 1:
+                raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(sizes)}")
+        if not tiers:
+            raise InvalidArgument("the tiers of a mover must have one block_bytes, and there are none")
         for what, value, least in (("threads", threads, 0), ("max_queued_blocks", max_queued_blocks, 1)):
             check_plain(value, what, "a plain int")
             if not isinstance(value, int) or isinstance(value, bool):

@@ -41,6 +41,8 @@ def check_moves(moves: Any, tiers: Mapping[int, OpenTier]) -> NDArray[np.void]:
         for number in (src, dst):
             if number not in tiers:
                 raise InvalidArgument(f"a move names tier {number}, this mover has tiers {sorted(tiers)}")
+        if tiers[src].block_bytes != tiers[dst].block_bytes:
+            raise InvalidArgument(f"a move from tier {src} to {dst}, whose blocks have different sizes")
         if is_store(tiers[src]) and is_store(tiers[dst]):
             raise InvalidArgument(f"a move from {tiers[src].name!r} to {tiers[dst].name!r}: one end must be in memory")
     for end in ("src", "dst"):
