@@ -13,12 +13,11 @@ from libc.string cimport memcpy
 import numpy as np
 
 from pagedkv._core.arrays cimport bool_input, i64, int64_input
-from pagedkv._core.block_pool cimport COUNT, Pool
+from pagedkv._core.block_pool cimport Pool
 from pagedkv._core.lock cimport read_hint, write_hint
-from pagedkv._core.place cimport Place, Transfer, pool_in
+from pagedkv._core.place cimport Place, pool_in
 from pagedkv._core.placement import MOVE_DTYPE as _MOVE_DTYPE
-from pagedkv._core.radix_tree cimport node_ids
-from pagedkv._core.transfers cimport finish_as
+from pagedkv._core.transfers cimport finish_as, leaving_device, read_for_nobody
 from pagedkv._core.types cimport NIL, OK, Move, handle_slot
 from pagedkv._core.write_behind cimport copy_wanted
 from pagedkv.threads.pthread cimport (
@@ -311,7 +310,7 @@ cdef class Dispatch:
         """
         cdef int64_t found
         self.lock.acquire()
-        found = self.placement.place.pending[0] + self.held_up + self.telling
+        found = leaving_device(&self.placement.place) + self.held_up + self.telling
         self.lock.release()
         return found
 
@@ -321,18 +320,10 @@ cdef class Dispatch:
 
         They can be had once that is over.
         """
-        cdef Place* p = &self.placement.place
-        cdef Transfer* t
         cdef int64_t found
-        cdef int32_t i
         self.lock.acquire()
         with nogil:
-            found = self.late_now()
-            for i in range(p.transfers_capacity):
-                t = &p.transfers[i]
-                if t.node != NIL and t.dst == 0:        # the tree and the transfer itself: nothing else holds its source
-                    if p.pools[t.src].refs[node_ids(p.tree, t.node, t.src)[0]] & COUNT == 2:
-                        found += t.num_blocks
+            found = self.late_now() + read_for_nobody(&self.placement.place)
         self.lock.release()
         return found
 

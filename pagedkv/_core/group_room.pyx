@@ -8,8 +8,8 @@ from pagedkv._core.policies.choosing cimport may_go
 from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.recency cimport is_owned, set_top
 from pagedkv._core.tail_moves cimport start_tail, tail_lacks
-from pagedkv._core.tails cimport POINTS, coldest_point, lacks_extents, point_leave
-from pagedkv._core.transfers cimport colder_tier, drop_children, drop_tail, give_up_copy, split, start
+from pagedkv._core.tails cimport POINTS, coldest_point, lacks_extents, need, point_drop, point_leave
+from pagedkv._core.transfers cimport colder_tier, drop_children, drop_tail, give_up_copy, quota_left, split, start
 from pagedkv._core.types cimport E_BLOCKS, EVICTED, MAX_GROUPS, NIL, OK
 
 
@@ -33,22 +33,40 @@ cdef void drop_dead_end(Place* p, int32_t n) noexcept nogil:
 # The coldest run that may go from `tier`, of those colder than `point`: NIL without one. Runs with a point or a child are
 # passed over, and behind a run without either there are few of them, as a parent is hotter than its children.
 cdef int32_t coldest_run(Place* p, int32_t tier, int32_t point, int32_t domain, bint childless) noexcept nogil:
-    cdef int32_t d, klass, n, best = NIL
+    cdef int32_t d, klass, n, found, best = NIL
     for d in range(p.num_domains):
         if domain >= 0 and d != domain:
             continue
+        found = NIL
         for klass in range(NUM_CLASSES if point == NIL else p.fates[point].klass + 1):
             n = coldest(&p.links[tier], (d * NUM_CLASSES + klass) * 2)
             while n >= 0 and (point == NIL or klass < p.fates[point].klass or p.fates[n].last_use < p.fates[point].point):
                 if may_go(p, tier, n, childless):
-                    if (best == NIL or klass < p.fates[best].klass
-                            or (klass == p.fates[best].klass and p.fates[n].last_use < p.fates[best].last_use)):
-                        best = n
+                    found = n
                     break
                 n = p.links[tier].next[n]
-            if best != NIL:
+            if found != NIL:
                 break
+        if found != NIL and (best == NIL or p.fates[found].klass < p.fates[best].klass
+                             or (p.fates[found].klass == p.fates[best].klass
+                                 and p.fates[found].last_use < p.fates[best].last_use)):
+            best = found
     return best
+
+
+# Whether all tiers below `tier` together could hold the path to the end of run n and its tail. One that they cannot would push
+# out everything else there and then itself.
+cdef bint fits_below(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef int32_t group, k = p.tree.nodes[n].depth + p.tree.nodes[n].length, blocks
+    cdef int64_t extents = 0
+    for group in range(p.groups.num):
+        blocks = need(p.groups, group, k) if group else k
+        extents += (blocks + p.groups.pools[tier][group].per_extent - 1) // p.groups.pools[tier][group].per_extent
+    tier = colder_tier(p, tier)
+    while tier != NIL:
+        extents -= p.groups.pools[tier][0].extents.num
+        tier = colder_tier(p, tier)
+    return extents <= 0
 
 
 # ---- one leaves. True: something is free now, or will be; False: nothing more can be done now.
@@ -56,7 +74,7 @@ cdef int32_t coldest_run(Place* p, int32_t tier, int32_t point, int32_t domain, 
 cdef bint evict_point(Place* p, int32_t n, int32_t tier, int32_t lower) noexcept nogil:
     cdef int64_t more[MAX_GROUPS]
     cdef int code
-    if lower != NIL and p.fates[n].tails & POINTS == 1 << tier:
+    if lower != NIL and p.fates[n].tails & POINTS == 1 << tier and fits_below(p, n, tier):
         while True:
             tail_lacks(p, n, lower, more)
             if not make_room_for(p, lower, more):
@@ -77,11 +95,17 @@ cdef bint evict_run(Place* p, int32_t n, int32_t tier, int32_t lower, int64_t mo
     cdef int64_t more[MAX_GROUPS]
     if t.nodes[n].tiers != <uint32_t>1 << tier:
         return give_up_copy(p, n, tier, k)
-    if lower != NIL and not p.fates[n].failed:
+    if lower != NIL and not p.fates[n].failed and fits_below(p, n, tier):
         for parent in range(MAX_GROUPS):
             more[parent] = 0
         more[0], generation = k, t.nodes[n].generation
-        if make_room_for(p, lower, more):
+        if k > quota_left(p, n, lower):             # then its namespace's own coldest blocks go first, once all are there
+            if p.in_flight > 0:
+                return False
+            evict_blocks(p, lower, k - quota_left(p, n, lower), p.domain_of[t.nodes[n].root])
+            if t.nodes[n].generation != generation or t.nodes[n].length != length:
+                return True
+        if k <= quota_left(p, n, lower) and make_room_for(p, lower, more):
             if (t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0):
                 return True                         # it hung on what went from there
             if k < length and split(p, n, length - k) == NIL:
@@ -95,8 +119,9 @@ cdef bint evict_run(Place* p, int32_t n, int32_t tier, int32_t lower, int64_t mo
             return False
         if t.nodes[n].generation != generation or t.nodes[n].length != length:
             return True
-    if p.fates[n].tails:                            # its point is in a colder tier, where no room can be made now
+    if p.fates[n].tails & ~POINTS:
         return False
+    point_drop(p, n)                                # it is in a colder tier, and of no use without the run
     if t.nodes[n].first_child != NIL:               # all of them are colder, and lost without it
         if not drop_children(p, n):
             return False

@@ -14,6 +14,7 @@ from pagedkv._core.place cimport EXPIRED, Fate, Owner, Place
 from pagedkv._core.radix_tree cimport Tree, chain_before, is_remainder, node_ids, node_top, tree_child, tree_common
 from pagedkv._core.recency cimport is_owned, on_hit, place_ensure, recency_link, recency_unlink
 from pagedkv._core.retention cimport DEFAULT_CLASS, set_class
+from pagedkv._core.tail_moves cimport rising_tail, tail_rises
 from pagedkv._core.tails cimport longest_usable, point_touch, tail_cut, tail_disown, tail_own, tail_share, usable_of_path
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
 from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, MAX_GROUPS, NIL, OK, handle_generation, handle_slot, next_generation
@@ -146,12 +147,17 @@ cdef int32_t place_acquire(
         p.counters.hit_blocks[node_top(t, child)] += k
         done += k
         n = child
+    if p.groups != NULL and done and done == total and tail_rises(p, n):
+        p.owners[owner].blocked = rising_tail(p, n)     # for another owner, which may give it up
+        p.counters.blocked_matches += 1
+        total += 1                                      # as a run that cannot be had now
     p.counters.acquired += 1
     if p.policy.on_miss != NULL and t.keep_chain and done < total:
         p.policy.on_miss(p, chain_before(t, n, t.nodes[n].length), tokens + done * t.block_size, total - done)
     if p.groups != NULL and done < total:           # it could not be cut where it may be used
         while n != root:
             child, n = n, t.nodes[n].parent
+            p.counters.hit_blocks[node_top(t, child)] -= t.nodes[child].length
             run_disown(p, child)
         done = 0
     p.owners[owner].node = n
@@ -241,7 +247,7 @@ cdef void place_release(Place* p, int32_t owner) noexcept nogil:
 
 
 cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
-    cdef int32_t n = p.owners[owner].node, parent, old_node, old_blocks
+    cdef int32_t n = p.owners[owner].node, parent, old_node, old_blocks, end, generation
     if p.groups != NULL:
         num_blocks = usable_of_path(p, n, num_blocks)
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
@@ -251,7 +257,7 @@ cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nog
             return E_STATE                              # a run in flight cannot be cut: nothing has changed
         if split(p, n, num_blocks - p.tree.nodes[n].depth) == NIL:
             return E_MEMORY                             # nor has anything here
-    n = old_node = p.owners[owner].node
+    n = old_node = end = p.owners[owner].node
     p.clock += 1
     if p.groups != NULL:                                # pages first, while the runs are there
         old_blocks = p.owners[owner].num_blocks
@@ -262,25 +268,28 @@ cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nog
         tail_cut(p, owner, old_node, old_blocks)
         n = old_node
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
-        parent = p.tree.nodes[n].parent
+        parent, generation = p.tree.nodes[n].parent, p.tree.nodes[n].generation
         run_disown(p, n)
+        if p.tree.nodes[n].generation != generation:
+            end = parent                                # it could not be read, and is gone with what hung on it
         n = parent
         p.owners[owner].node = n
         p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
     if p.groups != NULL and old_node != n and not p.fates[p.tree.nodes[n].root].failed:
-        drop_dead_end(p, old_node)
+        drop_dead_end(p, end)
     return OK
 
 
 cdef int32_t place_uncut(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
     cdef int32_t n = p.owners[owner].node
-    if p.groups != NULL:
-        return usable_of_path(p, n, num_blocks)
-    while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
-        n = p.tree.nodes[n].parent
-    if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks and p.fates[n].transfer >= 0:
-        return p.tree.nodes[n].depth
-    return num_blocks
+    while True:
+        if p.groups != NULL:
+            num_blocks = usable_of_path(p, n, num_blocks)
+        while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
+            n = p.tree.nodes[n].parent
+        if p.tree.nodes[n].depth + p.tree.nodes[n].length <= num_blocks or p.fates[n].transfer < 0:
+            return num_blocks
+        num_blocks = p.tree.nodes[n].depth              # over groups, a boundary without a tail perhaps: look again
 
 
 cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil:

@@ -26,7 +26,8 @@ from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, 
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
 from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_forest
 from pagedkv._core.owners cimport (
-    place_acquire, place_arrive, place_blocks, place_own_run, place_owner, place_release, place_share, place_shorten, run_own,
+    place_acquire, place_arrive, place_blocks, place_own_run, place_owner, place_release, place_share, place_shorten,
+    place_uncut, run_own,
 )
 from pagedkv._core.lock cimport read_hint
 from pagedkv._core.links cimport links_close, links_open
@@ -42,7 +43,7 @@ from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.telling cimport events_hidden_below, tell_all
 from pagedkv._core.group_room cimport is_leaving, make_room_for
 from pagedkv._core.tail_moves cimport promote_tail, tail_cold, tail_rises
-from pagedkv._core.tails cimport could_have, has_tail, lacks_extents, longest_usable, usable_of_path
+from pagedkv._core.tails cimport could_have, has_tail, lacks_extents, longest_usable
 from pagedkv._core.transfers cimport (
     UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
@@ -1025,12 +1026,10 @@ cdef class Placement:
                     keep = p.tree.nodes[n].depth
                 n = p.tree.nodes[n].parent
             if p.groups != NULL:
-                keep = usable_of_path(p, p.owners[slot].node, keep)
-            while keep < p.owners[slot].num_blocks and place_shorten(p, slot, keep) != OK:
-                n = p.owners[slot].node             # with groups it may be amid a run, which cannot be cut while it moves
-                while p.tree.nodes[n].depth >= keep:
-                    n = p.tree.nodes[n].parent
-                keep = usable_of_path(p, n, p.tree.nodes[n].depth)
+                keep = place_uncut(p, slot, keep)   # amid a run perhaps, which cannot be cut while it moves
+            if keep < p.owners[slot].num_blocks:
+                with nogil:
+                    place_shorten(p, slot, keep)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)

@@ -5,7 +5,7 @@
 # as they are. A tail that is demoted takes its point along, unless a request has come back for that since.
 from libc.stdint cimport int32_t, int64_t
 
-from pagedkv._core.place cimport Place
+from pagedkv._core.place cimport Place, Transfer
 from pagedkv._core.types cimport Reason
 
 # Pages of each short group, more[1] and on, that `tier` lacks of the tail at the end of run n; more[0] is 0.
@@ -17,7 +17,10 @@ cdef void tail_cold(Place* p, int32_t n, int64_t* more) noexcept nogil
 cdef int start_tail(Place* p, int32_t n, int32_t src, int32_t dst, Reason reason, int64_t until) noexcept nogil
 # Starts bringing the tail at the end of run n to the device, from wherever its pages are. Transfers started, or a Code.
 cdef int promote_tail(Place* p, int32_t n, int64_t until) noexcept nogil
-# Whether a tail is on its way to the device.
+# Whether the tail at the end of run n is on its way to the device; and the transfer that brings it.
 cdef bint tail_rises(Place* p, int32_t n) noexcept nogil
+cdef int64_t rising_tail(Place* p, int32_t n) noexcept nogil
+# Of the pages that a transfer moves, those whose source no owner holds.
+cdef int32_t unowned_pages(Place* p, Transfer* t) noexcept nogil
 # As finish_as of transfers.pxd.
 cdef int finish_tail(Place* p, int32_t slot, bint succeeded, bint tried) noexcept nogil

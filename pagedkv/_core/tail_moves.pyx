@@ -74,6 +74,14 @@ cdef bint tail_rises(Place* p, int32_t n) noexcept nogil:
     return False
 
 
+cdef int64_t rising_tail(Place* p, int32_t n) noexcept nogil:
+    cdef int32_t slot
+    for slot in range(p.transfers_capacity):
+        if p.transfers[slot].node == n and p.transfers[slot].is_tail and p.transfers[slot].promotes:
+            return p.transfers[slot].id
+    return -1
+
+
 cdef void tail_cold(Place* p, int32_t n, int64_t* more) noexcept nogil:
     cdef int32_t group
     tail_lacks(p, n, DEVICE, more)
@@ -153,6 +161,16 @@ cdef int promote_tail(Place* p, int32_t n, int64_t until) noexcept nogil:
                 started += 1
                 break
     return started
+
+
+cdef int32_t unowned_pages(Place* p, Transfer* t) noexcept nogil:
+    cdef Walk w = walk_of(t.node)
+    cdef int32_t pages = 0, page
+    while walk_on(p, t.node, &w):
+        if t.dst_ids[w.j] != NIL:
+            page = page_in(p, &w, t.src)[0]
+            pages += p.groups.pools[t.src][w.group].refs[page] & COUNT == p.groups.pools[t.src][w.group].marks[page]
+    return pages
 
 
 # Pages that have arrived join the tree; the transfer holds them still.

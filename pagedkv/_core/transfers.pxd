@@ -52,6 +52,9 @@ cdef int promote_run(Place* p, int32_t n) noexcept nogil
 cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil
 # The same; without `tried` the transfer was given up before it began, and says nothing against its source.
 cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil
+# Device blocks, of all groups of layers, that transfers under way free; and those that they bring there for no owner any more.
+cdef int64_t leaving_device(Place* p) noexcept nogil
+cdef int64_t read_for_nobody(Place* p) noexcept nogil
 cdef int64_t* usage_of(Place* p, int32_t n, int32_t tier) noexcept nogil
 cdef int64_t quota_left(Place* p, int32_t n, int32_t tier) noexcept nogil
 cdef int32_t quota_of(Place* p, int32_t n, int32_t tier) noexcept nogil

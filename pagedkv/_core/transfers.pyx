@@ -24,7 +24,7 @@ from pagedkv._core.recency cimport (
 )
 from pagedkv._core.retention cimport expiry_push, set_class
 from pagedkv._core.group_room cimport drop_dead_end, evict_blocks
-from pagedkv._core.tail_moves cimport finish_tail
+from pagedkv._core.tail_moves cimport finish_tail, unowned_pages
 from pagedkv._core.tails cimport point_drop
 from pagedkv._core.telling cimport event, event_hidden, event_stored
 from pagedkv._core.types cimport (
@@ -517,6 +517,29 @@ cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexc
         elif p.tree.nodes[above].generation == generation_above:
             drop_dead_end(p, above)
     return code
+
+
+cdef int64_t leaving_device(Place* p) noexcept nogil:
+    cdef int64_t blocks = p.pending[0]
+    cdef int32_t group
+    for group in range(1, p.groups.num if p.groups != NULL else 1):
+        blocks += p.groups.pending[0][group]
+    return blocks
+
+
+cdef int64_t read_for_nobody(Place* p) noexcept nogil:
+    cdef int64_t blocks = 0
+    cdef int32_t i
+    cdef Transfer* t
+    for i in range(p.transfers_capacity):
+        t = &p.transfers[i]
+        if t.node == NIL or t.dst != 0:
+            continue
+        if t.is_tail:
+            blocks += unowned_pages(p, t)
+        elif p.pools[t.src].refs[node_ids(p.tree, t.node, t.src)[0]] & COUNT == 2:  # of the tree and the transfer itself
+            blocks += t.num_blocks
+    return blocks
 
 
 # ---- closed tiers

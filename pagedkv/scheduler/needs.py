@@ -174,7 +174,7 @@ class Pages:
 class PageNeeds:
     """Over groups of layers: an amount is :class:`Pages`.
 
-    No row follows another one there, and nothing is loaded from slower tiers.
+    No row follows another one there, and no request loads from slower tiers beside a step.
     """
 
     can_share = False

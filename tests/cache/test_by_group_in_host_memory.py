@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.cache.group_mover import GroupMover
 from tests.cache.test_by_group import FULL, SIZE, SPECS, WINDOW, compute, prompt
 
 NUM_PROMPTS = 8
@@ -147,6 +148,100 @@ def test_threads_that_push_each_other_out_read_their_own(opened: Callable[..., p
     if problems:
         raise problems[0]
     assert cache.stats().hit_tokens["host"] > 0
+
+
+def test_a_sequence_is_cut_back_while_its_run_is_on_its_way_down(
+    opened: Callable[..., pk.KVCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, submit = threading.Event(), GroupMover.submit
+
+    def late(mover: GroupMover, moves: Any, **options: Any) -> Any:
+        gate.wait(60.0)
+        return submit(mover, moves, **options)
+
+    cache = opened(SPECS["chunks"], 40, 100)
+    with cache.sequence(prompt(1, 61)) as seq:
+        compute(cache, seq)
+    monkeypatch.setattr(GroupMover, "submit", late)
+    pool = cache.placement.pools[0]
+    assert pool is not None
+    cache.placement.reserve_pages(np.array([pool.num_obtainable, 0]))  # as another caller that makes room
+    with cache.sequence(prompt(1, 61)) as seq:
+        assert sum(seq.hit_tokens.values()) == 60
+        seq.truncate(24)
+        assert seq.num_computed in (0, 24), "a run that moves is not cut"
+        gate.set()
+        seq.append(7)
+        compute(cache, seq)
+    cache.check_integrity()
+
+
+def everything_down(cache: pk.KVCache) -> None:
+    pool = cache.placement.pools[0]
+    assert pool is not None
+    cache.moves.make_room(np.array([pool.num_obtainable, *[0] * (cache.table.num_groups - 1)]))
+
+
+def test_a_prompt_that_no_tier_below_holds_leaves_the_others_there(opened: Callable[..., pk.KVCache]) -> None:
+    cache = opened(SPECS["windows"], 150, 30)
+    for seed in range(6):
+        with cache.sequence(prompt(seed, 25)) as seq:
+            compute(cache, seq)
+    everything_down(cache)
+    with cache.sequence(prompt(99, 900)) as seq:
+        compute(cache, seq, 100)
+    everything_down(cache)
+    hits = [sum(cache.match(prompt(seed, 25)).values()) for seed in range(6)]
+    assert hits[-2:] == [24, 24], "regular points of the long one take some room"
+
+
+def test_a_quota_bounds_what_a_namespace_has_in_the_host(opened: Callable[..., pk.KVCache]) -> None:
+    cache = opened(SPECS["windows"], 60, 200)
+    tenant = pk.Namespace(tenant="a")
+    cache.set_quota(tenant, pk.Blocks(20), pk.Tier.HOST)
+    for seed in range(8):
+        with cache.sequence(prompt(seed, 41), tenant if seed % 2 else None) as seq:
+            compute(cache, seq)
+    everything_down(cache)
+    cache.check_integrity()
+    hits = [sum(cache.match(prompt(seed, 41), tenant if seed % 2 else None).values()) for seed in range(8)]
+    assert hits[::2] == [40] * 4
+    assert hits[1::2] == [0, 0, 40, 40], "two prompts of ten blocks, the last ones"
+    cache.set_quota(tenant, pk.Blocks(5), pk.Tier.HOST)
+    for seed in range(10, 14):
+        with cache.sequence(prompt(seed, 41), tenant) as seq:
+            compute(cache, seq)
+    everything_down(cache)
+    cache.check_integrity()
+    assert not any(sum(cache.match(prompt(seed, 41), tenant).values()) for seed in range(10, 14))
+
+
+def test_a_request_that_finds_a_tail_on_its_way_for_another_waits_for_it(
+    opened: Callable[..., pk.KVCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one gives it up at its deadline."""
+    gate, submit, begun = threading.Event(), GroupMover.submit, threading.Event()
+
+    def late(mover: GroupMover, moves: Any, *, deadline_s: float | None = None, **options: Any) -> Any:
+        begun.set()
+        gate.wait(60.0)
+        return submit(mover, moves, deadline_s=None if deadline_s is None else 0.0, **options)
+
+    cache = opened(SPECS["windows"], 60)
+    with cache.sequence(prompt(0, 50)) as seq:
+        compute(cache, seq)
+    pool = cache.placement.pools[0]
+    assert pool is not None
+    cache.moves.make_room(np.array([pool.num_available + 1, 0]))  # its tail leaves, its spine stays
+    monkeypatch.setattr(GroupMover, "submit", late)
+    first = cache.load(prompt(0, 50), deadline_s=0.05)
+    assert begun.wait(60.0)
+    second = cache.begin_load(prompt(0, 50))
+    assert not second.match(), "it is not known yet what there is to load"
+    gate.set()
+    with second.sequence() as seq:
+        assert sum(seq.hit_tokens.values()) == 48
+    first.cancel()
 
 
 def test_a_purged_namespace_is_found_in_no_tier(opened: Callable[..., pk.KVCache]) -> None:

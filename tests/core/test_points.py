@@ -131,6 +131,28 @@ def test_a_priority_is_that_of_points_too() -> None:
     core.sound()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_namespaces_the_coldest_run_goes_first(first: int) -> None:
+    """Only one of them has a quota, and so lists of its own."""
+    core = Core(extents=60, window=0, chunk=2)
+    roots = [core.placement.tree.namespace(name) for name in (b"a", b"b")]
+    core.placement.set_quota(roots[1], 1000)
+    order = [(np.arange(100 * i, 100 * i + 9, dtype=np.int32), roots[first if i < 3 else 1 - first]) for i in range(6)]
+    for tokens, root in order:
+        row, _ = core.table.open(tokens, root)
+        core.compute(row)
+        core.table.release(row)
+    owners = [core.placement.acquire(tokens, root)[0] for tokens, root in order]
+    assert core.placement.reserve(60), "all points go, and no run"
+    assert core.placement.stats()["points"] == 0
+    for owner in owners:
+        core.placement.release(owner)
+    core.placement.reserve(core.full.num_available + 10)
+    sizes = [core.placement.match(tokens, root)[0].size for tokens, root in order]
+    assert sizes == [0, 0, 0, 4, 4, 4]
+    core.sound()
+
+
 def test_a_fork_shares_pages_and_copies_the_one_that_it_writes() -> None:
     core = Core()
     row, _ = core.open(range(7))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pagedkv._core.dispatch import Dispatch
 from pagedkv.core import BlockTable, ExtentPool, Placement, RadixTree
 
 SIZE = 2
@@ -251,6 +252,29 @@ def test_a_tail_that_cannot_be_read_costs_its_hit_and_nothing_else() -> None:
     assert core.run([*prompt(0, 12), 99]) == 12
 
 
+def test_a_run_that_cannot_be_read_takes_along_the_path_that_only_it_continued() -> None:
+    core = Core(40, 80)
+    core.run(prompt(1))
+    longer = [*prompt(1, 12), *prompt(7, 5)]
+    core.run(longer)
+    while not core.placement.reserve_pages(np.array([40, 0])):
+        core.settle()
+    for tokens, lane in ((prompt(1), 1), (longer[:16], 0)):  # a tail is lost, then the run behind it
+        owner, _ = core.placement.acquire(np.array(tokens, np.int32))
+        while not core.placement.reserve_pages(core.placement.cold_pages(owner)):
+            core.settle()
+        core.placement.promote(owner)
+        core.take()
+        for number in np.unique(core.moves["transfer"]).tolist():
+            first = core.moves[core.moves["transfer"] == number][0]
+            core.end(number, ok=bool(first["lane"] != lane or (lane == 0 and first["depth"] < 6)))
+        assert core.placement.settle(owner) == 0
+        core.sound()
+        core.placement.release(owner)
+        core.sound()
+    assert core.placement.stats()["cached_blocks"] == 0
+
+
 def test_two_requests_that_load_one_tail_share_it() -> None:
     core = Core(30)
     for name in range(6):
@@ -271,6 +295,24 @@ def test_two_requests_that_load_one_tail_share_it() -> None:
     assert core.placement.settle(first) == core.placement.settle(second) == 6
     core.placement.release(first)
     core.placement.release(second)
+    core.sound()
+
+
+def test_a_tail_that_comes_for_nobody_is_room_to_come() -> None:
+    core = Core(40)
+    dispatch = Dispatch(core.placement)
+    core.run(prompt(0))
+    assert not core.placement.reserve_pages(core.lacking(1))
+    assert dispatch.num_coming == 2, "pages of the tail, which leaves"
+    core.settle()
+    owner, _ = core.placement.acquire(np.array(prompt(0), np.int32))
+    assert core.placement.cold_pages(owner).tolist() == [0, 2]
+    core.placement.promote(owner)
+    assert dispatch.num_coming == dispatch.num_unowned == 0
+    core.placement.release(owner)
+    assert dispatch.num_unowned == 2
+    core.settle()
+    assert dispatch.num_unowned == 0
     core.sound()
 
 

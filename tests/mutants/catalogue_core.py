@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "a truncation into a run in flight is refused",
         "pagedkv/_core/owners.pyx",
-        (("        return p.tree.nodes[n].depth\n    return num", "        return num_blocks\n    return num"),),
+        (("        num_blocks = p.tree.nodes[n].depth  ", "        return num_blocks  "),),
         ("test_truncating_into_a_run_that_is_being_demoted_gives_up_the_whole_run",),
     ),
     Mutant(

@@ -128,6 +128,38 @@ MUTANTS = (
         ("test_a_tail_goes_before_its_spine_and_a_hit_brings_it_alone",),
     ),
     Mutant(
+        "a prompt that no tier below holds pushes all others out", ROOM,
+        (("    return extents <= 0\n", "    return True\n"),),
+        ("test_a_prompt_that_no_tier_below_holds_leaves_the_others_there",),
+    ),
+    Mutant(
+        "the newest blocks of a namespace are lost to its quota below", ROOM,
+        (("        if k > quota_left(p, n, lower): ", "        if False: "),),
+        ("test_a_quota_bounds_what_a_namespace_has_in_the_host",),
+    ),
+    Mutant(
+        "a tail that is being read counts as a run", "pagedkv/_core/transfers.pyx",
+        (("            blocks += unowned_pages(p, t)\n", "            blocks += t.num_blocks\n"),),
+        ("test_a_tail_that_comes_for_nobody_is_room_to_come",),
+    ),
+    Mutant(
+        "runs of the namespaces with quotas are looked at for a class alone", ROOM,
+        (("            if found != NIL:\n                break\n",
+          "            if best != NIL or found != NIL:\n                break\n"),),
+        ("test_of_two_namespaces_the_coldest_run_goes_first",),
+    ),
+    Mutant(
+        "a tail on its way for another is taken for one of one's own", "pagedkv/_core/owners.pyx",
+        (("    if p.groups != NULL and done and done == total and tail_rises(p, n):\n", "    if False:\n"),),
+        ("test_a_request_that_finds_a_tail_on_its_way_for_another_waits_for_it",),
+    ),
+    Mutant(
+        "a path is cut amid a run that moves", "pagedkv/_core/owners.pyx",
+        (("        if p.tree.nodes[n].depth + p.tree.nodes[n].length <= num_blocks or p.fates[n].transfer < 0:\n",
+          "        if True:\n"),),
+        ("test_a_sequence_is_cut_back_while_its_run_is_on_its_way_down",),
+    ),
+    Mutant(
         "pages of short groups are copied as the first group's", "pagedkv/cache/group_mover.py",
         (('        told["src_tier"] += LANE * told["lane"]\n', ""),
          ('        told["dst_tier"] += LANE * told["lane"]\n', "")),

@@ -115,13 +115,13 @@ INTERRUPTS = (
         ("test_an_owner_whose_holder_dies_is_released",),
     ),
     Mutant(
-        "reads that an owner still waits for count as given up", "pagedkv/_core/dispatch.pyx",
-        (("& COUNT == 2:", "& COUNT >= 2:"),),
+        "reads that an owner still waits for count as given up", "pagedkv/_core/transfers.pyx",
+        (("& COUNT == 2:  #", "& COUNT >= 2:  #"),),
         ("test_blocks_that_are_read_for_no_owner_are_counted_and_no_others",),
     ),
     Mutant(
-        "a copy to a colder tier counts as a read that was given up", "pagedkv/_core/dispatch.pyx",
-        (("if t.node != NIL and t.dst == 0: ", "if t.node != NIL: "),),
+        "a copy to a colder tier counts as a read that was given up", "pagedkv/_core/transfers.pyx",
+        (("        if t.node == NIL or t.dst != 0:\n", "        if t.node == NIL:\n"),),
         ("test_a_copy_under_way_of_a_run_that_is_read_owns_nothing_of_it",),
     ),
     Mutant(
@@ -337,7 +337,7 @@ HANGS = (
     ),
     Mutant(
         "blocks of a scheduler's late reads count as others'", "pagedkv/_core/dispatch.pyx",
-        (("            found = self.late_now()\n            for i", "            found = 0\n            for i"),),
+        (("            found = self.late_now() + read", "            found = read"),),
         ("test_callers_wait_for_late_reads_until_they_would_hang",),
     ),
     Mutant(

@@ -186,6 +186,29 @@ def test_gemma_by_groups_is_forked_evicted_and_computed_again(bed: GemmaBed, ope
     assert bed.follow(cache, [LONG], chunk=64) == {LONG: 0}
 
 
+@pytest.mark.realmodel
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [8, 16])
+def test_gemma_by_groups_is_swapped_to_the_host_and_comes_back(
+    beds: dict[int, GemmaBed], opened: Open, size: int
+) -> None:
+    bed = beds[size]
+    cache = opened(bed, 2 * ROOM, host=bed.blocks(2 * ROOM), by_group=True)
+    bed.follow(cache, ["code"], chunk=100)
+    with cache.sequence(bed.so_far(LONG)) as seq:
+        bed.decode(cache, seq, LONG, count=DONE)
+        kept = bed.whole(seq.num_computed)
+        before = [array.tobytes() for array in seq.gather(kept - 512, kept)]
+    pool = cache.placement.pools[0]
+    assert pool is not None
+    cache.moves.make_room(np.array([pool.num_obtainable, 0]))  # all that is cached goes down
+    with cache.sequence(bed.so_far(LONG, DONE)) as seq:
+        assert seq.hit_tokens["host"] == bed.whole(len(seq) - 1) == kept > 512
+        assert [array.tobytes() for array in seq.gather(kept - 512, kept)] == before
+        bed.decode(cache, seq, LONG, start=DONE, count=STEPS - DONE)
+    bed.follow(cache, [OTHER, "code"], chunk=100)
+
+
 def preempted(bed: GemmaBed, cache: pk.KVCache) -> bytes:
     """A request is let go of in the middle of its generation; the KV of its whole blocks."""
     with cache.sequence(bed.so_far(LONG)) as seq:

@@ -240,6 +240,33 @@ def test_prompts_that_others_push_to_the_host_are_hit_there(serve: Callable[...,
     assert hits["host"] + hits["device"] >= 20 * (40 - BLOCK)
 
 
+def test_requests_end_beside_threads_that_prefetch_their_prompts(serve: Callable[..., GroupServer]) -> None:
+    server = serve(SPECS["windows"], 40, host=400, max_running=4)
+    requests = [server.submit(prompt(i % 8, 40), 6) for i in range(60)]
+    stop, problems = threading.Event(), []
+
+    def prefetch(first: int) -> None:
+        name = first
+        try:
+            while not stop.is_set():
+                server.cache.prefetch(np.array(prompt(name % 8, 40), np.int32)).wait()
+                name += 3
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=prefetch, args=(first,), daemon=True) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert how_it_ends(server) is None
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30.0)
+    assert not problems
+    assert [request.outputs[0].tolist() for request in requests] == [greedy(request) for request in requests]
+
+
 @pytest.mark.parametrize("seed", one_in(8, range(32)))
 def test_whatever_happens_over_groups_everybody_ends_and_nothing_is_wrong(seed: int) -> None:
     choose = Random(seed)
