@@ -9,6 +9,8 @@ cdef enum EventKind:
     EVENT_STORED = 0
     EVENT_REMOVED = 1
     EVENT_CLEARED = 2
+    EVENT_RESUMABLE = 3
+    EVENT_NOT_RESUMABLE = 4
 
 cdef struct Ring:
     int32_t* words          # [capacity], NULL when events are off

@@ -14,7 +14,7 @@ from pagedkv._core.tier import Tier
 from pagedkv._core.types cimport make_handle
 
 _TIERS = tuple(Tier)
-_KINDS = ("stored", "removed", "cleared")
+_KINDS = ("stored", "removed", "cleared", "resumable", "not_resumable")
 
 cdef enum:
     HEADER = 12         # words of a record before its ids
@@ -27,20 +27,23 @@ class KVEvent:
     Attributes
     ----------
     kind : str
-        ``"stored"`` (blocks became visible in a tier), ``"removed"`` (they left it), ``"cleared"`` (all left).
+        ``"stored"`` (blocks became visible in a tier), ``"removed"`` (they left it), ``"cleared"`` (all left). Over groups of
+        layers also ``"resumable"`` and ``"not_resumable"``: a request can go on behind one block, because the layers with a
+        window or chunks have their last pages before that boundary in a tier; and not any more.
     tier : Tier or None
         None for ``"cleared"``.
     namespace : bytes or None
         Key of the namespace, None for ``"cleared"`` or a namespace since dropped.
     block_ids : tuple of int
-        Ids in that tier, in prefix order. Partly filled blocks are never among them.
+        Ids in that tier, in prefix order. Partly filled blocks are never among them. Of a boundary the block before it, by its
+        id in its hottest tier.
     parent_block_id : int or None
         Id in that tier of the block before the first, None at the start of a prefix or where the parent has
         no copy there.
     depth : int
         Blocks of the prefix before the first one.
     token_ids : tuple of int
-        Tokens of the blocks; empty for removals.
+        Tokens of the blocks; only with ``"stored"``.
     hashes : tuple of int
         One for each block, unsigned 64 bits: of the namespace's name and of all tokens up to the block's end, the same in
         every tier. Empty where the tree keeps none (``RadixTree(keep_names=True)`` does). It names a block for a router;

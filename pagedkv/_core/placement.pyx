@@ -1865,7 +1865,7 @@ cdef class Placement:
                 if missing == 0:
                     r.head = r.tail
                 room = (self.place.tree.num_blocks * self.place.num_tiers * (self.place.tree.block_size + 3)
-                        + 16 * <int64_t>self.place.tree.num_live * self.place.num_tiers)
+                        + 32 * <int64_t>self.place.tree.num_live * self.place.num_tiers)    # a run, and the point at its end
             self.lock.release()
             if missing == 0:
                 break

@@ -6,10 +6,12 @@ tails.pxd has the words. The rule: a prefix of k blocks may be used if every gro
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from pagedkv._core.block_pool cimport COUNT, TREE, Pool, extents_lacking, pool_cache, pool_drop_one, pool_uncache
+from pagedkv._core.events cimport EVENT_NOT_RESUMABLE, EVENT_RESUMABLE
 from pagedkv._core.links cimport Links, coldest, link_hottest, unlink
 from pagedkv._core.place cimport NUM_CLASSES, Fate, Groups, Place
 from pagedkv._core.radix_tree cimport Tree, is_remainder, node_pages, tree_child, tree_common
 from pagedkv._core.recency cimport child_left
+from pagedkv._core.telling cimport event_point
 from pagedkv._core.types cimport DEVICE, MAX_GROUPS, NIL
 
 
@@ -284,12 +286,14 @@ cdef void point_enter(Place* p, int32_t n, int32_t tier) noexcept nogil:
     f.tails |= <uint8_t>(1 << tier)
     f.kids[hottest_in(f.tails)] += 1
     link_hottest(&p.groups.points[tier], p.domain_of[p.tree.nodes[n].root] * NUM_CLASSES + f.klass, n)
+    event_point(p, EVENT_RESUMABLE, n, tier)
 
 
 cdef void point_leave(Place* p, int32_t n, int32_t tier) noexcept nogil:
     cdef Fate* f = &p.fates[n]
     if not has_point_in(p, n, tier):
         return
+    event_point(p, EVENT_NOT_RESUMABLE, n, tier)
     unlink(&p.groups.points[tier], n)
     f.kids[hottest_in(f.tails)] -= 1
     f.tails &= <uint8_t>~(1 << tier)

@@ -9,6 +9,8 @@ from pagedkv._core.place cimport Place
 cdef void event(Place* p, int32_t kind, int32_t n, int32_t tier, int32_t first, int32_t count) noexcept nogil
 # All blocks of run n from block `first` on became visible in a tier.
 cdef void event_stored(Place* p, int32_t n, int32_t tier, int32_t first) noexcept nogil
+# The point at the end of run n has its tail in a tier from now on, or no more (an EventKind).
+cdef void event_point(Place* p, int32_t kind, int32_t n, int32_t tier) noexcept nogil
 # A match finds none of run n's copies any more, though they stay for now: before the run, or its namespace, counts as failed.
 cdef void event_hidden(Place* p, int32_t n) noexcept nogil
 # A match finds run n's copies again: after it counts as failed no more.

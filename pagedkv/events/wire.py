@@ -48,10 +48,13 @@ class Translator:
     block_size : tokens of a block.
     label : called with the ``Namespace.digest()`` of an event; None keeps the namespace's events here. Without `label`
         all namespaces are published, and only their hashes tell them apart.
+    by_group : whether the blocks are those of the group of layers that sees everything: their maps say so.
     """
 
-    def __init__(self, block_size: int, label: Label | None = None) -> None:
+    def __init__(self, block_size: int, label: Label | None = None, *, by_group: bool = False) -> None:
         self._size, self._label = block_size, label
+        self._group: Event = {"group_idx": 0} if by_group else {}
+        self._kind: Event = {"kv_cache_spec_kind": "full_attention"} if by_group else {}
 
     def __call__(self, events: Iterable[KVEvent]) -> list[Event]:
         """The maps of these events.
@@ -66,6 +69,8 @@ class Translator:
     def _one(self, event: KVEvent) -> Event | None:
         if event.tier is None:
             return {"type": "AllBlocksCleared"}
+        if event.kind not in ("stored", "removed"):  # the format has no event for boundaries
+            return None
         labels: Labels | None = Labels()
         if event.namespace is None:  # it was dropped since: later events remove its blocks
             labels = None if event.kind == "stored" else labels
@@ -75,7 +80,7 @@ class Translator:
                 raise WrongType(f"label must return Labels or None, not {type(labels).__name__}")
         if labels is None:
             return None
-        where = {"medium": MEDIA[event.tier], "locality": "LOCAL"}
+        where = {"medium": MEDIA[event.tier], "locality": "LOCAL", **self._group}
         if event.kind == "removed":
             return {"type": "BlockRemoved", "block_hashes": event.hashes, **where}
         tokens = event.token_ids
@@ -90,6 +95,7 @@ class Translator:
             "lora_id": labels.lora_id,
             "lora_name": labels.lora_name,
             **where,
+            **self._kind,
         }
         if labels.cache_salt is not None:
             told["cache_salt"] = labels.cache_salt

@@ -30,12 +30,14 @@ class Core:
     ) -> None:
         self.pools = [ExtentPool(size, per_extent).pools for size in (device, *(colder or (40,)))]
         self.placement = Placement(
-            RadixTree(SIZE, len(self.pools)),
+            RadixTree(SIZE, len(self.pools), keep_names=True),
             [tier[0] for tier in self.pools],
             closed=(False,) * len(self.pools),
             groups=[(tuple(tier[1] for tier in self.pools), window, chunk)],
             point_every=point_every,
+            event_words=1 << 18,
         )
+        self.told: dict[tuple[str, int, int], int] = {}  # kind, tier and hash of the last block -> blocks before it
         self.table = BlockTable(self.placement, 16)
         self.content: dict[tuple[int, int, int], tuple[int, ...]] = {}  # (tier, group, id) -> the prefix up to its end
         self.moves = np.empty(0, self.placement.take_moves().dtype)
@@ -128,6 +130,34 @@ class Core:
     def sound(self) -> None:
         self.placement.check_integrity()
         self.table.check_integrity()
+
+    def hear(self) -> None:
+        """Follow the events: blocks and boundaries come and go one by one."""
+        events, lost = self.placement.take_events()
+        assert lost == 0
+        for event in events:
+            for i, name in enumerate(event.hashes):
+                key = event.kind.removeprefix("not_").replace("removed", "stored"), int(event.tier), name
+                if event.kind in ("stored", "resumable"):
+                    assert key not in self.told, "it was there"
+                    self.told[key] = event.depth + i
+                else:
+                    assert self.told.pop(key) == event.depth + i
+
+    def check_events(self) -> None:
+        """They have told what there is, and boundaries only behind blocks that are there."""
+        self.hear()
+        told, self.told = self.told, {}
+        anew = {
+            (event.kind, int(event.tier), name): event.depth + i
+            for event in self.placement.snapshot_events()[0]
+            for i, name in enumerate(event.hashes)
+        }
+        assert anew == told
+        stored = {name for kind, _, name in told if kind == "stored"}
+        boundaries = {name for kind, _, name in told if kind == "resumable"}
+        assert boundaries <= stored
+        assert len(boundaries) == self.placement.stats()["points"]
 
     def tiers(self, tokens: Sequence[int]) -> NDArray[np.uint8]:
         return self.placement.match(np.array(tokens, np.int32))[0]
@@ -359,6 +389,7 @@ def play(seed: int, steps: int, tiers: int) -> Core:
                 ok = random.random() < 0.8
                 core.end(int(random.choice(core.moves["transfer"])), ok, ok or random.random() < 0.5)
         core.sound()
+        core.hear()
     core.settle()
     for row in rows:
         core.table.release(row)
@@ -366,6 +397,7 @@ def play(seed: int, steps: int, tiers: int) -> Core:
         core.placement.release(owner)
     core.settle()
     core.sound()
+    core.check_events()
     return core
 
 

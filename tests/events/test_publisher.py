@@ -9,10 +9,11 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.events.wire import messages
+from pagedkv.events.wire import Translator, messages
 from tests.core.chains import chain, root_hash
 from tests.events.conftest import ANY_PORT, SIZE, SPEC, World, compute, open_cache, publisher_of
 from tests.events.reader import (
@@ -69,6 +70,39 @@ def test_the_first_message_clears_and_tells_all_and_then_only_changes(world: Wor
     assert world.publisher.publish() == 1
     world.reader.catch_up()
     assert world.is_right(PROMPT[:SIZE] + [1] * 9)
+
+
+def test_a_cache_by_groups_publishes_its_spine_and_tells_where_requests_go_on() -> None:
+    spec = pk.KVSpec.of([pk.Attention(1, 2, window=9), pk.Attention(1, 2)], dtype="float32", block_size=SIZE)
+    with pk.KVCache(spec, pk.Blocks(40), pk.Blocks(40), by_group=True, event_words=1 << 16) as cache:
+        with cache.sequence(PROMPT) as seq, cache.step([seq]) as step:
+            for layer in range(2):
+                step.mark_written(layer)
+        told = cache.events()
+        assert [event.kind for event in told] == ["stored", "resumable"]
+        assert told[1].tier is pk.Tier.DEVICE
+        assert told[1].depth + 1 == 3
+        assert told[1].hashes == told[0].hashes[-1:]
+        cache.moves.make_room(np.array([cache.placement.pools[0].num_available + 1, 0]))
+        told = cache.events()
+        assert [(event.kind, event.tier) for event in told] == [
+            ("resumable", pk.Tier.HOST), ("not_resumable", pk.Tier.DEVICE),
+        ]  # fmt: skip
+        with publisher_of(cache) as publisher, Subscriber(publisher) as reader:
+            publisher.publish()
+            assert reader.catch_up() == 1
+            raw = Translator(SIZE, by_group=True)(cache.placement.snapshot_events()[0])
+            assert [event["type"] for event in raw] == ["BlockStored"]
+            assert (raw[0]["group_idx"], raw[0]["kv_cache_spec_kind"]) == (0, "full_attention")
+            assert len(raw[0]["block_hashes"]) == 3
+    assert not {"group_idx", "kv_cache_spec_kind"} & Translator(SIZE)([one_stored()])[0].keys()
+
+
+def one_stored() -> pk.core.KVEvent:
+    """The event of a cache of all tokens."""
+    with open_cache() as cache:
+        compute(cache, PROMPT)
+        return cache.events()[0]
 
 
 def test_the_names_of_blocks_are_the_same_in_every_process(world: World) -> None:

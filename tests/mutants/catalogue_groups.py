@@ -31,8 +31,8 @@ MUTANTS = (
     Mutant(
         "a point does not keep its run", TAILS,
         (("    f.kids[hottest_in(f.tails)] += 1\n    link_hottest", "    link_hottest"),
-         ("        return\n    unlink(&p.groups.points[tier], n)\n    f.kids[hottest_in(f.tails)] -= 1\n",
-          "        return\n    unlink(&p.groups.points[tier], n)\n")),
+         ("    unlink(&p.groups.points[tier], n)\n    f.kids[hottest_in(f.tails)] -= 1\n",
+          "    unlink(&p.groups.points[tier], n)\n")),
         (AGREES.format("window 5"),),
     ),
     Mutant(
@@ -158,6 +158,17 @@ MUTANTS = (
         (("        if p.tree.nodes[n].depth + p.tree.nodes[n].length <= num_blocks or p.fates[n].transfer < 0:\n",
           "        if True:\n"),),
         ("test_a_sequence_is_cut_back_while_its_run_is_on_its_way_down",),
+    ),
+    Mutant(
+        "a boundary that has gone is told for ever", TAILS,
+        (("    event_point(p, EVENT_NOT_RESUMABLE, n, tier)\n", ""),),
+        ("test_a_cache_by_groups_publishes_its_spine_and_tells_where_requests_go_on",),
+    ),
+    Mutant(
+        "a run that could not be read leaves its boundary told", "pagedkv/_core/telling.pyx",
+        (("            event_point(p, EVENT_RESUMABLE if kind == EVENT_STORED else EVENT_NOT_RESUMABLE, n, tier)\n",
+          "            pass\n"),),
+        ("test_random_requests_read_what_they_stand_for",),
     ),
     Mutant(
         "pages of short groups are copied as the first group's", "pagedkv/cache/group_mover.py",
