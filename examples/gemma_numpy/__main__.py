@@ -33,7 +33,11 @@ def main() -> int:
     )
     parser.add_argument("--max-tokens", type=int, default=24, metavar="N", help="of each answer (default: %(default)s)")
     parser.add_argument("--device-memory", default="64MiB", metavar="SIZE", help="of the cache (default: %(default)s)")
+    parser.add_argument("--host-memory", metavar="SIZE", help="a second tier in memory, for KV that leaves the first")
     parser.add_argument("--disk", metavar="DIRECTORY", help="a disk tier, which the next run finds again")
+    parser.add_argument(
+        "--by-group", action="store_true", help="keep of layers with a window its last tokens alone; not with --disk"
+    )
     options = parser.parse_args()
     try:
         if options.model is None and options.download and source.find() is None:
@@ -42,7 +46,9 @@ def main() -> int:
         tokenizer, model = Tokenizer(file.vocabulary), Gemma(file.weights)
         disk = pk.Disk(options.disk, "256MiB", write="all", admission="all") if options.disk else None
         spec = model.config.kv_spec(f"{file.name}@sha256:{file.sha256}")
-        with pk.KVCache(spec, options.device_memory, disk=disk) as cache:
+        with pk.KVCache(
+            spec, options.device_memory, options.host_memory, disk, by_group=options.by_group
+        ) as cache:
             for text in options.prompts:
                 made = generate(
                     model, cache, [tokenizer.encode(text)], max_tokens=options.max_tokens, chunk=512,

@@ -1,6 +1,7 @@
 """Room in a tier whose memory groups of layers share."""
 
 from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.string cimport memset
 
 from pagedkv._core.links cimport coldest
 from pagedkv._core.place cimport NUM_CLASSES, Place
@@ -89,36 +90,47 @@ cdef bint evict_point(Place* p, int32_t n, int32_t tier, int32_t lower) noexcept
     return True
 
 
+cdef enum Demoted:
+    STARTED             # or the run itself went when room was made below
+    LATER               # room is being made there, or there is no memory
+    NEVER               # all there is held
+
+# The last k blocks of run n go down.
+cdef Demoted demote_run(Place* p, int32_t n, int32_t tier, int32_t lower, int32_t k) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t length = t.nodes[n].length, generation = t.nodes[n].generation
+    cdef int64_t more[MAX_GROUPS]
+    cdef bint fits
+    memset(more, 0, sizeof(more))
+    more[0] = k
+    if k > quota_left(p, n, lower):                 # then its namespace's own coldest blocks go first, once all are there
+        if p.in_flight > 0:
+            return LATER
+        evict_blocks(p, lower, k - quota_left(p, n, lower), p.domain_of[t.nodes[n].root])
+        if t.nodes[n].generation != generation or t.nodes[n].length != length:
+            return STARTED
+    fits = k <= quota_left(p, n, lower) and make_room_for(p, lower, more)
+    if t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0:
+        return STARTED
+    if not fits:
+        return LATER if is_leaving(p, lower) else NEVER
+    if (k < length and split(p, n, length - k) == NIL) or start(p, n, tier, lower, False, -1, EVICTED) != OK:
+        return LATER
+    set_top(p, n, lower)                            # for its parent it has left already
+    p.pending[tier] += k
+    return STARTED
+
+
 cdef bint evict_run(Place* p, int32_t n, int32_t tier, int32_t lower, int64_t most) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef int32_t length = t.nodes[n].length, k = <int32_t>min(most, <int64_t>length), generation, parent
-    cdef int64_t more[MAX_GROUPS]
+    cdef int32_t length = t.nodes[n].length, k = <int32_t>min(most, <int64_t>length), parent
+    cdef Demoted demoted
     if t.nodes[n].tiers != <uint32_t>1 << tier:
         return give_up_copy(p, n, tier, k)
     if lower != NIL and not p.fates[n].failed and fits_below(p, n, tier):
-        for parent in range(MAX_GROUPS):
-            more[parent] = 0
-        more[0], generation = k, t.nodes[n].generation
-        if k > quota_left(p, n, lower):             # then its namespace's own coldest blocks go first, once all are there
-            if p.in_flight > 0:
-                return False
-            evict_blocks(p, lower, k - quota_left(p, n, lower), p.domain_of[t.nodes[n].root])
-            if t.nodes[n].generation != generation or t.nodes[n].length != length:
-                return True
-        if k <= quota_left(p, n, lower) and make_room_for(p, lower, more):
-            if (t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0):
-                return True                         # it hung on what went from there
-            if k < length and split(p, n, length - k) == NIL:
-                return False
-            if start(p, n, tier, lower, False, -1, EVICTED) != OK:
-                return False
-            set_top(p, n, lower)                    # for its parent it has left already
-            p.pending[tier] += k
-            return True
-        if is_leaving(p, lower):
-            return False
-        if t.nodes[n].generation != generation or t.nodes[n].length != length:
-            return True
+        demoted = demote_run(p, n, tier, lower, k)
+        if demoted != NEVER:
+            return demoted == STARTED
     if p.fates[n].tails & ~POINTS:
         return False
     point_drop(p, n)                                # it is in a colder tier, and of no use without the run

@@ -877,6 +877,11 @@ cdef class Placement:
         return found
 
     @property
+    def num_groups(self):
+        """Groups of layers, 1 where every layer keeps every block."""
+        return 1 if self.place.groups == NULL else self.place.groups.num
+
+    @property
     def reaches(self):
         """By group, the most blocks that it needs before a boundary: a tuple.
 

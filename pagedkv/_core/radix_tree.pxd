@@ -76,13 +76,16 @@ cdef inline int32_t* node_ids(Tree* t, int32_t n, int32_t tier) noexcept nogil:
 cdef inline int32_t* node_pages(Tree* t, int32_t n, int32_t tier, int32_t group) noexcept nogil:
     return t.nodes[n].pages + <int64_t>(tier * t.num_short + group - 1) * t.nodes[n].capacity
 
-# The hottest tier that has a copy of the run.
-cdef inline int32_t node_top(Tree* t, int32_t n) noexcept nogil:
-    cdef uint32_t mask = t.nodes[n].tiers
+# The hottest tier of a mask with a bit for each; MAX_TIERS if it has none.
+cdef inline int32_t hottest_of(uint32_t mask) noexcept nogil:
     cdef int32_t tier = 0
     while tier < MAX_TIERS and not (mask >> tier) & 1:
         tier += 1
     return tier
+
+# The hottest tier that has a copy of the run.
+cdef inline int32_t node_top(Tree* t, int32_t n) noexcept nogil:
+    return hottest_of(t.nodes[n].tiers)
 
 # Whether a block's last token is none: it is partly filled.
 cdef inline bint lacks_tokens(Tree* t, const int32_t* block) noexcept nogil:

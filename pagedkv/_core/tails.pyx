@@ -9,7 +9,7 @@ from pagedkv._core.block_pool cimport COUNT, TREE, Pool, extents_lacking, pool_c
 from pagedkv._core.events cimport EVENT_NOT_RESUMABLE, EVENT_RESUMABLE
 from pagedkv._core.links cimport Links, coldest, link_hottest, unlink
 from pagedkv._core.place cimport NUM_CLASSES, Fate, Groups, Place
-from pagedkv._core.radix_tree cimport Tree, is_remainder, node_pages, tree_child, tree_common
+from pagedkv._core.radix_tree cimport Tree, hottest_of, is_remainder, node_pages, tree_child, tree_common
 from pagedkv._core.recency cimport child_left
 from pagedkv._core.telling cimport event_point
 from pagedkv._core.types cimport DEVICE, MAX_GROUPS, NIL
@@ -232,14 +232,6 @@ cdef void pages_join(Place* p, int32_t owner, int32_t group, int32_t first, int3
 
 # ---- points
 
-# Bits of Fate.tails.
-cdef inline int32_t hottest_in(uint8_t tails) noexcept nogil:
-    cdef int32_t tier = 0
-    while not (tails >> tier) & 1:
-        tier += 1
-    return tier
-
-
 cdef bint point_unlink(Place* p, int32_t n) noexcept nogil:
     cdef int32_t tier
     if p.groups == NULL or p.fates[n].point == 0:
@@ -282,9 +274,9 @@ cdef void point_enter(Place* p, int32_t n, int32_t tier) noexcept nogil:
         f.point = p.clock
         p.groups.num_points += 1
     else:
-        f.kids[hottest_in(f.tails)] -= 1
+        f.kids[hottest_of(f.tails)] -= 1
     f.tails |= <uint8_t>(1 << tier)
-    f.kids[hottest_in(f.tails)] += 1
+    f.kids[hottest_of(f.tails)] += 1
     link_hottest(&p.groups.points[tier], p.domain_of[p.tree.nodes[n].root] * NUM_CLASSES + f.klass, n)
     event_point(p, EVENT_RESUMABLE, n, tier)
 
@@ -295,10 +287,10 @@ cdef void point_leave(Place* p, int32_t n, int32_t tier) noexcept nogil:
         return
     event_point(p, EVENT_NOT_RESUMABLE, n, tier)
     unlink(&p.groups.points[tier], n)
-    f.kids[hottest_in(f.tails)] -= 1
+    f.kids[hottest_of(f.tails)] -= 1
     f.tails &= <uint8_t>~(1 << tier)
     if f.tails & POINTS:
-        f.kids[hottest_in(f.tails)] += 1
+        f.kids[hottest_of(f.tails)] += 1
     else:
         f.point = 0
         p.groups.num_points -= 1

@@ -6,7 +6,7 @@ lane of a tier is a tier of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.spec.groups import GroupLayout
-from pagedkv.tiers import DirectionStats, Mover, OpenTier
+from pagedkv.tiers import DirectionStats, Mover, OpenTier, Ticket
 from pagedkv.tiers.memory import ArenaTier
 from pagedkv.tiers.mover.mover import LANE
 
@@ -50,22 +50,14 @@ class GroupMover:
         """Bytes of a page of the group that sees everything."""
         return int(self.lane_bytes[0])
 
-    def submit(
-        self,
-        moves: NDArray[np.void],
-        *,
-        deadline_s: float | None = None,
-        on_done: Callable[[Any], object] | None = None,
-        here: bool = False,
-        before: Callable[[Any], object] | None = None,
-    ) -> Any:
-        """Begin moves, as :meth:`Mover.submit`."""
+    def submit(self, moves: NDArray[np.void], **options: Any) -> Ticket:
+        """Begin moves; `options` as :meth:`Mover.submit`."""
         told = moves.copy()
         told["src_tier"] += LANE * told["lane"]
         told["dst_tier"] += LANE * told["lane"]
-        return self._mover.submit(told, deadline_s=deadline_s, on_done=on_done, here=here, before=before)
+        return self._mover.submit(told, **options)
 
-    def watch(self, ticket: Any) -> float:
+    def watch(self, ticket: Ticket) -> float:
         """As :meth:`Mover.watch`."""
         return self._mover.watch(ticket)
 

@@ -126,7 +126,7 @@ class Matcher:
 
     def _worth_having(self, owner: int) -> NDArray[np.uint8]:
         tiers = self._placement.tiers_of(owner)
-        if len(self._placement.reaches) > 1:  # a shorter prefix lacks its tail: all of it or nothing
+        if self._placement.num_groups > 1:  # a shorter prefix lacks its tail: all of it or nothing
             return tiers
         worth = self._costs.worth_loading(tiers, *self._slow)
         if worth < len(tiers):

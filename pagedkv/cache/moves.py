@@ -83,7 +83,7 @@ class Moves(Waits):
         self._claiming = threading.Lock()
         device, *colder = placement.pools
         assert device is not None
-        self._by_group = device.extents is not None
+        self._by_group = placement.num_groups > 1
         self._low = 0  # device blocks that steps of late have taken
         self._most_ahead = device.max_blocks // AHEAD_SHARE if any(pool is not None for pool in colder) else 0
 
@@ -124,7 +124,7 @@ class Moves(Waits):
                 goal = self._goal(amount, tier)
                 if not self._has_made_room(goal, tier):
                     raise self._out_of(amount, tier)
-                if goal is amount:
+                if goal is amount:  # all of it, not a part
                     break
             self._hear()
 

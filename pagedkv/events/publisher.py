@@ -111,9 +111,8 @@ class ZmqPublisher:
             self._encode = importlib.import_module("msgspec.msgpack").Encoder().encode
         except ImportError:
             raise ImportError(HOW) from None
-        self._placement, self._translate = cache.placement, Translator(
-            cache.spec.block_size, label, by_group=cache.table.num_groups > 1
-        )
+        self._placement = cache.placement
+        self._translate = Translator(cache.spec.block_size, label, by_group=cache.placement.num_groups > 1)
         self._lock, self._ending = Monitor(), threading.RLock()  # a label's and a signal handler's calls enter again
         self._pid, self._closed, self._publishing, self._ended = os.getpid(), False, False, False
         self._ends_in = 0  # the thread that closed it inside a call of its own, which ends it

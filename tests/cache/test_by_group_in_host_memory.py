@@ -117,8 +117,14 @@ def test_a_full_host_forgets_the_oldest_and_goes_on(opened: Callable[..., pk.KVC
             got = compute(cache, seq)
             np.testing.assert_allclose(got, wanted.setdefault(seed, got)[:, -got.shape[1] :], atol=2e-5)
         cache.check_integrity()
+    assert cache.placement.stats()["dropped"]["host"] > 0
+    everything_down(cache)
+    there = [cache.match(prompt(seed, 50))["host"] for seed in range(20)]
+    assert there == sorted(there), "the oldest went"
+    assert there[0] == 0
+    assert there[-1] == 48
     with cache.sequence(prompt(19, 50)) as seq:
-        assert sum(seq.hit_tokens.values()) == 48
+        assert seq.hit_tokens["host"] == 48
 
 
 def test_threads_that_push_each_other_out_read_their_own(opened: Callable[..., pk.KVCache]) -> None:
@@ -262,7 +268,10 @@ def test_a_prefetch_brings_a_tail_along(opened: Callable[..., pk.KVCache]) -> No
     for seed in range(NUM_PROMPTS):
         with cache.sequence(prompt(seed, 50)) as seq:
             compute(cache, seq)
+    everything_down(cache)
+    assert loaded(cache) == 0
     assert cache.prefetch(prompt(0, 50)).wait() == 48
+    assert loaded(cache) > 0
     with cache.sequence(prompt(0, 50)) as seq:
         assert seq.hit_tokens["device"] == 48
 

@@ -30,8 +30,8 @@ MUTANTS = (
     ),
     Mutant(
         "a point does not keep its run", TAILS,
-        (("    f.kids[hottest_in(f.tails)] += 1\n    link_hottest", "    link_hottest"),
-         ("    unlink(&p.groups.points[tier], n)\n    f.kids[hottest_in(f.tails)] -= 1\n",
+        (("    f.kids[hottest_of(f.tails)] += 1\n    link_hottest", "    link_hottest"),
+         ("    unlink(&p.groups.points[tier], n)\n    f.kids[hottest_of(f.tails)] -= 1\n",
           "    unlink(&p.groups.points[tier], n)\n")),
         (AGREES.format("window 5"),),
     ),
@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "the newest blocks of a namespace are lost to its quota below", ROOM,
-        (("        if k > quota_left(p, n, lower): ", "        if False: "),),
+        (("    if k > quota_left(p, n, lower): ", "    if False: "),),
         ("test_a_quota_bounds_what_a_namespace_has_in_the_host",),
     ),
     Mutant(

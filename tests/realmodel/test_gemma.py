@@ -328,6 +328,12 @@ def test_the_command_continues_a_prompt_and_finds_its_kv_on_disk_in_the_next_run
     assert runs[0].stdout.startswith(text)
     assert "none" in runs[0].stderr
     assert "'disk': 32" in runs[1].stderr
+    by_group = subprocess.run(
+        [*command[:-3], "--host-memory", "256KiB", "--by-group", text, text],
+        cwd=HERE.parents[1], capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert by_group.stdout == 2 * runs[0].stdout
+    assert "'device': 32" in by_group.stderr
     failed = subprocess.run(
         [*command[:4], str(tmp_path)], cwd=HERE.parents[1], capture_output=True, text=True, check=False
     )

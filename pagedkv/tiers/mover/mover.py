@@ -88,14 +88,16 @@ class Mover:
         on_done: Callable[[Ticket], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not isinstance(tiers, Mapping) or not all(hasattr(tier, "block_bytes") for tier in tiers.values()):
+        if not isinstance(tiers, Mapping) or not all(
+            isinstance(number, int) and hasattr(tier, "block_bytes") for number, tier in tiers.items()
+        ):
             raise WrongType("the tiers of a mover must be a mapping of numbers to tiers")
-        for lane in {number // LANE for number in tiers}:
-            sizes = {tier.block_bytes for number, tier in tiers.items() if number // LANE == lane}
-            if len(sizes) != 1:
-                raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(sizes)}")
-        if not tiers:
-            raise InvalidArgument("the tiers of a mover must have one block_bytes, and there are none")
+        sizes: dict[int, set[int]] = {number // LANE: set() for number in tiers} or {0: set()}
+        for number, tier in tiers.items():
+            sizes[number // LANE].add(tier.block_bytes)
+        for found in sizes.values():
+            if len(found) != 1:
+                raise InvalidArgument(f"the tiers of a mover must have one block_bytes, not {sorted(found)}")
         for what, value, least in (("threads", threads, 0), ("max_queued_blocks", max_queued_blocks, 1)):
             check_plain(value, what, "a plain int")
             if not isinstance(value, int) or isinstance(value, bool):
