@@ -45,7 +45,7 @@ class Remote:
     read_s, write_s, connect_s : seconds that reading, writing and connecting may take.
     purge_s : seconds that deleting a namespace may take: the store is asked for all keys of its database.
     max_queued : bytes of the device that are kept for being sent, at most.
-    min_blocks : a shorter rest of a prompt is not asked about.
+    min_blocks : a shorter rest of a prompt is not asked about, unless the request awaits it (`await_remote_s`).
     required : raise where the store cannot be reached when the cache is opened. Else the cache begins without it, and
         tries again by itself; a server that can never serve is left out, with one line in the log.
 

@@ -57,6 +57,11 @@ MUTANTS = (
         ("test_a_lookup_ends_at_the_first_hole",),
     ),
     Mutant(
+        "a request awaits all but the last blocks", "pagedkv/cache/remote/lookups.py",
+        (("(1 if anew else self._min_blocks)", "self._min_blocks"),),
+        ("test_a_decoder_waits_for_the_last_blocks_as_for_the_first",),
+    ),
+    Mutant(
         "a missing key is asked for again at once", TIER,
         (("            if known == 0:\n", "            if known < 0:\n"), ("            keys = keys[:known]\n", "")),
         ("test_a_missing_key_is_not_asked_for_again_at_once",),

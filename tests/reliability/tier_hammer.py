@@ -20,10 +20,10 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.core import MOVE_DTYPE
 from pagedkv.errors import ClosedError
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, OpenTier, Record
 from tests.reliability import child
+from tests.reliability.api_world import MOVE
 from tests.reliability.crowd import restless, together
 from tests.reliability.proof import Tally
 from tests.tiers.conftest import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, bytes_of, name_of
@@ -120,18 +120,18 @@ class Owner:
                 if block in free[src] and target in free[dst]:
                     free[src].discard(block)
                     free[dst].discard(target)
-                    rows.append((transfer, transfer, src, dst, 0, block, target, 0, 0))
-        numbers = [self.there[src][block] for _, _, src, _, _, block, *_ in rows]
-        for (_, _, _, dst, _, _, target, *_), number in zip(rows, numbers):
+                    rows.append((transfer, src, dst, block, target))
+        numbers = [self.there[src][block] for _, src, _, block, _ in rows]
+        for (_, _, dst, _, target), number in zip(rows, numbers):
             self.there[dst].pop(target, None)
             if dst == DISK:
                 self.world.named[target] = number
         given_up = self.choose.random()
-        ticket = self.world.mover.submit(np.array(rows, MOVE_DTYPE), deadline_s=0.0 if given_up < 0.1 else None)
+        ticket = self.world.mover.submit(np.array(rows, MOVE), deadline_s=0.0 if given_up < 0.1 else None)
         if given_up > 0.9:
             ticket.cancel()
         arrived = dict(zip(*(array.tolist() for array in ticket.results())))
-        for (transfer, _, _, dst, _, _, target, *_), number in zip(rows, numbers):
+        for (transfer, _, dst, _, target), number in zip(rows, numbers):
             if arrived[transfer]:
                 self.there[dst][target] = number
                 if dst != DISK:

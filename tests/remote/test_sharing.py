@@ -291,6 +291,19 @@ def test_a_decoder_waits_for_blocks_that_are_being_computed(running: Server) -> 
         assert time.monotonic() - began >= 0.1
 
 
+def test_a_decoder_waits_for_the_last_blocks_as_for_the_first(running: Server) -> None:
+    """Fewer than `min_blocks` may be missing in the end."""
+    prompt = prompt_of(13)
+    with open_cache(running.unix) as first, open_cache(running.unix, min_blocks=4) as second:
+        run(first, prompt[: 18 * 16 + 1])
+        first.publish(prompt[: 18 * 16 + 1])
+        with second.load(prompt, await_remote_s=600.0) as load:
+            wait_for(lambda: load.done() or remote_stats(second)["claims"] == 18, "the first blocks are not found")
+            run(first, prompt)
+            first.publish(prompt)
+            assert load.wait(60) == 320
+
+
 def test_disk_and_store_together_know_their_own_chains(running: Server, tmp_path: Path) -> None:
     prompt = prompt_of(12)
     disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(400), write="all")

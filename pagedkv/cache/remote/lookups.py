@@ -89,7 +89,7 @@ class Lookups:
     tier : asked.
     claims : computes the keys, and keeps those that were found.
     dispatch : callers that wait for moves also wait for a lookup under way.
-    min_blocks : a shorter rest of a prompt is not asked about.
+    min_blocks : a shorter rest of a prompt is not asked about, unless a request awaits it.
     runtime : whose threads ask.
     took : told how long each question takes.
     """
@@ -125,9 +125,9 @@ class Lookups:
         prompt : int32 [n], not changed meanwhile.
         digest : of its namespace.
         owner : of its first `found` blocks.
-        anew : ask about blocks, too, that were missing a moment ago.
+        anew : a request awaits the blocks: ask also about a short rest, and about blocks missing a moment ago.
         """
-        if limit - found < self._min_blocks or self._closed:
+        if limit - found < (1 if anew else self._min_blocks) or self._closed:
             return None
         self._tell_of_hanging()
         if not self._tier.may_ask:
