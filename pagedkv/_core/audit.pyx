@@ -38,8 +38,11 @@ def placement_problems(Placement self):
         below = {}
         usage = {}
         copying = {}
+        tail_copies = 0
         for i in range(p.transfers_capacity):
-            if p.transfers[i].node != NIL and p.transfers[i].copies:
+            if p.transfers[i].node != NIL and p.transfers[i].copies and p.transfers[i].is_tail:
+                tail_copies += 1
+            elif p.transfers[i].node != NIL and p.transfers[i].copies:
                 n = p.transfers[i].node
                 d = p.domain_of[t.nodes[n].root]
                 usage[d, p.transfers[i].dst] = usage.get((d, p.transfers[i].dst), 0) + p.transfers[i].num_blocks
@@ -50,8 +53,9 @@ def placement_problems(Placement self):
                     n = t.nodes[n].parent
                 if o != 0:
                     problems.append(f"transfer {i}: copies a run that is not whole any more")
-        if p.num_copying != len(set(copying.values())):
-            problems.append(f"{p.num_copying} copies in flight, really {len(set(copying.values()))}")
+        o = len(set(copying.values())) + tail_copies
+        if p.num_copying != o:
+            problems.append(f"{p.num_copying} copies in flight, really {o}")
         for n in range(t.num_nodes):
             if t.nodes[n].root == NIL or t.nodes[n].length == 0:
                 continue
@@ -192,7 +196,8 @@ cdef list groups_problems(Placement self, dict owners, dict kids):
                 tier += 1
             kids[n, tier] = kids.get((n, tier), 0) + 1
         elif (t.nodes[n].first_child == NIL and n not in owners and (g.free_every == 0 or k % g.free_every)
-                and not p.fates[t.nodes[n].root].failed and p.fates[n].transfer < 0 and not p.fates[n].tails):
+                and not p.fates[t.nodes[n].root].failed and p.fates[n].transfer < 0 and p.fates[n].copying < 0
+                and not p.fates[n].tails):
             problems.append(f"node {n}: a dead end")
     for tier in range(p.num_tiers):
         for group in range(1, g.num):

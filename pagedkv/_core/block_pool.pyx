@@ -44,11 +44,13 @@ cdef inline void without_free(Pool* p, int32_t extent) noexcept nogil:
 
 
 cdef void extent_take(Pool* p) noexcept nogil:
-    cdef Extents* shared = p.extents
-    cdef int32_t extent, block, last
-    shared.num_free -= 1
-    extent = shared.free[shared.num_free]
-    shared.owner[extent] = p.number
+    p.extents.num_free -= 1
+    extent_take_at(p, p.extents.free[p.extents.num_free])
+
+
+cdef void extent_take_at(Pool* p, int32_t extent) noexcept nogil:
+    cdef int32_t block, last
+    p.extents.owner[extent] = p.number
     block, last = extent * p.per_extent, (extent + 1) * p.per_extent - 1
     p.free_in[extent] = block
     while block < last:
@@ -93,6 +95,23 @@ cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil:
         p.extents.owner[extent] = NIL
         p.extents.free[p.extents.num_free] = extent
         p.extents.num_free += 1
+
+
+# Of an extent that the pool has just taken these n blocks are in use, with one reference each.
+cdef void extent_claim(Pool* p, int32_t extent, const int32_t* blocks, int32_t n) noexcept nogil:
+    cdef int32_t i, block
+    for i in range(n):
+        p.refs[blocks[i]] = 1
+        block_live(p, blocks[i])
+    p.used_in[extent] = n
+    p.num_stack -= n
+    p.free_in[extent] = NIL
+    for block in range((extent + 1) * p.per_extent - 1, extent * p.per_extent - 1, -1):
+        if p.refs[block] == 0:
+            p.stack[block] = p.free_in[extent]
+            p.free_in[extent] = block
+    if p.free_in[extent] == NIL:
+        without_free(p, extent)
 
 
 cdef int pool_alloc(Pool* p, int32_t n, int32_t* out) noexcept nogil:
@@ -268,6 +287,51 @@ cdef class ExtentPool:
             extents -= each.pool.num_held
         extents += pool.num_held
         return max(0, extents * pool.per_extent - pool_live(pool) - pool.num_reserved - pool.watermark)
+
+    def claim(self, number, blocks):
+        """Take these very blocks, those of a store that was opened again: one reference each, the caller's.
+
+        Parameters
+        ----------
+        number : int
+            Of their pool.
+        blocks : int32 [n]
+            Each once; their extents, which are the pool's from now on, belong to none yet.
+
+        Raises
+        ------
+        InvalidArgument
+            No such pool or block, one that stands there twice, or an extent that a pool has. Nothing was changed.
+        """
+        cdef cnp.ndarray ids = np.sort(int32_input(blocks, "blocks"))
+        cdef BlockPool pool
+        cdef int32_t i, of = blocks_input(number, "number", 0, len(self.pools) - 1), extent, kept
+        cdef set extents
+        pool = self.pools[of]
+        cdef Pool* p = &pool.pool
+        if len(ids) and not 0 <= ids.min() <= ids.max() < p.max_capacity:
+            raise InvalidArgument(f"pool {of} has blocks 0 to {p.max_capacity - 1}, not {ids.min()} to {ids.max()}")
+        if len(np.unique(ids)) != len(ids):
+            raise InvalidArgument("a block is named twice")
+        extents = set((ids // p.per_extent).tolist())
+        pool.lock.acquire()
+        try:
+            for i in extents:
+                if self.extents.owner[i] != NIL:
+                    raise InvalidArgument(f"extent {i} belongs to pool {self.extents.owner[i]}")
+            kept = 0
+            for i in range(self.extents.num_free):      # the others, in their order
+                extent = self.extents.free[i]
+                if extent not in extents:
+                    self.extents.free[kept] = extent
+                    kept += 1
+            self.extents.num_free = kept
+            edges = np.searchsorted(ids // p.per_extent, sorted(extents) + [2**31 - 1])
+            for i, extent in enumerate(sorted(extents)):
+                extent_take_at(p, extent)
+                extent_claim(p, extent, i32(ids) + <int32_t>edges[i], <int32_t>(edges[i + 1] - edges[i]))
+        finally:
+            pool.lock.release()
 
     @property
     def num_extents(self):

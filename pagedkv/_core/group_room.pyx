@@ -4,13 +4,16 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.string cimport memset
 
 from pagedkv._core.links cimport coldest
-from pagedkv._core.place cimport NUM_CLASSES, Place
+from pagedkv._core.place cimport NUM_CLASSES, WRITE_REUSED, Place
 from pagedkv._core.policies.choosing cimport may_go
 from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.recency cimport is_owned, set_top
 from pagedkv._core.tail_moves cimport start_tail, tail_lacks
 from pagedkv._core.tails cimport POINTS, coldest_point, lacks_extents, need, point_drop, point_leave
-from pagedkv._core.transfers cimport colder_tier, drop_children, drop_tail, give_up_copy, quota_left, split, start
+from pagedkv._core.transfers cimport (
+    UNDER_WAY, colder_tier, copy_path, drop_children, drop_tail, give_up_copy, lacking, make_room_behind, quota_left, split,
+    start,
+)
 from pagedkv._core.types cimport E_BLOCKS, EVICTED, MAX_GROUPS, NIL, OK
 
 
@@ -70,19 +73,29 @@ cdef bint fits_below(Place* p, int32_t n, int32_t tier) noexcept nogil:
     return extents <= 0
 
 
+# Whether a run or a point goes on to `lower` when it leaves `tier`; `copies`: a bit for each tier that has it. What the coldest
+# tier mirrors goes to the tiers between all the same: from there it comes back sooner.
+cdef bint goes_down(Place* p, uint32_t copies, int32_t tier, int32_t lower) noexcept nogil:
+    cdef uint32_t others = copies & ~(<uint32_t>1 << tier)
+    if lower == NIL or others == 0:
+        return lower != NIL
+    return (p.closed[p.coldest] and p.writes[p.coldest] >= WRITE_REUSED
+            and others & ((<uint32_t>2 << lower) - 1) == 0)
+
+
 # ---- one leaves. True: something is free now, or will be; False: nothing more can be done now.
 
 cdef bint evict_point(Place* p, int32_t n, int32_t tier, int32_t lower) noexcept nogil:
     cdef int64_t more[MAX_GROUPS]
     cdef int code
-    if lower != NIL and p.fates[n].tails & POINTS == 1 << tier and fits_below(p, n, tier):
+    if goes_down(p, p.fates[n].tails & POINTS, tier, lower) and fits_below(p, n, tier):
         while True:
             tail_lacks(p, n, lower, more)
             if not make_room_for(p, lower, more):
                 if is_leaving(p, lower):
                     return False
                 break                               # all there is held
-            code = start_tail(p, n, tier, lower, EVICTED, 0)
+            code = start_tail(p, n, tier, lower, False, NULL, EVICTED, 0)
             if code != E_BLOCKS:                    # making room took pages that the tail would have shared
                 return code == OK
     point_leave(p, n, tier)
@@ -95,26 +108,41 @@ cdef enum Demoted:
     LATER               # room is being made there, or there is no memory
     NEVER               # all there is held
 
-# The last k blocks of run n go down.
+# The last k blocks of run n go down; to a closed tier behind what it lacks of their path.
 cdef Demoted demote_run(Place* p, int32_t n, int32_t tier, int32_t lower, int32_t k) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef int32_t length = t.nodes[n].length, generation = t.nodes[n].generation
+    cdef int32_t length = t.nodes[n].length, generation = t.nodes[n].generation, before = 0
     cdef int64_t more[MAX_GROUPS]
+    cdef int64_t group = -1
     cdef bint fits
+    if p.closed[lower]:
+        before = lacking(p, t.nodes[n].parent, lower)
+        if before < 0:
+            return LATER if before == UNDER_WAY else NEVER
+        before += length - k
     memset(more, 0, sizeof(more))
-    more[0] = k
-    if k > quota_left(p, n, lower):                 # then its namespace's own coldest blocks go first, once all are there
+    more[0] = before + k
+    if more[0] > quota_left(p, n, lower):           # then its namespace's own coldest blocks go first, once all are there
         if p.in_flight > 0:
             return LATER
-        evict_blocks(p, lower, k - quota_left(p, n, lower), p.domain_of[t.nodes[n].root])
+        evict_blocks(p, lower, more[0] - quota_left(p, n, lower), p.domain_of[t.nodes[n].root])
         if t.nodes[n].generation != generation or t.nodes[n].length != length:
             return STARTED
-    fits = k <= quota_left(p, n, lower) and make_room_for(p, lower, more)
-    if t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0:
+    if p.closed[lower]:
+        make_room_behind(p, n, lower, more)
+    else:
+        make_room_for(p, lower, more)
+    if (t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0
+            or p.fates[n].copying >= 0):
         return STARTED
+    fits = more[0] <= quota_left(p, n, lower) and lacks_extents(p, lower, more) <= 0
     if not fits:
         return LATER if is_leaving(p, lower) else NEVER
-    if (k < length and split(p, n, length - k) == NIL) or start(p, n, tier, lower, False, -1, EVICTED) != OK:
+    if k < length and split(p, n, length - k) == NIL:
+        return LATER
+    if p.closed[lower] and not copy_path(p, t.nodes[n].parent, lower, before, EVICTED, &group):
+        return LATER
+    if start(p, n, tier, lower, False, group, EVICTED) != OK:
         return LATER
     set_top(p, n, lower)                            # for its parent it has left already
     p.pending[tier] += k
@@ -125,12 +153,14 @@ cdef bint evict_run(Place* p, int32_t n, int32_t tier, int32_t lower, int64_t mo
     cdef Tree* t = p.tree
     cdef int32_t length = t.nodes[n].length, k = <int32_t>min(most, <int64_t>length), parent
     cdef Demoted demoted
-    if t.nodes[n].tiers != <uint32_t>1 << tier:
-        return give_up_copy(p, n, tier, k)
-    if lower != NIL and not p.fates[n].failed and fits_below(p, n, tier):
+    if not p.fates[n].failed and goes_down(p, t.nodes[n].tiers, tier, lower) and fits_below(p, n, tier):
         demoted = demote_run(p, n, tier, lower, k)
         if demoted != NEVER:
             return demoted == STARTED
+    if t.nodes[n].tiers != <uint32_t>1 << tier:
+        if p.closed[tier] and p.fates[n].tails & POINTS != 1 << tier:
+            point_leave(p, n, tier)                 # of no use there without the run
+        return give_up_copy(p, n, tier, k)
     if p.fates[n].tails & ~POINTS:
         return False
     point_drop(p, n)                                # it is in a colder tier, and of no use without the run

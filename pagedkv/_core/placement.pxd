@@ -37,3 +37,4 @@ cdef class Placement:
     cdef object when_decided(self, ids)
     cdef int64_t unsent_into(self, int32_t most, int32_t* first, int32_t* node, int32_t* num_blocks) except? -1
     cdef object _names(self)
+    cdef tuple _pages_input(self, pages, int64_t num_blocks, int32_t tier, int32_t** out)

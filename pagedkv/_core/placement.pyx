@@ -32,6 +32,8 @@ from pagedkv._core.owners cimport (
 from pagedkv._core.lock cimport read_hint
 from pagedkv._core.links cimport links_close, links_open
 from pagedkv._core.place cimport WRITE_NEVER, Fate, Groups, Place
+from pagedkv._core.point_copies cimport lacks_point
+from pagedkv._core.points cimport points_restore
 from pagedkv._core.policies.registry cimport policy_named
 from pagedkv._core.radix_tree cimport (
     CHAINS, SCANNED, RadixTree, Tree, is_remainder, node_ids, node_top, tree_child, tree_common, tree_named, tree_next,
@@ -171,7 +173,7 @@ cdef class Placement:
         The groups of layers that do not see everything, three at most: where their pages come from in each tier (a BlockPool, or
         a sequence as long as `pools`), and the blocks of their window or of a chunk, the other one 0. The pools of a tier
         are one :class:`ExtentPool`'s, in its order, that in `pools` the first. With the policy ``lru``, ``"leaf_first"``, and
-        without closed tiers or claims.
+        without claims.
     point_every : int
         Blocks between boundaries of a prefix that stay usable beside those where a request began or ended. 0: none.
 
@@ -280,9 +282,9 @@ cdef class Placement:
         for each in self.pools:
             shared.append(None if each is None else (<BlockPool>each).shared)
         if (self.policy_name != "lru" or self.place.oldest_first or None in shared or any(
-                self.place.closed[tier] or self.place.beside[tier] for tier in range(self.place.num_tiers))):
-            raise InvalidArgument("groups of layers need the policy 'lru', demotion 'leaf_first', tiers that are neither closed "
-                                  "nor beside the others, and in each of them pools of one ExtentPool")
+                self.place.beside[tier] for tier in range(self.place.num_tiers))):
+            raise InvalidArgument("groups of layers need the policy 'lru', demotion 'leaf_first', no tier beside the others, "
+                                  "and in each of them pools of one ExtentPool")
         pools = []
         for entry, window, chunk in groups:
             given = (entry,) if isinstance(entry, BlockPool) else tuple(entry)
@@ -1163,7 +1165,7 @@ cdef class Placement:
         return started
 
     def uncopied(self, tier):
-        """Runs that are cached in hotter tiers and not in `tier`.
+        """Runs that are cached in hotter tiers and not in `tier`, or that end in a point which is not there.
 
         Returns
         -------
@@ -1189,7 +1191,8 @@ cdef class Placement:
             if p.tree.num_live <= room:
                 for n in range(p.tree.num_nodes):
                     if (p.tree.nodes[n].root != NIL and p.tree.nodes[n].length > 0 and n < p.fates_capacity
-                            and not (p.tree.nodes[n].tiers >> where) & 1 and node_top(p.tree, n) < where):
+                            and ((not (p.tree.nodes[n].tiers >> where) & 1 and node_top(p.tree, n) < where)
+                                 or (p.groups != NULL and lacks_point(p, n, where)))):
                         i64(nodes)[found] = make_handle(n, p.tree.nodes[n].generation)
                         i64(used)[found] = (2**62 if is_owned(p, n, node_top(p.tree, n)) else p.fates[n].last_use)
                         i32(blocks)[found] = p.tree.nodes[n].length
@@ -1723,7 +1726,7 @@ cdef class Placement:
             raise self.tree.unnamed(named)
         return max(done, 0)
 
-    def restore_forest(self, tokens, blocks, first, parents, namespaces, tier=2):
+    def restore_forest(self, tokens, blocks, first, parents, namespaces, tier=2, pages=(), points=()):
         """Take the runs of a reopened store into the tree, in time linear in their blocks.
 
         Parameters
@@ -1737,6 +1740,11 @@ cdef class Placement:
             The run that run s continues, an earlier one; -1 for a run that begins a prefix.
         namespaces : int64 [num_runs]
             Of the runs that begin a prefix; the others' are not read.
+        pages : sequence of int32 [num_blocks], one for each short group
+            The page of each block, -1 without one, each once, with one reference each, which passes to the tree for the
+            runs it takes as a whole. A page that is in the tail of no point is free then.
+        points : bool [num_runs]
+            With `pages`: runs at whose end a request may go on. Those without their whole tail are passed over.
 
         Returns
         -------
@@ -1751,6 +1759,12 @@ cdef class Placement:
         cdef cnp.ndarray named = int64_input(namespaces, "namespaces")
         cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), n = <int32_t>cnp.PyArray_SIZE(above)
         cdef int64_t bad
+        cdef int32_t* of_group[MAX_GROUPS]
+        given_pages = self._pages_input(pages, len(ids), where, of_group)       # alive as long as of_group is used
+        cdef cnp.ndarray marked = bool_input(points if given_pages else np.zeros(n, np.bool_), "points")
+        cdef const uint8_t* ends_in_point = <const uint8_t*>cnp.PyArray_DATA(marked)
+        if len(marked) != n:
+            raise InvalidArgument(f"{n} runs end in a point or not, not {len(marked)}")
         if self.place.pools[where] == NULL:
             raise InvalidArgument(f"there is no tier {where}")
         if cnp.PyArray_SIZE(words) != cnp.PyArray_SIZE(ids) * <int64_t>self.tree.tree.block_size:
@@ -1782,6 +1796,8 @@ cdef class Placement:
                     unknown = i
             if unknown < 0:
                 bad = place_restore_forest(&self.place, of, up, at, n, data, given, where, last, kept)
+                if bad >= 0 and self.place.groups != NULL:
+                    points_restore(&self.place, at, last, kept, n, where, of_group, ends_in_point)
         self.lock.release()
         if unknown >= 0:
             raise self.tree.unnamed(names[unknown])
@@ -1789,6 +1805,36 @@ cdef class Placement:
             raise InvalidArgument(f"a block (entry {-bad - 1}) must be the caller's alone and stand there once: "
                                   f"nothing was changed")
         return done
+
+    # The pages of a forest's blocks, each the caller's alone, by short group: arrays, and in *out their data.
+    cdef tuple _pages_input(self, pages, int64_t num_blocks, int32_t tier, int32_t** out):
+        cdef int32_t group, num = 1 if self.place.groups == NULL else self.place.groups.num
+        cdef cnp.ndarray given
+        cdef int64_t i, bad = -1
+        cdef Pool* pool
+        cdef int32_t* ids
+        kept = tuple(pages)
+        if len(kept) != num - 1:
+            raise InvalidArgument(f"{num - 1} short groups have pages, not {len(kept)}")
+        arrays = []
+        for group in range(1, num):
+            given = np.array(int32_input(kept[group - 1], "pages"))
+            if len(given) != num_blocks:
+                raise InvalidArgument(f"{num_blocks} blocks have a page of group {group} or none, not {len(given)}")
+            arrays.append(given)
+            pool, ids = self.place.groups.pools[tier][group], i32(given)
+            there = given[given >= 0]
+            if len(np.unique(there)) != len(there):
+                raise InvalidArgument(f"a page of group {group} is named twice")
+            self.lock.acquire()
+            for i in range(num_blocks):
+                if ids[i] != NIL and (<uint32_t>ids[i] >= <uint32_t>pool.fresh or pool.refs[ids[i]] != 1):
+                    bad = i
+            self.lock.release()
+            if bad >= 0:
+                raise InvalidArgument(f"page {given[bad]} of group {group} (entry {bad}) must be the caller's alone")
+            out[group - 1] = ids
+        return tuple(arrays)
 
     def root_of(self, node):
         """Namespace of a node in flight."""

@@ -1,12 +1,14 @@
 """Points: the boundaries of a path that stay usable when no sequence runs there any more."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from pagedkv._core.block_pool cimport TREE
 from pagedkv._core.place cimport Place
-from pagedkv._core.radix_tree cimport Tree
-from pagedkv._core.tails cimport has_tail, point_enter, point_leave, point_touch
+from pagedkv._core.radix_tree cimport Tree, node_pages
+from pagedkv._core.tails cimport LET, has_tail, point_enter, point_leave, point_touch, to_page
 from pagedkv._core.transfers cimport split
 from pagedkv._core.types cimport DEVICE, NIL
+from pagedkv._core.write_behind cimport want_committed
 
 
 cdef bint point_make(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
@@ -27,4 +29,43 @@ cdef bint point_make(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil
         if not p.inclusive[tier]:
             point_leave(p, n, tier)
     point_touch(p, n)
+    want_committed(p, n)
     return True
+
+
+# One thing to the pages of a run's blocks [first, last), which end with node `end`: they join the tree, or their caller lets go.
+cdef void run_pages(Place* p, int64_t first, int64_t last, int32_t end, int32_t tier, int32_t** pages, bint join) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t n = end, i = t.nodes[end].length, group
+    cdef int64_t at
+    for at in range(last - 1, first - 1, -1):
+        i -= 1
+        for group in range(1, p.groups.num):
+            if pages[group - 1][at] == NIL:
+                continue
+            if join:
+                node_pages(t, n, tier, group)[i] = pages[group - 1][at]
+                p.groups.pools[tier][group].refs[pages[group - 1][at]] |= TREE
+            else:
+                to_page(p, n, tier, group, i, LET)
+        if i == 0:
+            n = t.nodes[n].parent
+            i = t.nodes[n].length
+
+
+cdef void points_restore(
+    Place* p, const int64_t* first, const int32_t* ends, const int32_t* done, int32_t num_runs, int32_t tier,
+    int32_t** pages, const uint8_t* points
+) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t s
+    for s in range(num_runs):
+        if done[s] == first[s + 1] - first[s]:
+            run_pages(p, first[s], first[s + 1], ends[s], tier, pages, True)
+    for s in range(num_runs - 1, -1, -1):
+        if (points[s] and done[s] == first[s + 1] - first[s]
+                and has_tail(p, ends[s], t.nodes[ends[s]].depth + t.nodes[ends[s]].length, tier)):
+            point_enter(p, ends[s], tier)
+    for s in range(num_runs):
+        if done[s] == first[s + 1] - first[s]:
+            run_pages(p, first[s], first[s + 1], ends[s], tier, pages, False)

@@ -6,7 +6,7 @@ from pagedkv._core.block_pool cimport COUNT, TREE, pool_alloc, pool_drop_one
 from pagedkv._core.place cimport Place, Transfer
 from pagedkv._core.radix_tree cimport node_pages
 from pagedkv._core.tails cimport (
-    LET, MARK, MOVING, UNMARK, has_tail, holds_rise, lacks_extents, need, page_top, point_enter, point_leave, to_page,
+    LET, MARK, MOVING, POINTS, UNMARK, has_tail, holds_rise, lacks_extents, need, page_top, point_enter, point_leave, to_page,
 )
 from pagedkv._core.transfers cimport transfer_end, transfer_new
 from pagedkv._core.types cimport (
@@ -67,16 +67,12 @@ cdef void tail_lacks(Place* p, int32_t n, int32_t tier, int64_t* more) noexcept 
 
 
 cdef bint tail_rises(Place* p, int32_t n) noexcept nogil:
-    cdef int32_t tier
-    for tier in range(1, p.num_tiers):
-        if p.fates[n].tails & (MOVING << tier):
-            return True
-    return False
+    return rising_tail(p, n) >= 0
 
 
 cdef int64_t rising_tail(Place* p, int32_t n) noexcept nogil:
     cdef int32_t slot
-    for slot in range(p.transfers_capacity):
+    for slot in range(p.transfers_capacity if p.fates[n].tails & ~POINTS else 0):
         if p.transfers[slot].node == n and p.transfers[slot].is_tail and p.transfers[slot].promotes:
             return p.transfers[slot].id
     return -1
@@ -96,7 +92,9 @@ cdef inline bint is_moved(Place* p, const Walk* w, int32_t src, int32_t dst) noe
     return page_in(p, w, dst)[0] == NIL and (src < dst or page_top(p.tree, w.n, w.group, w.i) == src)
 
 
-cdef int start_tail(Place* p, int32_t n, int32_t src, int32_t dst, Reason reason, int64_t until) noexcept nogil:
+cdef int start_tail(
+    Place* p, int32_t n, int32_t src, int32_t dst, bint copies, int64_t* group_id, Reason reason, int64_t until
+) noexcept nogil:
     cdef Walk w = walk_of(n)
     cdef int32_t group, num_pages = 0, moved = 0, slot
     cdef int64_t more[MAX_GROUPS]
@@ -114,14 +112,15 @@ cdef int start_tail(Place* p, int32_t n, int32_t src, int32_t dst, Reason reason
         return E_MEMORY
     t = &p.transfers[slot]
     t.node, t.src, t.dst, t.is_tail = n, <signed char>src, <signed char>dst, True
-    t.promotes, t.copies = dst < src, False
-    t.number, t.until, t.group, t.clock = p.num_started, until, t.id, p.fates[n].point
+    t.promotes, t.copies = dst < src, copies
+    t.number, t.until, t.clock = p.num_started, until, p.fates[n].point
+    t.group = t.id if group_id == NULL or group_id[0] < 0 else group_id[0]
     for group in range(MAX_GROUPS):
         t.frees[group] = 0
     w = walk_of(n)
     while walk_on(p, n, &w):
         t.dst_ids[w.j] = NIL
-        if not t.promotes and p.groups.pools[src][w.group].refs[page_in(p, &w, src)[0]] & COUNT == 1:
+        if not t.promotes and not copies and p.groups.pools[src][w.group].refs[page_in(p, &w, src)[0]] & COUNT == 1:
             t.frees[w.group] += 1
         if not is_moved(p, &w, src, dst):
             continue
@@ -136,8 +135,12 @@ cdef int start_tail(Place* p, int32_t n, int32_t src, int32_t dst, Reason reason
     for group in range(p.groups.num):
         p.groups.pending[src][group] += t.frees[group]
     p.fates[n].tails |= <uint8_t>(MOVING << src)
+    p.num_copying += copies
+    p.num_reading[src] += t.promotes
     if moved == 0:                                  # all of it is there
         return finish_tail(p, slot, True, True)
+    if group_id != NULL:
+        group_id[0] = t.group
     p.num_started += 1
     p.num_moves += moved
     if p.decided != NULL:
@@ -155,7 +158,7 @@ cdef int promote_tail(Place* p, int32_t n, int64_t until) noexcept nogil:
         w = walk_of(n)
         while walk_on(p, n, &w):
             if is_moved(p, &w, src, DEVICE):
-                code = start_tail(p, n, src, DEVICE, EVICTED, until)
+                code = start_tail(p, n, src, DEVICE, False, NULL, EVICTED, until)
                 if code != OK:
                     return code
                 started += 1
@@ -204,23 +207,36 @@ cdef void pages_let(Place* p, Transfer* t, bint arrived) noexcept nogil:
         to_page(p, w.n, t.src, w.group, w.i, UNMARK)
 
 
+# Whether another transfer of the tail at the end of run n reads it from `src`.
+cdef bint moves_from(Place* p, int32_t n, int32_t src) noexcept nogil:
+    cdef int32_t slot
+    for slot in range(p.transfers_capacity):
+        if p.transfers[slot].node == n and p.transfers[slot].is_tail and p.transfers[slot].src == src:
+            return True
+    return False
+
+
 cdef int finish_tail(Place* p, int32_t slot, bint succeeded, bint tried) noexcept nogil:
     cdef Transfer* t = &p.transfers[slot]
     cdef int32_t n = t.node, src = t.src, dst = t.dst, group
+    cdef bint copies = t.copies
     cdef bint stays = not t.promotes and p.fates[n].point != t.clock       # a request came back for it, or it is gone
-    p.fates[n].tails &= <uint8_t>~(MOVING << src)
     for group in range(p.groups.num):
         p.groups.pending[src][group] -= t.frees[group]
+    p.num_copying -= copies
+    p.num_reading[src] -= t.promotes
     succeeded = succeeded and not p.fates[p.tree.nodes[n].root].failed
     if succeeded:
         pages_arrive(p, t)
-        if (p.fates[n].point and (not stays or p.inclusive[dst])
+        if (p.fates[n].point and (copies or not stays or p.inclusive[dst])
                 and has_tail(p, n, p.tree.nodes[n].depth + p.tree.nodes[n].length, dst)):
             point_enter(p, n, dst)
-            if not stays and not (t.promotes and p.inclusive[src]):
+            if not copies and not stays and not (t.promotes and p.inclusive[src]):
                 point_leave(p, n, src)
-    elif (tried if t.promotes else not stays):      # it cannot be read, or was to make room
+    elif not copies and (tried if t.promotes else not stays):   # it cannot be read, or was to make room
         point_leave(p, n, src)
     pages_let(p, t, succeeded)
     transfer_end(p, slot)
+    if not moves_from(p, n, src):
+        p.fates[n].tails &= <uint8_t>~(MOVING << src)
     return OK

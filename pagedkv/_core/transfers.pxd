@@ -39,8 +39,9 @@ cdef int32_t lacking(Place* p, int32_t n, int32_t tier) noexcept nogil
 # without memory, and where a run that moves would have to be cut: what was started stays so. *group: what they belong to, set
 # by the first one where it is -1.
 cdef bint copy_path(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason, int64_t* group) noexcept nogil
-# As make_room, for `want` blocks behind the path to run n in `tier`, of which nothing goes. False if n went all the same.
-cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, int32_t want) noexcept nogil
+# As make_room, for more[0] blocks behind the path to run n in `tier`, of which nothing goes; of groups of layers, for more[g]
+# pages, too. False if n went all the same.
+cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, const int64_t* more) noexcept nogil
 # Whether a copy that is not needed otherwise has to stay: it is being read, or others hang on it.
 cdef bint must_stay(Place* p, int32_t n, int32_t tier) noexcept nogil
 # Starts a transfer of the whole run n; the destination must have room. OK or a Code with nothing changed. A transfer to a

@@ -23,12 +23,12 @@ from pagedkv._core.recency cimport (
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push, set_class
-from pagedkv._core.group_room cimport drop_dead_end, evict_blocks
+from pagedkv._core.group_room cimport drop_dead_end, evict_blocks, make_room_for
 from pagedkv._core.tail_moves cimport finish_tail, unowned_pages
 from pagedkv._core.tails cimport point_drop
 from pagedkv._core.telling cimport event, event_hidden, event_stored
 from pagedkv._core.types cimport (
-    E_BLOCKS, E_MEMORY, E_STALE, EVICTED, NIL, OK, Move, Reason, handle_slot, make_handle, next_generation,
+    E_BLOCKS, E_MEMORY, E_STALE, EVICTED, MAX_GROUPS, NIL, OK, Move, Reason, handle_slot, make_handle, next_generation,
 )
 from pagedkv.threads.pthread cimport pthread_cond_signal
 
@@ -359,6 +359,8 @@ cdef void finish_copied(Place* p, int32_t n, int32_t tier, const int32_t* ids, b
     p.counters.copied[tier] += node.length
     if (node.tiers >> tier) & 1:                    # in the place of a copy that could not be read
         event(p, EVENT_REMOVED, n, tier, 0, node.length)
+        pool_uncache(p.pools[tier], node_ids(p.tree, n, tier), node.length)
+        pool_cache(p.pools[tier], ids, node.length)
         for i in range(node.length):
             p.pools[tier].refs[ids[i]] |= TREE
             p.pools[tier].refs[node_ids(p.tree, n, tier)[i]] &= COUNT
@@ -580,16 +582,17 @@ cdef bint copy_path(
     return True
 
 
-# As make_room, for `want` blocks behind the path to run n in `tier`, of which nothing goes. False if n went all the same:
-# it hung on a run that could not be read.
-cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, int32_t want) noexcept nogil:
+# False if n hung on a run that could not be read, too.
+cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, const int64_t* more) noexcept nogil:
     cdef int32_t at = p.tree.nodes[n].parent, generation = p.tree.nodes[n].generation, generation_at
-    cdef int64_t over
+    cdef int64_t over, want = more[0]
     while p.tree.nodes[at].length > 0 and not (p.tree.nodes[at].tiers >> tier) & 1:
         at = p.tree.nodes[at].parent
     generation_at = p.tree.nodes[at].generation
     p.fates[at].below[tier] += 1                        # as if n were there: the deepest of its path that is stays
-    if pool_available(p.pools[tier]) < want:
+    if p.groups != NULL:
+        make_room_for(p, tier, more)
+    elif pool_available(p.pools[tier]) < want:
         make_room(p, tier, want - pool_available(p.pools[tier]) - p.pending[tier], -1)
     if p.tree.nodes[n].generation == generation:
         over = want - quota_left(p, n, tier)
@@ -690,6 +693,7 @@ cdef void drop_for(Place* p, int32_t tier, int64_t want, int32_t domain) noexcep
 cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint childless) noexcept nogil:
     cdef int32_t n, k, limit, lower, room, before, length
     cdef int64_t group
+    cdef int64_t more[MAX_GROUPS]
     cdef uint32_t others
     cdef bint redundant, mirrored = p.closed[p.coldest] and p.writes[p.coldest] >= WRITE_REUSED
     cdef bint oldest_first = p.oldest_first and not p.closed[tier]  # a closed tier loses leaves only
@@ -745,7 +749,8 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
             if not oldest_first:
                 before += p.tree.nodes[n].length - k
         length = p.tree.nodes[n].length
-        if (not make_room_behind(p, n, lower, before + k) or p.fates[n].copying >= 0
+        more[0] = before + k
+        if (not make_room_behind(p, n, lower, more) or p.fates[n].copying >= 0
                 or p.tree.nodes[n].length != length):
             continue                                # it is gone, was cut, or what went from there takes along a copy of it
         room = pool_available(p.pools[lower])

@@ -6,14 +6,16 @@ written first is of use without what comes later.
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport malloc, free
+from libc.string cimport memset
 
 from pagedkv._core.block_pool cimport pool_available
 from pagedkv._core.place cimport WRITE_ALL, WRITE_NEVER, WRITE_REUSED, Place, Wanted, Write
+from pagedkv._core.point_copies cimport copy_point, has_colder, lacks_point
 from pagedkv._core.radix_tree cimport node_top
 from pagedkv._core.recency cimport is_owned, pick_victim
 from pagedkv._core.sends cimport want_send
 from pagedkv._core.transfers cimport UNDER_WAY, copy_path, lacking, make_room_behind, quota_left, start
-from pagedkv._core.types cimport ASKED, NIL, OK, WANTED, Reason
+from pagedkv._core.types cimport ASKED, MAX_GROUPS, NIL, OK, WANTED, Reason
 from pagedkv.threads.pthread cimport pthread_cond_signal
 
 
@@ -44,8 +46,13 @@ cdef void want(Place* p, int32_t n, int32_t tier, int32_t left=0) noexcept nogil
 cdef void want_where(Place* p, int32_t n, Write least) noexcept nogil:
     cdef int32_t tier
     for tier in range(1, p.num_tiers):
-        if p.closed[tier] and p.writes[tier] >= least and node_top(p.tree, n) < tier and not (p.tree.nodes[n].tiers >> tier) & 1:
+        if p.closed[tier] and p.writes[tier] >= least and node_top(p.tree, n) < tier and is_worth(p, n, tier):
             want(p, n, tier)
+
+
+# Whether `tier` could have more of a path that ends with n.
+cdef inline bint is_worth(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    return lacks_point(p, n, tier) if p.groups != NULL else not (p.tree.nodes[n].tiers >> tier) & 1
 
 
 cdef void want_reused(Place* p, int32_t n) noexcept nogil:
@@ -77,18 +84,23 @@ cdef void want_copy(Place* p, int32_t n, int32_t tier) noexcept nogil:
 # asked again; 0 if there is nothing to copy or no room.
 cdef int64_t copy_one(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason) noexcept nogil:
     cdef int64_t group = -1, num_moves
+    cdef int64_t more[MAX_GROUPS]
     cdef int32_t missing, room
     cdef bint again = (p.fates[n].spoilt >> tier) & 1 and not p.fates[n].failed
     if p.fates[n].failed or p.fates[p.tree.nodes[n].root].failed:
         return 0
     if again and (p.fates[n].copying >= 0 or p.fates[n].transfer >= 0 or node_top(p.tree, n) == tier):
         return UNDER_WAY if node_top(p.tree, n) != tier else 0
+    if p.groups != NULL and not again:
+        return copy_point(p, n, tier, most, reason)
     missing = p.tree.nodes[n].length if again else lacking(p, n, tier)
     if missing <= 0:
         return UNDER_WAY if missing == UNDER_WAY else 0
     if missing > most and not again:
         missing = most
-    if not make_room_behind(p, n, tier, missing):
+    memset(more, 0, sizeof(more))
+    more[0] = missing
+    if not make_room_behind(p, n, tier, more):
         return 0
     if p.fates[n].copying >= 0:
         return UNDER_WAY                            # what went from there takes along a copy of it
@@ -139,12 +151,14 @@ cdef int64_t copy_wanted(Place* p, int32_t most) noexcept nogil:
 
 # Whether something of the path that ends with n is neither in `tier` nor on its way there.
 cdef bint lacks_more(Place* p, int32_t n, int32_t tier) noexcept nogil:
-    return not (p.tree.nodes[n].tiers >> tier) & 1 and p.fates[n].copying < 0
+    return is_worth(p, n, tier) and p.fates[n].copying < 0
 
 
 cdef int64_t copy_asked(Place* p, int32_t n, int32_t tier, int32_t most) noexcept nogil:
     cdef int32_t limit, missing, coldest
     missing = lacking(p, n, tier)
+    if p.groups != NULL:
+        return copy_one(p, n, tier, most, ASKED) if missing >= 0 and has_colder(p, n, tier) else min(missing, 0)
     if missing <= 0:
         return missing
     missing = min(missing, most)

@@ -27,12 +27,14 @@ class Core:
         chunk: int = 0,
         per_extent: tuple[int, int] = (1, 1),
         point_every: int = 0,
+        write: str = "",
     ) -> None:
         self.pools = [ExtentPool(size, per_extent).pools for size in (device, *(colder or (40,)))]
         self.placement = Placement(
             RadixTree(SIZE, len(self.pools), keep_names=True),
             [tier[0] for tier in self.pools],
-            closed=(False,) * len(self.pools),
+            closed=(*(False,) * (len(self.pools) - 1), bool(write)),
+            write=write or "never",
             groups=[(tuple(tier[1] for tier in self.pools), window, chunk)],
             point_every=point_every,
             event_words=1 << 18,
@@ -346,7 +348,7 @@ def test_a_tail_that_comes_for_nobody_is_room_to_come() -> None:
     core.sound()
 
 
-def play(seed: int, steps: int, tiers: int) -> Core:
+def play(seed: int, steps: int, tiers: int, *, closed: bool = False) -> Core:
     random = Random(seed)
     core = Core(
         random.choice([16, 24, 40]),
@@ -354,6 +356,7 @@ def play(seed: int, steps: int, tiers: int) -> Core:
         **random.choice([{"window": 1}, {"window": 2}, {"window": 5}, {"window": 0, "chunk": 4}]),
         per_extent=random.choice([(1, 1), (2, 3), (4, 1)]),
         point_every=random.choice([0, 0, 3]),
+        write=random.choice(["evicted", "reused", "all"]) if closed else "",
     )
     stems = [[random.randrange(4) for _ in range(30)] for _ in range(3)]
     rows: list[int] = []
@@ -383,6 +386,10 @@ def play(seed: int, steps: int, tiers: int) -> Core:
             core.placement.release(owners.pop(random.randrange(len(owners))))
         elif what < 0.9:
             core.placement.reserve_pages(np.array([random.randrange(6), random.randrange(6)]), random.randrange(tiers))
+        elif what < 0.93 and closed:
+            core.placement.copy_wanted(random.randrange(1, 8))
+        elif what < 0.94 and closed:
+            core.placement.copy(core.placement.uncopied(tiers - 1)[0], tiers - 1, random.randrange(1, 20))
         else:
             core.take()
             if core.moves.size:

@@ -1,0 +1,1 @@
+"""Tails on their way between tiers; nothing here is callable from Python."""
