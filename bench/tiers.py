@@ -173,7 +173,7 @@ def cool(*paths: Path) -> None:
 def cool_tier(tier: DiskTier) -> None:
     """Forget a tier's page cache; a mapping keeps its pages alive until they are unmapped."""
     tier.flush()
-    for mapping in tier._store.segments._maps:
+    for mapping in tier._store.files._maps:
         mapping.madvise(mmap.MADV_DONTNEED)
     cool(*sorted(Path(tier.path).glob("data.*")))
 

@@ -38,7 +38,8 @@ ARROWS: dict[str, set[str]] = {
     "cache.reach": {"errors", "spec", "cache.storage", "cache.group_kv"},
     "cache.group_kv": {"errors", "spec", "cache.device_kv", "cache.storage"},
     "cache.group_mover": {"spec", "tiers"},
-    "cache.grouped": {"errors", "spec", "_core"},
+    "cache.disk_lanes": {"spec", "tiers"},
+    "cache.grouped": {"errors", "spec", "_core", "cache.disk_lanes"},
     "cache.device_kv": {
         *("errors", "spec", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
         "cache.storage",
@@ -47,13 +48,14 @@ ARROWS: dict[str, set[str]] = {
     "cache.runtime": {"_core", "threads.crew"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
-        *("cache.device_kv", "cache.gpu_kv", "cache.group_kv", "cache.group_mover"),
+        *("cache.device_kv", "cache.gpu_kv", "cache.group_kv", "cache.group_mover", "cache.disk_lanes"),
     },
     "cache.ranks": {
         *("errors", "spec", "_core.tier", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),
         "cache.reach",
     },
     "cache.records": {"_core", "tiers", "cache.storage"},
+    "cache.points_found": {"spec", "_core", "tiers", "cache.storage", "cache.records"},
     "cache.cost_model": {"_core.tier", "errors", "observe.latency", "spec"},
     "observe.callbacks": {"errors"},
     "observe.clock": {"errors", "observe.callbacks"},
@@ -63,7 +65,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.learned": {"errors", "_core", "tiers", "observe.callbacks"},
     "cache.parts": {
         *("errors", "spec", "_core", "tiers", "kernels", "cache.cost_model", "cache.admission"),
-        *("cache.learned", "cache.storage", "cache.tiered", "cache.grouped"),
+        *("cache.learned", "cache.storage", "cache.tiered", "cache.grouped", "cache.disk_lanes"),
     },
     "cache.jobs": {"errors", "_core", "observe.hooks", "cache.storage"},
     "cache.dispatcher_thread": {"_core"},
@@ -106,7 +108,7 @@ ARROWS: dict[str, set[str]] = {
         *("cache.pin", "cache.prefetch", "cache.load", "cache.sequence", "cache.step", "cache.cost_model"),
         *("cache.scrub", "cache.checkpoint", "cache.journal", "cache.runtime"),
         *("cache.roots", "cache.learned", "cache.parts", "cache.matcher", "cache.ranks"),
-        *("observe.hooks", "cache.traced_step", "cache.grouped"),
+        *("observe.hooks", "cache.traced_step", "cache.grouped", "cache.disk_lanes", "cache.points_found"),
         *("observe.clock", "threads.crew"),
     },
     "cache.traced_step": {"cache.engine", "observe.hooks", "cache.sequence", "cache.step"},

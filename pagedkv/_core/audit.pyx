@@ -202,6 +202,8 @@ cdef list groups_problems(Placement self, dict owners, dict kids):
     for tier in range(p.num_tiers):
         for group in range(1, g.num):
             pool, cached = g.pools[tier][group], 0
+            if pool == NULL:
+                continue
             for n in range(t.num_nodes):
                 for i in range(t.nodes[n].length if t.nodes[n].root != NIL else 0):
                     o = node_pages(t, n, tier, group)[i]

@@ -289,7 +289,7 @@ cdef class ExtentPool:
         return max(0, extents * pool.per_extent - pool_live(pool) - pool.num_reserved - pool.watermark)
 
     def claim(self, number, blocks):
-        """Take these very blocks, those of a store that was opened again: one reference each, the caller's.
+        """Take these very blocks, one reference each, for the caller: those of a reopened store.
 
         Parameters
         ----------

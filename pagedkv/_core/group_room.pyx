@@ -61,20 +61,22 @@ cdef int32_t coldest_run(Place* p, int32_t tier, int32_t point, int32_t domain, 
 # Whether all tiers below `tier` together could hold the path to the end of run n and its tail. One that they cannot would push
 # out everything else there and then itself.
 cdef bint fits_below(Place* p, int32_t n, int32_t tier) noexcept nogil:
-    cdef int32_t group, k = p.tree.nodes[n].depth + p.tree.nodes[n].length, blocks
-    cdef int64_t extents = 0
-    for group in range(p.groups.num):
-        blocks = need(p.groups, group, k) if group else k
-        extents += (blocks + p.groups.pools[tier][group].per_extent - 1) // p.groups.pools[tier][group].per_extent
+    cdef int32_t group, blocks, k = p.tree.nodes[n].depth + p.tree.nodes[n].length
+    cdef int64_t extents
+    cdef double fits = 0
     tier = colder_tier(p, tier)
-    while tier != NIL:
-        extents -= p.groups.pools[tier][0].extents.num
+    while tier != NIL and fits < 1:
+        extents = 0
+        for group in range(p.groups.num):
+            blocks = need(p.groups, group, k) if group else k
+            extents += (blocks + p.groups.pools[tier][group].per_extent - 1) // p.groups.pools[tier][group].per_extent
+        fits += <double>p.groups.pools[tier][0].extents.num / extents
         tier = colder_tier(p, tier)
-    return extents <= 0
+    return fits >= 1
 
 
-# Whether a run or a point goes on to `lower` when it leaves `tier`; `copies`: a bit for each tier that has it. What the coldest
-# tier mirrors goes to the tiers between all the same: from there it comes back sooner.
+# Whether a run or a point goes on to `lower` when it leaves `tier`; `copies`: a bit for each tier that has it. A run that
+# the coldest tier mirrors goes to the tiers between all the same: from there it comes back sooner.
 cdef bint goes_down(Place* p, uint32_t copies, int32_t tier, int32_t lower) noexcept nogil:
     cdef uint32_t others = copies & ~(<uint32_t>1 << tier)
     if lower == NIL or others == 0:
@@ -108,7 +110,7 @@ cdef enum Demoted:
     LATER               # room is being made there, or there is no memory
     NEVER               # all there is held
 
-# The last k blocks of run n go down; to a closed tier behind what it lacks of their path.
+# The last k blocks of run n go down; to a closed tier behind the blocks of their path that lack there.
 cdef Demoted demote_run(Place* p, int32_t n, int32_t tier, int32_t lower, int32_t k) noexcept nogil:
     cdef Tree* t = p.tree
     cdef int32_t length = t.nodes[n].length, generation = t.nodes[n].generation, before = 0
@@ -199,12 +201,12 @@ cdef bint is_leaving(Place* p, int32_t tier) noexcept nogil:
 
 
 cdef bint make_room_for(Place* p, int32_t tier, const int64_t* more) noexcept nogil:
-    cdef int64_t lacking
+    cdef int64_t missing
     while True:
-        lacking = lacks_extents(p, tier, more)
-        if lacking <= 0:
+        missing = lacks_extents(p, tier, more)
+        if missing <= 0:
             return True
-        if leaving(p, tier) >= lacking or not evict_one(p, tier, p.tree.max_run, -1):
+        if leaving(p, tier) >= missing or not evict_one(p, tier, p.tree.max_run, -1):
             return False
 
 

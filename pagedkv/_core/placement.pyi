@@ -32,7 +32,7 @@ class Placement:
         pin_budget: int = 0,
         event_words: int = 0,
         history_blocks: int | None = None,
-        groups: Sequence[tuple[BlockPool | Sequence[BlockPool], int, int]] | None = None,
+        groups: Sequence[tuple[BlockPool | Sequence[BlockPool | None], int, int]] | None = None,
         point_every: int = 0,
     ) -> Placement: ...
     @property

@@ -278,10 +278,12 @@ cdef class Placement:
         cdef Groups* g = &self.groups
         cdef BlockPool pool
         cdef int32_t tier, number = 1, every = 1
+        cdef bint alone = False
         shared = []
         for each in self.pools:
             shared.append(None if each is None else (<BlockPool>each).shared)
-        if (self.policy_name != "lru" or self.place.oldest_first or None in shared or any(
+            alone = alone or (each is not None and (<BlockPool>each).shared is None)
+        if (self.policy_name != "lru" or self.place.oldest_first or alone or any(
                 self.place.beside[tier] for tier in range(self.place.num_tiers))):
             raise InvalidArgument("groups of layers need the policy 'lru', demotion 'leaf_first', no tier beside the others, "
                                   "and in each of them pools of one ExtentPool")
@@ -291,7 +293,9 @@ cdef class Placement:
             if len(given) != self.place.num_tiers:
                 raise InvalidArgument(f"group {number} has pools for {len(given)} tiers, and there are {self.place.num_tiers}")
             for tier, each in enumerate(given):
-                if (not isinstance(each, BlockPool) or number >= len(shared[tier].pools)
+                if shared[tier] is None and each is None:
+                    continue
+                if (shared[tier] is None or not isinstance(each, BlockPool) or number >= len(shared[tier].pools)
                         or each is not shared[tier].pools[number]):
                     raise InvalidArgument(f"the pool of group {number} is not number {number} of the ExtentPool of pools[{tier}]")
                 pool = each
@@ -309,6 +313,8 @@ cdef class Placement:
                 every = math.lcm(every, g.chunk[number])
             number += 1
         for tier, each in enumerate(shared):
+            if each is None:
+                continue
             if len(each.pools) != number:
                 raise InvalidArgument(f"the ExtentPool of tier {tier} has {len(each.pools)} pools, and {number} groups are given")
             pool = self.pools[tier]
@@ -1165,7 +1171,7 @@ cdef class Placement:
         return started
 
     def uncopied(self, tier):
-        """Runs that are cached in hotter tiers and not in `tier`, or that end in a point which is not there.
+        """Runs that are cached in hotter tiers and not in `tier`, or whose point is not there.
 
         Returns
         -------

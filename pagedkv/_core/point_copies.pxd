@@ -9,5 +9,5 @@ from pagedkv._core.types cimport Reason
 cdef bint lacks_point(Place* p, int32_t n, int32_t tier) noexcept nogil
 # As copy_one of write_behind.pyx, for the point at the end of run n: moves of all groups; 0 without a point, too.
 cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason) noexcept nogil
-# Whether all that `tier` lacks for the point could be had there without the place of what was used after it.
+# Whether `tier` has room for all that it lacks for the point, or a point that was used before it.
 cdef bint has_colder(Place* p, int32_t n, int32_t tier) noexcept nogil

@@ -1,6 +1,6 @@
 """Points written to a closed tier while they stay where they are.
 
-What a crash leaves in the tier is a shorter path that ends in a point, or blocks that are freed when it is opened again.
+A crash leaves a shorter path that ends in a point, or blocks that are freed when the tier is opened again.
 """
 
 from libc.stdint cimport int32_t, int64_t
@@ -17,8 +17,8 @@ cdef bint lacks_point(Place* p, int32_t n, int32_t tier) noexcept nogil:
     return p.fates[n].point and not ((p.tree.nodes[n].tiers >> tier) & 1 and has_point_in(p, n, tier))
 
 
-# Blocks that `tier` lacks of the path, UNDER_WAY or UNABLE; in *more, what a copy of `most` of them needs room for, and at last
-# the tail.
+# Blocks that `tier` lacks of the path, UNDER_WAY or UNABLE; in *more the room for a copy of `most` of them, and for the tail in
+# the end.
 cdef int32_t wanted_of(Place* p, int32_t n, int32_t tier, int32_t most, int64_t* more) noexcept nogil:
     cdef int32_t missing = lacking(p, n, tier), group
     for group in range(MAX_GROUPS):

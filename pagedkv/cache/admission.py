@@ -212,6 +212,7 @@ class Admission:
         matched: bool,
         node: int = -1,
         reason: Reason = Reason.EVICTED,
+        num_bytes: int | None = None,
     ) -> bool:
         """Whether to write a run to `tier`, with the blocks of its prefix that it lacks.
 
@@ -221,16 +222,19 @@ class Admission:
 
         Parameters
         ----------
-        num_blocks : that would be written, its prefix's among them.
+        num_blocks : that would be written, its prefix's among them. 0: a tail of groups of layers alone, without which
+            its whole prefix would be of no use: the budget alone is asked.
         depth : blocks of its prefix that the tier has.
         continued : whether hotter runs continue it, and would be dropped with it.
         matched : whether it was asked for again since it was committed.
         node : its node in the tree.
         reason : a checkpoint asks the budget alone.
+        num_bytes : that would be written; default: those of the blocks.
         """
-        likeliest, num_bytes = self._likeliest, num_blocks * self._write_bytes
+        likeliest = self._likeliest
+        num_bytes = num_blocks * self._write_bytes if num_bytes is None else num_bytes
         deserves = affordable = True
-        in_any_case = continued or reason is Reason.ASKED
+        in_any_case = continued or reason is Reason.ASKED or not num_blocks
         spare = self._copies and reason is Reason.EVICTED
         with self._lock:
             try:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,7 @@ from pagedkv._core.held import open_row, own, own_partial
 from pagedkv._core.tier import TIER_NAMES, Tier
 from pagedkv.cache.checkpoint import Checkpoint
 from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.disk_lanes import disk_lanes
 from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.cache.engine import Engine
 from pagedkv.cache.explain import Explanation, explain_match
@@ -52,6 +53,7 @@ from pagedkv.cache.parts import (
     storage_of,
 )  # fmt: skip
 from pagedkv.cache.pin import Pin
+from pagedkv.cache.points_found import LaneStore, restore_points
 from pagedkv.cache.prefetch import LikelyPrefetcher, Prefetch, Prefetcher
 from pagedkv.cache.ranks.budgets import rank_blocks, rank_storage
 from pagedkv.cache.records import Found, RecordMaker, restore
@@ -80,6 +82,7 @@ from pagedkv.observe.clock import Clock
 from pagedkv.observe.hooks import Hooks
 from pagedkv.observe.stats import CacheStats
 from pagedkv.spec.budgets import Disk, blocks_for, check_choice
+from pagedkv.spec.groups import GroupLayout
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.policies import Hazard, named
@@ -150,7 +153,7 @@ class KVCache:
     by_group : bool
         Keep each layer's reach alone, for models with full attention in some layers and a window or chunks in
         others: of these layers a sequence holds its last tokens alone, and a prefix its last tokens where a request
-        began, ended or parted from another (docs/models.md). In device and host memory, on the CPU, with
+        began, ended or parted from another (docs/models.md). In memory and on disk, on the CPU, with
         ``policy="lru"``. Default: every layer keeps all tokens.
     ranks : Ranks, optional
         The KV lies in other processes, the ranks, each of which holds an equal part of every block's KV heads
@@ -207,7 +210,7 @@ class KVCache:
         if by_group:
             other, place = "" if policy == "lru" else "policy", "" if device == "cpu" else device
             layout, sizes = group_layout(
-                spec, sizes, disk=disk, remote=remote, policy=other, device=place,
+                spec, sizes, disk, remote=remote, policy=other, device=place,
                 backend=backend, storage=storage, ranks=ranks, inclusive=inclusive,
             )  # fmt: skip
         if ranks is None:
@@ -234,6 +237,7 @@ class KVCache:
         }  # fmt: skip
         if layout is not None:
             core["layout"] = layout
+            core["on_disk"] = () if disk is None else [lane.per_extent for lane in disk_lanes(spec, disk)]
         self.placement = open_placement(sizes, spec.block_size, **core)
         self._costs = CostModel(spec.block_size, spec.block_bytes, cost_tokens, prefill_tokens_per_s)
         self._scrub = Scrub(scrub, sizes[Tier.DEVICE], spec.block_size)
@@ -261,7 +265,7 @@ class KVCache:
                 self._left_out, self._remote_left_out = opened != sizes, remote is not None and remote_tier is None
             if remote is not None and remote_tier is not None:
                 self._shared = Shared(self.placement, remote_tier, remote, spec.block_bytes)
-            self._storage.start(self._take_over())
+            self._storage.start(self._take_over(layout))
             there = [(tier, TIER_NAMES[tier]) for tier, pool in enumerate(self.placement.pools) if pool is not None]
             self._tiers_there = tuple(there)
             self._hit_tokens = dict.fromkeys([*self._tier_names(), "partial"], 0)
@@ -287,8 +291,9 @@ class KVCache:
                 self._shared.connect(self._storage.carrier, self._costs, dispatch, runtime)
                 self._dispatcher.sender, lookups = self._shared.sender, self._shared.lookups
             self._matcher = Matcher(
-                self.placement, self.moves, self._costs, spec.block_size, deadline_s, partial_hits, hooks, lookups
-            )
+                self.placement, self.moves, self._costs, spec.block_size, deadline_s, partial_hits, hooks, lookups,
+                None if layout is None else [group.page_bytes for group in layout.groups],
+            )  # fmt: skip
             self._prefetcher = Prefetcher(self._matcher, runtime)
             self._learned = open_learned(
                 self.placement.hazard, folder, disk, self._store, spec.block_size, self.moves.now_ns
@@ -296,7 +301,7 @@ class KVCache:
             self._likely_prefetcher = LikelyPrefetcher(self.placement, self._prefetcher)
             self._engine = Engine(
                 spec, self.placement, self.table, self.moves, self._storage.kv, self._scrub, hooks, self._costs,
-                self._learned, partial_hits and self._store is not None and write != "never",
+                self._learned, partial_hits and self._store is not None and write != "never" and layout is None,
             )  # fmt: skip
             undo.callback(self._dispatcher.close)
             if (any(opened[Tier.HOST :]) or self._shared is not None) and not self._storage.carrier.is_synchronous:
@@ -1069,12 +1074,16 @@ class KVCache:
 
     # ---- inside
 
-    def _take_over(self) -> Describer | None:
+    def _take_over(self, layout: GroupLayout | None) -> Describer | None:
         """Add the store's blocks to the tree; name the cache's blocks from now on."""
         self._store = store = self._storage.store
         records = None
         if store is not None:
-            self._found = restore(self.placement, store, Tier.DISK, self._roots.of)
+            if layout is None:
+                self._found = restore(self.placement, store, Tier.DISK, self._roots.of)
+            else:
+                lanes = cast(LaneStore, store)
+                self._found = restore_points(self.placement, lanes, layout.groups, Tier.DISK, self._roots.of)
             records = RecordMaker(self.placement, store.secret, self.placement.tree.name)
         claims = None if self._shared is None else self._shared.claims
         return None if records is None and claims is None else Describer(records, claims)

@@ -172,6 +172,16 @@ class CostModel:
         total = np.concatenate(([0.0], np.cumsum(saved)))
         return len(tiers) - int(np.argmax(total[::-1]))  # of equals the longest
 
+    def worth_loading_bytes(self, num_bytes: int, num_blocks: int, tier: int) -> bool:
+        """Whether loading so many bytes from `tier` beats computing a prompt's first blocks.
+
+        True while one of the rates is not known.
+        """
+        if (known := self._known(tier)) is None:
+            return True
+        per_token, latency, per_block = known
+        return latency + per_block * num_bytes / self._block_bytes <= per_token * self.work(0, num_blocks)
+
     def worth_writing(self, depth: int, num_blocks: int, tier: int) -> bool:
         """Whether loading a prompt's blocks from `tier` can ever beat computing them.
 

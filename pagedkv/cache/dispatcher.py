@@ -35,7 +35,7 @@ from pagedkv.cache.jobs import MOST_UNANSWERED, Job, destinations_of, groups_of,
 from pagedkv.cache.remote.sender import Sender
 from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.scrub import Scrub
-from pagedkv.cache.storage import Carrier, Handle, bytes_of
+from pagedkv.cache.storage import Carrier, Handle, bytes_of, written
 from pagedkv.observe.callbacks import Log, is_interrupt
 from pagedkv.observe.hooks import Hooks, Off
 from pagedkv.threads import crew
@@ -263,8 +263,8 @@ class Dispatcher:
         _, continued, matched = self._placement.prospects(node)
         continued = continued and reason is Reason.EVICTED
         try:
-            depth = int(group["depth"][0])
-            if self._admission.admits(DISK, len(group), depth, continued, matched, node, reason):
+            num_blocks, depth, size = written(group, self._carrier)
+            if self._admission.admits(DISK, num_blocks, depth, continued, matched, node, reason, size):
                 return True
         except BaseException as interrupt:
             if isinstance(interrupt, Exception):

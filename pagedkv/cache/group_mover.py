@@ -1,12 +1,12 @@
-"""Moves pages of groups of layers between two memories in extents.
+"""Moves pages of groups of layers between memories in extents and a disk with lanes.
 
-A move names its group as its lane. The pages of each lane are rows of their tier's memory, so to a :class:`Mover` every
-lane of a tier is a tier of its own.
+A move names its group as its lane. The pages of each lane are rows of their tier's memory, or slots of a lane on disk,
+so to a :class:`Mover` every lane of a tier is a tier of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.spec.groups import GroupLayout
-from pagedkv.tiers import DirectionStats, Mover, OpenTier, Ticket
+from pagedkv.tiers import DirectionStats, DiskTier, Mover, Name, OpenTier, Record, Ticket
 from pagedkv.tiers.memory import ArenaTier
 from pagedkv.tiers.mover.mover import LANE
 
@@ -24,26 +24,39 @@ class GroupMover:
 
     Parameters
     ----------
-    tiers : by number, their arenas uint8 [num_extents, extent_bytes] in CPU memory.
-    layout : of the pages in an extent.
+    tiers : by number, their arenas uint8 [num_extents, extent_bytes] in CPU memory, and perhaps a disk.
+    layout : of the pages in an extent of memory.
     threads : worker threads.
+    describe : names the blocks of moves to or from the disk.
 
     Attributes
     ----------
     lane_bytes : bytes that the move of a page takes, by its group.
+    write_bytes : the same of a write to the disk, header and all.
     """
 
     is_synchronous = False
 
-    def __init__(self, tiers: Mapping[int, OpenTier], layout: GroupLayout, threads: int) -> None:
-        self.lane_bytes = np.array(layout.strides, np.int64)
+    def __init__(
+        self,
+        tiers: Mapping[int, OpenTier],
+        layout: GroupLayout,
+        threads: int,
+        describe: Callable[[NDArray[np.void]], list[Record | Name]] | None = None,
+    ) -> None:
+        self.lane_bytes = self.write_bytes = np.array([group.page_bytes for group in layout.groups], np.int64)
         lanes: dict[int, OpenTier] = {}
         for number, tier in tiers.items():
-            assert isinstance(tier, ArenaTier)
-            for lane, (count, stride) in enumerate(zip(layout.per_extent, layout.strides, strict=True)):
-                lanes[number + LANE * lane] = ArenaTier(tier.name, tier.arena.reshape(-1, stride), None)
-                assert len(tier.arena) * count == lanes[number + LANE * lane].num_blocks
-        self._mover = Mover(lanes, threads=threads)
+            if isinstance(tier, DiskTier):
+                self.write_bytes = np.array(tier.lane_write_bytes, np.int64)
+            for lane, (stride, size) in enumerate(zip(layout.strides, self.lane_bytes.tolist(), strict=True)):
+                if isinstance(tier, ArenaTier):
+                    pages = tier.arena.reshape(-1, stride)[:, :size]
+                    lanes[number + LANE * lane] = ArenaTier(tier.name, pages, None)
+                else:
+                    assert isinstance(tier, DiskTier)
+                    lanes[number + LANE * lane] = tier.lane(lane)
+        self._mover = Mover(lanes, threads=threads, describe=describe)
 
     @property
     def block_bytes(self) -> int:

@@ -16,7 +16,8 @@ from pagedkv.spec.sizes import format_size
 log = Log(logging.getLogger("pagedkv.cache"))
 
 MANY_ORPHANS = 100  # of so many blocks one without the block before it is worth a warning
-REASONS = {"no_parent": "without the block before them", "wrong_key": "with a wrong key", "doubled": "doubled"}
+REASONS = {"no_parent": "without the block before them", "wrong_key": "with a wrong key", "doubled": "doubled",
+           "no_tail": "behind the last boundary where all groups of layers have their tails"}  # fmt: skip
 
 
 def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: str, found: Found | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ class Matcher:
     partial_hits : whether loads bring remainders.
     hooks : told of matches, promotions and prefetches.
     lookups : ask the remote store; None without one.
+    page_bytes : by group of layers; None where every layer keeps every block.
     """
 
     def __init__(
@@ -46,10 +48,11 @@ class Matcher:
         partial_hits: bool,
         hooks: Hooks,
         lookups: Lookups | None = None,
+        page_bytes: Sequence[int] | None = None,
     ) -> None:
         self._placement, self._moves, self._costs, self._hooks = placement, moves, costs, hooks
         self._block_size, self.deadline_s, self._partial_hits = block_size, deadline_s, partial_hits
-        self._lookups = lookups
+        self._lookups, self._page_bytes = lookups, page_bytes
         self._slow = (DISK,) if lookups is None else (DISK, REMOTE)
         self._counting = threading.Lock()
         self.declined_tokens = 0
@@ -126,11 +129,23 @@ class Matcher:
 
     def _worth_having(self, owner: int) -> NDArray[np.uint8]:
         tiers = self._placement.tiers_of(owner)
-        if self._placement.num_groups > 1:  # a shorter prefix lacks its tail: all of it or nothing
-            return tiers
+        if self._page_bytes is not None:
+            return self._worth_with_tail(owner, tiers, self._page_bytes)
         worth = self._costs.worth_loading(tiers, *self._slow)
         if worth < len(tiers):
             kept = self._placement.shorten(owner, worth)
+            with self._counting:
+                self.declined_tokens += (len(tiers) - kept) * self._block_size
+            tiers = tiers[:kept]
+        return tiers
+
+    def _worth_with_tail(
+        self, owner: int, tiers: NDArray[np.uint8], page_bytes: Sequence[int]
+    ) -> NDArray[np.uint8]:
+        """All of the path; where that is not worth it, the part that is on the device."""
+        cold = self._placement.cold_pages(owner)
+        if DISK in tiers and not self._costs.worth_loading_bytes(int(cold @ np.array(page_bytes)), len(tiers), DISK):
+            kept = self._placement.settle(owner)
             with self._counting:
                 self.declined_tokens += (len(tiers) - kept) * self._block_size
             tiers = tiers[:kept]

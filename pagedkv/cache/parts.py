@@ -17,10 +17,11 @@ from pagedkv._core.radix_tree import RadixTree
 from pagedkv._core.tier import Tier
 from pagedkv.cache.admission import Admission, Likeliest, Turnover, WriteBudget
 from pagedkv.cache.cost_model import CostModel
+from pagedkv.cache.disk_lanes import shards_of
 from pagedkv.cache.grouped import open_groups
 from pagedkv.cache.learned import Folder, Learned
 from pagedkv.cache.storage import Storage, Store, check_storage
-from pagedkv.cache.tiered import TieredStorage, shards_of
+from pagedkv.cache.tiered import TieredStorage
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.kernels.backend import Backend
 from pagedkv.spec.budgets import MAX_BLOCKS, Disk, blocks_for
@@ -122,7 +123,7 @@ def open_placement(
 ) -> Placement:  # fmt: skip
     """The core over pools of these sizes, and of so many claims; `options` as Placement's.
 
-    With a layout of groups the sizes are in extents, those of the device and the host.
+    With a layout of groups the sizes are in extents.
 
     Raises
     ------

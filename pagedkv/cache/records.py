@@ -97,7 +97,8 @@ class Found:
     blocks : that can be found again.
     prefixes : that they make up, each to its end.
     orphans : blocks that were freed, by the reason: ``no_parent`` (the block before it is not there), ``wrong_key``
-        (its key is not that of its content), ``doubled``.
+        (its key is not that of its content), ``doubled``; over groups of layers ``no_tail`` (no request can go on there
+        or behind it).
     """
 
     blocks: int

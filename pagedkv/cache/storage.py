@@ -169,6 +169,17 @@ def bytes_of(moves: NDArray[np.void], carrier: Carrier) -> int:
     return len(moves) * carrier.block_bytes if sizes is None else int(sizes[moves["lane"]].sum())
 
 
+def written(group: NDArray[np.void], carrier: Carrier) -> tuple[int, int, int | None]:
+    """Blocks that moves to the disk write, blocks before them, and bytes.
+
+    Pages of short groups of layers are in the bytes alone, which are None where all blocks are alike.
+    """
+    depths = group["depth"][group["lane"] == 0]
+    sizes = getattr(carrier, "write_bytes", None)
+    num_bytes = None if sizes is None else int(sizes[group["lane"]].sum())
+    return len(depths), int(depths[0]) if len(depths) else 0, num_bytes
+
+
 class Store(Protocol):
     """The disk tier, which outlives the process; see :class:`pagedkv.tiers.DiskTier`."""
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pagedkv._core.tier import Tier
 from pagedkv.cache.device_kv import DeviceKV
+from pagedkv.cache.disk_lanes import disk_lanes, shards_of
 from pagedkv.cache.group_kv import GroupKV
 from pagedkv.cache.group_mover import GroupMover
 from pagedkv.cache.storage import KV
@@ -27,7 +28,7 @@ from pagedkv.spec.place import cuda_number
 from pagedkv.spec.remote import Remote
 from pagedkv.spec.sizes import whole_number
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Name, OpenTier, Record
-from pagedkv.tiers.disk.format import SHORTEST_SUM
+from pagedkv.tiers.disk.lane import Lane
 from pagedkv.tiers.mover.mover import MOST_THREADS
 from pagedkv.tiers.remote.opening import open_remote
 from pagedkv.tiers.remote.tier import RemoteTier
@@ -44,7 +45,7 @@ class TieredStorage:
     backend : what launches the kernels; default: CuPy on a CUDA `device`, else none.
     threads : that move blocks.
     remote : the store that other caches share, if there is one.
-    layout : of groups of layers, in a CPU's device and host memory; their sizes are then in extents.
+    layout : of groups of layers, on a CPU; sizes are then in extents.
 
     Attributes
     ----------
@@ -101,7 +102,8 @@ class TieredStorage:
             self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], each, device=self._place)
         if disk is not None:
             try:
-                self.store = self.tiers[Tier.DISK] = _open_disk(spec, blocks[Tier.DISK], disk)
+                lanes = () if self._layout is None else disk_lanes(spec, disk)
+                self.store = self.tiers[Tier.DISK] = _open_disk(spec, blocks[Tier.DISK], disk, lanes)
             except (TierError, OSError) as problem:
                 if disk.required:
                     raise
@@ -119,7 +121,7 @@ class TieredStorage:
         if self._layout is None:
             self._mover = Mover(self.tiers, threads=self._threads, describe=describe)
         else:
-            self._mover = GroupMover(self.tiers, self._layout, self._threads)
+            self._mover = GroupMover(self.tiers, self._layout, self._threads, describe)
 
     def _kv_of(self, spec: KVSpec, tier: DeviceTier) -> KV:
         """The device's K and V: computed by kernels if there is something to launch them."""
@@ -172,11 +174,11 @@ class TieredStorage:
             tier.close()
 
 
-def _open_disk(spec: KVSpec, num_blocks: int, disk: Disk) -> DiskTier:
+def _open_disk(spec: KVSpec, num_blocks: int, disk: Disk, lanes: tuple[Lane, ...]) -> DiskTier:
     return DiskTier(
         disk.path,
         num_blocks,
-        spec.block_bytes,
+        lanes[0].page_bytes if lanes else spec.block_bytes,
         fingerprint=spec.fingerprint(),
         block_tokens=spec.block_size,
         segment_bytes=disk.segment_bytes,
@@ -185,14 +187,5 @@ def _open_disk(spec: KVSpec, num_blocks: int, disk: Disk) -> DiskTier:
         network_fs=disk.network_fs,
         page_cache=disk.page_cache,
         on_progress=disk.on_progress,
+        lanes=lanes,
     )
-
-
-def shards_of(disk: Disk, spec: KVSpec) -> int:
-    """Checksum shards: as asked, or one per layer.
-
-    Fewer where a layer is so short that its sum would cost more than its bytes.
-    """
-    if disk.shards is not None:
-        return disk.shards
-    return spec.num_layers if spec.block_bytes // spec.num_layers >= SHORTEST_SUM else 1

@@ -5,7 +5,7 @@ Nothing here knows tokens, policies or caches.
 
 from pagedkv.tiers.base import Name, OpenTier, RamTier, Record, StoreTier
 from pagedkv.tiers.device import DeviceTier
-from pagedkv.tiers.disk.slots import DiskStats
+from pagedkv.tiers.disk.stats import DiskStats
 from pagedkv.tiers.disk.tier import DiskTier, StoredBlock
 from pagedkv.tiers.host import HostTier
 from pagedkv.tiers.mover.mover import Mover

@@ -211,7 +211,7 @@ def block_ids(blocks: Any, num_blocks: int, what: str) -> NDArray[np.int32]:
 
 
 def check_arena(arena: Any, block_bytes: int, *, writeable: bool = False) -> NDArray[np.uint8]:
-    """Return `arena` if it is C-contiguous NumPy uint8 with rows of `block_bytes`.
+    """Return `arena` if it is NumPy uint8 with contiguous rows of `block_bytes`.
 
     With `writeable`, it must be writeable too.
 
@@ -221,11 +221,16 @@ def check_arena(arena: Any, block_bytes: int, *, writeable: bool = False) -> NDA
         It is something else.
     """
     ok = isinstance(arena, np.ndarray) and arena.dtype == np.uint8 and arena.ndim == 2
-    if not ok or arena.shape[1] != block_bytes or not arena.flags.c_contiguous:
-        raise WrongType(f"an arena must be a C-contiguous uint8 array [n, {block_bytes}] in CPU memory")
+    if not ok or arena.shape[1] != block_bytes or not arena[:1].flags.c_contiguous or _overlap(arena):
+        raise WrongType(f"an arena must be a uint8 array [n, {block_bytes}] of contiguous rows in CPU memory")
     if writeable and not arena.flags.writeable:
         raise WrongType("the arena that is read into must be writeable")
     return arena  # type: ignore[no-any-return]
+
+
+def _overlap(arena: NDArray[np.uint8]) -> bool:
+    """Whether rows share bytes."""
+    return bool(arena.shape[0] > 1 and arena.strides[0] < arena.shape[1])
 
 
 def check_size(num_blocks: int, block_bytes: int) -> None:

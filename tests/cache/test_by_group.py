@@ -1,7 +1,7 @@
 """A cache that keeps each layer's reach alone computes the same, in less memory.
 
-Not covered: GPUs and disks, which such a cache does not have yet. test_by_group_in_host_memory.py has the tier below
-the device, tests/scheduler a scheduler.
+Not covered: GPUs and remote stores, which such a cache does not have yet. test_by_group_in_host_memory.py and
+test_by_group_on_disk.py have the tiers below the device, tests/scheduler a scheduler.
 """
 
 from __future__ import annotations
@@ -243,7 +243,6 @@ def test_a_mask_is_for_layers_that_see_everything(opened: Callable[..., pk.KVCac
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"disk": pk.Disk("kv", pk.Blocks(8), unnamed_model=True)}, pk.UnsupportedVariant, "disk"),
         ({"policy": "s3fifo"}, pk.UnsupportedVariant, "policy"),
         ({"storage": TieredStorage()}, pk.UnsupportedVariant, "storage"),
         ({"inclusive": (True,)}, pk.UnsupportedVariant, "inclusive"),

@@ -1,6 +1,6 @@
 """A cache that keeps each layer's reach alone, over device and host memory.
 
-Not covered: disks and remote stores, which such a cache does not have yet.
+Not covered: disks (test_by_group_on_disk.py), and remote stores, which such a cache does not have yet.
 """
 
 from __future__ import annotations

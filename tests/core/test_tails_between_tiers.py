@@ -42,6 +42,9 @@ class Core:
         self.told: dict[tuple[str, int, int], int] = {}  # kind, tier and hash of the last block -> blocks before it
         self.table = BlockTable(self.placement, 16)
         self.content: dict[tuple[int, int, int], tuple[int, ...]] = {}  # (tier, group, id) -> the prefix up to its end
+        self.sizes, self.window, self.chunk = (device, *(colder or (40,))), window, chunk
+        self.per_extent, self.closed = per_extent, len(self.pools) - 1 if write else -1
+        self.stored: dict[tuple[int, int], tuple[int, ...]] = {}  # of the closed tier, (group, id) -> the same
         self.moves = np.empty(0, self.placement.take_moves().dtype)
         self.moved = [0, 0]  # blocks of each group, upwards
 
@@ -58,9 +61,19 @@ class Core:
             dst = int(move["dst_tier"]), int(move["lane"]), int(move["dst_block"])
             if ok:
                 self.content[dst] = self.content[src]
+                if dst[0] == self.closed:
+                    self.store(dst[1], dst[2], self.content[src])
                 self.moved[move["lane"]] += move["dst_tier"] == DEVICE
         self.moves = self.moves[~chosen]
         self.placement.complete([number], [ok], [tried])
+
+    def store(self, group: int, page: int, prefix: tuple[int, ...]) -> None:
+        """Write a page where what other groups had in its extent is lost."""
+        extent = page // self.per_extent[group]
+        for other, there in list(self.stored):
+            if other != group and there // self.per_extent[other] == extent:
+                del self.stored[other, there]
+        self.stored[group, page] = prefix
 
     def settle(self) -> None:
         """Carry out all that is decided."""

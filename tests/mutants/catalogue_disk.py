@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 FORMAT, SLOTS, STORE = "pagedkv/tiers/disk/format.py", "pagedkv/tiers/disk/slots.py", "pagedkv/tiers/disk/store.py"
 SEGMENTS, DIRECTORY = "pagedkv/tiers/disk/segments.py", "pagedkv/tiers/disk/directory.py"
+FILES = "pagedkv/tiers/disk/segment_files.py"
 SUPER = "pagedkv/tiers/disk/superblock.py"
 IO = "pagedkv/tiers/disk/_io.pyx"
 
@@ -122,7 +123,7 @@ RECORDS = (
     ),
     Mutant(
         "a read past the page cache that fails is not tried again through the file", SEGMENTS,
-        (('if self._direct or self.read_path == "mapping":', 'if self.read_path == "mapping":'),),
+        (('if direct is not None or self.files.read_path', 'if self.files.read_path'),),
         ("test_a_read_that_cannot_go_past_the_page_cache_takes_the_other_way",),
     ),
     Mutant(
@@ -135,7 +136,7 @@ RECORDS = (
 PURGES = (
     Mutant(
         "what was purged is served until its slot is used again", SLOTS,
-        (("return generation < self._barriers.get(record.namespace, 0)", "return False"),),
+        (("return generation < self._ages.barriers.get(record.namespace, 0)", "return False"),),
         ("test_a_purged_namespace_is_gone_at_once_and_others_stay",),
     ),
     Mutant(
@@ -149,8 +150,8 @@ PURGES = (
         ("test_a_write_that_was_on_its_way_when_its_namespace_was_purged_stores_nothing",),
     ),
     Mutant(
-        "a store that was purged is reopened without its barriers", SLOTS,
-        (("self._barriers = dict(barriers)", "self._barriers = {}"),),
+        "a store that was purged is reopened without its barriers", "pagedkv/tiers/disk/ages.py",
+        (("self.barriers = next_generation, dict(barriers)", "self.barriers = next_generation, {}"),),
         ("test_a_purged_namespace_is_gone_after_reopening",),
     ),
     Mutant(
@@ -217,11 +218,11 @@ FILES = (
     ),
     Mutant(
         "a store of an unknown version is opened", STORE,
-        (("if found.major != MAJOR or found.incompat:", "if False:"),),
+        (("        if not found.is_known:", "        if False:"),),
         ("test_an_unknown_version_or_feature_is_refused",),
     ),
     Mutant(
-        "a file that was cut is opened", SEGMENTS,
+        "a file that was cut is opened", FILES,
         (("                if found != size:", "                if False:"),),
         ("test_a_segment_of_the_wrong_size_is_refused",),
     ),
@@ -246,7 +247,7 @@ FILES = (
         ("test_a_dead_disk_is_off_and_costs_no_more_calls",),
     ),
     Mutant(
-        "a write beyond the limit of file sizes is tried", SEGMENTS,
+        "a write beyond the limit of file sizes is tried", FILES,
         (("return self.geometry.segment_bytes(0) > file_size_limit()", "return False"),),
         ("test_a_limit_of_file_sizes_is_no_signal",),
     ),

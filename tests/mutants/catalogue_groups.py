@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 TAILS, POINTS, TABLE = "pagedkv/_core/tails.pyx", "pagedkv/_core/points.pyx", "pagedkv/_core/block_table.pyx"
 ROOM, MOVES, POOL = "pagedkv/_core/group_room.pyx", "pagedkv/_core/tail_moves.pyx", "pagedkv/_core/block_pool.pyx"
-NEEDS = "pagedkv/scheduler/needs.py"
+NEEDS, COPIES = "pagedkv/scheduler/needs.py", "pagedkv/_core/point_copies.pyx"
 COMPUTED = "blocks_in(row.computed, self.block_size, self.shift)"
 AGREES = "test_the_core_over_groups_is_the_models_equal[{}]"
 
@@ -114,12 +114,13 @@ MUTANTS = (
     ),
     Mutant(
         "a tail that could not be read is hit again", MOVES,
-        (("    elif (tried if t.promotes else not stays):", "    elif not t.promotes and not stays:"),),
+        (("    elif not copies and (tried if t.promotes else not stays):",
+          "    elif not copies and not t.promotes and not stays:"),),
         ("test_a_tail_that_cannot_be_read_costs_its_hit_and_nothing_else",),
     ),
     Mutant(
         "room that is on its way is made again", ROOM,
-        (("        if leaving(p, tier) >= lacking or not", "        if not"),),
+        (("        if leaving(p, tier) >= missing or not", "        if not"),),
         ("test_room_that_is_on_its_way_is_not_made_twice",),
     ),
     Mutant(
@@ -129,12 +130,12 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt that no tier below holds pushes all others out", ROOM,
-        (("    return extents <= 0\n", "    return True\n"),),
+        (("    return fits >= 1\n", "    return True\n"),),
         ("test_a_prompt_that_no_tier_below_holds_leaves_the_others_there",),
     ),
     Mutant(
         "the newest blocks of a namespace are lost to its quota below", ROOM,
-        (("    if k > quota_left(p, n, lower): ", "    if False: "),),
+        (("    if more[0] > quota_left(p, n, lower): ", "    if False: "),),
         ("test_a_quota_bounds_what_a_namespace_has_in_the_host",),
     ),
     Mutant(
@@ -206,5 +207,59 @@ MUTANTS = (
         "pages of another namespace are not zeroed", "pagedkv/cache/scrub.py",
         (("                zero(group, self._given(part, starts, lookahead, none)[0])\n", "                pass\n"),),
         ("test_no_page_shows_another_namespaces_numbers",),
+    ),
+    Mutant(
+        "a point is restored without its whole tail", "pagedkv/cache/points_found.py",
+        (("= np.all(begins <= boundaries - needs, axis=0)", "= np.ones(len(run.found), np.bool_)"),),
+        ("test_after_a_crash_each_prompt_hits_as_far_as_the_store_allows",),
+    ),
+    Mutant(
+        "of a long stretch of pages the last ones alone are restored", "pagedkv/cache/points_found.py",
+        (("        if step:\n", "        if False:\n"),),
+        ("test_after_a_crash_each_prompt_hits_as_far_as_the_store_allows",),
+    ),
+    Mutant(
+        "a path is written before the tail of its point", COPIES,
+        (("    if missing <= most and not has_point_in(p, n, tier):\n",
+          "    copy_path(p, n, tier, <int32_t>more[0], reason, &group)\n"
+          "    if missing <= most and not has_point_in(p, n, tier):\n"),),
+        ("test_a_tail_is_decided_before_the_last_blocks_of_its_path",),
+    ),
+    Mutant(
+        "a copy of a tail takes its point along", MOVES,
+        (("            if not copies and not stays and not", "            if not stays and not"),),
+        ("test_a_copied_point_is_where_it_was_and_below",),
+    ),
+    Mutant(
+        "a tail on its way down is not read up", MOVES,
+        (("    return rising_tail(p, n) >= 0\n", "    return p.fates[n].tails & ~POINTS != 0\n"),),
+        ("test_a_tail_is_read_while_a_copy_of_it_goes_down",),
+    ),
+    Mutant(
+        "copies go on while a tail is read from below", MOVES,
+        (("    p.num_reading[src] += t.promotes\n", ""), ("    p.num_reading[src] -= t.promotes\n", "")),
+        ("test_nothing_is_copied_while_a_tail_is_read_from_below",),
+    ),
+    Mutant(
+        "a mirrored run never comes to the host", ROOM,
+        (("    if lower == NIL or others == 0:\n        return lower != NIL\n",
+          "    if True:\n        return others == 0 and lower != NIL\n"),),
+        ("test_a_mirrored_point_goes_to_the_host_all_the_same",),
+    ),
+    Mutant(
+        "an extent changes hands with its former headers", "pagedkv/tiers/disk/lanes.py",
+        (("if not self.slots[before].bury(there).all():\n", "if there is None:\n"),),
+        ("test_an_extent_that_changes_hands_forgets_its_former_pages",
+         "test_a_purged_page_does_not_come_back_from_an_extent_that_changed_hands"),
+    ),
+    Mutant(
+        "headers that a crash brings back stay beside those of another lane", "pagedkv/tiers/disk/lanes.py",
+        (("                kept[owner] = self._without(kept[owner], owner, lane, slots)\n", "                pass\n"),),
+        ("test_headers_of_two_lanes_in_one_extent_are_those_of_the_last_one",),
+    ),
+    Mutant(
+        "a store of other groups of layers is opened", "pagedkv/tiers/disk/store.py",
+        (("        if found.lanes != self.lanes:\n", "        if False:\n"),),
+        ("test_a_store_of_other_groups_is_refused_with_the_group",),
     ),
 )  # fmt: skip

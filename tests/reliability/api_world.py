@@ -85,7 +85,8 @@ class ApiWorld:
         far = [(1, 0, 1, -1, 0), (1, 0, 1, 0, SLOTS), (1, 0, 1, 2**31 - 1, 0), (1, 9, 1, 0, 0), (1, 2, 2, 0, 1)]
         doubled = [(1, 0, 1, 0, 5), (2, 0, 1, 1, 5)]
         return [
-            self.frozen, self.arena[:, ::-1], self.arena[::2], self.arena[:1, :-1], self.arena[:1].astype(np.int8),
+            self.frozen, self.arena[:, ::-1],
+            np.broadcast_to(self.arena[0], (2, small.BLOCK_BYTES)), self.arena[:1, :-1], self.arena[:1].astype(np.int8),
             [short], [self.records[0], short], [0, 0], [SLOTS], [-1], [2**31], np.array(doubled, MOVE),
             *(np.array([move], MOVE) for move in far),
         ]  # fmt: skip

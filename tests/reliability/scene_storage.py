@@ -17,7 +17,7 @@ from pagedkv.cache.device_kv import DeviceKV
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.tiers import DeviceTier, HostTier, Mover, Name, Record, StoredBlock, Ticket
-from pagedkv.tiers.disk.slots import DiskStats
+from pagedkv.tiers.disk.stats import DiskStats
 
 if TYPE_CHECKING:
     from tests.reliability.virtual_cache import Scene

@@ -18,6 +18,7 @@ import pytest
 from pagedkv.errors import ClosedError, TierError
 from pagedkv.tiers import DiskTier, HostTier, Mover
 from pagedkv.tiers.disk.circuit_breaker import FIRST_REST_S, CircuitBreaker
+from pagedkv.tiers.disk.segment_files import SegmentFiles
 from pagedkv.tiers.disk.segments import Segments
 from pagedkv.tiers.disk.superblock import MAX_PURGES
 from pagedkv.tiers.mover.hangs import HANG_S as SHIPPED_HANG_S
@@ -291,14 +292,14 @@ def test_a_call_that_comes_back_while_a_tier_closes_and_the_closer_never_both_en
 
 def test_a_tier_closes_while_another_thread_hangs_in_flush_and_that_one_closes_the_files(open_tier, monkeypatch):
     tier, inside, go = open_tier(), threading.Event(), threading.Event()
-    sync = Segments.sync
+    sync = SegmentFiles.sync
 
     def stuck(segments):
         inside.set()
         assert go.wait(TIMEOUT_S)
         sync(segments)
 
-    monkeypatch.setattr(Segments, "sync", stuck)
+    monkeypatch.setattr(SegmentFiles, "sync", stuck)
     monkeypatch.setattr("pagedkv.tiers.disk.tier.HANG_S", 0)
     thread = threading.Thread(target=tier.flush)
     thread.start()
@@ -317,14 +318,14 @@ def test_a_purge_that_takes_long_holds_up_nobody_and_costs_nobody_else_a_block(o
     assert tier.write([0, 1], [name_of(0), name_of(1)], arena, [0, 1]).all()
     for number in range(MAX_PURGES):
         tier.purge(number.to_bytes(32, "big"))
-    sync = Segments.sync
+    sync = SegmentFiles.sync
 
     def slow(segments):
         inside.set()
         assert go.wait(TIMEOUT_S)
         sync(segments)
 
-    monkeypatch.setattr(Segments, "sync", slow)
+    monkeypatch.setattr(SegmentFiles, "sync", slow)
     thread = threading.Thread(target=tier.purge, args=[b"z" * 32])
     thread.start()
     assert inside.wait(TIMEOUT_S)
@@ -345,8 +346,8 @@ def test_a_purge_during_which_a_call_hangs_forgets_nothing_of_others(open_tier, 
     assert tier.write([0], [name_of(0)], arena, [0]).all()
     for number in range(MAX_PURGES):
         tier.purge(number.to_bytes(32, "big"))
-    sync = Segments.sync
-    monkeypatch.setattr(Segments, "sync", lambda segments: (sync(segments), tier.call_hangs(1)))
+    sync = SegmentFiles.sync
+    monkeypatch.setattr(SegmentFiles, "sync", lambda segments: (sync(segments), tier.call_hangs(1)))
     with pytest.raises(TierError, match="may come back after a restart"):
         tier.purge(b"z" * 32)
     tier.call_came_back()

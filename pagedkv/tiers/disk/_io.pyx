@@ -102,11 +102,11 @@ cdef size_t GROUP_BYTES = 256 << 10  # moved before it is summed: stays in L2, s
 cdef Py_ssize_t STREAM_BYTES = 4 << 20  # batches from here on leave the caches alone
 
 
-def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
-                uint8_t[:, ::1] dst, const int32_t[::1] dst_blocks) -> None:
+def copy_blocks(const uint8_t[:, :] src, const int32_t[::1] src_blocks,
+                uint8_t[:, :] dst, const int32_t[::1] dst_blocks) -> None:
     """Copy rows `src_blocks` of `src` to rows `dst_blocks` of `dst`, in that order.
 
-    Both are [*, block_bytes].
+    Both are [*, block_bytes], the bytes of a row side by side; rows may lie apart.
 
     Raises
     ------
@@ -118,8 +118,8 @@ def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
         raise InvalidArgument(f"{count} source blocks but {dst_blocks.shape[0]} destination blocks")
     if dst.shape[1] != block_bytes:
         raise InvalidArgument(f"source blocks have {block_bytes} bytes, destination blocks {dst.shape[1]}")
-    check_rows(src_blocks, src.shape[0], "source")
-    check_rows(dst_blocks, dst.shape[0], "destination")
+    check_rows(src_blocks, src.shape[0], src.strides[1], "source")
+    check_rows(dst_blocks, dst.shape[0], dst.strides[1], "destination")
     with nogil:
         for i in range(count):
             if count * block_bytes >= STREAM_BYTES:
@@ -129,7 +129,7 @@ def copy_blocks(const uint8_t[:, ::1] src, const int32_t[::1] src_blocks,
 
 
 def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1] headers,
-              uint8_t[:, ::1] rows, const int32_t[::1] indices, int64_t[::1] outcomes,
+              uint8_t[:, :] rows, const int32_t[::1] indices, int64_t[::1] outcomes,
               const uint64_t[::1] seeds, uint64_t[:, ::1] sums, *, whole: bool = False) -> None:
     """Read n slots from files, headers and payloads.
 
@@ -144,7 +144,7 @@ def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
     check_headers(headers, count)
-    check_rows(indices, rows.shape[0], "destination")
+    check_rows(indices, rows.shape[0], rows.strides[1], "destination")
     cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
     if whole:
         shards.group = max(<size_t> 1, shards.count)
@@ -154,7 +154,7 @@ def file_read(const int32_t[::1] fds, const int64_t[::1] offsets, uint8_t[:, ::1
                                     &rows[indices[i], 0], shards, seeds[i], sums_at(sums, i))
 
 
-def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[:, ::1] rows,
+def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[:, :] rows,
                  const int32_t[::1] indices, int64_t[::1] outcomes,
                  const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
     """As `file_read`, from addresses in a file mapping.
@@ -164,7 +164,7 @@ def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[
     cdef Py_ssize_t count = addresses.shape[0], i
     check_batch(count, count, indices.shape[0], outcomes.shape[0])
     check_headers(headers, count)
-    check_rows(indices, rows.shape[0], "destination")
+    check_rows(indices, rows.shape[0], rows.strides[1], "destination")
     cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
     with nogil:
         for i in range(count):
@@ -172,7 +172,7 @@ def mapping_read(const int64_t[::1] addresses, uint8_t[:, ::1] headers, uint8_t[
                                     &rows[indices[i], 0], shards, seeds[i], sums_at(sums, i))
 
 
-def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t[:, ::1] rows,
+def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t[:, :] rows,
                const int32_t[::1] indices, int64_t[::1] outcomes,
                const uint64_t[::1] seeds, uint64_t[:, ::1] sums) -> None:
     """Write row `indices[i]` of `rows` [*, row_bytes] at `offsets[i]` of `fds[i]`.
@@ -181,7 +181,7 @@ def file_write(const int32_t[::1] fds, const int64_t[::1] offsets, const uint8_t
     """
     cdef Py_ssize_t count = fds.shape[0], i
     check_batch(count, offsets.shape[0], indices.shape[0], outcomes.shape[0])
-    check_rows(indices, rows.shape[0], "source")
+    check_rows(indices, rows.shape[0], rows.strides[1], "source")
     cdef Shards shards = shards_of(rows.shape[1], count, seeds, sums)
     with nogil:
         for i in range(count):
@@ -252,8 +252,10 @@ cdef inline uint64_t *sums_at(uint64_t[:, ::1] sums, Py_ssize_t row) noexcept no
     return &sums[row, 0] if sums.shape[1] else NULL
 
 
-cdef int check_rows(const int32_t[::1] indices, Py_ssize_t num_rows, str what) except -1:
+cdef int check_rows(const int32_t[::1] indices, Py_ssize_t num_rows, Py_ssize_t apart, str what) except -1:
     cdef Py_ssize_t i
+    if apart != 1:
+        raise InvalidArgument(f"the bytes of a {what} block must lie side by side")
     for i in range(indices.shape[0]):
         if indices[i] < 0 or indices[i] >= num_rows:
             raise InvalidArgument(f"{what} block {indices[i]} is not in [0, {num_rows})")

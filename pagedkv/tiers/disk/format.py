@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,8 @@ class Geometry:
     block_tokens : tokens of a block.
     shards : equal parts of a block with a sum each (one per layer lets a layer be checked alone).
     segment_slots : slots of one segment file; the last file may have fewer.
+    extent_slots, extent_bytes : of a store for groups of layers: a segment is extents of so many bytes, each of which
+        holds so many slots and perhaps a rest. 0: slots lie one behind the other.
     """
 
     num_blocks: int
@@ -70,11 +73,19 @@ class Geometry:
     block_tokens: int
     shards: int
     segment_slots: int
+    extent_slots: int = 0
+    extent_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for item in fields(self):
+        for item in fields(self)[:5]:
             if getattr(self, item.name) < 1:
                 raise InvalidArgument(f"{item.name} must be at least 1, not {getattr(self, item.name)}")
+        if self.extent_slots and (
+            self.extent_slots * self.slot_bytes > self.extent_bytes
+            or self.num_blocks % self.extent_slots
+            or self.segment_slots % self.extent_slots
+        ):
+            raise InvalidArgument(f"extents of {self.extent_bytes} bytes do not hold {self.extent_slots} slots each")
         if self.block_bytes % self.shards:
             raise InvalidArgument(f"block_bytes {self.block_bytes} does not divide into {self.shards} equal shards")
         if self.num_blocks >= 2**31 or self.segment_slots * self.slot_bytes >= 2**62:
@@ -108,7 +119,21 @@ class Geometry:
     def segment_bytes(self, segment: int) -> int:
         """Exact size of one segment file."""
         slots = min(self.segment_slots, self.num_blocks - segment * self.segment_slots)
-        return slots * self.slot_bytes
+        return slots // self.extent_slots * self.extent_bytes if self.extent_slots else slots * self.slot_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all segment files."""
+        whole, rest = divmod(self.num_blocks, self.segment_slots)
+        return whole * self.segment_bytes(0) + (self.segment_bytes(whole) if rest else 0)
+
+    def places(self, slots: NDArray[np.signedinteger[Any]]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Of n slots the segments [n], and the bytes before each slot in its segment [n]."""
+        segment, index = np.divmod(slots.astype(np.int64), self.segment_slots)
+        if not self.extent_slots:
+            return segment, index * self.slot_bytes
+        extent, index = np.divmod(index, self.extent_slots)
+        return segment, extent * self.extent_bytes + index * self.slot_bytes
 
 
 def pages(num_bytes: int) -> int:

@@ -39,7 +39,7 @@ def grow(directory: Directory, old: Geometry, new: Geometry, save: Callable[[], 
     OSError
         The device refused; the store has its old size, or after a crash perhaps the new one.
     """
-    wanted, free = (new.num_blocks - old.num_blocks) * new.slot_bytes, directory.free_bytes()
+    wanted, free = new.total_bytes - old.total_bytes, directory.free_bytes()
     if wanted > free:
         raise TierError(
             f"disk tier {directory.path} needs {wanted} bytes more to grow from {old.num_blocks} to {new.num_blocks} "

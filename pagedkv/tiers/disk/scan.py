@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pagedkv.threads.crew import Crew
 from pagedkv.tiers.base import Record
-from pagedkv.tiers.disk.format import SlotFormat, fields_of, intact
+from pagedkv.tiers.disk.format import SLOT_MAGIC, SlotFormat, fields_of, intact
 from pagedkv.tiers.disk.segments import Segments
 
 PART_BYTES = 4 << 20  # of headers read by one call without the GIL
@@ -92,6 +92,9 @@ class Scan:
         doubtful = ~whole
         sealed = intact(headers, sums)
         damaged = np.flatnonzero(whole & ~sealed)
-        doubtful[damaged[headers[damaged].any(axis=1)]] = True  # all zeros: never written
+        if self._form.geometry.extent_slots:  # another lane's payload may lie there
+            doubtful[damaged[fields_of(headers[damaged])["magic"] == np.void(SLOT_MAGIC)]] = True
+        else:
+            doubtful[damaged[headers[damaged].any(axis=1)]] = True  # all zeros: never written
         doubtful |= whole & sealed & (fields_of(headers)["epoch"] > self._form.epoch)  # would count in a later epoch
         return live, headers[live], doubtful

@@ -12,18 +12,18 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.observe.callbacks import Log
 from pagedkv.tiers.base import Record
-from pagedkv.tiers.disk.circuit_breaker import HANGS, CircuitBreaker, State
+from pagedkv.tiers.disk.ages import Ages
+from pagedkv.tiers.disk.circuit_breaker import HANGS, CircuitBreaker
 from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.scan import Found
 from pagedkv.tiers.disk.segments import Segments
@@ -31,33 +31,6 @@ from pagedkv.tiers.disk.segments import Segments
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
 BATCH_BYTES = 16 << 20  # moved by one call without the GIL
-MISS_REASONS = ("empty", "off", "io_error", "short", "header", "misplaced", "stale", "purged", "identity", "tokens",
-                "payload")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStats:
-    """Counters since the tier was opened, in blocks.
-
-    Attributes
-    ----------
-    state : ``"ok"``, ``"read_only"`` or ``"off"``, see :mod:`pagedkv.tiers.disk.circuit_breaker`.
-    blocks_read, blocks_written : served and stored.
-    misses : by reason, one of `MISS_REASONS` each.
-    write_errors : by the name of the errno.
-    writes_refused : not tried, because the tier does not write in its state.
-    hung : of calls that did not return in time and were given up.
-    progress_failures : calls of ``on_progress`` that raised an Exception.
-    """
-
-    state: State
-    blocks_read: int
-    blocks_written: int
-    misses: dict[str, int]
-    write_errors: dict[str, int]
-    writes_refused: int
-    hung: int = 0
-    progress_failures: int = 0
 
 
 class Slots:
@@ -69,8 +42,7 @@ class Slots:
     ----------
     segments : the open files.
     form : the store's header format.
-    next_generation : generation of the next write, higher than any before.
-    barriers : by namespace digest; records with a lower generation count no more.
+    ages : shared by all slots of a store.
     breaker : asked before every transfer and told of its outcome.
     where : the directory's name, for the log.
     """
@@ -79,22 +51,19 @@ class Slots:
         self,
         segments: Segments,
         form: SlotFormat,
-        next_generation: int,
-        barriers: dict[bytes, int],
+        ages: Ages,
         breaker: CircuitBreaker,
         where: str,
     ) -> None:
         self._segments, self._form, self._breaker, self._where = segments, form, breaker, where
-        self._lock = threading.RLock()  # a log handler, which is called with it, may ask for the statistics
+        self._ages, self._lock = ages, ages.lock
         self._counts: Counter[str] = Counter()
         self._logged: set[str] = set()
         count = form.geometry.num_blocks
         self._generations: NDArray[np.uint64] = np.zeros(count, np.uint64)
         self._namespaces: NDArray[np.int32] = np.full(count, -1, np.int32)  # index into _digests, of live slots
         self._digests: dict[bytes, int] = {}
-        self._barriers = dict(barriers)
         self._doubtful: set[int] = set()  # slots that hold nothing, but whose header on disk may say otherwise
-        self.next_generation = next_generation
 
     # ---- the contents of a reopened store
 
@@ -109,8 +78,8 @@ class Slots:
         rows, which = _distinct(found.namespaces)
         digests = [row.astype("<u8").tobytes() for row in rows]
         self._namespaces[slots] = np.array([self._number_of(digest) for digest in digests], np.int32)[which]
-        barriers = np.array([self._barriers.get(digest, 0) for digest in digests], np.uint64)[which]
-        surplus = (found.generations < barriers) | (found.generations >= self.next_generation)
+        barriers = np.array([self._ages.barriers.get(digest, 0) for digest in digests], np.uint64)[which]
+        surplus = (found.generations < barriers) | (found.generations >= self._ages.next)
         order = np.lexsort((found.generations, *found.keys.T))
         keys = found.keys[order]
         surplus[order[:-1][(keys[1:] == keys[:-1]).all(axis=1)]] = True
@@ -182,18 +151,13 @@ class Slots:
 
     # ---- purges
 
-    def void(self, namespace: bytes) -> None:
-        """Let nothing of a namespace count that was written before, or is being written now."""
+    def doubt(self, slots: NDArray[np.int64]) -> None:
+        """These hold nothing, but their headers on disk may say otherwise."""
         with self._lock:
-            self._barriers[namespace] = self.next_generation
-
-    def barriers(self) -> dict[bytes, int]:
-        """The purges that the superblock records."""
-        with self._lock:
-            return dict(self._barriers)
+            self._doubtful.update(slots.tolist())
 
     def bury_void(self) -> bool:
-        """Write tombstones over all void slots and sync; whether the barriers can go.
+        """Write tombstones over all void slots; whether none is left.
 
         No other call may be inside, except one that refuses.
 
@@ -204,39 +168,20 @@ class Slots:
         """
         with self._lock:
             surplus = self._void_or_doubtful()
-        done = bool(self.bury(surplus).all())
-        self._segments.sync()
-        if done:
-            self._barriers.clear()
-        return done
+        return bool(self.bury(surplus).all())
 
-    def forget_all(self) -> None:
-        """Every slot holds nothing, and a new epoch begins. Who may be inside: as `bury_void`.
-
-        An epoch is numbered like a generation, so that no number comes again, not even that of an epoch which did not
-        reach the superblock before a crash.
-        """
-        self._form = replace(self._form, epoch=max(self._form.epoch + 1, self.next_generation))
-        self.next_generation = self._form.epoch + 1
+    def forget_all(self, epoch: int) -> None:
+        """Every slot holds nothing, and a new epoch begins. Who may be inside: as `bury_void`."""
+        self._form = replace(self._form, epoch=epoch)
         with self._lock:
             self._generations[:] = 0
             self._namespaces[:] = -1
             self._doubtful.clear()
-            self._barriers.clear()
 
-    def stats(self) -> DiskStats:
-        """Counters so far."""
+    def counts(self) -> Counter[str]:
+        """Counters so far, for `stats_of`."""
         with self._lock:
-            counts = dict(self._counts)
-        return DiskStats(
-            state=self._breaker.state,
-            blocks_read=counts.get("read", 0),
-            blocks_written=counts.get("written", 0),
-            misses={reason: counts.get(f"miss {reason}", 0) for reason in MISS_REASONS},
-            write_errors={what.removeprefix("write "): n for what, n in counts.items() if what.startswith("write ")},
-            writes_refused=counts.get("refused", 0),
-            hung=counts.get("hung", 0),
-        )
+            return Counter(self._counts)
 
     def count_hung(self, num_blocks: int) -> None:
         """A call for so many blocks hangs."""
@@ -247,10 +192,11 @@ class Slots:
 
     def _void_or_doubtful(self) -> NDArray[np.int32]:
         """Slots that hold void blocks, or none although their headers may say otherwise."""
-        numbers = [self._digests[digest] for digest in self._barriers if digest in self._digests]
+        purged = self._ages.barriers
+        numbers = [self._digests[digest] for digest in purged if digest in self._digests]
         void: NDArray[np.intp] = np.flatnonzero(np.isin(self._namespaces, numbers) & (self._generations != 0))
         names = {number: digest for digest, number in self._digests.items()}
-        barriers = np.array([self._barriers[names[number]] for number in self._namespaces[void].tolist()], np.uint64)
+        barriers = np.array([purged[names[number]] for number in self._namespaces[void].tolist()], np.uint64)
         doubtful = np.array(sorted(self._doubtful), np.int64)
         return np.union1d(void[self._generations[void] < barriers], doubtful).astype(np.int32)
 
@@ -267,9 +213,7 @@ class Slots:
     ) -> NDArray[np.bool_]:
         if not self._breaker.may_write():
             return self.refuse_write(slots)
-        with self._lock:
-            first = self.next_generation
-            self.next_generation += slots.size
+        first = self._ages.take(slots.size)
         ok, form = self._bury(slots, True), self._form
         chosen = np.flatnonzero(ok)
         slots, named = slots[ok], [(first + i, records[i]) for i in chosen.tolist()]
@@ -364,7 +308,7 @@ class Slots:
 
     def _is_void(self, record: Record, generation: int) -> bool:
         """Whether a record's namespace was purged after it was written."""
-        return generation < self._barriers.get(record.namespace, 0)
+        return generation < self._ages.barriers.get(record.namespace, 0)
 
     def _number_of(self, namespace: bytes) -> int:
         return self._digests.setdefault(namespace, len(self._digests))

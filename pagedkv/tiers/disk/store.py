@@ -21,8 +21,18 @@ from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit, read_
 from pagedkv.tiers.disk.directory import GROWING, KEY, RESTART, SUPER, SUPER_NEW, Directory
 from pagedkv.tiers.disk.format import PAGE, Geometry
 from pagedkv.tiers.disk.growth import cut, grow
-from pagedkv.tiers.disk.segments import PageCache, ReadPath, Segments
-from pagedkv.tiers.disk.superblock import MAJOR, RESERVED_GENERATIONS, Superblock, key_check, pack_super, parse_super
+from pagedkv.tiers.disk.lane import Lane, first_geometry, lane_geometries
+from pagedkv.tiers.disk.segment_files import PageCache, ReadPath, SegmentFiles
+from pagedkv.tiers.disk.segments import Segments
+from pagedkv.tiers.disk.superblock import (
+    MAJOR,
+    MAJOR_WITH_LANES,
+    RESERVED_GENERATIONS,
+    Superblock,
+    key_check,
+    pack_super,
+    parse_super,
+)
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
 
@@ -37,6 +47,7 @@ class Store:
     path, network_fs : see `Directory`.
     num_blocks, block_bytes, block_tokens, shards, segment_bytes, fingerprint : of an existing store,
         which must match; or to make one with.
+    lanes : groups of layers; then `num_blocks` counts extents, and `block_bytes` and `shards` are the lanes'.
     read_path, page_cache : see `Segments`.
     on_mismatch : ``"refuse"``, or ``"reset"`` to replace a store that is damaged or another one by a new, empty one.
 
@@ -67,12 +78,17 @@ class Store:
         page_cache: PageCache,
         on_mismatch: OnMismatch,
         network_fs: bool,
+        lanes: tuple[Lane, ...] = (),
     ) -> None:
-        one = Geometry(num_blocks, block_bytes, block_tokens, shards, 1)
-        self.geometry = replace(one, segment_slots=max(1, segment_bytes // one.slot_bytes))
+        if lanes:
+            self.geometry = first_geometry(num_blocks, lanes, block_tokens, segment_bytes)
+        else:
+            one = Geometry(num_blocks, block_bytes, block_tokens, shards, 1)
+            self.geometry = replace(one, segment_slots=max(1, segment_bytes // one.slot_bytes))
+        self.lanes = lanes
         self._fingerprint, self._read_path, self._page_cache = fingerprint, read_path, page_cache
         self._super_fd = -1
-        self._segments: Segments | None = None
+        self._segments: tuple[Segments, ...] = ()
         self.directory = Directory(path, network_fs=network_fs)
         self.superblock: Superblock
         try:
@@ -92,10 +108,15 @@ class Store:
             raise
 
     @property
-    def segments(self) -> Segments:
-        """The open segment files."""
-        assert self._segments is not None
+    def segments(self) -> tuple[Segments, ...]:
+        """The slots of each lane in the open segment files; one without lanes."""
+        assert self._segments
         return self._segments
+
+    @property
+    def files(self) -> SegmentFiles:
+        """The open segment files."""
+        return self.segments[0].files
 
     def update(self, **changes: Any) -> None:
         """Change the superblock.
@@ -131,9 +152,9 @@ class Store:
             self.close()
 
     def _close_files(self) -> None:
-        if self._segments is not None:
-            self._segments.close()
-            self._segments = None
+        if self._segments:
+            self._segments[0].files.close()
+            self._segments = ()
         if self._super_fd >= 0:
             close_quietly(self._super_fd)
             self._super_fd = -1
@@ -177,6 +198,7 @@ class Store:
             self.superblock = Superblock(
                 self.geometry, self._fingerprint, uuid, seqno=1, epoch=1, clean=True, next_generation=1,
                 created_at=int(time.time()), key_check=key_check(uuid, self.secret),
+                major=MAJOR_WITH_LANES if self.lanes else MAJOR, lanes=self.lanes,
             )  # fmt: skip
             self.update()
             os.rename(SUPER_NEW, SUPER, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
@@ -200,7 +222,7 @@ class Store:
         asked, self.geometry = self.geometry, self.superblock.geometry
         self._segments = self._open_segments(make=False)  # a damaged store must not grow
         if asked != self.geometry:
-            self._segments.close()
+            self._segments[0].files.close()
             self._grow(asked)
             self._segments = self._open_segments(make=False)
 
@@ -222,10 +244,11 @@ class Store:
                 f"it once where it can be written"
             )
 
-    def _open_segments(self, *, make: bool) -> Segments:
-        return Segments(
+    def _open_segments(self, *, make: bool) -> tuple[Segments, ...]:
+        files = SegmentFiles(
             self.directory, self.geometry, make=make, read_path=self._read_path, page_cache=self._page_cache
         )
+        return tuple(Segments(files, geometry) for geometry in lane_geometries(self.geometry, self.lanes))
 
     def _read_super(self) -> Superblock:
         path = self.directory.path
@@ -242,11 +265,13 @@ class Store:
     def _check_layout(self) -> None:
         found, path, ours = self.superblock, self.directory.path, self._fingerprint
         remedy = "use another directory, or start an empty cache in this one (on_mismatch='reset')"
-        if found.major != MAJOR or found.incompat:
+        if not found.is_known:
             raise LayoutMismatch(
                 f"disk tier {path} has format {found.major} (feature bits {found.incompat:#x}), this pagedkv "
-                f"knows format {MAJOR} and no feature bits; {remedy}"
+                f"knows formats {MAJOR} and {MAJOR_WITH_LANES} and no feature bits; {remedy}"
             )
+        if found.lanes != self.lanes:
+            raise LayoutMismatch(f"disk tier {path} {_other_lanes(found.lanes, self.lanes)}; {remedy}")
         if found.fingerprint != ours:
             raise LayoutMismatch(
                 f"disk tier {path} holds blocks of another model or layout (fingerprint "
@@ -264,8 +289,22 @@ class Store:
             )
 
 
+def _other_lanes(there: tuple[Lane, ...], asked: tuple[Lane, ...]) -> str:
+    """How a store's groups of layers differ from those that are asked for."""
+    if not there or not asked:
+        kept = "all tokens of every layer", f"{len(there or asked)} groups of layers, each as far as it sees"
+        holds, wants = kept if asked else reversed(kept)
+        return f"keeps {holds}, asked was a store that keeps {wants} (by_group={bool(asked)})"
+    for number, (one, other) in enumerate(zip(there, asked)):
+        if one != other:
+            return f"was made with another group {number} of layers: {one}; asked was: {other}"
+    return f"was made with {len(there)} groups of layers, asked was {len(asked)}"
+
+
 def _size_of(g: Geometry) -> str:
     """A store's size in blocks and in bytes, as callers may have said it."""
+    if g.extent_slots:
+        return f"{g.num_blocks // g.extent_slots} extents ({format_size(g.total_bytes)} with headers)"
     return f"{g.num_blocks} blocks ({format_size(g.num_blocks * g.slot_bytes)} with headers)"
 
 

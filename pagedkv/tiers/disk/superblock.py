@@ -1,10 +1,13 @@
-"""The superblock of a store, format version 1: its identity, and what in it is void.
+"""The superblock of a store: its identity, and what in it is void.
 
 Two copies of 4 KiB, always written one after the other with the same content, each ending in a sum of its own:
 whatever one power failure or one damaged page takes, the other copy says the same or, where the first was just
 being replaced, has the state before.
 
-    SUPER fields | purges: (namespace digest 32, barrier u64) [n_purges] | 0... | sum u64
+    SUPER fields | lanes (lane.py) | purges: (namespace digest 32, barrier u64) [n_purges] | 0... | sum u64
+
+Format version 1 has no lanes. Version 2 is that of stores for groups of layers: its SUPER fields have the sizes of lane
+0, and their length says where the purges begin.
 
 A purge makes every record of its namespace with a generation below its barrier void, whatever lies in the slots.
 That is one small write, so it can be made durable before the caller is told, and no crash can take it back.
@@ -16,12 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.tiers.disk.format import PAGE, SUM, Geometry, seal, sealed
+from pagedkv.tiers.disk.lane import Lane, extent_bytes_of, lane_geometries, pack_lanes, parse_lanes
 
-MAJOR, MINOR = 1, 0
+MAJOR, MAJOR_WITH_LANES, MINOR = 1, 2, 0
 ENDIAN = 0x01020304
 SUPER_MAGIC = b"PGKVSB\r\n"
 HASH_BLAKE2B, SUM_XXH3_64 = 1, 1
@@ -33,7 +38,7 @@ RESERVED_GENERATIONS = 1 << 40  # per opening: a write each microsecond uses the
 # token width, key hash, sum kind, clean, next generation, created at, key check, number of purges
 SUPER = struct.Struct("<8sHHIIQQ16sQQ32sQQQQQIIBBBBQQ16sI")
 PURGE = struct.Struct("<32sQ")
-MAX_PURGES = (PAGE - SUM.size - SUPER.size) // PURGE.size
+MAX_PURGES = (PAGE - SUM.size - SUPER.size) // PURGE.size  # without lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,15 @@ class Superblock:
 
     Attributes
     ----------
-    geometry, fingerprint, uuid, created_at : as the store was made.
+    geometry, fingerprint, uuid, created_at : as the store was made; of several lanes, the sizes of lane 0.
     seqno : decides between the two copies: the higher valid one counts.
     epoch : records of other epochs count no more.
     clean : whether the store was closed properly. Only a statistic.
     next_generation : no record has this generation or a higher one.
     key_check : see `key_check`.
-    purges : (namespace digest, barrier) at most once per namespace, `MAX_PURGES` at most.
+    purges : (namespace digest, barrier) at most once per namespace, `most_purges` at most.
     major, incompat : of the format; others than ours are for the caller to refuse.
+    lanes : of a store for groups of layers, all of them; empty: its slots are all alike.
     """
 
     geometry: Geometry
@@ -64,6 +70,17 @@ class Superblock:
     purges: tuple[tuple[bytes, int], ...] = ()
     major: int = MAJOR
     incompat: int = 0
+    lanes: tuple[Lane, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this version of pagedkv knows the format."""
+        return self.major == (MAJOR_WITH_LANES if self.lanes else MAJOR) and not self.incompat
+
+
+def most_purges(lanes: Sequence[Lane]) -> int:
+    """Purges that a superblock has room for beside these lanes."""
+    return (PAGE - SUM.size - SUPER.size - len(pack_lanes(lanes))) // PURGE.size
 
 
 def key_check(uuid: bytes, secret: bytes) -> bytes:
@@ -73,16 +90,18 @@ def key_check(uuid: bytes, secret: bytes) -> bytes:
 
 def pack_super(state: Superblock) -> bytes:
     """4 KiB for either copy."""
-    g = state.geometry
+    g, lanes = state.geometry, pack_lanes(state.lanes)
     body = SUPER.pack(
-        SUPER_MAGIC, state.major, MINOR, SUPER.size, ENDIAN, state.incompat, 0, state.uuid, state.seqno,
+        SUPER_MAGIC, state.major, MINOR, SUPER.size + len(lanes), ENDIAN, state.incompat, 0, state.uuid, state.seqno,
         state.epoch, state.fingerprint, g.num_blocks, g.block_bytes, g.header_bytes, g.slot_bytes,
         g.segment_slots, g.block_tokens, g.shards, 4, HASH_BLAKE2B, SUM_XXH3_64, state.clean,
         state.next_generation, state.created_at, state.key_check, len(state.purges),
     )  # fmt: skip
-    body += b"".join(PURGE.pack(*purge) for purge in state.purges)
+    body += lanes + b"".join(PURGE.pack(*purge) for purge in state.purges)
     if len(body) > PAGE - SUM.size:
-        raise InvalidArgument(f"{len(state.purges)} purges do not fit a superblock, at most {MAX_PURGES} do")
+        raise InvalidArgument(
+            f"{len(state.purges)} purges do not fit a superblock, at most {most_purges(state.lanes)} do"
+        )
     return seal(body.ljust(PAGE - SUM.size, b"\0"), 0)
 
 
@@ -99,24 +118,31 @@ def parse_super(page: bytes) -> Superblock | None:
     if len(page) != PAGE or not sealed(page, 0):
         return None
     (
-        magic, major, _, _, endian, incompat, _, uuid, seqno, epoch, fingerprint, num_blocks, block_bytes,
+        magic, major, _, length, endian, incompat, _, uuid, seqno, epoch, fingerprint, num_blocks, block_bytes,
         header_bytes, slot_bytes, segment_slots, block_tokens, shards, token_bytes, key_hash, sum_kind, clean,
         next_generation, created_at, check, num_purges,
     ) = SUPER.unpack_from(page)  # fmt: skip
     if magic != SUPER_MAGIC:
         return None
     purges: tuple[tuple[bytes, int], ...] = ()
-    if major != MAJOR or incompat:  # another format's sizes mean nothing here; the caller refuses it
+    lanes: tuple[Lane, ...] = ()
+    if major not in (MAJOR, MAJOR_WITH_LANES) or incompat:  # its sizes mean nothing here; the caller refuses it
         geometry = Geometry(1, 1, 1, 1, 1)
     else:
-        geometry = Geometry(num_blocks, block_bytes, block_tokens, shards, segment_slots)
+        extents = (0, 0)
+        if major == MAJOR_WITH_LANES:
+            lanes = parse_lanes(page[SUPER.size : min(length, PAGE)])
+            extents = lanes[0].per_extent, extent_bytes_of(lanes, block_tokens)
+        geometry = Geometry(num_blocks, block_bytes, block_tokens, shards, segment_slots, *extents)
+        if lane_geometries(geometry, lanes)[0] != geometry:
+            raise InvalidArgument("the superblock's sizes are not those of its first group of layers")
         kinds = (endian, token_bytes, key_hash, sum_kind)
         derived = (geometry.header_bytes, geometry.slot_bytes)
         if (header_bytes, slot_bytes) != derived or kinds != (ENDIAN, 4, HASH_BLAKE2B, SUM_XXH3_64):
-            raise InvalidArgument("the superblock's sizes or kinds are not those of format version 1")
+            raise InvalidArgument(f"the superblock's sizes or kinds are not those of format version {major}")
         if max(seqno, epoch, next_generation) >= LARGEST_COUNT:
             raise InvalidArgument("the superblock's counters are beyond what any store can have reached")
-        purges = _purges(page, num_purges, next_generation)
+        purges = _purges(page, SUPER.size + len(pack_lanes(lanes)), num_purges, next_generation, most_purges(lanes))
     return Superblock(
         geometry,
         fingerprint,
@@ -130,13 +156,14 @@ def parse_super(page: bytes) -> Superblock | None:
         purges,
         major,
         incompat,
+        lanes,
     )
 
 
-def _purges(page: bytes, count: int, next_generation: int) -> tuple[tuple[bytes, int], ...]:
-    if count > MAX_PURGES:
-        raise InvalidArgument(f"the superblock names {count} purges, and {MAX_PURGES} fit into one")
-    found = tuple(PURGE.iter_unpack(page[SUPER.size : SUPER.size + count * PURGE.size]))
+def _purges(page: bytes, start: int, count: int, next_generation: int, most: int) -> tuple[tuple[bytes, int], ...]:
+    if count > most:
+        raise InvalidArgument(f"the superblock names {count} purges, and {most} fit into one")
+    found = tuple(PURGE.iter_unpack(page[start : start + count * PURGE.size]))
     if len({digest for digest, _ in found}) != count or any(barrier > next_generation for _, barrier in found):
         raise InvalidArgument("the superblock's purges contradict each other or its generations")
     return found

@@ -33,13 +33,16 @@ from pagedkv.spec.budgets import check_choice
 from pagedkv.threads.crew import Errand
 from pagedkv.tiers.base import DIGEST_BYTES, Record, block_ids, check_arena, check_size
 from pagedkv.tiers.disk._rw_gate import ReadersWriterGate
+from pagedkv.tiers.disk.ages import Ages
 from pagedkv.tiers.disk.circuit_breaker import CircuitBreaker, State
-from pagedkv.tiers.disk.format import SlotFormat
+from pagedkv.tiers.disk.format import Geometry, SlotFormat
+from pagedkv.tiers.disk.lane import Lane, lane_fingerprint, pack_lanes, parse_lanes
+from pagedkv.tiers.disk.lanes import Lanes
 from pagedkv.tiers.disk.scan import Scan
-from pagedkv.tiers.disk.segments import PageCache, ReadPath
-from pagedkv.tiers.disk.slots import DiskStats, Slots
+from pagedkv.tiers.disk.segment_files import PageCache, ReadPath
+from pagedkv.tiers.disk.stats import DiskStats
 from pagedkv.tiers.disk.store import OnMismatch, Store
-from pagedkv.tiers.disk.superblock import MAX_PURGES
+from pagedkv.tiers.disk.superblock import most_purges
 from pagedkv.tiers.mover.hangs import HANG_S
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
@@ -54,6 +57,37 @@ class StoredBlock:
     generation: int
 
 
+class DiskLane:
+    """One lane of a disk tier, as a tier (:class:`pagedkv.tiers.base.LeavableTier`)."""
+
+    name = "disk"
+
+    def __init__(self, tier: DiskTier, number: int, geometry: Geometry) -> None:
+        self._tier, self._number = tier, number
+        self.num_blocks, self.block_bytes = geometry.num_blocks, geometry.block_bytes
+        self.call_hangs, self.call_came_back, self.log_state = tier.call_hangs, tier.call_came_back, tier.log_state
+
+    @property
+    def is_off(self) -> bool:
+        """As :attr:`DiskTier.is_off`."""
+        return self._tier.is_off
+
+    def write(
+        self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], src_blocks: Any
+    ) -> NDArray[np.bool_]:
+        """As :meth:`DiskTier.write`."""
+        return self._tier.write(blocks, records, arena, src_blocks, lane=self._number)
+
+    def read(
+        self, blocks: Any, expected: Sequence[Record], arena: NDArray[np.uint8], dst_blocks: Any
+    ) -> NDArray[np.bool_]:
+        """As :meth:`DiskTier.read`."""
+        return self._tier.read(blocks, expected, arena, dst_blocks, lane=self._number)
+
+    def close(self) -> None:
+        """Nothing: the tier closes its files."""
+
+
 class DiskTier:
     """Blocks in a directory that this process alone has open.
 
@@ -65,6 +99,9 @@ class DiskTier:
     num_blocks, block_bytes : int
         Size of the store. A store that exists and has fewer blocks grows; it must have been made with the same
         `block_bytes`, and not with more blocks.
+    lanes : sequence of Lane, optional
+        For groups of layers, whose slots differ in size: `num_blocks` then counts extents, and `block_bytes` is the
+        page of lane 0. A lane is another tier of the same directory, see `lane`.
     fingerprint : 32 bytes
         Digest of everything the bytes depend on (model, weights, dtype, layout). Another one is refused.
     block_tokens : int
@@ -121,6 +158,7 @@ class DiskTier:
         network_fs: bool = False,
         on_progress: Callable[[int, int], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lanes: Sequence[Lane] = (),
     ) -> None:
         check_size(num_blocks, block_bytes)
         _check_arguments(fingerprint, block_tokens=block_tokens, shards=shards, segment_bytes=segment_bytes)
@@ -132,11 +170,12 @@ class DiskTier:
         for what, function in (("on_progress", on_progress), ("clock", clock)):
             if not callable(function) and not (what == "on_progress" and function is None):
                 raise WrongType(f"{what} must be callable, not {type(function).__name__}")
-        self.num_blocks, self.block_bytes = int(num_blocks), int(block_bytes)
-        self._block_tokens = block_tokens
+        if lanes:
+            parse_lanes(pack_lanes(lanes))
+        self.block_bytes, self._block_tokens = int(block_bytes), block_tokens
         self._store = Store(
             path,
-            self.num_blocks,
+            int(num_blocks),
             self.block_bytes,
             fingerprint=fingerprint,
             block_tokens=block_tokens,
@@ -146,15 +185,20 @@ class DiskTier:
             page_cache=page_cache,
             on_mismatch=on_mismatch,
             network_fs=network_fs,
+            lanes=tuple(lanes),
         )
         self._abandon = weakref.finalize(self, self._store.close)  # a tier dropped without close unlocks at least
         self._abandon.atexit = False  # a mover may still write then, to descriptors that were reused
         state = self._store.superblock
-        form = SlotFormat(self._store.geometry, state.uuid, fingerprint, state.epoch)
         self._breaker = CircuitBreaker(self.path, self._store.never_writes, Clock(clock))
-        self._slots = Slots(
-            self._store.segments, form, self._store.first_generation, dict(state.purges), self._breaker, self.path
-        )
+        self._ages = Ages(self._store.first_generation, dict(state.purges))
+        self._geometries = tuple(each.geometry for each in self._store.segments)
+        forms = [SlotFormat(each, state.uuid, fingerprint, state.epoch) for each in self._geometries]
+        if lanes:
+            forms = [replace(form, fingerprint=lane_fingerprint(fingerprint, i)) for i, form in enumerate(forms)]
+        self._lanes = Lanes(self._store.segments, forms, self._ages, self._breaker, self.path)
+        self.num_blocks = self._geometries[0].num_blocks
+        self._most_purges = most_purges(state.lanes)
         self._gate = ReadersWriterGate(f"disk tier {self.path}")
         self._purging = threading.Lock()
         self._ending: Errand | None = None  # the end of this tier, made by the first close
@@ -171,8 +215,8 @@ class DiskTier:
 
     def _take_over(self) -> None:
         if not self._store.was_clean:  # pages of a refused sync differ from the device
-            self._store.segments.forget_cached()
-        self._slots.adopt(Scan(self._store.segments, self._slots.form).everything(self._on_progress))
+            self._store.files.forget_cached()
+        self._lanes.take_over(self._on_progress)
         if self._store.superblock.purges and not self._store.never_writes:
             self._try_to_forget_purges()
 
@@ -189,7 +233,21 @@ class DiskTier:
     @property
     def write_bytes(self) -> int:
         """Most bytes that writing one block takes: tombstone, header and payload."""
-        return self._store.geometry.header_bytes + self._store.geometry.slot_bytes
+        return self.lane_write_bytes[0]
+
+    @property
+    def lane_write_bytes(self) -> tuple[int, ...]:
+        """The same by lane."""
+        return tuple(each.header_bytes + each.slot_bytes for each in self._geometries)
+
+    @property
+    def num_lanes(self) -> int:
+        """Sizes of slots in the store, 1 without lanes."""
+        return len(self._geometries)
+
+    def lane(self, number: int) -> DiskLane:
+        """The slots of one lane as a tier of their own, for a mover: open as long as this one."""
+        return DiskLane(self, number, self._geometries[number])
 
     @property
     def was_clean(self) -> bool:
@@ -205,7 +263,7 @@ class DiskTier:
         return self._breaker.state
 
     def write(
-        self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], src_blocks: Any
+        self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], src_blocks: Any, *, lane: int = 0
     ) -> NDArray[np.bool_]:
         """Store rows of an arena under their names.
 
@@ -217,6 +275,7 @@ class DiskTier:
         arena : uint8 [*, block_bytes], C-contiguous, CPU memory
         src_blocks : int32 [n]
             Rows of `arena`.
+        lane : of the slots.
 
         Returns
         -------
@@ -230,17 +289,17 @@ class DiskTier:
         ClosedError, TierError
             The tier is closed, or this process is a fork of the one that opened it.
         """
-        slots, rows = self._check(blocks, records, arena, src_blocks, "src_blocks")
+        slots, rows = self._check(blocks, records, arena, src_blocks, "src_blocks", lane)
         if np.unique(slots).size != slots.size:
             raise InvalidArgument("blocks must differ from each other in one write")
         with self._gate.inside(waits=False) as may:
             if not may:
-                return self._slots.refuse_write(slots)
+                return self._lanes.slots[lane].refuse_write(slots)
             self._check_owner()
-            return self._slots.write(slots, records, arena, rows)
+            return self._lanes.write(lane, slots, records, arena, rows)
 
     def read(
-        self, blocks: Any, expected: Sequence[Record], arena: NDArray[np.uint8], dst_blocks: Any
+        self, blocks: Any, expected: Sequence[Record], arena: NDArray[np.uint8], dst_blocks: Any, *, lane: int = 0
     ) -> NDArray[np.bool_]:
         """Fill rows of an arena with the blocks stored under the expected names.
 
@@ -252,6 +311,7 @@ class DiskTier:
         arena : uint8 [*, block_bytes], C-contiguous, CPU memory
         dst_blocks : int32 [n]
             Rows of `arena`, each once.
+        lane : of the slots.
 
         Returns
         -------
@@ -263,26 +323,27 @@ class DiskTier:
         WrongType, InvalidArgument, ClosedError, TierError
             As `write`.
         """
-        slots, rows = self._check(blocks, expected, arena, dst_blocks, "dst_blocks")
-        check_arena(arena, self.block_bytes, writeable=True)
+        slots, rows = self._check(blocks, expected, arena, dst_blocks, "dst_blocks", lane)
+        check_arena(arena, arena.shape[1], writeable=True)
         if np.unique(rows).size != rows.size:
             raise InvalidArgument("dst_blocks must differ from each other in one read")
         with self._gate.inside(waits=False) as may:
-            return self._slots.read(slots, expected, arena, rows) if may else self._slots.refuse_read(slots)
+            of = self._lanes.slots[lane]
+            return of.read(slots, expected, arena, rows) if may else of.refuse_read(slots)
 
-    def invalidate(self, blocks: Any) -> None:
+    def invalidate(self, blocks: Any, *, lane: int = 0) -> None:
         """Make slots hold nothing, also after a reopen (if the tombstones can be written).
 
         Raises
         ------
         WrongType, InvalidArgument, ClosedError, TierError
         """
-        slots = block_ids(blocks, self.num_blocks, "blocks")
+        slots = block_ids(blocks, self._geometries[lane].num_blocks, "blocks")
         with self._gate.inside():
-            self._slots.bury(slots)
+            self._lanes.slots[lane].bury(slots)
 
-    def records(self) -> Iterator[StoredBlock]:
-        """Every block the store holds, by ascending block id, to rebuild an index after opening.
+    def records(self, *, lane: int = 0) -> Iterator[StoredBlock]:
+        """Every block that a lane of the store holds, by ascending id, to rebuild an index.
 
         Headers are read and checked here; payloads are checked when they are read.
 
@@ -290,11 +351,12 @@ class DiskTier:
         ------
         ClosedError, TierError
         """
+        of = self._lanes.slots[lane]
         with self._gate.inside():
-            scan, slots = Scan(self._store.segments, self._slots.form), self._slots.live()
+            scan, slots = Scan(self._store.segments[lane], of.form), of.live()
         for part in scan.parts(slots):
             with self._gate.inside():
-                found = [entry for entry in scan.records(part) if self._slots.holds(*entry)]
+                found = [entry for entry in scan.records(part) if of.holds(*entry)]
             for slot, generation, record in found:
                 yield StoredBlock(slot, record, generation)
 
@@ -319,8 +381,8 @@ class DiskTier:
         """
         _check_digest("namespace", namespace)
         with self._gate.inside(), self._purging:  # one at a time: each writes the list of all
-            self._slots.void(namespace)
-            if len(self._slots.barriers()) <= MAX_PURGES:
+            self._ages.void(namespace)
+            if len(self._ages.purges()) <= self._most_purges:
                 if not self._saved():
                     self._not_durable()
                 return
@@ -346,7 +408,7 @@ class DiskTier:
     def stats(self) -> DiskStats:
         """Counters since opening; also of a closed tier."""
         failures = 0 if self._on_progress is None else self._on_progress.failures
-        return replace(self._slots.stats(), progress_failures=failures)
+        return replace(self._lanes.stats(), progress_failures=failures)
 
     def flush(self) -> bool:
         """Wait until the device has all written blocks.
@@ -366,7 +428,7 @@ class DiskTier:
         The tier is off until the call returns. Its later writes get no header, and so no name.
         """
         self._gate.lose_one()
-        self._slots.count_hung(num_blocks)
+        self._lanes.slots[0].count_hung(num_blocks)
         self._breaker.call_hangs()
 
     def call_came_back(self) -> None:
@@ -405,7 +467,7 @@ class DiskTier:
     def _end(self) -> None:
         try:
             if self._sync():
-                self._saved(clean=True, next_generation=self._slots.next_generation)
+                self._saved(clean=True, next_generation=self._ages.next)
         finally:
             self._let_go()
 
@@ -423,10 +485,11 @@ class DiskTier:
         self.close()
 
     def _check(
-        self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], rows: Any, what: str
+        self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], rows: Any, what: str, lane: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        slots = block_ids(blocks, self.num_blocks, "blocks")
-        check_arena(arena, self.block_bytes)
+        geometry = self._geometries[lane]
+        slots = block_ids(blocks, geometry.num_blocks, "blocks")
+        check_arena(arena, geometry.block_bytes)
         indices = block_ids(rows, arena.shape[0], what)
         if not isinstance(records, Sequence):
             raise WrongType(f"records must be a sequence of Record objects, not {type(records).__name__}")
@@ -452,7 +515,7 @@ class DiskTier:
         if self._store.never_writes or self._breaker.hangs:
             return False
         try:
-            self._store.segments.sync()
+            self._lanes.sync()
         except OSError as problem:
             log.warning("disk tier %s: sync failed: %s", self.path, problem)
             self._breaker.wrote(0, [problem.errno or errno.EIO])
@@ -462,11 +525,11 @@ class DiskTier:
     def _saved(self, **changes: Any) -> bool:
         """Save the superblock with all pending purges and clears; whether it is on the device."""
         self._check_owner()
-        barriers = tuple(self._slots.barriers().items())
-        if self._store.never_writes or self._breaker.hangs or len(barriers) > MAX_PURGES:
+        barriers = tuple(self._ages.purges().items())
+        if self._store.never_writes or self._breaker.hangs or len(barriers) > self._most_purges:
             return False
         try:
-            self._store.update(epoch=self._slots.form.epoch, purges=barriers, **changes)
+            self._store.update(epoch=self._lanes.epoch, purges=barriers, **changes)
         except OSError as problem:
             log.warning("disk tier %s: the superblock could not be written: %s", self.path, problem)
             self._breaker.wrote(0, [problem.errno or errno.EIO])
@@ -476,7 +539,7 @@ class DiskTier:
     def _try_to_forget_purges(self) -> bool:
         """Bury all purged blocks, so that the superblock need not list them; whether it is durable."""
         try:
-            if not self._slots.bury_void():
+            if not self._lanes.bury_void():
                 return False
         except OSError as problem:
             log.warning("disk tier %s: purged blocks could not be buried: %s", self.path, problem)
@@ -484,7 +547,7 @@ class DiskTier:
         return self._saved()
 
     def _forget_all(self) -> None:
-        self._slots.forget_all()
+        self._lanes.forget_all()
         if not self._saved():
             self._not_durable()
 

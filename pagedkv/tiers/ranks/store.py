@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import PagedKVError, TierError
 from pagedkv.tiers.disk.circuit_breaker import State
-from pagedkv.tiers.disk.slots import DiskStats
+from pagedkv.tiers.disk.stats import DiskStats
 from pagedkv.tiers.disk.tier import StoredBlock
 from pagedkv.tiers.ranks.frames import Kind, pack_ids, unpack_stored
 from pagedkv.tiers.ranks.group import Group

@@ -206,6 +206,8 @@ class StoreReader:
             if copy is None and any(page)  # all zeros: the second was never written
         ]
         state = max(intact, key=lambda copy: copy.seqno)
+        if state.lanes:
+            raise LayoutMismatch(f"{self.path} is a store by groups of layers (format 2): no tool reads those yet")
         if state.major != MAJOR or state.incompat:
             raise LayoutMismatch(
                 f"{self.path} has format {state.major} (feature bits {state.incompat:#x}), this pagedkv knows format "

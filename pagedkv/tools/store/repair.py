@@ -52,7 +52,7 @@ def repair(path: str, tick: Tick) -> Verdict:
             verdict.problems = problems  # opening the store has rewritten both copies of its superblock
             done = [f"rewrote {problem.detail.removesuffix(' is damaged')}" for problem in problems]
             verdict.repaired = [*done, *_bury(store, reader, verdict)]
-        store.segments.sync()
+        store.files.sync()
         store.update(clean=store.was_clean, next_generation=store.first_generation)
     except OSError as problem:
         raise TierError(f"{path} could not be repaired to the end: {problem.strerror}") from problem
@@ -77,7 +77,7 @@ def _bury(store: Store, reader: StoreReader, verdict: Verdict) -> list[str]:
             for slot, generation, state in zip(some, seen.generations, seen.states)
         ]
         headers = np.frombuffer(b"".join(stones), np.uint8).reshape(some.size, -1)
-        for slot, outcome in zip(some.tolist(), store.segments.write_headers(some, headers).tolist()):
+        for slot, outcome in zip(some.tolist(), store.segments[0].write_headers(some, headers).tolist()):
             if outcome < 0:
                 failed[os.strerror(-outcome)] += 1
             else:

@@ -75,7 +75,7 @@ class Survey:
                 "clean": state.clean,
                 "epoch": state.epoch,
                 "next_generation": state.next_generation,
-                "geometry": asdict(g),
+                "geometry": {name: size for name, size in asdict(g).items() if size},
                 "purges": [{"namespace": digest.hex(), "before": barrier} for digest, barrier in state.purges],
             },
             "key": self.key,

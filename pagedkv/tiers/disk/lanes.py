@@ -1,0 +1,194 @@
+"""The slots of all lanes of a store, in extents that one lane has at a time.
+
+A slot's header says nothing of its extent's other uses. So before a lane writes into an extent that another one had,
+the other's headers there are buried; and of two lanes whose headers a crash has left in one extent, the one that wrote
+last has it, and the other's are buried, with the slots that they lie in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.tiers.base import Record
+from pagedkv.tiers.disk.ages import Ages
+from pagedkv.tiers.disk.circuit_breaker import CircuitBreaker
+from pagedkv.tiers.disk.format import SlotFormat
+from pagedkv.tiers.disk.scan import Found, Scan
+from pagedkv.tiers.disk.segments import Segments
+from pagedkv.tiers.disk.slots import Slots
+from pagedkv.tiers.disk.stats import DiskStats, stats_of
+
+NO_LANE = -1
+
+
+class Lanes:
+    """The slots of one open store, by lane; of a store without lanes, lane 0.
+
+    Parameters
+    ----------
+    segments : of each lane.
+    forms : their header formats.
+    ages, breaker, where : see `Slots`.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segments],
+        forms: Sequence[SlotFormat],
+        ages: Ages,
+        breaker: CircuitBreaker,
+        where: str,
+    ) -> None:
+        self.ages, self._segments, self._breaker = ages, tuple(segments), breaker
+        self.slots = tuple(Slots(*each, ages, breaker, where) for each in zip(segments, forms, strict=True))
+        g = forms[0].geometry
+        self._per_extent = [form.geometry.extent_slots for form in forms]
+        self._lane_of = np.full(g.num_blocks // (g.extent_slots or g.num_blocks), NO_LANE, np.int8)  # by extent
+        self._handing = threading.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """Records of another one count no more."""
+        return self.slots[0].form.epoch
+
+    # ---- the contents of a reopened store
+
+    def take_over(self, on_progress: Callable[[int, int], object] | None) -> None:
+        """Find what there is; ``on_progress(done, total)`` counts slots."""
+        totals = [each.form.geometry.num_blocks for each in self.slots]
+        found = []
+        for lane, each in enumerate(self.slots):
+            before = sum(totals[:lane])
+            tell = None if on_progress is None else _counting_on(on_progress, before, sum(totals))
+            found.append(Scan(self._segments[lane], each.form).everything(tell))
+        if len(found) > 1:
+            found = self._settle(found)
+        for each, one in zip(self.slots, found, strict=True):
+            each.adopt(one)
+
+    def _settle(self, found: list[Found]) -> list[Found]:
+        """Give each extent to the lane that wrote there last; without what others left there."""
+        latest = np.zeros(self._lane_of.size, np.uint64)
+        for lane, one in enumerate(found):
+            newest = np.zeros_like(latest)
+            np.maximum.at(newest, one.slots // self._per_extent[lane], one.generations)
+            self._lane_of[newest > latest] = lane
+            latest = np.maximum(latest, newest)
+        kept, lost = [], []
+        for lane, one in enumerate(found):
+            is_own = self._lane_of[one.slots // self._per_extent[lane]] == lane
+            of_doubtful = self._lane_of[one.doubtful // self._per_extent[lane]]
+            kept.append(_part(one, is_own, (of_doubtful == lane) | (of_doubtful == NO_LANE)))
+            lost.append(one.slots[~is_own])
+        for lane, slots in enumerate(lost):
+            for owner in range(len(found)) if slots.size else ():
+                kept[owner] = self._without(kept[owner], owner, lane, slots)
+            self.slots[lane].doubt(slots)
+            self.slots[lane].bury(slots.astype(np.int32))
+        return kept
+
+    def _without(self, found: Found, owner: int, lane: int, slots: NDArray[np.int64]) -> Found:
+        """Those of an owner's records in whose slots no header of these slots of another lane lies."""
+        mine, other = self.slots[owner].form.geometry, self.slots[lane].form.geometry
+        extent, index = np.divmod(slots, other.extent_slots)
+        first = index * other.slot_bytes // mine.slot_bytes
+        last = (index * other.slot_bytes + other.header_bytes - 1) // mine.slot_bytes
+        hit = np.concatenate([extent * mine.extent_slots + first, extent * mine.extent_slots + last])
+        is_hit = np.isin(found.slots, hit)
+        self.slots[owner].doubt(found.slots[is_hit])
+        self.slots[owner].bury(found.slots[is_hit].astype(np.int32))
+        return _part(found, ~is_hit, np.ones(found.doubtful.size, np.bool_))
+
+    # ---- transfers
+
+    def write(
+        self,
+        lane: int,
+        slots: NDArray[np.int32],
+        records: Sequence[Record],
+        arena: NDArray[np.uint8],
+        rows: NDArray[np.int32],
+    ) -> NDArray[np.bool_]:
+        """As `Slots.write`; False, too, in an extent that cannot be taken from another lane."""
+        has = self._take_extents(lane, slots)
+        if has.all():
+            return self.slots[lane].write(slots, records, arena, rows)
+        stored = np.zeros(slots.size, np.bool_)
+        self.slots[lane].refuse_write(slots[~has])
+        chosen = np.flatnonzero(has)
+        stored[chosen] = self.slots[lane].write(slots[has], [records[i] for i in chosen.tolist()], arena, rows[has])
+        return stored
+
+    def _take_extents(self, lane: int, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """The lane has the extents of these slots from now on; which of n slots it may write."""
+        if len(self.slots) == 1:
+            return np.ones(slots.size, np.bool_)
+        extents = slots // self._per_extent[lane]
+        with self._handing:
+            for extent in np.unique(extents).tolist():
+                before = int(self._lane_of[extent])
+                if before not in (lane, NO_LANE):
+                    size = self._per_extent[before]
+                    there = np.arange(extent * size, (extent + 1) * size, dtype=np.int32)
+                    if not self.slots[before].bury(there).all():
+                        continue
+                self._lane_of[extent] = lane
+            has: NDArray[np.bool_] = self._lane_of[extents] == lane
+        return has
+
+    # ---- purges
+
+    def bury_void(self) -> bool:
+        """Write tombstones over all void slots and sync; whether the barriers could go.
+
+        No other call may be inside, except one that refuses.
+
+        Raises
+        ------
+        OSError
+            The device refused.
+        """
+        done = [each.bury_void() for each in self.slots]
+        self.sync()
+        if all(done):
+            self.ages.barriers.clear()
+        return all(done)
+
+    def forget_all(self) -> None:
+        """Every slot holds nothing, and a new epoch begins. Who may be inside: as `bury_void`."""
+        epoch = self.ages.begin_epoch(self.epoch)
+        for each in self.slots:
+            each.forget_all(epoch)
+        self._lane_of[:] = NO_LANE
+
+    def sync(self) -> None:
+        """Wait until the device has all written bytes.
+
+        Raises
+        ------
+        OSError
+            As `SegmentFiles.sync`.
+        """
+        self._segments[0].files.sync()
+        for each in self._segments:
+            each.forget_written()
+
+    def stats(self) -> DiskStats:
+        """Counters so far, of all lanes."""
+        return stats_of(self._breaker.state, [each.counts() for each in self.slots])
+
+
+def _part(found: Found, chosen: NDArray[np.bool_], doubtful: NDArray[np.bool_]) -> Found:
+    """Some of the records, and some of the doubtful slots."""
+    arrays = {item.name: getattr(found, item.name)[chosen] for item in fields(Found) if item.name != "doubtful"}
+    return replace(found, **arrays, doubtful=found.doubtful[doubtful])
+
+
+def _counting_on(tell: Callable[[int, int], object], before: int, total: int) -> Callable[[int, int], object]:
+    """Progress of one lane's scan among all."""
+    return lambda done, _: tell(before + done, total)
