@@ -6,10 +6,10 @@ from pagedkv._core.place cimport Place
 # The boundary behind `num_blocks` blocks of an owner's path is a point now, or used again. False: a page of its tail is a hole,
 # or there is no memory to cut the run there.
 cdef bint point_make(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil
-# Of a forest that place_restore_forest has taken (insertion.pxd): run s, whose last node is ends[s], has done[s] of its blocks
-# in the tree. Where that is all of them, the tree takes the pages of its blocks: pages[g - 1] of short group g by block, NIL for a
-# hole, one reference each; and where points[s] it ends in a point, whose tail is then there as a whole. Pages of no tail are free.
-# An earlier run's point is hotter than a later one's.
+# Of a forest that place_restore_forest has taken (insertion.pxd): run s, whose last node is ends[s], has done[s] blocks in the
+# tree. Where that is all of them, the tree takes their pages: pages[g - 1] of short group g by block, NIL for a hole, one
+# reference each. Where points[s] it ends in a point, whose tail is then there as a whole. Pages of no tail are free. An earlier
+# run's point is hotter than a later one's.
 cdef void points_restore(
     Place* p, const int64_t* first, const int32_t* ends, const int32_t* done, int32_t num_runs, int32_t tier,
     int32_t** pages, const uint8_t* points
