@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--host-memory", metavar="SIZE", help="a second tier in memory, for KV that leaves the first")
     parser.add_argument("--disk", metavar="DIRECTORY", help="a disk tier, which the next run finds again")
     parser.add_argument(
-        "--by-group", action="store_true", help="keep of layers with a window its last tokens alone; not with --disk"
+        "--by-group", action="store_true", help="keep of layers with a window its last tokens alone"
     )
     options = parser.parse_args()
     try:

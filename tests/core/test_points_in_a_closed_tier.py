@@ -93,10 +93,11 @@ def test_nothing_is_copied_while_a_tail_is_read_from_below() -> None:
     core.run(prompt(1))
     core.placement.copy_wanted(100)
     core.settle()
-    core.placement.reserve_pages(np.array([core.pools[DEVICE][0].num_obtainable, 0]))
+    core.placement.reserve_pages(core.lacking(1))
     core.settle()
-    assert core.tiers(prompt(1)).tolist() == [1] * 6
+    assert core.tiers(prompt(1)).tolist() == [DEVICE] * 6  # its point has gone alone
     owner, _ = core.placement.acquire(np.array(prompt(1), np.int32), max_blocks=6)
+    assert core.placement.cold_pages(owner).tolist() == [0, 2]
     core.placement.promote(owner)
     core.run([7, 7, 7])
     assert core.placement.copy_wanted(100) == 0

@@ -187,10 +187,10 @@ def one_blas_thread() -> AbstractContextManager[object]:
     return threadpool_limits(1, user_api="blas")
 
 
-def kv_of(seq: pk.Sequence, num_tokens: int) -> bytes:
-    """The stored K and V of a sequence's first tokens, bit for bit."""
-    k, v = seq.gather()
-    return k[:, :num_tokens].tobytes() + v[:, :num_tokens].tobytes()
+def kv_of(seq: pk.Sequence, num_tokens: int, last: int | None = None) -> bytes:
+    """The stored K and V of a sequence's first tokens, bit for bit; of those the `last` ones alone."""
+    k, v = seq.gather(0 if last is None else num_tokens - last, num_tokens)
+    return bytes(k.tobytes() + v.tobytes())
 
 
 def fill_device(cache: pk.KVCache) -> None:

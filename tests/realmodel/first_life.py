@@ -26,16 +26,16 @@ def main(order: dict[str, Any]) -> None:
     path = Path(order["gguf"])
     model = Gemma(load_gemma(path).weights) if order["is_gemma"] else Llama(load_model(path).weights)
     spec = model.config.kv_spec(order["model"], block_size=order["block_size"])
-    cache = pk.KVCache(
-        spec, pk.Blocks(order["device"]), disk=pk.Disk(str(folder / "kv"), pk.Blocks(order["disk"]), admission="all")
-    )
+    by_group = order.get("by_group", False)
+    disk = pk.Disk(str(folder / "kv"), pk.Blocks(order["disk"]), admission="all")
+    cache = pk.KVCache(spec, pk.Blocks(order["device"]), disk=disk, by_group=by_group)
     with cache.sequence(order["prompt"]) as seq:
         for token in order["follow"]:
             with cache.step([seq]) as step:
                 model.forward(step)
             seq.append(token)
         whole = seq.num_computed // spec.block_size * spec.block_size
-        (folder / "kv.bin").write_bytes(kv_of(seq, whole))
+        (folder / "kv.bin").write_bytes(kv_of(seq, whole, 512 if by_group else None))
     assert cache.flush() >= whole // spec.block_size
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -209,18 +209,18 @@ def test_gemma_by_groups_is_swapped_to_the_host_and_comes_back(
     bed.follow(cache, [OTHER, "code"], chunk=100)
 
 
-def preempted(bed: GemmaBed, cache: pk.KVCache) -> bytes:
-    """A request is let go of in the middle of its generation; the KV of its whole blocks."""
+def preempted(bed: GemmaBed, cache: pk.KVCache, last: int | None = None) -> bytes:
+    """A request is let go of in the middle of its generation; the KV of its whole blocks, or of the last tokens."""
     with cache.sequence(bed.so_far(LONG)) as seq:
         bed.decode(cache, seq, LONG, count=DONE)
-        return kv_of(seq, bed.whole(seq.num_computed))
+        return kv_of(seq, bed.whole(seq.num_computed), last)
 
 
-def resumed(bed: GemmaBed, cache: pk.KVCache, before: bytes, tier: str) -> None:
+def resumed(bed: GemmaBed, cache: pk.KVCache, before: bytes, tier: str, last: int | None = None) -> None:
     """Its KV comes from a tier, bit for bit, and the golden tokens follow."""
     with cache.sequence(bed.so_far(LONG, DONE)) as seq:
         assert seq.hit_tokens[tier] == bed.whole(len(seq) - 1) > 512
-        assert kv_of(seq, bed.whole(len(seq) - 1)) == before
+        assert kv_of(seq, bed.whole(len(seq) - 1), last) == before
         bed.decode(cache, seq, LONG, start=DONE, count=STEPS - DONE)
 
 
@@ -252,13 +252,34 @@ def test_gemma_is_evicted_to_disk_and_found_again_also_by_the_next_process(
 
 @pytest.mark.realmodel
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [8, 16])
+def test_gemma_by_groups_is_evicted_to_disk_and_found_again_also_by_the_next_process(
+    beds: dict[int, GemmaBed], opened: Open, tmp_path: Path, size: int
+) -> None:
+    bed = beds[size]
+    cache = opened(bed, 2 * ROOM, disk=disk(bed, tmp_path), by_group=True)
+    before = preempted(bed, cache, last=512)
+    pool = cache.placement.pools[0]
+    assert pool is not None
+    cache.moves.make_room(np.array([pool.num_obtainable, 0]))  # all that is cached goes down
+    resumed(bed, cache, before, "disk", last=512)
+    bed.follow(cache, [OTHER, "code"], chunk=100)
+    cache.close()
+    cache = opened(bed, 2 * ROOM, disk=disk(bed, tmp_path), by_group=True)
+    resumed(bed, cache, before, "disk", last=512)
+    bed.follow(cache, [OTHER, "code"], chunk=100)
+
+
+@pytest.mark.realmodel
+@pytest.mark.slow
+@pytest.mark.parametrize("by_group", [False, True])
 def test_a_process_of_gemma_that_is_killed_leaves_its_kv_to_the_next(
-    bed: GemmaBed, opened: Open, tmp_path: Path
+    bed: GemmaBed, opened: Open, tmp_path: Path, by_group: bool
 ) -> None:
     order = {
         "gguf": str(bed.path), "model": bed.spec.model, "block_size": bed.block_size, "folder": str(tmp_path),
         "device": bed.blocks(ROOM), "disk": bed.blocks(4 * ROOM), "prompt": bed.so_far(LONG),
-        "follow": GOLDENS[LONG].greedy[:DONE], "is_gemma": True,
+        "follow": GOLDENS[LONG].greedy[:DONE], "is_gemma": True, "by_group": by_group,
     }  # fmt: skip
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.realmodel.first_life", json.dumps(order)],
@@ -266,7 +287,8 @@ def test_a_process_of_gemma_that_is_killed_leaves_its_kv_to_the_next(
         check=False, timeout=600,
     )  # fmt: skip
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    resumed(bed, opened(bed, ROOM, disk=disk(bed, tmp_path)), (tmp_path / "kv.bin").read_bytes(), "disk")
+    cache, before = opened(bed, ROOM, disk=disk(bed, tmp_path), by_group=by_group), (tmp_path / "kv.bin").read_bytes()
+    resumed(bed, cache, before, "disk", last=512 if by_group else None)
 
 
 @pytest.mark.realmodel
@@ -316,14 +338,20 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
             load_model(path)
 
 
-def test_the_command_continues_a_prompt_and_finds_its_kv_on_disk_in_the_next_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--by-group",)])
+def test_the_command_continues_a_prompt_and_finds_its_kv_on_disk_in_the_next_run(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     path = tiny_gemma.write_gguf(tmp_path / "gemma.gguf", tiny_gemma.random_tensors())
     text = "the sand and the inn and the thing " * 2
     command = [
         sys.executable, "-m", "examples.gemma_numpy", "--model", str(path), "--device-memory", "256KiB",
         "--max-tokens", "5", "--disk", str(tmp_path / "kv"), text,
     ]  # fmt: skip
-    runs = [subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, check=True) for _ in range(2)]
+    runs = [
+        subprocess.run([*command, *options], cwd=HERE.parents[1], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stdout.startswith(text)
     assert "none" in runs[0].stderr
