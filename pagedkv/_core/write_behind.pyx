@@ -116,6 +116,12 @@ cdef int64_t copy_one(Place* p, int32_t n, int32_t tier, int32_t most, Reason re
     return p.num_moves - num_moves if group >= 0 else UNDER_WAY
 
 
+# As lacking; a tail that lacks counts as one block more.
+cdef int32_t lacking_with_tail(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef int32_t blocks = lacking(p, n, tier)
+    return blocks + (blocks >= 0 and p.groups != NULL and lacks_point(p, n, tier))
+
+
 cdef int64_t copy_wanted(Place* p, int32_t most) noexcept nogil:
     cdef int64_t started = 0, count = p.num_wanted, now
     cdef int32_t tier, before
@@ -135,7 +141,7 @@ cdef int64_t copy_wanted(Place* p, int32_t most) noexcept nogil:
         if p.tree.nodes[entry.node].root == NIL or p.tree.nodes[entry.node].generation != entry.generation:
             continue
         p.fates[entry.node].wanted &= <uint8_t>~(1 << entry.tier)
-        before = lacking(p, entry.node, entry.tier)
+        before = lacking_with_tail(p, entry.node, entry.tier)
         if 0 < entry.left <= before:                # nothing that was started has arrived: wanted no more
             continue
         now = copy_one(p, entry.node, entry.tier, <int32_t>(most - started), WANTED)

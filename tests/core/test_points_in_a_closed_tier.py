@@ -63,6 +63,26 @@ def test_a_copy_that_fails_costs_the_point_nothing() -> None:
     assert core.stored == {}
 
 
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_copy_that_is_refused_is_not_asked_for_without_end(tried: bool) -> None:
+    core = Core(40, 80, write="all")
+    core.run(prompt(1))
+    core.placement.copy_wanted(100)
+    core.settle()
+    core.run([*prompt(1)[:8], 7])  # where it parts from the other a point comes to be, whose path is there already
+    assert core.placement.copy_wanted(100) == 2
+    for _ in range(2):
+        core.take()
+        assert set(core.moves["lane"].tolist()) <= {1}
+        for number in sorted(set(core.moves["transfer"].tolist())):
+            core.end(number, ok=False, tried=tried)
+        assert core.placement.copy_wanted(100) == 0
+    core.run([*prompt(1)[:8], 8, 8, 8])  # it is asked for again with its next use
+    assert core.placement.copy_wanted(100) > 0
+    core.settle()
+    core.sound()
+
+
 def test_a_tail_is_read_while_a_copy_of_it_goes_down() -> None:
     core = Core(16, 40, 80, write="all")
     core.run(prompt(1))

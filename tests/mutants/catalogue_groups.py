@@ -236,6 +236,11 @@ MUTANTS = (
         ("test_a_tail_is_read_while_a_copy_of_it_goes_down",),
     ),
     Mutant(
+        "a tail that is refused is asked for without end", "pagedkv/_core/write_behind.pyx",
+        (("blocks + (blocks >= 0 and p.groups != NULL and lacks_point(p, n, tier))", "blocks"),),
+        ("test_a_copy_that_is_refused_is_not_asked_for_without_end",),
+    ),
+    Mutant(
         "copies go on while a tail is read from below", MOVES,
         (("    p.num_reading[src] += t.promotes\n", ""), ("    p.num_reading[src] -= t.promotes\n", "")),
         ("test_nothing_is_copied_while_a_tail_is_read_from_below",),

@@ -188,7 +188,7 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 
 def kv_of(seq: pk.Sequence, num_tokens: int, last: int | None = None) -> bytes:
-    """The stored K and V of a sequence's first tokens, bit for bit; of those the `last` ones alone."""
+    """The stored K and V of a sequence's first tokens, or of the `last` ones of them."""
     k, v = seq.gather(0 if last is None else num_tokens - last, num_tokens)
     return bytes(k.tobytes() + v.tobytes())
 

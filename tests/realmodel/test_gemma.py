@@ -210,7 +210,7 @@ def test_gemma_by_groups_is_swapped_to_the_host_and_comes_back(
 
 
 def preempted(bed: GemmaBed, cache: pk.KVCache, last: int | None = None) -> bytes:
-    """A request is let go of in the middle of its generation; the KV of its whole blocks, or of the last tokens."""
+    """A request is let go of in the middle of its generation; the KV of its last tokens."""
     with cache.sequence(bed.so_far(LONG)) as seq:
         bed.decode(cache, seq, LONG, count=DONE)
         return kv_of(seq, bed.whole(seq.num_computed), last)

@@ -21,9 +21,10 @@ import pagedkv as pk
 from pagedkv.tiers import DiskTier, Record
 from tests.reliability import small_store as small
 from tests.reliability.fork_server import Child
-from tests.reliability.token_kv import SPEC, compute_rest, serve
+from tests.reliability.token_kv import GROUPED, SPEC, compute_rest, serve
 
 DEVICE, HOST, DISK = 8, 3, 64
+ROOM_OF_GROUPS = 2  # times as much: an extent holds the pages of one group
 TENANTS = [f"tenant {number}" for number in range(3)]
 PROMPTS = [  # three blocks and a token each; those of a family share none, one or two blocks
     [*[family] * (1 + 4 * common), *range(100, 112 - 4 * common)] for family in range(5) for common in range(3)
@@ -32,9 +33,12 @@ SLOTS, BLOCK_BYTES, THREADS = 32, 20_000, 3
 Say = Callable[[str], object]
 
 
-def open_cache(path: str) -> pk.KVCache:
+def open_cache(path: str, *, by_group: bool = False) -> pk.KVCache:
     """The cache under test: small tiers, so that everything moves all the time."""
     disk = pk.Disk(path, pk.Blocks(DISK), segment_size=pk.Bytes(16 * 8192), admission="all")
+    if by_group:
+        sizes = pk.Blocks(ROOM_OF_GROUPS * DEVICE), pk.Blocks(ROOM_OF_GROUPS * HOST)
+        return pk.KVCache(GROUPED, *sizes, disk, partial_hits=False, by_group=True)
     return pk.KVCache(SPEC, pk.Blocks(DEVICE), pk.Blocks(HOST), disk, partial_hits=False)
 
 
@@ -43,13 +47,13 @@ def source(tenant: int, version: int) -> str:
     return f"{tenant} {version}"
 
 
-def churn_cache(path: str, seed: int, versions: list[int], say: Say) -> None:
+def churn_cache(path: str, seed: int, versions: list[int], say: Say, *, by_group: bool = False) -> None:
     """Use a cache until the parent kills this process.
 
     Requests, prefetches, a sequence held for a while, and purges (of what is held, too).
     """
     choose = random.Random(seed)
-    cache = open_cache(path)
+    cache = open_cache(path, by_group=by_group)
     held: list[pk.Sequence] = []
     say("open")
     while True:
@@ -64,7 +68,7 @@ def churn_cache(path: str, seed: int, versions: list[int], say: Say) -> None:
                 held.pop().release()
             elif kind < 0.1:
                 held.append(cache.sequence(prompt, namespace))
-                compute_rest(held[0], weights)
+                compute_rest(held[0], weights, cache.spec)
             elif kind < 0.2:
                 cache.prefetch(prompt, namespace)
             elif wrong := serve(cache, prompt, namespace, weights).wrong:
@@ -128,8 +132,8 @@ def kill_one(kind: str, path: str, seed: int, wait_s: float, opening: bool, vers
 
     The time counts from the end of its opening, or from the beginning.
     """
-    if kind == "cache":
-        child = Child(lambda say: churn_cache(path, seed, versions, say))
+    if kind in ("cache", "groups"):
+        child = Child(lambda say: churn_cache(path, seed, versions, say, by_group=kind == "groups"))
     else:
         child = Child(lambda say: churn_tier(path, seed, say))
     heard = [] if opening else [child.line()]

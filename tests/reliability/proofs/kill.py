@@ -19,27 +19,28 @@ from tests.reliability import churn
 from tests.reliability import small_store as small
 from tests.reliability.fork_server import ForkServer
 from tests.reliability.proof import Proof, Tally, Tick
-from tests.reliability.token_kv import SPEC, wrong_tokens
+from tests.reliability.token_kv import SPEC, wrong_in_pages, wrong_tokens
 
 KILLS_PER_STORE = 50  # then a new one: a store that has seen many kills is one case, a young one another
 
 ENOUGH = 20  # kills after which some must have left something to be found
 
 
-def check_cache(path: Path, versions: list[int], how: str, tally: Tally) -> None:
+def check_cache(path: Path, versions: list[int], by_group: bool, how: str, tally: Tally) -> None:
     """Reopen and ask for everything that may be there.
 
     Each block that the disk names must hold what its name says.
     """
-    with churn.open_cache(str(path)) as cache:
+    with churn.open_cache(str(path), by_group=by_group) as cache:
         for tenant in range(len(churn.TENANTS)):
             for prompt in churn.PROMPTS:
                 with cache.sequence(prompt, pk.Namespace(tenant=churn.TENANTS[tenant])) as seq:
-                    if wrong_tokens(seq, churn.source(tenant, versions[tenant])):
+                    weights = churn.source(tenant, versions[tenant])
+                    if wrong_in_pages(cache, seq, weights) if by_group else wrong_tokens(seq, weights):
                         tally.fail(f"{how}: wrong KV for tenant {tenant}, version {versions[tenant]}, prompt {prompt}")
                     tally.hits += seq.num_computed // SPEC.block_size
                     for tier, count in seq.hit_tokens.items():
-                        tally.add(f"hit tokens, {tier}", count)
+                        tally.add(f"hit tokens, {tier}{' by groups' * by_group}", count)
         try:
             cache.check_integrity()
         except AssertionError as problem:
@@ -65,17 +66,18 @@ def check_tier(path: Path, how: str, tally: Tally) -> None:
 def run(count: int, seed: int, tick: Tick) -> Tally:
     """Kill, reopen, verify.
 
-    Two of three kills hit a whole cache, one a tier that several threads use.
+    Of four kills two hit a whole cache, one a cache over groups of layers, one a tier that several threads use.
     """
     tally, choose = Tally(), random.Random(seed)
     with small.quiet(), small.scratch() as folder, ForkServer() as server:
-        versions: list[int] = []
+        versions_of: dict[str, list[int]] = {}
         for number in range(count):
             store = folder / str(number // KILLS_PER_STORE)
             if number % KILLS_PER_STORE == 0:
                 store.mkdir(mode=0o700)
-                versions = [0] * len(churn.TENANTS)
-            kind = "tier" if number % 3 == 2 else "cache"
+                versions_of = {kind: [0] * len(churn.TENANTS) for kind in ("cache", "groups", "tier")}
+            kind = ("cache", "groups", "tier", "cache")[number % 4]
+            versions = versions_of[kind]
             opening = choose.random() < 0.2
             how = f"seed {seed}, kill {number} ({kind})"
             ran = server.call(
@@ -91,8 +93,8 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
             if ran["ended"] != -signal.SIGKILL:
                 tally.fail(f"{how}: ended with {ran['ended']} instead of being killed")
             tally.add("killed while opening" if "open" not in ran["heard"] else "killed under load")
-            if kind == "cache":
-                check_cache(store / kind, versions, how, tally)
+            if kind != "tier":
+                check_cache(store / kind, versions, kind == "groups", how, tally)
             else:
                 check_tier(store / kind, how, tally)
             tally.count += 1
@@ -101,12 +103,14 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
         tally.fail(
             f"{tally.count} kills, and nothing was ever found again: a cache that forgets everything proves nothing"
         )
+    if count >= ENOUGH:
+        tally.require("hit tokens, disk", "hit tokens, disk by groups")
     return tally
 
 
 PROOF = Proof(
-    claim="kill -9 at random times under load (three tiers, several threads, purges), reopen: every hit is right, "
-    "and what was purged stays away",
+    claim="kill -9 at random times under load (three tiers, several threads, purges, groups of layers), reopen: every "
+    "hit is right, and what was purged stays away",
     unit="kills",
     quick=100,
     full=1000,
