@@ -367,38 +367,47 @@ cdef class ExtentPool:
         """
         cdef BlockPool each
         cdef Pool* p
-        cdef int32_t extent, block, used, unused, own, live, held
+        cdef int32_t extent, block, used, unused, own, live, held, unowned = 0
+        cdef bint collecting
         problems = []
-        for each in self.pools:
-            p = &each.pool
-            own = unused = live = held = 0
+        each = self.pools[0]                        # their lock is one, once they belong to a Placement
+        cdef Lock lock = each.lock
+        collecting = lock.begin_audit()
+        try:
             for extent in range(self.extents.num):
-                used = 0
-                for block in range(extent * p.per_extent, (extent + 1) * p.per_extent):
-                    used += p.refs[block] & COUNT != 0
-                if (self.extents.owner[extent] == p.number) != (used > 0):
-                    problems.append(f"extent {extent} has {used} blocks of pool {p.number} and owner "
-                                    f"{self.extents.owner[extent]}")
-                live += p.live_in[extent]
-                held += p.live_in[extent] > 0
-                if not 0 <= p.live_in[extent] <= used:
-                    problems.append(f"extent {extent} of pool {p.number}: {p.live_in[extent]} of {used} blocks are live")
-                if self.extents.owner[extent] == p.number and used:
-                    own += 1
-                    unused += p.per_extent - used
-                    block = p.free_in[extent]
-                    while block != NIL and used <= p.per_extent:
-                        used += 1
-                        block = p.stack[block] if p.refs[block] & COUNT == 0 else NIL
-                    if used != p.per_extent:
-                        problems.append(f"extent {extent} of pool {p.number} lists other free blocks than it has")
-            if p.num_held != held or live != own * p.per_extent - unused - p.num_cached:
-                problems.append(f"pool {p.number}: {p.num_held} extents are held and {live} blocks live, really {held}, "
-                                f"{own * p.per_extent - unused - p.num_cached}")
-            if p.num_own != own or p.num_stack != unused:
-                problems.append(f"pool {p.number}: {p.num_own} extents and {p.num_stack} free blocks, really {own}, {unused}")
-        if self.extents.num_free != self.owners().count(NIL):
-            problems.append(f"{self.extents.num_free} extents are free, really others")
+                unowned += self.extents.owner[extent] == NIL
+            for each in self.pools:
+                p = &each.pool
+                own = unused = live = held = 0
+                for extent in range(self.extents.num):
+                    used = 0
+                    for block in range(extent * p.per_extent, (extent + 1) * p.per_extent):
+                        used += p.refs[block] & COUNT != 0
+                    if (self.extents.owner[extent] == p.number) != (used > 0):
+                        problems.append(f"extent {extent} has {used} blocks of pool {p.number} and owner "
+                                        f"{self.extents.owner[extent]}")
+                    live += p.live_in[extent]
+                    held += p.live_in[extent] > 0
+                    if not 0 <= p.live_in[extent] <= used:
+                        problems.append(f"extent {extent} of pool {p.number}: {p.live_in[extent]} of {used} blocks are live")
+                    if self.extents.owner[extent] == p.number and used:
+                        own += 1
+                        unused += p.per_extent - used
+                        block = p.free_in[extent]
+                        while block != NIL and used <= p.per_extent:
+                            used += 1
+                            block = p.stack[block] if p.refs[block] & COUNT == 0 else NIL
+                        if used != p.per_extent:
+                            problems.append(f"extent {extent} of pool {p.number} lists other free blocks than it has")
+                if p.num_held != held or live != own * p.per_extent - unused - p.num_cached:
+                    problems.append(f"pool {p.number}: {p.num_held} extents are held and {live} blocks live, really {held}, "
+                                    f"{own * p.per_extent - unused - p.num_cached}")
+                if p.num_own != own or p.num_stack != unused:
+                    problems.append(f"pool {p.number}: {p.num_own} extents and {p.num_stack} free blocks, really {own}, {unused}")
+            if self.extents.num_free != unowned:
+                problems.append(f"{self.extents.num_free} extents are free, really others")
+        finally:
+            lock.end_audit(collecting)
         if problems:
             raise AssertionError("; ".join(problems[:8]))
 

@@ -157,7 +157,8 @@ cdef void change_domain(Place* p, int32_t root, int32_t domain) noexcept nogil:
                 p.domains[domain].usage[tier] -= p.tree.nodes[n].length
         n = tree_next(p.tree, n, root)
     for i in range(p.transfers_capacity):
-        if p.transfers[i].node != NIL and p.transfers[i].copies and p.tree.nodes[p.transfers[i].node].root == root:
+        if (p.transfers[i].node != NIL and p.transfers[i].copies and not p.transfers[i].is_tail
+                and p.tree.nodes[p.transfers[i].node].root == root):
             p.domains[0].usage[p.transfers[i].dst] -= p.transfers[i].num_blocks
             p.domains[domain].usage[p.transfers[i].dst] += p.transfers[i].num_blocks
     p.domain_of[root] = domain

@@ -108,6 +108,16 @@ def test_a_tail_is_read_while_a_copy_of_it_goes_down() -> None:
     core.check_events()
 
 
+def test_a_quota_that_comes_amid_a_copy_counts_no_pages_of_its_tail() -> None:
+    core = Core(40, 80, write="all")
+    core.run(prompt(1))
+    core.placement.copy_wanted(100)
+    core.take()
+    core.placement.set_quota(0, 20, 1)
+    core.settle()
+    core.sound()
+
+
 def test_nothing_is_copied_while_a_tail_is_read_from_below() -> None:
     core = Core(16, 80, write="all")
     core.run(prompt(1))

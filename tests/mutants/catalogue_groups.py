@@ -241,6 +241,11 @@ MUTANTS = (
         ("test_a_copy_that_is_refused_is_not_asked_for_without_end",),
     ),
     Mutant(
+        "a new quota counts the pages of a tail on its way", "pagedkv/_core/retention.pyx",
+        ((" and p.transfers[i].copies and not p.transfers[i].is_tail\n", " and p.transfers[i].copies\n"),),
+        ("test_a_quota_that_comes_amid_a_copy_counts_no_pages_of_its_tail",),
+    ),
+    Mutant(
         "copies go on while a tail is read from below", MOVES,
         (("    p.num_reading[src] += t.promotes\n", ""), ("    p.num_reading[src] -= t.promotes\n", "")),
         ("test_nothing_is_copied_while_a_tail_is_read_from_below",),
