@@ -9,9 +9,11 @@ is no cache directory at all is an error.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +27,8 @@ from pagedkv.spec.paths import path_text
 from pagedkv.tiers.disk import _io
 from pagedkv.tiers.disk.directory import KEY, LEARNED, LOCK, SECRET_BYTES, SUPER
 from pagedkv.tiers.disk.format import PAGE, SlotFormat, sum_of
-from pagedkv.tiers.disk.superblock import MAJOR, Superblock, key_check, parse_super
+from pagedkv.tiers.disk.lane import lane_fingerprint, lane_geometries
+from pagedkv.tiers.disk.superblock import MAJOR, MAJOR_WITH_LANES, Superblock, key_check, parse_super
 
 KeyState = Literal["ok", "missing", "unreadable", "wrong"]
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -61,6 +64,7 @@ class StoreReader:
     key, secret : of the file KEY; the secret only where it is this store's.
     open_by : pid of the process that has the store open; None if none is seen (one in another container is not).
     readable : int64 [num_segments], slots of each file that begin before its end; the others are lost.
+    lane : of a store for groups of layers, the group whose slots these are; `lanes` has all of them.
     problems : list of Problem
 
     Raises
@@ -77,18 +81,44 @@ class StoreReader:
         try:
             self._open_directory()
             self.superblock = self._read_super()
-            self.form = SlotFormat(
-                self.superblock.geometry, self.superblock.uuid, self.superblock.fingerprint, self.superblock.epoch
-            )
+            self.form, self.lane = self._form_of(0), 0
             self.key, self.secret = self._read_key()
             self.open_by = self._holder()
-            self.fds, self.readable = self._open_segments()
+            self.fds, sizes = self._open_segments()
+            self._sizes = sizes
+            self.readable = self._readable()
         except OSError as problem:
             self.close()
             raise TierError(f"cannot read {self.path}: {problem.strerror}") from problem
         except BaseException:
             self.close()
             raise
+
+    def lanes(self) -> Iterator[StoreReader]:
+        """This, and a view of the same files for each further group of layers."""
+        yield self
+        for lane in range(1, len(self.superblock.lanes)):
+            view = copy.copy(self)
+            view.form, view.lane = self._form_of(lane), lane
+            view.readable = view._readable()
+            yield view
+
+    def _form_of(self, lane: int) -> SlotFormat:
+        state = self.superblock
+        geometry = lane_geometries(state.geometry, state.lanes)[lane]
+        fingerprint = lane_fingerprint(state.fingerprint, lane) if state.lanes else state.fingerprint
+        return SlotFormat(geometry, state.uuid, fingerprint, state.epoch)
+
+    def _readable(self) -> NDArray[np.int64]:
+        g = self.form.geometry
+        slots = np.minimum(g.segment_slots, g.num_blocks - np.arange(g.num_segments) * g.segment_slots)
+        if not g.extent_slots:
+            readable: NDArray[np.int64] = np.minimum(-(-self._sizes // g.slot_bytes), slots)
+            return readable
+        extents, rest = np.divmod(self._sizes, g.extent_bytes)
+        begun = extents * g.extent_slots + np.minimum(-(-rest // g.slot_bytes), g.extent_slots)
+        readable = np.minimum(begun, slots)
+        return readable
 
     def headers(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint64]]:
         """Headers of n slots, [n, header_bytes]; read outcomes [n]; sums of the bytes read [n]."""
@@ -150,9 +180,8 @@ class StoreReader:
         self.close()
 
     def _places(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        g = self.form.geometry
-        segments, index = np.divmod(slots.astype(np.int64), g.segment_slots)
-        return self.fds[segments], index * g.slot_bytes
+        segments, offsets = self.form.geometry.places(slots)
+        return self.fds[segments], offsets
 
     def _open_directory(self) -> None:
         info = os.lstat(self.path)
@@ -206,12 +235,10 @@ class StoreReader:
             if copy is None and any(page)  # all zeros: the second was never written
         ]
         state = max(intact, key=lambda copy: copy.seqno)
-        if state.lanes:
-            raise LayoutMismatch(f"{self.path} is a store by groups of layers (format 2): no tool reads those yet")
-        if state.major != MAJOR or state.incompat:
+        if not state.is_known:
             raise LayoutMismatch(
-                f"{self.path} has format {state.major} (feature bits {state.incompat:#x}), this pagedkv knows format "
-                f"{MAJOR} and no feature bits"
+                f"{self.path} has format {state.major} (feature bits {state.incompat:#x}), this pagedkv knows formats "
+                f"{MAJOR} and {MAJOR_WITH_LANES} and no feature bits"
             )
         return state
 
@@ -234,12 +261,12 @@ class StoreReader:
         return "ok", secret
 
     def _open_segments(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Descriptors of the segments, and how many slots of each begin within its file."""
+        """Descriptors of the segments, and the bytes of each that can be read."""
         g, there = self.superblock.geometry, set(os.listdir(self.fd))
         if g.num_segments > MAX_SEGMENTS:
             raise LayoutMismatch(f"{SUPER} of {self.path} speaks of {g.num_segments} files, more than any tier has")
         fds = self.fds = np.full(g.num_segments, NO_FILE, np.int32)
-        readable = np.zeros(g.num_segments, np.int64)
+        sizes = np.zeros(g.num_segments, np.int64)
         troubles = []
         for segment in range(g.num_segments):
             name, wanted = f"data.{segment:04d}", g.segment_bytes(segment)
@@ -254,7 +281,7 @@ class StoreReader:
                 troubles.append(f"{name} cannot be read: {_why(problem)}")
                 continue
             found = os.fstat(fds[segment]).st_size
-            readable[segment] = min(-(-found // g.slot_bytes), wanted // g.slot_bytes)
+            sizes[segment] = min(found, wanted)
             if found != wanted:
                 troubles.append(f"{name} has {found} bytes instead of {wanted}")
         ours = {f"data.{segment:04d}" for segment in range(g.num_segments)}
@@ -262,7 +289,7 @@ class StoreReader:
         if len(troubles) > NAMED:
             troubles[NAMED:] = [f"{len(troubles) - NAMED} more files are missing, cut, unreadable or surplus"]
         self.problems += [Problem("segment", trouble) for trouble in troubles]
-        return fds, readable
+        return fds, sizes
 
     def _holder(self) -> int | None:
         """The process that holds LOCK or the directory's own lock, by the kernel's list.

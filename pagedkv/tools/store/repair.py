@@ -38,6 +38,10 @@ def repair(path: str, tick: Tick) -> Verdict:
     """
     with StoreReader(path) as reader:
         state, problems = reader.superblock, reader.problems
+    if state.lanes:
+        raise TierError(
+            f"{path} is a store for groups of layers, which is not repaired yet: a cache over it frees bad blocks"
+        )
     g = state.geometry
     store = Store(
         path, g.num_blocks, g.block_bytes, fingerprint=state.fingerprint, block_tokens=g.block_tokens, shards=g.shards,

@@ -88,9 +88,9 @@ def look_at(reader: StoreReader, slots: NDArray[np.int32]) -> Batch:
 
 def _not_live(reader: StoreReader, slot: int, header: NDArray[np.uint8], header_sum: int) -> str:
     """State of a header that was read whole and is not a live one."""
-    if not header.any():
-        return EMPTY
     found, form = fields_of(header[None])[0], reader.form
+    if not header.any() or (form.geometry.extent_slots and found["fingerprint"].tobytes() != form.fingerprint):
+        return EMPTY  # or another group of layers has its pages there
     own_slot = int(found["slot"])
     (stored,) = SUM.unpack(header[-SUM.size :].tobytes())
     if stored != header_sum:

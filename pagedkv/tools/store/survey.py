@@ -60,6 +60,7 @@ class Survey:
     allocated_bytes: int
     free_bytes: int
     learned: list[str]
+    pages: list[int]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON. Digests are hexadecimal, times Unix seconds."""
@@ -106,6 +107,7 @@ class Survey:
                 "free_bytes": self.free_bytes,
             },
             "learned": self.learned,
+            **({"groups": [asdict(lane) for lane in state.lanes], "pages": self.pages} if state.lanes else {}),
         }  # fmt: skip
 
     def print(self, file: TextIO) -> None:
@@ -117,6 +119,7 @@ class Survey:
             ("format", f"{state.major}, made {age(now - state.created_at)} ago, uuid {state.uuid.hex()}"),
             ("fingerprint", state.fingerprint.hex()),
             ("sizes", _sizes(g)),
+            *((f"group {n}", str(lane) + self._pages_of(n)) for n, lane in enumerate(state.lanes)),
             ("state", self._state()),
             ("slots", ", ".join(f"{count:,} {name}" for name, count in self.states.items() if count)),
         ]
@@ -152,6 +155,9 @@ class Survey:
     def _by_size(self) -> list[tuple[bytes, NamespaceContent]]:
         return sorted(self.namespaces.items(), key=lambda item: (-item[1].blocks, item[0]))
 
+    def _pages_of(self, group: int) -> str:
+        return f": {counted(self.pages[group - 1], 'live page')}" if group else ""
+
     def _state(self) -> str:
         epoch = f"epoch {self.superblock.epoch}"
         if self.open_by is not None:
@@ -162,6 +168,12 @@ class Survey:
 
 def survey(reader: StoreReader, tick: Tick) -> Survey:
     """Read every header; `tick` is called with the bytes read."""
+    pages = []
+    for view in reader.lanes():
+        if view.lane:
+            count = sum(len(batch.records) for batch in batches(view))
+            pages.append(count)
+            tick(view.form.geometry.num_blocks * view.form.geometry.header_bytes)
     states: Counter[str] = Counter()
     namespaces: dict[bytes, NamespaceContent] = {}
     chains = ChainBuilder(reader.secret) if reader.secret is not None else None
@@ -192,6 +204,7 @@ def survey(reader: StoreReader, tick: Tick) -> Survey:
         allocated_bytes=allocated_bytes,
         free_bytes=reader.free_bytes(),
         learned=reader.learned(),
+        pages=pages,
     )
 
 

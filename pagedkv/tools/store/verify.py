@@ -82,15 +82,33 @@ class Verdict:
 
 
 def verify(reader: StoreReader, tick: Tick) -> Verdict:
-    """Check everything; `tick` is called with the bytes read."""
-    g = reader.form.geometry
-    verdict = Verdict(str(reader.path), g.num_blocks, problems=list(reader.problems))
+    """Check everything; `tick` is called with the bytes read.
+
+    Of a store for groups of layers the chains are those of group 0; other groups' slots are named with their group.
+    """
+    verdict = Verdict(str(reader.path), reader.form.geometry.num_blocks, problems=list(reader.problems))
     chains = ChainBuilder(reader.secret) if reader.secret is not None else None
+    for view in reader.lanes():
+        _look_through(view, verdict, chains if view.lane == 0 else None, tick)
+    if chains is not None:
+        verdict.chains_checked = True
+        found = chains.result()
+        lists = (("orphan", found.orphans), ("doubled", found.doubled))
+        verdict.useless.update((reason, slots) for reason, slots in lists if slots)
+        if found.wrong_key:
+            verdict.wrong["wrong_key"] = sorted(found.wrong_key)
+    return verdict
+
+
+def _look_through(reader: StoreReader, verdict: Verdict, chains: ChainBuilder | None, tick: Tick) -> None:
+    """Check every slot of one size."""
+    g, where = reader.form.geometry, f" of group {reader.lane}" * bool(reader.lane)
     step = min(max(1, BATCH_BYTES // g.slot_bytes), g.num_blocks, g.segment_slots)
     rows = np.zeros((step, g.block_bytes), np.uint8)
     wrong: dict[int, str] = {}
     for batch in batches(reader, step):
         verdict.blocks += len(batch.records)
+        verdict.num_bytes += len(batch.records) * g.block_bytes
         reasons = {i: state for i, state in enumerate(batch.states) if state in DAMAGED}
         reasons.update(_wrong_payloads(reader, batch, rows))
         doubted = np.array(sorted(reasons), np.intp)
@@ -105,20 +123,11 @@ def verify(reader: StoreReader, tick: Tick) -> Verdict:
                 chains.add(int(batch.slots[i]), int(batch.generations[i]), record)
         for i, state in enumerate(batch.states):
             if state in ("purged", "stale"):
-                verdict.useless.setdefault(state, []).append(int(batch.slots[i]))
+                verdict.useless.setdefault(state + where, []).append(int(batch.slots[i]))
         reader.forget_cached(batch.slots)
         tick(batch.headers.nbytes + len(batch.records) * g.block_bytes)
-    verdict.num_bytes = verdict.blocks * g.block_bytes
     for slot, reason in sorted(wrong.items()):
-        verdict.wrong.setdefault(reason, []).append(slot)
-    if chains is not None:
-        verdict.chains_checked = True
-        found = chains.result()
-        lists = (("orphan", found.orphans), ("doubled", found.doubled))
-        verdict.useless.update((reason, slots) for reason, slots in lists if slots)
-        if found.wrong_key:
-            verdict.wrong["wrong_key"] = sorted(found.wrong_key)
-    return verdict
+        verdict.wrong.setdefault(reason + where, []).append(slot)
 
 
 def _wrong_payloads(reader: StoreReader, batch: Batch, rows: NDArray[np.uint8]) -> dict[int, str]:
@@ -147,8 +156,8 @@ def _wrong_payloads(reader: StoreReader, batch: Batch, rows: NDArray[np.uint8]) 
 
 def total_bytes(reader: StoreReader) -> int:
     """Bytes that `verify` reads at most."""
-    g = reader.form.geometry
-    return g.num_blocks * (g.header_bytes + g.block_bytes)
+    sizes = [view.form.geometry for view in reader.lanes()]
+    return sum(g.num_blocks * (g.header_bytes + g.block_bytes) for g in sizes)
 
 
 def _listed(slots: list[int]) -> str:
