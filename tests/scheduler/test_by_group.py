@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -71,10 +72,12 @@ def reach_of(spec: pk.KVSpec, layer: int, position: int) -> int:
     return 0
 
 
-def opened(spec: pk.KVSpec, blocks: int, host: int = 0, **options: Any) -> GroupServer:
+def opened(
+    spec: pk.KVSpec, blocks: int, host: int = 0, disk: pk.Disk | None = None, **options: Any
+) -> GroupServer:
     below = pk.Blocks(host) if host else None
     cache = pk.KVCache(
-        spec, pk.Blocks(blocks), below, by_group=True, max_sequences=options.get("max_running", 8) + 2
+        spec, pk.Blocks(blocks), below, disk, by_group=True, max_sequences=options.get("max_running", 8) + 2
     )
     return GroupServer(cache, SchedulerOptions(**{"max_running": 8, "max_batch_tokens": 32} | options))
 
@@ -240,6 +243,19 @@ def test_prompts_that_others_push_to_the_host_are_hit_there(serve: Callable[...,
     assert hits["host"] + hits["device"] >= 20 * (40 - BLOCK)
 
 
+def test_prompts_are_hit_on_a_disk_by_the_next_scheduler(serve: Callable[..., GroupServer], tmp_path: Path) -> None:
+    disk = pk.Disk(tmp_path / "kv", pk.Blocks(400), write="all", admission="all", unnamed_model=True)
+    for life in range(2):
+        server = serve(SPECS["windows"], 60, disk=disk, max_running=2)
+        requests = [server.submit(prompt(i % 10, 40), 6) for i in range(30)]
+        server.run()
+        assert [request.outputs[0].tolist() for request in requests] == [greedy(request) for request in requests]
+        hits = server.cache.stats().hit_tokens
+        assert hits["disk"] > 0
+        assert hits["disk"] + hits["device"] >= (30 if life else 20) * (40 - BLOCK)
+        server.cache.close()
+
+
 def test_requests_end_beside_threads_that_prefetch_their_prompts(serve: Callable[..., GroupServer]) -> None:
     server = serve(SPECS["windows"], 40, host=400, max_running=4)
     requests = [server.submit(prompt(i % 8, 40), 6) for i in range(60)]
@@ -268,7 +284,7 @@ def test_requests_end_beside_threads_that_prefetch_their_prompts(serve: Callable
 
 
 @pytest.mark.parametrize("seed", one_in(8, range(32)))
-def test_whatever_happens_over_groups_everybody_ends_and_nothing_is_wrong(seed: int) -> None:
+def test_whatever_happens_over_groups_everybody_ends_and_nothing_is_wrong(seed: int, tmp_path: Path) -> None:
     choose = Random(seed)
     name = choose.choice(list(SPECS))
     max_running = choose.randint(1, 6)
@@ -283,5 +299,11 @@ def test_whatever_happens_over_groups_everybody_ends_and_nothing_is_wrong(seed: 
         "window": 3,
         "host": choose.choice([0, 20, 100]),
     }
-    run = GroupRun(seed, SPECS[name], choose.randint(LEAST[name], 2 * LEAST[name]), options)
+    blocks = choose.randint(LEAST[name], 2 * LEAST[name])
+    if choose.random() < 0.5:
+        options["disk"] = pk.Disk(
+            tmp_path / "kv", pk.Blocks(choose.choice([60, 400])), write=choose.choice(["all", "reused", "evicted"]),
+            admission="all", unnamed_model=True,
+        )  # fmt: skip
+    run = GroupRun(seed, SPECS[name], blocks, options)
     finished(run, 150)

@@ -9,6 +9,7 @@ that come before its rank is behind (the bound of ``queue.py``), and each run en
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import Any
 
@@ -161,7 +162,10 @@ class Run:
         assert self.cache.table.num_rows == 0
         while self.cache.moves.run_moves():  # demotions hold their blocks until they are over
             pass
-        assert all(counts["live"] == 0 for counts in self.cache.stats().blocks.values())
+        until = time.monotonic() + 60
+        while any(counts["live"] for counts in self.cache.stats().blocks.values()):  # copies to a disk are under way
+            assert time.monotonic() < until
+            time.sleep(0.001)
 
 
 def greedy_after(branch: Any) -> list[int]:
