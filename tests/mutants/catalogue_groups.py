@@ -258,8 +258,9 @@ MUTANTS = (
     ),
     Mutant(
         "an extent changes hands with its former headers", "pagedkv/tiers/disk/lanes.py",
-        (("if not self.slots[before].bury(there).all():\n", "if there is None:\n"),),
+        (("if other != lane and not self.slots[other].bury(there).all():\n", "if there is None:\n"),),
         ("test_an_extent_that_changes_hands_forgets_its_former_pages",
+         "test_damaged_headers_in_an_extent_of_no_lane_do_no_harm_to_the_next_one",
          "test_a_purged_page_does_not_come_back_from_an_extent_that_changed_hands"),
     ),
     Mutant(

@@ -132,6 +132,21 @@ def test_a_purged_page_does_not_come_back_from_an_extent_that_changed_hands(open
     assert not parse_super(pack_super(tier._store.superblock)).purges  # type: ignore[union-attr]
 
 
+def test_damaged_headers_in_an_extent_of_no_lane_do_no_harm_to_the_next_one(opened: Callable[..., DiskTier]) -> None:
+    """They may be whole another day, so a purge buries them; by then another lane's pages may lie there."""
+    tier = opened()
+    write(tier, TAIL, [0, 1, 2])
+    headers = headers_of(tier, TAIL, [0, 1, 2])
+    tier.close()
+    put_back([(name, place + 300, b"damaged") for name, place, _ in headers])
+    tier = opened()
+    assert stored(tier, TAIL) == []
+    assert write(tier, SPINE, [0, 1]).all()
+    for number in range(most_purges(LANES) + 1):
+        tier.purge(bytes([number % 256, 1 + number // 256]) + bytes(30))
+    assert read(tier, SPINE, [0, 1]) == [True, True]
+
+
 def headers_of(tier: DiskTier, lane: int, slots: list[int]) -> list[tuple[str, int, bytes]]:
     """What stands before the pages of these slots: file, place, bytes."""
     geometry = tier._geometries[lane]

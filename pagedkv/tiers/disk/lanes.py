@@ -131,15 +131,18 @@ class Lanes:
         extents = slots // self._per_extent[lane]
         with self._handing:
             for extent in np.unique(extents).tolist():
-                before = int(self._lane_of[extent])
-                if before not in (lane, NO_LANE):
-                    size = self._per_extent[before]
-                    there = np.arange(extent * size, (extent + 1) * size, dtype=np.int32)
-                    if not self.slots[before].bury(there).all():
-                        continue
-                self._lane_of[extent] = lane
+                if self._lane_of[extent] != lane and self._is_buried(extent, lane):
+                    self._lane_of[extent] = lane
             has: NDArray[np.bool_] = self._lane_of[extents] == lane
         return has
+
+    def _is_buried(self, extent: int, lane: int) -> bool:
+        """Whether no header of another lane in an extent counts, or may count another day."""
+        for other, size in enumerate(self._per_extent):
+            there = np.arange(extent * size, (extent + 1) * size, dtype=np.int32)
+            if other != lane and not self.slots[other].bury(there).all():
+                return False
+        return True
 
     # ---- purges
 
