@@ -6,6 +6,8 @@ from pagedkv._core.place cimport Place
 # Has points and runs leave `tier` until so many more blocks of each group can be had there (more[0] of the spine). False where
 # they cannot be had now: transfers under way will make the room (`is_leaving`), or all else is held.
 cdef bint make_room_for(Place* p, int32_t tier, const int64_t* more) noexcept nogil
+# The same, of points and runs alone that were last used before that clock.
+cdef bint make_room_before(Place* p, int32_t tier, const int64_t* more, int64_t before) noexcept nogil
 # Whether transfers under way will free anything in `tier`.
 cdef bint is_leaving(Place* p, int32_t tier) noexcept nogil
 # Has `want` blocks of the spine leave `tier`, of namespaces of one domain (-1: any), as far as that can be.

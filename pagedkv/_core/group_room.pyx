@@ -1,6 +1,6 @@
 """Room in a tier whose memory groups of layers share."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t
 from libc.string cimport memset
 
 from pagedkv._core.links cimport coldest
@@ -9,7 +9,7 @@ from pagedkv._core.policies.choosing cimport may_go
 from pagedkv._core.radix_tree cimport Tree, node_top
 from pagedkv._core.recency cimport is_owned, set_top
 from pagedkv._core.tail_moves cimport start_tail, tail_lacks
-from pagedkv._core.tails cimport POINTS, coldest_point, lacks_extents, need, point_drop, point_leave
+from pagedkv._core.tails cimport POINTS, coldest_point, has_point_in, lacks_extents, need, point_drop, point_leave
 from pagedkv._core.transfers cimport (
     UNDER_WAY, colder_tier, copy_path, drop_children, drop_tail, give_up_copy, lacking, make_room_behind, quota_left, split,
     start,
@@ -85,6 +85,20 @@ cdef bint goes_down(Place* p, uint32_t copies, int32_t tier, int32_t lower) noex
             and others & ((<uint32_t>2 << lower) - 1) == 0)
 
 
+# A closed tier gives up its copies of the path to run n, from its end on, as far as no request could go on behind them there:
+# after a restart they would be freed. Those that lie nowhere else stay, for the points of hotter tiers.
+cdef void give_up_path(Place* p, int32_t n, int32_t tier) noexcept nogil:
+    cdef Tree* t = p.tree
+    cdef int32_t parent, end
+    while t.nodes[n].length > 0 and (t.nodes[n].tiers >> tier) & 1 and not has_point_in(p, n, tier):
+        parent, end = t.nodes[n].parent, t.nodes[n].depth + t.nodes[n].length
+        if (t.nodes[n].tiers == <uint32_t>1 << tier or p.fates[n].below[tier] > 0 or p.fates[n].transfer >= 0
+                or p.fates[n].copying >= 0 or (p.groups.free_every and end % p.groups.free_every < t.nodes[n].length)
+                or not give_up_copy(p, n, tier, t.nodes[n].length)):
+            return
+        n = parent
+
+
 # ---- one leaves. True: something is free now, or will be; False: nothing more can be done now.
 
 cdef bint evict_point(Place* p, int32_t n, int32_t tier, int32_t lower) noexcept nogil:
@@ -101,6 +115,8 @@ cdef bint evict_point(Place* p, int32_t n, int32_t tier, int32_t lower) noexcept
             if code != E_BLOCKS:                    # making room took pages that the tail would have shared
                 return code == OK
     point_leave(p, n, tier)
+    if p.closed[tier]:
+        give_up_path(p, n, tier)
     drop_dead_end(p, n)
     return True
 
@@ -131,7 +147,7 @@ cdef Demoted demote_run(Place* p, int32_t n, int32_t tier, int32_t lower, int32_
         if t.nodes[n].generation != generation or t.nodes[n].length != length:
             return STARTED
     if p.closed[lower]:
-        make_room_behind(p, n, lower, more)
+        make_room_behind(p, n, lower, more, INT64_MAX)
     else:
         make_room_for(p, lower, more)
     if (t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0
@@ -177,12 +193,13 @@ cdef bint evict_run(Place* p, int32_t n, int32_t tier, int32_t lower, int64_t mo
     return True
 
 
-cdef bint evict_one(Place* p, int32_t tier, int64_t most, int32_t domain) noexcept nogil:
+# `before`: nothing goes that was used at that clock, or later.
+cdef bint evict_one(Place* p, int32_t tier, int64_t most, int32_t domain, int64_t before) noexcept nogil:
     cdef int32_t lower = colder_tier(p, tier), point = coldest_point(p, tier, domain)
     cdef int32_t run = coldest_run(p, tier, point, domain, lower == NIL)
     if run != NIL:
-        return evict_run(p, run, tier, lower, most)
-    return point != NIL and evict_point(p, point, tier, lower)
+        return p.fates[run].last_use < before and evict_run(p, run, tier, lower, most)
+    return point != NIL and p.fates[point].point < before and evict_point(p, point, tier, lower)
 
 
 # ---- enough of them
@@ -201,12 +218,16 @@ cdef bint is_leaving(Place* p, int32_t tier) noexcept nogil:
 
 
 cdef bint make_room_for(Place* p, int32_t tier, const int64_t* more) noexcept nogil:
+    return make_room_before(p, tier, more, INT64_MAX)
+
+
+cdef bint make_room_before(Place* p, int32_t tier, const int64_t* more, int64_t before) noexcept nogil:
     cdef int64_t missing
     while True:
         missing = lacks_extents(p, tier, more)
         if missing <= 0:
             return True
-        if leaving(p, tier) >= missing or not evict_one(p, tier, p.tree.max_run, -1):
+        if leaving(p, tier) >= missing or not evict_one(p, tier, p.tree.max_run, -1, before):
             return False
 
 
@@ -214,5 +235,5 @@ cdef void evict_blocks(Place* p, int32_t tier, int64_t want, int32_t domain) noe
     cdef int64_t goal = p.counters.dropped[tier] + p.counters.trimmed[tier] + p.pending[tier] + want, done = 0
     while True:
         done = p.counters.dropped[tier] + p.counters.trimmed[tier] + p.pending[tier]
-        if done >= goal or not evict_one(p, tier, goal - done, domain):
+        if done >= goal or not evict_one(p, tier, goal - done, domain, INT64_MAX):
             return

@@ -10,7 +10,7 @@ The other way round, making room could evict what is about to be promoted.
 cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 
@@ -45,7 +45,7 @@ from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.telling cimport events_hidden_below, tell_all
 from pagedkv._core.group_room cimport is_leaving, make_room_for
 from pagedkv._core.tail_moves cimport promote_tail, tail_cold, tail_rises
-from pagedkv._core.tails cimport could_have, has_tail, lacks_extents, longest_usable
+from pagedkv._core.tails cimport could_have, has_point_in, has_tail, lacks_extents, longest_usable
 from pagedkv._core.transfers cimport (
     UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
@@ -1208,6 +1208,50 @@ cdef class Placement:
                 order = np.lexsort((depths[:found], -used[:found]))
                 return nodes[:found][order], blocks[:found][order]
             self.lock.release()
+
+    def resumable(self, tier):
+        """Blocks of group 0 in `tier` with which a request could go on if there was no other tier.
+
+        Returns
+        -------
+        int
+            Without groups of layers all that are cached or live there.
+        """
+        cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1), n, at, end, room
+        cdef Place* p = &self.place
+        cdef int64_t found = 0
+        cdef uint8_t* leads
+        if p.pools[where] == NULL:
+            raise InvalidArgument(f"there is no tier {where}")
+        if p.groups == NULL:
+            counts = self.pools[where].counts()
+            return counts["cached"] + counts["live"]
+        self.lock.acquire()
+        room = p.tree.num_nodes
+        leads = <uint8_t*>calloc(max(room, 1), 1)
+        for n in range(room if leads != NULL else 0):
+            if p.tree.nodes[n].root == NIL or not (p.tree.nodes[n].tiers >> where) & 1:
+                continue
+            end = p.tree.nodes[n].depth + p.tree.nodes[n].length
+            if has_point_in(p, n, where):
+                leads[n] = 1
+            elif leads[n] == 0 and p.groups.free_every and end % p.groups.free_every < p.tree.nodes[n].length:
+                leads[n] = 2                        # up to the last boundary where nothing is needed
+            at = p.tree.nodes[n].parent
+            while leads[n] and p.tree.nodes[at].length > 0 and leads[at] != 1:
+                leads[at] = 1
+                at = p.tree.nodes[at].parent
+        for n in range(room if leads != NULL else 0):
+            end = p.tree.nodes[n].depth + p.tree.nodes[n].length
+            if leads[n] == 1:
+                found += p.tree.nodes[n].length
+            elif leads[n] == 2:
+                found += p.tree.nodes[n].length - end % p.groups.free_every
+        self.lock.release()
+        if leads == NULL:
+            raise MemoryError(f"no memory to look at {room} runs")
+        free(leads)
+        return found
 
     def copy(self, nodes, tier, most=2**31 - 1):
         """Start to copy a closed tier's missing blocks of the prefixes that end with these runs.

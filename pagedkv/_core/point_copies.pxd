@@ -7,7 +7,6 @@ from pagedkv._core.types cimport Reason
 
 # Whether a point at the end of run n cannot be gone on from in `tier`: the run or the tail is not there.
 cdef bint lacks_point(Place* p, int32_t n, int32_t tier) noexcept nogil
-# As copy_one of write_behind.pyx, for the point at the end of run n: moves of all groups; 0 without a point, too.
-cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason) noexcept nogil
-# Whether `tier` has room for all that it lacks for the point, or a point that was used before it.
-cdef bint has_colder(Place* p, int32_t n, int32_t tier) noexcept nogil
+# As copy_one of write_behind.pyx, for the point at the end of run n: moves of all groups; 0 without a point, too. Room is made
+# in the place of points and runs last used before that clock.
+cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason, int64_t before) noexcept nogil

@@ -8,9 +8,9 @@ from libc.stdint cimport int32_t, int64_t
 from pagedkv._core.place cimport Place
 from pagedkv._core.radix_tree cimport hottest_of
 from pagedkv._core.tail_moves cimport start_tail, tail_lacks
-from pagedkv._core.tails cimport POINTS, coldest_point, has_point_in, lacks_extents
+from pagedkv._core.tails cimport POINTS, has_point_in, lacks_extents
 from pagedkv._core.transfers cimport UNDER_WAY, copy_path, lacking, make_room_behind, quota_left
-from pagedkv._core.types cimport MAX_GROUPS, NIL, OK, Reason
+from pagedkv._core.types cimport MAX_GROUPS, OK, Reason
 
 
 cdef bint lacks_point(Place* p, int32_t n, int32_t tier) noexcept nogil:
@@ -34,13 +34,13 @@ cdef int32_t wanted_of(Place* p, int32_t n, int32_t tier, int32_t most, int64_t*
     return missing
 
 
-cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason) noexcept nogil:
+cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason, int64_t before) noexcept nogil:
     cdef int64_t more[MAX_GROUPS]
     cdef int64_t group = -1, num_moves
     cdef int32_t missing = wanted_of(p, n, tier, most, more)
     if not lacks_point(p, n, tier) or missing < 0:
         return UNDER_WAY if missing == UNDER_WAY and p.fates[n].point else 0
-    if not make_room_behind(p, n, tier, more):
+    if not make_room_behind(p, n, tier, more, before):
         return 0
     missing = wanted_of(p, n, tier, most, more)     # what went from there may take along a copy, or have taken pages
     if not p.fates[n].point or missing < 0:
@@ -53,12 +53,3 @@ cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason 
             return 0
     copy_path(p, n, tier, <int32_t>more[0], reason, &group)
     return p.num_moves - num_moves
-
-
-cdef bint has_colder(Place* p, int32_t n, int32_t tier) noexcept nogil:
-    cdef int64_t more[MAX_GROUPS]
-    cdef int32_t coldest
-    if wanted_of(p, n, tier, p.tree.nodes[n].depth + p.tree.nodes[n].length, more) < 0 or lacks_extents(p, tier, more) <= 0:
-        return True
-    coldest = coldest_point(p, tier, -1)
-    return coldest != NIL and p.fates[coldest].point < p.fates[n].point

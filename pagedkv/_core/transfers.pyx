@@ -23,7 +23,7 @@ from pagedkv._core.recency cimport (
     recency_link, recency_link_demoted, recency_unlink, set_top,
 )
 from pagedkv._core.retention cimport expiry_push, set_class
-from pagedkv._core.group_room cimport drop_dead_end, evict_blocks, make_room_for
+from pagedkv._core.group_room cimport drop_dead_end, evict_blocks, make_room_before
 from pagedkv._core.tail_moves cimport finish_tail, unowned_pages
 from pagedkv._core.tails cimport point_drop
 from pagedkv._core.telling cimport event, event_hidden, event_stored
@@ -583,7 +583,7 @@ cdef bint copy_path(
 
 
 # False if n hung on a run that could not be read, too.
-cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, const int64_t* more) noexcept nogil:
+cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, const int64_t* more, int64_t before) noexcept nogil:
     cdef int32_t at = p.tree.nodes[n].parent, generation = p.tree.nodes[n].generation, generation_at
     cdef int64_t over, want = more[0]
     while p.tree.nodes[at].length > 0 and not (p.tree.nodes[at].tiers >> tier) & 1:
@@ -591,7 +591,7 @@ cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, const int64_t* mor
     generation_at = p.tree.nodes[at].generation
     p.fates[at].below[tier] += 1                        # as if n were there: the deepest of its path that is stays
     if p.groups != NULL:
-        make_room_for(p, tier, more)
+        make_room_before(p, tier, more, before)
     elif pool_available(p.pools[tier]) < want:
         make_room(p, tier, want - pool_available(p.pools[tier]) - p.pending[tier], -1)
     if p.tree.nodes[n].generation == generation:
@@ -750,7 +750,7 @@ cdef void free_up(Place* p, int32_t tier, int64_t want, int32_t domain, bint chi
                 before += p.tree.nodes[n].length - k
         length = p.tree.nodes[n].length
         more[0] = before + k
-        if (not make_room_behind(p, n, lower, more) or p.fates[n].copying >= 0
+        if (not make_room_behind(p, n, lower, more, 0) or p.fates[n].copying >= 0
                 or p.tree.nodes[n].length != length):
             continue                                # it is gone, was cut, or what went from there takes along a copy of it
         room = pool_available(p.pools[lower])

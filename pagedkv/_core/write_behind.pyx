@@ -4,13 +4,13 @@ A ring holds what is to be copied. What its tier lacks of a run's path goes befo
 written first is of use without what comes later.
 """
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport malloc, free
 from libc.string cimport memset
 
 from pagedkv._core.block_pool cimport pool_available
 from pagedkv._core.place cimport WRITE_ALL, WRITE_NEVER, WRITE_REUSED, Place, Wanted, Write
-from pagedkv._core.point_copies cimport copy_point, has_colder, lacks_point
+from pagedkv._core.point_copies cimport copy_point, lacks_point
 from pagedkv._core.radix_tree cimport node_top
 from pagedkv._core.recency cimport is_owned, pick_victim
 from pagedkv._core.sends cimport want_send
@@ -92,7 +92,7 @@ cdef int64_t copy_one(Place* p, int32_t n, int32_t tier, int32_t most, Reason re
     if again and (p.fates[n].copying >= 0 or p.fates[n].transfer >= 0 or node_top(p.tree, n) == tier):
         return UNDER_WAY if node_top(p.tree, n) != tier else 0
     if p.groups != NULL and not again:
-        return copy_point(p, n, tier, most, reason)
+        return copy_point(p, n, tier, most, reason, INT64_MAX)
     missing = p.tree.nodes[n].length if again else lacking(p, n, tier)
     if missing <= 0:
         return UNDER_WAY if missing == UNDER_WAY else 0
@@ -100,7 +100,7 @@ cdef int64_t copy_one(Place* p, int32_t n, int32_t tier, int32_t most, Reason re
         missing = most
     memset(more, 0, sizeof(more))
     more[0] = missing
-    if not make_room_behind(p, n, tier, more):
+    if not make_room_behind(p, n, tier, more, INT64_MAX):
         return 0
     if p.fates[n].copying >= 0:
         return UNDER_WAY                            # what went from there takes along a copy of it
@@ -164,7 +164,7 @@ cdef int64_t copy_asked(Place* p, int32_t n, int32_t tier, int32_t most) noexcep
     cdef int32_t limit, missing, coldest
     missing = lacking(p, n, tier)
     if p.groups != NULL:
-        return copy_one(p, n, tier, most, ASKED) if missing >= 0 and has_colder(p, n, tier) else min(missing, 0)
+        return copy_point(p, n, tier, most, ASKED, INT64_MAX if in_use(p, n) else p.fates[n].point)
     if missing <= 0:
         return missing
     missing = min(missing, most)

@@ -829,11 +829,8 @@ class KVCache:
 
     def _on_disk(self) -> int:
         """Blocks that the disk holds and confirms, each behind those before it."""
-        store, pool = self._store, self.placement.pools[Tier.DISK]
-        assert store is not None
-        assert pool is not None
-        counts = pool.counts()
-        return counts["cached"] + counts["live"] if store.flush() else 0
+        assert self._store is not None
+        return self.placement.resumable(Tier.DISK) if self._store.flush() else 0
 
     # ---- looking in
 

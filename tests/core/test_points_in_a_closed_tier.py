@@ -160,8 +160,25 @@ def test_a_full_closed_tier_loses_its_coldest_points_whole() -> None:
     kept = {prefix[0] // 100 for (group, _), prefix in core.stored.items() if group}
     assert kept >= {5, 6}
     assert core.placement.stats()["dropped"] == {"device": 0, "host": 0}  # memory has all of them
+    core.placement.reserve_pages(np.array([core.pools[1][0].num_available + 1, 0]), 1)  # a tail is enough
+    assert core.placement.resumable(1) == core.pools[1][0].counts()["cached"] > 0  # no path without its point
     for name in range(1, 7):
         assert core.run([*prompt(name)[:12], 9]) == 12
+
+
+def test_a_checkpoint_takes_no_place_of_what_was_used_later() -> None:
+    core = Core(200, 26, write="evicted")
+    core.run(prompt(1, 31))  # 15 blocks and 2 pages
+    core.run(prompt(2, 41))  # 20 and 2: the hottest
+    for _ in range(4):
+        nodes, _ = core.placement.uncopied(1)
+        while len(nodes):
+            _, done = core.placement.copy(nodes, 1, 64)
+            core.settle()
+            nodes = nodes[done:]
+        assert core.placement.resumable(1) == 20
+        assert tuple(prompt(2, 41)[:40]) in core.stored.values()
+    core.sound()
 
 
 @pytest.mark.parametrize("tiers", [2, 3])

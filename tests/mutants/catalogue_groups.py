@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead end stays", ROOM,
-        (("    point_leave(p, n, tier)\n    drop_dead_end(p, n)\n", "    point_leave(p, n, tier)\n"),),
+        (("        give_up_path(p, n, tier)\n    drop_dead_end(p, n)\n", "        give_up_path(p, n, tier)\n"),),
         (AGREES.format("window 5"),),
         quick=True,
     ),
@@ -244,6 +244,16 @@ MUTANTS = (
         "a new quota counts the pages of a tail on its way", "pagedkv/_core/retention.pyx",
         ((" and p.transfers[i].copies and not p.transfers[i].is_tail\n", " and p.transfers[i].copies\n"),),
         ("test_a_quota_that_comes_amid_a_copy_counts_no_pages_of_its_tail",),
+    ),
+    Mutant(
+        "a closed tier keeps paths that lead to no point", ROOM,
+        (("    if p.closed[tier]:\n        give_up_path(p, n, tier)\n", ""),),
+        ("test_a_full_closed_tier_loses_its_coldest_points_whole",),
+    ),
+    Mutant(
+        "a checkpoint takes the place of hotter points", "pagedkv/_core/write_behind.pyx",
+        (("ASKED, INT64_MAX if in_use(p, n) else p.fates[n].point)", "ASKED, INT64_MAX)"),),
+        ("test_a_checkpoint_takes_no_place_of_what_was_used_later",),
     ),
     Mutant(
         "copies go on while a tail is read from below", MOVES,

@@ -133,7 +133,7 @@ def test_a_purged_page_does_not_come_back_from_an_extent_that_changed_hands(open
 
 
 def test_damaged_headers_in_an_extent_of_no_lane_do_no_harm_to_the_next_one(opened: Callable[..., DiskTier]) -> None:
-    """They may be whole another day, so a purge buries them; by then another lane's pages may lie there."""
+    """They may be whole another day, so they are buried; by then other pages may lie there."""
     tier = opened()
     write(tier, TAIL, [0, 1, 2])
     headers = headers_of(tier, TAIL, [0, 1, 2])
