@@ -29,7 +29,8 @@ class Recorder:
     Or from :meth:`start` to :meth:`stop`.
 
     Recording changes nothing in the cache. A frame looks at every owned block and at every cached token: this is for
-    small pools. Sequences that were opened before the recording show as other owners of their blocks.
+    small pools. Sequences that were opened before the recording show as other owners of their blocks. Of a cache by
+    groups of layers the pictures show the group that sees everything.
 
     Parameters
     ----------
@@ -134,11 +135,12 @@ class Recorder:
         """The cache begins something."""
         if span.name == "moves":
             with self._lock:
+                shown = span.subject[span.subject["lane"] == 0]
                 moves = tuple(
                     Move(TIER_NAMES[m["src_tier"]], int(m["src_block"]), TIER_NAMES[m["dst_tier"]], int(m["dst_block"]))
-                    for m in span.subject
+                    for m in shown
                 )
-                self._moves[id(span)] = list(zip(moves, _leaves_source(span.subject), strict=True))
+                self._moves[id(span)] = list(zip(moves, _leaves_source(shown), strict=True))
                 self._add("moves", lambda now: captions.of_moves_begun(self._last, now, moves), moves=moves)
 
     def end(self, span: Span, state: Any) -> None:
@@ -154,6 +156,8 @@ class Recorder:
     def _ended_moves(self, span: Span) -> None:
         moves = tuple(move for move, _ in self._moves.pop(id(span), ()))
         arrived = span.attributes.get("moved_blocks", 0)
+        if arrived == span.attributes.get("blocks"):  # with pages of other groups of layers
+            arrived = len(moves)
         self._add("moves", lambda now: captions.of_moves_ended(moves, arrived), moves=moves)
 
     def _ended(self, span: Span) -> None:
