@@ -24,6 +24,8 @@ def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: st
     """Log tiers, sizes and policy, and the blocks found on the disk."""
     tiers = ", ".join(
         f"{TIER_NAMES[tier]} {pool.max_blocks:,} blocks ({format_size(pool.max_blocks * spec.block_bytes)})"
+        if pool.extents is None
+        else f"{TIER_NAMES[tier]} {pool.extents.num_extents:,} extents of {placement.num_groups} groups of layers"
         for tier, pool in enumerate(placement.pools)
         if pool is not None
     )

@@ -200,6 +200,21 @@ def test_a_page_that_was_damaged_costs_its_points_and_nothing_else(
     assert [serve(cache, number)["disk"] for number in range(NUM_PROMPTS)] == [whole] * NUM_PROMPTS
 
 
+def test_the_log_counts_extents_and_what_was_found(
+    opened: Callable[..., pk.KVCache], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = opened()
+    serve(cache, 1)
+    cache.close()
+    with caplog.at_level("INFO", "pagedkv.cache"):
+        cache = opened()
+    pools = cache.placement.pools
+    assert pools[0] is not None
+    assert pools[0].extents is not None
+    assert f"device {pools[0].extents.num_extents} extents of 2 groups of layers" in caplog.text
+    assert "13 blocks found in 1 prefix, none freed" in caplog.text
+
+
 def test_a_purged_namespace_stays_away(opened: Callable[..., pk.KVCache]) -> None:
     cache, tenant = opened(), pk.Namespace(tenant="a")
     for namespace in (tenant, None):
