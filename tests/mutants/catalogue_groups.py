@@ -279,6 +279,11 @@ MUTANTS = (
         ("test_headers_of_two_lanes_in_one_extent_are_those_of_the_last_one",),
     ),
     Mutant(
+        "a purge is forgotten beside a header that cannot be read", "pagedkv/tiers/disk/lanes.py",
+        (("        is_done = all(done) and self._is_sure\n", "        is_done = all(done)\n"),),
+        ("test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges_on_record",),
+    ),
+    Mutant(
         "a store of other groups of layers is opened", "pagedkv/tiers/disk/store.py",
         (("        if found.lanes != self.lanes:\n", "        if False:\n"),),
         ("test_a_store_of_other_groups_is_refused_with_the_group",),

@@ -147,6 +147,27 @@ def test_damaged_headers_in_an_extent_of_no_lane_do_no_harm_to_the_next_one(open
     assert read(tier, SPINE, [0, 1]) == [True, True]
 
 
+def test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges_on_record(
+    opened: Callable[..., DiskTier]
+) -> None:
+    """It may be of a purged page, brought back by a power failure, and stays amid other pages."""
+    tier = opened()
+    write(tier, TAIL, [0, 1, 2])
+    old = headers_of(tier, TAIL, [1])
+    write(tier, SPINE, [0, 1])
+    tier.purge(name_of(1).namespace)
+    crashed(tier)
+    damaged = [(name, place, data[:300] + b"?" + data[301:]) for name, place, data in old]
+    put_back(damaged)
+    tier = opened()
+    assert (stored(tier, SPINE), stored(tier, TAIL)) == ([0], [])
+    assert not tier._try_to_forget_purges()
+    crashed(tier)
+    put_back(old)  # as where it could not be read for a moment
+    tier = opened()
+    assert stored(tier, TAIL) == []
+
+
 def headers_of(tier: DiskTier, lane: int, slots: list[int]) -> list[tuple[str, int, bytes]]:
     """What stands before the pages of these slots: file, place, bytes."""
     geometry = tier._geometries[lane]

@@ -50,6 +50,7 @@ class Lanes:
         self._per_extent = [form.geometry.extent_slots for form in forms]
         self._lane_of = np.full(g.num_blocks // (g.extent_slots or g.num_blocks), NO_LANE, np.int8)  # by extent
         self._handing = threading.Lock()
+        self._is_sure = True  # no header that could not be read lies amid another lane's pages, where it stays
 
     @property
     def epoch(self) -> int:
@@ -83,7 +84,9 @@ class Lanes:
         for lane, one in enumerate(found):
             is_own = self._lane_of[one.slots // self._per_extent[lane]] == lane
             of_doubtful = self._lane_of[one.doubtful // self._per_extent[lane]]
-            kept.append(_part(one, is_own, (of_doubtful == lane) | (of_doubtful == NO_LANE)))
+            may_be_buried = (of_doubtful == lane) | (of_doubtful == NO_LANE)
+            self._is_sure = self._is_sure and bool(may_be_buried.all())
+            kept.append(_part(one, is_own, may_be_buried))
             lost.append(one.slots[~is_own])
         for lane, slots in enumerate(lost):
             for owner in range(len(found)) if slots.size else ():
@@ -158,9 +161,10 @@ class Lanes:
         """
         done = [each.bury_void() for each in self.slots]
         self.sync()
-        if all(done):
+        is_done = all(done) and self._is_sure
+        if is_done:
             self.ages.barriers.clear()
-        return all(done)
+        return is_done
 
     def forget_all(self) -> None:
         """Every slot holds nothing, and a new epoch begins. Who may be inside: as `bury_void`."""
@@ -168,6 +172,7 @@ class Lanes:
         for each in self.slots:
             each.forget_all(epoch)
         self._lane_of[:] = NO_LANE
+        self._is_sure = True  # headers of another epoch count no more
 
     def sync(self) -> None:
         """Wait until the device has all written bytes.
