@@ -314,6 +314,9 @@ cdef class ExtentPool:
         if len(np.unique(ids)) != len(ids):
             raise InvalidArgument("a block is named twice")
         extents = set((ids // p.per_extent).tolist())
+        ordered = sorted(extents)
+        cdef cnp.ndarray edges = np.searchsorted(ids // p.per_extent, ordered + [2**31 - 1]).astype(np.int64)
+        cdef const int64_t* edge = i64(edges)
         pool.lock.acquire()
         try:
             for i in extents:
@@ -326,10 +329,11 @@ cdef class ExtentPool:
                     self.extents.free[kept] = extent
                     kept += 1
             self.extents.num_free = kept
-            edges = np.searchsorted(ids // p.per_extent, sorted(extents) + [2**31 - 1])
-            for i, extent in enumerate(sorted(extents)):
+            i = 0
+            for extent in ordered:
                 extent_take_at(p, extent)
-                extent_claim(p, extent, i32(ids) + <int32_t>edges[i], <int32_t>(edges[i + 1] - edges[i]))
+                extent_claim(p, extent, i32(ids) + edge[i], <int32_t>(edge[i + 1] - edge[i]))
+                i += 1
         finally:
             pool.lock.release()
 

@@ -75,6 +75,11 @@ cdef bint fits_below(Place* p, int32_t n, int32_t tier) noexcept nogil:
     return fits >= 1
 
 
+# Whether `tier` may have room later without more being done: transfers leave it, or runs there are being copied and no victims.
+cdef bint may_come(Place* p, int32_t tier) noexcept nogil:
+    return is_leaving(p, tier) or (p.closed[tier] and p.num_copying > 0)
+
+
 # Whether a run or a point goes on to `lower` when it leaves `tier`; `copies`: a bit for each tier that has it. A run that
 # the coldest tier mirrors goes to the tiers between all the same: from there it comes back sooner.
 cdef bint goes_down(Place* p, uint32_t copies, int32_t tier, int32_t lower) noexcept nogil:
@@ -103,12 +108,17 @@ cdef void give_up_path(Place* p, int32_t n, int32_t tier) noexcept nogil:
 
 cdef bint evict_point(Place* p, int32_t n, int32_t tier, int32_t lower) noexcept nogil:
     cdef int64_t more[MAX_GROUPS]
+    cdef int32_t generation = p.tree.nodes[n].generation
+    cdef bint fits
     cdef int code
     if goes_down(p, p.fates[n].tails & POINTS, tier, lower) and fits_below(p, n, tier):
         while True:
             tail_lacks(p, n, lower, more)
-            if not make_room_for(p, lower, more):
-                if is_leaving(p, lower):
+            fits = make_room_for(p, lower, more)
+            if p.tree.nodes[n].generation != generation or not has_point_in(p, n, tier):
+                return True                         # it went along with a run below
+            if not fits:
+                if may_come(p, lower):
                     return False
                 break                               # all there is held
             code = start_tail(p, n, tier, lower, False, NULL, EVICTED, 0)
@@ -143,11 +153,12 @@ cdef Demoted demote_run(Place* p, int32_t n, int32_t tier, int32_t lower, int32_
     if more[0] > quota_left(p, n, lower):           # then its namespace's own coldest blocks go first, once all are there
         if p.in_flight > 0:
             return LATER
-        evict_blocks(p, lower, more[0] - quota_left(p, n, lower), p.domain_of[t.nodes[n].root])
+        if not p.closed[lower]:
+            evict_blocks(p, lower, more[0] - quota_left(p, n, lower), p.domain_of[t.nodes[n].root])
         if t.nodes[n].generation != generation or t.nodes[n].length != length:
             return STARTED
     if p.closed[lower]:
-        make_room_behind(p, n, lower, more, INT64_MAX)
+        make_room_behind(p, n, lower, more, INT64_MAX)      # for the quota, too, and nothing of the path goes
     else:
         make_room_for(p, lower, more)
     if (t.nodes[n].generation != generation or t.nodes[n].length != length or p.fates[n].transfer >= 0
@@ -155,7 +166,7 @@ cdef Demoted demote_run(Place* p, int32_t n, int32_t tier, int32_t lower, int32_
         return STARTED
     fits = more[0] <= quota_left(p, n, lower) and lacks_extents(p, lower, more) <= 0
     if not fits:
-        return LATER if is_leaving(p, lower) else NEVER
+        return LATER if may_come(p, lower) else NEVER
     if k < length and split(p, n, length - k) == NIL:
         return LATER
     if p.closed[lower] and not copy_path(p, t.nodes[n].parent, lower, before, EVICTED, &group):

@@ -1210,7 +1210,7 @@ cdef class Placement:
             self.lock.release()
 
     def resumable(self, tier):
-        """Blocks of group 0 in `tier` with which a request could go on if there was no other tier.
+        """Blocks of group 0 in `tier`, a closed one, with which the next process could go on.
 
         Returns
         -------
@@ -1810,13 +1810,13 @@ cdef class Placement:
         cdef int32_t where = count_input(tier, "tier", 1, self.place.num_tiers - 1), n = <int32_t>cnp.PyArray_SIZE(above)
         cdef int64_t bad
         cdef int32_t* of_group[MAX_GROUPS]
+        if self.place.pools[where] == NULL:
+            raise InvalidArgument(f"there is no tier {where}")
         given_pages = self._pages_input(pages, len(ids), where, of_group)       # alive as long as of_group is used
         cdef cnp.ndarray marked = bool_input(points if given_pages else np.zeros(n, np.bool_), "points")
         cdef const uint8_t* ends_in_point = <const uint8_t*>cnp.PyArray_DATA(marked)
         if len(marked) != n:
             raise InvalidArgument(f"{n} runs end in a point or not, not {len(marked)}")
-        if self.place.pools[where] == NULL:
-            raise InvalidArgument(f"there is no tier {where}")
         if cnp.PyArray_SIZE(words) != cnp.PyArray_SIZE(ids) * <int64_t>self.tree.tree.block_size:
             raise InvalidArgument(f"{len(ids)} blocks hold {len(ids) * self.tree.tree.block_size} tokens, not {len(words)}")
         if cnp.PyArray_SIZE(edges) != n + 1 or cnp.PyArray_SIZE(named) != n:

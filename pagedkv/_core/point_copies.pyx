@@ -38,6 +38,8 @@ cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason 
     cdef int64_t more[MAX_GROUPS]
     cdef int64_t group = -1, num_moves
     cdef int32_t missing = wanted_of(p, n, tier, most, more)
+    if p.fates[n].failed or p.fates[p.tree.nodes[n].root].failed:
+        return 0
     if not lacks_point(p, n, tier) or missing < 0:
         return UNDER_WAY if missing == UNDER_WAY and p.fates[n].point else 0
     if not make_room_behind(p, n, tier, more, before):
@@ -52,4 +54,6 @@ cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason 
         if start_tail(p, n, hottest_of(p.fates[n].tails & POINTS), tier, True, &group, reason, 0) != OK:
             return 0
     copy_path(p, n, tier, <int32_t>more[0], reason, &group)
+    if p.num_moves == num_moves and missing > 0:
+        return UNDER_WAY                            # its first run moves, and cannot be cut
     return p.num_moves - num_moves

@@ -40,7 +40,8 @@ cdef int32_t lacking(Place* p, int32_t n, int32_t tier) noexcept nogil
 # by the first one where it is -1.
 cdef bint copy_path(Place* p, int32_t n, int32_t tier, int32_t most, Reason reason, int64_t* group) noexcept nogil
 # As make_room, for more[0] blocks behind the path to run n in `tier`, of which nothing goes; of groups of layers, for more[g]
-# pages, too, in the place of points and runs alone that were last used before that clock. False if n went all the same.
+# pages, too, in the place of points and runs alone that were last used before that clock: for
+# INT64_MAX any, and those that are over a quota. False if n went all the same.
 cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, const int64_t* more, int64_t before) noexcept nogil
 # Whether a copy that is not needed otherwise has to stay: it is being read, or others hang on it.
 cdef bint must_stay(Place* p, int32_t n, int32_t tier) noexcept nogil

@@ -7,7 +7,7 @@ visible in the destination tier only there, and only on success.
 """
 # Over 400 lines: begin, finish and give up of a transfer, whose counts only balance when they are read together.
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -596,7 +596,7 @@ cdef bint make_room_behind(Place* p, int32_t n, int32_t tier, const int64_t* mor
         make_room(p, tier, want - pool_available(p.pools[tier]) - p.pending[tier], -1)
     if p.tree.nodes[n].generation == generation:
         over = want - quota_left(p, n, tier)
-        if over > 0:                                    # then its namespace's own coldest blocks go first
+        if over > 0 and (p.groups == NULL or before == INT64_MAX):   # then its namespace's own coldest blocks go first
             make_room(p, tier, over, p.domain_of[p.tree.nodes[n].root])
     if p.tree.nodes[at].generation == generation_at:
         left_below(p, at, tier)

@@ -257,7 +257,7 @@ class Admission:
                 self._failed(problem)
                 affordable = continued
             if not affordable:
-                self._refused["refused_by_write_budget"] += num_blocks
+                self._refused["refused_by_write_budget"] += max(num_blocks, 1)
             return affordable
 
     def _failed(self, problem: Exception) -> None:

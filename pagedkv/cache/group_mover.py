@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagedkv.spec.groups import GroupLayout
 from pagedkv.tiers import DirectionStats, DiskTier, Mover, Name, OpenTier, Record, Ticket
 from pagedkv.tiers.memory import ArenaTier
-from pagedkv.tiers.mover.mover import LANE
+from pagedkv.tiers.mover.hangs import LANE
 
 
 class GroupMover:

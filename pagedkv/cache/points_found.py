@@ -66,7 +66,7 @@ def pieces_of(
     useless : blocks behind the last point of their prefix.
     """
     step = min((group.window for group in groups if group.window), default=0)
-    chunks = [group.chunk for group in groups if group.chunk]
+    chunks = [group.chunk for group in groups if group.chunk is not None and group.chunk > 1]
     ends: list[tuple[int, NDArray[np.int64], int]] = []  # by run: blocks of its path, stretches' beginnings, last piece
     pieces: list[Piece] = []
     for run in runs:

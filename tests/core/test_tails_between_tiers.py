@@ -403,6 +403,8 @@ def play(seed: int, steps: int, tiers: int, *, closed: bool = False) -> Core:
             core.placement.copy_wanted(random.randrange(1, 8))
         elif what < 0.94 and closed:
             core.placement.copy(core.placement.uncopied(tiers - 1)[0], tiers - 1, random.randrange(1, 20))
+        elif what < 0.945 and closed:
+            core.placement.set_quota(0, random.choice([6, 14, 30]), random.randrange(1, tiers))
         else:
             core.take()
             if core.moves.size:

@@ -284,6 +284,11 @@ MUTANTS = (
         ("test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges_on_record",),
     ),
     Mutant(
+        "a store hangs in one lane alone", "pagedkv/tiers/mover/hangs.py",
+        (("    return number % LANE\n", "    return number\n"),),
+        ("test_a_disk_that_hangs_in_one_lane_hangs_in_all",),
+    ),
+    Mutant(
         "a store of other groups of layers is opened", "pagedkv/tiers/disk/store.py",
         (("        if found.lanes != self.lanes:\n", "        if False:\n"),),
         ("test_a_store_of_other_groups_is_refused_with_the_group",),

@@ -288,7 +288,7 @@ HANGS = (
     ),
     Mutant(
         "a store that hangs is sent one call after the other", MOVER,
-        (("                    queued = [part for part in parts if part.store not in hanging]\n",
+        (("                    queued = [part for part in parts if not part.is_into(hanging)]\n",
           "                    hanging = set()\n                    queued = list(parts)\n"),),
         ("test_a_call_that_hangs_is_left_its_store_is_told_and_nobody_else_is_sent_there",),
     ),

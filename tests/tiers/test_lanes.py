@@ -6,6 +6,7 @@ Not covered: caches over them (tests/cache/test_by_group_on_disk.py).
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, TierError
-from pagedkv.tiers import DiskTier, Record
+from pagedkv.tiers import DiskTier, Mover, Record
 from pagedkv.tiers.disk.format import PAGE
 from pagedkv.tiers.disk.lane import Lane
+from pagedkv.tiers.disk.segments import Segments
 from pagedkv.tiers.disk.superblock import most_purges, pack_super, parse_super
+from pagedkv.tiers.memory import ArenaTier
+from pagedkv.tiers.mover.hangs import LANE
 from tests.tiers.conftest import BLOCK_TOKENS, FINGERPRINT, name_of
 
 SIZES = (2 * PAGE, 1000)  # slots of three pages and of two: a header of one may lie in a page of the other
@@ -39,7 +43,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., DiskTier]]:
         options: dict[str, Any] = {
             "fingerprint": FINGERPRINT, "block_tokens": BLOCK_TOKENS, "segment_bytes": 100_000, "lanes": LANES,
         }  # fmt: skip
-        tiers.append(DiskTier(tmp_path / "kv", extents, SIZES[0], **(options | changes)))
+        tiers.append(DiskTier(tmp_path / "kv", extents, changes.pop("block_bytes", SIZES[0]), **(options | changes)))
         return tiers[-1]
 
     yield open_tier
@@ -221,6 +225,85 @@ def test_an_extent_is_not_taken_where_its_former_pages_cannot_be_buried(
     assert write(tier, TAIL, [0]).all()
 
 
+def test_a_header_behind_the_last_slot_of_its_extent_costs_the_next_extent_nothing(
+    opened: Callable[..., DiskTier],
+) -> None:
+    lanes = (Lane(10 * PAGE, 2, 1, layers=3), Lane(SIZES[1], 1, 7, layers=5, window=2))
+    tier = opened(lanes=lanes, block_bytes=10 * PAGE)
+    pages = np.stack([np.full(10 * PAGE, number, np.uint8) for number in range(2)])
+    write(tier, TAIL, [6])
+    old = headers_of(tier, TAIL, [6])
+    assert old[0][1] > 11 * PAGE
+    assert tier.write([0, 1], [name_of(0), name_of(1)], pages, [0, 1]).all()
+    crashed(tier)
+    put_back(old)
+    tier = opened(lanes=lanes, block_bytes=10 * PAGE)
+    assert (stored(tier, SPINE), stored(tier, TAIL)) == ([0, 1], [])
+
+
+def test_a_disk_that_hangs_in_one_lane_hangs_in_all(
+    opened: Callable[..., DiskTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread is left for another lane's moves: they are given up, too."""
+    tier, back = opened(), threading.Event()
+    write(tier, SPINE, [0, 1])
+    write(tier, TAIL, [3])
+    memory = [ArenaTier("host", np.zeros((4, size), np.uint8), None) for size in SIZES]
+    numbered: dict[int, Any] = {1: memory[0], 2: tier.lane(0), 1 + LANE: memory[1], 2 + LANE: tier.lane(1)}
+    let_go: list[bool] = []
+    monkeypatch.setattr(Segments, "read", lambda *given: let_go.append(back.wait(60)))
+    dtype = np.dtype([(name, "<i8") for name in ("transfer", "src_tier", "dst_tier", "src_block", "dst_block")])
+    with Mover(numbered, threads=2, hang_s=0.2) as mover:
+        try:
+            tickets = [
+                mover.submit(np.array([(i, src, dst, block, i)], dtype), records=[name_of(block)])
+                for i, (src, dst, block) in enumerate([(2, 1, 0), (2, 1, 1), (2 + LANE, 1 + LANE, 3)])
+            ]
+            for ticket in tickets:
+                _, arrived = ticket.results()
+                assert not arrived.any()
+            assert not let_go, "a move was settled when a thread was back"
+        finally:
+            back.set()
+
+
+def test_a_lane_writes_where_it_is_while_an_extent_cannot_be_handed_over(
+    opened: Callable[..., DiskTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, inside, back = opened(), threading.Event(), threading.Event()
+    write(tier, SPINE, [0])
+    write(tier, TAIL, [17])
+
+    def hangs(slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        inside.set()
+        back.wait(60)
+        return np.zeros(slots.size, np.bool_)
+
+    monkeypatch.setattr(tier._lanes.slots[SPINE], "bury", hangs)
+    thread = threading.Thread(target=write, args=(tier, TAIL, [0]), daemon=True)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        assert write(tier, TAIL, [17]).all()
+        tier.call_hangs(1)
+        assert not write(tier, TAIL, [10]).any()  # not its own yet
+    finally:
+        back.set()
+        thread.join(60)
+    tier.call_came_back()
+
+
+@pytest.mark.parametrize("lane", [2, -1, "1", None])
+def test_a_lane_that_is_not_there_is_refused(lane: Any, opened: Callable[..., DiskTier]) -> None:
+    tier = opened()
+    for call in (
+        lambda: tier.lane(lane), lambda: tier.invalidate([0], lane=lane), lambda: next(iter(tier.records(lane=lane))),
+        lambda: tier.read([0], [name_of(0)], np.zeros((1, SIZES[0]), np.uint8), [0], lane=lane),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match="is not one of the 2"):
+            call()
+
+
 def test_a_store_of_other_groups_is_refused_with_the_group(opened: Callable[..., DiskTier], tmp_path: Path) -> None:
     opened().close()
     other = (LANES[0], Lane(SIZES[1], 1, 3, layers=5, window=3))
@@ -260,11 +343,16 @@ def test_a_directory_without_room_is_left_as_it_was(opened: Callable[..., DiskTi
 
 
 @pytest.mark.parametrize(
-    "lanes", [(LANES[0],), LANES * 3, (Lane(SIZES[0], 5, 2, layers=3), LANES[1]), (Lane(SIZES[0], 2, 0, 3), LANES[1])]
-)
-def test_lanes_that_cannot_be_are_refused(lanes: tuple[Lane, ...], opened: Callable[..., DiskTier]) -> None:
+    "lanes",
+    [
+        lambda: (LANES[0],), lambda: LANES * 3, lambda: LANES[::-1], lambda: (Lane(SIZES[0], 5, 2, layers=3), LANES[1]),
+        lambda: (Lane(SIZES[0], 2, 0, 3), LANES[1]), lambda: (Lane(-1, 2, 1, 3), LANES[1]),
+        lambda: (LANES[0], Lane(2**40, 1, 1, 3)),
+    ],
+)  # fmt: skip
+def test_lanes_that_cannot_be_are_refused(lanes: Callable[[], Any], opened: Callable[..., DiskTier]) -> None:
     with pytest.raises(InvalidArgument):
-        opened(lanes=lanes)
+        opened(lanes=lanes())
 
 
 def test_record_names_are_those_of_blocks(opened: Callable[..., DiskTier]) -> None:

@@ -1,4 +1,4 @@
-"""The bytes of a slot, format version 1: a header that names the content, and a payload.
+"""The bytes of a slot, format versions 1 and 2: a header that names them, and a payload.
 
 Opens nothing.
 

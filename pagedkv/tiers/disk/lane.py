@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.tiers.disk.format import Geometry
@@ -37,6 +37,12 @@ class Lane:
     window: int = 0
     chunk: int = 0
 
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            least, value = int(item.name in ("page_bytes", "shards", "per_extent")), getattr(self, item.name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+                raise InvalidArgument(f"{item.name} of a lane must be a whole number from {least} on, not {value!r}")
+
     def __str__(self) -> str:
         reach = "that see everything"
         if self.window or self.chunk:
@@ -61,10 +67,7 @@ def parse_lanes(data: bytes) -> tuple[Lane, ...]:
     """
     if len(data) % LANE.size or not 2 <= len(data) // LANE.size <= MAX_LANES:
         raise InvalidArgument(f"format 2 lists 2 to {MAX_LANES} groups of layers, and {len(data)} bytes are none")
-    found = list(LANE.iter_unpack(data))
-    if any(min(fields[:3]) < 1 for fields in found):
-        raise InvalidArgument("a group of layers in the superblock has no pages")
-    return tuple(Lane(*fields) for fields in found)
+    return tuple(Lane(*found) for found in LANE.iter_unpack(data))
 
 
 def lane_geometries(first: Geometry, lanes: Sequence[Lane]) -> tuple[Geometry, ...]:

@@ -24,6 +24,7 @@ from pagedkv.tiers.disk.slots import Slots
 from pagedkv.tiers.disk.stats import DiskStats, stats_of
 
 NO_LANE = -1
+LOOK_S = 0.1  # between two looks whether the thread that hands extents over hangs
 
 
 class Lanes:
@@ -99,10 +100,12 @@ class Lanes:
         """Those of an owner's records in whose slots no header of these slots of another lane lies."""
         mine, other = self.slots[owner].form.geometry, self.slots[lane].form.geometry
         extent, index = np.divmod(slots, other.extent_slots)
-        first = index * other.slot_bytes // mine.slot_bytes
-        last = (index * other.slot_bytes + other.header_bytes - 1) // mine.slot_bytes
-        hit = np.concatenate([extent * mine.extent_slots + first, extent * mine.extent_slots + last])
-        is_hit = np.isin(found.slots, hit)
+        begin = index * other.slot_bytes
+        hit = [
+            (extent * mine.extent_slots + place)[place < mine.extent_slots]  # behind the last one is no slot
+            for place in (begin // mine.slot_bytes, (begin + other.header_bytes - 1) // mine.slot_bytes)
+        ]
+        is_hit = np.isin(found.slots, np.concatenate(hit))
         self.slots[owner].doubt(found.slots[is_hit])
         self.slots[owner].bury(found.slots[is_hit].astype(np.int32))
         return _part(found, ~is_hit, np.ones(found.doubtful.size, np.bool_))
@@ -132,12 +135,19 @@ class Lanes:
         if len(self.slots) == 1:
             return np.ones(slots.size, np.bool_)
         extents = slots // self._per_extent[lane]
-        with self._handing:
+        has: NDArray[np.bool_] = self._lane_of[extents] == lane
+        while not has.all() and not self._handing.acquire(timeout=LOOK_S):
+            if self._breaker.hangs:  # perhaps the thread that has it
+                return has
+        if has.all():
+            return has
+        try:
             for extent in np.unique(extents).tolist():
                 if self._lane_of[extent] != lane and self._is_buried(extent, lane):
                     self._lane_of[extent] = lane
-            has: NDArray[np.bool_] = self._lane_of[extents] == lane
-        return has
+        finally:
+            self._handing.release()
+        return np.equal(self._lane_of[extents], lane)
 
     def _is_buried(self, extent: int, lane: int) -> bool:
         """Whether no header of another lane in an extent counts, or may count another day."""

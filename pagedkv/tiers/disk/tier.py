@@ -102,6 +102,7 @@ class DiskTier:
     lanes : sequence of Lane, optional
         For groups of layers, whose slots differ in size: `num_blocks` then counts extents, and `block_bytes` is the
         page of lane 0. A lane is another tier of the same directory, see `lane`.
+        `segment_bytes` is then rounded down to whole extents, and `shards` are the lanes'.
     fingerprint : 32 bytes
         Digest of everything the bytes depend on (model, weights, dtype, layout). Another one is refused.
     block_tokens : int
@@ -170,8 +171,8 @@ class DiskTier:
         for what, function in (("on_progress", on_progress), ("clock", clock)):
             if not callable(function) and not (what == "on_progress" and function is None):
                 raise WrongType(f"{what} must be callable, not {type(function).__name__}")
-        if lanes:
-            parse_lanes(pack_lanes(lanes))
+        if lanes and parse_lanes(pack_lanes(lanes))[0].page_bytes != block_bytes:
+            raise InvalidArgument(f"block_bytes {block_bytes} is not the page of lane 0, {lanes[0].page_bytes} bytes")
         self.block_bytes, self._block_tokens = int(block_bytes), block_tokens
         self._store = Store(
             path,
@@ -247,7 +248,12 @@ class DiskTier:
 
     def lane(self, number: int) -> DiskLane:
         """The slots of one lane as a tier of their own, for a mover: open as long as this one."""
-        return DiskLane(self, number, self._geometries[number])
+        return DiskLane(self, number, self._geometry(number))
+
+    def _geometry(self, lane: int) -> Geometry:
+        if not isinstance(lane, int) or not 0 <= lane < self.num_lanes:
+            raise InvalidArgument(f"lane {lane!r} is not one of the {self.num_lanes} of disk tier {self.path}")
+        return self._geometries[lane]
 
     @property
     def was_clean(self) -> bool:
@@ -272,7 +278,7 @@ class DiskTier:
         blocks : int32 [n]
             Slots to fill, each once; their old content is lost.
         records : n records
-        arena : uint8 [*, block_bytes], C-contiguous, CPU memory
+        arena : uint8 [*, block_bytes], CPU memory, the bytes of a row side by side
         src_blocks : int32 [n]
             Rows of `arena`.
         lane : of the slots.
@@ -308,7 +314,7 @@ class DiskTier:
         blocks : int32 [n]
             Slots.
         expected : n records
-        arena : uint8 [*, block_bytes], C-contiguous, CPU memory
+        arena : uint8 [*, block_bytes], CPU memory, the bytes of a row side by side
         dst_blocks : int32 [n]
             Rows of `arena`, each once.
         lane : of the slots.
@@ -338,7 +344,7 @@ class DiskTier:
         ------
         WrongType, InvalidArgument, ClosedError, TierError
         """
-        slots = block_ids(blocks, self._geometries[lane].num_blocks, "blocks")
+        slots = block_ids(blocks, self._geometry(lane).num_blocks, "blocks")
         with self._gate.inside():
             self._lanes.slots[lane].bury(slots)
 
@@ -351,6 +357,7 @@ class DiskTier:
         ------
         ClosedError, TierError
         """
+        self._geometry(lane)
         of = self._lanes.slots[lane]
         with self._gate.inside():
             scan, slots = Scan(self._store.segments[lane], of.form), of.live()
@@ -487,7 +494,7 @@ class DiskTier:
     def _check(
         self, blocks: Any, records: Sequence[Record], arena: NDArray[np.uint8], rows: Any, what: str, lane: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        geometry = self._geometries[lane]
+        geometry = self._geometry(lane)
         slots = block_ids(blocks, geometry.num_blocks, "blocks")
         check_arena(arena, geometry.block_bytes)
         indices = block_ids(rows, arena.shape[0], what)

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from pagedkv.threads.crew import Errand
 
 HANG_S = 10.0  # a call into a store that takes longer hangs
+LANE = 4  # from the number of a store to that of its next lane, which hangs with it
 
 Key = TypeVar("Key")
 
@@ -59,12 +60,17 @@ class Calls(Generic[Key]):
         return min((call.since for call in self._calls.values() if not call.hangs), default=None)
 
     def hanging_stores(self) -> set[int]:
-        """Numbers of the stores into which a call hangs."""
-        return {call.store for call in self._calls.values() if call.hangs}
+        """Numbers of the stores into which a call hangs, whichever their lane: see `store_of`."""
+        return {store_of(call.store) for call in self._calls.values() if call.hangs}
 
     def lost_threads(self) -> list[threading.Thread]:
         """Threads inside a call that hangs."""
         return [call.thread for call in self._calls.values() if call.hangs]
+
+
+def store_of(number: int) -> int:
+    """The number of the store that has the lane of this number."""
+    return number % LANE
 
 
 def ends_within(seconds: float, work: Callable[[], object]) -> bool:

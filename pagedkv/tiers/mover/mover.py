@@ -31,7 +31,7 @@ from pagedkv.observe.callbacks import Log
 from pagedkv.spec.sizes import check_plain
 from pagedkv.threads import crew
 from pagedkv.tiers.base import Name, OpenTier, Record, is_store
-from pagedkv.tiers.mover.hangs import HANG_S
+from pagedkv.tiers.mover.hangs import HANG_S, LANE
 from pagedkv.tiers.mover.parts import check_moves, cut, stored_moves
 from pagedkv.tiers.mover.ticket import Ticket
 from pagedkv.tiers.mover.work_queue import DirectionStats, Part, WorkQueue
@@ -40,7 +40,6 @@ from pagedkv.tiers.mover.worker import run, work
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
 
 MOST_THREADS = 64
-LANE = 4  # numbers from one lane's tiers to the next lane's
 
 
 class Mover:
@@ -217,8 +216,8 @@ class Mover:
                     if queue.closed:
                         raise ClosedError("the mover was closed while a submit waited for room in its queue")
                     hanging = queue.calls.hanging_stores()
-                    queue.refuse([part for part in parts if part.store in hanging], "left")
-                    queued = [part for part in parts if part.store not in hanging]
+                    queue.refuse([part for part in parts if part.is_into(hanging)], "left")
+                    queued = [part for part in parts if not part.is_into(hanging)]
                     num_blocks = queue.queued_blocks + sum(part.moves.size for part in queued)
                     before = len(queue.parts)
                     try:

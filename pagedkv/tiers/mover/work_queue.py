@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pagedkv.observe.callbacks import Log
 from pagedkv.threads.monitor import Monitor
 from pagedkv.tiers.base import LeavableTier, Name, OpenTier, Record, is_leavable
-from pagedkv.tiers.mover.hangs import Calls
+from pagedkv.tiers.mover.hangs import Calls, store_of
 from pagedkv.tiers.mover.ticket import Ticket
 
 log = Log(logging.getLogger("pagedkv.tiers.mover"))
@@ -57,6 +57,10 @@ class Part:
     dst_blocks: NDArray[np.int32]
     records: Sequence[Record | Name]
     store: int | None  # `src` or `dst` if it is a store; None between memories
+
+    def is_into(self, stores: set[int]) -> bool:
+        """Whether it is to or from one of these stores, whichever its lane."""
+        return self.store is not None and store_of(self.store) in stores
 
 
 @dataclass(eq=False)
@@ -121,7 +125,7 @@ class WorkQueue:
                     self.direction_of(part).left += part.moves.size
                     part.ticket.leave(part.moves, reading=_reads(part))
                 hanging = self.calls.hanging_stores()
-                refused += self._unqueue(lambda part: part.store in hanging) if hanging else []
+                refused += self._unqueue(lambda part: part.is_into(hanging)) if hanging else []
                 late += self._unqueue(lambda part: part.ticket is ticket) if is_over else []
                 oldest = self.calls.oldest()
         finally:

@@ -60,8 +60,8 @@ def run_inspect(arguments: argparse.Namespace, argv: Any = None) -> int:
             remote.show(groups, store.where, sys.stdout)
         return 0
     with StoreReader(arguments.directory) as reader:
-        g = reader.form.geometry
-        with progress("headers", g.num_blocks * g.header_bytes) as tick:
+        sizes = [view.form.geometry for view in reader.lanes()]
+        with progress("headers", sum(g.num_blocks * g.header_bytes for g in sizes)) as tick:
             found = survey(reader, tick)
     if arguments.json:
         print(json.dumps(found.to_dict(), indent=2))
