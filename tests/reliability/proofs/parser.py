@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from pagedkv.errors import InvalidArgument, PagedKVError
 from pagedkv.tiers import Record
 from pagedkv.tiers.disk.format import Geometry, SlotFormat
+from pagedkv.tiers.disk.lane import Lane, first_geometry, pack_lanes
 from pagedkv.tiers.disk.superblock import MAX_PURGES, Superblock, key_check, pack_super, parse_super
 from tests.reliability import small_store as small
 from tests.reliability.header_mutator import PAGE, SLOT_FIELDS, SUPER_FIELDS, Mutator, field, page_sum, same, spans
@@ -28,6 +30,7 @@ MEMORY, MEMORY_TO_OPEN = 256 << 10, 4 << 20  # bytes that a parse and an opening
 UUID, EPOCH, GENERATION = b"u" * 16, 3, 77
 RECORDS = [small.record_of(number) for number in range(NUM_BLOCKS)]
 GEOMETRY = Geometry(NUM_BLOCKS, small.BLOCK_BYTES, small.BLOCK_TOKENS, small.SHARDS, small.SEGMENT_SLOTS)
+LANES = (Lane(3 * PAGE, 2, 2, layers=3), Lane(1000, 1, 4, layers=5, window=2))
 FORM = SlotFormat(GEOMETRY, UUID, small.FINGERPRINT, EPOCH)
 SUMS = np.array([11, 22], np.uint64)
 OURS = ("magic", "version", "state", "slot", "epoch", "uuid", "fingerprint", "n_tokens", "shards", "payload_bytes")
@@ -113,12 +116,14 @@ class Supers:
         )  # fmt: skip
         self.valid = pack_super(state)
         assert parse_super(self.valid) == state, "the real superblock is read as another"
-        self.mutator = Mutator(self.valid, SUPER_FIELDS)
+        grouped = replace(state, geometry=first_geometry(6, LANES, 4, 1 << 20), major=2, lanes=LANES)
+        assert parse_super(pack_super(grouped)) == grouped, "a superblock of groups of layers is read as another"
+        self.mutators = [Mutator(self.valid, SUPER_FIELDS), Mutator(pack_super(grouped), SUPER_FIELDS)]
 
     def check(self, choose: random.Random, count: int, tally: Tally) -> None:
         """Parse `count` mutated superblocks."""
         for number in range(count):
-            page, how = self.mutator.mutate(choose, 0)
+            page, how = self.mutators[number % 4 == 3].mutate(choose, 0)
             cut = choose.randrange(2 * PAGE) if number % 16 == 0 else PAGE
             page = (page * 2)[:cut]
             whole = len(page) == PAGE
@@ -130,7 +135,7 @@ class Supers:
                 else:
                     found = bounded(lambda page=page: parse_super(page), MEMORY, tally, how)
             except InvalidArgument:
-                if not intact or _fits(page):
+                if not intact or (_fits(page) and not _may_have_lanes(page)):
                     tally.fail(f"superblock, {how}: refused as contradictory, and is not")
                 tally.add("superblock: contradictory")
                 continue
@@ -141,6 +146,11 @@ class Supers:
 
 def _get(page: bytes, *names: str) -> list[Any]:
     return [field(page, SUPER_FIELDS, name) for name in names]
+
+
+def _may_have_lanes(page: bytes) -> bool:
+    """Whether it is of format 2. That its lanes contradict each other is left to the product."""
+    return _get(page, "major", "incompat") == [2, 0]
 
 
 def _known(page: bytes) -> bool:
@@ -190,7 +200,11 @@ def _stands_for(found: Superblock, page: bytes) -> bool:
         sizes = ("num_blocks", "block_bytes", "block_tokens", "shards", "segment_slots")
         right = right and [getattr(found.geometry, name) for name in sizes] == _get(page, *sizes)
         right = right and _fits(page) and list(found.purges) == _purges(page)
-    return right
+    if _may_have_lanes(page):
+        right = right and bool(found.lanes) and page[188:].startswith(pack_lanes(found.lanes))
+        sizes = ("num_blocks", "block_bytes", "block_tokens", "shards", "segment_slots")
+        right = right and [getattr(found.geometry, name) for name in sizes] == _get(page, *sizes)
+    return right and bool(found.lanes) == _may_have_lanes(page)
 
 
 class Directories:
