@@ -206,8 +206,8 @@ class Dispatcher:
     ) -> None:
         if not len(moves):
             return
-        size = bytes_of(moves, self._carrier)
-        span = self._hooks.span("moves", moves, direction=direction, blocks=len(moves), bytes=size)
+        blocks, size = int(np.count_nonzero(moves["lane"] == 0)), bytes_of(moves, self._carrier)
+        span = self._hooks.span("moves", moves, direction=direction, blocks=blocks, bytes=size)
         job = Job(taken, span, self.context)
         self._jobs.append(job)  # first: hooks that are told of its begin are told of its end by this round or the next
         self._tell(job, span.__enter__)
@@ -332,7 +332,7 @@ class Dispatcher:
         # with hooks, callers go on once the hooks were told, and see the state after it
         at_once = isinstance(job.span, Off) or len(job.tickets) > 1  # this ticket is among them
         self._dispatch.finish(transfers[order], ok[order], ticket.tried()[order], announce=at_once)
-        job.arrived += int(np.count_nonzero(arrived))
+        job.arrived += int(np.count_nonzero(arrived & (moves["lane"] == 0)))
 
     def _keep_left(self, moves: NDArray[np.void], ticket: Handle) -> None:
         """Keep the blocks of a call that was left taken until it is back, after its transfer."""

@@ -29,7 +29,7 @@ class Job:
     taken : keeps the moves from being given up.
     span : passed to the hooks, in `context`.
     tickets : those whose end the core does not know yet, with their moves.
-    arrived : blocks so far.
+    arrived : blocks so far, without the pages of short groups.
     unanswered : how often a ticket could not be asked whether it is settled.
     """
 

@@ -16,16 +16,18 @@ class Counted:
     """Counts the blocks of group 0 that move, and all pages."""
 
     def __init__(self) -> None:
-        self.blocks = self.pages = 0
+        self.blocks = self.pages = self.begun = self.ended = 0
 
     def begin(self, span: Span) -> None:
         if span.name == "moves":
             moves: Any = span.subject
             self.blocks += int((moves["lane"] == 0).sum())
             self.pages += len(moves)
+            self.begun += span.attributes["blocks"]
 
     def end(self, span: Span, state: Any) -> None:
-        pass
+        if span.name == "moves":
+            self.ended += span.attributes["moved_blocks"]
 
 
 def test_moves_of_tails_are_no_moves_of_blocks(tmp_path: Path) -> None:
@@ -43,3 +45,5 @@ def test_moves_of_tails_are_no_moves_of_blocks(tmp_path: Path) -> None:
     assert sum(len(frame.moves) for frame in ended) <= counted.blocks  # frames amid changes are left out
     assert 0 < counted.blocks < counted.pages
     assert not [frame.caption for frame in frames if "that were to be copied" in frame.caption]
+    assert all(frame.moves for frame in frames)
+    assert counted.begun == counted.ended == counted.blocks

@@ -136,6 +136,8 @@ class Recorder:
         if span.name == "moves":
             with self._lock:
                 shown = span.subject[span.subject["lane"] == 0]
+                if not len(shown):
+                    return
                 moves = tuple(
                     Move(TIER_NAMES[m["src_tier"]], int(m["src_block"]), TIER_NAMES[m["dst_tier"]], int(m["dst_block"]))
                     for m in shown
@@ -154,10 +156,10 @@ class Recorder:
                 self._add(span.name, lambda now: captions.of_drop(self._last, now, span.name), if_dropped=True)
 
     def _ended_moves(self, span: Span) -> None:
-        moves = tuple(move for move, _ in self._moves.pop(id(span), ()))
-        arrived = span.attributes.get("moved_blocks", 0)
-        if arrived == span.attributes.get("blocks"):  # with pages of other groups of layers
-            arrived = len(moves)
+        begun = self._moves.pop(id(span), None)
+        if begun is None:  # pages of other groups of layers alone
+            return
+        moves, arrived = tuple(move for move, _ in begun), span.attributes.get("moved_blocks", 0)
         self._add("moves", lambda now: captions.of_moves_ended(moves, arrived), moves=moves)
 
     def _ended(self, span: Span) -> None:

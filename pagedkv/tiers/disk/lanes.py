@@ -160,15 +160,7 @@ class Lanes:
     # ---- purges
 
     def bury_void(self) -> bool:
-        """Write tombstones over all void slots and sync; whether the barriers could go.
-
-        No other call may be inside, except one that refuses.
-
-        Raises
-        ------
-        OSError
-            The device refused.
-        """
+        """As `Slots.bury_void`, in all lanes, with a sync; whether the barriers could go."""
         done = [each.bury_void() for each in self.slots]
         self.sync()
         is_done = all(done) and self._is_sure

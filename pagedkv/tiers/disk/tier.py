@@ -9,7 +9,7 @@ files makes a read or write raise, or kills the process: it only loses blocks.
 
 No order of writes and no sync is needed for correctness: they only decide how much is found again after a crash.
 """
-# Over 400 lines: the public methods of one store, half of it their docstrings; slots, segments and files lie beside it.
+# Over 400 lines: the public methods of a store and of a lane of it, half of it docstrings; slots and files lie apart.
 
 from __future__ import annotations
 
