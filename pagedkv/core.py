@@ -11,6 +11,7 @@ from pagedkv._core.block_pool import ExtentPool as ExtentPool
 from pagedkv._core.block_table import BlockTable as BlockTable
 from pagedkv._core.block_table import GroupArrays as GroupArrays
 from pagedkv._core.block_table import StepArrays as StepArrays
+from pagedkv._core.boundaries import Boundaries as Boundaries
 from pagedkv._core.chain_key import chain_key as chain_key
 from pagedkv._core.chain_key import chain_keys as chain_keys
 from pagedkv._core.events import KVEvent as KVEvent

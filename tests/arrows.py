@@ -124,7 +124,7 @@ ARROWS: dict[str, set[str]] = {
         *("scheduler", "lab.replay"),
         "_version",
     },
-    "lab.replay": {"errors", "spec", "core", "cache.cache", "_version"},
+    "lab.replay": {"errors", "spec", "core", "cache.cache", "lab.sizing", "_version"},
     "lab.traces": {"errors", "spec", "_core", "observe.callbacks", "observe.hooks", "cache.cache", "lab.replay"},
     "tools.payoff": set(),
     "tools.remote": {"errors", "spec", "tiers", "tools.payoff"},

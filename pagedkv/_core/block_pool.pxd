@@ -11,7 +11,8 @@
 # Pools of several groups of layers share one memory in *extents*, each of which belongs to one pool at a time and holds
 # `per_extent` of its blocks. A pool takes an extent when it has no free block left, and gives it back with its last block in
 # use. Its ids go over the whole memory: those of an extent that it does not have are not free, and never handed out.
-# An extent with a live block is *held*: eviction alone cannot empty it.
+# An extent with a live block is *held*: eviction alone cannot empty it. Where memory is only counted, a block may take several
+# extents, `span`, that need not lie side by side: then it is alone in them, and the first one names it.
 from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t
 
 from pagedkv._core.lock cimport Lock
@@ -26,6 +27,7 @@ cdef struct Extents:
     int32_t num_free
     int32_t* free           # [num], a stack
     int8_t* owner           # [num], the number of the pool that has it, NIL: none
+    int32_t* after          # [num], the next extent of the same block, NIL at the end
 
 cdef struct Pool:
     int32_t capacity
@@ -42,7 +44,8 @@ cdef struct Pool:
     Extents* extents        # shared with other pools; NULL: all blocks are the pool's own
     int8_t number           # among those
     int32_t per_extent      # blocks
-    int32_t num_own         # extents that the pool has
+    int32_t span            # extents that a block takes; 1 unless per_extent is 1
+    int32_t num_own         # extents that the pool has, `span` of them counted as one, as in the next two
     int32_t head            # the first extent with a free block, or NIL
     int32_t* free_in        # [num], the first free block of an extent, or NIL
     int32_t* used_in        # [num], blocks of an extent in use
@@ -56,7 +59,7 @@ cdef struct Pool:
 cdef inline int32_t pool_available(Pool* p) noexcept nogil:
     cdef int32_t n = p.num_stack + (p.max_capacity - p.fresh) - p.num_reserved - p.watermark
     if p.extents != NULL:
-        n += p.extents.num_free * p.per_extent
+        n += p.extents.num_free // p.span * p.per_extent
     return n if n > 0 else 0
 
 # All or nothing. The new blocks have one reference each, the caller's.
@@ -99,10 +102,14 @@ cdef inline void pool_uncache(Pool* p, const int32_t* ids, int32_t n) noexcept n
 cdef inline int64_t pool_live(Pool* p) noexcept nogil:
     return <int64_t>p.num_own * p.per_extent - p.num_stack - p.num_cached
 
-# More extents than are held that a pool needs for `more` blocks, once all that is cached is evicted.
-cdef inline int64_t extents_lacking(Pool* p, int64_t more) noexcept nogil:
+# Extents that hold so many blocks.
+cdef inline int64_t extents_for(Pool* p, int64_t blocks) noexcept nogil:
+    return (blocks + p.per_extent - 1) // p.per_extent * p.span
+
+# Extents that are held, and those that a pool needs beside them for `more` blocks, once all that is cached is evicted.
+cdef inline int64_t extents_needed(Pool* p, int64_t more) noexcept nogil:
     more += pool_live(p) + (p.num_reserved + p.watermark if more > 0 else 0) - <int64_t>p.num_held * p.per_extent
-    return (more + p.per_extent - 1) // p.per_extent if more > 0 else 0
+    return <int64_t>p.num_held * p.span + (extents_for(p, more) if more > 0 else 0)
 
 # Inside the core: ids are known to be live, so these only assert.
 cdef inline uint32_t pool_count(Pool* p, int32_t block) noexcept nogil:
@@ -133,4 +140,4 @@ cdef class BlockPool:
     cdef bint attached      # to a Placement, which then owns num_cached and the TREE marks
     cdef ExtentPool shared  # keeps the memory of `pool.extents`
     cdef object __weakref__
-    cdef int share(self, ExtentPool shared, int8_t number, int32_t per_extent) except -1
+    cdef int share(self, ExtentPool shared, int8_t number, int32_t per_extent, int32_t span) except -1

@@ -44,8 +44,17 @@ cdef inline void without_free(Pool* p, int32_t extent) noexcept nogil:
 
 
 cdef void extent_take(Pool* p) noexcept nogil:
-    p.extents.num_free -= 1
-    extent_take_at(p, p.extents.free[p.extents.num_free])
+    cdef Extents* e = p.extents
+    cdef int32_t i, extent, after = NIL
+    e.num_free -= p.span
+    for i in range(p.span - 1, 0, -1):
+        extent = e.free[e.num_free + i]
+        e.owner[extent] = p.number
+        e.after[extent] = after
+        after = extent
+    extent = e.free[e.num_free]
+    e.after[extent] = after
+    extent_take_at(p, extent)
 
 
 cdef void extent_take_at(Pool* p, int32_t extent) noexcept nogil:
@@ -92,9 +101,11 @@ cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil:
         without_free(p, extent)
         p.num_stack -= p.per_extent
         p.num_own -= 1
-        p.extents.owner[extent] = NIL
-        p.extents.free[p.extents.num_free] = extent
-        p.extents.num_free += 1
+        while extent != NIL:
+            p.extents.owner[extent] = NIL
+            p.extents.free[p.extents.num_free] = extent
+            p.extents.num_free += 1
+            extent = p.extents.after[extent]
 
 
 # Of an extent that the pool has just taken these n blocks are in use, with one reference each.
@@ -220,14 +231,14 @@ cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexc
 cdef int64_t pool_now(Pool* p) noexcept nogil:
     if p.extents == NULL:
         return p.capacity
-    return (<int64_t>p.num_own + p.extents.num_free) * p.per_extent
+    return (<int64_t>p.num_own + p.extents.num_free // p.span) * p.per_extent
 
 
 # Blocks that are free now, growth not counted.
 cdef int64_t pool_free_now(Pool* p) noexcept nogil:
     if p.extents == NULL:
         return p.num_stack + p.capacity - p.fresh
-    return p.num_stack + <int64_t>p.extents.num_free * p.per_extent
+    return p.num_stack + <int64_t>(p.extents.num_free // p.span) * p.per_extent
 
 
 @cython.final
@@ -239,19 +250,23 @@ cdef class ExtentPool:
     num_extents : int
     per_extent : sequence of int
         By pool: its blocks in one extent.
+    span : sequence of int, optional
+        By pool: extents that one block takes, where it has one block in an extent. They lie anywhere: this is for memory
+        that is only counted, in units that all blocks are multiples of.
 
     Attributes
     ----------
     pools : tuple of BlockPool
-        Block i of pool g lies at i times the g-th part of an extent. Give all of them to one Placement.
+        Block i of pool g lies at i times the g-th part of an extent, where none spans several. Give all of them to one
+        Placement.
 
     Raises
     ------
     InvalidArgument, WrongType
     """
 
-    def __cinit__(self, num_extents, per_extent):
-        cdef int32_t i, count
+    def __cinit__(self, num_extents, per_extent, span=None):
+        cdef int32_t i, count, extents
         cdef BlockPool pool
         self.extents.num = self.extents.num_free = blocks_input(num_extents, "num_extents", 0, 2**31 - 1)
         sizes = []
@@ -260,32 +275,40 @@ cdef class ExtentPool:
         if not 1 <= len(sizes) <= MAX_GROUPS or max(sizes, default=0) * self.extents.num > 2**31 - 1:
             raise InvalidArgument(f"{len(sizes)} pools of {self.extents.num} extents of {max(sizes, default=0)} blocks: "
                                   f"1 to {MAX_GROUPS} pools are needed, each of less than 2**31 blocks")
+        spans = []
+        for size in [1] * len(sizes) if span is None else span:
+            spans.append(blocks_input(size, "span", 1, 2**31 - 1))
+        if len(spans) != len(sizes) or any(extents > 1 and count > 1 for extents, count in zip(spans, sizes, strict=True)):
+            raise InvalidArgument(f"spans {spans} for {sizes} blocks in an extent: each pool has one, which is 1 where an "
+                                  "extent has several blocks")
         self.extents.free = <int32_t*>malloc(max(1, self.extents.num) * sizeof(int32_t))
         self.extents.owner = <int8_t*>malloc(max(1, self.extents.num))
-        if self.extents.free == NULL or self.extents.owner == NULL:
+        self.extents.after = <int32_t*>malloc(max(1, self.extents.num) * sizeof(int32_t))
+        if self.extents.free == NULL or self.extents.owner == NULL or self.extents.after == NULL:
             raise MemoryError(f"no memory for {self.extents.num} extents")
         for i in range(self.extents.num):
             self.extents.free[i] = self.extents.num - 1 - i
-            self.extents.owner[i] = NIL
+            self.extents.owner[i] = self.extents.after[i] = NIL
         pools = []
         for i in range(len(sizes)):
-            count = sizes[i]
+            count, extents = sizes[i], spans[i]
             pool = BlockPool(self.extents.num * count)
-            pool.share(self, <int8_t>i, count)
+            pool.share(self, <int8_t>i, count, extents)
             pools.append(pool)
         self.pools = tuple(pools)
 
     def __dealloc__(self):
         free(self.extents.free)
         free(self.extents.owner)
+        free(self.extents.after)
 
     # Blocks that a pool could hand out if all that is cached were evicted.
     cdef int64_t obtainable(self, Pool* pool) except -1:
         cdef BlockPool each
         cdef int64_t extents = self.extents.num
         for each in self.pools:
-            extents -= each.pool.num_held
-        extents += pool.num_held
+            extents -= <int64_t>each.pool.num_held * each.pool.span
+        extents = extents // pool.span + pool.num_held
         return max(0, extents * pool.per_extent - pool_live(pool) - pool.num_reserved - pool.watermark)
 
     def claim(self, number, blocks):
@@ -313,6 +336,8 @@ cdef class ExtentPool:
             raise InvalidArgument(f"pool {of} has blocks 0 to {p.max_capacity - 1}, not {ids.min()} to {ids.max()}")
         if len(np.unique(ids)) != len(ids):
             raise InvalidArgument("a block is named twice")
+        if p.span > 1:
+            raise InvalidArgument(f"a block of pool {of} takes {p.span} extents, and only the first one has its name")
         extents = set((ids // p.per_extent).tolist())
         ordered = sorted(extents)
         cdef cnp.ndarray edges = np.searchsorted(ids // p.per_extent, ordered + [2**31 - 1]).astype(np.int64)
@@ -352,6 +377,15 @@ cdef class ExtentPool:
         return tuple(sizes)
 
     @property
+    def span(self):
+        """By pool: extents that one of its blocks takes, a tuple."""
+        cdef BlockPool each
+        spans = []
+        for each in self.pools:
+            spans.append(each.pool.span)
+        return tuple(spans)
+
+    @property
     def num_free(self):
         """Extents that no pool has."""
         return self.extents.num_free
@@ -371,7 +405,7 @@ cdef class ExtentPool:
         """
         cdef BlockPool each
         cdef Pool* p
-        cdef int32_t extent, block, used, unused, own, live, held, unowned = 0
+        cdef int32_t extent, block, used, unused, own, named, live, held, unowned = 0
         cdef bint collecting
         problems = []
         each = self.pools[0]                        # their lock is one, once they belong to a Placement
@@ -382,12 +416,13 @@ cdef class ExtentPool:
                 unowned += self.extents.owner[extent] == NIL
             for each in self.pools:
                 p = &each.pool
-                own = unused = live = held = 0
+                own = unused = live = held = named = 0
                 for extent in range(self.extents.num):
                     used = 0
                     for block in range(extent * p.per_extent, (extent + 1) * p.per_extent):
                         used += p.refs[block] & COUNT != 0
-                    if (self.extents.owner[extent] == p.number) != (used > 0):
+                    named += self.extents.owner[extent] == p.number
+                    if (self.extents.owner[extent] == p.number) != (used > 0) and (p.span == 1 or used):
                         problems.append(f"extent {extent} has {used} blocks of pool {p.number} and owner "
                                         f"{self.extents.owner[extent]}")
                     live += p.live_in[extent]
@@ -408,6 +443,8 @@ cdef class ExtentPool:
                                     f"{own * p.per_extent - unused - p.num_cached}")
                 if p.num_own != own or p.num_stack != unused:
                     problems.append(f"pool {p.number}: {p.num_own} extents and {p.num_stack} free blocks, really {own}, {unused}")
+                if named != own * p.span:
+                    problems.append(f"pool {p.number} has {named} extents, and {own} blocks of {p.span} extents each")
             if self.extents.num_free != unowned:
                 problems.append(f"{self.extents.num_free} extents are free, really others")
         finally:
@@ -472,7 +509,7 @@ cdef class BlockPool:
         free(self.pool.marks)
 
     # The pool's blocks lie in extents that it shares with others from now on; it has none yet.
-    cdef int share(self, ExtentPool shared, int8_t number, int32_t per_extent) except -1:
+    cdef int share(self, ExtentPool shared, int8_t number, int32_t per_extent, int32_t span) except -1:
         cdef Pool* p = &self.pool
         cdef size_t n = max(1, shared.extents.num)
         p.free_in, p.used_in = <int32_t*>malloc(n * sizeof(int32_t)), <int32_t*>calloc(n, sizeof(int32_t))
@@ -484,7 +521,8 @@ cdef class BlockPool:
                 or (number > 0 and p.marks == NULL)):
             raise MemoryError(f"no memory for {n} extents")
         self.shared = shared
-        p.extents, p.number, p.per_extent, p.head, p.fresh = &shared.extents, number, per_extent, NIL, p.max_capacity
+        p.extents, p.number, p.per_extent, p.span = &shared.extents, number, per_extent, span
+        p.head, p.fresh = NIL, p.max_capacity
         return 0
 
     def alloc(self, n):

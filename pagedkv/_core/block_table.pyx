@@ -16,7 +16,7 @@ import numpy as np
 from pagedkv._core.arrays cimport (
     count_input, handle_input, i32, i64, int32_input, int64_input, new_int32, tokens_input,
 )
-from pagedkv._core.block_pool cimport COUNT, pool_alloc, pool_available, pool_drop_one
+from pagedkv._core.block_pool cimport COUNT, extents_for, pool_alloc, pool_available, pool_drop_one
 from pagedkv._core.group_room cimport make_room_for
 from pagedkv._core.insertion cimport place_insert
 from pagedkv._core.lock cimport read_hint, write_hint
@@ -784,12 +784,14 @@ cdef class BlockTable:
 
     # Blocks of the spine, and as many more as fit into the extents that the pages of short groups would take.
     cdef int64_t as_blocks(self, int64_t blocks, const int64_t* more) noexcept nogil:
+        cdef int64_t extents
         cdef int32_t group
         cdef Pool* pool
         for group in range(1, self.num_groups):
             pool = self.pool_of(group)
             if more[group] > pool.num_stack:
-                blocks += (more[group] - pool.num_stack + pool.per_extent - 1) // pool.per_extent * self.pool.per_extent
+                extents = extents_for(pool, more[group] - pool.num_stack)
+                blocks += (extents + self.pool.span - 1) // self.pool.span * self.pool.per_extent
         return blocks
 
     # As `fill`, for one short group, before it: the pages that `plan_groups` counted are there. tables [n][w], copies [c][2].

@@ -3,6 +3,7 @@
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t
 from libc.string cimport memset
 
+from pagedkv._core.block_pool cimport Pool, extents_for
 from pagedkv._core.links cimport coldest
 from pagedkv._core.place cimport NUM_CLASSES, WRITE_REUSED, Place
 from pagedkv._core.policies.choosing cimport may_go
@@ -61,15 +62,14 @@ cdef int32_t coldest_run(Place* p, int32_t tier, int32_t point, int32_t domain, 
 # Whether all tiers below `tier` together could hold the path to the end of run n and its tail. One that they cannot would push
 # out everything else there and then itself.
 cdef bint fits_below(Place* p, int32_t n, int32_t tier) noexcept nogil:
-    cdef int32_t group, blocks, k = p.tree.nodes[n].depth + p.tree.nodes[n].length
+    cdef int32_t group, k = p.tree.nodes[n].depth + p.tree.nodes[n].length
     cdef int64_t extents
     cdef double fits = 0
     tier = colder_tier(p, tier)
     while tier != NIL and fits < 1:
         extents = 0
         for group in range(p.groups.num):
-            blocks = need(p.groups, group, k) if group else k
-            extents += (blocks + p.groups.pools[tier][group].per_extent - 1) // p.groups.pools[tier][group].per_extent
+            extents += extents_for(p.groups.pools[tier][group], need(p.groups, group, k) if group else k)
         fits += <double>p.groups.pools[tier][0].extents.num / extents
         tier = colder_tier(p, tier)
     return fits >= 1
@@ -217,10 +217,12 @@ cdef bint evict_one(Place* p, int32_t tier, int64_t most, int32_t domain, int64_
 
 # What transfers under way will free in `tier`, in extents.
 cdef double leaving(Place* p, int32_t tier) noexcept nogil:
-    cdef double extents = <double>p.pending[tier] / p.groups.pools[tier][0].per_extent
+    cdef double extents = 0
     cdef int32_t group
-    for group in range(1, p.groups.num):
-        extents += <double>p.groups.pending[tier][group] / p.groups.pools[tier][group].per_extent
+    cdef Pool* pool
+    for group in range(p.groups.num):
+        pool = p.groups.pools[tier][group]
+        extents += <double>(p.groups.pending[tier][group] if group else p.pending[tier]) * pool.span / pool.per_extent
     return extents
 
 
@@ -233,12 +235,14 @@ cdef bint make_room_for(Place* p, int32_t tier, const int64_t* more) noexcept no
 
 
 cdef bint make_room_before(Place* p, int32_t tier, const int64_t* more, int64_t before) noexcept nogil:
+    cdef Pool* pool = p.groups.pools[tier][0]
     cdef int64_t missing
     while True:
         missing = lacks_extents(p, tier, more)
         if missing <= 0:
             return True
-        if leaving(p, tier) >= missing or not evict_one(p, tier, p.tree.max_run, -1, before):
+        if (leaving(p, tier) >= missing
+                or not evict_one(p, tier, (missing + pool.span - 1) // pool.span * pool.per_extent, -1, before)):
             return False
 
 

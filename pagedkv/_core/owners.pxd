@@ -42,6 +42,10 @@ cdef void place_release(Place* p, int32_t owner) noexcept nogil
 # Owns more of `tokens`, at most num_blocks blocks that continue the path, as far as the tree has them on the device and
 # none of them is moving. How many; their ids, in `ids`.
 cdef int32_t place_follow(Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks, int32_t* ids) noexcept nogil
+# Over groups of layers the same of blocks that the caller computes again, because it cannot go on from there. The owner holds
+# the path alone from now on, and no pages.
+cdef int32_t place_retrace(Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks) noexcept nogil
+cdef void owns_no_pages(Place* p, int32_t owner) noexcept nogil
 # Ids of the owned path in each run's hottest tier, [num_blocks].
 cdef void place_blocks(Place* p, int32_t owner, int32_t* ids) noexcept nogil
 # Lets go of the path beyond its first `num_blocks` blocks; with groups of layers, beyond the longest prefix of those that may be

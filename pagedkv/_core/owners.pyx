@@ -18,6 +18,7 @@ from pagedkv._core.tail_moves cimport rising_tail, tail_rises
 from pagedkv._core.tails cimport longest_usable, point_touch, tail_cut, tail_disown, tail_own, tail_share, usable_of_path
 from pagedkv._core.transfers cimport copy_disown, copy_own, drop_subtree, split
 from pagedkv._core.types cimport E_MEMORY, E_STALE, E_STATE, MAX_GROUPS, NIL, OK, handle_generation, handle_slot, next_generation
+from pagedkv._core.write_behind cimport want_reused
 
 
 cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
@@ -169,15 +170,15 @@ cdef int32_t place_acquire(
     return owner
 
 
-cdef int32_t place_follow(
+# The runs that continue an owner's path on the device as `tokens` do are its own, too. With `ids` they are found, and their
+# blocks stand there; without, the caller computes them again. How many blocks.
+cdef int32_t own_runs(
     Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks, int32_t* ids
 ) noexcept nogil:
     cdef Tree* t = p.tree
     cdef int32_t done = 0, n = p.owners[owner].node, child, k
     cdef const int32_t* at
-    if p.fates[t.nodes[n].root].failed or p.groups != NULL:
-        return 0
-    while done < num_blocks:
+    while done < num_blocks and not p.fates[t.nodes[n].root].failed:
         at = tokens + <int64_t>done * t.block_size
         child = tree_child(t, n, at)
         if (child == NIL or p.fates[child].failed or p.fates[child].transfer >= 0 or node_top(t, child) != 0
@@ -190,27 +191,51 @@ cdef int32_t place_follow(
                 break
         if p.fates[child].klass == EXPIRED:
             set_class(p, child, DEFAULT_CLASS)
-        on_hit(p, child)
+        if ids == NULL:
+            want_reused(p, child)
+        else:
+            on_hit(p, child)
+            memcpy(ids + done, node_ids(t, child, 0), k * sizeof(int32_t))
+            p.counters.hit_blocks[0] += k
         run_own(p, child)
-        memcpy(ids + done, node_ids(t, child, 0), k * sizeof(int32_t))
-        p.counters.hit_blocks[0] += k
         done += k
         n = child
-    if done:
-        want_found(p, n)                            # by a second request
     p.owners[owner].node = n
     p.owners[owner].num_blocks += done
     return done
 
 
+cdef int32_t place_follow(
+    Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks, int32_t* ids
+) noexcept nogil:
+    cdef int32_t done = 0 if p.groups != NULL else own_runs(p, owner, tokens, num_blocks, ids)
+    if done:
+        want_found(p, p.owners[owner].node)             # by a second request
+    return done
+
+
+cdef int32_t place_retrace(Place* p, int32_t owner, const int32_t* tokens, int32_t num_blocks) noexcept nogil:
+    cdef int32_t done
+    if place_ensure(p, 2) != OK:
+        return 0
+    tail_disown(p, owner)
+    done = own_runs(p, owner, tokens, num_blocks, NULL)
+    owns_no_pages(p, owner)
+    return done
+
+
+cdef void owns_no_pages(Place* p, int32_t owner) noexcept nogil:
+    cdef int32_t group
+    for group in range(MAX_GROUPS):
+        p.owners[owner].first[group] = p.owners[owner].num_blocks
+
+
 cdef int32_t place_own_run(Place* p, int32_t n) noexcept nogil:
     cdef int32_t owner = owner_new(p, n)
-    cdef int32_t group
     if owner < 0:
         return owner
     p.owners[owner].num_blocks = p.tree.nodes[n].depth + p.tree.nodes[n].length
-    for group in range(MAX_GROUPS):                 # no pages; place_share takes them
-        p.owners[owner].first[group] = p.owners[owner].num_blocks
+    owns_no_pages(p, owner)                         # place_share takes them
     while p.tree.nodes[n].length > 0:
         run_own(p, n)
         n = p.tree.nodes[n].parent

@@ -29,6 +29,7 @@ cdef class Placement:
     cdef int64_t partial_into(self, int64_t handle, tokens, bint below, int32_t* at, int32_t* agree) except? -1
     cdef int _open_groups(self, groups, int32_t point_every) except -1
     cdef object _path(self, owner, bint tiers)
+    cdef int32_t insert_spine(self, owner, tokens, blocks) except -1
     cdef object _for_groups(self, more)
     cdef void _count_cold(self, int32_t slot, int64_t* more) noexcept nogil
     cdef int32_t _node(self, node) except -1

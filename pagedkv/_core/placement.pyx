@@ -26,8 +26,8 @@ from pagedkv._core.block_pool cimport COUNT, TREE, BlockPool, Pool, pool_alloc, 
 from pagedkv._core.events cimport EVENT_CLEARED, Ring, ring_close, ring_decode, ring_open, ring_put
 from pagedkv._core.insertion cimport place_insert, place_restore, place_restore_forest
 from pagedkv._core.owners cimport (
-    place_acquire, place_arrive, place_blocks, place_own_run, place_owner, place_release, place_share, place_shorten,
-    place_uncut, run_own,
+    owns_no_pages, place_acquire, place_arrive, place_blocks, place_own_run, place_owner, place_release, place_share,
+    place_shorten, place_uncut, run_own,
 )
 from pagedkv._core.lock cimport read_hint
 from pagedkv._core.links cimport links_close, links_open
@@ -45,7 +45,7 @@ from pagedkv._core.retention cimport change_domain, expire_until, retain
 from pagedkv._core.telling cimport events_hidden_below, tell_all
 from pagedkv._core.group_room cimport is_leaving, make_room_for
 from pagedkv._core.tail_moves cimport promote_tail, tail_cold, tail_rises
-from pagedkv._core.tails cimport could_have, has_point_in, has_tail, lacks_extents, longest_usable
+from pagedkv._core.tails cimport could_have, has_point_in, has_tail, lacks_extents, longest_usable, tail_disown
 from pagedkv._core.transfers cimport (
     UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
@@ -657,6 +657,12 @@ cdef class Placement:
         int
             Leading blocks inserted or adopted. The rest stay the caller's (a quota, or a run just in flight).
         """
+        if self.place.groups != NULL:
+            raise InvalidArgument("over groups of layers blocks join the tree with their pages: insert them with a BlockTable, "
+                                  "or with Boundaries")
+        return self.insert_spine(owner, tokens, blocks)
+
+    cdef int32_t insert_spine(self, owner, tokens, blocks) except -1:
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef cnp.ndarray ids = int32_inplace(blocks, "blocks")
         cdef int32_t num_blocks = <int32_t>cnp.PyArray_SIZE(ids), slot, done = 0, i
@@ -665,8 +671,6 @@ cdef class Placement:
         cdef Pool* pool = self.place.pools[0]
         cdef int64_t handle = self._handle(owner)
         cdef int32_t bad = -1
-        if self.place.groups != NULL:
-            raise InvalidArgument("over groups of layers blocks join the tree with their pages: insert them with a BlockTable")
         if cnp.PyArray_SIZE(array) != <int64_t>num_blocks * self.tree.tree.block_size:
             raise InvalidArgument(f"{num_blocks} blocks hold {num_blocks * self.tree.tree.block_size} tokens, not {len(array)}")
         self.lock.acquire()
@@ -680,7 +684,11 @@ cdef class Placement:
             for i in range(bad if bad >= 0 else num_blocks):
                 pool.refs[given[i]] &= COUNT
             if slot >= 0 and bad < 0:
+                if self.place.groups != NULL:
+                    tail_disown(&self.place, slot)
                 done = place_insert(&self.place, slot, data, given, num_blocks)
+                if self.place.groups != NULL:
+                    owns_no_pages(&self.place, slot)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)

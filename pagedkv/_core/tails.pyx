@@ -5,7 +5,7 @@ tails.pxd has the words. The rule: a prefix of k blocks may be used if every gro
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from pagedkv._core.block_pool cimport COUNT, TREE, Pool, extents_lacking, pool_cache, pool_drop_one, pool_uncache
+from pagedkv._core.block_pool cimport COUNT, TREE, Pool, extents_for, extents_needed, pool_cache, pool_drop_one, pool_uncache
 from pagedkv._core.events cimport EVENT_NOT_RESUMABLE, EVENT_RESUMABLE
 from pagedkv._core.links cimport Links, coldest, link_hottest, unlink
 from pagedkv._core.place cimport NUM_CLASSES, Fate, Groups, Place
@@ -332,7 +332,7 @@ cdef int64_t lacks_extents(Place* p, int32_t tier, const int64_t* more) noexcept
         pool = p.groups.pools[tier][group]
         lacking = more[group] - pool.num_stack + (pool.num_reserved + pool.watermark if more[group] else 0)
         if lacking > 0:
-            extents += (lacking + pool.per_extent - 1) // pool.per_extent
+            extents += extents_for(pool, lacking)
     return extents - p.groups.pools[tier][0].extents.num_free
 
 
@@ -340,5 +340,5 @@ cdef bint could_have(Place* p, const int64_t* more) noexcept nogil:
     cdef int64_t extents = p.groups.pools[0][0].extents.num
     cdef int32_t group
     for group in range(p.groups.num):
-        extents -= p.groups.pools[0][group].num_held + extents_lacking(p.groups.pools[0][group], more[group])
+        extents -= extents_needed(p.groups.pools[0][group], more[group])
     return extents >= 0

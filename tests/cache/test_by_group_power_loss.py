@@ -31,7 +31,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 @dataclass
 class Outcome:
-    """What the openings after the power failures of one seed gave.
+    """Counts over all openings after the power failures of one seed.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def power_fails(seed: int, path: Path) -> Outcome:
-    """Tear the files of a cache in use `ROUNDS` times, and compare all that each next cache serves."""
+    """Tear the files of a cache in use `ROUNDS` times; compare all that the next one serves."""
     rng = np.random.default_rng(seed)
     versions, outcome = [0, 0], Outcome()
     for number in range(ROUNDS):

@@ -430,7 +430,7 @@ MUTANTS = (
     Mutant(
         "blocks that one row takes from another count as used once",
         "pagedkv/_core/owners.pyx",
-        (("    if done:\n        want_found(p, n)", "    if False:\n        want_found(p, n)"),),
+        (("    if done:\n        want_found(p, p.owners", "    if False:\n        want_found(p, p.owners"),),
         ("test_blocks_that_two_prompts_of_a_step_share_count_as_used_twice",),
     ),
 )

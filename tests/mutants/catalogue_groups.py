@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         "room that is on its way is made again", ROOM,
-        (("        if leaving(p, tier) >= missing or not", "        if not"),),
+        (("        if (leaving(p, tier) >= missing\n                or not", "        if (not"),),
         ("test_room_that_is_on_its_way_is_not_made_twice",),
     ),
     Mutant(
@@ -272,6 +272,32 @@ MUTANTS = (
         ("test_an_extent_that_changes_hands_forgets_its_former_pages",
          "test_damaged_headers_in_an_extent_of_no_lane_do_no_harm_to_the_next_one",
          "test_a_purged_page_does_not_come_back_from_an_extent_that_changed_hands"),
+    ),
+    Mutant(
+        "a block that spans extents gives back the first alone", POOL,
+        (("            extent = p.extents.after[extent]\n", "            extent = NIL\n"),),
+        ("test_memory_that_is_counted_is_given_back_to_the_last_unit",),
+    ),
+    Mutant(
+        "making room takes whole runs", ROOM,
+        (("(missing + pool.span - 1) // pool.span * pool.per_extent, -1, before)", "p.tree.max_run, -1, before)"),),
+        ("test_of_two_namespaces_the_coldest_run_goes_first", "test_every_request_hits_as_the_rule_says"),
+    ),
+    Mutant(
+        "a kept boundary leaves the caller's references on its pages", POINTS,
+        (("                to_page(p, n, DEVICE, group, i, LET)\n                left += 1\n",
+          "                left += 1\n"),),
+        ("test_boundaries_share_pages_and_the_last_one_to_go_frees_them",),
+    ),
+    Mutant(
+        "an owner that retraces keeps the pages of its hit", "pagedkv/_core/owners.pyx",
+        (("    tail_disown(p, owner)\n    done = own_runs", "    done = own_runs"),),
+        ("test_every_request_hits_as_the_rule_says",),
+    ),
+    Mutant(
+        "a replay keeps no boundary where requests part", "pagedkv/lab/replay/engine_groups.py",
+        (("        if hit < agreed:\n            wanted.add(agreed)\n", ""),),
+        ("test_the_hits_are_those_of_the_rule_as_exact_integers",),
     ),
     Mutant(
         "headers that a crash brings back stay beside those of another lane", "pagedkv/tiers/disk/lanes.py",

@@ -18,6 +18,7 @@ import pytest
 
 from pagedkv.cli import main
 from pagedkv.lab.replay import KNOWN, POLICIES
+from tests.spec.published import CONFIGS
 
 Capture = pytest.CaptureFixture[str]
 
@@ -66,6 +67,30 @@ def test_the_report_has_the_keys_of_the_contract(data: Path, tmp_path: Path, cap
         assert set(result["hit_blocks"]) == {"device", "host", "disk", "total"}
         assert set(result["bytes"]) >= {"host_to_device", "device_to_host", "host_to_disk", "disk_to_device"}
     assert "hit blocks" in capsys.readouterr().out
+
+
+def test_the_layers_of_a_model_keep_only_tokens_that_they_can_still_read(tmp_path: Path, capsys: Capture) -> None:
+    config, out = tmp_path / "config.json", tmp_path / "report.json"
+    config.write_text(json.dumps(CONFIGS["gpt-oss-120b"]), encoding="utf-8")
+    argv = ["replay", "--config", str(config), "--device-memory", "256GiB", "--json", str(out)]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "of each block 18.0 MiB; of the last 1, where a request can go on, 4.50 MiB" in " ".join(shown.split())
+    assert "Layers: with the tokens that each can still read 24.2 % of the blocks are hit" in " ".join(shown.split())
+    report = json.loads(out.read_text())
+    by_group, *bounds = report["results"]
+    assert (by_group["policy"], by_group["hit_blocks"]["total"]) == ("lru", 46_207)
+    assert [bound["engine"] for bound in bounds] == ["bound"] * 3
+    assert by_group["parameters"]["memory_bytes"] == [256 << 30, 0, 0]
+    assert by_group["parameters"]["groups"][1] == {"page_bytes": 4_718_592, "window_blocks": 1, "chunk_blocks": None}
+    assert by_group["counters"]["points"] > 0
+    assert "last tail" in report["not_modelled"][-1]
+
+    assert main([*argv, "--keep-window", "--policy", "lru,arc"]) == 0
+    kept = json.loads(out.read_text())["results"]
+    assert [one["policy"] for one in kept] == ["lru", "arc"]
+    assert kept[0]["hit_blocks"]["total"] == by_group["lru_hit_blocks"] < 46_207
 
 
 def test_options_are_written_out(data: Path, capsys: Capture) -> None:
@@ -189,6 +214,13 @@ BAD: list[tuple[list[str], str]] = [
     (["--sweep", "--device-memory", "5 blocks"], "not both"),
     (["--json", "/no/such/folder/out.json"], "--json: there is no folder"),
     (["--plot", "/no/such/folder/out.png"], "--plot: there is no folder"),
+    (["--model", "nope"], "--model: no model 'nope' here; give --config, or one of"),
+    (["--config", "/no/such/config.json"], "--config: "),
+    (["--model", "gemma-2-9b", "--config", "config.json"], "--model, --config: give one of them"),
+    (["--keep-window"], "--keep-window: give --model or --config"),
+    (["--model", "gemma-2-9b", "--bytes-per-token", "5"], "--bytes-per-token: the model says it"),
+    (["--model", "gemma-2-9b", "--policy", "lru,arc"], "gemma-2-9b: layers that keep only tokens"),
+    (["--model", "gemma-2-9b", "--generating", "20"], "leave generating out"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["--progress", "--quiet"], "not allowed with"),
 ]

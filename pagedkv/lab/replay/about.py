@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 from pagedkv.lab.replay.capacity import Capacity
 from pagedkv.lab.replay.options import Options
+from pagedkv.lab.replay.pages import model_pages
 from pagedkv.lab.replay.result import Result
 from pagedkv.lab.replay.trace import Trace
+from pagedkv.lab.sizing.models import Model
 from pagedkv.spec.sizes import format_size
 
 WIDTH = 80
@@ -34,7 +36,8 @@ def about(trace: Trace, results: Sequence[Result], options: Options) -> list[str
 def tiers(trace: Trace, results: Sequence[Result], options: Options) -> list[str]:
     """The sizes of the tiers where they are the same for all results, and what a token weighs."""
     block_bytes = trace.block_size * options.bytes_per_token
-    weight = (
+    weight = "" if options.layers is None else of_layers(options.layers, trace.block_size)
+    weight = weight or (
         f"{format_size(options.bytes_per_token)} of KV per token (--bytes-per-token), {format_size(block_bytes)} per "
         "block"
     )
@@ -43,6 +46,21 @@ def tiers(trace: Trace, results: Sequence[Result], options: Options) -> list[str
         return [weight]
     (size,) = sizes.values()
     return [f"tiers: {in_blocks_and_bytes(size, block_bytes)}", weight]
+
+
+def of_layers(model: Model, block_size: int) -> str:
+    """Bytes that a model's layers keep of a block; empty where each keeps all of it."""
+    pages = model_pages(model.name, model.groups, block_size)
+    if pages is None:
+        return ""
+    kept = [f"of each block {format_size(pages.groups[0].page_bytes)}"]
+    for group in pages.groups[1:]:
+        what = f"since a chunk of {group.chunk} began" if group.chunk else f"of the last {group.window}"
+        kept.append(f"{what}, where a request can go on, {format_size(group.page_bytes)} each")
+    return (
+        f"{model.name} keeps {'; '.join(kept)}. In the tiers above and for the bounds a block of all layers has "
+        f"{format_size(pages.all_bytes)}"
+    )
 
 
 def in_blocks_and_bytes(size: Capacity, block_bytes: int) -> str:

@@ -51,7 +51,7 @@ def advise(
             more.known[r.capacity.blocks] = r
     size = results[0].capacity
     sentences = [
-        _of_policies(results, references, size),
+        _of_policies(results, references, size) if options.layers is None else _of_layers(results, references, size),
         _of_doubling(more, size),
         _of_enough(more, size, block_bytes),
     ]
@@ -106,6 +106,19 @@ def _of_policies(results: Sequence[Result], references: References, size: Capaci
         same = "lru" if "lru" in rates else best
         line = f"Policy: none of these is worth more than {same}, which hits {rates[same]:.1f} % of the blocks"
     return f"{line}; one that knows the future (min) would hit {bound:.1f} %."
+
+
+def _of_layers(results: Sequence[Result], references: References, size: Capacity) -> str:
+    """The gain of layers that keep only tokens that they can still read."""
+    accesses = results[0].block_accesses
+    kept = 100 * references.total("lru", size) / accesses
+    rates = [100 * r.block_hit_rate for r in results if r.policy not in BOUNDS]
+    if not rates:
+        return f"Layers: all tokens of every layer, on one tier of all this memory, hit {kept:.1f} % of the blocks."
+    return (
+        f"Layers: with the tokens that each can still read {rates[0]:.1f} % of the blocks are hit; with all tokens of "
+        f"every layer, on one tier of all this memory, {kept:.1f} %."
+    )
 
 
 def _of_doubling(more: _More, size: Capacity) -> str:

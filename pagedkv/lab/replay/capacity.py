@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
@@ -28,13 +28,15 @@ _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,12})?)\s*([A-Za-z%]*)", re.ASCII)
 class Capacity:
     """Blocks per tier, and where the disk tier's files go.
 
-    0 blocks: no such tier. No path: a temporary folder.
+    0 blocks: no such tier. No path: a temporary folder. `sizes` has the bytes that were typed, for caches whose pages
+    are not blocks of all layers; None: the blocks' own.
     """
 
     device: int
     host: int = 0
     disk: int = 0
     disk_dir: Path | None = None
+    sizes: tuple[int, int, int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, blocks in zip(TIER_NAMES, self.blocks, strict=True):
@@ -49,6 +51,11 @@ class Capacity:
     @property
     def total(self) -> int:
         return self.device + self.host + self.disk
+
+    def memory(self, block_bytes: int) -> tuple[int, int, int]:
+        """Bytes of each tier, whose blocks have so many."""
+        device, host, disk = (blocks * block_bytes for blocks in self.blocks)
+        return (device, host, disk) if self.sizes is None else self.sizes
 
     def tiers(self) -> Iterator[tuple[str, int]]:
         """Name and blocks of each tier that exists, hottest first."""
@@ -87,15 +94,14 @@ def resolve(
             raise InvalidArgument(f"{names[2]}: the folder after ':' is empty")
         folder = Path(path_text(where, f"{names[2]}: the folder"))
     block_bytes = trace.block_size * bytes_per_token
-    return Capacity(
-        _blocks(names[0], device_memory, trace, block_bytes),
-        0 if host_memory is None else _blocks(names[1], host_memory, trace, block_bytes),
-        0 if disk is None else _blocks(names[2], disk, trace, block_bytes),
-        folder,
-    )
+    device, device_bytes = _blocks(names[0], device_memory, trace, block_bytes)
+    host, host_bytes = _blocks(names[1], host_memory, trace, block_bytes) if host_memory is not None else (0, 0)
+    last, last_bytes = _blocks(names[2], disk, trace, block_bytes) if disk is not None else (0, 0)
+    return Capacity(device, host, last, folder, (device_bytes, host_bytes, last_bytes))
 
 
-def _blocks(name: str, size: Size, trace: Trace, block_bytes: int) -> int:
+def _blocks(name: str, size: Size, trace: Trace, block_bytes: int) -> tuple[int, int]:
+    """Whole blocks, and bytes."""
     if isinstance(size, Blocks | Bytes):
         text = f"{int(size)} {'B' if isinstance(size, Bytes) else 'blocks'}"
     elif isinstance(size, str):
@@ -106,6 +112,7 @@ def _blocks(name: str, size: Size, trace: Trace, block_bytes: int) -> int:
     if not found:
         raise InvalidArgument(f"{name}: {text[:40]!r} is not a size: write {EXAMPLES}")
     number, unit = Fraction(found[1]), found[2]
+    exact = None
     if unit == "%":
         if number > 100:
             raise InvalidArgument(f"{name}: {text} is more than all of the trace's unique blocks")
@@ -118,14 +125,15 @@ def _blocks(name: str, size: Size, trace: Trace, block_bytes: int) -> int:
             raise InvalidArgument(f"{name}: {text} is not a whole number")
         blocks, meaning = int(number), text
     elif unit in UNITS:
-        blocks, meaning = int(number * UNITS[unit] / block_bytes), f"{text} in blocks of {block_bytes} bytes"
+        exact = int(number * UNITS[unit])
+        blocks, meaning = exact // block_bytes, f"{text} in blocks of {block_bytes} bytes"
     else:
         raise InvalidArgument(f"{name}: unknown unit {unit!r} in {text!r}; known: blocks, %, {', '.join(UNITS)}")
     if blocks < 1:
         raise InvalidArgument(f"{name}: {meaning} is less than one block")
     if blocks > MAX_BLOCKS:
         raise InvalidArgument(f"{name}: {meaning} is absurd (more than {MAX_BLOCKS} blocks)")
-    return blocks
+    return blocks, blocks * block_bytes if exact is None else exact
 
 
 def not_a_size(name: str, value: object) -> WrongType:

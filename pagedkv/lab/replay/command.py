@@ -17,6 +17,7 @@ from pagedkv.lab.replay.advice import advise
 from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN
 from pagedkv.lab.replay.load import DEFAULT_TRACE, load_trace
 from pagedkv.lab.replay.options import DEFAULT_BLOCK_BYTES, DEMOTIONS, KNOWN, Options, check_policies
+from pagedkv.lab.replay.pages import keeps_less
 from pagedkv.lab.replay.plot import plot, require_matplotlib
 from pagedkv.lab.replay.progress import progress
 from pagedkv.lab.replay.references import BOUNDS, References
@@ -24,6 +25,9 @@ from pagedkv.lab.replay.report import Report, require_writable
 from pagedkv.lab.replay.run import replay
 from pagedkv.lab.replay.sweep import DEFAULT_SWEEP, capacities
 from pagedkv.lab.replay.table import print_table
+from pagedkv.lab.sizing.checks import by_name
+from pagedkv.lab.sizing.models import MODELS, Model, model_of_config
+from pagedkv.lab.sizing.shape import token_bytes
 from pagedkv.spec.sizes import parse_size
 
 DESCRIPTION = """Replay a serving trace through the real cache and report what each eviction policy is worth.
@@ -94,10 +98,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add(
         "--bytes-per-token",
         type=int,
-        default=LLAMA_3_8B_BYTES_PER_TOKEN,
         metavar="N",
-        help="default: %(default)s",
+        help=f"of KV over all layers (default: {LLAMA_3_8B_BYTES_PER_TOKEN}, Llama 3 8B)",
     )
+    add("--model", metavar="NAME", help="of `pagedkv plan`; its layers keep only tokens they can still read")
+    add("--config", metavar="FILE", help="the same for a model's config.json")
+    add("--keep-window", action="store_true", help="its layers keep all tokens")
     add(
         "--block-bytes",
         default=f"{DEFAULT_BLOCK_BYTES >> 10}KiB",
@@ -120,8 +126,12 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     Raises the errors that ``pagedkv.cli`` turns into one line and exit code 2.
     """
     start = time.perf_counter()
+    layers = _layers(arguments)
+    by_group = layers is not None and not arguments.keep_window and keeps_less(layers.groups)
     policies = [
-        name.strip() for given in arguments.policy or _default_policies(arguments.engine) for name in given.split(",")
+        name.strip()
+        for given in arguments.policy or _default_policies(arguments.engine, by_group)
+        for name in given.split(",")
     ]
     check_policies(policies)
     inclusive = tuple(name.strip() for name in arguments.inclusive.split(",") if name.strip() not in ("none", ""))
@@ -129,7 +139,8 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         engine=arguments.engine,
         demotion=arguments.demotion,
         inclusive=inclusive,
-        bytes_per_token=arguments.bytes_per_token,
+        bytes_per_token=_bytes_per_token(arguments, layers),
+        layers=layers if by_group else None,
         block_bytes=_bytes("--block-bytes", arguments.block_bytes),
         generating=arguments.generating,
         hazard_stake=arguments.hazard_stake,
@@ -167,9 +178,35 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def _default_policies(engine: str) -> tuple[str, ...]:
-    """All of them; where bytes move, one policy's worth of bytes."""
-    return ("lru", *BOUNDS) if engine == "real" else KNOWN
+def _default_policies(engine: str, by_group: bool) -> tuple[str, ...]:
+    """All of them; where bytes move, or layers do not keep all tokens, LRU alone."""
+    return ("lru", *BOUNDS) if engine == "real" or by_group else KNOWN
+
+
+def _layers(arguments: argparse.Namespace) -> Model | None:
+    """The model of the options."""
+    given = [name for name in ("model", "config") if getattr(arguments, name) is not None]
+    if len(given) == 2:
+        raise InvalidArgument("--model, --config: give one of them")
+    if not given:
+        if arguments.keep_window:
+            raise InvalidArgument("--keep-window: give --model or --config, whose layers have the windows")
+        return None
+    try:
+        if given == ["model"]:
+            return by_name(MODELS, arguments.model, "model", "give --config, or ")
+        return model_of_config(arguments.config, 0)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"--{given[0]}: {error}") from None
+
+
+def _bytes_per_token(arguments: argparse.Namespace, layers: Model | None) -> int:
+    given: int | None = arguments.bytes_per_token
+    if layers is None:
+        return LLAMA_3_8B_BYTES_PER_TOKEN if given is None else given
+    if given is not None:
+        raise InvalidArgument("--bytes-per-token: the model says it; leave this out, or --model and --config")
+    return token_bytes(layers.groups)
 
 
 def require_format(out: str) -> None:

@@ -17,6 +17,7 @@ from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN, MAX_BYTES_PE
 from pagedkv.lab.replay.references import BOUNDS
 from pagedkv.lab.replay.schedule import require_token_ms
 from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
+from pagedkv.lab.sizing.models import Model
 from pagedkv.spec.sizes import Bytes, whole_number
 
 KNOWN = (*POLICIES, *BOUNDS)
@@ -42,6 +43,8 @@ class Options:
         is complete, in the bounds too; sim only. None: it takes no time.
     hazard_stake : for the policy ``hazard``: share of its recent gain over LRU that it may risk too. 0: the
         strict bound; inf: no bound; None: the policy's own. Sim only.
+    layers : a model each of whose layers keeps only tokens that it can still read, as with ``KVCache(by_group=True)``;
+        sim and ``lru`` only. None, or a model whose layers see equally far: every layer keeps every token.
     model : whose prefill weighs ``flop_weighted_hit_rate``, and weighs loads from disk in the real engine.
     """
 
@@ -53,6 +56,7 @@ class Options:
     model: ModelShape = LLAMA_3_8B
     generating: float | None = None
     hazard_stake: float | None = None
+    layers: Model | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -74,6 +78,8 @@ class Options:
                 raise InvalidArgument(
                     f"hazard_stake: the engine {self.engine!r} keeps the policy's own bound; take the engine 'sim'"
                 )
+        if self.layers is not None and not isinstance(self.layers, Model):
+            raise WrongType(f"layers: a model is one of pagedkv.lab.sizing, not of type {type(self.layers).__name__}")
         whole_number(self.bytes_per_token, "bytes per token", 1, MAX_BYTES_PER_TOKEN, unit=Bytes)
         whole_number(self.block_bytes, "block bytes", PAGE_BYTES, MAX_BLOCK_BYTES, unit=Bytes)
         if self.block_bytes % PAGE_BYTES:

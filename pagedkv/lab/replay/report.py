@@ -34,6 +34,7 @@ NOT_MODELLED = (
     "the sim engine: moves succeed at once, and no bytes are moved",
     "prompts longer than the device tier keep their first blocks only",
 )
+NOT_HELD = "prompts whose blocks and last tail are more than the device holds are not cached at all"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +92,8 @@ class Report:
 def not_modelled(options: Options) -> list[str]:
     """What to keep in mind with the figures."""
     times = [INSTANT] if options.generating is None else [line.format(options.generating) for line in GENERATING]
-    return [*times, *NOT_MODELLED]
+    limits = [*NOT_MODELLED[:-1], NOT_HELD if options.layers else NOT_MODELLED[-1]]
+    return [*times, *limits]
 
 
 def write_json(document: Json, out: str) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.replay.capacity import Capacity, not_a_size, resolve
+from pagedkv.lab.replay.engine_groups import run_groups
 from pagedkv.lab.replay.engine_real import require_folder, run_real
 from pagedkv.lab.replay.engine_sim import run_sim
 from pagedkv.lab.replay.load import load_trace
 from pagedkv.lab.replay.options import Options, check_policies
+from pagedkv.lab.replay.pages import ModelPages, model_pages
 from pagedkv.lab.replay.progress import Progress, Silent
 from pagedkv.lab.replay.references import BOUNDS, References
 from pagedkv.lab.replay.result import MOVES, Json, Outcome, Result, hit_counts
@@ -61,6 +63,7 @@ def replay(
         raise InvalidArgument(
             f"hazard_stake is for the policy 'hazard', not among {', '.join(policies)}: add it, or leave it out"
         )
+    pages = _pages(loaded, policies, options)
     sizes = [_capacity(loaded, capacity, options) for capacity in _several(capacities)]
     if not sizes:
         raise InvalidArgument("at least one capacity is needed")
@@ -72,7 +75,26 @@ def replay(
             f"references were made for generating={references.generating}, options say {options.generating}: "
             "make them with References(trace, options.generating)"
         )
-    return [_one(loaded, policy, size, options, progress, references) for size in sizes for policy in policies]
+    return [_one(loaded, policy, size, options, progress, references, pages) for size in sizes for policy in policies]
+
+
+def _pages(trace: Trace, policies: Sequence[str], options: Options) -> ModelPages | None:
+    """The pages of each group of layers; None where every layer keeps every token."""
+    layers = options.layers
+    pages = None if layers is None else model_pages(layers.name, layers.groups, trace.block_size)
+    if pages is None:
+        return None
+    refused = [f"the policy {name!r}" for name in policies if name != "lru" and name not in BOUNDS]
+    if options.engine != "sim":
+        refused.append(f"the engine {options.engine!r}")
+    if options.generating is not None:
+        refused.append("generating")
+    if refused:
+        raise InvalidArgument(
+            f"{pages.name}: layers that keep only tokens they can still read are replayed with the policy 'lru', the "
+            f"engine 'sim' and requests that take no time: leave {refused[0]} out, or keep all tokens of every layer"
+        )
+    return pages
 
 
 def _several(
@@ -101,6 +123,7 @@ def _one(
     options: Options,
     progress: Progress,
     references: References,
+    pages: ModelPages | None,
 ) -> Result:
     progress.start(f"{policy} {'+'.join(f'{n:,}' for _, n in capacity.tiers())}", trace.num_requests)
     start = time.perf_counter()
@@ -108,6 +131,11 @@ def _one(
         engine, outcome = "bound", references.outcome(policy, capacity)
         parameters: Json = {}
         progress.advance(trace.num_requests)
+    elif pages is not None:
+        engine = options.engine
+        outcome = run_groups(trace, pages, capacity, inclusive=options.inclusive, progress=progress)
+        memory = list(capacity.memory(pages.all_bytes))
+        parameters = {"inclusive": list(options.inclusive), **pages.to_json(), "memory_bytes": memory}
     else:
         engine = options.engine
         block_bytes = options.block_bytes if engine == "real" else trace.block_size * options.bytes_per_token
