@@ -13,7 +13,7 @@
 # use. Its ids go over the whole memory: those of an extent that it does not have are not free, and never handed out.
 # An extent with a live block is *held*: eviction alone cannot empty it. Where memory is only counted, a block may take several
 # extents, `span`, that need not lie side by side: then it is alone in them, and the first one names it.
-from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t
 
 from pagedkv._core.lock cimport Lock
 
@@ -44,6 +44,8 @@ cdef struct Pool:
     Extents* extents        # shared with other pools; NULL: all blocks are the pool's own
     int8_t number           # among those
     int32_t per_extent      # blocks
+    uint64_t reciprocal     # of per_extent, for extent_of
+    int32_t shift
     int32_t span            # extents that a block takes; 1 unless per_extent is 1
     int32_t num_own         # extents that the pool has, `span` of them counted as one, as in the next two
     int32_t head            # the first extent with a free block, or NIL
@@ -73,30 +75,42 @@ cdef int pool_incref(Pool* p, const int32_t* ids, int32_t n, int32_t* bad) noexc
 # A live block of an extent is free; with the extent's last one the extent is.
 cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil
 
+# block // per_extent, without a division: the reciprocal is rounded up at 31 bits more than per_extent has.
+cdef inline int32_t extent_of(Pool* p, int32_t block) noexcept nogil:
+    return <int32_t>((<uint64_t>block * p.reciprocal) >> p.shift)
+
 cdef inline void block_live(Pool* p, int32_t block) noexcept nogil:
-    cdef int32_t extent = block // p.per_extent
+    cdef int32_t extent = extent_of(p, block)
     p.num_held += p.live_in[extent] == 0
     p.live_in[extent] += 1
 
 cdef inline void block_not_live(Pool* p, int32_t block) noexcept nogil:
-    cdef int32_t extent = block // p.per_extent
+    cdef int32_t extent = extent_of(p, block)
     p.live_in[extent] -= 1
     p.num_held -= p.live_in[extent] == 0
 
 # Live blocks are cached from now on; and cached ones are live again, or are about to be freed.
 cdef inline void pool_cache(Pool* p, const int32_t* ids, int32_t n) noexcept nogil:
-    cdef int32_t i
+    cdef int32_t* live_in = p.live_in
+    cdef int32_t i, extent, held = 0            # in locals: a store to the pool in each turn takes four times as long
     p.num_cached += n
     if p.extents != NULL:
         for i in range(n):
-            block_not_live(p, ids[i])
+            extent = extent_of(p, ids[i])
+            live_in[extent] -= 1
+            held += live_in[extent] == 0
+        p.num_held -= held
 
 cdef inline void pool_uncache(Pool* p, const int32_t* ids, int32_t n) noexcept nogil:
-    cdef int32_t i
+    cdef int32_t* live_in = p.live_in
+    cdef int32_t i, extent, held = 0
     p.num_cached -= n
     if p.extents != NULL:
         for i in range(n):
-            block_live(p, ids[i])
+            extent = extent_of(p, ids[i])
+            held += live_in[extent] == 0
+            live_in[extent] += 1
+        p.num_held += held
 
 # Live blocks of a pool in extents.
 cdef inline int64_t pool_live(Pool* p) noexcept nogil:

@@ -89,7 +89,7 @@ cdef int32_t block_from_extent(Pool* p) noexcept nogil:
 
 
 cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil:
-    cdef int32_t extent = block // p.per_extent
+    cdef int32_t extent = extent_of(p, block)
     block_not_live(p, block)
     if p.free_in[extent] == NIL:
         with_free(p, extent)
@@ -523,6 +523,10 @@ cdef class BlockPool:
         self.shared = shared
         p.extents, p.number, p.per_extent, p.span = &shared.extents, number, per_extent, span
         p.head, p.fresh = NIL, p.max_capacity
+        p.shift = 31
+        while <int64_t>1 << (p.shift - 31) < per_extent:
+            p.shift += 1
+        p.reciprocal = ((<uint64_t>1 << p.shift) + <uint64_t>per_extent - 1) // <uint64_t>per_extent
         return 0
 
     def alloc(self, n):

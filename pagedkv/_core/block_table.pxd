@@ -58,6 +58,11 @@ cdef struct Copy:           # a copy-on-write under way: table[row, column], of 
 cdef inline int32_t blocks_in(int32_t tokens, int32_t block_size, int32_t shift) noexcept nogil:
     return tokens >> shift if shift >= 0 else tokens // block_size
 
+cdef struct Pages:          # a batch's needs by short group
+    int64_t more[MAX_GROUPS]    # pages
+    int64_t wide[MAX_GROUPS]    # columns of the widest row
+    int64_t copied[MAX_GROUPS]  # copies on write, of `more`
+
 cdef class BlockTable:
     cdef Pool* pool
     cdef readonly BlockPool block_pool
@@ -92,7 +97,7 @@ cdef class BlockTable:
     cdef bint grow_tokens(self, Row* row, int64_t wanted) noexcept nogil
     cdef bint grow_width(self, int32_t wanted) noexcept nogil
     cdef void put(self, int32_t r, int32_t column, int32_t block) noexcept nogil
-    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, Pages* pages,
                   const int32_t* links, int64_t* totals) noexcept nogil
     cdef int plan_followers(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                             const int32_t* links, int64_t* totals) noexcept nogil
@@ -117,10 +122,9 @@ cdef class BlockTable:
     cdef bint grow_tails(self) noexcept nogil
     cdef bint load_tail(self, int32_t r) noexcept nogil
     cdef void drop_pages(self, int32_t r, int32_t blocks) noexcept nogil
-    cdef void plan_groups(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* more,
-                          int64_t* wide, int64_t* copied) noexcept nogil
+    cdef void count_copies(self, int32_t r, Pages* pages) noexcept nogil
     cdef void plan_to_finish(self, const int64_t* handles, int32_t n, int32_t most, int32_t lookahead,
-                             int64_t* more) noexcept nogil
+                             Pages* pages) noexcept nogil
     cdef int64_t as_blocks(self, int64_t blocks, const int64_t* more) noexcept nogil
     cdef void fill_group(self, int32_t group, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                          int64_t w, int32_t* tables, int32_t* seq_lens, int64_t* slots, int32_t* copies) noexcept nogil
@@ -149,7 +153,7 @@ cdef class BlockTable:
 
     cdef int commit_together(self, const int64_t* handles, int32_t n, int64_t* committed) noexcept nogil
     cdef void evict(self, int64_t want) noexcept nogil
-    cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
+    cdef int32_t count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void keep_remainder(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil
@@ -164,7 +168,6 @@ cdef class BlockTable:
     cdef void keep_copies(self, int32_t r) noexcept nogil
     cdef void forget_copy(self, int64_t j) noexcept nogil
     cdef void note_copy(self, int32_t r, int32_t group, int32_t column, int32_t source, int32_t target) noexcept nogil
-    cdef tuple _group_arrays(self, int32_t n, cnp.npy_intp t, object q_indptr, const int64_t* wide, const int64_t* copied)
     cdef list _problems_of_pages(self, int32_t r, int32_t group)
     cdef bint _room_for_copies(self, int64_t more) noexcept nogil
     cdef object _copy(self, row, bint tokens)

@@ -138,18 +138,19 @@ cdef class StepArrays:
         return indptr, self.block_tables[used], last
 
 
-cdef struct Filling:            # a short group's arrays of a step
-    int32_t* tables
-    int32_t* seq_lens
-    int64_t* slots
-    int32_t* copies
-
-
 # Part of `base` (int32) from element `at` on, [rows] or, with columns >= 0, [rows, columns]; shares its memory, read-only.
 cdef object part_of(cnp.ndarray base, int64_t at, int64_t rows, int64_t columns):
     cdef cnp.npy_intp[2] shape
     shape[0], shape[1] = rows, columns
     cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1 if columns < 0 else 2, shape, cnp.NPY_INT32, i32(base) + at)
+    cnp.set_array_base(view, base)
+    cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
+    return view
+
+
+# The same of int64, [n].
+cdef object slots_of(cnp.ndarray base, int64_t at, cnp.npy_intp n):
+    cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(1, &n, cnp.NPY_INT64, i64(base) + at)
     cnp.set_array_base(view, base)
     cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
     return view
@@ -314,12 +315,17 @@ cdef class BlockTable:
     # Checks a batch and counts: totals = [new blocks, tokens, widest row in blocks, copies on write, index at fault].
     # q_lens NULL: all uncomputed tokens. links NULL: no row follows another one; else, for the n entries of the batch, whom each
     # follows (an entry, or NIL), up to which block, and the entries in an order in which leaders stand before their followers.
-    # Changes nothing that a caller can see.
-    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
+    # `pages` counts the same for short groups; NULL without. Changes nothing that a caller can see.
+    cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, Pages* pages,
                   const int32_t* links, int64_t* totals) noexcept nogil:
-        cdef int32_t i, r, q
+        cdef int32_t i, r, q, blocks, group, num_groups = 1 if pages == NULL else self.num_groups
+        cdef int32_t widest[MAX_GROUPS]
+        cdef int64_t unpaged = 0
         cdef Row* row
         memset(totals, 0, 5 * sizeof(int64_t))
+        memset(widest, 0, sizeof(widest))
+        if pages != NULL:
+            memset(pages, 0, sizeof(Pages))
         if self.num_following:                      # these rows leave their steps, and who follows them, too
             for i in range(n):
                 r = self.row_of(handles[i])
@@ -344,7 +350,15 @@ cdef class BlockTable:
                 if q_lens[i] < 0 or q_lens[i] > q:
                     return E_RANGE
                 q = q_lens[i]
-            self.count(r, q, lookahead, totals)
+            blocks = self.count(r, q, lookahead, totals)
+            if num_groups > 1:                      # all short groups have pages of the same blocks
+                unpaged += blocks - row.paged
+                for group in range(1, num_groups):
+                    widest[group] = max(widest[group], blocks - self.firsts[group][r])
+                if row.forked and q > 0:
+                    self.count_copies(r, pages)
+        for group in range(1, num_groups):
+            pages.more[group], pages.wide[group] = unpaged + pages.copied[group], widest[group]
         return OK if links == NULL else self.plan_followers(handles, n, q_lens, lookahead, links, totals)
 
     # The same for those that follow others.
@@ -408,8 +422,8 @@ cdef class BlockTable:
             own += 1
         return own if own > first else 0
 
-    # Adds to `totals` what q more tokens of row r need.
-    cdef void count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil:
+    # Adds to `totals` what q more tokens of row r need. The row's blocks then.
+    cdef int32_t count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil:
         cdef Row* row = &self.rows[r]
         cdef int32_t i, blocks = blocks_in(
             row.computed + q + lookahead + self.block_size - 1, self.block_size, self.shift)
@@ -425,6 +439,7 @@ cdef class BlockTable:
                 if self.pool.refs[self.table[<int64_t>r * self.width + i]] & COUNT > 1:
                     totals[0] += 1
                     totals[3] += 1
+        return blocks
 
     # Allocates what `plan` counted (the pool has it) for n entries, and writes their arrays: tables [n][w], seq_lens [n] and
     # q_indptr [n+1], whose first element is written already, begin with these entries; positions [t], tokens [t] behind them and
@@ -739,40 +754,23 @@ cdef class BlockTable:
                 self.pages_of(r, group)[j - first] = NIL
         row.paged = min(row.paged, blocks)
 
-    # A batch's needs of each short group, as `plan` counts them: pages, the widest row, copies on write.
-    cdef void plan_groups(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int64_t* more,
-                          int64_t* wide, int64_t* copied) noexcept nogil:
-        cdef int32_t i, j, r, q, group, blocks, first
-        cdef Row* row
+    # Adds to `pages` the pages of row r that its next tokens are written to and other rows share.
+    cdef void count_copies(self, int32_t r, Pages* pages) noexcept nogil:
+        cdef Row* row = &self.rows[r]
+        cdef int32_t group, j
         for group in range(1, self.num_groups):
-            more[group] = wide[group] = copied[group] = 0
-        for i in range(n):
-            r = handle_slot(handles[i])
-            row = &self.rows[r]
-            q = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
-            blocks = max(row.num_blocks, blocks_in(
-                row.computed + q + lookahead + self.block_size - 1, self.block_size, self.shift))
-            for group in range(1, self.num_groups):
-                first = self.first_of(r, group)
-                more[group] += blocks - row.paged
-                wide[group] = max(wide[group], <int64_t>blocks - first)
-                if row.forked and q > 0:
-                    for j in range(max(row.num_owned, blocks_in(row.computed, self.block_size, self.shift)), row.paged):
-                        if self.pool_of(group).refs[self.pages_of(r, group)[j - first]] & COUNT > 1:
-                            more[group] += 1
-                            copied[group] += 1
+            for j in range(max(row.num_owned, blocks_in(row.computed, self.block_size, self.shift)), row.paged):
+                pages.copied[group] += self.pool_of(group).refs[self.pages_of(r, group)[j - self.first_of(r, group)]] & COUNT > 1
 
     # The pages of each short group that rows need beside those they have, until all their tokens are computed, `most` at once.
     cdef void plan_to_finish(
-        self, const int64_t* handles, int32_t n, int32_t most, int32_t lookahead, int64_t* more
+        self, const int64_t* handles, int32_t n, int32_t most, int32_t lookahead, Pages* pages
     ) noexcept nogil:
         cdef Groups* g = self.placement.place.groups
-        cdef int64_t pages[MAX_GROUPS]
-        cdef int64_t wide[MAX_GROUPS]
         cdef int32_t i, r, q, group, end, first
         cdef Row* row
-        self.plan_groups(handles, n, NULL, lookahead, pages, wide, more)    # of which the copies on write stand as they are
         for group in range(1, self.num_groups):
+            pages.more[group] = pages.copied[group]     # as `plan` counted them
             for i in range(n):
                 r = handle_slot(handles[i])
                 row, first = &self.rows[r], self.first_of(r, group)
@@ -780,7 +778,7 @@ cdef class BlockTable:
                 end = blocks_in(row.num_tokens + lookahead + self.block_size - 1, self.block_size, self.shift)
                 end = min(end - first, max(g.window[group], g.chunk[group]) + 1
                           + blocks_in(q + 2 * lookahead + self.block_size - 1, self.block_size, self.shift))
-                more[group] += max(0, end - (row.paged - first))
+                pages.more[group] += max(0, end - (row.paged - first))
 
     # Blocks of the spine, and as many more as fit into the extents that the pages of short groups would take.
     cdef int64_t as_blocks(self, int64_t blocks, const int64_t* more) noexcept nogil:
@@ -797,17 +795,22 @@ cdef class BlockTable:
     # As `fill`, for one short group, before it: the pages that `plan_groups` counted are there. tables [n][w], copies [c][2].
     cdef void fill_group(self, int32_t group, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                          int64_t w, int32_t* tables, int32_t* seq_lens, int64_t* slots, int32_t* copies) noexcept nogil:
-        cdef int64_t at = 0, wide
-        cdef int32_t i, j, r, q, blocks, block, first, column, offset, bs = self.block_size
+        cdef int64_t at = 0, wide, width = self.short_width[group]
+        cdef int32_t i, j, r, q, blocks, block, first, column, offset, bs = self.block_size, shift = self.shift
+        cdef int32_t spare = blocks_in(lookahead + bs - 1, bs, shift)
+        cdef bint is_last = group == self.num_groups - 1
+        cdef const int32_t* firsts = self.firsts[group]
+        cdef int32_t* table = self.short_tables[group]
         cdef Pool* pool = self.pool_of(group)
         cdef int32_t* pages
+        cdef Row* rows = self.rows
         cdef Row* row
         for i in range(n):
             r = handle_slot(handles[i])
-            row = &self.rows[r]
-            pages, first = self.pages_of(r, group), self.first_of(r, group)
+            row = &rows[r]
+            pages, first = table + r * width, firsts[r]
             q = row.num_tokens - row.computed if q_lens == NULL else q_lens[i]
-            column = blocks_in(row.computed, bs, self.shift)
+            column = blocks_in(row.computed, bs, shift)
             if row.forked and q > 0:
                 for j in range(max(row.num_owned, column), row.paged):
                     if pool.refs[pages[j - first]] & COUNT > 1:
@@ -816,27 +819,30 @@ cdef class BlockTable:
                         copies += 2
                         self.note_copy(r, group, j - first, pages[j - first], block)
                         pages[j - first] = block
-            blocks = max(row.num_blocks, blocks_in(row.computed + q + lookahead + bs - 1, bs, self.shift))
+            blocks = max(row.num_blocks, blocks_in(row.computed + q + lookahead + bs - 1, bs, shift))
             for j in range(row.paged, blocks):
                 pool_alloc(pool, 1, &pages[j - first])
             wide = min((blocks - first + TAIL - 1) & -TAIL, w)
-            memcpy(tables + i * w, pages, wide * sizeof(int32_t))
+            memcpy(tables, pages, wide * sizeof(int32_t))
             if wide < w:
-                memset(tables + i * w + wide, 0xFF, (w - wide) * sizeof(int32_t))
+                memset(tables + wide, 0xFF, (w - wide) * sizeof(int32_t))
+            tables += w
             seq_lens[i] = row.computed + q - first * bs
             offset = row.computed - column * bs
             column -= first
             if q == 1:                                          # a decode step
                 slots[at] = <int64_t>pages[column] * bs + offset
-            for j in range(q if q != 1 else 0):
-                slots[at + j] = <int64_t>pages[column] * bs + offset
-                offset += 1
-                if offset == bs:
-                    offset = 0
-                    column += 1
-            at += q
-            if group == self.num_groups - 1:
-                row.paged, row.spare = blocks, blocks_in(lookahead + bs - 1, bs, self.shift)
+                at += 1
+            else:
+                for j in range(q):
+                    slots[at + j] = <int64_t>pages[column] * bs + offset
+                    offset += 1
+                    if offset == bs:
+                        offset = 0
+                        column += 1
+                at += q
+            if is_last:
+                row.paged, row.spare = blocks, spare
 
     # The tree has row r's blocks from block `before` on: it takes their pages, boundaries become points, and the row lets go of
     # pages that neither it nor its newest boundary reads.
@@ -1054,7 +1060,7 @@ cdef class BlockTable:
                     i = self.placement.place.tree.nodes[node].depth     # from here on it is not on the device
                 node = self.placement.place.tree.nodes[node].parent
             if self.num_groups > 1 and self.placement.place.num_tiers > 1:
-                i = usable_of_path(&self.placement.place, self.placement.place.owners[slot].node, i)
+                i = usable_of_path(&self.placement.place, self.placement.place.owners[slot].node, i, 0)
             if given >= 0 and (i < self.placement.place.owners[slot].num_blocks or <int64_t>i * self.block_size > n):
                 return E_STATE
             if given >= 0 and i > limit:            # an owner may hold all tokens, and then there is nothing left to compute
@@ -1293,7 +1299,7 @@ cdef class BlockTable:
             raise InvalidArgument(f"{n} rows but {len(lens)} q_lens")
         cdef cnp.ndarray links = links_input(follow, n)
         self.lock.acquire()
-        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead,
+        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead, NULL,
                                   NULL if links is None else i32(links), totals)
         self.lock.release()
         if code != OK:
@@ -1331,8 +1337,7 @@ cdef class BlockTable:
         return out
 
     cdef object _pages(self, rows, q_lens, int64_t most, lookahead):
-        cdef int64_t wide[MAX_GROUPS]
-        cdef int64_t copied[MAX_GROUPS]
+        cdef Pages pages
         cdef int64_t totals[5]
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray lens = None if q_lens is None else int32_input(q_lens, "q_lens")
@@ -1340,15 +1345,13 @@ cdef class BlockTable:
         if lens is not None and cnp.PyArray_SIZE(lens) != n:
             raise InvalidArgument(f"{n} rows but {len(lens)} q_lens")
         cdef cnp.ndarray out = np.zeros(self.num_groups, np.int64)
-        cdef int64_t* more = i64(out)
         self.lock.acquire()
-        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead, NULL, totals)
+        cdef int code = self.plan(i64(handles), n, NULL if lens is None else i32(lens), ahead, &pages, NULL, totals)
         if code == OK:
-            more[0] = totals[0]
-            if self.num_groups > 1 and most < 0:
-                self.plan_groups(i64(handles), n, NULL if lens is None else i32(lens), ahead, more, wide, copied)
-            elif self.num_groups > 1:
-                self.plan_to_finish(i64(handles), n, <int32_t>most, ahead, more)
+            if most >= 0:
+                self.plan_to_finish(i64(handles), n, <int32_t>most, ahead, &pages)
+            pages.more[0] = totals[0]
+            memcpy(i64(out), pages.more, self.num_groups * sizeof(int64_t))
         self.lock.release()
         if code != OK:
             self.raise_(code, handles, totals[4])
@@ -1429,24 +1432,31 @@ cdef class BlockTable:
         cdef int64_t w = read_hint(&self.likely_width) + 1, t = n, c = 0, room, seq
         cdef cnp.npy_intp slot_size
         cdef int64_t copy_size
-        cdef int64_t more[MAX_GROUPS]
-        cdef int64_t wide[MAX_GROUPS]
-        cdef int64_t copied[MAX_GROUPS]
+        cdef Pages pages
         cdef int64_t rooms[MAX_GROUPS]
         cdef int64_t copy_rooms[MAX_GROUPS]
         cdef int32_t group
-        cdef Filling filling[MAX_GROUPS]
+        cdef int64_t begins[MAX_GROUPS]
+        cdef int32_t* short_copies[MAX_GROUPS]
+        cdef int64_t size
+        cdef cnp.npy_intp all_slots
         cdef GroupArrays short_out
         cdef StepArrays out
         for group in range(1, self.num_groups):
-            wide[group], copied[group] = read_hint(&self.likely_short[group]) + 1, 0
+            pages.wide[group], pages.copied[group] = read_hint(&self.likely_short[group]) + 1, 0
         while True:
             room, slot_size, copy_size, seq = w, t, c, n * w
+            size = seq + 2 * n + 1 + 2 * t
+            for group in range(1, self.num_groups):             # behind those of group 0, in the same buffers
+                rooms[group], copy_rooms[group], begins[group] = pages.wide[group], pages.copied[group], size
+                size += n * pages.wide[group] + n
+            all_slots = t * self.num_groups
             out = StepArrays.__new__(StepArrays)
-            arrays, slots = new_int32(seq + 2 * n + 1 + 2 * t), cnp.PyArray_EMPTY(1, &slot_size, cnp.NPY_INT64, 0)
+            arrays, slots = new_int32(size), cnp.PyArray_EMPTY(1, &all_slots, cnp.NPY_INT64, 0)
             copies = np.empty((copy_size, 2), np.int32) if copy_size else no_copies
             tables = part_of(arrays, 0, n, room)
-            out.block_tables, out.slot_mapping, out.copies = tables, slots, copies
+            out.block_tables, out.copies = tables, copies
+            out.slot_mapping = slots if self.num_groups == 1 else slots_of(slots, 0, t)
             out.seq_lens = part_of(arrays, seq, n, -1)
             out.q_indptr = part_of(arrays, seq + n, n + 1, -1)
             out.positions = part_of(arrays, seq + 2 * n + 1, t, -1)
@@ -1454,29 +1464,31 @@ cdef class BlockTable:
             cnp.PyArray_CLEARFLAGS(slots, cnp.NPY_ARRAY_WRITEABLE)
             cnp.PyArray_ENABLEFLAGS(out.tokens, cnp.NPY_ARRAY_WRITEABLE)
             out.block_size, out.table, out.groups = self.block_size, self, ()
-            if self.num_groups > 1:
-                for group in range(1, self.num_groups):
-                    rooms[group], copy_rooms[group] = wide[group], copied[group]
-                out.groups = self._group_arrays(n, t, out.q_indptr, rooms, copy_rooms)
             data, slot_data, copy_data = i32(arrays), i64(slots), i32(copies)
-            for group in range(1, self.num_groups):
-                short_out = <GroupArrays>out.groups[group - 1]
-                filling[group].tables, filling[group].seq_lens = i32(short_out.block_tables), i32(short_out.seq_lens)
-                filling[group].slots, filling[group].copies = i64(short_out.slot_mapping), i32(short_out.copies)
+            if self.num_groups > 1:
+                shorts = []
+                for group in range(1, self.num_groups):
+                    short_out = GroupArrays.__new__(GroupArrays)
+                    short_out.block_tables = part_of(arrays, begins[group], n, rooms[group])
+                    short_out.seq_lens = part_of(arrays, begins[group] + n * rooms[group], n, -1)
+                    short_out.slot_mapping, short_out.q_indptr = slots_of(slots, group * t, t), out.q_indptr
+                    short_out.copies = np.empty((copy_rooms[group], 2), np.int32) if copy_rooms[group] else no_copies
+                    short_copies[group] = i32(short_out.copies)
+                    shorts.append(short_out)
+                out.groups = tuple(shorts)
             self.lock.acquire()
             with nogil:
-                code = self.plan(h, n, q, ahead, follow, totals)
+                code = self.plan(h, n, q, ahead, &pages if self.num_groups > 1 else NULL, follow, totals)
                 w, t, c = totals[2], totals[1], totals[3]
                 if code == OK and (w > room or t != slot_size or c != copy_size):
                     code = E_STATE                              # now the sizes are known
                 if (code == OK or code == E_STATE) and self.num_groups > 1:
-                    self.plan_groups(h, n, q, ahead, more, wide, copied)
-                    more[0] = totals[0]
+                    pages.more[0] = totals[0]
                     for group in range(1, self.num_groups):
-                        c += copied[group]
-                        if wide[group] > rooms[group] or copied[group] != copy_rooms[group]:
+                        c += pages.copied[group]
+                        if pages.wide[group] > rooms[group] or pages.copied[group] != copy_rooms[group]:
                             code = E_STATE
-                if code == OK and self.num_groups > 1 and not make_room_for(&self.placement.place, DEVICE, more):
+                if code == OK and self.num_groups > 1 and not make_room_for(&self.placement.place, DEVICE, pages.more):
                     code = E_BLOCKS
                 elif code == OK:
                     if totals[0] > pool_available(self.pool) and self.placement is not None:
@@ -1484,7 +1496,7 @@ cdef class BlockTable:
                         self.evict(totals[0] - pool_available(self.pool))
                     if totals[0] > pool_available(self.pool):
                         code = E_MEMORY if self.placement is not None and self.placement.place.no_memory else E_BLOCKS
-                    elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c) and self.grow_shorts(wide)):
+                    elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c) and self.grow_shorts(pages.wide)):
                         code = E_MEMORY
                     else:
                         write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
@@ -1495,10 +1507,11 @@ cdef class BlockTable:
                         seq_data, starts = data + seq, data + seq + n
                         starts[0] = 0
                         for group in range(1, self.num_groups):
-                            self.likely_short[group] = max(wide[group],
+                            self.likely_short[group] = max(pages.wide[group],
                                                            self.likely_short[group] - (self.likely_short[group] >> 4))
-                            self.fill_group(group, h, n, q, ahead, wide[group], filling[group].tables,
-                                            filling[group].seq_lens, filling[group].slots, filling[group].copies)
+                            self.fill_group(group, h, n, q, ahead, pages.wide[group], data + begins[group],
+                                            data + begins[group] + n * rooms[group], slot_data + group * slot_size,
+                                            short_copies[group])
                         if follow == NULL:
                             self.fill(h, n, q, ahead, data, seq_data, starts, starts + n + 1, slot_data, totals, copy_data)
                         else:
@@ -1512,36 +1525,20 @@ cdef class BlockTable:
                 if short and self.num_groups == 1:
                     return totals[0]
                 if short and self.placement.place.num_tiers > 1:
-                    return self._as_array(more)
+                    return self._as_array(pages.more)
                 if self.placement is not None:
-                    raise self.placement.out_of_blocks(self.as_blocks(totals[0], more) if self.num_groups > 1 else totals[0])
+                    raise self.placement.out_of_blocks(
+                        self.as_blocks(totals[0], pages.more) if self.num_groups > 1 else totals[0])
                 raise self.block_pool._out_of_blocks(totals[0])
             if code != E_STATE:
                 self.raise_(code, handles, totals[4])
         for group in range(1, self.num_groups):
             short_out = <GroupArrays>out.groups[group - 1]
-            cnp.PyArray_DIMS(short_out.block_tables)[1] = wide[group]
-            cnp.PyArray_STRIDES(short_out.block_tables)[0] = wide[group] * sizeof(int32_t)
+            cnp.PyArray_DIMS(short_out.block_tables)[1] = pages.wide[group]
+            cnp.PyArray_STRIDES(short_out.block_tables)[0] = pages.wide[group] * sizeof(int32_t)
         cnp.PyArray_DIMS(tables)[1] = w                     # as wide as its widest row: no other code has seen it yet
         cnp.PyArray_STRIDES(tables)[0] = w * sizeof(int32_t)
         return out
-
-    # Arrays for short groups, each in one buffer: tables [n, wide], lengths [n], slots [t], copies [copied, 2].
-    cdef tuple _group_arrays(self, int32_t n, cnp.npy_intp t, object q_indptr, const int64_t* wide, const int64_t* copied):
-        cdef int32_t group
-        cdef GroupArrays each
-        cdef cnp.ndarray arrays, slots
-        out = []
-        for group in range(1, self.num_groups):
-            each = GroupArrays.__new__(GroupArrays)
-            arrays, slots = new_int32(n * wide[group] + n), cnp.PyArray_EMPTY(1, &t, cnp.NPY_INT64, 0)
-            each.block_tables = part_of(arrays, 0, n, wide[group])
-            each.seq_lens = part_of(arrays, n * wide[group], n, -1)
-            each.slot_mapping, each.q_indptr = slots, q_indptr
-            each.copies = np.empty((copied[group], 2), np.int32) if copied[group] else no_copies
-            cnp.PyArray_CLEARFLAGS(slots, cnp.NPY_ARRAY_WRITEABLE)
-            out.append(each)
-        return tuple(out)
 
     # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
     cdef void evict(self, int64_t want) noexcept nogil:

@@ -131,7 +131,10 @@ cdef int32_t place_acquire(
         f = &p.fates[child]
         if f.failed:
             break
-        k = tree_common(t, child, tokens + done * t.block_size, total - done)
+        if p.groups != NULL:                        # they were compared
+            k = <int32_t>min(<int64_t>t.nodes[child].length, total - done)
+        else:
+            k = tree_common(t, child, tokens + done * t.block_size, total - done)
         if f.transfer >= 0 and (k < t.nodes[child].length or f.top == node_top(t, child)):
             p.owners[owner].blocked = f.transfer    # being promoted for another owner, or cannot be cut while it moves
             p.counters.blocked_matches += 1
@@ -274,7 +277,7 @@ cdef void place_release(Place* p, int32_t owner) noexcept nogil:
 cdef int place_shorten(Place* p, int32_t owner, int32_t num_blocks) noexcept nogil:
     cdef int32_t n = p.owners[owner].node, parent, old_node, old_blocks, end, generation
     if p.groups != NULL:
-        num_blocks = usable_of_path(p, n, num_blocks)
+        num_blocks = usable_of_path(p, n, num_blocks, 0)
     while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
         n = p.tree.nodes[n].parent
     if p.tree.nodes[n].depth + p.tree.nodes[n].length > num_blocks:
@@ -309,7 +312,7 @@ cdef int32_t place_uncut(Place* p, int32_t owner, int32_t num_blocks) noexcept n
     cdef int32_t n = p.owners[owner].node
     while True:
         if p.groups != NULL:
-            num_blocks = usable_of_path(p, n, num_blocks)
+            num_blocks = usable_of_path(p, n, num_blocks, 0)
         while p.tree.nodes[n].length > 0 and p.tree.nodes[n].depth >= num_blocks:
             n = p.tree.nodes[n].parent
         if p.tree.nodes[n].depth + p.tree.nodes[n].length <= num_blocks or p.fates[n].transfer < 0:

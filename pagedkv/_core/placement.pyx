@@ -421,7 +421,10 @@ cdef class Placement:
                 child = tree_child(t, n, data + done * t.block_size)
                 if child == NIL or self.place.fates[child].failed or is_remainder(t, child):
                     break
-                k = tree_common(t, child, data + done * t.block_size, total - done)
+                if self.place.groups != NULL:                   # they were compared
+                    k = <int32_t>min(<int64_t>t.nodes[child].length, total - done)
+                else:
+                    k = tree_common(t, child, data + done * t.block_size, total - done)
                 memcpy(ids + done, node_ids(t, child, node_top(t, child)), k * sizeof(int32_t))
                 memset(tops + done, node_top(t, child), k)
                 n = child

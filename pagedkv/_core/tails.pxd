@@ -50,8 +50,8 @@ cdef void holds_rise(Place* p, int32_t n, int32_t tier, int32_t group, int32_t i
 cdef bint has_tail(Place* p, int32_t n, int32_t k, int32_t tier) noexcept nogil
 # Of `num_blocks` at most, the leading blocks of the longest prefix that may be used; in *agreed all that the tree has.
 cdef int32_t longest_usable(Place* p, int32_t root, const int32_t* tokens, int64_t num_blocks, int32_t* agreed) noexcept nogil
-# Of `num_blocks` at most, the blocks of the longest prefix of the path to run n that may be used as it lies on the device.
-cdef int32_t usable_of_path(Place* p, int32_t n, int32_t num_blocks) noexcept nogil
+# Of `num_blocks` at most, the blocks of the longest prefix of the path to run n whose tail is there, in `tier` or in ANY.
+cdef int32_t usable_of_path(Place* p, int32_t n, int32_t num_blocks, int32_t tier) noexcept nogil
 # An owner's path ends with the blocks that it holds now: it holds their tail, too, and no other pages.
 cdef void tail_own(Place* p, int32_t owner) noexcept nogil
 # It holds pages as another owner of the same path does.

@@ -12,7 +12,7 @@ from pagedkv._core.place cimport NUM_CLASSES, Fate, Groups, Place
 from pagedkv._core.radix_tree cimport Tree, hottest_of, is_remainder, node_pages, tree_child, tree_common
 from pagedkv._core.recency cimport child_left
 from pagedkv._core.telling cimport event_point
-from pagedkv._core.types cimport DEVICE, MAX_GROUPS, NIL
+from pagedkv._core.types cimport DEVICE, NIL
 
 
 cdef int32_t need(Groups* g, int32_t group, int32_t k) noexcept nogil:
@@ -102,67 +102,65 @@ cdef void holds_rise(Place* p, int32_t n, int32_t tier, int32_t group, int32_t i
         return
 
 
-cdef bint has_tail(Place* p, int32_t n, int32_t k, int32_t tier) noexcept nogil:
+# The last of blocks [first, last) of the path to run n that has no page of `group` in `tier`, NIL if each has one.
+cdef int32_t last_hole(Place* p, int32_t n, int32_t tier, int32_t group, int32_t first, int32_t last) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef int32_t group, at, first, last, i, depth
+    cdef int32_t i, depth
+    while last > first:
+        depth = t.nodes[n].depth
+        if depth < last:
+            for i in range(last - 1 - depth, max(first - depth, 0) - 1, -1):
+                if (page_top(t, n, group, i) if tier == ANY else node_pages(t, n, tier, group)[i]) == NIL:
+                    return depth + i
+            last = depth
+        n = t.nodes[n].parent
+    return NIL
+
+
+cdef bint has_tail(Place* p, int32_t n, int32_t k, int32_t tier) noexcept nogil:
+    cdef int32_t group
     for group in range(1, p.groups.num):
-        at, first, last = n, k - need(p.groups, group, k), k
-        while last > first:
-            depth = t.nodes[at].depth
-            if depth < last:
-                for i in range(max(first - depth, 0), last - depth):
-                    if (page_top(t, at, group, i) if tier == ANY else node_pages(t, at, tier, group)[i]) == NIL:
-                        return False
-                last = depth
-            at = t.nodes[at].parent
+        if last_hole(p, n, tier, group, k - need(p.groups, group, k), k) != NIL:
+            return False
     return True
 
 
 # ---- matching
 
-# since[g]: where the stretch of pages that ends here began. Behind a run's first k blocks: the last boundary that may be used.
-cdef int32_t usable_in_run(Place* p, int32_t n, int32_t k, int32_t* since, int32_t best) noexcept nogil:
-    cdef Groups* g = p.groups
-    cdef int32_t depth = p.tree.nodes[n].depth, i, group
-    cdef bint good
-    for i in range(k):
-        good = True
-        for group in range(1, g.num):
-            if page_top(p.tree, n, group, i) == NIL:
-                since[group] = depth + i + 1
-            good &= since[group] <= depth + i + 1 - need(g, group, depth + i + 1)
-        if good:
-            best = depth + i + 1
-    return best
+# No boundary between a hole in its tail and a boundary is usable: their tails have the hole, too. So no page is looked at twice.
+cdef int32_t usable_of_path(Place* p, int32_t n, int32_t num_blocks, int32_t tier) noexcept nogil:
+    cdef int32_t group, hole, k = num_blocks, below
+    while k > 0:
+        while p.tree.nodes[n].depth >= k:
+            n = p.tree.nodes[n].parent
+        below = k
+        for group in range(1, p.groups.num):
+            hole = last_hole(p, n, tier, group, k - need(p.groups, group, k), k)
+            if hole != NIL and hole < below:
+                below = hole
+        if below == k:
+            break
+        k = below
+    return k
 
 
 cdef int32_t longest_usable(
     Place* p, int32_t root, const int32_t* tokens, int64_t num_blocks, int32_t* agreed
 ) noexcept nogil:
     cdef Tree* t = p.tree
-    cdef int32_t since[MAX_GROUPS]
-    cdef int32_t n = root, k, best = 0
+    cdef int32_t n = root, child, k
     cdef int64_t done = 0
-    for k in range(MAX_GROUPS):
-        since[k] = 0
     while done < num_blocks:
-        n = tree_child(t, n, tokens + done * t.block_size)
-        if n == NIL or is_remainder(t, n) or p.fates[n].failed:
+        child = tree_child(t, n, tokens + done * t.block_size)
+        if child == NIL or is_remainder(t, child) or p.fates[child].failed:
             break
-        k = tree_common(t, n, tokens + done * t.block_size, num_blocks - done)
-        best = usable_in_run(p, n, k, since, best)
+        k = tree_common(t, child, tokens + done * t.block_size, num_blocks - done)
+        n = child
         done += k
         if k < t.nodes[n].length:
             break
     agreed[0] = <int32_t>done
-    return best
-
-
-cdef int32_t usable_of_path(Place* p, int32_t n, int32_t num_blocks) noexcept nogil:
-    cdef int32_t k = num_blocks
-    while k > 0 and not has_tail(p, n, k, DEVICE):
-        k -= 1
-    return k
+    return usable_of_path(p, n, agreed[0], ANY)
 
 
 # ---- owners

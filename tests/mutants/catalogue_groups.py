@@ -23,6 +23,12 @@ MUTANTS = (
         (AGREES.format("chunk 6"),),
     ),
     Mutant(
+        "a hit looks at the tail of its last group alone", TAILS,
+        (("            if hole != NIL and hole < below:\n                below = hole\n",
+          "            below = k if hole == NIL else hole\n"),),
+        (AGREES.format("windows 9 and 2"), "test_every_request_hits_as_the_rule_says"),
+    ),
+    Mutant(
         "half a tail makes a point", TAILS,
         (("        to_pages(p, n, tier, group, k - need(p.groups, group, k), k, what)\n",
           "        to_pages(p, n, tier, group, k - (need(p.groups, group, k) + 1) // 2, k, what)\n"),),
@@ -71,8 +77,8 @@ MUTANTS = (
         "a fork writes into the page that it shares", TABLE,
         (("                for j in range(max(row.num_owned, column), row.paged):\n",
           "                for j in range(row.paged, row.paged):\n"),
-         (f"                    for j in range(max(row.num_owned, {COMPUTED}), row.paged):\n",
-          "                    for j in range(row.paged, row.paged):\n")),
+         (f"            for j in range(max(row.num_owned, {COMPUTED}), row.paged):\n",
+          "            for j in range(row.paged, row.paged):\n")),
         ("test_a_fork_shares_pages_and_copies_the_one_that_it_writes",),
     ),
     Mutant(
