@@ -12,7 +12,9 @@ import pytest
 
 from pagedkv import InvalidArgument, WrongType
 from pagedkv.lab.sizing import MODELS, KVFormat, LayerGroup, Model, find_model, sequence_bytes, token_bytes
-from pagedkv.lab.sizing.models import with_window_kept
+from pagedkv.lab.sizing.models import groups_of, with_window_kept
+from pagedkv.spec.config import read_config
+from tests.spec.published import CONFIGS
 
 
 def dense(
@@ -31,6 +33,28 @@ def mixture(experts: int, used: int, **shape: Any) -> tuple[int, int]:
     """All weights and those that a token meets, with a router over `experts`."""
     routing = shape["layers"] * shape["width"] * experts
     return dense(**shape, experts=experts) + routing, dense(**shape, experts=used) + routing
+
+
+def gpt_oss(layers: int, experts: int, used: int) -> tuple[int, int]:
+    """The same for a mixture whose matrices all have biases, and whose heads have a sink each."""
+    width, head_dim, heads, kv_heads, vocab = 2880, 64, 64, 8, 201_088
+    attention = 2 * width * (heads + kv_heads) * head_dim + (heads + 2 * kv_heads) * head_dim + width + heads
+    fixed = 2 * vocab * width + width + layers * (attention + 2 * width + (width + 1) * experts)
+    each = layers * (3 * width * width + 3 * width)
+    return fixed + each * experts, fixed + each * used
+
+
+def scout() -> tuple[int, int]:
+    """Llama 4 Scout: of 16 experts a token meets one, and one that all share."""
+    shape = {"layers": 48, "width": 5120, "ffn": 8192, "heads": 40, "kv_heads": 8, "head_dim": 128, "vocab": 202_048}
+    routing = 48 * 5120 * 16
+    return dense(**shape, experts=17) + routing, dense(**shape, experts=2) + routing
+
+
+def siglip(layers: int, width: int, ffn: int, patches: int) -> int:
+    """A vision tower: patches of 14 x 14, biases, two norms a layer and one at the end."""
+    each = 4 * (width * width + width) + 2 * width * ffn + ffn + width + 4 * width
+    return 3 * 14 * 14 * width + width + patches * width + layers * each + 2 * width
 
 
 def deepseek(
@@ -71,6 +95,7 @@ DENSE: dict[str, Callable[[], int]] = {
     "qwen3-8b": lambda: dense(36, 4096, 12_288, 32, 8, 128, QWEN_VOCAB, head_norms=True),
     "qwen3-32b": lambda: dense(64, 5120, 25_600, 64, 8, 128, QWEN_VOCAB, head_norms=True),
     "gemma-2-9b": lambda: dense(42, 3584, 14_336, 16, 8, 256, 256_000, tied=True, norms=4),
+    "gemma-3-27b": lambda: dense(62, 5376, 21_504, 32, 16, 128, 262_208, tied=True, norms=4, head_norms=True),
     "smollm2-135m": lambda: dense(30, 576, 1536, 9, 3, 64, 49_152, tied=True),
 }
 _MIXTRAL = {"layers": 32, "width": 4096, "ffn": 14_336, "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 32_000}
@@ -80,6 +105,9 @@ SPARSE: dict[str, Callable[[], tuple[int, int]]] = {
     "mixtral-8x7b": lambda: mixture(8, 2, **_MIXTRAL),
     "qwen3-30b-a3b": lambda: mixture(128, 8, **_QWEN_30, head_norms=True),
     "qwen3-235b-a22b": lambda: mixture(128, 8, **_QWEN_235, head_norms=True),
+    "gpt-oss-20b": lambda: gpt_oss(24, 32, 4),
+    "gpt-oss-120b": lambda: gpt_oss(36, 128, 4),
+    "llama-4-scout": scout,
     "deepseek-v2-lite": lambda: deepseek(27, 2048, 16, 0, 10_944, 1, 1408, 64, 6, 2, 102_400, False),
     "deepseek-v2": lambda: deepseek(60, 5120, 128, 1536, 12_288, 1, 1536, 160, 6, 2, 102_400, False),
     "deepseek-v3": lambda: deepseek(61, 7168, 128, 1536, 18_432, 3, 2048, 256, 8, 1, 129_280, True),
@@ -104,6 +132,32 @@ def test_every_model_but_gpt_3_is_counted_again() -> None:
     assert MODELS.keys() - DENSE.keys() - SPARSE.keys() == {"gpt3-175b"}
     without_biases = 12 * 96 * 12_288**2 + (50_257 + 2048) * 12_288
     assert find_model("gpt3-175b").params == pytest.approx(without_biases, rel=1e-4)
+
+
+def test_the_weights_of_models_with_windows_and_chunks_are_those_of_the_published_files() -> None:
+    """Totals of the files on the hub; two of them have a vision tower beside the text model."""
+    vision = siglip(27, 1152, 4304, 64 * 64) + 1152 * 5376 + 1152  # with its projector and that one's norm
+    assert find_model("gemma-3-27b").params + vision == 27_432_406_640
+    width, mlp = 1408, 5632
+    blocks = 34 * (4 * (width * width + width) + 2 * width * mlp + mlp + width + 4 * width)
+    vision = blocks + 3 * 14 * 14 * width + width + (24 * 24 + 1) * width + 4 * width  # no bias of patches, a class
+    vision += 4 * width * 4096 + 4096 * 4096 + 4096 * 5120  # the adapter takes four patches as one
+    assert find_model("llama-4-scout").params + vision == 108_641_793_536
+    assert find_model("gpt-oss-120b").params == 116_829_156_672
+    assert find_model("gpt-oss-20b").params == 20_914_757_184
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)])
+def test_weights_that_a_token_meets_are_the_model_card_s_and_the_embedding(name: str, billions: float) -> None:
+    """The card (arXiv:2508.10925, table 1) counts the output head, and not the embedding."""
+    assert round((find_model(name).params_per_token - 201_088 * 2880) / 1e9, 2) == billions
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "gpt-oss-120b", "llama-4-scout", "gemma-2-9b", "mistral-7b-v0.1"])
+def test_groups_of_layers_are_those_of_the_published_config(name: str) -> None:
+    (config,) = (one for known, one in CONFIGS.items() if known.lower().startswith(name))
+    as_sets = (set(find_model(name).groups), set(groups_of(read_config(config).layers)))
+    assert as_sets[0] == as_sets[1]
 
 
 @pytest.mark.parametrize(

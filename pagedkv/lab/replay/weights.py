@@ -18,7 +18,8 @@ class ModelShape:
     ``4 * num_layers * num_qo_heads * head_dim * (p + 1)`` for attention: 2 for the scores and 2 for the
     weighted sum, each over p + 1 keys (causal). A prefix of n tokens therefore costs
     ``a n + b n (n + 1) / 2``, ``a = 2 * matmul_weights``, ``b = 4 * num_layers * num_qo_heads * head_dim``.
-    Left out: embeddings, norms, the softmax's exponentials, and the output head, which a prefill runs once.
+    Left out: embeddings, norms, routers, the softmax's exponentials, and the output head, which a prefill runs once.
+    In a mixture of experts a token passes `num_mlps` MLPs of `mlp_size` in each layer: those chosen and those shared.
     """
 
     name: str
@@ -28,15 +29,16 @@ class ModelShape:
     head_dim: int
     hidden_size: int
     mlp_size: int
+    num_mlps: int = 1
 
     @property
     def matmul_weights(self) -> int:
         """Weights that a token is multiplied with in all layers.
 
-        q, k, v, o and a gated MLP's three matrices.
+        q, k, v, o and the three matrices of each gated MLP that it passes in a layer.
         """
         attention = self.hidden_size * self.head_dim * (2 * self.num_qo_heads + 2 * self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.mlp_size)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.mlp_size * self.num_mlps)
 
     @property
     def balance_tokens(self) -> float:

@@ -74,13 +74,20 @@ def _latent(name: str, layers: int, params: int, active_params: int, context: in
     return Model(name, (mla(layers, 512, 64),), params, active_params, context, source)
 
 
+def _alternating(name: str, layers: int, params: int, active_params: int) -> Model:
+    groups = (LayerGroup(layers // 2, 8, 64), LayerGroup(layers // 2, 8, 64, window=128))
+    return Model(name, groups, params, active_params, 131_072, _GPT_OSS)
+
+
 # Weights are counted from the published config.json (tests/sizing/test_models.py counts them again); those of GPT-3 are
-# its paper's. An entry is here only if every number of it is published.
+# its paper's. An entry is here only if every number of it is published. Of a mixture the weights that a token meets
+# include all embeddings, which papers may leave out (gpt-oss-120b: 5.13 of these 5.71 B).
 _LLAMA = "config.json of meta-llama on the Hugging Face hub"
 _QWEN3 = "config.json of Qwen on the Hugging Face hub"
 _QWEN2 = f"{_QWEN3} (-Instruct)"
 _MISTRAL = "config.json of mistralai on the Hugging Face hub"
 _DEEPSEEK = "config.json of deepseek-ai on the Hugging Face hub; arXiv:2405.04434"
+_GPT_OSS = "config.json of openai on the Hugging Face hub; arXiv:2508.10925"
 _ALL = (
     _dense("llama-7b", 32, 32, 128, 6_738_415_616, 2048, "arXiv:2302.13971"),
     _dense("llama-13b", 40, 40, 128, 13_015_864_320, 2048, "arXiv:2302.13971"),
@@ -112,6 +119,16 @@ _ALL = (
     Model(
         "gemma-2-9b", (LayerGroup(21, 8, 256), LayerGroup(21, 8, 256, window=4096)), 9_241_705_984, None, 8192,
         "config.json of google on the Hugging Face hub; arXiv:2408.00118",
+    ),
+    Model(
+        "gemma-3-27b", (LayerGroup(10, 16, 128), LayerGroup(52, 16, 128, window=1024)), 27_009_346_304, None, 131_072,
+        "config.json of google on the Hugging Face hub; arXiv:2503.19786; without its vision tower",
+    ),
+    _alternating("gpt-oss-20b", 24, 20_914_757_184, 4_187_440_704),
+    _alternating("gpt-oss-120b", 36, 116_829_156_672, 5_711_982_912),
+    Model(
+        "llama-4-scout", (LayerGroup(12, 8, 128), LayerGroup(36, 8, 128, chunk=8192)), 107_769_861_120, 17_172_894_720,
+        10_485_760, f"{_LLAMA} (Llama-4-Scout-17B-16E); without its vision tower",
     ),
     _latent("deepseek-v2-lite", 27, 15_706_484_224, 2_661_150_208, 32_768, _DEEPSEEK),
     _latent("deepseek-v2", 60, 235_741_434_880, 21_375_800_320, 131_072, _DEEPSEEK),
