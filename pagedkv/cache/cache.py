@@ -66,7 +66,7 @@ from pagedkv.cache.scrub import MODES, PageScrub, Scrub
 from pagedkv.cache.scrub import Mode as ScrubMode
 from pagedkv.cache.sequence import Batch, Sequence, session_number
 from pagedkv.cache.step import Step
-from pagedkv.cache.storage import Storage, Store, check_opened, claim_storage, release_storage
+from pagedkv.cache.storage import Storage, Store, check_opened, claim_storage, holds_groups, release_storage
 from pagedkv.cache.traced_step import TracedStep
 from pagedkv.errors import (
     ClosedError,
@@ -149,7 +149,8 @@ class KVCache:
 
     storage : Storage, optional
         What holds, computes and moves the KV's bytes, in place of the tiers that `device`, `backend` and `threads`
-        describe: an engine's own memory, or none at all (:mod:`pagedkv.cache.storage`). It serves one cache.
+        describe: an engine's own memory, or none at all (:mod:`pagedkv.cache.storage`). It serves one cache. With
+        `by_group` it must be a ``GroupStorage``.
     by_group : bool
         Keep each layer's reach alone, for models with full attention in some layers and a window or chunks in
         others: of these layers a sequence holds its last tokens alone, and a prefix its last tokens where a request
@@ -210,8 +211,8 @@ class KVCache:
         if by_group:
             other, place = "" if policy == "lru" else "policy", "" if device == "cpu" else device
             layout, sizes = group_layout(
-                spec, sizes, disk, remote=remote, policy=other, device=place,
-                backend=backend, storage=storage, ranks=ranks, inclusive=inclusive,
+                spec, sizes, disk, remote=remote, policy=other, device=place, backend=backend,
+                storage=storage is not None and not holds_groups(storage), ranks=ranks, inclusive=inclusive,
             )  # fmt: skip
         if ranks is None:
             self._storage = storage_of(storage, device, backend, threads, remote, layout)
@@ -254,6 +255,8 @@ class KVCache:
         with contextlib.ExitStack() as undo:  # whatever interrupts it, no thread and no locked directory is left
             claim_storage(self._storage, self)
             undo.callback(release_storage, self._storage, self)
+            if layout is not None and storage is not None and holds_groups(storage):
+                storage.lay_out(layout)
             opened = self._storage.open(spec, sizes, disk)
             undo.callback(self._storage.close)
             opened = check_opened(opened, sizes, disk)

@@ -13,13 +13,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.budgets import Disk
+from pagedkv.spec.groups import GroupLayout
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.tiers import DirectionStats, DiskStats, Name, Record, StoredBlock
 
@@ -134,6 +135,8 @@ class Carrier(Protocol):
         no memory) can then come out of `submit`: by that time nothing may read or write the moves' blocks any more.
     lane_bytes : int64 [num_groups], optional
         Of a carrier over groups of layers: bytes that moving a page takes, by the move's lane.
+    write_bytes : int64 [num_groups], optional
+        The same of a write to the disk.
     """
 
     is_synchronous: bool
@@ -276,7 +279,25 @@ class Storage(Protocol):
         """Give everything back. A second call does nothing."""
 
 
+class GroupStorage(Storage, Protocol):
+    """A storage that can also hold groups of layers, for ``KVCache(by_group=True)``.
+
+    Its `kv` then has ``copy_pages`` and ``zero_pages``, and its `carrier` ``lane_bytes`` and ``write_bytes``.
+    """
+
+    def lay_out(self, layout: GroupLayout) -> None:
+        """Choose the layout of the tiers' memory, before `open`.
+
+        The numbers of `open` are then extents: in memory of this layout, on the disk those of disk_lanes.py.
+        """
+
+
 _CALLS = ("open", "start", "used_by", "close")
+
+
+def holds_groups(storage: Storage) -> TypeGuard[GroupStorage]:
+    """Whether it is a :class:`GroupStorage`."""
+    return callable(getattr(storage, "lay_out", None))
 
 
 def check_storage(storage: Any) -> Storage:

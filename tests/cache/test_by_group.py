@@ -6,7 +6,7 @@ test_by_group_on_disk.py have the tiers below the device, tests/scheduler a sche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import pagedkv as pk
 from pagedkv.cache.tiered import TieredStorage
+from pagedkv.spec.groups import GroupLayout, layout_of
 
 HEADS, DIM, SIZE = 2, 8, 4
 FULL, WINDOW = pk.Attention(HEADS, DIM), pk.Attention(HEADS, DIM, window=9)
@@ -238,6 +239,34 @@ def test_a_mask_is_for_layers_that_see_everything(opened: Callable[..., pk.KVCac
         seq.export_blocks()
     with pytest.raises(pk.UnsupportedVariant, match="layer"):
         cache.pages(0)
+
+
+class LaidOut(TieredStorage):
+    """A storage of the caller's that can hold groups of layers; it notes its calls in `told`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def lay_out(self, layout: GroupLayout) -> None:
+        self.told.append(layout)
+        super().__init__(layout=layout)
+
+    def open(self, spec: pk.KVSpec, blocks: Sequence[int], disk: pk.Disk | None) -> list[int]:
+        self.told.append(list(blocks))
+        return super().open(spec, blocks, disk)
+
+
+def test_a_storage_of_the_caller_s_is_told_the_layout_before_it_opens(opened: Callable[..., pk.KVCache]) -> None:
+    storage, tokens = LaidOut(), prompt(4, 60)
+    cache, plain = (opened(SPECS["windows"], **options) for options in ({"by_group": True, "storage": storage}, {}))
+    layout, blocks = storage.told
+    assert layout == layout_of(cache.spec, 120 * cache.spec.block_bytes)
+    assert blocks == [120 * cache.spec.block_bytes // layout.extent_bytes, 0, 0]
+    assert np.array_equal(compute(cache, cache.sequence(tokens)), compute(plain, plain.sequence(tokens)))
+    uniform = LaidOut()
+    opened(SPECS["windows"], storage=uniform)
+    assert uniform.told == [[120, 0, 0]], "without groups there is no layout"
 
 
 @pytest.mark.parametrize(
