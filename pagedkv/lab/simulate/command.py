@@ -24,10 +24,11 @@ from pagedkv.lab.replay.progress import progress
 from pagedkv.lab.replay.report import require_writable, write_json
 from pagedkv.lab.simulate import studies
 from pagedkv.lab.simulate.concurrency import concurrency
-from pagedkv.lab.simulate.hardware import MODELS, Hardware, parse_gpus
+from pagedkv.lab.simulate.hardware import Hardware, parse_gpus
 from pagedkv.lab.simulate.links import parse_tiers, read_moves
 from pagedkv.lab.simulate.plot import plot_results, plot_study
 from pagedkv.lab.simulate.run import simulate
+from pagedkv.lab.simulate.served import MODELS
 from pagedkv.lab.simulate.systems import DEFAULT_SYSTEMS, SYSTEMS, choose
 from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, WIDTH, Row, found_rows, markdown, print_rows, rows
 from pagedkv.lab.simulate.workload import Workload, load_workload

@@ -159,7 +159,9 @@ class ContiguousServer:
         tokens, context = sum(takes), before + q
         j = np.arange(most if self.together else 1, dtype=np.float64)
         keys = (int(q @ (2 * context - q + 1)) + 2 * int(q @ q) * j) / 2
-        seconds = self.roofline.run_s(tokens, keys, int(context[q > 0].sum()) + tokens * j)
+        read = int(context[q > 0].sum()) + tokens * j
+        short = self.roofline.short_work(q, context + q * np.arange(len(j))[:, None]) if self.roofline.short else ()
+        seconds = self.roofline.run_s(tokens, keys, read, *short)
         times = clock(self.now, seconds)
         if self.arrived < len(self.arrivals):  # who comes meanwhile may begin in the next step
             seconds = seconds[: int(np.searchsorted(times, self.arrivals[self.arrived])) + 1]

@@ -9,6 +9,10 @@ A step of n tokens over sequences whose contexts are c_i after it, q_i of them n
     flops = 2 * weights * n + 4 * layers * heads * head_dim * sum(q_i * (c_i - (q_i - 1) / 2))
     bytes = weight bytes + KV bytes per token * sum(c_i)
 
+Layers with a window or chunks attend to and read the tokens alone that they see (layers.py). In a mixture of experts
+`weights` are those that a token meets, and of the weight bytes the experts that none of n tokens meets are not read:
+each of E experts is met by a token with the chance k / E, whatever the others meet.
+
 Several GPUs are one tensor-parallel group: memory, bandwidth and compute add up, times `parallel_efficiency` for more
 than one. The efficiencies and the overhead are assumptions, and in every report; bandwidths and peaks are the vendors'.
 """
@@ -25,60 +29,17 @@ from numpy.typing import NDArray
 
 from pagedkv.cache.admission import Mode
 from pagedkv.errors import InvalidArgument
-from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
+from pagedkv.lab.simulate.layers import ShortLayers
 from pagedkv.lab.simulate.links import TIERS, TierSize
+from pagedkv.lab.simulate.served import MODELS, ServedModel
 from pagedkv.lab.sizing.machines import GPUS, Gpu
-from pagedkv.lab.sizing.models import Model, find_model
 from pagedkv.lab.sizing.shape import token_bytes
 from pagedkv.spec.sizes import format_size
 
 MAX_GPUS = 4096
 Numbers: TypeAlias = NDArray[np.float64]
+Work: TypeAlias = float | NDArray[np.float64]  # of a step, or of each of several
 _GPUS = re.compile(r"(?:(\d{1,4})[xX])?([A-Za-z0-9-]+)", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model in 16-bit weights and KV.
-
-    Attributes
-    ----------
-    sizes : its weights and KV, as ``pagedkv plan`` counts them.
-    shape : its widths, which its compute goes by.
-    """
-
-    sizes: Model
-    shape: ModelShape
-
-    @property
-    def name(self) -> str:
-        """As ``pagedkv plan`` calls it."""
-        return self.sizes.name
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.sizes.weight_bytes()
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """K and V of one token over all layers."""
-        return token_bytes(self.sizes.groups)
-
-
-# Of the models that `pagedkv plan` knows by name, those whose widths are written down here.
-_LLAMA_7B = ModelShape("llama-7b", 32, 32, 32, 128, 4096, 11_008)
-_LLAMA_13B = ModelShape("llama-13b", 40, 40, 40, 128, 5120, 13_824)
-_LLAMA_3_70B = ModelShape("llama-3-70b", 80, 64, 8, 128, 8192, 28_672)
-_SHAPES = {
-    "llama-7b": _LLAMA_7B, "llama-13b": _LLAMA_13B, "llama-2-7b": _LLAMA_7B, "llama-2-13b": _LLAMA_13B,
-    "llama-2-70b": _LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, "llama-3-70b": _LLAMA_3_70B, "llama-3.1-8b": LLAMA_3_8B,
-    "llama-3.1-70b": _LLAMA_3_70B, "llama-3.1-405b": ModelShape("llama-3.1-405b", 126, 128, 8, 128, 16_384, 53_248),
-    "mistral-7b-v0.3": LLAMA_3_8B, "qwen2.5-7b": ModelShape("qwen2.5-7b", 28, 28, 4, 128, 3584, 18_944),
-    "qwen3-8b": ModelShape("qwen3-8b", 36, 32, 8, 128, 4096, 12_288),
-    "qwen3-32b": ModelShape("qwen3-32b", 64, 64, 8, 128, 5120, 25_600),
-}  # fmt: skip
-MODELS = {name: ServedModel(find_model(name), shape) for name, shape in _SHAPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +52,9 @@ class Roofline:
     weight_bytes, token_bytes : read in each step; read of each token of context.
     flops_per_s, bytes_per_s : as far as they are reached.
     overhead_s : of a step.
+    short : layers with a window or chunks, which are not among those of `key_flops` and `token_bytes`.
+    expert_bytes : of `weight_bytes` those that a step reads only if a token meets them.
+    missed : the share of the experts that a token does not meet.
     """
 
     token_flops: int
@@ -100,6 +64,9 @@ class Roofline:
     flops_per_s: float
     bytes_per_s: float
     overhead_s: float
+    short: tuple[ShortLayers, ...] = ()
+    expert_bytes: int = 0
+    missed: float = 0.0
 
     def step_s(self, q_lens: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> float:
         """Seconds of a step: new tokens of each sequence, and its tokens with them.
@@ -108,23 +75,41 @@ class Roofline:
         """
         q, context = q_lens.astype(np.int64), seq_lens.astype(np.int64)
         twice = int(q @ (2 * context - q + 1))  # q tokens attend to (context - q + 1) .. context others
-        return self.seconds(int(q.sum()), twice / 2, int(context.sum()))
+        return self.seconds(int(q.sum()), twice / 2, int(context.sum()), *self.short_work(q, context))
 
-    def seconds(self, num_tokens: int, keys: float, context: int) -> float:
+    def short_work(self, q: NDArray[np.int64], context: NDArray[np.int64]) -> tuple[Work, Work]:
+        """Flops and bytes of layers with a window or chunks.
+
+        Of a step, `q` and `context` int64 [num_seqs]; or of several with the same `q`, `context` int64 [num_steps,
+        num_seqs].
+        """
+        flops: Work = 0.0
+        read: Work = 0.0
+        for layers in self.short:
+            flops = flops + layers.key_flops * layers.keys(q, context).sum(axis=-1).astype(np.float64)
+            read = read + layers.token_bytes * layers.tokens(q, context).sum(axis=-1).astype(np.float64)
+        return flops, read
+
+    def seconds(self, num_tokens: int, keys: float, context: int, flops: Work = 0.0, read: Work = 0.0) -> float:
         """Seconds of a step, from its totals.
 
-        New tokens, pairs of a new token and one that it attends to, and tokens read.
+        New tokens, pairs of a new token and one that it attends to, and tokens read; beside them `short_work`.
         """
-        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys) / self.flops_per_s
-        read = (self.weight_bytes + self.token_bytes * float(context)) / self.bytes_per_s
-        return max(compute, read) + self.overhead_s
+        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys + flops) / self.flops_per_s
+        moved = (self._weights_read(num_tokens) + self.token_bytes * float(context) + read) / self.bytes_per_s
+        return float(max(compute, moved)) + self.overhead_s
 
-    def run_s(self, num_tokens: int, keys: Numbers, context: Numbers) -> Numbers:
+    def run_s(
+        self, num_tokens: int, keys: Numbers, context: Numbers, flops: Work = 0.0, read: Work = 0.0
+    ) -> Numbers:
         """As `seconds`, of several steps of `num_tokens` each; float64 [num_steps]."""
-        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys) / self.flops_per_s
-        read = (self.weight_bytes + self.token_bytes * context) / self.bytes_per_s
-        seconds: Numbers = np.maximum(compute, read) + self.overhead_s
+        compute = (self.token_flops * float(num_tokens) + self.key_flops * keys + flops) / self.flops_per_s
+        moved = (self._weights_read(num_tokens) + self.token_bytes * context + read) / self.bytes_per_s
+        seconds: Numbers = np.maximum(compute, moved) + self.overhead_s
         return seconds
+
+    def _weights_read(self, num_tokens: int) -> float:
+        return self.weight_bytes - self.expert_bytes * self.missed**num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +182,17 @@ class Hardware:
         """What steps cost, with all that does not change between them worked out."""
         shape, model = self.model.shape, self.model
         share = self.num_gpus * (self.parallel_efficiency if self.num_gpus > 1 else 1.0)
+        of_key = 4 * shape.num_qo_heads * shape.head_dim  # in a layer
+        short = tuple(
+            ShortLayers(group.num_layers * of_key, token_bytes((group,)), group.window, group.chunk)
+            for group in model.short_groups
+        )
+        count, used = model.experts
         return Roofline(
-            2 * shape.matmul_weights, 4 * shape.num_layers * shape.num_qo_heads * shape.head_dim,
-            model.weight_bytes, model.kv_bytes_per_token, self.gpu.flops_per_s * share * self.compute_efficiency,
+            2 * shape.matmul_weights, of_key * sum(group.num_layers for group in model.far_groups), model.weight_bytes,
+            token_bytes(model.far_groups), self.gpu.flops_per_s * share * self.compute_efficiency,
             self.gpu.read_bytes_per_s * share * self.memory_efficiency, self.overhead_s,
+            short, model.expert_bytes, (count - used) / count,
         )  # fmt: skip
 
     def assumptions(self) -> dict[str, object]:
@@ -209,7 +201,7 @@ class Hardware:
             "gpus": self.gpus, "memory_bytes": self.gpu.memory_bytes,
             "bandwidth_bytes_per_s": self.gpu.read_bytes_per_s, "flops": self.gpu.flops_per_s,
             "model": self.model.name, "weight_bytes": self.model.weight_bytes,
-            "kv_bytes_per_token": self.model.kv_bytes_per_token,
+            "kv_bytes_per_token": self.model.kv_bytes_per_token, **self._uneven(),
             "memory_share": self.memory_share, "compute_efficiency": self.compute_efficiency,
             "memory_efficiency": self.memory_efficiency, "parallel_efficiency": self.parallel_efficiency,
             "overhead_s": self.overhead_s, "disk_admission": self.disk_admission,
@@ -221,6 +213,18 @@ class Hardware:
                 for tier in self.tiers
             },
         }  # fmt: skip
+
+    def _uneven(self) -> dict[str, object]:
+        """Windows, chunks and experts of the model, where it has them."""
+        found: dict[str, object] = {}
+        if self.model.short_groups:
+            found["layers"] = [
+                {"layers": group.num_layers, "window": group.window, "chunk": group.chunk}
+                for group in self.model.sizes.groups
+            ]
+        if self.model.expert_bytes:
+            found |= {"expert_bytes": self.model.expert_bytes, "experts": list(self.model.experts)}
+        return found
 
 
 def parse_gpus(text: str) -> tuple[Gpu, int]:
