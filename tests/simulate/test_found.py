@@ -15,7 +15,7 @@ TIERS = (TierSize("host", 10**9, Rates(1e6, 1e6)), TierSize("disk", 10**9, Rates
 def test_a_prompt_is_where_its_coldest_part_was_if_half_of_it_was_cached():
     found = np.array([[60, 0, 0], [40, 20, 0], [10, 20, 30], [10, 0, 30], [0, 0, 0], [90, 0, 0]])
     ttft = np.array([1.0, 2.0, 3.0, 4.0, 5.0, np.nan])
-    figures = by_place(found, np.full(6, 100), ttft, TIERS, 1000)
+    figures = by_place(found, np.full(6, 100), ttft, TIERS, found * 1000)
     assert {kind: (part["requests"], part["ttft_p50_s"]) for kind, part in figures.items()} == {
         "device": (1, 1.0), "host": (1, 2.0), "disk": (1, 3.0), "part": (1, 4.0), "none": (1, 5.0),
     }  # fmt: skip

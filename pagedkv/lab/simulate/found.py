@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.lab.simulate.links import TIERS, TierSize
+from pagedkv.spec.groups import Group
 
 PLACES = ("device", *TIERS)
 KINDS = (*PLACES, "part", "none")
@@ -28,9 +29,28 @@ def place_of(name: str) -> int:
     return 0 if name == "partial" else PLACES.index(name)
 
 
+def bytes_by_group(found: NDArray[np.int64], groups: Sequence[Group]) -> NDArray[np.int64]:
+    """Bytes of the found tokens where layers keep only their reach: int64 [num_requests, 3].
+
+    Layers that see everything load all tokens. The others load a tail, which counts to the coldest tier with a part of
+    the prompt.
+
+    Parameters
+    ----------
+    found : int64 [num_requests, 3]; prompt tokens by tier, in whole blocks.
+    groups : of layers, the first of which sees everything.
+    """
+    size = groups[0].spec.block_size
+    num_bytes = found // size * groups[0].page_bytes
+    coldest = np.where(found > 0, np.arange(len(PLACES)), 0).max(axis=1)
+    for i, blocks in enumerate((found.sum(axis=1) // size).tolist()):
+        num_bytes[i, coldest[i]] += sum(group.need(blocks) * group.page_bytes for group in groups[1:])
+    return num_bytes
+
+
 def by_place(
     found: NDArray[np.int64], prompts: NDArray[np.int64], ttft_s: NDArray[np.float64], tiers: Sequence[TierSize],
-    token_bytes: int,
+    num_bytes: NDArray[np.int64],
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Figures of the requests of each kind that there are.
 
@@ -40,7 +60,7 @@ def by_place(
     prompts : int64 [num_requests]
     ttft_s : float64 [num_requests]; NaN for a request without a first token, which is left out.
     tiers : under the device.
-    token_bytes : of KV.
+    num_bytes : int64 [num_requests, 3]; KV of these tokens.
 
     Returns
     -------
@@ -53,8 +73,8 @@ def by_place(
     kinds = np.where(total == 0, KINDS.index("none"), np.where(2 * total < prompts, KINDS.index("part"), coldest))
     loads = np.zeros(len(found))
     for tier in tiers:
-        tokens = found[:, PLACES.index(tier.name)]
-        loads += np.where(tokens, tier.up_s(tokens * token_bytes), 0.0)
+        own = num_bytes[:, PLACES.index(tier.name)]
+        loads += np.where(own, tier.up_s(own), 0.0)
     figures = {}
     for number, kind in enumerate(KINDS):
         chosen = (kinds == number) & ~np.isnan(ttft_s)

@@ -10,12 +10,12 @@ import numpy as np
 
 from pagedkv.errors import PagedKVError, RequestTooLarge
 from pagedkv.lab.replay.progress import Progress
-from pagedkv.lab.simulate.found import PLACES, by_place, place_of
+from pagedkv.lab.simulate.found import PLACES, by_place, bytes_by_group, place_of
 from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS
 from pagedkv.lab.simulate.result import Log, SimResult, summarise
 from pagedkv.lab.simulate.systems import System
-from pagedkv.lab.simulate.virtual import virtual_cache
+from pagedkv.lab.simulate.virtual import VirtualGroupCarrier, virtual_cache
 from pagedkv.lab.simulate.workload import Workload, own_token
 from pagedkv.scheduler import Branch, Plan, Request, Scheduler, SchedulerOptions
 
@@ -46,7 +46,10 @@ class PagedServer:
         blocks = hardware.blocks(block_size)
         if not system.tiered:
             blocks = [blocks[0], 0, 0]
-        self.cache, self.carrier = virtual_cache(blocks, block_size, hardware, max_running + 8)
+        self.blocks = blocks
+        self.cache, self.carrier = virtual_cache(
+            blocks, block_size, hardware, max_running + 8, by_group=system.by_group
+        )  # fmt: skip
         self.roofline = hardware.roofline()
         self.now = 0.0
         options = SchedulerOptions(
@@ -105,7 +108,8 @@ class PagedServer:
             self._wait(began)
             return
         with self.scheduler.step(plan) as step:
-            step.mark_written(0)
+            for layer in range(self.cache.spec.num_layers):
+                step.mark_written(layer)
             seq_lens = step.seq_lens
             compute_s = self.roofline.step_s(plan.q_lens, seq_lens)
         self._measure(plan, compute_s)
@@ -151,7 +155,11 @@ class PagedServer:
             for branch in request.branches
             if branch.seq is not None
         )
-        held = self.cache.stats().blocks["device"]["live"] * self.cache.spec.block_size
+        held: float
+        if isinstance(self.carrier, VirtualGroupCarrier):
+            held = self.carrier.held_bytes(self.cache) / self.hardware.model.kv_bytes_per_token
+        else:
+            held = self.cache.stats().blocks["device"]["live"] * self.cache.spec.block_size
         self.log.sample(self.since_sample, used, held, self.scheduler.stats().sequences)
         self.since_sample, self.unsampled = 0.0, 0
 
@@ -178,8 +186,16 @@ class PagedServer:
         needed = int((prompts + outputs - 1)[served].sum() - found.sum()) - stats.shared_tokens
         again = sum(cached.hit_tokens.get(tier, 0) for tier in TIERS) - int(found[1:].sum())
         block_size = self.cache.spec.block_size
+        parameters: dict[str, object] = {
+            "blocks": {tier: count for tier, count in zip(PLACES, self.blocks, strict=True) if count}
+        }
+        num_bytes, lagging = self.found * self.hardware.model.kv_bytes_per_token, None
+        if isinstance(self.carrier, VirtualGroupCarrier):
+            layout, lagging = self.carrier.layout, cached.lagging_tokens
+            num_bytes = bytes_by_group(self.found, layout.groups)
+            parameters |= {"extent_bytes": layout.extent_bytes, "pages_per_extent": list(layout.per_extent)}
         return summarise(
-            self.system.name, self.log, outputs, prompts, cached.blocks["device"]["max"] * block_size, self.refused,
+            self.system.name, self.log, outputs, prompts, self.blocks[0] * block_size, self.refused,
             hit_rate={**rates, "total": sum(rates.values())},
             preemptions={"swap": stats.preempted_by_swap, "recompute": stats.preempted_by_recompute},
             computed_tokens=cached.computed_tokens,
@@ -187,11 +203,11 @@ class PagedServer:
             restored_blocks=again // block_size,
             moved_bytes=dict(cached.moved_bytes),
             found=by_place(
-                self.found, prompts, self.log.first_s - self.log.arrived_s,
-                self.hardware.tiers, self.hardware.model.kv_bytes_per_token,
+                self.found, prompts, self.log.first_s - self.log.arrived_s, self.hardware.tiers, num_bytes,
             ),
             steps=self.steps,
             stalled_s=self.stalled_s,
             wall_s=round(wall_s, 3),
-            parameters={"blocks": {tier: counts["max"] for tier, counts in cached.blocks.items()}},
+            parameters=parameters,
+            lagging_tokens=lagging,
         )  # fmt: skip

@@ -31,7 +31,7 @@ class Log:
         self._weight = self._used = self._held = self._running = 0.0
         self.most_running = 0
 
-    def sample(self, seconds: float, used_tokens: int, held_tokens: int, running: int) -> None:
+    def sample(self, seconds: float, used_tokens: int, held_tokens: float, running: int) -> None:
         """For so long, sequences had so many tokens of KV in so many token slots."""
         self._weight += seconds
         self._used += seconds * used_tokens
@@ -79,8 +79,10 @@ class SimResult:
     output_tokens_per_s, tokens_per_s : generated, and with prompts.
     hit_rate : by tier and ``total``: of prompt tokens.
     mean_running, most_running : sequences at once.
-    tokens_per_slot : tokens of KV per slot of memory held, over time; 1 minus it is waste, beyond 1 is sharing.
-    memory_held : share of the device's slots held by running sequences, over time.
+    tokens_per_slot : tokens of KV per slot of memory held, over time; 1 minus it is waste, beyond 1 is sharing
+        A slot is the bytes of a token in all layers. With the system ``groups`` a token that a window or chunk has left
+        behind takes less than a slot.
+    memory_held : share of the device's slots, which is of its bytes, held by running sequences, over time.
     preemptions : by ``swap`` and ``recompute``.
     computed_tokens : prompt and output tokens computed, again where that was so.
     recomputed_tokens, restored_blocks : what became of suspended requests: their tokens that were computed once more,
@@ -89,6 +91,8 @@ class SimResult:
     stalled_s : that steps waited for promotions.
     found : times to the first token by where the prompt was found, as :func:`pagedkv.lab.simulate.found.by_place` has
         them.
+    lagging_tokens : that layers with full attention still had behind hits, as ``CacheStats.lagging_tokens``; None where
+        all layers keep all tokens.
     steps, wall_s : of the simulation.
     """
 
@@ -115,6 +119,7 @@ class SimResult:
     stalled_s: float = 0.0
     found: Found = field(default_factory=dict)
     parameters: Mapping[str, object] = field(default_factory=dict)
+    lagging_tokens: int | None = None
 
     @property
     def disk_written_bytes(self) -> int | None:
@@ -126,6 +131,8 @@ class SimResult:
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         plain = {name: getattr(self, name) for name in self.__slots__}
+        if self.lagging_tokens is None:
+            del plain["lagging_tokens"]
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
 
 

@@ -44,7 +44,7 @@ def simulate(
 
     Raises
     ------
-    InvalidArgument, WrongType
+    InvalidArgument, UnsupportedVariant, WrongType
     """
     chosen = choose(systems)
     block_size = whole_number(block_size, "block size", 1, 256)
@@ -52,6 +52,8 @@ def simulate(
     max_batch_tokens = whole_number(max_batch_tokens, "max batch tokens", max_running + 1, 1 << 22)
     if hardware.blocks(block_size)[0] < 1:
         raise InvalidArgument("the memory beside the weights does not hold one block")
+    if any(system.by_group for system in chosen):
+        hardware.model.spec(block_size)  # raises
     slots = hardware.kv_bytes // hardware.model.kv_bytes_per_token
     lengths = [sum(workload.num_tokens(i)) for i in range(len(workload))]
     fitting = max((length for length in lengths if length <= slots), default=slots)

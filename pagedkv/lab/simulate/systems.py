@@ -30,6 +30,8 @@ class System:
     loads_beside : whether requests run while prefixes of others are loaded; else every load holds them up.
     preemption : how a request is suspended where there is a colder tier: by what is cheaper as measured, or always so.
     share : the blocks that a prompt takes of one that is computed beside it, as ``SchedulerOptions(share=)``.
+    by_group : whether of each layer only its reach is kept, as ``KVCache(by_group=True)``; for models whose layers do
+        not see equally far.
     """
 
     name: str
@@ -42,6 +44,7 @@ class System:
     preemption: Preemption = "measured"
     loads_beside: bool = True
     share: Literal["step", "never"] = "step"
+    by_group: bool = False
 
 
 SYSTEMS = {
@@ -54,6 +57,10 @@ SYSTEMS = {
         System("paged", "blocks as they are needed; preempted requests are computed again"),
         System("shared", "and equal prefixes held once and found again", shared=True),
         System("tiered", "and what leaves the device goes to colder tiers", shared=True, tiered=True),
+        System(
+            "groups", "tiered, but layers with a window or chunks keep only the tokens in reach",
+            shared=True, tiered=True, by_group=True,
+        ),
         System(
             "stalling", "tiered, but a load holds up all that run", shared=True, tiered=True, loads_beside=False
         ),

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv._core.dispatch import Dispatch
+from pagedkv._core.tier import Tier
 from pagedkv.cache.cache import KVCache
 from pagedkv.cache.runtime import SystemRuntime
 from pagedkv.errors import PagedKVError
 from pagedkv.lab.simulate.hardware import Hardware
 from pagedkv.lab.simulate.links import TIERS, TierSize
 from pagedkv.spec.budgets import Disk
+from pagedkv.spec.groups import GroupLayout
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Blocks, Bytes
 from pagedkv.tiers import DirectionStats, Name, Record
@@ -71,15 +73,15 @@ class VirtualCarrier:
     Parameters
     ----------
     block_bytes : of the cache's own blocks, for its counters.
-    real_bytes : of the blocks that are simulated.
+    real_bytes : of the blocks that are simulated; over groups of layers, of the pages of each.
     links : the tiers under the device by their numbers.
     """
 
     is_synchronous = True
 
-    def __init__(self, block_bytes: int, real_bytes: int, links: Mapping[int, TierSize]) -> None:
+    def __init__(self, block_bytes: int, real_bytes: Sequence[int], links: Mapping[int, TierSize]) -> None:
         self.block_bytes = block_bytes
-        self._real_bytes, self._links = real_bytes, dict(links)
+        self._real_bytes, self._links = np.array(real_bytes, np.int64), dict(links)
         self.now = 0.0
         self._free_at = dict.fromkeys(links, 0.0)  # each link, of promotions
         self._ends: list[float] = []  # of promotions that are under way, a heap
@@ -97,13 +99,14 @@ class VirtualCarrier:
     ) -> VirtualMoves:
         """Every block arrives; its load gives it up where it is late."""
         seconds, end = 0.0, self.now
-        links = np.bincount(moves["src_tier"].astype(np.int64) * TIER_COUNT + moves["dst_tier"])
-        for link in links.nonzero()[0].tolist():
-            (src, dst), count = divmod(link, TIER_COUNT), int(links[link])
+        way, lanes = moves["src_tier"].astype(np.int64) * TIER_COUNT + moves["dst_tier"], len(self._real_bytes)
+        pages = np.bincount(way * lanes + moves["lane"], minlength=TIER_COUNT**2 * lanes).reshape(-1, lanes)
+        for link in np.flatnonzero(pages.sum(axis=1)).tolist():
+            src, dst = divmod(link, TIER_COUNT)
             stats = self._moved.setdefault((src, dst), DirectionStats())
-            stats.blocks += count
-            stats.bytes += count * self._real_bytes
-            colder, num_bytes = max(src, dst), count * self._real_bytes
+            colder, num_bytes = max(src, dst), int(pages[link] @ self._real_bytes)
+            stats.blocks += int(pages[link].sum())
+            stats.bytes += num_bytes
             tier, is_up = self._links[colder], dst < src
             took = tier.up_s(num_bytes) if is_up else tier.down_s(num_bytes)
             seconds = max(seconds, took)
@@ -143,6 +146,33 @@ class VirtualCarrier:
 
     def close(self) -> None:
         """There are no threads to end."""
+
+
+class VirtualGroupCarrier(VirtualCarrier):
+    """The same of pages of groups of layers.
+
+    Attributes
+    ----------
+    lane_bytes, write_bytes : of a page, by its group.
+
+    Parameters
+    ----------
+    layout : of the groups, also an attribute.
+    links : the tiers under the device by their numbers.
+    """
+
+    def __init__(self, layout: GroupLayout, links: Mapping[int, TierSize]) -> None:
+        pages = [group.page_bytes for group in layout.groups]
+        super().__init__(pages[0], pages, links)
+        self.layout = layout
+        self.lane_bytes = self.write_bytes = np.array(pages, np.int64)
+
+    def held_bytes(self, cache: KVCache) -> int:
+        """Bytes of the device's pages that live sequences hold, of all groups."""
+        pool = cache.placement.pools[Tier.DEVICE]
+        assert pool is not None
+        assert pool.extents is not None
+        return int(self.lane_bytes @ [each.counts()["live"] for each in pool.extents.pools])
 
 
 class VirtualTime(SystemRuntime):
@@ -190,6 +220,12 @@ class NoKV:
     def zero_blocks(self, blocks: NDArray[np.int32]) -> None:
         """Nothing to clear."""
 
+    def copy_pages(self, group: int, pairs: NDArray[np.int32]) -> None:
+        """Nothing to copy."""
+
+    def zero_pages(self, group: int, pages: NDArray[np.int32]) -> None:
+        """Nothing to clear."""
+
     def gather(
         self, blocks: NDArray[np.int32], start: int, stop: int, out: Any, layout: str
     ) -> tuple[Any, Any]:
@@ -208,13 +244,21 @@ class VirtualStorage:
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
+        self._layout: GroupLayout | None = None
         self.kv = NoKV()
+
+    def lay_out(self, layout: GroupLayout) -> None:
+        """The tiers hold groups of layers."""
+        self._layout = layout
 
     def open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
         """Every tier is there."""
         links = {TIERS.index(tier.name) + 1: tier for tier in self._hardware.tiers}
-        real_bytes = spec.block_size * self._hardware.model.kv_bytes_per_token
-        self.carrier = VirtualCarrier(spec.block_bytes, real_bytes, links)
+        if self._layout is None:
+            real_bytes = spec.block_size * self._hardware.model.kv_bytes_per_token
+            self.carrier = VirtualCarrier(spec.block_bytes, [real_bytes], links)
+        else:
+            self.carrier = VirtualGroupCarrier(self._layout, links)
         self.runtime = VirtualTime(self.carrier)
         return list(blocks)
 
@@ -234,7 +278,7 @@ class VirtualStorage:
 
 
 def virtual_cache(
-    blocks: Sequence[int], block_size: int, hardware: Hardware, max_sequences: int = 1024
+    blocks: Sequence[int], block_size: int, hardware: Hardware, max_sequences: int = 1024, *, by_group: bool = False
 ) -> tuple[KVCache, VirtualCarrier]:
     """A cache over tiers of these sizes, and what counts how long its moves take.
 
@@ -244,10 +288,18 @@ def virtual_cache(
     block_size : tokens.
     hardware : how fast its links are, and how long its blocks.
     max_sequences : live sequences at most.
+    by_group : keep each layer's reach alone, with pages as long as the model's. Else all layers keep all tokens, and
+        for the cache's own books a block is as short as it can be.
+
+    Raises
+    ------
+    InvalidArgument, UnsupportedVariant
+        `by_group`, and the model has no such layers, or a tier is too small.
     """
     device, host, disk = blocks
     storage = VirtualStorage(hardware)
-    spec, tier, budget = KVSpec(1, 1, 1, "float16", block_size), None, None
+    tier, budget = None, None
+    spec = hardware.model.spec(block_size) if by_group else KVSpec(1, 1, 1, "float16", block_size)
     if disk:
         if (real := hardware.disk_write_budget) is not None:  # as many blocks a day, of the cache's own
             real_bytes = block_size * hardware.model.kv_bytes_per_token
@@ -262,8 +314,9 @@ def virtual_cache(
         Blocks(host) if host else None,
         tier,
         max_sequences=max_sequences,
-        cost_tokens=hardware.model.shape.balance_tokens,
+        cost_tokens=hardware.model.balance_tokens,
         scrub="never",
         storage=storage,
+        by_group=by_group,
     )
     return cache, storage.carrier
