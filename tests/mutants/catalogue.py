@@ -20,6 +20,7 @@ from tests.mutants import (
     catalogue_remote,
     catalogue_replay,
     catalogue_scheduler,
+    catalogue_simulate,
     catalogue_spec,
 )
 
@@ -39,5 +40,6 @@ ROOMS = {
     "spec": catalogue_spec.MUTANTS,
     "hazard": catalogue_hazard.MUTANTS,
     "replay": catalogue_replay.MUTANTS,
+    "simulate": catalogue_simulate.MUTANTS,
 }
 MUTANTS = tuple(mutant for mutants in ROOMS.values() for mutant in mutants)

@@ -8,7 +8,7 @@ import pytest
 import pagedkv as pk
 from pagedkv.lab.replay.progress import Silent
 from pagedkv.lab.replay.weights import ModelShape
-from pagedkv.lab.simulate import MODELS, SYSTEMS, Hardware, parse_gpus
+from pagedkv.lab.simulate import MODELS, SYSTEMS, Hardware, parse_gpus, simulate
 from pagedkv.lab.simulate.contiguous import ContiguousServer
 from pagedkv.lab.simulate.layers import ShortLayers, spec_of
 from pagedkv.lab.simulate.served import NEVER, ServedModel
@@ -64,6 +64,15 @@ def test_steps_reckoned_together_come_to_the_same_as_one_by_one(machine, request
     what = requests(*rows), SYSTEMS[system], machine(1000, model=model), 400, 6, 50, Silent()
     together, apart = (ContiguousServer(*what, together=flag).run().to_json() for flag in (True, False))
     assert {**together, "wall_s": 0} == {**apart, "wall_s": 0}
+
+
+@pytest.mark.parametrize("model", [WINDOWS, CHUNKS], ids=["window", "chunk"])
+def test_one_request_costs_the_same_in_blocks_and_in_a_region(machine, requests, model):
+    results = simulate(
+        requests((0, 700, 90)), machine(4000, model=model), ["exact", "paged"], max_running=4, max_batch_tokens=64
+    )
+    assert results[0].seconds == pytest.approx(results[1].seconds)
+    assert results[0].steps == results[1].steps
 
 
 def test_a_step_reads_the_experts_that_its_tokens_meet():
