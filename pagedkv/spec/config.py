@@ -44,12 +44,14 @@ class ModelConfig(NamedTuple):
     layers : in the model's order.
     dtype : of the weights, as the file has it; "" where it does not say.
     context : tokens that the model takes; 0 where it does not say.
+    query_heads : of a layer; 0 where it does not say.
     """
 
     model_type: str
     layers: tuple[Layer, ...]
     dtype: str
     context: int
+    query_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,9 @@ def read_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> ModelConf
     _check_known(name, fields, family)
     _check_quantisation(whole, text)
     dtype = text.get("dtype") or text.get("torch_dtype") or whole.get("dtype") or whole.get("torch_dtype") or ""
-    context = fields.get("max_position_embeddings", 0)
-    return ModelConfig(name, check_layers(tuple(family.layers(fields))), str(dtype), _count(context, "context", 0))
+    context = _count(fields.get("max_position_embeddings", 0), "context", 0)
+    heads = _count(fields.get("num_attention_heads", 0), "num_attention_heads", 0)
+    return ModelConfig(name, check_layers(tuple(family.layers(fields))), str(dtype), context, heads)
 
 
 def _loaded(path: str) -> Mapping[str, Any]:

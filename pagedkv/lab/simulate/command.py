@@ -28,11 +28,12 @@ from pagedkv.lab.simulate.hardware import Hardware, parse_gpus
 from pagedkv.lab.simulate.links import parse_tiers, read_moves
 from pagedkv.lab.simulate.plot import plot_results, plot_study
 from pagedkv.lab.simulate.run import simulate
-from pagedkv.lab.simulate.served import MODELS
+from pagedkv.lab.simulate.served import MODELS, ServedModel, served_by_config
 from pagedkv.lab.simulate.systems import DEFAULT_SYSTEMS, SYSTEMS, choose
 from pagedkv.lab.simulate.table import FOUND_LEGEND, LEGEND, WIDTH, Row, found_rows, markdown, print_rows, rows
 from pagedkv.lab.simulate.workload import Workload, load_workload
 from pagedkv.lab.sizing.checks import by_name
+from pagedkv.lab.sizing.command import parse_count
 from pagedkv.lab.sizing.machines import GPUS
 from pagedkv.spec.budgets import WRITES, check_choice
 from pagedkv.spec.sizes import parse_size
@@ -47,6 +48,7 @@ COLUMNS = (
     + "."
 )
 STUDIES = (*studies.STUDIES, "concurrency")
+DEFAULT_MODEL = "llama-3-8b"
 DEFAULT_SIZE, DEFAULT_RATE = "host=256GiB", "50GB/s"
 NOT_MODELLED = (
     "generated tokens: their KV is found again only where a later request sends them back as input, as in the trace",
@@ -71,7 +73,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="as for replay, or an .npz of t_ms, input_tokens and output_tokens alone (default: %(default)s)",
     )  # fmt: skip
     add("--gpus", default="H100", metavar="[Nx]NAME", help=f"of: {' '.join(GPUS)} (default: %(default)s)")
-    add("--model", default="llama-3-8b", metavar="NAME", help=f"of: {' '.join(MODELS)} (default: %(default)s)")
+    add("--model", metavar="NAME", help=f"of: {' '.join(MODELS)} (default: {DEFAULT_MODEL})")
+    add("--config", metavar="FILE", help="a model by its config.json, with --params")
+    add("--params", metavar="N", help="of --config: weights, as in 27B")
+    add("--active-params", metavar="N", help="of --config: weights that one token meets (default: all)")
     add(
         "--tiers", metavar="T=SIZE@RATE/s,...",
         help=f"under the device: host, disk; or none (default: {DEFAULT_SIZE}@{DEFAULT_RATE})",
@@ -211,12 +216,28 @@ def _budget(given: str | None) -> int | None:
     return budget
 
 
+def _model(arguments: argparse.Namespace) -> ServedModel:
+    """By its name, or by its file; not by both."""
+    params, active = arguments.params, arguments.active_params
+    if arguments.config is None:
+        if (params, active) != (None, None):
+            option = "--active-params" if params is None else "--params"
+            raise InvalidArgument(f"{option} is for --config FILE: a model by its name has its weights")
+        try:
+            return by_name(MODELS, arguments.model or DEFAULT_MODEL, "model", "of those whose widths are known, ")
+        except InvalidArgument as problem:
+            raise InvalidArgument(f"--model: {problem}") from None
+    if arguments.model is not None:
+        raise InvalidArgument("give --model or --config, not both")
+    if params is None:
+        raise InvalidArgument("--config needs --params too: a config.json does not count the weights")
+    count = parse_count(params, "--params")
+    return served_by_config(arguments.config, count, None if active is None else parse_count(active, "--active-params"))
+
+
 def _hardware(arguments: argparse.Namespace) -> Hardware:
     gpu, number = parse_gpus(arguments.gpus)
-    try:
-        model = by_name(MODELS, arguments.model, "model", "of those whose widths are known, ")
-    except InvalidArgument as problem:
-        raise InvalidArgument(f"--model: {problem}") from None
+    model = _model(arguments)
     if arguments.disk_admission is not None:
         check_choice("--disk-admission", arguments.disk_admission, ADMISSIONS)
     if arguments.disk_write is not None:

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagedkv.errors import InvalidArgument, UnsupportedVariant
 from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
 from pagedkv.lab.simulate.layers import spec_of
-from pagedkv.lab.sizing.models import Model, find_model
+from pagedkv.lab.sizing.models import Model, find_model, model_of_config
 from pagedkv.lab.sizing.shape import Group, token_bytes
+from pagedkv.spec.config import read_config
 from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.layers import Attention
 
 NEVER = 1e12  # tokens of context: no layer's attention grows with it
+
+
+@dataclass(frozen=True, slots=True)
+class CountedShape:
+    """Compute of a model whose weights are counted, and whose widths are not written down.
+
+    Attributes
+    ----------
+    num_qo_heads, head_dim : of a layer.
+    matmul_weights : that a token is multiplied with.
+    """
+
+    num_qo_heads: int
+    head_dim: int
+    matmul_weights: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +43,7 @@ class ServedModel:
     """
 
     sizes: Model
-    shape: ModelShape
+    shape: ModelShape | CountedShape
     experts: tuple[int, int] = (1, 1)
 
     @property
@@ -67,8 +85,6 @@ class ServedModel:
 
         Only attention of layers that see everything grows. The other layers count with a whole window or half a chunk.
         """
-        if not self.short_groups:
-            return self.shape.balance_tokens
         of_key = 2 * self.shape.num_qo_heads * self.shape.head_dim
         seen = sum(group.num_layers * (group.window or (group.chunk or 0) // 2) for group in self.short_groups)
         grows = of_key * sum(group.num_layers for group in self.far_groups)
@@ -98,3 +114,31 @@ _SHAPES = {
 }  # fmt: skip
 _EXPERTS = {"gpt-oss-20b": (32, 4), "gpt-oss-120b": (128, 4), "llama-4-scout": (16, 1)}
 MODELS = {name: ServedModel(find_model(name), shape, _EXPERTS.get(name, (1, 1))) for name, shape in _SHAPES.items()}
+
+
+def served_by_config(config: str, params: int, active_params: int | None = None) -> ServedModel:
+    """The model that a ``config.json`` describes, whose weights the caller counts.
+
+    A token is multiplied with all weights that it meets, its embedding among them. In a mixture each weight counts as
+    an expert that a token meets with the chance ``active_params / params``.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        As :func:`pagedkv.spec.config.read_config`, or the file does not say how many query heads there are.
+    UnsupportedVariant
+        Its layers do not all keep K and V of one shape.
+    """
+    sizes, found = model_of_config(config, params, active_params), read_config(config)
+    first = found.layers[0]
+    for number, layer in enumerate(found.layers):
+        if not isinstance(layer, Attention) or not isinstance(first, Attention) or layer.stored != first.stored:
+            raise UnsupportedVariant(
+                f"layer {number} of this {found.model_type} model is {str(layer)[:120]}: a simulation needs K and V of "
+                "one shape in every layer"
+            )
+    assert isinstance(first, Attention)
+    if not found.query_heads:
+        raise InvalidArgument("the config has no num_attention_heads")
+    shape = CountedShape(found.query_heads, first.head_dim, sizes.params_per_token)
+    return ServedModel(sizes, shape, (1, 1) if active_params is None else (params, active_params))

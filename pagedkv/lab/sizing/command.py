@@ -164,10 +164,7 @@ class _Options:
         return float(self._decimal(name))
 
     def count(self, name: str) -> int:
-        exact = self._decimal(name)
-        if exact != int(exact):
-            raise InvalidArgument(f"{_option(name)}: {self.given(name)[:40]} is not a whole number")
-        return int(exact)
+        return parse_count(self.given(name), _option(name))
 
     def maybe(self, name: str) -> int | None:
         return None if self.given(name) is None else self.count(name)
@@ -259,11 +256,29 @@ class _Options:
         )  # fmt: skip
 
     def _decimal(self, name: str) -> Decimal:
-        text = self.given(name).strip()
-        found = _NUMBER.fullmatch(text)
-        if found is None:
-            raise InvalidArgument(f"{_option(name)}: {text[:40]!r} is not a number: write 1000000, 1,000,000 or 1M")
-        return Decimal(found[1].replace(",", "")) * _FACTOR[found[2]]
+        return _decimal(self.given(name), _option(name))
+
+
+def parse_count(text: str, option: str) -> int:
+    """A whole number as ``pagedkv plan`` takes them: 1000000, 1,000,000 or 1M.
+
+    Raises
+    ------
+    InvalidArgument
+        It is none; the message names the option.
+    """
+    exact = _decimal(text, option)
+    if exact != int(exact):
+        raise InvalidArgument(f"{option}: {text[:40]} is not a whole number")
+    return int(exact)
+
+
+def _decimal(text: str, option: str) -> Decimal:
+    text = text.strip()
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        raise InvalidArgument(f"{option}: {text[:40]!r} is not a number: write 1000000, 1,000,000 or 1M")
+    return Decimal(found[1].replace(",", "")) * _FACTOR[found[2]]
 
 
 def _option(name: str) -> str:
