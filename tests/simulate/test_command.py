@@ -78,6 +78,14 @@ def test_columns_that_are_left_out_are_the_least_telling_and_one_that_is_needed_
     assert "wall s" not in kept
 
 
+def test_whole_blocks_are_an_option(capsys):
+    results = []
+    for more in ([], ["--whole-blocks"]):
+        assert main(["simulate", TRACE, "--systems", "paged", "--json", "-", "--quiet", *more]) == 0
+        results += json.loads(capsys.readouterr().out)["results"]
+    assert results[1]["computed_tokens"] < results[0]["computed_tokens"]
+
+
 def test_markdown_is_a_table(capsys):
     assert main(["simulate", "synthetic:short:1:60", "--study", "prefix", "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -105,6 +105,19 @@ def test_what_is_found_and_what_lags_are_what_all_layers_with_all_tokens_find(ma
     assert groups.found[2].sum() == 320, "the second made one, and the third hits there"
 
 
+def test_where_prompts_end_with_whole_blocks_of_the_trace_the_next_turn_goes_on_from_their_points(machine, requests):
+    """The trace says of 640 tokens that they are in both prompts, and the first prompt has 650."""
+    workload = requests((0, 650, 2), (2000, 800, 2, 0, 40))
+    found = {}
+    for name, what in (("as it is", workload), ("whole blocks", replace(workload, whole_blocks=True))):
+        server = PagedServer(what, SYSTEMS["groups"], machine(9000, 9000, model=WINDOWS), 4, 8, 64, Silent())
+        result = server.run()
+        found[name] = int(server.found[1].sum()), result.lagging_tokens
+    assert found["whole blocks"] == (640, 0)
+    assert sum(found["as it is"]) == 640
+    assert found["as it is"][0] < 600
+
+
 @MODELS_HERE
 def test_a_sequence_holds_its_full_layers_and_the_reach_of_the_others(machine, model):
     cache, carrier = virtual_cache([100, 0, 0], 16, machine(1600, model=model), by_group=True)

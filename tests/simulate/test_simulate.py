@@ -290,6 +290,14 @@ def test_prompts_share_tokens_exactly_as_far_as_the_trace_says(requests):
     assert not set(apart.prompt(0).tolist()) & set(apart.prompt(1).tolist())
 
 
+def test_prompts_may_end_with_the_trace_s_last_whole_block(requests):
+    rows = (0, 50, 2), (1, 48, 3, 0, 3), (2, 9, 4), (3, 16, 1), (4, 17, 1)
+    whole = replace(requests(*rows), whole_blocks=True)
+    assert [whole.num_tokens(i) for i in range(5)] == [(48, 2), (48, 3), (9, 4), (16, 1), (16, 1)]
+    assert whole.prompt(0).tolist() == whole.prompt(1).tolist() == requests(*rows).prompt(0)[:48].tolist()
+    assert load_workload("synthetic:chat:0:20", whole_blocks=True).num_tokens(0)[0] % 512 == 0
+
+
 def test_lengths_alone_are_a_workload_without_prefixes(tmp_path):
     path = tmp_path / "lengths.npz"
     np.savez(path, t_ms=np.array([0, 5, 9]), input_tokens=np.array([40, 1, 0]), output_tokens=np.array([3, 0, 2]))

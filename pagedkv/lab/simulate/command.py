@@ -103,6 +103,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--memory-share", type=float, default=0.9, metavar="X", help="of the GPUs' memory, for weights and KV (0.9)")
     add("--requests", type=int, metavar="N", help="only the first N requests of the trace")
     add("--speed", type=float, default=1.0, metavar="X", help="arrivals X times as fast; 0: all at once (default: 1)")
+    add(
+        "--whole-blocks", action="store_true",
+        help="end prompts with the trace's last whole block, beyond which it does not say that a later one agrees",
+    )  # fmt: skip
     add("--block-size", type=int, default=16, metavar="TOKENS", help="of the cache (default: %(default)s)")
     add("--trace-block-size", type=int, metavar="TOKENS", help="of a .jsonl trace (default: 512)")
     add("--max-running", type=int, default=256, metavar="N", help="sequences at once (default: %(default)s)")
@@ -139,8 +143,9 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if arguments.study is not None and arguments.study not in STUDIES:
         raise InvalidArgument(f"--study: unknown study {arguments.study[:40]!r}; known: {', '.join(STUDIES)}")
     workload = load_workload(
-        arguments.trace, block_size=arguments.trace_block_size, requests=arguments.requests, speed=arguments.speed
-    )
+        arguments.trace, block_size=arguments.trace_block_size, requests=arguments.requests, speed=arguments.speed,
+        whole_blocks=arguments.whole_blocks,
+    )  # fmt: skip
     about = f"{printable(workload.trace.name)}: {len(workload):,} requests"
     report: dict[str, object] = {
         "trace": workload.trace.name, "sha256": workload.trace.sha256, "requests": len(workload),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class PagedServer:
         max_batch_tokens: int,
         progress: Progress,
     ) -> None:
-        self.workload = Workload(workload.trace, workload.speed, shared=system.shared)
+        self.workload = replace(workload, shared=system.shared)
         self.system, self.hardware, self.progress = system, hardware, progress
         blocks = hardware.blocks(block_size)
         if not system.tiered:

@@ -37,11 +37,14 @@ class Workload:
     trace : Trace
     speed : arrivals come so many times as fast as recorded; 0: all at the start.
     shared : whether equal prefixes are equal tokens; else no request has anything in common with another.
+    whole_blocks : whether prompts end with the trace's last whole block, where there is one. The tokens behind it are
+        in no other request, although in truth the next turn of a conversation may continue them.
     """
 
     trace: Trace
     speed: float = 1.0
     shared: bool = True
+    whole_blocks: bool = False
 
     def __len__(self) -> int:
         return self.trace.num_requests
@@ -54,7 +57,10 @@ class Workload:
 
     def num_tokens(self, i: int) -> tuple[int, int]:
         """Prompt and output of request i, at least a token each."""
-        return max(1, int(self.trace.input_tokens[i])), max(1, int(self.trace.output_tokens[i]))
+        prompt, size = int(self.trace.input_tokens[i]), self.trace.block_size
+        if self.whole_blocks and prompt > size:
+            prompt -= prompt % size
+        return max(1, prompt), max(1, int(self.trace.output_tokens[i]))
 
     def prompt(self, i: int) -> NDArray[np.int32]:
         """Tokens of request i.
@@ -72,7 +78,12 @@ class Workload:
 
 
 def load_workload(
-    source: str | os.PathLike[str], *, block_size: int | None = None, requests: int | None = None, speed: float = 1.0
+    source: str | os.PathLike[str],
+    *,
+    block_size: int | None = None,
+    requests: int | None = None,
+    speed: float = 1.0,
+    whole_blocks: bool = False,
 ) -> Workload:
     """A workload by name or file.
 
@@ -97,7 +108,7 @@ def load_workload(
         trace = trace.head(requests)
     if not 0 <= speed <= 1e6:
         raise InvalidArgument(f"--speed: {speed} is not in 0..1000000")
-    return Workload(trace, speed)
+    return Workload(trace, speed, whole_blocks=whole_blocks)
 
 
 def _trace(source: str | os.PathLike[str], block_size: int | None) -> Trace:
