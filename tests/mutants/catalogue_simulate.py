@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "the disk writes tails for nothing", VIRTUAL,
-        (("self.lane_bytes = self.write_bytes = np.array(pages, np.int64)", "self.lane_bytes = np.array(pages, np.int64)"),),
+        (("        self.lane_bytes = self.write_bytes = np.array", "        self.lane_bytes = np.array"),),
         ("test_a_write_budget_is_of_the_bytes_of_pages",),
     ),
     Mutant(

@@ -200,7 +200,7 @@ def test_a_tail_counts_where_the_last_block_of_the_prompt_was_found():
 
 
 def test_a_write_budget_is_of_the_bytes_of_pages(machine, requests):
-    """Runs that others continue may overdraw it, as in every cache."""
+    """Tails and runs that others continue may overdraw it."""
     workload = requests(*[(1000 * i, 320, 2) for i in range(40)])
     hardware = machine(400, 400, model=WINDOWS)
     block_bytes = 16 * WINDOWS.kv_bytes_per_token

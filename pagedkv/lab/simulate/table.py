@@ -39,7 +39,7 @@ LEGEND = {
     "running": "sequences at once, mean over time",
     "most": "sequences at once, at most",
     "waste %": "token slots held that hold no token, mean over time",
-    "tokens/slot": "tokens of all sequences per slot held; above 1 where prefixes are shared",
+    "tokens/slot": "tokens of all sequences per slot held; above 1 where some are shared or out of reach",
     "memory %": "the device's slots that running sequences hold, mean over time",
     "swapped": "suspensions whose blocks may come back from a colder tier",
     "recomputed": "suspensions whose tokens are computed again",
