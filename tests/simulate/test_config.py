@@ -89,6 +89,8 @@ def test_what_does_not_go_together_is_refused(file_of, capsys):
         (["--active-params", "5B"], "--active-params is for --config FILE"),
         (["--config", path, "--params", "many"], "--params: 'many' is not a number"),
         (["--config", path, "--params", "117B", "--active-params", "200B"], "active_params"),
+        (["--config", path, "--params", "0"], "params must be"),
+        (["--config", path, "--params", "1", "--active-params", "0"], "active_params must be"),
         (["--config", f"{path}.txt", "--params", "117B"], "cannot be read"),
     ):
         assert main(["simulate", "synthetic:chat:3:20", *wrong]) == 2

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pagedkv.errors import InvalidArgument, UnsupportedVariant
 from pagedkv.lab.replay.weights import LLAMA_3_8B, ModelShape
 from pagedkv.lab.simulate.layers import spec_of
+from pagedkv.lab.sizing.checks import MAX_PARAMS
 from pagedkv.lab.sizing.models import Model, find_model, model_of_config
 from pagedkv.lab.sizing.shape import Group, token_bytes
 from pagedkv.spec.config import read_config
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.layers import Attention
+from pagedkv.spec.sizes import whole_number
 
 NEVER = 1e12  # tokens of context: no layer's attention grows with it
 
@@ -125,10 +127,14 @@ def served_by_config(config: str, params: int, active_params: int | None = None)
     Raises
     ------
     WrongType, InvalidArgument
-        As :func:`pagedkv.spec.config.read_config`, or the file does not say how many query heads there are.
+        As :func:`pagedkv.spec.config.read_config`, or the file does not say how many query heads there are; or no
+        weights are counted, or fewer than a token meets.
     UnsupportedVariant
         Its layers do not all keep K and V of one shape.
     """
+    whole_number(params, "params", 1, MAX_PARAMS)
+    if active_params is not None:
+        whole_number(active_params, "active_params", 1, params)
     sizes, found = model_of_config(config, params, active_params), read_config(config)
     first = found.layers[0]
     for number, layer in enumerate(found.layers):
