@@ -264,6 +264,7 @@ class Dispatcher:
         continued = continued and reason is Reason.EVICTED
         try:
             num_blocks, depth, size = written(group, self._carrier)
+            continued = continued and num_blocks > 0  # without a tail, those that go on from it keep their own
             if self._admission.admits(DISK, num_blocks, depth, continued, matched, node, reason, size):
                 return True
         except BaseException as interrupt:

@@ -280,6 +280,11 @@ MUTANTS = (
          "test_a_purged_page_does_not_come_back_from_an_extent_that_changed_hands"),
     ),
     Mutant(
+        "a tail overdraws the write budget", "pagedkv/cache/dispatcher.py",
+        (("            continued = continued and num_blocks > 0", "            continued = continued"),),
+        ("test_a_write_budget_is_of_the_bytes_of_pages",),
+    ),
+    Mutant(
         "a block that spans extents gives back the first alone", POOL,
         (("            extent = p.extents.after[extent]\n", "            extent = NIL\n"),),
         ("test_memory_that_is_counted_is_given_back_to_the_last_unit",),

@@ -200,14 +200,14 @@ def test_a_tail_counts_where_the_last_block_of_the_prompt_was_found():
 
 
 def test_a_write_budget_is_of_the_bytes_of_pages(machine, requests):
-    """Tails and runs that others continue may overdraw it."""
+    """An hour's share is 40 blocks of all layers, and the run takes 40 seconds."""
     workload = requests(*[(1000 * i, 320, 2) for i in range(40)])
     hardware = machine(400, 400, model=WINDOWS)
     block_bytes = 16 * WINDOWS.kv_bytes_per_token
     server, free, _ = serve(workload, with_disk(hardware, 9000, disk_write="evicted"))
     budget = 24 * 40 * block_bytes
     _, tight, _ = serve(workload, with_disk(hardware, 9000, disk_write="evicted", disk_write_budget=budget))
-    assert 40 * block_bytes <= tight.disk_written_bytes < free.disk_written_bytes / 2
+    assert 20 * block_bytes <= tight.disk_written_bytes <= 41 * block_bytes < free.disk_written_bytes / 2
     assert server.carrier.write_bytes.tolist() == [group.page_bytes for group in groups_of(server.cache.spec)]
 
 
