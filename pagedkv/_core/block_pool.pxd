@@ -13,7 +13,7 @@
 # use. Its ids go over the whole memory: those of an extent that it does not have are not free, and never handed out.
 # An extent with a live block is *held*: eviction alone cannot empty it. Where memory is only counted, a block may take several
 # extents, `span`, that need not lie side by side: then it is alone in them, and the first one names it.
-from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pagedkv._core.lock cimport Lock
 
@@ -48,13 +48,12 @@ cdef struct Pool:
     int32_t shift
     int32_t span            # extents that a block takes; 1 unless per_extent is 1
     int32_t num_own         # extents that the pool has, `span` of them counted as one, as in the next two
-    int32_t head            # the first extent with a free block, or NIL
+    int32_t lowest          # none of the extents before it has a free block
     int32_t* free_in        # [num], the first free block of an extent, or NIL
     int32_t* used_in        # [num], blocks of an extent in use
     int32_t* live_in        # [num], of these the live ones
     int32_t num_held        # extents that are held
-    int32_t* next_with      # [num], the list of extents with free blocks
-    int32_t* prev_with
+    uint8_t* has_free       # [num], whether the pool has it with free blocks
     uint32_t* marks         # [max_capacity] of a short group: points that need the block, of its references; else NULL
 
 # Blocks that `pool_alloc` could hand out now, growth included.

@@ -9,9 +9,9 @@ pool would give the block to two owners.
 
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memchr, memcpy, memset
 
 import numpy as np
 
@@ -27,23 +27,16 @@ cnp.import_array()
 # ---- extents
 
 cdef inline void with_free(Pool* p, int32_t extent) noexcept nogil:
-    p.prev_with[extent] = NIL
-    p.next_with[extent] = p.head
-    if p.head != NIL:
-        p.prev_with[p.head] = extent
-    p.head = extent
+    p.has_free[extent] = 1
+    p.lowest = min(p.lowest, extent)
 
 
 cdef inline void without_free(Pool* p, int32_t extent) noexcept nogil:
-    if p.prev_with[extent] == NIL:
-        p.head = p.next_with[extent]
-    else:
-        p.next_with[p.prev_with[extent]] = p.next_with[extent]
-    if p.next_with[extent] != NIL:
-        p.prev_with[p.next_with[extent]] = p.prev_with[extent]
+    p.has_free[extent] = 0
 
 
-cdef void extent_take(Pool* p) noexcept nogil:
+# The first of the `span` extents that a block takes, or of one.
+cdef inline int32_t extent_pop(Pool* p) noexcept nogil:
     cdef Extents* e = p.extents
     cdef int32_t i, extent, after = NIL
     e.num_free -= p.span
@@ -53,8 +46,21 @@ cdef void extent_take(Pool* p) noexcept nogil:
         e.after[extent] = after
         after = extent
     extent = e.free[e.num_free]
-    e.after[extent] = after
-    extent_take_at(p, extent)
+    if p.span > 1:
+        e.after[extent] = after
+    return extent
+
+
+# An extent is free again, with those that its block took beside it.
+cdef inline void extent_push(Pool* p, int32_t extent) noexcept nogil:
+    cdef Extents* e = p.extents
+    cdef int32_t _i
+    for _i in range(p.span):
+        e.owner[extent] = NIL
+        e.free[e.num_free] = extent
+        e.num_free += 1
+        if p.span > 1:
+            extent = e.after[extent]
 
 
 cdef void extent_take_at(Pool* p, int32_t extent) noexcept nogil:
@@ -72,12 +78,21 @@ cdef void extent_take_at(Pool* p, int32_t extent) noexcept nogil:
     with_free(p, extent)
 
 
-# From an extent that has room, the one that came to have room last: it is among the fullest.
+# From the lowest extent that has room: the highest ones drain, and change hands as a whole.
 cdef int32_t block_from_extent(Pool* p) noexcept nogil:
     cdef int32_t extent, block
-    if p.head == NIL:
-        extent_take(p)
-    extent = p.head
+    cdef uint8_t* lowest
+    if p.per_extent == 1:               # it is in use or free as a whole, and in no list: half of the books stay untouched
+        extent = extent_pop(p)
+        p.extents.owner[extent] = p.number
+        p.live_in[extent] = 1
+        p.num_held += 1
+        p.num_own += 1
+        return extent
+    if p.num_stack == 0:
+        extent_take_at(p, extent_pop(p))
+    lowest = <uint8_t*>memchr(p.has_free + p.lowest, 1, p.extents.num - p.lowest)
+    p.lowest = extent = <int32_t>(lowest - p.has_free)
     block = p.free_in[extent]
     p.free_in[extent] = p.stack[block]
     p.used_in[extent] += 1
@@ -91,6 +106,10 @@ cdef int32_t block_from_extent(Pool* p) noexcept nogil:
 cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil:
     cdef int32_t extent = extent_of(p, block)
     block_not_live(p, block)
+    if p.per_extent == 1:
+        p.num_own -= 1
+        extent_push(p, extent)
+        return
     if p.free_in[extent] == NIL:
         with_free(p, extent)
     p.stack[block] = p.free_in[extent]
@@ -101,11 +120,7 @@ cdef void block_to_extent(Pool* p, int32_t block) noexcept nogil:
         without_free(p, extent)
         p.num_stack -= p.per_extent
         p.num_own -= 1
-        while extent != NIL:
-            p.extents.owner[extent] = NIL
-            p.extents.free[p.extents.num_free] = extent
-            p.extents.num_free += 1
-            extent = p.extents.after[extent]
+        extent_push(p, extent)
 
 
 # Of an extent that the pool has just taken these n blocks are in use, with one reference each.
@@ -504,8 +519,7 @@ cdef class BlockPool:
         free(self.pool.free_in)
         free(self.pool.used_in)
         free(self.pool.live_in)
-        free(self.pool.next_with)
-        free(self.pool.prev_with)
+        free(self.pool.has_free)
         free(self.pool.marks)
 
     # The pool's blocks lie in extents that it shares with others from now on; it has none yet.
@@ -514,15 +528,16 @@ cdef class BlockPool:
         cdef size_t n = max(1, shared.extents.num)
         p.free_in, p.used_in = <int32_t*>malloc(n * sizeof(int32_t)), <int32_t*>calloc(n, sizeof(int32_t))
         p.live_in = <int32_t*>calloc(n, sizeof(int32_t))
-        p.next_with, p.prev_with = <int32_t*>malloc(n * sizeof(int32_t)), <int32_t*>malloc(n * sizeof(int32_t))
+        p.has_free = <uint8_t*>calloc(n, 1)
         if number > 0:
             p.marks = <uint32_t*>calloc(max(1, p.max_capacity), sizeof(uint32_t))
-        if (p.free_in == NULL or p.used_in == NULL or p.live_in == NULL or p.next_with == NULL or p.prev_with == NULL
+        if (p.free_in == NULL or p.used_in == NULL or p.live_in == NULL or p.has_free == NULL
                 or (number > 0 and p.marks == NULL)):
             raise MemoryError(f"no memory for {n} extents")
+        memset(p.free_in, 0xFF, n * sizeof(int32_t))
         self.shared = shared
         p.extents, p.number, p.per_extent, p.span = &shared.extents, number, per_extent, span
-        p.head, p.fresh = NIL, p.max_capacity
+        p.lowest, p.fresh = shared.extents.num, p.max_capacity
         p.shift = 31
         while <int64_t>1 << (p.shift - 31) < per_extent:
             p.shift += 1

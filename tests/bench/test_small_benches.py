@@ -53,3 +53,17 @@ def test_the_bench_of_waits_has_a_row_for_each_client_and_call(tmp_path: Path) -
     calls = ["sequence", "load", "publish", "purge", "await"]
     assert [row["call"] for row in rows] == calls * (len(rows) // len(calls))
     assert rows[0]["client"] == "redis-py"
+
+
+def test_the_bench_of_groups_has_a_row_for_each_system_and_model(tmp_path: Path) -> None:
+    out = tmp_path / "groups.json"
+    run(
+        "bench.groups", "--rows", "4", "--lengths-of-rows", "64", "--prompts", "256", "--rounds", "2",
+        "--memory-gib", "4", "--requests", "3", "--json", str(out),
+    )  # fmt: skip
+    found = read_results(out)
+    assert [row["case"] for row in found["rows"][::3]] == ["decode 4 x 64", "match 256", "own and release 256"]
+    assert all(row["us"] > 0 for row in found["rows"])
+    assert [(row["lengths"], row["mean %"] <= row["most %"] < 100) for row in found["stranded"]] == (
+        [("chat", True)] * 3 + [("code", True)] * 3
+    )

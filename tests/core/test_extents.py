@@ -85,3 +85,15 @@ def test_a_pool_of_its_own_knows_no_extents() -> None:
     ids = pool.alloc(4)
     pool.free(ids)
     assert pool.counts()["capacity"] == pool.num_free == 4
+
+
+def test_the_lowest_extent_with_room_gives_the_next_block() -> None:
+    memory = ExtentPool(4, (3, 1))
+    pool, other = memory.pools
+    blocks = pool.alloc(12)
+    for block in (10, 4, 1, 7):
+        pool.free(blocks[blocks == block])
+    assert pool.alloc(3).tolist() == [1, 4, 7], "the highest one drains"
+    pool.free(np.array([9, 11], np.int32))
+    assert (memory.num_free, other.alloc(1).tolist()) == (1, [3])
+    memory.check_integrity()
