@@ -230,14 +230,29 @@ cdef list groups_problems(Placement self, dict owners, dict kids):
 def placement_dump(Placement self):
     """Nodes with their fate: id -> dict."""
     cdef Place* p = &self.place
-    cdef int32_t n
+    cdef int32_t n, tier, group, i
     out = {}
-    for n, (parent, depth, tokens, ids) in self.tree.dump().items():
-        if not tokens:
-            continue
-        out[n] = {
-            "parent": parent, "depth": depth, "tokens": tokens, "ids": ids, "top": p.fates[n].top,
-            "last_use": p.fates[n].last_use, "priority": p.fates[n].klass - 1, "in_flight": p.fates[n].transfer >= 0,
-            "owned": bool(is_owned(p, n, node_top(p.tree, n))), "failed": bool(p.fates[n].failed),
-        }
+    cdef bint collecting = self.lock.begin_audit()
+    try:
+        for n, (parent, depth, tokens, ids) in self.tree.dump().items():
+            if not tokens:
+                continue
+            out[n] = node = {
+                "parent": parent, "depth": depth, "tokens": tokens, "ids": ids, "top": p.fates[n].top,
+                "last_use": p.fates[n].last_use, "priority": p.fates[n].klass - 1, "in_flight": p.fates[n].transfer >= 0,
+                "owned": bool(is_owned(p, n, node_top(p.tree, n))), "failed": bool(p.fates[n].failed),
+            }
+            if p.groups == NULL:
+                continue
+            node["pages"], node["point"] = {}, ()
+            for tier in range(p.num_tiers):
+                if has_point_in(p, n, tier):
+                    node["point"] += (tier,)
+                for group in range(1, p.groups.num):
+                    pages = []
+                    for i in range(p.tree.nodes[n].length):
+                        pages.append(node_pages(p.tree, n, tier, group)[i])
+                    node["pages"][tier, group] = pages
+    finally:
+        self.lock.end_audit(collecting)
     return out

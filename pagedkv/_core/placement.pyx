@@ -2043,7 +2043,11 @@ cdef class Placement:
             raise AssertionError("; ".join(problems[:8]))
 
     def dump(self):
-        """Nodes with their fate, for tests: id -> dict."""
+        """Nodes with their fate, for tests and recordings: id -> dict.
+
+        Over groups of layers also ``pages``, of each ``(tier, group)`` the page of each block, -1 for a hole, and ``point``,
+        the tiers where the boundary at the node's end has its tail.
+        """
         from pagedkv._core.audit import placement_dump
 
         return placement_dump(self)

@@ -197,8 +197,8 @@ MEMORY = (
     ),
     Mutant(
         "an audit that runs out of memory keeps the mutex", "pagedkv/_core/audit.pyx",
-        (("    finally:\n        self.lock.end_audit(collecting)\n",
-          "    except ZeroDivisionError:\n        raise\n    self.lock.end_audit(collecting)\n"),),
+        (("    finally:\n        self.lock.end_audit(collecting)\n    return problems\n",
+          "    except ZeroDivisionError:\n        raise\n    self.lock.end_audit(collecting)\n    return problems\n"),),
         (f"{SHORT}[lru]",),
     ),
 )
