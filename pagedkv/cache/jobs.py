@@ -30,6 +30,7 @@ class Job:
     span : passed to the hooks, in `context`.
     tickets : those whose end the core does not know yet, with their moves.
     arrived : blocks so far, without the pages of short groups.
+    arrived_pages : pages of short groups so far.
     unanswered : how often a ticket could not be asked whether it is settled.
     """
 
@@ -38,6 +39,7 @@ class Job:
     context: contextvars.Context | None
     tickets: list[tuple[Handle, NDArray[np.void]]] = field(default_factory=list)
     arrived: int = 0
+    arrived_pages: int = 0
     unanswered: int = 0
 
     def __post_init__(self) -> None:
