@@ -13,6 +13,7 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.lab.recording import Move, Recorder, read_recording
+from pagedkv.lab.recording.captions import of_moves_ended
 
 from .conftest import BLOCK, compute, serve
 
@@ -188,6 +189,17 @@ def test_the_captions_tell_of_hits_moves_drops_and_adoption(open_cache):
     moves = next(frame.moves for frame in recorder.recording.frames if frame.moves)
     assert {(move.source, move.destination) for move in moves} == {("device", "host")}
     assert isinstance(moves[0], Move)
+
+
+def test_copies_that_do_not_arrive_are_counted():
+    blocks = [Move("device", i, "host", i) for i in range(3)]
+    pages = [Move("device", i, "host", i, group=1) for i in range(2)]
+    assert of_moves_ended(blocks, 1, 0) == "Of 3 blocks that were to be copied, 1 arrived."
+    assert of_moves_ended(blocks, 3, 0) == "Arrived: 3 blocks on the host."
+    assert of_moves_ended([*blocks, *pages], 3, 2) == "Arrived: 3 blocks and 2 pages on the host."
+    told = "Of 3 blocks and 2 pages that were to be copied, 3 blocks and 1 page arrived."
+    assert of_moves_ended([*blocks, *pages], 3, 1) == told
+    assert of_moves_ended(pages, 0, 0) == "Of 2 pages that were to be copied, none arrived."
 
 
 def test_a_step_that_raised_is_told_as_such(open_cache):

@@ -13,7 +13,7 @@ import random
 import pytest
 
 from pagedkv.errors import PagedKVError, RecordingFormatError
-from pagedkv.lab.recording import read_recording
+from pagedkv.lab.recording import Frame, HeldBlock, Move, Recording, SequenceState, read_recording
 from pagedkv.lab.recording.file import write_recording
 
 
@@ -53,7 +53,7 @@ def test_what_was_written_is_read_as_it_was(demo, tmp_path):
         (b"null", "no recording"),
         (b'{"format": "pagedkv trace"}', "no recording"),
         (b'{"format": "pagedkv recording"}', "version: None is not known"),
-        (b'{"format": "pagedkv recording", "version": 2}', "version: 2 is not known to this pagedkv: 1 is"),
+        (b'{"format": "pagedkv recording", "version": 3}', "version: 3 is not known to this pagedkv: 1 and 2 are"),
         (b'{"format": "pagedkv recording", "version": true}', "version: True is not known"),
     ],
 )
@@ -61,6 +61,21 @@ def test_files_that_are_no_recordings_are_refused(read, content, said):
     with pytest.raises(RecordingFormatError, match=r"run\.json: ") as found:
         read(content)
     assert said in str(found.value)
+
+
+def test_a_cache_without_groups_is_written_as_version_1_byte_for_byte(tmp_path):
+    block, move = HeldBlock(1, 2, True, ("A",), "out", (7, 8)), Move("device", 1, "host", 0)
+    seq = SequenceState("A", "", (7, 8), 2, (1,))
+    frame = Frame("moves", "One.", (seq,), {"device": (block,), "host": ()}, ((0, 1),), (move,))
+    write_recording(Recording(2, "lru", {"device": 4, "host": 2}, (frame,), 3, {7: "x"}), tmp_path / "run.json")
+    assert (tmp_path / "run.json").read_text() == (
+        '{"format":"pagedkv recording","version":1,"block_size":2,"policy":"lru","tiers":{"device":4,"host":2},'
+        '"frames":[{"what":"moves","caption":"One.","sequences":[{"name":"A","parent":"","tokens":[7,8],"computed":2,'
+        '"blocks":[1]}],'
+        '"tiers":{"device":[{"block":1,"references":2,"in_tree":true,"sequences":["A"],"moving":"out","tokens":[7,8]}],'
+        '"host":[]},"copies":[[0,1]],"moves":[{"source":"device","block":1,"destination":"host","to":0}]}],"left_out":3,'
+        '"texts":{"7":"x"}}\n'
+    )
 
 
 def test_a_file_that_is_not_there_is_an_os_error(tmp_path):

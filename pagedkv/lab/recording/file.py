@@ -1,20 +1,17 @@
-"""Recordings as JSON files.
-
-A file is checked as a whole: a recording that could not have happened is refused.
-"""
+"""Recordings as JSON files: version 1, or version 2 of a cache by groups of layers."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pagedkv.errors import RecordingFormatError
-from pagedkv.lab.recording.model import FORMAT, VERSION, Frame, HeldBlock, Move, Moving, Recording, SequenceState
+from pagedkv.lab.recording.group_reader import GroupReader
+from pagedkv.lab.recording.model import FORMAT, VERSION, VERSION_OF_GROUPS, Recording
+from pagedkv.lab.recording.reader import Reader, shown
 
-TIERS = ("device", "host", "disk", "remote")
-MOST_BLOCKS, MOST_BLOCK_SIZE = 2**31 - 1, 1 << 16
+READERS: dict[int, type[Reader]] = {VERSION: Reader, VERSION_OF_GROUPS: GroupReader}
 
 
 def write_recording(recording: Recording, path: str | os.PathLike[str]) -> None:
@@ -40,178 +37,14 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         data = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as problem:
         raise RecordingFormatError(path, "", f"no JSON: {problem}") from None
-    return _Reader(path).recording(data)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise RecordingFormatError(path, "", f'no recording: it does not say "format": "{FORMAT}"')
+    version = data.get("version")
+    if type(version) is not int or version not in READERS:
+        known = " and ".join(map(str, READERS))
+        raise RecordingFormatError(path, "version", f"{shown(version)} is not known to this pagedkv: {known} are")
+    return READERS[version](path).recording(data)
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:40] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-
-
-class _Reader:
-    """Checks plain data and makes a Recording of it."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
-
-    def recording(self, data: Any) -> Recording:
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise self._problem("", f'no recording: it does not say "format": "{FORMAT}"')
-        version = data.get("version")
-        if type(version) is not int or version != VERSION:
-            raise self._problem("version", f"{_shown(version)} is not known to this pagedkv: {VERSION} is")
-        block_size = self._number(data, "block_size", "", 1, MOST_BLOCK_SIZE)
-        given = self._get(data, "tiers", "", dict, "an object")
-        tiers = {name: self._number(given, name, "tiers", 1, MOST_BLOCKS) for name in given}
-        if "device" not in tiers or [name for name in TIERS if name in tiers] != list(tiers):
-            raise self._problem("tiers", f"{', '.join(tiers) or 'none'}: the device and others of {', '.join(TIERS)}")
-        texts = self._texts(self._get(data, "texts", "", dict, "an object"))
-        frames = self._list(data, "frames", "")
-        if not frames:
-            raise self._problem("frames", "there are none")
-        return Recording(
-            block_size=block_size,
-            policy=self._get(data, "policy", "", str, "text"),
-            tiers=tiers,
-            frames=tuple(self._frame(frame, f"frame {i + 1}", block_size, tiers) for i, frame in enumerate(frames)),
-            left_out=self._number(data, "left_out", "", 0, 2**62),
-            texts=texts,
-        )
-
-    def _texts(self, given: dict[str, Any]) -> dict[int, str]:
-        texts: dict[int, str] = {}
-        for key, text in given.items():
-            digits = key.removeprefix("-")
-            if not (digits.isascii() and digits.isdigit() and len(digits) < 11) or not isinstance(text, str):
-                raise self._problem("texts", f"{key[:40]!r}: a token's number and its text are needed")
-            texts[int(key)] = text
-        return texts
-
-    def _frame(self, data: Any, where: str, block_size: int, tiers: dict[str, int]) -> Frame:
-        self._is(data, where, dict, "an object")
-        given = self._get(data, "tiers", where, dict, "an object")
-        if list(given) != list(tiers):
-            raise self._problem(f"{where}, tiers", f"{', '.join(given) or 'none'}, but there are {', '.join(tiers)}")
-        held = {
-            tier: tuple(
-                self._held(block, f"{where}, {tier} block {i}", block_size, tiers[tier])
-                for i, block in enumerate(self._list(given, tier, where))
-            )
-            for tier in tiers
-        }
-        for tier, blocks in held.items():
-            ids = [block.block for block in blocks]
-            if ids != sorted(set(ids)):
-                raise self._problem(f"{where}, {tier}", "the blocks do not stand once each, by their ids")
-        sequences = tuple(
-            self._sequence(sequence, f"{where}, sequence {i}", block_size)
-            for i, sequence in enumerate(self._list(data, "sequences", where))
-        )
-        frame = Frame(
-            what=self._get(data, "what", where, str, "text"),
-            caption=self._get(data, "caption", where, str, "text"),
-            sequences=sequences,
-            tiers=held,
-            copies=tuple(self._copy(pair, f"{where}, copies", tiers) for pair in self._list(data, "copies", where)),
-            moves=tuple(self._move(move, f"{where}, moves", tiers) for move in self._list(data, "moves", where)),
-        )
-        self._agree(frame, where)
-        return frame
-
-    def _agree(self, frame: Frame, where: str) -> None:
-        """Block tables and blocks tell the same story."""
-        names = [sequence.name for sequence in frame.sequences]
-        if len(set(names)) != len(names):
-            raise self._problem(where, "two sequences have the same name")
-        having: dict[int, set[str]] = {}
-        for sequence in frame.sequences:
-            for block_id in sequence.blocks:
-                having.setdefault(block_id, set()).add(sequence.name)
-        told = {block.block: set(block.sequences) for block in frame.tiers["device"] if block.sequences}
-        if having != told:
-            different = min(i for i in having | told if having.get(i) != told.get(i))
-            raise self._problem(f"{where}, device block {different}", "the sequences' block tables say otherwise")
-        for tier, blocks in frame.tiers.items():
-            for block in blocks:
-                if tier != "device" and block.sequences:
-                    raise self._problem(f"{where}, {tier} block {block.block}", "sequences have device blocks only")
-
-    def _held(self, data: Any, where: str, block_size: int, num_blocks: int) -> HeldBlock:
-        self._is(data, where, dict, "an object")
-        moving = data.get("moving")
-        if moving not in get_args(Moving):
-            raise self._problem(where, f"moving = {_shown(moving)}: one of {', '.join(map(repr, get_args(Moving)))}")
-        block = HeldBlock(
-            block=self._number(data, "block", where, 0, num_blocks - 1),
-            references=self._number(data, "references", where, 1, 2**31 - 1),
-            in_tree=self._get(data, "in_tree", where, bool, "true or false"),
-            sequences=tuple(self._is(name, where, str, "text") for name in self._list(data, "sequences", where)),
-            moving=moving,
-            tokens=self._tokens(data, where),
-        )
-        if block.others < 0 or len(set(block.sequences)) != len(block.sequences):
-            raise self._problem(where, f"{block.references} references are fewer than the owners that are named")
-        if len(block.tokens) > block_size:
-            raise self._problem(where, f"{len(block.tokens)} tokens do not fit into a block of {block_size}")
-        return block
-
-    def _sequence(self, data: Any, where: str, block_size: int) -> SequenceState:
-        self._is(data, where, dict, "an object")
-        tokens = self._tokens(data, where)
-        blocks = tuple(self._int(block, where, 0, MOST_BLOCKS) for block in self._list(data, "blocks", where))
-        computed = self._number(data, "computed", where, 0, len(tokens))
-        if computed > len(blocks) * block_size:
-            raise self._problem(where, f"{computed} computed tokens do not fit into {len(blocks)} blocks")
-        name, parent = (self._get(data, key, where, str, "text") for key in ("name", "parent"))
-        return SequenceState(name, parent, tokens, computed, blocks)
-
-    def _copy(self, pair: Any, where: str, tiers: dict[str, int]) -> tuple[int, int]:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise self._problem(where, "a pair of block ids is needed")
-        source, destination = (self._int(block, where, 0, tiers["device"] - 1) for block in pair)
-        return source, destination
-
-    def _move(self, data: Any, where: str, tiers: dict[str, int]) -> Move:
-        self._is(data, where, dict, "an object")
-        source, destination = (self._get(data, key, where, str, "text") for key in ("source", "destination"))
-        for tier in (source, destination):
-            if tier not in tiers:
-                raise self._problem(where, f"{tier!r} is none of the tiers {', '.join(tiers)}")
-        block = self._number(data, "block", where, 0, tiers[source] - 1)
-        return Move(source, block, destination, self._number(data, "to", where, 0, tiers[destination] - 1))
-
-    def _tokens(self, data: dict[str, Any], where: str) -> tuple[int, ...]:
-        place = f"{where}, tokens"
-        return tuple(self._int(token, place, -(2**31), 2**31 - 1) for token in self._list(data, "tokens", where))
-
-    def _list(self, data: dict[str, Any], key: str, where: str) -> Sequence[Any]:
-        found: list[Any] = self._get(data, key, where, list, "a list")
-        return found
-
-    def _number(self, data: dict[str, Any], key: str, where: str, least: int, most: int) -> int:
-        place = f"{where}, {key}" if where else key
-        if key not in data:
-            raise self._problem(place, "is not there")
-        return self._int(data[key], place, least, most)
-
-    def _int(self, value: Any, where: str, least: int, most: int) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise self._problem(where, f"{_shown(value)}: a whole number from {least} to {most} is needed")
-        return value
-
-    def _get(self, data: dict[str, Any], key: str, where: str, kind: type, words: str) -> Any:
-        place = f"{where}, {key}" if where else key
-        if key not in data:
-            raise self._problem(place, "is not there")
-        return self._is(data[key], place, kind, words)
-
-    def _is(self, value: Any, where: str, kind: type, words: str) -> Any:
-        if not isinstance(value, kind):
-            raise self._problem(where, f"{_shown(value)}: {words} is needed")
-        return value
-
-    def _problem(self, where: str, problem: str) -> RecordingFormatError:
-        return RecordingFormatError(self._path, where, problem)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-FORMAT, VERSION = "pagedkv recording", 1
+from pagedkv.lab.recording.groups import GroupOfLayers, HeldPage, Moving, PageTable, Point
 
-Moving = Literal["", "out", "in"]
+FORMAT = "pagedkv recording"
+VERSION, VERSION_OF_GROUPS = 1, 2  # of files: a cache without groups of layers is written as version 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class SequenceState:
         Leading tokens whose KV is written.
     blocks : tuple of int
         Device block of each of its logical blocks.
+    tables : tuple of PageTable
+        Of each short group.
     """
 
     name: str
@@ -73,16 +76,21 @@ class SequenceState:
     tokens: tuple[int, ...]
     computed: int
     blocks: tuple[int, ...]
+    tables: tuple[PageTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A block's copy from one tier to another: under way in this frame, or just over."""
+    """A block's copy from one tier to another: under way in this frame, or just over.
+
+    Of a `group` from 1 on it is a page's.
+    """
 
     source: str
     block: int
     destination: str
     to: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,12 @@ class Frame:
     copies : tuple of (source, destination)
         Device blocks copied because a sequence was about to write into a shared one.
     moves : tuple of Move
+    pages : mapping of tier name to tuple of HeldPage, by group and id; the pages of short groups.
+    page_copies : tuple of (group, source, destination)
+        As `copies`, of short groups.
+    points : tuple of Point, by their depth
+    extents : mapping of tier name to tuple of int
+        The group that has each extent, -1 for a free one.
     """
 
     what: str
@@ -106,10 +120,18 @@ class Frame:
     tiers: Mapping[str, tuple[HeldBlock, ...]]
     copies: tuple[tuple[int, int], ...]
     moves: tuple[Move, ...]
+    pages: Mapping[str, tuple[HeldPage, ...]] = field(default_factory=dict)
+    page_copies: tuple[tuple[int, int, int], ...] = ()
+    points: tuple[Point, ...] = ()
+    extents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def held(self, tier: str = "device") -> dict[int, HeldBlock]:
         """The blocks of a tier that have an owner, by id."""
         return {held.block: held for held in self.tiers.get(tier, ())}
+
+    def held_pages(self, group: int, tier: str = "device") -> dict[int, HeldPage]:
+        """The pages of a short group in a tier that have a holder, by id."""
+        return {held.page: held for held in self.pages.get(tier, ()) if held.group == group}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +151,10 @@ class Recording:
         Frames that were not recorded: beyond the recorder's bound, or while another thread changed the books.
     texts : mapping of int to str
         How to write a token, for those that have a text.
+    groups : tuple of GroupOfLayers
+        Of a cache by groups of layers; empty for other caches, whose frames have no pages, points and extents.
+    per_extent : mapping of tier name to tuple of int
+        Blocks or pages of each group in one extent of the tier.
     """
 
     block_size: int
@@ -137,12 +163,28 @@ class Recording:
     frames: tuple[Frame, ...]
     left_out: int
     texts: Mapping[int, str]
+    groups: tuple[GroupOfLayers, ...] = ()
+    per_extent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         whole = asdict(self)
-        return {"format": FORMAT, "version": VERSION, **whole, "texts": {str(t): s for t, s in self.texts.items()}}
+        if not self.groups:
+            _without(whole, "groups", "per_extent")
+            for frame in whole["frames"]:
+                _without(frame, "pages", "page_copies", "points", "extents")
+                for sequence in frame["sequences"]:
+                    _without(sequence, "tables")
+                for move in frame["moves"]:
+                    _without(move, "group")
+        version = VERSION_OF_GROUPS if self.groups else VERSION
+        return {"format": FORMAT, "version": version, **whole, "texts": {str(t): s for t, s in self.texts.items()}}
 
     def text(self, token: int) -> str:
         """A token in words, or its number."""
         return self.texts.get(token, str(token))
+
+
+def _without(fields: dict[str, Any], *names: str) -> None:
+    for name in names:
+        del fields[name]

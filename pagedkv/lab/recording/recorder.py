@@ -13,9 +13,13 @@ from pagedkv.cache.cache import KVCache
 from pagedkv.errors import WrongType
 from pagedkv.lab.recording import captions
 from pagedkv.lab.recording.file import write_recording
+from pagedkv.lab.recording.group_snapshot import extents_of
+from pagedkv.lab.recording.groups import GroupOfLayers
 from pagedkv.lab.recording.model import Frame, Move, Recording
 from pagedkv.lab.recording.snapshot import Known, Snapshot, take
 from pagedkv.observe.hooks import Span
+from pagedkv.spec.groups import Group, groups_of
+from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import whole_number
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -30,7 +34,7 @@ class Recorder:
 
     Recording changes nothing in the cache. A frame looks at every owned block and at every cached token: this is for
     small pools. Sequences that were opened before the recording show as other owners of their blocks. Of a cache by
-    groups of layers the pictures show the group that sees everything.
+    groups of layers it has the pages of every group, the points, and the extents of each group.
 
     Parameters
     ----------
@@ -51,6 +55,8 @@ class Recorder:
         if text is not None and not callable(text):
             raise WrongType(f"text must turn a token into a str, and {type(text).__name__} cannot be called")
         self._cache, self._text = cache, text
+        is_by_group = cache.placement.num_groups > 1
+        self._groups = groups_of(cache.spec) if is_by_group else (Group((), None, None, cache.spec),)
         self._max_frames = whole_number(max_frames, "max_frames", 1, 2**31 - 1)
         self._frames: list[Frame] = []
         self._left_out = 0
@@ -69,12 +75,14 @@ class Recorder:
         InvalidArgument
             It is recording.
         """
-        pools = self._cache.placement.pools
-        sizes = {TIER_NAMES[i]: pool.max_blocks for i, pool in enumerate(pools) if pool is not None}
+        block_size, extents = self._cache.spec.block_size, extents_of(self._cache.placement)
+        sizes = {tier: shared.num_extents for tier, shared in extents.items()}
         with self._lock:
             self._cache.hooks.add(self)
-            if not self._frames:
-                self._add("opened", lambda now: captions.opened(self._cache.spec.block_size, sizes))
+            if not self._frames and extents:
+                self._add("opened", lambda now: captions.opened_by_group(block_size, len(self._groups), sizes))
+            elif not self._frames:
+                self._add("opened", lambda now: captions.opened(block_size, self._sizes()))
 
     def stop(self) -> None:
         """Record no more; keep the recording.
@@ -109,10 +117,16 @@ class Recorder:
         """The recording so far."""
         with self._lock:
             frames, left_out = tuple(self._frames), self._left_out
+        spec, policy = self._cache.spec, self._cache.placement.policy
+        told = tuple(_told(spec, group) for group in self._groups) if len(self._groups) > 1 else ()
+        per_extent = {tier: extents.per_extent for tier, extents in extents_of(self._cache.placement).items()}
+        return Recording(
+            spec.block_size, policy, self._sizes(), frames, left_out, self._texts(frames), told, per_extent
+        )  # fmt: skip
+
+    def _sizes(self) -> dict[str, int]:
         pools = self._cache.placement.pools
-        sizes = {TIER_NAMES[i]: pool.max_blocks for i, pool in enumerate(pools) if pool is not None}
-        spec = self._cache.spec
-        return Recording(spec.block_size, self._cache.placement.policy, sizes, frames, left_out, self._texts(frames))
+        return {TIER_NAMES[i]: pool.max_blocks for i, pool in enumerate(pools) if pool is not None}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording so far to a JSON file, for ``pagedkv show``."""
@@ -123,6 +137,7 @@ class Recorder:
             return {}
         tokens = {token for frame in frames for sequence in frame.sequences for token in sequence.tokens}
         tokens |= {t for frame in frames for held in frame.tiers.values() for block in held for t in block.tokens}
+        tokens |= {t for frame in frames for held in frame.pages.values() for page in held for t in page.tokens}
         texts = {token: self._text(token) for token in sorted(tokens)}
         for text in texts.values():
             if not isinstance(text, str):
@@ -135,14 +150,12 @@ class Recorder:
         """The cache begins something."""
         if span.name == "moves":
             with self._lock:
-                shown = span.subject[span.subject["lane"] == 0]
-                if not len(shown):
-                    return
+                told = ("src_tier", "src_block", "dst_tier", "dst_block", "lane")
                 moves = tuple(
-                    Move(TIER_NAMES[m["src_tier"]], int(m["src_block"]), TIER_NAMES[m["dst_tier"]], int(m["dst_block"]))
-                    for m in shown
+                    Move(TIER_NAMES[source], block, TIER_NAMES[destination], to, group)
+                    for source, block, destination, to, group in (tuple(int(m[k]) for k in told) for m in span.subject)
                 )
-                self._moves[id(span)] = list(zip(moves, _leaves_source(shown), strict=True))
+                self._moves[id(span)] = list(zip(moves, _leaves_source(span.subject), strict=True))
                 self._add("moves", lambda now: captions.of_moves_begun(self._last, now, moves), moves=moves)
 
     def end(self, span: Span, state: Any) -> None:
@@ -156,11 +169,9 @@ class Recorder:
                 self._add(span.name, lambda now: captions.of_drop(self._last, now, span.name), if_dropped=True)
 
     def _ended_moves(self, span: Span) -> None:
-        begun = self._moves.pop(id(span), None)
-        if begun is None:  # pages of other groups of layers alone
-            return
-        moves, arrived = tuple(move for move, _ in begun), span.attributes.get("moved_blocks", 0)
-        self._add("moves", lambda now: captions.of_moves_ended(moves, arrived), moves=moves)
+        moves = tuple(move for move, _ in self._moves.pop(id(span), ()))
+        arrived, pages = (span.attributes.get(name, 0) for name in ("moved_blocks", "moved_pages"))
+        self._add("moves", lambda now: captions.of_moves_ended(moves, arrived, pages), moves=moves)
 
     def _ended(self, span: Span) -> None:
         row = span.attributes.get("row", -1)
@@ -186,13 +197,15 @@ class Recorder:
 
     def _allocated(self, arrays: Any) -> None:
         first = {tuple(row[row >= 0].tolist()) for row in arrays.block_tables}
-        copies = tuple((int(source), int(target)) for source, target in arrays.copies)
+        copies = tuple(captions.pairs(arrays.copies))
+        parts = enumerate(arrays.groups, start=1)
+        page_copies = tuple((group, *pair) for group, part in parts for pair in captions.pairs(part.copies))
 
         def caption(now: Snapshot) -> str:
             names = [sequence.name for sequence in now.sequences if sequence.blocks in first]
             return captions.of_allocate(self._last, now, arrays, names)
 
-        self._add("allocate", caption, copies=copies)
+        self._add("allocate", caption, copies=copies, page_copies=page_copies)
 
     @property
     def _last(self) -> Frame:
@@ -213,6 +226,7 @@ class Recorder:
         caption: Callable[[Snapshot], str],
         *,
         copies: tuple[tuple[int, int], ...] = (),
+        page_copies: tuple[tuple[int, int, int], ...] = (),
         moves: tuple[Move, ...] = (),
         if_dropped: bool = False,
     ) -> None:
@@ -224,13 +238,28 @@ class Recorder:
             self._left_out += 1
             return
         flying = [each for some in self._moves.values() for each in some]
-        now = take(self._cache.placement, self._cache.table, self._known.values(), flying)
+        now = take(self._cache.placement, self._cache.table, self._groups, self._known.values(), flying)
         if now is None:
             self._left_out += 1
             return
         if if_dropped and not captions.gone(self._last, now):
             return
-        self._frames.append(Frame(what, caption(now), now.sequences, now.tiers, copies, moves))
+        books, text = now.groups, caption(now)
+        if what not in ("opened", "note"):
+            text += captions.of_groups(self._last, now, is_told=what == "moves" or what in IF_DROPPED)
+        self._frames.append(
+            Frame(
+                what, text, now.sequences, now.tiers, copies, moves, books.pages, page_copies, books.points,
+                books.extents,
+            )
+        )  # fmt: skip
+
+
+def _told(spec: KVSpec, group: Group) -> GroupOfLayers:
+    """A group in the model's own numbers."""
+    layers = (layer for layer in range(spec.num_model_layers) if spec.own_layer(layer) in group.layers)
+    windows, chunks = ({limit for limit in limits or () if limit} for limits in (group.spec.windows, group.spec.chunks))
+    return GroupOfLayers(tuple(layers), tuple(sorted(windows)), next(iter(chunks), None))
 
 
 def _leaves_source(moves: Any) -> list[bool]:
