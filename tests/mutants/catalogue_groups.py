@@ -330,4 +330,24 @@ MUTANTS = (
         (("        if found.lanes != self.lanes:\n", "        if False:\n"),),
         ("test_a_store_of_other_groups_is_refused_with_the_group",),
     ),
+    Mutant(
+        "a recording takes half a tail for a point's", "pagedkv/lab/recording/group_snapshot.py",
+        (("num_blocks - group.need(num_blocks))\n", "num_blocks - (group.need(num_blocks) + 1) // 2)\n"),),
+        ("test_after_random_steps_the_pages_are_those_of_the_books_and_the_bytes",),
+    ),
+    Mutant(
+        "a recording begins a sequence's pages at its first block", "pagedkv/lab/recording/group_snapshot.py",
+        (("enumerate(table.pages, start=table.first)", "enumerate(table.pages)"),),
+        ("test_after_random_steps_the_pages_are_those_of_the_books_and_the_bytes",),
+    ),
+    Mutant(
+        "a recording does not hear of the pages that move", "pagedkv/lab/recording/group_snapshot.py",
+        (("        if move.group:\n            source, target", "        if False:\n            source, target"),),
+        ("test_a_page_on_the_move_is_told_at_both_ends_with_what_it_holds",),
+    ),
+    Mutant(
+        "a recording with pages in extents of other groups is read", "pagedkv/lab/recording/group_reader.py",
+        (("!= group:\n                    raise", "is None:\n                    raise"),),
+        ("test_books_over_groups_that_contradict_themselves_are_refused_with_the_place",),
+    ),
 )  # fmt: skip

@@ -54,3 +54,9 @@ def open_cache(tmp_path: Path) -> Iterator[Callable[..., pk.KVCache]]:
 def demo() -> Recording:
     """The built-in run."""
     return record()
+
+
+@pytest.fixture(scope="session")
+def demo_of_groups() -> Recording:
+    """The built-in run over groups of layers."""
+    return record("groups")

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from pagedkv.cli import main
+from pagedkv.errors import InvalidArgument
 from pagedkv.lab.recording import read_recording
 from pagedkv.lab.show import picture, steps
 from pagedkv.lab.show.command import show
@@ -80,6 +81,45 @@ def test_the_built_in_run_shows_everything_that_can_happen(demo):
     )
     assert [words for words in wanted if words not in told] == []
     assert demo.left_out == 0
+
+
+def test_the_built_in_run_over_groups_is_the_same_every_time_and_shows_all_that_groups_can_do(demo_of_groups):
+    def told(recording):
+        frames = [
+            replace(f, tiers={}, pages={}, points=(), extents={}) if f.what == "moves" else f for f in recording.frames
+        ]
+        return replace(recording, frames=tuple(frames))
+
+    demo = demo_of_groups
+    assert told(record("groups")) == told(demo)
+    assert demo.left_out == 0
+    moves = {(m.source, m.destination, m.group) for frame in demo.frames for m in frame.moves}
+    assert {(a, b) for a, b, _ in moves} == {
+        ("device", "host"),
+        ("host", "disk"),
+        ("host", "device"),
+        ("disk", "device"),
+    }
+    assert {group for *_, group in moves} == {0, 1}
+    assert {page.moving for frame in demo.frames for held in frame.pages.values() for page in held} == {"", "in", "out"}
+    assert any(table.first > 0 for frame in demo.frames for seq in frame.sequences for table in seq.tables)
+    assert any(page.shared for frame in demo.frames for page in frame.pages["device"])
+    assert any(frame.page_copies for frame in demo.frames)
+    story = " ".join(frame.caption for frame in demo.frames)
+    wanted = ("8 are cached", "12 from the host", "Let go: device page", "New: a point after 3 blocks", "Gone: points")
+    assert [words for words in wanted if words not in story] == []
+
+
+def test_the_built_in_run_over_groups_is_asked_for(capsys, run, demo_of_groups, tmp_path):
+    assert main(["show", "--demo", "groups", "--step", "20"]) == 0
+    assert capsys.readouterr().out == f"{picture(demo_of_groups, 20)}\n"
+    assert main(["show", "--demo", "groups", "--html", str(tmp_path / "run.html")]) == 0
+    assert "<title>pagedkv: the built-in run over groups of layers</title>" in (tmp_path / "run.html").read_text()
+    capsys.readouterr()
+    assert "--demo makes a built-in run" in failing(capsys, run, "--demo", "groups")
+    assert "invalid choice: 'moon'" in failing(capsys, "--demo", "moon")
+    with pytest.raises(InvalidArgument, match="tiers and groups are"):
+        record("moon")
 
 
 def test_a_step_of_a_file_is_drawn(capsys, run, demo):

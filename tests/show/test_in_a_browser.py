@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from pagedkv.lab.recording import Frame, Move
 from pagedkv.lab.show import page, picture
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -264,6 +265,80 @@ def test_light_and_dark_follow_the_system_or_the_button(shown):
         shown.click("theme")
         assert (shown.text("theme"), colours(shown)) == ("Theme: auto", wanted)
     shown.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def arrives(frame: Frame, move: Move) -> bool:
+    """Whether a move's destination is drawn as such."""
+    held: Any = frame.held_pages(move.group, move.destination) if move.group else frame.held(move.destination)
+    return move.to in held and held[move.to].moving == "in"
+
+
+def test_over_groups_every_step_has_a_lane_for_each_group(browser, demo_of_groups, tmp_path):
+    path = tmp_path / "groups.html"
+    path.write_text(page(demo_of_groups), encoding="utf-8")
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    shown = Page(browser)
+    assert shown.count("#legend li[hidden]") == 0
+    labels = [group.label(number) for number, group in enumerate(demo_of_groups.groups)]
+    for step, frame in enumerate(demo_of_groups.frames, 1):
+        assert shown.step == step
+        paged = shown.run(
+            """return [...document.querySelectorAll(".paged")].map((cell) => [
+                 cell.closest(".sequence").dataset.sequence,
+                 ...["group", "logical", "page"].map((name) => Number(cell.dataset[name]))])"""
+        )
+        assert paged == [
+            [seq.name, group, logical, page]
+            for seq in frame.sequences
+            for group, table in enumerate(seq.tables, start=1)
+            for logical, page in enumerate(table.pages, start=table.first)
+        ]
+        above = shown.run(  # each page stands under the logical block that it is of
+            """return [...document.querySelectorAll(".paged")].every((cell) => {
+                 const above = `.logical[data-logical="${cell.dataset.logical}"]`;
+                 const logical = cell.closest(".sequence").querySelector(above);
+                 const [a, b] = [logical, cell].map((each) => each.getBoundingClientRect());
+                 return Math.abs(a.x - b.x) < 2 && b.y >= a.y + a.height - 2; })"""
+        )
+        assert above
+        drawn = shown.run(
+            """return [...document.querySelectorAll(".page.held")].map((cell) => [cell.dataset.tier,
+                 ...["group", "page", "references", "logical", "filled"].map((name) => Number(cell.dataset[name])),
+                 Number(cell.dataset.points ?? 0), cell.dataset.owners, cell.classList.contains("moving")])"""
+        )
+        assert drawn == [
+            [
+                tier, held.group, held.page, held.references, held.logical, len(held.tokens), held.points,
+                " ".join([*(["tree"] if held.in_tree else []), *held.sequences]), bool(held.moving),
+            ]
+            for tier, pages in frame.pages.items() for held in pages
+        ]  # fmt: skip
+        told = shown.run("return [...document.querySelectorAll('.lane > text')].map((text) => text.textContent)")
+        assert all(text.startswith(labels[i % len(labels)]) for i, text in enumerate(told))
+        owners = shown.run(
+            "return [...document.querySelectorAll('svg .extent')].map((cell) => Number(cell.dataset.owner))"
+        )
+        assert owners == [owner for some in frame.extents.values() for owner in some]
+        assert [block["id"] for block in shown.blocks("device") if "held" in block["kinds"]] == sorted(frame.held())
+        standing = sum(point.tier == "device" for point in frame.points)
+        assert shown.run(
+            """return [...document.querySelectorAll('.block[data-tier="device"]')].reduce(
+                 (sum, cell) => sum + Number(cell.dataset.points ?? 0), 0)"""
+        ) == standing  # fmt: skip
+        assert shown.count(".arrow.move") == sum(arrives(frame, move) for move in frame.moves)
+        sizes, owners = demo_of_groups.per_extent["device"], frame.extents["device"]
+        copies = [
+            *((0, source) for source, _ in frame.copies),
+            *((group, source) for group, source, _ in frame.page_copies),
+        ]
+        there = [
+            group == owners[source // sizes[group]] for group, source in copies
+        ]  # else it was freed
+        assert shown.count(".arrow.copy") == sum(there)
+        if step < len(demo_of_groups.frames):
+            shown.click("next")
+    assert browser.get_log("browser") == []
 
 
 def test_texts_that_look_like_markup_are_shown_as_they_are(browser, demo, tmp_path):

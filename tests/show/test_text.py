@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import pagedkv as pk
-from pagedkv.lab.recording import HeldBlock, Recorder
+from pagedkv.lab.recording import GroupOfLayers, HeldBlock, HeldPage, PageTable, Recorder
 from pagedkv.lab.show import picture, steps
 
 from .conftest import compute
@@ -47,6 +47,77 @@ def test_a_step_with_a_copy_on_write_is_drawn_like_this(fork):
         "",
         "* shared by several sequences   + copied on write, just now",
     ])  # fmt: skip
+
+
+def test_a_step_over_groups_has_a_lane_for_each_and_nothing_at_a_hole(demo_of_groups):
+    assert picture(demo_of_groups, 20).splitlines() == [
+        "step 20 of 56  A step over C computes 1 token.",
+        "",
+        "sequence  tokens  computed  logical block -> device block or page",
+        "C             14        13  group 0  0->8   1->9   2->21  3->11",
+        "                            group 1         1->1   2->8   3->3",
+        "",
+        "device: 9 of 12 extents in use, each by a group",
+        "  111100.11.0.",
+        "  group 0: layer 2, all tokens: 6 blocks",
+        "  block  filled  refs  owners  tokens",
+        "      8  ####       2  tree C  you are a helpful",
+        "      9  ####       2  tree C  bot . be brief",
+        "     10  ####       1  tree    tell me of pages",
+        "     11  #...       1  C       .",
+        "     20  ####       1  tree    tell me of trees",
+        "     21  ####       2  tree C  tell me of forks",
+        "  group 1: layers 0-1, window of 9 tokens: 6 pages",
+        "   page  filled  refs  of block  tree  holders     tokens",
+        "      0  ####       1         0  yes   point       you are a helpful",
+        "      1  ####       5         1  yes   4 points C  bot . be brief",
+        "      2  ####       1         2  yes   point       tell me of pages",
+        "      3  #...       1         3        C           .",
+        "      7  ####       1         2  yes   point       tell me of trees",
+        "      8  ####       2         2  yes   point C     tell me of forks",
+        "",
+        "host: 0 of 6 extents in use",
+        "",
+        "disk: 0 of 6 extents in use",
+        "",
+        "points: 4",
+        "  after 2 blocks, the last of which is device block 9; pages on the device",
+        "  after 3 blocks, the last of which is device block 10; pages on the device",
+        "  after 3 blocks, the last of which is device block 20; pages on the device",
+        "  after 3 blocks, the last of which is device block 21; pages on the device",
+    ]
+
+
+def test_long_tables_of_groups_go_over_several_lines_and_leave_lanes_out_where_they_have_holes(demo_of_groups):
+    frame = demo_of_groups.frames[19]
+    blocks = tuple(HeldBlock(i, 1, False, ("C",), "", ()) for i in range(40))
+    pages = tuple(HeldPage(1, i, 1, False, ("C",), 0, 0, "", -1, ()) for i in range(2))
+    seq = dataclasses.replace(frame.sequences[0], blocks=tuple(range(40)), tables=(PageTable(38, (0, 1)),))
+    frame = dataclasses.replace(
+        frame, sequences=(seq,), tiers={**frame.tiers, "device": blocks}, pages={**frame.pages, "device": pages}
+    )
+    drawn = picture(dataclasses.replace(demo_of_groups, frames=(frame,))).splitlines()
+    assert max(map(len, drawn)) <= 100
+    lanes = [line.strip().removeprefix("C             14        13  ") for line in drawn[3 : drawn.index("", 3)]]
+    assert [lane[:7] for lane in lanes] == ["group 0"] * (len(lanes) - 1) + ["group 1"]
+    assert len(lanes) > 4
+    assert lanes[-1].split()[2:] == ["38->0", "39->1"]
+    assert lanes[-1].index("38->0") == lanes[-2].index("38->38")
+    assert "      0  ....       1         ?        C" in drawn
+
+
+@pytest.mark.parametrize(
+    ("group", "label"),
+    [
+        (GroupOfLayers((5,), (), None), "group 2: layer 5, all tokens"),
+        (GroupOfLayers((0, 1, 2, 3, 4), (512,), None), "group 2: layers 0-4, window of 512 tokens"),
+        (GroupOfLayers((0, 2, 3), (8, 9), None), "group 2: layers 0 and 2-3, windows of 8 and 9 tokens"),
+        (GroupOfLayers((0, 2, 4), (), 8192), "group 2: layers 0, 2 and 4, chunks of 8192 tokens"),
+        (GroupOfLayers((0, 1, 3, 5, 7), (9,), None), "group 2: 5 layers (0-1, 3 and so on), window of 9 tokens"),
+    ],
+)
+def test_a_group_has_a_label_that_says_its_layers_and_how_far_they_see(group, label):
+    assert group.label(2) == label
 
 
 def test_the_last_step_is_drawn_by_default_and_an_empty_pool_is_a_picture(fork):

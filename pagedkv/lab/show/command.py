@@ -15,12 +15,14 @@ from typing import Any, TextIO
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.recording import Recording, read_recording
-from pagedkv.lab.show.demo import record
+from pagedkv.lab.show.demo import DEMOS, record
 from pagedkv.lab.show.document import page
-from pagedkv.lab.show.text import Style, frame_of, lines, steps
+from pagedkv.lab.show.styles import Style
+from pagedkv.lab.show.text import frame_of, lines, steps
 
 DESCRIPTION = """Draw a recorded run of a cache: the sequences' block tables, and who owns which block on which tier.
-Without a file, a small built-in run is made and drawn. Record a run of your own with pagedkv.lab.recording.Recorder."""
+Without a file, a small built-in run is made and drawn; --demo groups makes one of a cache by groups of layers. Record a
+run of your own with pagedkv.lab.recording.Recorder."""
 
 RICH_STYLES: dict[Style, str] = {
     "": "", "head": "bold", "dim": "dim", "shared": "bold cyan", "copied": "bold red", "moving": "yellow",
@@ -32,6 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("show", help="draw a recorded run, block by block", description=DESCRIPTION)
     add = parser.add_argument
     add("recording", nargs="?", metavar="RECORDING", help="what Recorder.save wrote (default: a built-in run)")
+    add("--demo", choices=DEMOS, help=f"which built-in run, where there is no RECORDING (default: {DEMOS[0]})")
     drawn = parser.add_mutually_exclusive_group()
     drawn.add_argument(
         "--step", type=int, metavar="N",
@@ -48,10 +51,13 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     name = arguments.recording
     if arguments.all and (arguments.html is not None or arguments.json):
         raise InvalidArgument("--all draws in the terminal, and a page or JSON has every step anyway: leave it out")
-    recording = record() if name is None else read_recording(name)
+    if arguments.demo is not None and name is not None:
+        raise InvalidArgument(f"--demo makes a built-in run, and {name} is a recording: leave one of them out")
+    recording = record(arguments.demo or DEMOS[0]) if name is None else read_recording(name)
     number, _ = frame_of(recording, arguments.step)
     if arguments.html is not None:
-        title = "pagedkv: the built-in run" if name is None else f"pagedkv: {Path(name).name}"
+        title = f"pagedkv: {Path(name).name}" if name is not None else "pagedkv: the built-in run"
+        title += " over groups of layers" if arguments.demo == "groups" else ""
         document = page(recording, title=title, step=1 if arguments.step is None else number)
         Path(arguments.html).write_text(document, encoding="utf-8")
         if not arguments.json:

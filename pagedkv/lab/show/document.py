@@ -33,11 +33,13 @@ def page(recording: Recording, *, title: str = "pagedkv: a recorded run", step: 
     """
     number, _ = frame_of(recording, step)
     style, script = _part("page.css"), _part("page.js")
-    data = {
+    data: dict[str, object] = {
         "recording": recording.to_dict(),
         "pictures": [picture(recording, i + 1) for i in range(len(recording.frames))],
         "start": number,
     }
+    if recording.groups:
+        data["labels"] = [group.label(i) for i, group in enumerate(recording.groups)]
     policy = (
         f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'; "
         f"img-src data:; base-uri 'none'; form-action 'none'"

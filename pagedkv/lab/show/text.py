@@ -6,19 +6,13 @@ Plain, or in colours where rich is installed.
 from __future__ import annotations
 
 import textwrap
-from typing import Literal
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.lab.recording import Frame, HeldBlock, Recording
+from pagedkv.lab.show import group_text
+from pagedkv.lab.show.styles import MARKS, MOST_ROWS, WIDTH, Line, Style, counted, cut, filled, printable
 from pagedkv.spec.sizes import whole_number
 
-Style = Literal["", "head", "dim", "shared", "copied", "moving"]
-Line = list[tuple[str, Style]]
-
-WIDTH = 100
-MOST_ROWS = 64  # of a tier
-BAR = 8  # characters that show how full a block is, at most
-MARKS = {"copied": "+", "shared": "*", "": " "}
 KEY = "* shared by several sequences   + copied on write, just now"
 
 
@@ -42,7 +36,7 @@ def picture(recording: Recording, step: int | None = None) -> str:
 def steps(recording: Recording) -> str:
     """What happened, one numbered line per frame."""
     width = len(str(len(recording.frames)))
-    told = [f"{i:>{width}}  {_printable(frame.caption)}" for i, frame in enumerate(recording.frames, 1)]
+    told = [f"{i:>{width}}  {printable(frame.caption)}" for i, frame in enumerate(recording.frames, 1)]
     if recording.left_out:
         told.append(f"{'':{width}}  ({recording.left_out} more were not recorded)")
     return "\n".join(told)
@@ -66,13 +60,18 @@ def lines(recording: Recording, step: int | None = None) -> list[Line]:
     """A frame as lines of styled pieces of text."""
     number, frame = frame_of(recording, step)
     head = f"step {number} of {len(recording.frames)}  "
-    caption = textwrap.wrap(_printable(frame.caption), WIDTH - len(head)) or [""]
+    caption = textwrap.wrap(printable(frame.caption), WIDTH - len(head)) or [""]
     found: list[Line] = [[(head, "dim"), (caption[0], "head")]]
     found += [[(" " * len(head), ""), (part, "head")] for part in caption[1:]]
     if frame.sequences:
-        found += [[], *_tables(frame)]
+        found += [[], *(group_text.tables(frame) if recording.groups else _tables(frame))]
     for tier, size in recording.tiers.items():
-        found += [[], *_tier(recording, frame, tier, size)]
+        found += [
+            [],
+            *(_tier_by_group(recording, frame, tier) if recording.groups else _tier(recording, frame, tier, size)),
+        ]
+    if recording.groups:
+        found += [[], *group_text.points(frame)]
     if any(mark in "".join(text for text, _ in line) for line in found[len(caption) :] for mark in ("* ", "+ ")):
         found += [[], [(KEY, "dim")]]
     return found
@@ -82,7 +81,7 @@ def _tables(frame: Frame) -> list[Line]:
     """The sequences and their block tables."""
     held = frame.held()
     copied = {target for _, target in frame.copies}
-    names = [_printable(f"{seq.name} (of {seq.parent})" if seq.parent else seq.name) for seq in frame.sequences]
+    names = [printable(f"{seq.name} (of {seq.parent})" if seq.parent else seq.name) for seq in frame.sequences]
     width = max(len("sequence"), *map(len, names))
     indent = " " * (width + 20)
     found: list[Line] = [[(f"{'sequence':<{width}}  tokens  computed  logical block -> device block", "dim")]]
@@ -90,8 +89,7 @@ def _tables(frame: Frame) -> list[Line]:
         line: Line = [(f"{name:<{width}}  {len(seq.tokens):>6}  {seq.computed:>8}  ", "")]
         used = len(indent)
         for logical, block in enumerate(seq.blocks):
-            style: Literal["copied", "shared", ""]
-            style = "copied" if block in copied else "shared" if held[block].shared else ""
+            style: Style = "copied" if block in copied else "shared" if held[block].shared else ""
             cell = f"{logical}->{block}{MARKS[style]} "
             if used + len(cell) > WIDTH:
                 found.append(line)
@@ -102,16 +100,31 @@ def _tables(frame: Frame) -> list[Line]:
     return found
 
 
+def _tier_by_group(recording: Recording, frame: Frame, tier: str) -> list[Line]:
+    """The extents of a tier, and the owned blocks or pages of each group."""
+    title = f"  {recording.groups[0].label(0)}: {counted(len(frame.tiers[tier]), 'block')}"
+    found = list(group_text.extents(frame, tier))
+    if not frame.tiers[tier] and not frame.pages[tier]:
+        return found
+    found += _blocks(recording, frame, tier, title)
+    for group in range(1, len(recording.groups)):
+        found += group_text.pages(recording, frame, tier, group)
+    return found
+
+
 def _tier(recording: Recording, frame: Frame, tier: str, size: int) -> list[Line]:
     """The owned blocks of a tier."""
+    return _blocks(recording, frame, tier, f"{tier}: {len(frame.tiers[tier])} of {size} blocks owned")
+
+
+def _blocks(recording: Recording, frame: Frame, tier: str, title: str) -> list[Line]:
+    """The owned blocks of a tier under a title."""
     blocks = frame.tiers[tier]
-    title = f"{tier}: {len(blocks)} of {size} blocks owned"
     if not blocks:
         return [[(title, "head")]]
     shown = blocks[:MOST_ROWS]
     owners = [_owners(block) for block in shown]
-    bar = min(BAR, recording.block_size)
-    fills = max(bar, len("filled"))
+    fills = max(len(filled(recording, 0)), len("filled"))
     width = max(len("owners"), *map(len, owners))
     found: list[Line] = [
         [(title, "head")],
@@ -119,7 +132,6 @@ def _tier(recording: Recording, frame: Frame, tier: str, size: int) -> list[Line
     ]
     copies = {target: source for source, target in frame.copies} if tier == "device" else {}
     for block, owner in zip(shown, owners, strict=True):
-        full = -(-bar * len(block.tokens) // recording.block_size)
         style: Style = "moving" if block.moving else "shared" if block.shared else ""
         if block.block in copies:
             style = "copied"
@@ -128,8 +140,8 @@ def _tier(recording: Recording, frame: Frame, tier: str, size: int) -> list[Line
             text = f"{text}  (copy of {copies[block.block]})"
         room = max(20, WIDTH - width - fills - 19)
         found.append([
-            (f"  {block.block:>5}  ", ""), (f"{'#' * full + '.' * (bar - full):<{fills}}", style),
-            (f"  {block.references:>4}  ", ""), (f"{owner:<{width}}", style), (f"  {_cut(text, room)}", "dim"),
+            (f"  {block.block:>5}  ", ""), (f"{filled(recording, len(block.tokens)):<{fills}}", style),
+            (f"  {block.references:>4}  ", ""), (f"{owner:<{width}}", style), (f"  {cut(text, room)}", "dim"),
         ])  # fmt: skip
     if len(blocks) > len(shown):
         found.append([(f"  ... and {len(blocks) - len(shown)} more", "dim")])
@@ -139,15 +151,4 @@ def _tier(recording: Recording, frame: Frame, tier: str, size: int) -> list[Line
 def _owners(block: HeldBlock) -> str:
     parts = [*(["tree"] if block.in_tree else []), *block.sequences]
     parts += {"out": ["leaving"], "in": ["arriving"], "": []}[block.moving]
-    return _printable(" ".join([*parts, *([f"{block.others} other"] if block.others else [])]))
-
-
-def _cut(text: str, width: int) -> str:
-    """Printable, in one line, and not longer than there is room for."""
-    text = _printable(text)
-    return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def _printable(text: str) -> str:
-    """Nothing that a terminal would obey: a recording may be anybody's."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(" ".join([*parts, *([f"{block.others} other"] if block.others else [])]))
