@@ -1,4 +1,4 @@
-"""``python -m bench.groups``: the core over groups of layers beside a uniform one, in one run.
+"""``python -m bench.groups``: the core over groups of layers, beside a uniform one.
 
 ``decode``    a step of rows that all decode: ``append``, ``step``, ``commit``, by their length
 ``match``     a prompt that is cached to its end: looking it up, and owning it
