@@ -26,7 +26,7 @@ from pagedkv.spec.groups import layout_of
 
 SIZE, STEPS = 16, 8  # tokens of a block; decode steps in a round
 WINDOWS = {"uniform": 0, "window 128": 128, "window 1,024": 1024}
-COLUMNS = ("case", "system", "us", "times uniform")
+COLUMNS = ("case", "system", "us", "ratio")
 MODELS = {
     "Gemma 3 27B": [pk.Attention(16, 128) if i % 6 == 5 else pk.Attention(16, 128, window=1024) for i in range(62)],
     "gpt-oss-120b": [pk.Attention(8, 64, window=None if i % 2 else 128) for i in range(36)],
@@ -100,7 +100,7 @@ def beside(case: str, work: Mapping[str, Callable[[], object]], rounds: int, inn
     medians = {name: summarise(times, inner).us() for name, times in found.items()}
     first = medians[next(iter(medians))]
     return [
-        {"case": case, "system": name, "us": median, "times uniform": median / first}
+        {"case": case, "system": name, "us": median, "ratio": median / first}
         for name, median in medians.items()
     ]
 

@@ -5,8 +5,8 @@ table stands between ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where F
 ``environment`` (one line), ``rows`` (every row as it is), for the core bench ``bars`` and the letters of its workloads,
 for the attention bench ``all`` (a heading and a table for each part) or the name of a part, for attention on the CPU
 ``problems``, for counted instructions ``cases``, for hooks ``costs``, for the remote tier ``wait`` and ``claims``, for
-quantised KV ``errors``, for the policies those of ``bench/policies/views.py``. Attention needs a GPU: where its file
-does not exist yet, the page says so.
+groups of layers ``stranded``, for quantised KV ``errors``, for the policies those of ``bench/policies/views.py``.
+Attention needs a GPU: where its file does not exist yet, the page says so.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def render_view(document: Mapping[str, Any], view: str) -> str:
         return render_table(beside(rows, document["beside"]), markdown=True)
     if document["bench"] == "hooks" and view == "costs":
         return render_table(by_hooks(rows), markdown=True)
+    if document["bench"] == "groups" and view == "stranded":
+        return render_table(document[view], ("system", "lengths", "mean %", "most %"), markdown=True)
     if document["bench"] == "remote" and view in ("wait", "claims"):
         return render_table(document[view], markdown=True)
     if document["bench"] == "quantised" and view == "errors":
