@@ -311,9 +311,19 @@ MUTANTS = (
         ("test_the_hits_are_those_of_the_rule_as_exact_integers",),
     ),
     Mutant(
-        "headers that a crash brings back stay beside those of another lane", "pagedkv/tiers/disk/lanes.py",
-        (("                kept[owner] = self._without(kept[owner], owner, lane, slots)\n", "                pass\n"),),
+        "headers that a crash brings back stay beside those of another lane", "pagedkv/tiers/disk/settle.py",
+        (("        torn.append(np.intersect1d(own[mine], np.concatenate(hit)))\n", "        torn.append(own[:0])\n"),),
         ("test_headers_of_two_lanes_in_one_extent_are_those_of_the_last_one",),
+    ),
+    Mutant(
+        "a header from the future wins its extent", "pagedkv/tiers/disk/settle.py",
+        (("given < next_generation, ", "given > 0, "),),
+        ("test_a_header_from_the_future_does_not_win_its_extent",),
+    ),
+    Mutant(
+        "a header from the future wins its key", "pagedkv/tiers/disk/slots.py",
+        (("        order = order[~surplus[order]]\n", ""),),
+        ("test_a_header_from_the_future_does_not_win_its_key",),
     ),
     Mutant(
         "a purge is forgotten beside a header that cannot be read", "pagedkv/tiers/disk/lanes.py",

@@ -151,6 +151,22 @@ def test_of_slots_with_one_key_the_latest_write_counts_after_reopening_and_no_ot
     assert list(open_tier().records()) == []
 
 
+def test_a_header_from_the_future_does_not_win_its_key(open_tier, arena):
+    """No write can have given it its generation."""
+    tier = open_tier()
+    tier.write([3], [NAMES[0]], arena, [0])
+    form, ahead = tier._lanes.slots[0].form, tier._ages.next
+    tier.close()
+    data = form.header(4, ahead, NAMES[0], np.zeros(form.geometry.shards, np.uint64), 0)
+    with open(os.path.join(tier.path, "data.0000"), "r+b") as file:
+        file.seek(4 * form.geometry.slot_bytes)
+        file.write(data)
+    for _ in range(2):
+        tier = open_tier()
+        assert [stored.block for stored in tier.records()] == [3]
+        tier.close()
+
+
 def test_every_way_to_misuse_a_call_is_refused_before_anything_is_written(open_tier, arena):
     tier = open_tier()
     bad_calls = [

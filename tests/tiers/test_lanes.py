@@ -152,7 +152,7 @@ def test_damaged_headers_in_an_extent_of_no_lane_do_no_harm_to_the_next_one(open
 
 
 def test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges_on_record(
-    opened: Callable[..., DiskTier]
+    opened: Callable[..., DiskTier],
 ) -> None:
     """It may be of a purged page, brought back by a power failure, and stays amid other pages."""
     tier = opened()
@@ -210,6 +210,36 @@ def test_headers_of_two_lanes_in_one_extent_are_those_of_the_last_one(opened: Ca
     tier = opened()  # it was buried, and does not come back
     assert stored(tier, TAIL) == kept
     assert stored(tier, SPINE) == [2, 3]
+
+
+def test_a_header_from_the_future_does_not_win_its_extent(opened: Callable[..., DiskTier]) -> None:
+    """No write can have given it its generation."""
+    tier = opened()
+    write(tier, SPINE, [0, 2])
+    write(tier, TAIL, [0])
+    forms = [slots.form for slots in tier._lanes.slots]
+    ((name, place, _),) = headers_of(tier, SPINE, [1])
+    tier.close()
+    future = forms[SPINE].header(1, tier._ages.next, name_of(7), np.zeros(2, np.uint64), 0)
+    put_back([(name, place, future)])
+    tier = opened()
+    assert (stored(tier, SPINE), stored(tier, TAIL)) == ([2], [0])
+    assert read(tier, TAIL, [0]) == [True]
+    tier.close()
+    tier = opened()
+    assert (stored(tier, SPINE), stored(tier, TAIL)) == ([2], [0])
+
+
+def test_a_header_from_the_future_in_an_extent_of_no_lane_is_buried(opened: Callable[..., DiskTier]) -> None:
+    tier = opened()
+    form, ((name, place, _),) = tier._lanes.slots[SPINE].form, headers_of(tier, SPINE, [0])
+    tier.close()
+    put_back([(name, place, form.header(0, tier._ages.next, name_of(7), np.zeros(2, np.uint64), 0))])
+    tier = opened()
+    assert stored(tier, SPINE) == []
+    assert write(tier, TAIL, [0]).all()
+    crashed(tier)
+    assert stored(opened(), TAIL) == [0]
 
 
 def test_an_extent_is_not_taken_where_its_former_pages_cannot_be_buried(

@@ -20,10 +20,10 @@ from pagedkv.tiers.disk.circuit_breaker import CircuitBreaker
 from pagedkv.tiers.disk.format import SlotFormat
 from pagedkv.tiers.disk.scan import Found, Scan
 from pagedkv.tiers.disk.segments import Segments
+from pagedkv.tiers.disk.settle import NO_LANE, settle
 from pagedkv.tiers.disk.slots import Slots
 from pagedkv.tiers.disk.stats import DiskStats, stats_of
 
-NO_LANE = -1
 LOOK_S = 0.1  # between two looks whether the thread that hands extents over hangs
 
 
@@ -75,40 +75,21 @@ class Lanes:
 
     def _settle(self, found: list[Found]) -> list[Found]:
         """Give each extent to the lane that wrote there last; without what others left there."""
-        latest = np.zeros(self._lane_of.size, np.uint64)
+        sizes = [each.form.geometry for each in self.slots]
+        settled = settle([one.slots for one in found], [one.generations for one in found], sizes, self.ages.next)
+        self._lane_of[:] = settled.owners
+        kept = []
         for lane, one in enumerate(found):
-            newest = np.zeros_like(latest)
-            np.maximum.at(newest, one.slots // self._per_extent[lane], one.generations)
-            self._lane_of[newest > latest] = lane
-            latest = np.maximum(latest, newest)
-        kept, lost = [], []
-        for lane, one in enumerate(found):
-            is_own = self._lane_of[one.slots // self._per_extent[lane]] == lane
-            of_doubtful = self._lane_of[one.doubtful // self._per_extent[lane]]
+            void = np.concatenate((settled.torn[lane], settled.lost[lane]))
+            of_doubtful = settled.owners[one.doubtful // self._per_extent[lane]]
             may_be_buried = (of_doubtful == lane) | (of_doubtful == NO_LANE)
             self._is_sure = self._is_sure and bool(may_be_buried.all())
-            kept.append(_part(one, is_own, may_be_buried))
-            lost.append(one.slots[~is_own])
-        for lane, slots in enumerate(lost):
-            for owner in range(len(found)) if slots.size else ():
-                kept[owner] = self._without(kept[owner], owner, lane, slots)
-            self.slots[lane].doubt(slots)
-            self.slots[lane].bury(slots.astype(np.int32))
+            kept.append(_part(one, ~np.isin(one.slots, void), may_be_buried))
+        for slots in (settled.torn, settled.lost):  # a torn page's header first: it may seem whole
+            for lane, some in enumerate(slots):
+                self.slots[lane].doubt(some)
+                self.slots[lane].bury(some.astype(np.int32))
         return kept
-
-    def _without(self, found: Found, owner: int, lane: int, slots: NDArray[np.int64]) -> Found:
-        """Those of an owner's records in whose slots no header of these slots of another lane lies."""
-        mine, other = self.slots[owner].form.geometry, self.slots[lane].form.geometry
-        extent, index = np.divmod(slots, other.extent_slots)
-        begin = index * other.slot_bytes
-        hit = [
-            (extent * mine.extent_slots + place)[place < mine.extent_slots]  # behind the last one is no slot
-            for place in (begin // mine.slot_bytes, (begin + other.header_bytes - 1) // mine.slot_bytes)
-        ]
-        is_hit = np.isin(found.slots, np.concatenate(hit))
-        self.slots[owner].doubt(found.slots[is_hit])
-        self.slots[owner].bury(found.slots[is_hit].astype(np.int32))
-        return _part(found, ~is_hit, np.ones(found.doubtful.size, np.bool_))
 
     # ---- transfers
 

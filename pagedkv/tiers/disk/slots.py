@@ -70,8 +70,8 @@ class Slots:
     def adopt(self, found: Found) -> None:
         """Take over live records found on disk, and bury the rest.
 
-        Of records with one key the latest counts. Older ones, void ones, and those of a generation that no write has
-        had are buried.
+        Void records, and those of a generation that no write has had, are buried. Of the others with one key the latest
+        counts, and the older ones are buried.
         """
         slots = found.slots
         self._generations[slots] = found.generations
@@ -81,6 +81,7 @@ class Slots:
         barriers = np.array([self._ages.barriers.get(digest, 0) for digest in digests], np.uint64)[which]
         surplus = (found.generations < barriers) | (found.generations >= self._ages.next)
         order = np.lexsort((found.generations, *found.keys.T))
+        order = order[~surplus[order]]
         keys = found.keys[order]
         surplus[order[:-1][(keys[1:] == keys[:-1]).all(axis=1)]] = True
         self._doubtful.update(found.doubtful.tolist())  # they hold nothing, but may say otherwise another day
