@@ -326,6 +326,11 @@ MUTANTS = (
         ("test_a_header_from_the_future_does_not_win_its_key",),
     ),
     Mutant(
+        "a page is written where a header could not be buried", "pagedkv/tiers/disk/lanes.py",
+        (("        self._lane_of[left // self._per_extent[lane]] = NO_LANE\n", ""),),
+        ("test_a_header_that_cannot_be_buried_at_the_opening_is_buried_before_a_page_is_written_there",),
+    ),
+    Mutant(
         "a purge is forgotten beside a header that cannot be read", "pagedkv/tiers/disk/lanes.py",
         (("        is_done = all(done) and self._is_sure\n", "        is_done = all(done)\n"),),
         ("test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges_on_record",),

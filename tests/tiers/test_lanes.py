@@ -212,6 +212,30 @@ def test_headers_of_two_lanes_in_one_extent_are_those_of_the_last_one(opened: Ca
     assert stored(tier, SPINE) == [2, 3]
 
 
+def test_a_header_that_cannot_be_buried_at_the_opening_is_buried_before_a_page_is_written_there(
+    opened: Callable[..., DiskTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A purge writes tombstones over all that was left; by then a page may lie there."""
+    tier = opened()
+    write(tier, SPINE, [0, 1])
+    old = headers_of(tier, SPINE, [1])
+    write(tier, TAIL, [0, 2])
+    crashed(tier)
+    put_back(old)  # amid slot 1 of the tail
+    with monkeypatch.context() as broken:
+        broken.setattr(Segments, "write_headers", lambda self, slots, headers: np.full(slots.size, -5, np.int64))
+        tier = opened()
+        assert (stored(tier, SPINE), stored(tier, TAIL)) == ([], [0, 2])
+        assert not write(tier, TAIL, [1]).any()
+    assert write(tier, TAIL, [1]).all()
+    for number in range(most_purges(LANES) + 1):
+        tier.purge(bytes([number % 256, 2 + number // 256]) + bytes(30))
+    assert read(tier, TAIL, [0, 1, 2]) == [True] * 3
+    crashed(tier)
+    tier = opened()
+    assert (stored(tier, SPINE), stored(tier, TAIL)) == ([], [0, 1, 2])
+
+
 def test_a_header_from_the_future_does_not_win_its_extent(opened: Callable[..., DiskTier]) -> None:
     """No write can have given it its generation."""
     tier = opened()

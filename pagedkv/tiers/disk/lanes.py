@@ -87,9 +87,17 @@ class Lanes:
             kept.append(_part(one, ~np.isin(one.slots, void), may_be_buried))
         for slots in (settled.torn, settled.lost):  # a torn page's header first: it may seem whole
             for lane, some in enumerate(slots):
-                self.slots[lane].doubt(some)
-                self.slots[lane].bury(some.astype(np.int32))
+                self._bury_or_close(lane, some.astype(np.int32))
         return kept
+
+    def _bury_or_close(self, lane: int, slots: NDArray[np.int32]) -> None:
+        """Bury headers, perhaps in other lanes' extents.
+
+        No lane writes into their extents before that is done.
+        """
+        self.slots[lane].doubt(slots.astype(np.int64))
+        left = slots[~self.slots[lane].bury(slots)]
+        self._lane_of[left // self._per_extent[lane]] = NO_LANE
 
     # ---- transfers
 
