@@ -331,6 +331,11 @@ MUTANTS = (
         ("test_a_header_that_cannot_be_buried_at_the_opening_is_buried_before_a_page_is_written_there",),
     ),
     Mutant(
+        "headers of other lanes keep purges on record", "pagedkv/tiers/disk/scan.py",
+        (('                is_header &= found["fingerprint"] != fingerprint\n', "                pass\n"),),
+        ("test_headers_of_another_lane_are_no_reason_to_keep_purges_on_record",),
+    ),
+    Mutant(
         "a purge is forgotten beside a header that cannot be read", "pagedkv/tiers/disk/lanes.py",
         (("        is_done = all(done) and self._is_sure\n", "        is_done = all(done)\n"),),
         ("test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges_on_record",),

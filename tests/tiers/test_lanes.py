@@ -172,6 +172,20 @@ def test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges
     assert stored(tier, TAIL) == []
 
 
+def test_headers_of_another_lane_are_no_reason_to_keep_purges_on_record(opened: Callable[..., DiskTier]) -> None:
+    """They lie at the same places, and their sums are of other slots."""
+    tier = opened()
+    write(tier, SPINE, [2, 3])
+    write(tier, TAIL, [12])
+    tier.purge(name_of(2).namespace)
+    tier.close()
+    tier = opened()
+    assert not tier._store.superblock.purges
+    for number in range(most_purges(LANES) + 1):
+        tier.purge(bytes([number % 256, 3 + number // 256]) + bytes(30))
+    assert tier._lanes.epoch == 1  # nothing else was forgotten
+
+
 def headers_of(tier: DiskTier, lane: int, slots: list[int]) -> list[tuple[str, int, bytes]]:
     """What stands before the pages of these slots: file, place, bytes."""
     geometry = tier._geometries[lane]

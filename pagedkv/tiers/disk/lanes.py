@@ -67,7 +67,8 @@ class Lanes:
         for lane, each in enumerate(self.slots):
             before = sum(totals[:lane])
             tell = None if on_progress is None else _counting_on(on_progress, before, sum(totals))
-            found.append(Scan(self._segments[lane], each.form).everything(tell))
+            others = [other.form.fingerprint for other in self.slots if other is not each]
+            found.append(Scan(self._segments[lane], each.form, others).everything(tell))
         if len(found) > 1:
             found = self._settle(found)
         for each, one in zip(self.slots, found, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -44,10 +44,12 @@ class Scan:
     ----------
     segments : the open files.
     form : what counts as a live record.
+    others : fingerprints of the store's other lanes, whose headers may lie there.
     """
 
-    def __init__(self, segments: Segments, form: SlotFormat) -> None:
+    def __init__(self, segments: Segments, form: SlotFormat, others: Collection[bytes] = ()) -> None:
         self._segments, self._form = segments, form
+        self._others = [np.void(fingerprint) for fingerprint in others]
 
     def everything(self, on_progress: Callable[[int, int], object] | None = None) -> Found:
         """All live records; ``on_progress(done, total)`` counts slots."""
@@ -90,11 +92,14 @@ class Scan:
         whole = outcomes == headers.shape[1]
         live = whole & self._form.live(slots, headers, sums)
         doubtful = ~whole
-        sealed = intact(headers, sums)
+        sealed, found = intact(headers, sums), fields_of(headers)
         damaged = np.flatnonzero(whole & ~sealed)
-        if self._form.geometry.extent_slots:  # another lane's payload may lie there
-            doubtful[damaged[fields_of(headers[damaged])["magic"] == np.void(SLOT_MAGIC)]] = True
+        if self._form.geometry.extent_slots:  # another lane's page may lie there, or a header that it judges itself
+            is_header = found["magic"] == np.void(SLOT_MAGIC)
+            for fingerprint in self._others:
+                is_header &= found["fingerprint"] != fingerprint
+            doubtful[damaged[is_header[damaged]]] = True
         else:
             doubtful[damaged[headers[damaged].any(axis=1)]] = True  # all zeros: never written
-        doubtful |= whole & sealed & (fields_of(headers)["epoch"] > self._form.epoch)  # would count in a later epoch
+        doubtful |= whole & sealed & (found["epoch"] > self._form.epoch)  # would count in a later epoch
         return live, headers[live], doubtful
