@@ -59,6 +59,7 @@ WHAT = {
     "tests/server/test_events.py": "events of the server as a process, and vllm-router, where it is installed",
     "tests/server/test_processes.py": "the example's server as a process",
     "tests/show/test_in_a_browser.py": "the page of `pagedkv show --html` in a browser",
+    "tests/tools": "random damage to stores for groups of layers, repaired",
     "tests/tiers/test_growth.py": "kills while a store grows by the other size",
 }
 

@@ -336,6 +336,41 @@ MUTANTS = (
         ("test_headers_of_another_lane_are_no_reason_to_keep_purges_on_record",),
     ),
     Mutant(
+        "a repair writes over pages of another group", "pagedkv/tools/store/scan.py",
+        (('if is_others[i] and states[i] != "tombstone":', "if False:"),),
+        ("test_a_part_of_a_header_beside_a_good_page_of_another_group_stays",),
+    ),
+    Mutant(
+        "a page in an extent of another group is live for the tools", "pagedkv/tools/store/scan.py",
+        (("elif is_others[i] and not is_new[i]:", "elif False:"),),
+        ("test_taken_pages_of_group_0_are_counted_by_inspect",),
+    ),
+    Mutant(
+        "a broken page is live for the tools", "pagedkv/tools/store/scan.py",
+        (("elif is_torn[i] and not is_new[i]:", "elif False:"),),
+        ("test_headers_that_a_power_failure_brought_back_count_for_no_tool",),
+    ),
+    Mutant(
+        "an extent that changes hands during a check is wrong", "pagedkv/tools/store/scan.py",
+        (("elif is_others[i] and not is_new[i]:", "elif is_others[i]:"),),
+        ("test_an_extent_that_changes_hands_while_it_is_checked_is_not_wrong",),
+    ),
+    Mutant(
+        "the rest of a tombstone is wrong", "pagedkv/tools/store/scan.py",
+        (('form.geometry.extent_slots and not any(found["key"].tobytes())', "False"),),
+        ("test_use_and_crashes_alone_leave_nothing_wrong",),
+    ),
+    Mutant(
+        "a repair does not look again where it has emptied an extent", "pagedkv/tools/store/repair.py",
+        (("            if state.lanes:\n", "            if False:\n"),),
+        ("test_a_repair_looks_again_where_it_has_buried_the_last_page_of_an_extent",),
+    ),
+    Mutant(
+        "tombstones of several groups tear each other", "pagedkv/tools/store/repair.py",
+        (("sorted(places, reverse=True)", "sorted(places)"),),
+        ("test_damaged_headers_over_each_other_leave_no_doubt_after_a_repair",),
+    ),
+    Mutant(
         "a purge is forgotten beside a header that cannot be read", "pagedkv/tiers/disk/lanes.py",
         (("        is_done = all(done) and self._is_sure\n", "        is_done = all(done)\n"),),
         ("test_a_header_that_cannot_be_read_in_the_extent_of_another_lane_keeps_purges_on_record",),

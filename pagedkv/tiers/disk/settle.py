@@ -1,6 +1,6 @@
 """Which lane has each extent of a store, judged by the headers that a crash may have left.
 
-A store that is opened follows this rule.
+A store that is opened and the tools that read one follow this rule.
 """
 
 from __future__ import annotations

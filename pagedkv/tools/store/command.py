@@ -16,7 +16,7 @@ from pagedkv.tools.store.reader import StoreReader
 from pagedkv.tools.store.repair import repair
 from pagedkv.tools.store.show import progress
 from pagedkv.tools.store.survey import survey
-from pagedkv.tools.store.verify import total_bytes, verify
+from pagedkv.tools.store.verify import header_bytes, total_bytes, verify
 
 INSPECT = """Show the content of a cache directory, read from its headers. Changes nothing; another process may have
 the directory open."""
@@ -59,10 +59,8 @@ def run_inspect(arguments: argparse.Namespace, argv: Any = None) -> int:
         else:
             remote.show(groups, store.where, sys.stdout)
         return 0
-    with StoreReader(arguments.directory) as reader:
-        sizes = [view.form.geometry for view in reader.lanes()]
-        with progress("headers", sum(g.num_blocks * g.header_bytes for g in sizes)) as tick:
-            found = survey(reader, tick)
+    with StoreReader(arguments.directory) as reader, progress("headers", header_bytes(reader)) as tick:
+        found = survey(reader, tick)
     if arguments.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:

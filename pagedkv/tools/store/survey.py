@@ -18,7 +18,7 @@ from pagedkv.tiers.disk.file_system import file_system_of
 from pagedkv.tiers.disk.format import Geometry
 from pagedkv.tiers.disk.superblock import Superblock
 from pagedkv.tools.store.reader import Problem, StoreReader
-from pagedkv.tools.store.scan import DAMAGED, LOST, ORDINARY, ChainBuilder, Chains, Tick, batches
+from pagedkv.tools.store.scan import DAMAGED, LOST, ORDINARY, TAKEN, TORN, ChainBuilder, Chains, Tick, batches, settled
 from pagedkv.tools.store.show import age, counted, print_table
 
 
@@ -39,12 +39,13 @@ class Survey:
     Attributes
     ----------
     path, superblock, key, open_by, problems : see `StoreReader`.
-    states : slots by state, of `ORDINARY`, `DAMAGED` and `LOST`; every one is there.
+    states : slots by state, of `ORDINARY`, `DAMAGED` and `LOST`; every one is there that such a store can have.
     namespaces : by digest
     chains : None without the right KEY.
     file_system : its type, "" if unknown.
     file_bytes, allocated_bytes, free_bytes : sizes on disk.
     learned : kinds of namespaces of which an eviction policy's tables lie here.
+    pages : of each short group, different live ones.
     """
 
     path: str
@@ -168,16 +169,15 @@ class Survey:
 
 def survey(reader: StoreReader, tick: Tick) -> Survey:
     """Read every header; `tick` is called with the bytes read."""
-    pages = []
+    extents, pages = settled(reader, tick), []
     for view in reader.lanes():
         if view.lane:
-            count = sum(len(batch.records) for batch in batches(view))
-            pages.append(count)
+            pages.append(len({each.key for batch in batches(view, extents) for each in batch.records.values()}))
             tick(view.form.geometry.num_blocks * view.form.geometry.header_bytes)
     states: Counter[str] = Counter()
     namespaces: dict[bytes, NamespaceContent] = {}
     chains = ChainBuilder(reader.secret) if reader.secret is not None else None
-    for batch in batches(reader):
+    for batch in batches(reader, extents):
         states.update(batch.states)
         for i, record in batch.records.items():
             written = int(batch.written[i])
@@ -196,7 +196,11 @@ def survey(reader: StoreReader, tick: Tick) -> Survey:
         key=reader.key,
         open_by=reader.open_by,
         problems=reader.problems,
-        states={name: states[name] for name in (*ORDINARY, *DAMAGED, LOST)},
+        states={
+            name: states[name]
+            for name in (*ORDINARY, *DAMAGED, LOST)
+            if reader.superblock.lanes or name not in (TAKEN, TORN)
+        },
         namespaces=namespaces,
         chains=chains.result() if chains is not None else None,
         file_system=file_system_of(reader.fd),

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.spec.sizes import format_size
+from pagedkv.tiers.disk.settle import Settlement
 from pagedkv.tools.store.reader import Problem, StoreReader
-from pagedkv.tools.store.scan import DAMAGED, Batch, ChainBuilder, Tick, batches, look_at
+from pagedkv.tools.store.scan import DAMAGED, USELESS, Batch, ChainBuilder, Tick, batches, look_at, settled
 from pagedkv.tools.store.show import counted
 
 BATCH_BYTES = 64 << 20  # of slots read and checked at a time
@@ -34,11 +35,13 @@ class Verdict:
     num_slots : slots of the store; those that are lost with their file are among the problems, not listed.
     blocks, num_bytes : live blocks whose payload was checked, and their bytes.
     wrong : by reason, the slots: `scan.DAMAGED`, ``"payload"``, ``"wrong_key"``.
-    useless : by reason, the slots: ``"orphan"``, ``"doubled"``, ``"purged"``, ``"stale"``.
+    useless : by reason, the slots: ``"orphan"``, ``"doubled"`` and `scan.USELESS`.
     problems : of the directory as a whole.
     changed : slots that another process changed while they were checked.
     chains_checked : False without the right KEY.
     repaired : the repair's report, in words; None without one.
+
+    A reason of a group's slots is followed by the group, ``"payload of group 1"``; group 0 is not named.
     """
 
     path: str
@@ -56,6 +59,11 @@ class Verdict:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.wrong and not self.problems
+
+    def reasons_of(self, group: int) -> dict[int, str]:
+        """By slot of a group, why it is wrong or useless."""
+        listed = [(reason, slots) for found in (self.wrong, self.useless) for reason, slots in found.items()]
+        return {slot: reason for reason, slots in listed if reason == named(reason.split()[0], group) for slot in slots}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -84,35 +92,47 @@ class Verdict:
 def verify(reader: StoreReader, tick: Tick) -> Verdict:
     """Check everything; `tick` is called with the bytes read.
 
-    Of a store for groups of layers the chains are those of group 0; other groups' slots are named with their group.
+    Of a store for groups of layers the chains are those of group 0. The other groups' pages are of use where the block
+    of group 0 is whole. Whether a prefix can go on from its last block is not judged here.
     """
     verdict = Verdict(str(reader.path), reader.form.geometry.num_blocks, problems=list(reader.problems))
-    chains = ChainBuilder(reader.secret) if reader.secret is not None else None
+    extents, spine = settled(reader, tick), None
     for view in reader.lanes():
-        _look_through(view, verdict, chains if view.lane == 0 else None, tick)
-    if chains is not None:
+        chains = ChainBuilder(reader.secret) if reader.secret is not None else None
+        _look_through(view, extents, verdict, chains, tick)
+        if chains is None:
+            continue
         verdict.chains_checked = True
-        found = chains.result()
-        lists = (("orphan", found.orphans), ("doubled", found.doubled))
-        verdict.useless.update((reason, slots) for reason, slots in lists if slots)
+        found = chains.result() if spine is None else chains.pages(spine)
+        spine = spine or found
+        for reason, slots in (("orphan", found.orphans), ("doubled", found.doubled)):
+            if slots:
+                verdict.useless[named(reason, view.lane)] = slots
         if found.wrong_key:
-            verdict.wrong["wrong_key"] = sorted(found.wrong_key)
+            verdict.wrong[named("wrong_key", view.lane)] = sorted(found.wrong_key)
     return verdict
 
 
-def _look_through(reader: StoreReader, verdict: Verdict, chains: ChainBuilder | None, tick: Tick) -> None:
+def named(reason: str, group: int) -> str:
+    """A reason with its group; see `Verdict`."""
+    return f"{reason} of group {group}" if group else reason
+
+
+def _look_through(
+    reader: StoreReader, extents: Settlement | None, verdict: Verdict, chains: ChainBuilder | None, tick: Tick
+) -> None:
     """Check every slot of one size."""
-    g, where = reader.form.geometry, f" of group {reader.lane}" * bool(reader.lane)
+    g = reader.form.geometry
     step = min(max(1, BATCH_BYTES // g.slot_bytes), g.num_blocks, g.segment_slots)
     rows = np.zeros((step, g.block_bytes), np.uint8)
     wrong: dict[int, str] = {}
-    for batch in batches(reader, step):
+    for batch in batches(reader, extents, step):
         verdict.blocks += len(batch.records)
         verdict.num_bytes += len(batch.records) * g.block_bytes
         reasons = {i: state for i, state in enumerate(batch.states) if state in DAMAGED}
         reasons.update(_wrong_payloads(reader, batch, rows))
         doubted = np.array(sorted(reasons), np.intp)
-        again = look_at(reader, batch.slots[doubted]) if doubted.size else batch
+        again = look_at(reader, extents, batch.slots[doubted]) if doubted.size else batch
         for place, i in enumerate(doubted.tolist()):
             if reader.open_by is not None and (again.headers[place] != batch.headers[i]).any():
                 verdict.changed += 1
@@ -122,12 +142,12 @@ def _look_through(reader: StoreReader, verdict: Verdict, chains: ChainBuilder | 
             if chains is not None and i not in reasons:
                 chains.add(int(batch.slots[i]), int(batch.generations[i]), record)
         for i, state in enumerate(batch.states):
-            if state in ("purged", "stale"):
-                verdict.useless.setdefault(state + where, []).append(int(batch.slots[i]))
+            if state in USELESS:
+                verdict.useless.setdefault(named(state, reader.lane), []).append(int(batch.slots[i]))
         reader.forget_cached(batch.slots)
         tick(batch.headers.nbytes + len(batch.records) * g.block_bytes)
     for slot, reason in sorted(wrong.items()):
-        verdict.wrong.setdefault(reason + where, []).append(slot)
+        verdict.wrong.setdefault(named(reason, reader.lane), []).append(slot)
 
 
 def _wrong_payloads(reader: StoreReader, batch: Batch, rows: NDArray[np.uint8]) -> dict[int, str]:
@@ -157,7 +177,13 @@ def _wrong_payloads(reader: StoreReader, batch: Batch, rows: NDArray[np.uint8]) 
 def total_bytes(reader: StoreReader) -> int:
     """Bytes that `verify` reads at most."""
     sizes = [view.form.geometry for view in reader.lanes()]
-    return sum(g.num_blocks * (g.header_bytes + g.block_bytes) for g in sizes)
+    return header_bytes(reader) + sum(g.num_blocks * g.block_bytes for g in sizes)
+
+
+def header_bytes(reader: StoreReader) -> int:
+    """Bytes of headers that a tool reads at most; those of groups of layers are read twice."""
+    sizes = [view.form.geometry for view in reader.lanes()]
+    return min(len(sizes), 2) * sum(g.num_blocks * g.header_bytes for g in sizes)
 
 
 def _listed(slots: list[int]) -> str:
