@@ -702,7 +702,8 @@ class KVCache:
         ----------
         namespace : Namespace
         size : Size or None
-            None lifts the quota.
+            None lifts the quota. Bytes are those of blocks of all layers. With ``by_group=True`` the blocks are those
+            of the layers that see everything, and pages of the others do not count.
         tier : Tier
 
         Raises

@@ -134,7 +134,8 @@ class KVSpec:
         Parameters
         ----------
         layers : all of one shape: :class:`Attention`, or :class:`Rows`, and :class:`SameAs`
-            :meth:`pagedkv.Step.attend` keeps to their windows and chunks; a cache keeps all tokens of every layer.
+            :meth:`pagedkv.Step.attend` keeps to their windows and chunks. A cache keeps all tokens of every layer, or
+            with ``by_group=True`` those that each can still read.
         dtype : of layers that name none.
         block_size, layout, model : see :class:`KVSpec`.
 

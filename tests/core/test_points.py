@@ -336,3 +336,18 @@ def test_amounts_are_asked_for_over_groups_and_for_each_of_them() -> None:
     assert core.placement.reaches == (None, 2)
     assert (core.shared.num_extents, core.shared.per_extent) == (40, (1, 1))
     assert core.full.extents is core.shared
+
+
+def test_a_point_whose_time_is_over_goes_before_older_ones() -> None:
+    core = Core(extents=20)
+    core.run(range(50, 59))
+    row, _ = core.open(range(9))
+    core.table.retain(row, 50, expires_ns=10)
+    core.compute(row)
+    core.table.release(row)
+    assert core.placement.expire(9) == 0
+    assert core.placement.expire(11) == 4
+    core.run(range(70, 79))
+    core.sound()
+    hits = [core.placement.match(np.arange(first, first + 8, dtype=np.int32))[0].size for first in (50, 0, 70)]
+    assert hits == [4, 0, 4]

@@ -1,6 +1,8 @@
 """The core over groups of layers is the model's equal, and no read of any layer is wrong.
 
-Not covered: tiers below the device, which such a core does not have yet; two threads at once.
+Where some boundaries need nothing, and in a third of the other runs, the core is alone: every read and the auditor are
+checked, and hits are not compared. Not covered: tiers below the device (tests/core/test_tails_between_tiers.py has
+them); two threads at once.
 """
 
 from __future__ import annotations

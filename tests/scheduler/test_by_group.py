@@ -2,7 +2,7 @@
 
 Every position that a layer reads is compared with the KV computed for it, in the layer's own pages.
 
-Not covered: disks, which such a cache does not have, and prompts that share within a step, which it does not do.
+Not covered: prompts that share within a step, which it does not do.
 """
 
 from __future__ import annotations

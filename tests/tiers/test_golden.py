@@ -113,3 +113,21 @@ def test_the_golden_stores_are_what_their_names_say(kv):
     assert all(found is not None and found.major == 1 for found in supers.values())
     assert [len(found.purges) for found in supers.values() if found] == [0, 0, 0, 1]
     assert supers["v1_long_headers"].geometry.header_bytes == 2 * PAGE
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_store_that_is_written_today_has_the_same_bytes(name, kv, tmp_path, monkeypatch):
+    """Beside the golden one, with its random numbers and its moment."""
+    unpack(name, tmp_path / "golden")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "golden").iterdir()}
+    super_ = parse_super(files["SUPER"][:PAGE])
+    random = {16: super_.uuid, len(files["KEY"]): files["KEY"]}
+    monkeypatch.setattr("os.urandom", lambda size: random[size])
+    monkeypatch.setattr("time.time", lambda: float(super_.created_at))
+    tier = GOLDEN[name].open(kv)
+    try:
+        GOLDEN[name].play(GOLDEN[name], tier)
+        written = {file.name: file.read_bytes() for file in kv.iterdir() if file.name != "LOCK"}
+    finally:
+        tier.close()
+    assert written == files
