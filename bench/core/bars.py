@@ -75,7 +75,7 @@ BARS = (
         )
         for size, blocks in (("100k", 100_000), ("1M", 1_000_000), ("10M", 10_000_000))
     ),
-    Bar("memory, runs of 64 blocks", "memory_runs_of_64", 112, "B/block", ("memory_runs_of_64",)),
+    Bar("memory, runs of 64 blocks", "memory_runs_of_64", 80, "B/block", ("memory_runs_of_64",)),
     Bar("replay, bookkeeping of a request", "replay", 30, "us/request", ("replay",)),
 )
 
