@@ -15,11 +15,12 @@ from pagedkv._core.chain_key import ROOT_PARENT, chain_key, chain_keys
 from tests.reliability import small_store as small
 from tests.reliability.namespace_pairs import copied, decode, given, pair
 from tests.reliability.proof import Proof, Tally, Tick
-from tests.reliability.token_kv import SPEC, serve
+from tests.reliability.token_kv import GROUPED, SPEC, serve
 
 SECRET = bytes(range(32))
 ONE_IN = 250  # pairs go through a whole cache; all others stop at the names under which blocks are kept
-PER_CACHE = 8  # pairs that share one
+PER_CACHE = 8  # pairs that share one; every second cache is by groups of layers
+ROOM_OF_GROUPS = 2  # times as much memory: an extent holds the pages of one group
 PROMPT = list(range(50, 63))  # three blocks and a token
 FILLER = pk.Namespace(tenant="filler", extra=b"pushes all others down")
 
@@ -74,11 +75,12 @@ def check_chain(choose: random.Random, tally: Tally) -> None:
 class Shared:
     """One cache for several pairs of namespaces.
 
-    All use the same prompt, and each namespace has weights of its own.
+    All use the same prompt, and each namespace has weights of its own. Over groups of layers the bytes of all groups
+    are compared.
     """
 
-    def __init__(self, path: Path, choose: random.Random, count: int, tally: Tally) -> None:
-        self.path, self.tally = path, tally
+    def __init__(self, path: Path, choose: random.Random, count: int, tally: Tally, *, by_group: bool) -> None:
+        self.path, self.tally, self.by_group = path, tally, by_group
         self.pairs = [pair(choose)[1:] for _ in range(count)]
         self.disk = pk.Disk(str(path), pk.Blocks(8 * 6 * PER_CACHE), segment_size=pk.Bytes(64 * 8192), admission="all")
 
@@ -105,9 +107,12 @@ class Shared:
             self._push_down(cache)
         with self._cache() as cache:
             self._purged(cache, gone, "purged and reopened")
-        self.tally.add("pairs through a cache", len(self.pairs))
+        self.tally.add(f"pairs through a cache{' by groups' * self.by_group}", len(self.pairs))
 
     def _cache(self) -> pk.KVCache:
+        if self.by_group:
+            sizes = pk.Blocks(8 * ROOM_OF_GROUPS), pk.Blocks(6 * ROOM_OF_GROUPS)
+            return pk.KVCache(GROUPED, *sizes, self.disk, by_group=True)
         return pk.KVCache(SPEC, pk.Blocks(8), pk.Blocks(6), self.disk)
 
     def _push_down(self, cache: pk.KVCache) -> None:
@@ -135,7 +140,7 @@ class Shared:
             self.tally.fail(f"{when}: {namespace} hit {tokens} tokens")
         self.tally.hits += tokens // SPEC.block_size
         for tier, count in served.hits.items():
-            self.tally.add(f"hit tokens, {tier}", count)
+            self.tally.add(f"hit tokens, {tier}{' by groups' * self.by_group}", count)
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
@@ -149,18 +154,21 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
         while tally.count < count:
             here = min(count - tally.count, ONE_IN * PER_CACHE)
             shared = max(here // ONE_IN, 1)
-            Shared(folder / str(through), choose, shared, tally).play()
+            Shared(folder / str(through), choose, shared, tally, by_group=through % 2 == 1).play()
             through += 1
             for number in range(here - shared):
                 (check_chain if number % 5 == 0 else check_names)(choose, tally)
             tally.count += here
             tick(here)
+    if through > 1:
+        tally.require(*(f"hit tokens, {tier} by groups" for tier in ("device", "host", "disk")))
     return tally
 
 
 PROOF = Proof(
     claim=f"namespaces that differ in one field, or by bytes moved between fields, never share a name or (one in "
-    f"{ONE_IN}, through three tiers, reopening and purging) a block; the same one always does",
+    f"{ONE_IN}, through three tiers, reopening and purging, half of them by groups of layers) a block; the same one "
+    f"always does",
     unit="pairs",
     quick=20_000,
     full=1_000_000,
