@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.reliability import group_life as groups
 from tests.reliability.faults import ALWAYS, MAX_FAULTS, Action, Fault, Faults, preloaded
 from tests.reliability.life import Life
 from tests.reliability.proof import Proof, Tally, Tick
@@ -24,6 +25,8 @@ ONCE = (*((Action.FAIL, number) for number in ERRORS), (Action.TORN, errno.EIO),
 FROM_THEN_ON = ((Action.FAIL, errno.ENOSPC), (Action.FAIL, errno.EIO), (Action.SHORT, 0))
 OTHER_READ_PATH = ((Action.FAIL, errno.EIO), (Action.SHORT, 0))  # enough where only reads differ
 LONGEST = 20  # calls that one random fault lasts
+BY_GROUP = 5  # one of so many random histories is of a cache over groups of layers
+ENOUGH = 50  # random histories after which some of these must have been served from disk
 
 
 def run(count: int, seed: int, tick: Tick) -> Tally:
@@ -49,11 +52,14 @@ def fail_calls(count: int, seed: int, tick: Tick) -> Tally:
                     cases.run(what, read_path, script, Fault(k, last, action, number))
         for history in range(count):
             rng = np.random.default_rng([seed, history])
+            tally.add("random histories")
+            if history % BY_GROUP == BY_GROUP - 1:
+                cases.run_by_group(f"random history {history} of seed {seed}, by groups", rng)
+                continue
             read_path = READ_PATHS[history % 2]
             script = random_script(rng, int(rng.integers(4, 16)), itertools.count())
             cases.run(f"random history {history} of seed {seed}", read_path, script, *random_faults(rng))
-            tally.add("random histories")
-    tally.require("faults met", "openings refused")
+    tally.require("faults met", "openings refused", *([groups.HITS, "faults met by groups"] if count >= ENOUGH else ()))
     return tally
 
 
@@ -86,6 +92,31 @@ class Cases:
         self.tick(1)
         return calls
 
+    def run_by_group(self, what: str, rng: np.random.Generator) -> None:
+        """One random history of a cache over groups of layers.
+
+        Its threads make calls in another order each time.
+        """
+        room = int(rng.choice((groups.NARROW, groups.ROOMY)))
+        script, faults = groups.random_script(rng, int(rng.integers(4, 25))), random_faults(rng)
+        life, tally = groups.GroupLife(self.path, self.faults, room), self.tally
+        self.faults.plan(*faults)
+        try:
+            life.run(script)
+            fired = self.faults.fired
+            life.settle()
+        except Exception as problem:
+            fired = self.faults.fired
+            life.complaints.append(f"raised {type(problem).__name__}: {problem}")
+        self.faults.off()
+        if life.complaints:
+            tally.fail(f"{what} ({fired} faults met): {'; '.join(life.complaints[:3])}")
+        tally.count += 1
+        tally.add("faults met by groups", fired)
+        life.tell(tally)
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.tick(1)
+
 
 def random_faults(rng: np.random.Generator) -> list[Fault]:
     """One to five of them, some lasting."""
@@ -105,8 +136,8 @@ def describe(action: Action, number: int) -> str:
 
 
 PROOF = Proof(
-    claim="the k-th system call fails or stops halfway, for every k: nothing raises, nothing wrong is served, nothing "
-    "else is lost",
+    claim="the k-th system call fails or stops halfway, for every k, and at random under caches over groups of layers: "
+    "nothing raises, nothing wrong is served, nothing else is lost",
     unit="failing calls and random histories",
     quick=500,
     full=20_000,

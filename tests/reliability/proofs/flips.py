@@ -14,8 +14,10 @@ import numpy as np
 from pagedkv.errors import PagedKVError
 from pagedkv.tiers import DiskTier
 from tests.reliability import damage
+from tests.reliability import group_life as groups
 from tests.reliability import small_store as small
 from tests.reliability.damage import Damage
+from tests.reliability.group_damage import damage_by_groups
 from tests.reliability.proof import Proof, Tally, Tick
 from tests.reliability.small_store import ALL, NUM_BLOCKS, SLOT_BYTES, Image, payloads
 
@@ -24,6 +26,7 @@ RECORDS = [small.record_of(number) for number in range(NUM_BLOCKS)]
 OTHERS = [small.record_of(100 + number) for number in range(NUM_BLOCKS)]
 SWAPS, SPLICES, FORGERIES, REPLAYS = 135, 2 * 22, 60, 36
 REASONS = ("header", "identity", "misplaced", "payload", "stale", "tokens")
+BY_GROUP = 0.5  # share of the random damage: that to caches over groups of layers
 STRUCTURED = SWAPS + SPLICES + FORGERIES + REPLAYS
 
 
@@ -133,20 +136,24 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
     with small.quiet(), small.scratch() as folder:
         bench = Bench(folder, tally)
         bits = 8 if count >= STRUCTURED + 8 * BYTES else 1
+        by_group = round(BY_GROUP * max(0, count - STRUCTURED - bits * BYTES))
+        damage_by_groups(folder, by_group, seed, tally, tick)
         flips = damage.flips(bench.image, bits, seed)
         alone = ([one] for one in bench.structured(folder))
         trashed = ([one] for one in damage.trashings(bench.image, count, seed))
-        todo = damage.at_least(count, chain(alone, flips, trashed))
+        todo = damage.at_least(count - by_group, chain(alone, flips, trashed))
         paths = cycle(("pread", "mapping"))
         while some := list(islice(todo, 500)):
             bench.run(some, next(paths), tick)
     tally.require(*(f"missed: {reason}" for reason in REASONS), "refused to open")
+    if by_group:
+        tally.require(groups.HITS, "missed by groups: payload", "damages by groups: earlier")
     return tally
 
 
 PROOF = Proof(
-    claim="bits and bytes flipped in every file of a store, slots spliced, replayed, swapped, sectors trashed: "
-    "a hit is the right bytes, and damage in a slot costs that slot alone",
+    claim="bits and bytes flipped in every file of a store, slots spliced, replayed, swapped, sectors trashed, also "
+    "under caches over groups of layers: a hit is the right bytes, and damage in a slot costs that slot alone",
     unit="damages",
     quick=STRUCTURED + BYTES + 200,
     full=STRUCTURED + 8 * BYTES + 10_000,
