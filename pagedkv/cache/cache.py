@@ -206,6 +206,7 @@ class KVCache:
         blocks_in = blocks_of if ranks is None else partial(rank_blocks, ranks)
         sizes = blocks_in(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
         remote = check_remote(remote, spec)
+        write = "never" if disk is None else disk.writes(sizes[Tier.DISK], sum(sizes[: Tier.DISK]))  # counts blocks
         layout = None
         check_flag(by_group, "by_group")
         if by_group:
@@ -230,7 +231,6 @@ class KVCache:
         self.spec, self.hooks = spec, Hooks()
         self._require_namespace, self._partial_hits = require_namespace, partial_hits
         self._max_sequences = max_sequences
-        write = "never" if disk is None else disk.writes(sizes[Tier.DISK], sum(sizes[: Tier.DISK]))
         core: dict[str, Any] = {
             "policy": policy, "inclusive": inclusive, "demotion": demotion, "pin_budget": pinned,
             "event_words": event_words, "write": write, "claims": 0 if remote is None else remote.claims,

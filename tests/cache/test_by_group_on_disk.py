@@ -85,6 +85,17 @@ def test_what_memory_cannot_hold_comes_from_the_disk(write: str, opened: Callabl
     assert cache.stats().placement["dropped"] == {"device": 0, "host": 0, "disk": 0}
 
 
+@pytest.mark.parametrize(("blocks", "rule"), [(479, "evicted"), (480, "reused")])
+def test_the_default_of_write_counts_blocks_and_not_extents(
+    blocks: int, rule: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory and disk differ in the sizes of their extents: those on disk have room for headers."""
+    disk = pk.Disk(tmp_path / "kv", pk.Blocks(blocks), segment_size="256KiB")  # type: ignore[arg-type]
+    with caplog.at_level("INFO", "pagedkv.cache"), pk.KVCache(SPEC, pk.Blocks(60), pk.Blocks(60), disk, by_group=True):
+        pass
+    assert f"write={rule!r}" in caplog.text
+
+
 def test_a_killed_process_leaves_what_it_had_written(tmp_path: Path, opened: Callable[..., pk.KVCache]) -> None:
     """With ``write="all"`` and a checkpoint: everything."""
     program = textwrap.dedent(f"""
