@@ -89,7 +89,7 @@ def test_what_memory_cannot_hold_comes_from_the_disk(write: str, opened: Callabl
 def test_the_default_of_write_counts_blocks_and_not_extents(
     blocks: int, rule: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Memory and disk differ in the sizes of their extents: those on disk have room for headers."""
+    """Extents on disk are longer than those in memory: they have room for headers."""
     disk = pk.Disk(tmp_path / "kv", pk.Blocks(blocks), segment_size="256KiB")  # type: ignore[arg-type]
     with caplog.at_level("INFO", "pagedkv.cache"), pk.KVCache(SPEC, pk.Blocks(60), pk.Blocks(60), disk, by_group=True):
         pass

@@ -1,7 +1,7 @@
 """The power fails under a cache by groups: any pages that were not synced are lost.
 
 Each page of each file is that of an earlier moment or of the last one, by chance; extents change hands in between. Not
-covered: sectors within a page (tests/reliability/proofs/power_loss.py, on stores without groups).
+covered: sectors within a page (tests/reliability/proofs/power_loss.py).
 """
 
 from __future__ import annotations

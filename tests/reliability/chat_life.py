@@ -21,7 +21,7 @@ import pagedkv as pk
 from pagedkv.lab.replay.load import load_trace
 from tests.core.write_policies import chats
 from tests.reliability.fork_server import Child
-from tests.reliability.token_kv import SPEC, serve
+from tests.reliability.token_kv import GROUPED, SPEC, serve
 
 BLOCK = SPEC.block_size
 WEIGHTS = "the chats' model"
@@ -42,6 +42,7 @@ class Load:
     disk : blocks of the disk, as a multiple of memory.
     write : of the disk; None for its default.
     least_requests, most_requests : served before the slow end, at full speed.
+    by_group : whether the cache is one over groups of layers.
     """
 
     source: str
@@ -50,6 +51,7 @@ class Load:
     write: str | None = None
     least_requests: int = 600
     most_requests: int = 2400
+    by_group: bool = False
 
 
 @functools.cache
@@ -79,7 +81,7 @@ def open_cache(folder: Path, load: Load) -> pk.KVCache:
     options: dict[str, Any] = {} if load.write is None else {"write": load.write}
     disk = pk.Disk(str(folder / "kv"), pk.Blocks(load.disk * load.memory), admission="all", **options)
     half = pk.Blocks(load.memory // 2)
-    return pk.KVCache(SPEC, half, half, disk)
+    return pk.KVCache(GROUPED if load.by_group else SPEC, half, half, disk, by_group=load.by_group)
 
 
 def live(folder: Path, load: Load, requests: int, pause_s: float, say: Callable[[str], object]) -> None:
@@ -93,7 +95,7 @@ def live(folder: Path, load: Load, requests: int, pause_s: float, say: Callable[
     for number, path in enumerate(paths_of(load.source)):
         if number % TOLD_EVERY == 0:
             written = sum(count for way, count in cache.stats().moved_bytes.items() if way.endswith("_to_disk"))
-            entry["blocks_written"] = written // SPEC.block_bytes
+            entry["blocks_written"] = written // cache.spec.block_bytes
         served = serve(cache, tokens_of(path), None, WEIGHTS)
         entry["time"], entry["hit_blocks"] = time.monotonic(), sum(served.hits.values()) // BLOCK
         os.write(log, entry.tobytes())

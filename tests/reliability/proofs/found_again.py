@@ -39,7 +39,10 @@ SYSTEMS = (1, 4, 20, 200)
 TRACE = {"memory": 4096, "least_requests": 800, "most_requests": 4000}
 MOONCAKE = "mooncake:conversation"
 WEKA = Path(os.environ.get("PAGEDKV_SHARED", "/nonexistent")) / "traces" / "weka_dev_b512.npz"
-BARRED = {f"{number} system prompts": Load(f"chats {number}") for number in SYSTEMS}
+BARRED = {
+    **{f"{number} system prompts": Load(f"chats {number}") for number in SYSTEMS},
+    "4 system prompts by groups": Load("chats 4", by_group=True),
+}
 TRACES = {
     "Mooncake": Load(MOONCAKE, **TRACE),
     "Mooncake, all": Load(MOONCAKE, write="all", **TRACE),
@@ -198,7 +201,7 @@ def judge(name: str, counts: Counts, tally: Tally) -> None:
 
 PROOF = Proof(
     claim="kill -9 of a server, open again: of the whole blocks of the last 100 prompts that were committed 2 s before "
-    "the kill, over 90 % are served from disk",
+    "the kill, over 90 % are served from disk, also by groups of layers",
     unit="kills",
     quick=10,
     full=1250,
