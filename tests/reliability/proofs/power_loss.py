@@ -28,7 +28,7 @@ from tests.reliability.stores import READ_PATHS
 
 IMAGES_OF_A_LIFE, LIVES, RESET_SHARE = 25, 3, 0.5
 BY_GROUP = 8  # one of so many histories is of a cache over groups of layers
-ENOUGH = 1000  # images after which some of these must have served blocks from disk
+ENOUGH = 5_000  # images after which some of these must have served blocks from disk, and some been torn
 CONTROL_SHARE = 10  # one of so many images once more without payload sums
 
 
