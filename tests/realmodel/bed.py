@@ -202,6 +202,15 @@ def fill_device(cache: pk.KVCache) -> None:
         seq.scatter(*[np.broadcast_to(zeros, (spec.num_layers, *zeros.shape[1:]))] * 2)
 
 
+def all_down(cache: pk.KVCache) -> None:
+    """Everything that is cached and that nobody holds leaves the device, for the tier below where there is one."""
+    placement = cache.placement
+    pool = placement.pools[0]
+    assert pool is not None
+    most, others = pool.num_obtainable, placement.num_groups - 1
+    cache.moves.make_room(np.array([most] + [0] * others) if others else most)
+
+
 def read_goldens(path: Path) -> dict[str, Golden]:
     """The goldens of the real model."""
     stored = json.loads(path.read_text(encoding="utf-8"))

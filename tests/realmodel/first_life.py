@@ -31,8 +31,9 @@ def main(order: dict[str, Any]) -> None:
     cache = pk.KVCache(spec, pk.Blocks(order["device"]), disk=disk, by_group=by_group)
     with cache.sequence(order["prompt"]) as seq:
         for token in order["follow"]:
-            with cache.step([seq]) as step:
-                model.forward(step)
+            while (left := seq.num_tokens - seq.num_computed) > 0:
+                with cache.step([seq], q_lens=[min(left, order.get("chunk", left))]) as step:
+                    model.forward(step)
             seq.append(token)
         whole = seq.num_computed // spec.block_size * spec.block_size
         (folder / "kv.bin").write_bytes(kv_of(seq, whole, 512 if by_group else None))

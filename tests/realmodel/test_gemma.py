@@ -27,14 +27,16 @@ from examples.gemma_numpy.tokenizer import Tokenizer
 from examples.gemma_numpy.weights import Model, load_model
 from examples.llama_numpy.errors import ModelFileError
 from tests.realmodel import tiny_gemma
-from tests.realmodel.bed import Bed, fill_device, kv_of, read_goldens, weights_from
+from tests.realmodel.bed import Bed, all_down, fill_device, kv_of, read_goldens, weights_from
 
 HERE = Path(__file__).parent
 GOLDENS = read_goldens(HERE / "gemma_goldens.json")
 TIE, TOLERANCE, ROUNDED_TOLERANCE = 0.1, 0.05, 0.02
 LONG, OTHER = "shared_a", "shared_b"  # they have all but their last tokens in common
+LONGEST = "table"  # 2,125 tokens: more than four windows
 STEPS, DONE = 6, 3
 ROOM = 768  # tokens on the device: one of the two, and a bit
+CHUNK = 256  # tokens of a long prompt in a step
 Open = Callable[..., pk.KVCache]
 
 
@@ -53,7 +55,7 @@ class GemmaBed(Bed):
         golden = self.goldens[name]
         np.testing.assert_allclose(logits[golden.top_ids[place]], golden.top_logits[place], rtol=0, atol=self.tolerance)
 
-    def follow(self, cache: pk.KVCache, names: Sequence[str], count: int = STEPS, chunk: int = 256) -> dict[str, int]:
+    def follow(self, cache: pk.KVCache, names: Sequence[str], count: int = STEPS, chunk: int = CHUNK) -> dict[str, int]:
         """Compute prompts together, and golden tokens behind each; cached tokens of each."""
         seqs = {name: cache.sequence(self.so_far(name)) for name in names}
         hits = {name: sum(seq.hit_tokens.values()) for name, seq in seqs.items()}
@@ -186,42 +188,62 @@ def test_gemma_by_groups_is_forked_evicted_and_computed_again(bed: GemmaBed, ope
     assert bed.follow(cache, [LONG], chunk=64) == {LONG: 0}
 
 
+def preempted(bed: GemmaBed, cache: pk.KVCache, name: str = LONG, last: int | None = None) -> bytes:
+    """A request is let go of in the middle of its generation; the KV of its last tokens."""
+    with cache.sequence(bed.so_far(name)) as seq:
+        while (left := seq.num_tokens - seq.num_computed) > CHUNK:
+            with cache.step([seq], q_lens=[min(CHUNK, left - 1)]) as step:
+                bed.model.forward(step)
+        bed.decode(cache, seq, name, count=DONE)
+        return kv_of(seq, bed.whole(seq.num_computed), last)
+
+
+def resumed(
+    bed: GemmaBed, cache: pk.KVCache, before: bytes, tier: str, name: str = LONG, last: int | None = None
+) -> None:
+    """Its KV comes from a tier, bit for bit, and the golden tokens follow."""
+    with cache.sequence(bed.so_far(name, DONE)) as seq:
+        assert seq.hit_tokens[tier] == bed.whole(len(seq) - 1) > 512
+        assert kv_of(seq, bed.whole(len(seq) - 1), last) == before
+        bed.decode(cache, seq, name, start=DONE, count=STEPS - DONE)
+
+
 @pytest.mark.realmodel
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [8, 16])
-def test_gemma_by_groups_is_swapped_to_the_host_and_comes_back(
+@pytest.mark.parametrize("size", [16, 64])
+def test_gemma_by_groups_computes_a_prompt_of_four_windows_beside_others_and_goes_on_from_its_end(
     beds: dict[int, GemmaBed], opened: Open, size: int
+) -> None:
+    bed, count = beds[size], len(GOLDENS[LONGEST].greedy)
+    cache = opened(bed, 2 * ROOM, by_group=True)
+    assert len(GOLDENS[LONGEST].ids) > 2100, "as many blocks of all layers would not hold it"
+    names = [LONGEST, "france", "single"]
+    assert bed.follow(cache, names, count) == dict.fromkeys(names, 0)
+    assert bed.follow(cache, [LONGEST], count)[LONGEST] == bed.whole(len(GOLDENS[LONGEST].ids) - 1)
+    before = preempted(bed, cache, LONGEST, last=512)
+    resumed(bed, cache, before, "device", LONGEST, last=512)
+    with cache.sequence(bed.so_far(LONGEST, DONE)) as seq:
+        (fork,) = seq.fork()
+        with fork:
+            fork.append([5, 6, 7])
+            with cache.step([fork]) as step:
+                bed.model.forward(step)
+            bed.decode(cache, seq, LONGEST, start=DONE, count=STEPS - DONE)
+
+
+@pytest.mark.realmodel
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [(LONG, 8), (LONG, 16), (LONGEST, 16)])
+def test_gemma_by_groups_is_swapped_to_the_host_and_comes_back(
+    beds: dict[int, GemmaBed], opened: Open, name: str, size: int
 ) -> None:
     bed = beds[size]
     cache = opened(bed, 2 * ROOM, host=bed.blocks(2 * ROOM), by_group=True)
     bed.follow(cache, ["code"], chunk=100)
-    with cache.sequence(bed.so_far(LONG)) as seq:
-        bed.decode(cache, seq, LONG, count=DONE)
-        kept = bed.whole(seq.num_computed)
-        before = [array.tobytes() for array in seq.gather(kept - 512, kept)]
-    pool = cache.placement.pools[0]
-    assert pool is not None
-    cache.moves.make_room(np.array([pool.num_obtainable, 0]))  # all that is cached goes down
-    with cache.sequence(bed.so_far(LONG, DONE)) as seq:
-        assert seq.hit_tokens["host"] == bed.whole(len(seq) - 1) == kept > 512
-        assert [array.tobytes() for array in seq.gather(kept - 512, kept)] == before
-        bed.decode(cache, seq, LONG, start=DONE, count=STEPS - DONE)
+    before = preempted(bed, cache, name, last=512)
+    all_down(cache)
+    resumed(bed, cache, before, "host", name, last=512)
     bed.follow(cache, [OTHER, "code"], chunk=100)
-
-
-def preempted(bed: GemmaBed, cache: pk.KVCache, last: int | None = None) -> bytes:
-    """A request is let go of in the middle of its generation; the KV of its last tokens."""
-    with cache.sequence(bed.so_far(LONG)) as seq:
-        bed.decode(cache, seq, LONG, count=DONE)
-        return kv_of(seq, bed.whole(seq.num_computed), last)
-
-
-def resumed(bed: GemmaBed, cache: pk.KVCache, before: bytes, tier: str, last: int | None = None) -> None:
-    """Its KV comes from a tier, bit for bit, and the golden tokens follow."""
-    with cache.sequence(bed.so_far(LONG, DONE)) as seq:
-        assert seq.hit_tokens[tier] == bed.whole(len(seq) - 1) > 512
-        assert kv_of(seq, bed.whole(len(seq) - 1), last) == before
-        bed.decode(cache, seq, LONG, start=DONE, count=STEPS - DONE)
 
 
 def disk(bed: GemmaBed, tmp_path: Path) -> pk.Disk:
@@ -252,34 +274,33 @@ def test_gemma_is_evicted_to_disk_and_found_again_also_by_the_next_process(
 
 @pytest.mark.realmodel
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize(("name", "size"), [(LONG, 8), (LONG, 16), (LONGEST, 16)])
 def test_gemma_by_groups_is_evicted_to_disk_and_found_again_also_by_the_next_process(
-    beds: dict[int, GemmaBed], opened: Open, tmp_path: Path, size: int
+    beds: dict[int, GemmaBed], opened: Open, tmp_path: Path, name: str, size: int
 ) -> None:
     bed = beds[size]
     cache = opened(bed, 2 * ROOM, disk=disk(bed, tmp_path), by_group=True)
-    before = preempted(bed, cache, last=512)
-    pool = cache.placement.pools[0]
-    assert pool is not None
-    cache.moves.make_room(np.array([pool.num_obtainable, 0]))  # all that is cached goes down
-    resumed(bed, cache, before, "disk", last=512)
+    before = preempted(bed, cache, name, last=512)
+    all_down(cache)
+    resumed(bed, cache, before, "disk", name, last=512)
     bed.follow(cache, [OTHER, "code"], chunk=100)
     cache.close()
     cache = opened(bed, 2 * ROOM, disk=disk(bed, tmp_path), by_group=True)
-    resumed(bed, cache, before, "disk", last=512)
+    resumed(bed, cache, before, "disk", name, last=512)
     bed.follow(cache, [OTHER, "code"], chunk=100)
 
 
 @pytest.mark.realmodel
 @pytest.mark.slow
-@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize(("name", "by_group"), [(LONG, False), (LONG, True), (LONGEST, True)])
 def test_a_process_of_gemma_that_is_killed_leaves_its_kv_to_the_next(
-    bed: GemmaBed, opened: Open, tmp_path: Path, by_group: bool
+    bed: GemmaBed, opened: Open, tmp_path: Path, name: str, by_group: bool
 ) -> None:
+    room = 2 * ROOM if name == LONGEST else ROOM
     order = {
         "gguf": str(bed.path), "model": bed.spec.model, "block_size": bed.block_size, "folder": str(tmp_path),
-        "device": bed.blocks(ROOM), "disk": bed.blocks(4 * ROOM), "prompt": bed.so_far(LONG),
-        "follow": GOLDENS[LONG].greedy[:DONE], "is_gemma": True, "by_group": by_group,
+        "device": bed.blocks(room), "disk": bed.blocks(4 * ROOM), "prompt": bed.so_far(name), "chunk": CHUNK,
+        "follow": GOLDENS[name].greedy[:DONE], "is_gemma": True, "by_group": by_group,
     }  # fmt: skip
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.realmodel.first_life", json.dumps(order)],
@@ -287,8 +308,8 @@ def test_a_process_of_gemma_that_is_killed_leaves_its_kv_to_the_next(
         check=False, timeout=600,
     )  # fmt: skip
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    cache, before = opened(bed, ROOM, disk=disk(bed, tmp_path), by_group=by_group), (tmp_path / "kv.bin").read_bytes()
-    resumed(bed, cache, before, "disk", last=512 if by_group else None)
+    cache, before = opened(bed, room, disk=disk(bed, tmp_path), by_group=by_group), (tmp_path / "kv.bin").read_bytes()
+    resumed(bed, cache, before, "disk", name, last=512 if by_group else None)
 
 
 @pytest.mark.realmodel
