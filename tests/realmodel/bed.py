@@ -203,7 +203,7 @@ def fill_device(cache: pk.KVCache) -> None:
 
 
 def all_down(cache: pk.KVCache) -> None:
-    """Everything that is cached and that nobody holds leaves the device, for the tier below where there is one."""
+    """All cached blocks that no sequence holds leave the device, for the tier below if any."""
     placement = cache.placement
     pool = placement.pools[0]
     assert pool is not None

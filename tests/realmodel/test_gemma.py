@@ -26,6 +26,9 @@ from examples.gemma_numpy.model import Gemma
 from examples.gemma_numpy.tokenizer import Tokenizer
 from examples.gemma_numpy.weights import Model, load_model
 from examples.llama_numpy.errors import ModelFileError
+from examples.llama_numpy.serving import steps
+from examples.llama_numpy.weights import Floats
+from pagedkv.scheduler import Branch, Request
 from tests.realmodel import tiny_gemma
 from tests.realmodel.bed import Bed, all_down, fill_device, kv_of, read_goldens, weights_from
 
@@ -310,6 +313,41 @@ def test_a_process_of_gemma_that_is_killed_leaves_its_kv_to_the_next(
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     cache, before = opened(bed, room, disk=disk(bed, tmp_path), by_group=by_group), (tmp_path / "kv.bin").read_bytes()
     resumed(bed, cache, before, "disk", name, last=512 if by_group else None)
+
+
+@pytest.mark.realmodel
+@pytest.mark.slow
+def test_gemma_by_groups_is_served_by_a_scheduler_that_swaps_a_long_request_out(
+    beds: dict[int, GemmaBed], opened: Open
+) -> None:
+    """Another long one takes its place; then its window comes back from the host."""
+    bed = beds[8]
+    cache = opened(bed, 688, host=bed.blocks(4 * ROOM), by_group=True)
+    scheduler = pk.Scheduler(cache, pk.SchedulerOptions(6, 64, watermark=0.0, preemption="swap"))
+
+    def submitted(name: str, **options: Any) -> Request:
+        return scheduler.submit(bed.so_far(name), len(GOLDENS[name].greedy), **options)
+
+    requests = {submitted(name): name for name in ("france", "code", "single", "mixed", LONG)}
+    (long,) = (request for request, name in requests.items() if name == LONG)
+
+    def follow(branch: Branch, row: Floats) -> int:
+        name, place = requests[branch.request], branch.num_output
+        bed.check(name, place, row)
+        return GOLDENS[name].greedy[place]
+
+    for _ in steps(bed.model, scheduler, follow):
+        scheduler.check_integrity()
+        if long.num_preemptions and OTHER not in requests.values():
+            late = submitted(OTHER, namespace=pk.Namespace(tenant="late"), priority=1)
+            requests[late] = OTHER
+    assert [name for request, name in requests.items() if request.num_preemptions] == [LONG]
+    assert OTHER in requests.values()
+    assert scheduler.stats().preempted_by_swap == 1
+    window = 512 * 15 * 2 * 256 * 4  # bytes: tokens, layers, K and V, numbers of a head, float32
+    assert cache.stats().moved_bytes["host_to_device"] >= window
+    for request, name in requests.items():
+        assert request.outputs[0].tolist() == GOLDENS[name].greedy
 
 
 @pytest.mark.realmodel

@@ -83,7 +83,7 @@ Open = Callable[..., pk.KVCache]
 
 @pytest.fixture(params=[False, True], ids=["whole", "by group"])
 def opened(request: pytest.FixtureRequest, family: Family) -> Iterator[Open]:
-    """Opens caches of the family; at the end no block of theirs is held, and their books agree."""
+    """Opens caches; at the end no block of theirs is held, and their books agree."""
     caches: list[pk.KVCache] = []
 
     def open_it(**below: Any) -> pk.KVCache:
@@ -149,7 +149,7 @@ def compute_prompt(family: Family, cache: pk.KVCache) -> None:
 
 
 def go_on(family: Family, cache: pk.KVCache, tier: str) -> None:
-    """The prompt comes from a tier, and its last tokens' logits and all that follows are as before."""
+    """The prompt comes from a tier; the last logits and all tokens behind it are as before."""
     with cache.sequence(family.golden.prompt) as seq:
         first = seq.num_computed
         assert seq.hit_tokens[tier] == (LONGEST - 1) // BLOCK_SIZE * BLOCK_SIZE == first - seq.hit_tokens["partial"]
