@@ -161,6 +161,7 @@ cdef class BlockTable:
     cdef int64_t open_into(self, tokens, namespace, int64_t given, leave, int64_t* computed) except? -1
     cdef int32_t count_forks(self, n) except -1
     cdef int fork_into(self, int64_t handle, int32_t count, int64_t* forks) except -1
+    cdef bint owns_tail(self, int32_t slot) noexcept nogil
     cdef bint owns_prefix(self, int32_t slot, int32_t root, const int32_t* data, int64_t n) noexcept nogil
     cdef int _open(self, const int32_t* data, int64_t n, int32_t root, int64_t given, int64_t limit,
                    int32_t* out) noexcept nogil

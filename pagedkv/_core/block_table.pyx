@@ -1016,6 +1016,14 @@ cdef class BlockTable:
             raise MemoryError(f"no memory for a sequence of {n} tokens")
         return handle
 
+    # Whether an owner holds the pages of short groups that its path's end needs: after Boundaries.retrace it holds none.
+    cdef bint owns_tail(self, int32_t slot) noexcept nogil:
+        cdef int32_t group, k = self.placement.place.owners[slot].num_blocks
+        for group in range(1, self.num_groups):
+            if self.placement.place.owners[slot].first[group] > k - need(self.placement.place.groups, group, k):
+                return False
+        return True
+
     # Whether an owner's path is a prefix of these tokens under this root.
     cdef bint owns_prefix(self, int32_t slot, int32_t root, const int32_t* data, int64_t n) noexcept nogil:
         cdef Tree* t = self.placement.place.tree
@@ -1050,7 +1058,7 @@ cdef class BlockTable:
             if slot < 0:
                 return E_MEMORY
             place_arrive(&self.placement.place, slot, data, limit * self.block_size, 0)
-        if given >= 0 and not self.owns_prefix(slot, root, data, n):
+        if given >= 0 and not (self.owns_prefix(slot, root, data, n) and self.owns_tail(slot)):
             return E_STATE
         if slot != NIL:
             node = self.placement.place.owners[slot].node

@@ -203,3 +203,20 @@ def test_rows_of_a_table_run_over_counted_memory() -> None:
         memory.check_integrity()
     assert len(placement.match(np.arange(900, 908, dtype=np.int32))[0]) == 4
     assert placement.stats()["points"] == 3, "two prompts of 4 blocks and 2 pages beside one of 5 and 3"
+
+
+def test_a_row_takes_no_owner_without_the_pages_of_its_end() -> None:
+    core = Core(tiers=1)
+    table = BlockTable(core.placement, 4)
+    owner, _ = core.own(range(6))
+    core.keep(owner, 6)
+    tokens = np.arange(8, dtype=np.int32)
+    with pytest.raises(InvalidArgument):
+        table.open(tokens, owner=owner)
+    core.boundaries.release(owner, [6])
+    owner, hit = core.placement.acquire(tokens)
+    row, cached = table.open(tokens, owner=owner)
+    assert (hit, cached) == (6, 6)
+    assert table.pages(row, 1)[0] == 4
+    table.release(row)
+    core.sound()

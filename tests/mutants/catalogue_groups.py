@@ -23,12 +23,6 @@ MUTANTS = (
         (AGREES.format("chunk 6"),),
     ),
     Mutant(
-        "a hit looks at the tail of its last group alone", TAILS,
-        (("            if hole != NIL and hole < below:\n                below = hole\n",
-          "            below = k if hole == NIL else hole\n"),),
-        (AGREES.format("windows 9 and 2"), "test_every_request_hits_as_the_rule_says"),
-    ),
-    Mutant(
         "half a tail makes a point", TAILS,
         (("        to_pages(p, n, tier, group, k - need(p.groups, group, k), k, what)\n",
           "        to_pages(p, n, tier, group, k - (need(p.groups, group, k) + 1) // 2, k, what)\n"),),

@@ -177,3 +177,12 @@ def test_memory_that_its_pages_cannot_be_counted_in_is_refused() -> None:
     model = ModelPages("odd", (Pages(1 << 20), Pages((1 << 20) + 1, window=1)), 1 << 21)
     with pytest.raises(InvalidArgument, match="cannot be counted in units of 1 B"):
         GroupCache(model, (64 * GiB, 0, 0), 0)
+
+
+def test_no_move_is_under_way_when_the_next_request_comes() -> None:
+    """The host is smaller than the device."""
+    cache = GroupCache(ModelPages("two", (Pages(1), Pages(2, window=3)), 3), (30, 10, 0), 0)
+    for path in ([0, 0, 1, 1], [0, 1, 0, 1, 1, 1, 1, 0, 1], [0, 1, 0, 1, 1, 0, 1, 0], [0, 0, 1]):
+        cache.request(np.array(path, np.int32))
+        assert cache.placement.num_in_flight == 0
+        cache.placement.check_integrity()

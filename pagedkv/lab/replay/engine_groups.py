@@ -142,6 +142,7 @@ class GroupCache:
         """Whether the device has room for so many pages of each group; others are moved away."""
         while not (found := self.placement.reserve_pages(more)) and self._answer_moves():
             pass
+        self._answer_moves()  # room that came from dropped blocks may leave moves beside it
         return found
 
     def _answer_moves(self) -> int:
