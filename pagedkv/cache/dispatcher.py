@@ -1,6 +1,4 @@
-"""The mover's dispatcher.
-
-A thread that takes the core's decided moves, has them carried out, and reports their end.
+"""The mover's dispatcher: its thread has the core's moves made, and reports their end.
 
 A move belongs to the core until this thread takes it, then to a Taken, and with it to the job that the thread made of
 it; the end of the job is the end of the move, whatever raises. No caller ever has a move, so an exception in a caller's
@@ -81,8 +79,8 @@ class Dispatcher:
         hooks: Hooks,
         runtime: Runtime = SYSTEM,
     ) -> None:
-        self._placement, self._dispatch, self._carrier, self._hooks = placement, dispatch, carrier, hooks
-        self._runtime = runtime
+        self._placement, self._dispatch, self._carrier = placement, dispatch, carrier
+        self._hooks, self._runtime = hooks, runtime
         self._admission, self._costs, self._scrub = admission, costs, scrub
         self._jobs: list[Job] = []
         self.sender: Sender | None = None
@@ -208,8 +206,7 @@ class Dispatcher:
             return
         blocks, size = int(np.count_nonzero(moves["lane"] == 0)), bytes_of(moves, self._carrier)
         span = self._hooks.span("moves", moves, direction=direction, blocks=blocks, bytes=size)
-        if self._placement.num_groups > 1:
-            span.set(pages=len(moves) - blocks)
+        span.set(**({"pages": len(moves) - blocks} if self._placement.num_groups > 1 else {}))
         job = Job(taken, span, self.context)
         self._jobs.append(job)  # first: hooks that are told of its begin are told of its end by this round or the next
         self._tell(job, span.__enter__)
@@ -228,9 +225,8 @@ class Dispatcher:
     def _promote(self, job: Job, moves: NDArray[np.void]) -> None:
         """Submit a ticket for each tier and deadline.
 
-        All are under way at once, so that each tier's time is its own. Those that have not arrived from the disk in
-        time, or not started from memory, are given up, and keep their colder copies. Demotions have no deadline: a
-        late one would lose its blocks for nothing.
+        All are under way at once, each tier in its own time. Those that have not arrived from the disk in time, or not
+        started from memory, are given up, and keep their colder copies. Demotions have no deadline.
         """
         parts: dict[tuple[int, int], list[NDArray[np.void]]] = {}
         for part in transfers_of(moves):
@@ -289,8 +285,7 @@ class Dispatcher:
         if not job.tickets:
             try:
                 job.span.set(moved_blocks=job.arrived)
-                if self._placement.num_groups > 1:
-                    job.span.set(moved_pages=job.arrived_pages)
+                job.span.set(**({"moved_pages": job.arrived_pages} if self._placement.num_groups > 1 else {}))
                 end = partial(job.span.__exit__, None, None, None)
                 if not self._tell(job, end):
                     self._tell(job, end)  # those whom what interrupted it has left out
@@ -337,9 +332,8 @@ class Dispatcher:
         # with hooks, callers go on once the hooks were told, and see the state after it
         at_once = isinstance(job.span, Off) or len(job.tickets) > 1  # this ticket is among them
         self._dispatch.finish(transfers[order], ok[order], ticket.tried()[order], announce=at_once)
-        in_spine = moves["lane"] == 0
-        job.arrived += int(np.count_nonzero(arrived & in_spine))
-        job.arrived_pages += int(np.count_nonzero(arrived & ~in_spine))
+        job.arrived += int(np.count_nonzero(arrived & (moves["lane"] == 0)))
+        job.arrived_pages += int(np.count_nonzero(arrived & (moves["lane"] > 0)))
 
     def _keep_left(self, moves: NDArray[np.void], ticket: Handle) -> None:
         """Keep the blocks of a call that was left taken until it is back, after its transfer."""
