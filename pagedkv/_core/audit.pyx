@@ -147,7 +147,7 @@ cdef list groups_problems(Placement self, dict owners, dict kids):
     cdef Tree* t = &self.tree.tree
     cdef Pool* pool
     cdef int32_t n, o, i, group, k, tier, points = 0
-    problems, held, marks, moving, known_pending = [], {}, {}, {}, {}
+    problems, held, marks, moving, known_pending, leaving = [], {}, {}, {}, {}, {}
 
     def tail(counts, node, tier, group, first, last):
         while last > first:
@@ -175,6 +175,11 @@ cdef list groups_problems(Placement self, dict owners, dict kids):
             for block in range(k - 1, k - need(g, group, k) - 1, -1):
                 if p.transfers[o].dst_ids[i] != NIL:
                     tail(marks, n, tier, group, block, block + 1)
+                    if p.transfers[o].dst > tier:
+                        once = {}
+                        tail(once, n, tier, group, block, block + 1)
+                        for key in once:
+                            leaving.setdefault(key, []).append(p.transfers[o].dst)
                 i += 1
     for n in range(t.num_nodes):
         if t.nodes[n].root == NIL or t.nodes[n].length == 0:
@@ -217,6 +222,9 @@ cdef list groups_problems(Placement self, dict owners, dict kids):
                     if pool.marks[o] != marked:
                         problems.append(f"page {o} of group {group} in tier {tier}: {pool.marks[o]} marks, really {marked}")
                     cached += pool.refs[o] & COUNT == pool.marks[o]
+                    to = leaving.get((tier, group, o), [])
+                    if len(to) != len(set(to)) or pool.leaving[o] != sum(1 << n for n in to):
+                        problems.append(f"page {o} of group {group} in tier {tier} goes to {pool.leaving[o]:#x}, really {to}")
             if pool.num_cached != cached:
                 problems.append(f"group {group} in tier {tier}: num_cached {pool.num_cached}, really {cached}")
             if g.pending[tier][group] != known_pending.get((tier, group), 0):

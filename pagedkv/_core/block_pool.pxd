@@ -55,6 +55,7 @@ cdef struct Pool:
     int32_t num_held        # extents that are held
     uint8_t* has_free       # [num], whether the pool has it with free blocks
     uint32_t* marks         # [max_capacity] of a short group: points that need the block, of its references; else NULL
+    uint8_t* leaving        # [max_capacity] of a short group: a bit for each colder tier to which a transfer copies the block
 
 # Blocks that `pool_alloc` could hand out now, growth included.
 cdef inline int32_t pool_available(Pool* p) noexcept nogil:

@@ -521,6 +521,7 @@ cdef class BlockPool:
         free(self.pool.live_in)
         free(self.pool.has_free)
         free(self.pool.marks)
+        free(self.pool.leaving)
 
     # The pool's blocks lie in extents that it shares with others from now on; it has none yet.
     cdef int share(self, ExtentPool shared, int8_t number, int32_t per_extent, int32_t span) except -1:
@@ -531,8 +532,9 @@ cdef class BlockPool:
         p.has_free = <uint8_t*>calloc(n, 1)
         if number > 0:
             p.marks = <uint32_t*>calloc(max(1, p.max_capacity), sizeof(uint32_t))
+            p.leaving = <uint8_t*>calloc(max(1, p.max_capacity), 1)
         if (p.free_in == NULL or p.used_in == NULL or p.live_in == NULL or p.has_free == NULL
-                or (number > 0 and p.marks == NULL)):
+                or (number > 0 and (p.marks == NULL or p.leaving == NULL))):
             raise MemoryError(f"no memory for {n} extents")
         memset(p.free_in, 0xFF, n * sizeof(int32_t))
         self.shared = shared

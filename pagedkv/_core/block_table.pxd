@@ -153,7 +153,6 @@ cdef class BlockTable:
 
     cdef int commit_together(self, const int64_t* handles, int32_t n, int64_t* committed) noexcept nogil
     cdef void evict(self, int64_t want) noexcept nogil
-    cdef int32_t count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void keep_remainder(self, int32_t r) noexcept nogil
     cdef void end_row(self, int32_t r) noexcept nogil

@@ -318,13 +318,13 @@ cdef class BlockTable:
     # `pages` counts the same for short groups; NULL without. Changes nothing that a caller can see.
     cdef int plan(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, Pages* pages,
                   const int32_t* links, int64_t* totals) noexcept nogil:
-        cdef int32_t i, r, q, blocks, group, num_groups = 1 if pages == NULL else self.num_groups
+        cdef int32_t i, j, r, q, blocks, group, num_groups = 1 if pages == NULL else self.num_groups
         cdef int32_t widest[MAX_GROUPS]
         cdef int64_t unpaged = 0
         cdef Row* row
         memset(totals, 0, 5 * sizeof(int64_t))
-        memset(widest, 0, sizeof(widest))
         if pages != NULL:
+            memset(widest, 0, sizeof(widest))
             memset(pages, 0, sizeof(Pages))
         if self.num_following:                      # these rows leave their steps, and who follows them, too
             for i in range(n):
@@ -350,7 +350,19 @@ cdef class BlockTable:
                 if q_lens[i] < 0 or q_lens[i] > q:
                     return E_RANGE
                 q = q_lens[i]
-            blocks = self.count(r, q, lookahead, totals)
+            blocks = blocks_in(row.computed + q + lookahead + self.block_size - 1, self.block_size, self.shift)
+            totals[1] += q
+            if blocks > row.num_blocks:
+                totals[0] += blocks - row.num_blocks
+            else:
+                blocks = row.num_blocks
+            if blocks > totals[2]:
+                totals[2] = blocks
+            if row.forked and q > 0:                # blocks to be written may exist already and have other owners
+                for j in range(blocks_in(row.computed, self.block_size, self.shift), row.num_blocks):
+                    if self.pool.refs[self.table[<int64_t>r * self.width + j]] & COUNT > 1:
+                        totals[0] += 1
+                        totals[3] += 1
             if num_groups > 1:                      # all short groups have pages of the same blocks
                 unpaged += blocks - row.paged
                 for group in range(1, num_groups):
@@ -421,25 +433,6 @@ cdef class BlockTable:
         while own < limit and memcmp(row.tokens + own * bs, other.tokens + own * bs, bs * sizeof(int32_t)) == 0:
             own += 1
         return own if own > first else 0
-
-    # Adds to `totals` what q more tokens of row r need. The row's blocks then.
-    cdef int32_t count(self, int32_t r, int32_t q, int32_t lookahead, int64_t* totals) noexcept nogil:
-        cdef Row* row = &self.rows[r]
-        cdef int32_t i, blocks = blocks_in(
-            row.computed + q + lookahead + self.block_size - 1, self.block_size, self.shift)
-        totals[1] += q
-        if blocks > row.num_blocks:
-            totals[0] += blocks - row.num_blocks
-        else:
-            blocks = row.num_blocks
-        if blocks > totals[2]:
-            totals[2] = blocks
-        if row.forked and q > 0:    # blocks to be written may exist already and have other owners
-            for i in range(blocks_in(row.computed, self.block_size, self.shift), row.num_blocks):
-                if self.pool.refs[self.table[<int64_t>r * self.width + i]] & COUNT > 1:
-                    totals[0] += 1
-                    totals[3] += 1
-        return blocks
 
     # Allocates what `plan` counted (the pool has it) for n entries, and writes their arrays: tables [n][w], seq_lens [n] and
     # q_indptr [n+1], whose first element is written already, begin with these entries; positions [t], tokens [t] behind them and

@@ -10,7 +10,7 @@ from pagedkv._core.radix_tree cimport hottest_of
 from pagedkv._core.tail_moves cimport start_tail, tail_lacks
 from pagedkv._core.tails cimport POINTS, has_point_in, lacks_extents
 from pagedkv._core.transfers cimport UNDER_WAY, copy_path, lacking, make_room_behind, quota_left
-from pagedkv._core.types cimport MAX_GROUPS, OK, Reason
+from pagedkv._core.types cimport E_STATE, MAX_GROUPS, OK, Reason
 
 
 cdef bint lacks_point(Place* p, int32_t n, int32_t tier) noexcept nogil:
@@ -38,6 +38,7 @@ cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason 
     cdef int64_t more[MAX_GROUPS]
     cdef int64_t group = -1, num_moves
     cdef int32_t missing = wanted_of(p, n, tier, most, more)
+    cdef int code
     if p.fates[n].failed or p.fates[p.tree.nodes[n].root].failed:
         return 0
     if not lacks_point(p, n, tier) or missing < 0:
@@ -51,8 +52,9 @@ cdef int64_t copy_point(Place* p, int32_t n, int32_t tier, int32_t most, Reason 
         return 0
     num_moves = p.num_moves
     if missing <= most and not has_point_in(p, n, tier):
-        if start_tail(p, n, hottest_of(p.fates[n].tails & POINTS), tier, True, &group, reason, 0) != OK:
-            return 0
+        code = start_tail(p, n, hottest_of(p.fates[n].tails & POINTS), tier, True, &group, reason, 0)
+        if code != OK:
+            return UNDER_WAY if code == E_STATE else 0
     copy_path(p, n, tier, <int32_t>more[0], reason, &group)
     if p.num_moves == num_moves and missing > 0:
         return UNDER_WAY                            # its first run moves, and cannot be cut

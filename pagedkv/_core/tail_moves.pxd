@@ -13,8 +13,9 @@ cdef void tail_lacks(Place* p, int32_t n, int32_t tier, int64_t* more) noexcept 
 # The same for the device, of pages that no transfer brings there.
 cdef void tail_cold(Place* p, int32_t n, int64_t* more) noexcept nogil
 # Starts bringing the tail at the end of run n from `src` to `dst`. OK, or a Code with nothing changed: E_BLOCKS where there is
-# no room for what `dst` lacks of it. `copies`: the point stays where it is. `group_id`: as copy_path of transfers.pxd; NULL: a
-# group of its own. `until`: as in Transfer.
+# no room for what `dst` lacks of it, E_STATE where another transfer copies a page of it down to `dst`, so that each page goes
+# once. `copies`: the point stays where it is. `group_id`: as copy_path of transfers.pxd; NULL: a group of its own. `until`: as in
+# Transfer.
 cdef int start_tail(
     Place* p, int32_t n, int32_t src, int32_t dst, bint copies, int64_t* group_id, Reason reason, int64_t until
 ) noexcept nogil

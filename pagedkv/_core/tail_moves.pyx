@@ -10,7 +10,7 @@ from pagedkv._core.tails cimport (
 )
 from pagedkv._core.transfers cimport transfer_end, transfer_new
 from pagedkv._core.types cimport (
-    DEVICE, E_BLOCKS, E_MEMORY, EVICTED, MAX_GROUPS, NIL, OK, Move, Reason,
+    DEVICE, E_BLOCKS, E_MEMORY, E_STATE, EVICTED, MAX_GROUPS, NIL, OK, Move, Reason,
 )
 from pagedkv.threads.pthread cimport pthread_cond_signal
 
@@ -92,6 +92,12 @@ cdef inline bint is_moved(Place* p, const Walk* w, int32_t src, int32_t dst) noe
     return page_in(p, w, dst)[0] == NIL and (src < dst or page_top(p.tree, w.n, w.group, w.i) == src)
 
 
+# Whether a transfer of another tail copies a page down to `dst` already. On their way up, requests that share pages do not wait
+# for each other.
+cdef inline bint is_leaving(Place* p, const Walk* w, int32_t src, int32_t dst) noexcept nogil:
+    return (p.groups.pools[src][w.group].leaving[page_in(p, w, src)[0]] >> dst) & 1
+
+
 cdef int start_tail(
     Place* p, int32_t n, int32_t src, int32_t dst, bint copies, int64_t* group_id, Reason reason, int64_t until
 ) noexcept nogil:
@@ -103,7 +109,10 @@ cdef int start_tail(
     for group in range(MAX_GROUPS):
         more[group] = 0
     while walk_on(p, n, &w):
-        more[w.group] += is_moved(p, &w, src, dst)
+        if is_moved(p, &w, src, dst):
+            if is_leaving(p, &w, src, dst):
+                return E_STATE
+            more[w.group] += 1
         num_pages += 1
     if lacks_extents(p, dst, more) > 0:
         return E_BLOCKS
@@ -126,6 +135,8 @@ cdef int start_tail(
             continue
         pool_alloc(p.groups.pools[dst][w.group], 1, &t.dst_ids[w.j])
         to_page(p, w.n, src, w.group, w.i, MARK)
+        if not t.promotes:
+            p.groups.pools[src][w.group].leaving[page_in(p, &w, src)[0]] |= <uint8_t>(1 << dst)
         move = &p.moves[p.num_moves + moved]
         move.transfer, move.src_tier, move.dst_tier = t.id, <signed char>src, <signed char>dst
         move.group, move.reason, move.lane = t.group, <signed char>reason, <signed char>w.group
@@ -204,6 +215,8 @@ cdef void pages_let(Place* p, Transfer* t, bint arrived) noexcept nogil:
             to_page(p, w.n, t.dst, w.group, w.i, LET)
         elif t.dst_ids[w.j] != THERE:
             pool_drop_one(p.groups.pools[t.dst][w.group], t.dst_ids[w.j])
+        if not t.promotes:
+            p.groups.pools[t.src][w.group].leaving[page_in(p, &w, t.src)[0]] &= <uint8_t>~(1 << t.dst)
         to_page(p, w.n, t.src, w.group, w.i, UNMARK)
 
 

@@ -204,9 +204,8 @@ class Dispatcher:
     ) -> None:
         if not len(moves):
             return
-        blocks, size = int(np.count_nonzero(moves["lane"] == 0)), bytes_of(moves, self._carrier)
-        span = self._hooks.span("moves", moves, direction=direction, blocks=blocks, bytes=size)
-        span.set(**({"pages": len(moves) - blocks} if self._placement.num_groups > 1 else {}))
+        size, counts = bytes_of(moves, self._carrier), Job.decided(moves, self._placement.num_groups > 1)
+        span = self._hooks.span("moves", moves, direction=direction, **counts, bytes=size)
         job = Job(taken, span, self.context)
         self._jobs.append(job)  # first: hooks that are told of its begin are told of its end by this round or the next
         self._tell(job, span.__enter__)
@@ -284,8 +283,7 @@ class Dispatcher:
             job.tickets.remove((ticket, moves))
         if not job.tickets:
             try:
-                job.span.set(moved_blocks=job.arrived)
-                job.span.set(**({"moved_pages": job.arrived_pages} if self._placement.num_groups > 1 else {}))
+                job.span.set(**job.told(self._placement.num_groups > 1))
                 end = partial(job.span.__exit__, None, None, None)
                 if not self._tell(job, end):
                     self._tell(job, end)  # those whom what interrupted it has left out
@@ -332,8 +330,7 @@ class Dispatcher:
         # with hooks, callers go on once the hooks were told, and see the state after it
         at_once = isinstance(job.span, Off) or len(job.tickets) > 1  # this ticket is among them
         self._dispatch.finish(transfers[order], ok[order], ticket.tried()[order], announce=at_once)
-        job.arrived += int(np.count_nonzero(arrived & (moves["lane"] == 0)))
-        job.arrived_pages += int(np.count_nonzero(arrived & (moves["lane"] > 0)))
+        job.arrive(moves[arrived])
 
     def _keep_left(self, moves: NDArray[np.void], ticket: Handle) -> None:
         """Keep the blocks of a call that was left taken until it is back, after its transfer."""

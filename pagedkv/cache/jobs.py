@@ -45,6 +45,22 @@ class Job:
     def __post_init__(self) -> None:
         self.span.decided_in(self.context)
 
+    @staticmethod
+    def decided(moves: NDArray[np.void], by_group: bool) -> dict[str, int]:
+        """Counts that a span begins with; `pages` only where there are groups of layers."""
+        blocks = int(np.count_nonzero(moves["lane"] == 0))
+        return {"blocks": blocks, **({"pages": len(moves) - blocks} if by_group else {})}
+
+    def arrive(self, moves: NDArray[np.void]) -> None:
+        """Count these as arrived."""
+        in_spine = int(np.count_nonzero(moves["lane"] == 0))
+        self.arrived, self.arrived_pages = self.arrived + in_spine, self.arrived_pages + len(moves) - in_spine
+
+    def told(self, by_group: bool) -> dict[str, int]:
+        """Counts that the span ends with."""
+        pages = {"moved_pages": self.arrived_pages} if by_group else {}
+        return {"moved_blocks": self.arrived, **pages}
+
 
 def left_of(ticket: Handle, moves: NDArray[np.void]) -> NDArray[np.bool_]:
     """The moves whose memory a call that hangs may still touch.

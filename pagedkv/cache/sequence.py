@@ -151,7 +151,10 @@ class Sequence:
         self._engine.table.extend(self.row, np.array([tokens]) if single else tokens)
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget all tokens beyond the first `num_tokens` (rejected drafts)."""
+        """Forget all tokens beyond the first `num_tokens` (rejected drafts).
+
+        By group the next step computes from the last boundary whose pages are all there, perhaps from the start.
+        """
         if not self._engine.hooks.all:
             self._engine.table.truncate(self.row, num_tokens)
             return
@@ -160,10 +163,7 @@ class Sequence:
             span.set(tokens=num_tokens)
 
     def fork(self, n: int = 1) -> list[Sequence]:
-        """`n` sequences that go on from here.
-
-        Full blocks are shared, the partly filled one is copied when written.
-        """
+        """`n` sequences that go on from here; the partly filled block is copied when written."""
         with self._engine.hooks.on_behalf_of(self.trace), self._engine.hooks.span("fork", row=self.row) as span:
             rows = fork_row(self._engine.table, self._held, n)
             try:

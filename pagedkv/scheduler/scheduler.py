@@ -188,9 +188,10 @@ class Scheduler:
         if needs.as_blocks(worst) > needs.capacity:
             self._refused += 1
             fewer = f"ask for fewer than {width} branches, " if width > 1 else ""
+            chunks = "" if isinstance(worst, int) else "lower max_batch_tokens, so that a step computes less of it, "
             raise RequestTooLarge(
                 needs.as_blocks(worst), needs.capacity, "blocks on the device",
-                f"shorten its {len(tokens)} + {max_new_tokens} tokens, {fewer}or give "
+                f"shorten its {len(tokens)} + {max_new_tokens} tokens, {fewer}{chunks}or give "
                 f"the device a larger budget",
             )  # fmt: skip
         try:

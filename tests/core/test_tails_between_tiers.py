@@ -428,3 +428,43 @@ def play(seed: int, steps: int, tiers: int, *, closed: bool = False) -> Core:
 def test_random_requests_read_what_they_stand_for(seed: int, tiers: int) -> None:
     core = play(seed, 600, tiers)
     assert all(pool.counts()["live"] == 0 for tier in core.pools for pool in tier), "not free, and without a holder"
+
+
+def down(core: Core) -> tuple[int, int]:
+    """Carry out all that is decided: pages of short groups that went, and different ones."""
+    moved: list[int] = []
+    core.take()
+    while core.moves.size:
+        first = core.moves[core.moves["transfer"] == core.moves["transfer"][0]]
+        moved += first["src_block"][first["lane"] > 0].tolist()
+        core.end(int(first["transfer"][0]))
+        core.placement.reserve_pages(np.array([core.sizes[0], 0]))
+        core.take()
+    return len(moved), len(set(moved))
+
+
+def test_pages_that_points_share_go_down_once() -> None:
+    """Eight prompts part behind the same twenty blocks, and all of their points leave at once."""
+    core = Core(80, 200, window=6)
+    for number in range(8):
+        core.run([*range(40), 100 + number, 200 + number, 7])
+    core.placement.reserve_pages(np.array([core.sizes[0], 0]))
+    moved, different = down(core)
+    assert moved == different > 8
+    core.sound()
+    assert [core.run([*range(40), 100 + number, 200 + number, 8]) for number in range(8)] == [42] * 8
+
+
+def test_pages_that_points_share_are_copied_once_to_a_closed_tier() -> None:
+    core = Core(80, 200, window=6, write="reused")
+    for number in range(8):
+        core.run([*range(40), 100 + number, 200 + number, 7])
+    pages: list[int] = []
+    while (nodes := core.placement.uncopied(1)[0]).size:
+        core.placement.copy(nodes, 1)
+        core.take()
+        pages += core.moves["src_block"][core.moves["lane"] > 0].tolist()
+        core.settle()
+    assert len(pages) == len(set(pages)) > 8
+    core.sound()
+    assert core.placement.resumable(1) == 20 + 8

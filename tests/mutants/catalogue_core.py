@@ -202,7 +202,8 @@ MUTANTS = (
         "a fork writes into the block it shares",
         "pagedkv/_core/block_table.pyx",
         (
-            ("        if row.forked and q > 0:    # blocks", "        if False:    # blocks"),
+            ("            if row.forked and q > 0:                # blocks",
+             "            if False:                # blocks"),
             ("            if row.forked and row.scheduled > 0:", "            if False:"),
         ),
         ("test_siblings_never_see_each_others_writes",),

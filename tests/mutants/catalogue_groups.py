@@ -274,6 +274,27 @@ MUTANTS = (
          "test_a_purged_page_does_not_come_back_from_an_extent_that_changed_hands"),
     ),
     Mutant(
+        "pages that points share go down with each of them", MOVES,
+        (("            if is_leaving(p, &w, src, dst):\n                return E_STATE\n", ""),),
+        ("test_pages_that_points_share_go_down_once",
+         "test_pages_that_points_share_are_copied_once_to_a_closed_tier"),
+    ),
+    Mutant(
+        "a copy that waits for a shared page is forgotten", COPIES,
+        (("            return UNDER_WAY if code == E_STATE else 0\n", "            return 0\n"),),
+        ("test_pages_that_points_share_are_copied_once_to_a_closed_tier",),
+    ),
+    Mutant(
+        "a row takes an owner without its tail", TABLE,
+        ((" and self.owns_tail(slot)):\n", "):\n"),),
+        ("test_a_row_takes_no_owner_without_the_pages_of_its_end",),
+    ),
+    Mutant(
+        "a replay leaves moves under way", "pagedkv/lab/replay/engine_groups.py",
+        (("        self._answer_moves()  # room that came from dropped blocks may leave moves beside it\n", ""),),
+        ("test_no_move_is_under_way_when_the_next_request_comes",),
+    ),
+    Mutant(
         "a tail overdraws the write budget", "pagedkv/cache/dispatcher.py",
         (("            continued = continued and num_blocks > 0", "            continued = continued"),),
         ("test_a_write_budget_is_of_the_bytes_of_pages",),

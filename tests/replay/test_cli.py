@@ -76,7 +76,7 @@ def test_the_layers_of_a_model_keep_only_tokens_that_they_can_still_read(tmp_pat
     assert main(argv) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert "of each block 18.0 MiB; of the last 1, where a request can go on, 4.50 MiB" in " ".join(shown.split())
+    assert "18.0 MiB of each block for layers that see everything; 4.50 MiB of the last 1" in " ".join(shown.split())
     assert "Layers: with the tokens that each can still read 24.2 % of the blocks are hit" in " ".join(shown.split())
     report = json.loads(out.read_text())
     by_group, *bounds = report["results"]

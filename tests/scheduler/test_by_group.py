@@ -138,6 +138,7 @@ def test_a_request_that_could_not_run_alone_is_refused(serve: Callable[..., Grou
     with pytest.raises(pk.RequestTooLarge) as caught:
         server.submit(prompt(1, most * BLOCK), 1)
     assert caught.value.asked > caught.value.capacity == most
+    assert "lower max_batch_tokens" in str(caught.value)
     longest = next(n for n in range(most * BLOCK, 0, -1) if taken(server, n))
     assert longest > 30 * BLOCK, "as many blocks of all layers would not hold it"
     server.run()
@@ -160,7 +161,7 @@ def test_a_request_left_alone_with_scattered_pages_begins_anew_by_itself(serve: 
     running, needs = server.scheduler._running, server.scheduler._running.needs
     most = next(n for n in range(400, 0, -1) if needs.as_blocks(needs.at_most(8, n, 1)) <= needs.capacity)
     request = server.submit(prompt(1, 8), most)
-    beside = [server.submit(prompt(2 + i, 8), 60) for i in range(3)]
+    beside = [server.submit(prompt(2 + i, 8), 90 + 7 * i) for i in range(3)]
     while running.alone is None:
         assert not request.ended, "it was to lack room"
         server.turn()

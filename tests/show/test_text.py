@@ -76,7 +76,7 @@ def test_a_step_over_groups_has_a_lane_for_each_and_nothing_at_a_hole(demo_of_gr
         "      7  ####       1         2  yes   point       tell me of trees",
         "      8  ####       2         2  yes   point C     tell me of forks",
         "",
-        "host: 0 of 6 extents in use",
+        "host: 0 of 7 extents in use",
         "",
         "disk: 0 of 6 extents in use",
         "",

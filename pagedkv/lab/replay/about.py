@@ -53,10 +53,10 @@ def of_layers(model: Model, block_size: int) -> str:
     pages = model_pages(model.name, model.groups, block_size)
     if pages is None:
         return ""
-    kept = [f"of each block {format_size(pages.groups[0].page_bytes)}"]
+    kept = [f"{format_size(pages.groups[0].page_bytes)} of each block for layers that see everything"]
     for group in pages.groups[1:]:
-        what = f"since a chunk of {group.chunk} began" if group.chunk else f"of the last {group.window}"
-        kept.append(f"{what}, where a request can go on, {format_size(group.page_bytes)} each")
+        which = f"those since a chunk of {group.chunk} began" if group.chunk else f"the last {group.window}"
+        kept.append(f"{format_size(group.page_bytes)} of {which} before a boundary where requests go on, for others")
     return (
         f"{model.name} keeps {'; '.join(kept)}. In the tiers above and for the bounds a block of all layers has "
         f"{format_size(pages.all_bytes)}"

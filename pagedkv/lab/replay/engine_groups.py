@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.core import BlockPool, Boundaries, ExtentPool, Placement, RadixTree, Tier
-from pagedkv.errors import InvalidArgument
+from pagedkv.errors import InvalidArgument, PagedKVError
 from pagedkv.lab.replay.capacity import TIER_NAMES, Capacity
 from pagedkv.lab.replay.engine_sim import PROGRESS_EVERY, SEED, Visit, flat_counters
 from pagedkv.lab.replay.pages import ModelPages
@@ -108,7 +108,9 @@ class GroupCache:
         missing = np.zeros(len(self._pools), np.int64)
         missing[0] = len(path) - have
         self._make_room(missing)
-        boundaries.insert(owner, path[have:], self._pools[0].alloc(len(path) - have))
+        done = boundaries.insert(owner, path[have:], self._pools[0].alloc(len(path) - have))
+        if done != len(path) - have:
+            raise PagedKVError(f"the core took {done} of {len(path) - have} blocks, though no move was under way")
         for at in reversed(kept):
             if at != hit or not was_point:
                 self._keep(owner, at)

@@ -66,10 +66,11 @@ def record(demo: str = DEMOS[0]) -> Recording:
     if demo not in DEMOS:
         raise InvalidArgument(f"there is no built-in run {demo!r}: {' and '.join(DEMOS)} are")
     by_group, words = demo == "groups", Words()
-    spec, run, num_disk = (SPEC_OF_GROUPS, _run_by_group, 12) if by_group else (SPEC, _run, 4)
+    spec, run = (SPEC_OF_GROUPS, _run_by_group) if by_group else (SPEC, _run)
+    num_host, num_disk = (5, 12) if by_group else (4, 4)
     with tempfile.TemporaryDirectory(prefix="pagedkv-show-") as folder:
         disk = Disk(str(Path(folder, "kv")), size=Blocks(num_disk))
-        with KVCache(spec, Blocks(8), Blocks(4), disk, threads=1, by_group=by_group) as cache:
+        with KVCache(spec, Blocks(8), Blocks(num_host), disk, threads=1, by_group=by_group) as cache:
             with Recorder(cache, text=words.text) as recorder:
                 run(cache, words, recorder)
             return recorder.recording

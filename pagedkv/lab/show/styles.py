@@ -29,7 +29,7 @@ def cut(text: str, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Nothing that a terminal would obey: a recording may be anybody's."""
+    """Text without control characters: the file may come from a stranger."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -62,7 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--scale-group", metavar="N", default="0", help="numbers that share a scale (default: too many to count)")
     add("--scale-bits", metavar="N", default="16", help="bits of a scale (default: %(default)s)")
     add("--block-size", metavar="TOKENS", default="16", help="default: %(default)s")
-    add("--keep-window", action="store_true", help="what lies behind a window is kept, as in pagedkv's own pool")
+    add("--keep-window", action="store_true", help="tokens behind a window are kept, as in a cache without by_group")
 
     about = parser.add_argument_group("users")
     add = about.add_argument

@@ -86,7 +86,7 @@ def notes(plan: Plan) -> Iterator[str]:
     if slower:
         yield f"computing again could be faster than a {' or '.join(slower)} start: at least {seconds(again)}"
     if any(group.window is not None or group.chunk is not None for group in plan.model.groups):
-        yield "what lies behind a window or chunk counts as given back; pagedkv's own pool keeps it: --keep-window"
+        yield "tokens behind a window or chunk count as given back, as with by_group=True; without: --keep-window"
 
 
 def shape(model: Model) -> str:
