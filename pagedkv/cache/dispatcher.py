@@ -330,7 +330,7 @@ class Dispatcher:
         # with hooks, callers go on once the hooks were told, and see the state after it
         at_once = isinstance(job.span, Off) or len(job.tickets) > 1  # this ticket is among them
         self._dispatch.finish(transfers[order], ok[order], ticket.tried()[order], announce=at_once)
-        job.arrive(moves[arrived])
+        job.arrive(moves, arrived)
 
     def _keep_left(self, moves: NDArray[np.void], ticket: Handle) -> None:
         """Keep the blocks of a call that was left taken until it is back, after its transfer."""

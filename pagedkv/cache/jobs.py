@@ -51,10 +51,11 @@ class Job:
         blocks = int(np.count_nonzero(moves["lane"] == 0))
         return {"blocks": blocks, **({"pages": len(moves) - blocks} if by_group else {})}
 
-    def arrive(self, moves: NDArray[np.void]) -> None:
-        """Count these as arrived."""
-        in_spine = int(np.count_nonzero(moves["lane"] == 0))
-        self.arrived, self.arrived_pages = self.arrived + in_spine, self.arrived_pages + len(moves) - in_spine
+    def arrive(self, moves: NDArray[np.void], arrived: NDArray[np.bool_]) -> None:
+        """Count those of these that have arrived, bool [n]."""
+        blocks = int(np.count_nonzero(arrived & (moves["lane"] == 0)))
+        self.arrived += blocks
+        self.arrived_pages += int(np.count_nonzero(arrived)) - blocks
 
     def told(self, by_group: bool) -> dict[str, int]:
         """Counts that the span ends with."""
