@@ -172,6 +172,7 @@ def _types(fields: Fields, by_default: Callable[[int], str], *known: str) -> lis
 def _alike(fields: Fields) -> list[Layer]:
     """All layers alike, with a window if there is one."""
     window = fields.get("sliding_window")
+    window = None if window is None else _count(window, "sliding_window")
     return [Attention(*_heads(fields), window=window)] * _num_layers(fields)
 
 

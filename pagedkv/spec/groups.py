@@ -152,7 +152,11 @@ def layout_of(spec: KVSpec, memory: int | None = None) -> GroupLayout:
             best = waste, extent, per_extent
             break
     if best is None:
-        raise InvalidArgument("an extent of memory would pass 2 GiB: take a smaller block_size")
+        largest = groups[pages.index(max(pages))]
+        raise InvalidArgument(
+            f"an extent of memory for the pages of layer {spec.model_layer(largest.layers[0])} and those alike "
+            f"would pass 2 GiB: take a smaller block_size than {spec.block_size}"
+        )
     _, extent, per_extent = best
     strides = tuple(extent // number for number in per_extent)
     return GroupLayout(groups, extent, per_extent, strides, _point_every(groups))

@@ -97,7 +97,9 @@ class KVSpec:
         self._check_reach()
         if self.block_bytes > MAX_BLOCK_BYTES:
             raise InvalidArgument(
-                f"a block would be {format_size(self.block_bytes)}; at most 2 GiB: take a smaller block_size"
+                f"a block of {self.block_size} tokens would be {format_size(self.block_bytes)}, of layer "
+                f"{self.model_layer(0)} alone {format_size(self.block_bytes // self.num_layers)}; at most 2 GiB: "
+                "take a smaller block_size"
             )
 
     def _check_scales(self) -> None:

@@ -50,12 +50,18 @@ class Attention:
             whole_number(getattr(self, name), name, 1, MOST_VALUES)
         for name in ("window", "chunk"):
             if getattr(self, name) is not None:
-                whole_number(getattr(self, name), name, 1, MOST_TOKENS)
+                whole_number(getattr(self, name), f"{name} of {self._described}", 1, MOST_TOKENS)
         if self.window is not None and self.chunk is not None:
-            raise InvalidArgument("a layer has a window or a chunk, not both")
+            raise InvalidArgument(f"{self._described} has a window and a chunk: a layer has one of them")
         if not isinstance(self.dtype, str) or self.dtype:
             object.__setattr__(self, "dtype", dtype_name(self.dtype))
         check_kind(self.scales)
+
+    @property
+    def _described(self) -> str:
+        """The layer in errors: it has no number before it is in a list."""
+        given = [f"{name}={getattr(self, name)!r}" for name in ("window", "chunk") if getattr(self, name) is not None]
+        return f"Attention({', '.join([str(self.num_kv_heads), str(self.head_dim), *given])})"
 
     @property
     def stored(self) -> tuple[object, ...]:

@@ -3,10 +3,11 @@
 A *group* is all layers that see equally far back. A *page* is a group's KV of one block of tokens; a recurrent group's
 page of a block is the state behind it. A *point* is a block boundary from which a sequence may go on: it keeps, in each
 group, the last ``need(k)`` blocks before it. A page that no point needs and no row holds is dropped at once, and its
-block is a hole in that group.
+block is a hole in that group. A boundary that needs pages of full attention alone is kept without being made a point,
+as recent as the last sequence that left it.
 
 Matching asks only for pages: a prefix of k blocks may be used if every group has its last ``need(k)`` blocks before k.
-Eviction takes points, the one that was used longest ago first, and each as a whole.
+Eviction takes boundaries, the one that was used longest ago first, and each as a whole.
 
 Each page says which tokens a correct computation put into it, and a step checks every position that a layer reads
 (:func:`reads`), so a mistake in a rule shows as a read of a hole or of other tokens' KV.
@@ -62,6 +63,7 @@ class Block:
     ----------
     marks : by group, points that need this block's page.
     used : when the boundary behind it was last used as a point; 0: it is none.
+    left : when the last row left the boundary behind it, where that is kept for nothing; 0: it is not.
     rows : whose path it is on.
     """
 
@@ -71,6 +73,7 @@ class Block:
     marks: dict[int, int] = field(default_factory=dict)
     children: dict[Tokens, Block] = field(default_factory=dict)
     used: int = 0
+    left: int = 0
     rows: int = 0
 
 
@@ -111,6 +114,7 @@ class GroupsModel:
         self.rows: list[Row] = []
         self.bytes = self._clock = self.lagging_tokens = 0
         self._states = [group for group, layer in enumerate(layers) if isinstance(layer, Recurrent)]
+        self._sees_all = layers[0].need(1000, 1) == 1000
 
     def need(self, group: int, num_blocks: int) -> int:
         """Blocks before a boundary that a group needs: the last."""
@@ -147,12 +151,24 @@ class GroupsModel:
         if not page.references:
             self.bytes -= self.page_bytes[page.group]
 
-    def _evict(self) -> None:
+    def _may_go(self) -> list[Block]:
+        """Boundaries that eviction may take: points, but not those at which a row ends."""
         ends = {id(row.path[-1]) for row in self.rows if row.path}
-        points = [block for block in self.blocks() if block.used and id(block) not in ends]
-        if not points:
+        return [block for block in self.blocks() if block.used and id(block) not in ends]
+
+    def _evict(self) -> None:
+        points = [(block.used, 0, -len(self.path_to(block)), block) for block in self._may_go()]
+        left = [
+            (block.left, 1, -len(self.path_to(block)), block)
+            for block in self.blocks() if block.left and not block.rows
+        ]  # fmt: skip
+        if not points and not left:
             raise NoRoom
-        self.drop_point(min(points, key=lambda block: (block.used, -len(self.path_to(block)))))
+        _, is_left, _, coldest = min(points + left, key=lambda one: one[:3])
+        if is_left:
+            self.drop_left(coldest)
+        else:
+            self.drop_point(coldest)
 
     def tails(self, path: list[Block]) -> Iterator[tuple[int, Block]]:
         """Group and block of all that a point at the end of this path needs."""
@@ -171,6 +187,27 @@ class GroupsModel:
                 block.marks[group] = block.marks.get(group, 0) + 1
         path[-1].used = self._clock
         return True
+
+    def needs_full_attention_alone(self, boundary: int) -> bool:
+        """Whether a boundary is kept without being made a point."""
+        return self._sees_all and not any(self.need(group, boundary) for group in range(1, len(self.layers)))
+
+    def _leave(self, path: list[Block]) -> None:
+        """The last row has left these blocks."""
+        for boundary, block in enumerate(path, start=1):
+            if not block.rows and self.needs_full_attention_alone(boundary):
+                if not block.left:
+                    for one in path[:boundary]:
+                        one.marks[0] = one.marks.get(0, 0) + 1
+                block.left = self._clock
+
+    def drop_left(self, end: Block) -> None:
+        """Let go of a boundary that no point keeps."""
+        path = self.path_to(end)
+        end.left = 0
+        for block in path:
+            block.marks[0] -= 1
+        self._sweep(path)
 
     def drop_point(self, end: Block) -> None:
         """Let go of a boundary, and of all that was there for it alone."""
@@ -343,6 +380,7 @@ class GroupsModel:
                 self._let_go(page)
         for block in row.path:
             block.rows -= 1
+        self._leave(row.path)
         self._sweep(row.path)
         return kept
 
@@ -363,4 +401,4 @@ class GroupsModel:
                 assert block.marks.get(group) or holders, "kept for none"
             if block.used:
                 assert all(group in one.pages for group, one in self.tails(path)), "a point without all that it needs"
-            assert block.children or block.used or block.rows, "a dead end"
+            assert block.children or block.used or block.left or block.rows, "a dead end"

@@ -15,7 +15,7 @@ import numpy as np
 from pagedkv.core import BlockTable, ExtentPool, GroupArrays, Placement, RadixTree, StepArrays
 from pagedkv.errors import OutOfBlocks
 from pagedkv.spec.layers import Attention
-from tests.oracle.groups_model import GroupsModel, NoRoom, Row, reads
+from tests.oracle.groups_model import Block, GroupsModel, NoRoom, Row, reads
 
 FULL = Attention(1, 1)
 
@@ -36,25 +36,14 @@ MIXES: dict[str, list[Attention]] = {
 }  # fmt: skip
 
 
-def has_free_boundaries(layers: Sequence[Attention]) -> bool:
-    """Whether some boundaries need nothing.
-
-    The core keeps them usable without a point, the model does not.
-    """
-    return all(layer.chunk or layer.window == 1 for layer in layers[1:])
-
-
 class PointsAlone(GroupsModel):
     """The model with the core's choice.
 
     Also a point at which a row ends may go, for the row holds its pages itself.
     """
 
-    def _evict(self) -> None:
-        points = [block for block in self.blocks() if block.used]
-        if not points:
-            raise NoRoom
-        self.drop_point(min(points, key=lambda block: block.used))
+    def _may_go(self) -> list[Block]:
+        return [block for block in self.blocks() if block.used]
 
 
 @dataclass

@@ -5,6 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 LENGTHS = (4096, 32_768, 131_072)
+SOURCES = {  # the model's repository on the Hugging Face hub, and transformers' class that reads its file
+    "Llama-3.1-8B": ("meta-llama/Llama-3.1-8B", "LlamaConfig"),
+    "Qwen2.5-7B-Instruct": ("Qwen/Qwen2.5-7B-Instruct", "Qwen2Config"),
+    "Qwen3-8B": ("Qwen/Qwen3-8B", "Qwen3Config"),
+    "Mistral-7B-v0.1": ("mistralai/Mistral-7B-v0.1", "MistralConfig"),
+    "Mistral-7B-v0.3": ("mistralai/Mistral-7B-v0.3", "MistralConfig"),
+    "gemma-2-9b": ("google/gemma-2-9b", "Gemma2Config"),
+    "gemma-3-27b-it": ("google/gemma-3-27b-it", "Gemma3TextConfig"),
+    "gemma-3-270m": ("google/gemma-3-270m", "Gemma3TextConfig"),
+    "gemma-3n-E4B-it": ("google/gemma-3n-E4B-it", "Gemma3nTextConfig"),
+    "gpt-oss-120b": ("openai/gpt-oss-120b", "GptOssConfig"),
+    "Llama-4-Scout-17B-16E": ("meta-llama/Llama-4-Scout-17B-16E", "Llama4TextConfig"),
+    "DeepSeek-V2-Lite": ("deepseek-ai/DeepSeek-V2-Lite", "DeepseekV2Config"),
+    "DeepSeek-V3": ("deepseek-ai/DeepSeek-V3", "DeepseekV3Config"),
+    "Kimi-K2-Instruct": ("moonshotai/Kimi-K2-Instruct", "DeepseekV3Config"),
+    "Qwen3-Next-80B-A3B": ("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen3NextConfig"),
+    "Jamba-v0.1": ("ai21labs/Jamba-v0.1", "JambaConfig"),
+    "granite-4.0-h-small": ("ibm-granite/granite-4.0-h-small", "GraniteMoeHybridConfig"),
+    "phi-4": ("microsoft/phi-4", "Phi3Config"),
+    "GLM-4-9B-0414": ("zai-org/GLM-4-9B-0414", "Glm4Config"),
+    "GLM-4.5": ("zai-org/GLM-4.5", "Glm4MoeConfig"),
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": {
         "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,

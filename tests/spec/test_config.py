@@ -15,7 +15,7 @@ from pagedkv.cli import main
 from pagedkv.lab.sizing import KVFormat, LayerGroup, StateGroup, groups_of, mla, sequence_bytes
 from pagedkv.spec.config import FAMILIES, read_config
 from pagedkv.spec.layers import Attention, Latent, Recurrent, SameAs, check_layers
-from tests.spec.published import CONFIGS, LENGTHS
+from tests.spec.published import CONFIGS, LENGTHS, SOURCES
 
 BF16 = KVFormat("bfloat16")
 GROUPS = {
@@ -132,6 +132,17 @@ def test_a_state_is_that_behind_the_last_block() -> None:
 def test_layers_that_cannot_be_are_refused(make: Any) -> None:
     with pytest.raises((pk.InvalidArgument, pk.WrongType)):
         make()
+
+
+def test_what_contradicts_itself_is_named_by_its_layer() -> None:
+    with pytest.raises(pk.InvalidArgument, match=r"window of Attention\(2, 64, window=0\) must be in 1\.\."):
+        pk.KVSpec.of([Attention(2, 64), Attention(2, 64, window=0)])
+    with pytest.raises(pk.InvalidArgument, match=r"Attention\(2, 64, window=8, chunk=8\) has a window and a chunk"):
+        Attention(2, 64, window=8, chunk=8)
+    with pytest.raises(pk.InvalidArgument, match=r"of layer 0 alone 4\.00 GiB; at most 2 GiB: take a smaller"):
+        pk.KVSpec.of([Attention(2**16, 1024)] * 2)
+    with pytest.raises(pk.InvalidArgument, match="sliding_window must be in 1"):
+        read_config({**CONFIGS["Mistral-7B-v0.1"], "sliding_window": 0})
 
 
 # ---- specs
@@ -273,5 +284,8 @@ def test_the_page_of_models_has_each_family_and_its_bytes() -> None:
         assert rows[name][1] == f"`{found.model_type}`"
         assert rows[name][3] == " / ".join(f"{each:,}" for each in least)
         assert rows[name][4] == held_by_a_cache(config)
+        repository, reader = SOURCES[name]
+        address = f"https://huggingface.co/{repository}/blob/main/config.json"
+        assert rows[name][5] == f"[{repository}]({address}), `{reader}`"
     named = {read_config(config).model_type for config in CONFIGS.values()}
     assert named | {"gemma3", "mixtral", "glm", "qwen3_moe"} == set(FAMILIES)
