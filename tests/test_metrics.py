@@ -6,6 +6,7 @@ The tests read its exposition text.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from pagedkv.observe.metrics import (
     CacheCollector,
     samples,
 )
+from pagedkv.observe.stats import CacheStats
 from pagedkv.tiers.remote.stats import RemoteStats
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
@@ -122,16 +124,40 @@ def test_everything_that_the_cache_counts_is_given(cache):
     fields = set(stats.to_dict()) - {"token_hit_rate", "placement", "disk", "remote", "hazard"}
     assert fields == {
         "sequences", "prompt_tokens", "hit_tokens", "missed_promotions", "computed_tokens", "blocks", "moved_bytes",
-        "failed_moves", "clock_failures", "hook_failures", "steps_that_waited", "lagging_tokens", "orphans",
-        "overflowing_writes", "latency",
+        "failed_moves", "clock_failures", "hook_failures", "steps_that_waited", "lagging_tokens", "groups",
+        "orphans", "overflowing_writes", "latency",
     }  # fmt: skip
     assert set(stats.blocks["device"]) == {"capacity", "max", "free", "live", "cached", "reserved", "available"}
+
+
+def used_by_group() -> CacheStats:
+    """While a sequence of 8 tokens runs; a point keeps the window's page of its first block."""
+    layers = [pk.Attention(1, 2), pk.Attention(1, 2, window=5)]
+    spec = pk.KVSpec.of(layers, dtype="float32", block_size=4)
+    with pk.KVCache(spec, device_memory=pk.Blocks(64), by_group=True) as cache, cache.sequence(range(8)) as seq:
+        seq.scatter(np.zeros((2, 8, 1, 2), np.float32), np.zeros((2, 8, 1, 2), np.float32))
+        return cache.stats()
+
+
+def test_pages_and_extents_of_each_group_are_given():
+    stats = used_by_group()
+    first, second = stats.groups["device"]
+    assert (first["live"], second["live"], first["extents"], second["extents"]) == (2, 1, 2, 2)
+    assert "; device group 0: 2 live + 0 cached pages in 2 extents, group 1: 1 live" in str(stats)
+    given = {(one.name, one.labels["group"], one.labels.get("state")): one.value
+             for one in samples(stats) if "group" in one.labels}  # fmt: skip
+    assert given == {
+        ("group_extents", "0", None): 2, ("group_extents", "1", None): 2,
+        ("group_pages", "0", "live"): 2, ("group_pages", "0", "cached"): 0,
+        ("group_pages", "1", "live"): 1, ("group_pages", "1", "cached"): 1,
+    }  # fmt: skip
+    json.dumps(stats.to_dict())
 
 
 @pytest.mark.checkout
 def test_the_page_has_every_exported_name_and_no_other(cache):
     with pk.KVCache(SPEC, device_memory=pk.Blocks(8), policy="hazard") as learning:
-        stats = [cache.stats(), learning.stats(), pk.Scheduler(learning).stats()]
+        stats = [cache.stats(), learning.stats(), pk.Scheduler(learning).stats(), used_by_group()]
     disk = {**stats[0].disk, "misses": {"payload": 1}, "write_errors": {"ENOSPC": 1}}
     counted = {key: {"x": 1} if key in ("misses", "failures", "refused") else 1 for key in [*REMOTE, *REMOTE_NOW]}
     stats[0] = dataclasses.replace(stats[0], disk=disk, remote={"state": "ok", **counted})

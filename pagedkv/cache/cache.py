@@ -34,7 +34,7 @@ from pagedkv.cache.disk_lanes import disk_lanes
 from pagedkv.cache.dispatcher import Dispatcher
 from pagedkv.cache.engine import Engine
 from pagedkv.cache.explain import Explanation, explain_match
-from pagedkv.cache.grouped import group_layout
+from pagedkv.cache.grouped import group_layout, groups_in_use
 from pagedkv.cache.journal import note_closed, note_opened, note_unwritten
 from pagedkv.cache.learned import DEFAULT, Learned
 from pagedkv.cache.load import Load
@@ -901,6 +901,7 @@ class KVCache:
                 hook_failures=self.hooks.failures,
                 steps_that_waited=self._engine.steps_that_waited,
                 lagging_tokens=self.placement.stats()["lagging"] * self.spec.block_size,
+                groups=groups_in_use(self.placement),
                 orphans=0 if self._found is None else sum(self._found.orphans.values()),
                 overflowing_writes=getattr(self._storage.kv, "overflowing_writes", 0),  # only a CPU's KV counts them
                 latency=self._costs.latencies.read(),

@@ -87,3 +87,21 @@ def open_groups(
     ]
     tree = RadixTree(block_size, len(pools), keep_names=options.get("event_words", 0) > 0)
     return Placement(tree, by_group[0], groups=groups, point_every=layout.point_every, **options)
+
+
+def groups_in_use(placement: Placement) -> dict[str, tuple[dict[str, int], ...]]:
+    """Pages and extents of each group by tier; empty without groups of layers."""
+    return {
+        TIER_NAMES[tier]: tuple(
+            {
+                "live": counts["live"],
+                "cached": counts["cached"],
+                "extents": owners.count(group),
+                "pages_per_extent": pool.extents.per_extent[group],
+            }
+            for owners in (pool.extents.owners(),)
+            for group, counts in enumerate(of_group.counts() for of_group in pool.extents.pools)
+        )
+        for tier, pool in enumerate(placement.pools)
+        if pool is not None and pool.extents is not None
+    }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 
+from pagedkv._core.block_pool import ExtentPool
 from pagedkv._core.placement import Placement
 from pagedkv._core.tier import TIER_NAMES
 from pagedkv.cache.checkpoint import Written
 from pagedkv.cache.records import Found
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
+from pagedkv.spec.groups import groups_of
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import format_size
 
@@ -25,7 +27,7 @@ def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: st
     tiers = ", ".join(
         f"{TIER_NAMES[tier]} {pool.max_blocks:,} blocks ({format_size(pool.max_blocks * spec.block_bytes)})"
         if pool.extents is None
-        else f"{TIER_NAMES[tier]} {pool.extents.num_extents:,} extents of {placement.num_groups} groups of layers"
+        else f"{TIER_NAMES[tier]} {_of_groups(pool.extents, spec)}"
         for tier, pool in enumerate(placement.pools)
         if pool is not None
     )
@@ -45,6 +47,13 @@ def note_opened(placement: Placement, spec: KVSpec, disk: Disk | None, write: st
             "%s: %s of %s blocks were written without the block before them and are freed; a power failure can leave "
             "such blocks", disk.path, f"{lost:,}", f"{found.blocks + lost:,}",
         )  # fmt: skip
+
+
+def _of_groups(extents: ExtentPool, spec: KVSpec) -> str:
+    """Extents of groups of layers, and the KV that they hold, to 1 %."""
+    groups = groups_of(spec)
+    held = extents.num_extents * extents.per_extent[0] * groups[0].page_bytes
+    return f"{extents.num_extents:,} extents ({format_size(held)}) of {len(groups)} groups of layers"
 
 
 def note_closed(written: Written, block_size: int) -> None:

@@ -288,6 +288,13 @@ def _of_cache(stats: CacheStats) -> list[Sample]:
         for state in ("free", "live", "cached", "reserved"):
             words = "Blocks by state: free; live, in use; cached, owned by the tree alone; reserved."
             gauge("tier_blocks", words, counts[state], tier=tier, state=state)
+    for tier, groups in stats.groups.items():
+        for number, group in enumerate(groups):
+            words = "Extents of a tier's memory that belong to a group of layers."
+            gauge("group_extents", words, group["extents"], tier=tier, group=str(number))
+            for state in ("live", "cached"):
+                words = "Pages of a group of layers by state: live, in use; cached, held by points or the tree alone."
+                gauge("group_pages", words, group[state], tier=tier, group=str(number), state=state)
     for key, (name, words) in BY_TIER.items():
         for tier, num_blocks in stats.placement[key].items():
             count(f"tier_{name}", words, num_blocks, tier=tier)

@@ -28,6 +28,10 @@ class CacheStats:
         Tokens whose KV was written by steps.
     blocks : mapping of tier name to mapping
         ``capacity, max, free, live, cached, reserved, available`` per tier (``BlockPool.counts``).
+        With ``KVCache(by_group=True)`` these are the blocks of group 0, as if it had all of the memory.
+    groups : mapping of tier name to tuple of mappings
+        With ``KVCache(by_group=True)``: of each group of layers ``live`` and ``cached`` pages, the ``extents`` that
+        belong to it, and ``pages_per_extent``; group 0 comes first. Empty without.
     placement : mapping
         Counters of the core (``Placement.stats``), in blocks.
     moved_bytes : mapping of ``"source_to_destination"`` to int
@@ -86,6 +90,7 @@ class CacheStats:
     hook_failures: int = 0
     steps_that_waited: int = 0
     lagging_tokens: int = 0
+    groups: Mapping[str, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
     orphans: int = 0
     overflowing_writes: int = 0
     latency: Mapping[str, Latency] = field(default_factory=dict, compare=False)
@@ -105,6 +110,7 @@ class CacheStats:
             f"{tier} {counts['live']} live + {counts['cached']} cached of {counts['max']}"
             for tier, counts in self.blocks.items()
         )
+        held += "".join(f"; {tier} {_of_groups(groups)}" for tier, groups in self.groups.items())
         return (
             f"{self.sequences} sequences; hit tokens: {hits} of {self.prompt_tokens} ({self.token_hit_rate:.1%}); "
             f"blocks: {held}; failed moves: {self.failed_moves}{self._disk_in_words()}{self._hazard_in_words()}"
@@ -176,6 +182,14 @@ _DISK_WORDS = {
     "refused_by_write_budget": "blocks refused by the write budget",
     "admission_failures": "runs that could not be judged",
 }
+
+
+def _of_groups(groups: tuple[Mapping[str, int], ...]) -> str:
+    """Pages of a tier by group."""
+    return ", ".join(
+        f"group {number}: {group['live']} live + {group['cached']} cached pages in {group['extents']} extents"
+        for number, group in enumerate(groups)
+    )
 
 
 def _total(disk: Mapping[str, Any], name: str) -> int:
