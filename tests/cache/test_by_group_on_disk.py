@@ -222,7 +222,7 @@ def test_the_log_counts_extents_and_what_was_found(
     pools = cache.placement.pools
     assert pools[0] is not None
     assert pools[0].extents is not None
-    assert f"device {pools[0].extents.num_extents} extents of 2 groups of layers" in caplog.text
+    assert f"device {pools[0].extents.num_extents} extents (180 KiB) of 2 groups of layers" in caplog.text
     assert "13 blocks found in 1 prefix, none freed" in caplog.text
 
 
@@ -248,6 +248,13 @@ def test_a_directory_of_another_grouping_is_refused_with_the_group(opened: Calla
     with pytest.raises(LayoutMismatch, match=r"group 1 of layers: 4 layers with a window of 2 blocks.*of 4 blocks"):
         opened(spec)
     assert opened(spec, on_mismatch="reset").stats().blocks["disk"]["cached"] == 0
+
+
+def test_a_directory_with_other_checksums_is_refused_by_their_number(tmp_path: Path) -> None:
+    disk = pk.Disk(tmp_path / "kv", pk.Blocks(200))
+    pk.KVCache(SPEC, pk.Blocks(60), disk=disk, by_group=True).close()
+    with pytest.raises(LayoutMismatch, match=r"group 0 of layers: .* 2 checksums each.*asked was: .* 1 checksums each"):
+        pk.KVCache(SPEC, pk.Blocks(60), disk=dataclasses.replace(disk, shards=1), by_group=True)
 
 
 def test_a_directory_that_keeps_all_tokens_is_not_taken_for_one_by_groups(tmp_path: Path) -> None:

@@ -40,14 +40,18 @@ def test_inspect_names_the_groups_and_their_pages(store: Path, run: Run) -> None
     assert found["slots"]["live"] == SPINE
     assert found["chains"] == {"whole_blocks": SPINE, "prefixes": PROMPTS, "orphans": 0, "doubled": 0, "wrong_key": 0}
     said = run("inspect", store).out
-    assert f"4 layers with a window of 2 blocks, pages of 2,048 bytes: {PAGES} live pages" in said
+    assert "4 layers with a window of 2 blocks, pages of 2,048 bytes with 4 checksums each, 1 to an extent: " in said
+    assert f"extent: {PAGES} live pages" in said
     assert "2 layers that see everything" in said
+    assert f"slots of group 0  {SPINE} live" in said
+    assert "bytes of group 0" in said
 
 
 def test_verify_reads_the_pages_of_every_group(store: Path, run: Run) -> None:
     found = run("verify", store, "--json").json
     assert found["ok"]
-    assert found["blocks"] == SPINE + PAGES
+    assert (found["blocks"], found["num_groups"]) == (SPINE + PAGES, 2)
+    assert f"{SPINE + PAGES} pages of 2 groups of layers (" in run("verify", store).out
     name = store / "data.0000"
     data = bytearray(name.read_bytes())
     for place in range(4096 + 50, len(data), 8192):  # slots of both groups are a header and a page

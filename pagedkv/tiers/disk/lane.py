@@ -47,7 +47,10 @@ class Lane:
         reach = "that see everything"
         if self.window or self.chunk:
             reach = f"with a {'window' if self.window else 'chunk'} of {self.window or self.chunk} blocks"
-        return f"{self.layers} layers {reach}, pages of {self.page_bytes:,} bytes"
+        return (
+            f"{self.layers} layers {reach}, pages of {self.page_bytes:,} bytes with {self.shards} checksums each, "
+            f"{self.per_extent} to an extent"
+        )
 
 
 def pack_lanes(lanes: Sequence[Lane]) -> bytes:

@@ -122,7 +122,10 @@ class Survey:
             ("sizes", _sizes(g)),
             *((f"group {n}", str(lane) + self._pages_of(n)) for n, lane in enumerate(state.lanes)),
             ("state", self._state()),
-            ("slots", ", ".join(f"{count:,} {name}" for name, count in self.states.items() if count)),
+            (
+                "slots of group 0" if state.lanes else "slots",
+                ", ".join(f"{count:,} {name}" for name, count in self.states.items() if count),
+            ),
         ]
         if self.chains is not None:
             c = self.chains
@@ -151,7 +154,8 @@ class Survey:
                 for digest, n in self._by_size()
             ]  # fmt: skip
             print(file=file)
-            print_table(["namespace", "blocks", "bytes", "tokens", "oldest", "newest"], rows, file)
+            size = "bytes of group 0" if state.lanes else "bytes"
+            print_table(["namespace", "blocks", size, "tokens", "oldest", "newest"], rows, file)
 
     def _by_size(self) -> list[tuple[bytes, NamespaceContent]]:
         return sorted(self.namespaces.items(), key=lambda item: (-item[1].blocks, item[0]))

@@ -33,7 +33,8 @@ class Verdict:
     ----------
     path : the directory.
     num_slots : slots of the store; those that are lost with their file are among the problems, not listed.
-    blocks, num_bytes : live blocks whose payload was checked, and their bytes.
+    blocks, num_bytes : live blocks whose payload was checked, and their bytes; of groups of layers, pages of every one.
+    num_groups : of layers; 0 of a store that keeps all tokens of every layer.
     wrong : by reason, the slots: `scan.DAMAGED`, ``"payload"``, ``"wrong_key"``.
     useless : by reason, the slots: ``"orphan"``, ``"doubled"`` and `scan.USELESS`.
     problems : of the directory as a whole.
@@ -48,6 +49,7 @@ class Verdict:
     num_slots: int = 0
     blocks: int = 0
     num_bytes: int = 0
+    num_groups: int = 0
     wrong: dict[str, list[int]] = field(default_factory=dict)
     useless: dict[str, list[int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -66,13 +68,18 @@ class Verdict:
         return {slot: reason for reason, slots in listed if reason == named(reason.split()[0], group) for slot in slots}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {"ok": self.ok, **asdict(self)}
+        """Plain data, for JSON; ``num_groups`` where there are groups of layers."""
+        data = {"ok": self.ok, **asdict(self)}
+        if not self.num_groups:
+            del data["num_groups"]
+        return data
 
     def print(self, file: TextIO) -> None:
         """For people."""
-        slots, blocks = counted(self.num_slots, "slot"), counted(self.blocks, "block")
-        print(f"{self.path}: {slots}, {blocks} ({format_size(self.num_bytes)})", file=file)
+        slots = counted(self.num_slots, "slot")
+        blocks = counted(self.blocks, "page" if self.num_groups else "block")
+        of = f" of {self.num_groups} groups of layers" if self.num_groups else ""
+        print(f"{self.path}: {slots}, {blocks}{of} ({format_size(self.num_bytes)})", file=file)
         for problem in self.problems:
             print(f"wrong    {problem.reason:10} {problem.detail}", file=file)
         for said, found in (("wrong", self.wrong), ("useless", self.useless)):
@@ -96,6 +103,7 @@ def verify(reader: StoreReader, tick: Tick) -> Verdict:
     of group 0 is whole. Whether a prefix can go on from its last block is not judged here.
     """
     verdict = Verdict(str(reader.path), reader.form.geometry.num_blocks, problems=list(reader.problems))
+    verdict.num_groups = len(reader.superblock.lanes)
     extents, spine = settled(reader, tick), None
     for view in reader.lanes():
         chains = ChainBuilder(reader.secret) if reader.secret is not None else None
