@@ -119,7 +119,7 @@ class Moves(Waits):
             Everything else is held.
         """
         self.expire()
-        with self._hooks.span("make_room", blocks=int(np.sum(amount)), tier=TIER_NAMES[tier]):
+        with self._hooks.span("make_room", blocks=_total(amount), tier=TIER_NAMES[tier]):
             while True:
                 goal = self._goal(amount, tier)
                 if not self._has_made_room(goal, tier):
@@ -258,12 +258,12 @@ class Moves(Waits):
         """
         for attempt in itertools.count(1):
             cold = self._cold(owner)
-            if not np.any(cold):
+            if not _total(cold):
                 return
             try:
                 self.make_room(cold)
             except OutOfBlocks:
-                if np.sum(self._cold(owner)) >= np.sum(cold):
+                if _total(self._cold(owner)) >= _total(cold):
                     raise
                 continue  # another thread has brought some of it up meanwhile: less is needed
             self._decides()
@@ -293,7 +293,7 @@ class Moves(Waits):
         for _ in range(ATTEMPTS):
             seen = self._dispatch.num_announced
             cold = self._cold(owner)
-            if not np.any(cold):
+            if not _total(cold):
                 return True
             first = cold if isinstance(cold, int) else int(cold[0])
             wanted = _beside(cold, max(0, min(spare, pool.num_obtainable - first)))
@@ -323,6 +323,11 @@ class Moves(Waits):
         if self._by_group:
             return self.placement.cold_pages(owner)
         return int(np.count_nonzero(self.placement.tiers_of(owner)))
+
+
+def _total(amount: Amount) -> int:
+    """Blocks, or pages of all groups."""
+    return amount if isinstance(amount, int) else int(amount.sum())
 
 
 def _beside(amount: Amount, blocks: int) -> Amount:

@@ -93,6 +93,17 @@ def test_the_layers_of_a_model_keep_only_tokens_that_they_can_still_read(tmp_pat
     assert kept[0]["hit_blocks"]["total"] == by_group["lru_hit_blocks"] < 46_207
 
 
+def test_a_model_of_windows_alone_is_said_to_keep_all_tokens(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIGS["Mistral-7B-v0.1"]))
+    asked = ["replay", str(data / "chat.jsonl"), "--config", str(config), "--device-memory", "64GiB", "--table-only"]
+    assert main([*asked, "--json", "-"]) == 0
+    said = capsys.readouterr().err
+    assert "mistral: no layer sees everything, so a cache keeps all tokens of every layer" in said
+    assert main([*asked, "--json", "-", "--keep-window"]) == 0
+    assert "no layer sees" not in capsys.readouterr().err
+
+
 def test_options_are_written_out(data: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(data / "chat.jsonl"), "--device", "8GiB"])
@@ -220,7 +231,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--keep-window"], "--keep-window: give --model or --config"),
     (["--model", "gemma-2-9b", "--bytes-per-token", "5"], "--bytes-per-token: the model says it"),
     (["--model", "gemma-2-9b", "--policy", "lru,arc"], "gemma-2-9b: layers that keep only tokens"),
-    (["--model", "gemma-2-9b", "--generating", "20"], "leave generating out"),
+    (["--model", "gemma-2-9b", "--generating", "20"], "leave generating (--generating) out, or keep all tokens"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["--progress", "--quiet"], "not allowed with"),
 ]

@@ -17,7 +17,7 @@ from pagedkv.lab.replay.advice import advise
 from pagedkv.lab.replay.capacity import LLAMA_3_8B_BYTES_PER_TOKEN
 from pagedkv.lab.replay.load import DEFAULT_TRACE, load_trace
 from pagedkv.lab.replay.options import DEFAULT_BLOCK_BYTES, DEMOTIONS, KNOWN, Options, check_policies
-from pagedkv.lab.replay.pages import keeps_less
+from pagedkv.lab.replay.pages import keeps_less, limits_all
 from pagedkv.lab.replay.plot import plot, require_matplotlib
 from pagedkv.lab.replay.progress import progress
 from pagedkv.lab.replay.references import BOUNDS, References
@@ -128,6 +128,8 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     start = time.perf_counter()
     layers = _layers(arguments)
     by_group = layers is not None and not arguments.keep_window and keeps_less(layers.groups)
+    if layers is not None and not arguments.keep_window and not by_group and limits_all(layers.groups):
+        print(f"{layers.name}: no layer sees everything, so a cache keeps all tokens of every layer", file=sys.stderr)
     policies = [
         name.strip()
         for given in arguments.policy or _default_policies(arguments.engine, by_group)

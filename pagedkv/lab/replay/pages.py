@@ -87,8 +87,16 @@ class ModelPages:
 
 def keeps_less(layers: Sequence[Group]) -> bool:
     """Whether some layers see everything and others do not: a cache by groups keeps less."""
-    sees_all = [isinstance(layer, LayerGroup) and layer.window is None and layer.chunk is None for layer in layers]
-    return any(sees_all) and not all(sees_all)
+    return not limits_all(layers) and not all(map(_sees_all, layers))
+
+
+def limits_all(layers: Sequence[Group]) -> bool:
+    """Whether no layer sees everything: a cache by groups keeps all tokens then, too."""
+    return not any(map(_sees_all, layers))
+
+
+def _sees_all(layer: Group) -> bool:
+    return isinstance(layer, LayerGroup) and layer.window is None and layer.chunk is None
 
 
 def model_pages(name: str, layers: Sequence[Group], block_size: int) -> ModelPages | None:

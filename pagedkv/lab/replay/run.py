@@ -88,11 +88,12 @@ def _pages(trace: Trace, policies: Sequence[str], options: Options) -> ModelPage
     if options.engine != "sim":
         refused.append(f"the engine {options.engine!r}")
     if options.generating is not None:
-        refused.append("generating")
+        refused.append("generating (--generating)")
     if refused:
         raise InvalidArgument(
             f"{pages.name}: layers that keep only tokens they can still read are replayed with the policy 'lru', the "
-            f"engine 'sim' and requests that take no time: leave {refused[0]} out, or keep all tokens of every layer"
+            f"engine 'sim' and requests that take no time: leave {refused[0]} out, or keep all tokens of every layer "
+            "(Options(layers=None), --keep-window)"
         )
     return pages
 
