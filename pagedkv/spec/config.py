@@ -30,6 +30,7 @@ UNCHANGED = frozenset({  # the expression above finds them, and none changes the
     "mamba_conv_bias", "mamba_proj_bias", "mamba_chunk_size", "mamba_dt_rank", "use_mamba_kernels", "use_mambapy",
     "num_key_value_heads", "head_dim",
 })  # fmt: skip
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 WINDOWS = ("layer_types", "sliding_window")
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -45,6 +46,7 @@ class ModelConfig(NamedTuple):
     dtype : of the weights, as the file has it; "" where it does not say.
     context : tokens that the model takes; 0 where it does not say.
     query_heads : of a layer; 0 where it does not say.
+    experts : of a mixture, of which a token meets a few; 0 where the file names none.
     """
 
     model_type: str
@@ -52,6 +54,7 @@ class ModelConfig(NamedTuple):
     dtype: str
     context: int
     query_heads: int = 0
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ def read_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> ModelConf
     dtype = text.get("dtype") or text.get("torch_dtype") or whole.get("dtype") or whole.get("torch_dtype") or ""
     context = _count(fields.get("max_position_embeddings", 0), "context", 0)
     heads = _count(fields.get("num_attention_heads", 0), "num_attention_heads", 0)
-    return ModelConfig(name, check_layers(tuple(family.layers(fields))), str(dtype), context, heads)
+    experts = max(_count(fields.get(field, 0), field, 0) for field in EXPERTS)
+    return ModelConfig(name, check_layers(tuple(family.layers(fields))), str(dtype), context, heads, experts)
 
 
 def _loaded(path: str) -> Mapping[str, Any]:

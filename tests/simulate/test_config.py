@@ -74,10 +74,16 @@ def test_a_model_without_k_and_v_of_one_shape_in_each_layer_is_refused(file_of, 
         served_by_config(file_of(name), 10**9)
 
 
+def test_a_mixture_is_not_taken_for_a_dense_model(file_of):
+    with pytest.raises(pk.InvalidArgument, match="a mixture of 128 experts: say with active_params"):
+        served_by_config(file_of("gpt-oss-120b"), 117_000_000_000)
+    assert served_by_config(file_of("gpt-oss-120b", num_local_experts=1), 10**9).shape.matmul_weights == 10**9
+
+
 def test_a_file_that_does_not_say_how_many_query_heads_there_are_is_refused(file_of):
     path = file_of("GLM-4.5", num_attention_heads=None)
     with pytest.raises(pk.InvalidArgument, match="no num_attention_heads"):
-        served_by_config(path, 10**9)
+        served_by_config(path, 10**9, 10**8)
 
 
 def test_what_does_not_go_together_is_refused(file_of, capsys):
@@ -91,6 +97,7 @@ def test_what_does_not_go_together_is_refused(file_of, capsys):
         (["--config", path, "--params", "117B", "--active-params", "200B"], "active_params"),
         (["--config", path, "--params", "0"], "params must be"),
         (["--config", path, "--params", "1", "--active-params", "0"], "active_params must be"),
+        (["--config", path, "--params", "117B"], "a mixture of 128 experts"),
         (["--config", f"{path}.txt", "--params", "117B"], "cannot be read"),
     ):
         assert main(["simulate", "synthetic:chat:3:20", *wrong]) == 2

@@ -79,7 +79,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt-oss-120b": {
         "model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128,
+        "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "num_local_experts": 128,
         "layer_types": ["sliding_attention", "full_attention"] * 18, "torch_dtype": "bfloat16",
     },
     "Llama-4-Scout-17B-16E": {
@@ -87,40 +87,44 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {
             "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40,
             "num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192, "no_rope_layers": [],
-            "for_llm_compressor": False,
+            "num_local_experts": 16, "for_llm_compressor": False,
         },
     },
     "DeepSeek-V2-Lite": {
         "model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16,
         "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
+        "n_routed_experts": 64,
         "qk_nope_head_dim": 128, "v_head_dim": 128, "torch_dtype": "bfloat16",
     },
     "DeepSeek-V3": {
         "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
         "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+        "n_routed_experts": 256,
         "qk_nope_head_dim": 128, "v_head_dim": 128, "num_nextn_predict_layers": 1, "torch_dtype": "bfloat16",
     },
     "Kimi-K2-Instruct": {
         "model_type": "kimi_k2", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64,
         "num_key_value_heads": 64, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+        "n_routed_experts": 384,
         "qk_nope_head_dim": 128, "v_head_dim": 128, "torch_dtype": "bfloat16",
     },
     "Qwen3-Next-80B-A3B": {
         "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16,
         "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
         "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 4, "torch_dtype": "bfloat16",
+        "full_attention_interval": 4, "num_experts": 512, "torch_dtype": "bfloat16",
     },
     "Jamba-v0.1": {
         "model_type": "jamba", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16,
         "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256, "mamba_conv_bias": True, "sliding_window": None,
-        "torch_dtype": "bfloat16",
+        "num_experts": 16, "torch_dtype": "bfloat16",
     },
     "granite-4.0-h-small": {
         "model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
         "num_key_value_heads": 8, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_head": 64,
-        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 256, "torch_dtype": "bfloat16",
+        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 256,
+        "num_local_experts": 72, "torch_dtype": "bfloat16",
         "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
     },
     "phi-4": {
@@ -133,6 +137,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "GLM-4.5": {
         "model_type": "glm4_moe", "hidden_size": 5120, "num_hidden_layers": 92, "num_attention_heads": 96,
-        "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16",
+        "num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 160, "torch_dtype": "bfloat16",
     },
 }  # fmt: skip

@@ -128,7 +128,7 @@ def served_by_config(config: str, params: int, active_params: int | None = None)
     ------
     WrongType, InvalidArgument
         As :func:`pagedkv.spec.config.read_config`, or the file does not say how many query heads there are; or no
-        weights are counted, or fewer than a token meets.
+        weights are counted, or fewer than a token meets, or it is a mixture and `active_params` is None.
     UnsupportedVariant
         Its layers do not all keep K and V of one shape.
     """
@@ -144,6 +144,11 @@ def served_by_config(config: str, params: int, active_params: int | None = None)
                 "one shape in every layer"
             )
     assert isinstance(first, Attention)
+    if found.experts > 1 and active_params is None:
+        raise InvalidArgument(
+            f"this {found.model_type} model is a mixture of {found.experts} experts: say with active_params "
+            "(--active-params) how many weights a token meets, or each step would multiply it with all of them"
+        )
     if not found.query_heads:
         raise InvalidArgument("the config has no num_attention_heads")
     shape = CountedShape(found.query_heads, first.head_dim, sizes.params_per_token)
