@@ -204,9 +204,10 @@ class Dispatcher:
     ) -> None:
         if not len(moves):
             return
-        size, counts = bytes_of(moves, self._carrier), Job.decided(moves, self._placement.num_groups > 1)
+        by_group = self._placement.num_groups > 1
+        size, counts = bytes_of(moves, self._carrier, by_group), Job.decided(moves, by_group)
         span = self._hooks.span("moves", moves, direction=direction, **counts, bytes=size)
-        job = Job(taken, span, self.context)
+        job = Job(taken, span, self.context, by_group)
         self._jobs.append(job)  # first: hooks that are told of its begin are told of its end by this round or the next
         self._tell(job, span.__enter__)
         try:
@@ -283,7 +284,7 @@ class Dispatcher:
             job.tickets.remove((ticket, moves))
         if not job.tickets:
             try:
-                job.span.set(**job.told(self._placement.num_groups > 1))
+                job.span.set(**job.told())
                 end = partial(job.span.__exit__, None, None, None)
                 if not self._tell(job, end):
                     self._tell(job, end)  # those whom what interrupted it has left out
@@ -324,7 +325,8 @@ class Dispatcher:
             for part in transfers_of(moves[upward & arrived]):
                 self._scrub.holds(part["dst_block"], self._placement.root_of(int(part["node"][0])))
         way = int(moves["src_tier"][0]), int(moves["dst_tier"][0])
-        self._costs.observe_move(way, bytes_of(moves, self._carrier), ticket.seconds, whole=bool(ok.all()))
+        size = bytes_of(moves, self._carrier, job.by_group)
+        self._costs.observe_move(way, size, ticket.seconds, whole=bool(ok.all()))
         _, decided = np.unique(moves["transfer"], return_index=True)
         order = np.argsort(decided)  # colder here is colder in the next tier too
         # with hooks, callers go on once the hooks were told, and see the state after it

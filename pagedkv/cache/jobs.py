@@ -28,6 +28,7 @@ class Job:
     ----------
     taken : keeps the moves from being given up.
     span : passed to the hooks, in `context`.
+    by_group : whether some moves may be of pages of short groups.
     tickets : those whose end the core does not know yet, with their moves.
     arrived : blocks so far, without the pages of short groups.
     arrived_pages : pages of short groups so far.
@@ -37,6 +38,7 @@ class Job:
     taken: Taken
     span: Running | Off
     context: contextvars.Context | None
+    by_group: bool
     tickets: list[tuple[Handle, NDArray[np.void]]] = field(default_factory=list)
     arrived: int = 0
     arrived_pages: int = 0
@@ -48,18 +50,21 @@ class Job:
     @staticmethod
     def decided(moves: NDArray[np.void], by_group: bool) -> dict[str, int]:
         """Counts that a span begins with; `pages` only where there are groups of layers."""
+        if not by_group:
+            return {"blocks": len(moves)}
         blocks = int(np.count_nonzero(moves["lane"] == 0))
-        return {"blocks": blocks, **({"pages": len(moves) - blocks} if by_group else {})}
+        return {"blocks": blocks, "pages": len(moves) - blocks}
 
     def arrive(self, moves: NDArray[np.void], arrived: NDArray[np.bool_]) -> None:
         """Count those of these that have arrived, bool [n]."""
-        blocks = int(np.count_nonzero(arrived & (moves["lane"] == 0)))
+        num_arrived = int(np.count_nonzero(arrived))
+        blocks = int(np.count_nonzero(arrived & (moves["lane"] == 0))) if self.by_group else num_arrived
         self.arrived += blocks
-        self.arrived_pages += int(np.count_nonzero(arrived)) - blocks
+        self.arrived_pages += num_arrived - blocks
 
-    def told(self, by_group: bool) -> dict[str, int]:
+    def told(self) -> dict[str, int]:
         """Counts that the span ends with."""
-        pages = {"moved_pages": self.arrived_pages} if by_group else {}
+        pages = {"moved_pages": self.arrived_pages} if self.by_group else {}
         return {"moved_blocks": self.arrived, **pages}
 
 

@@ -166,9 +166,9 @@ class Carrier(Protocol):
         """Finish the submitted moves, and begin no others. A second call does nothing."""
 
 
-def bytes_of(moves: NDArray[np.void], carrier: Carrier) -> int:
+def bytes_of(moves: NDArray[np.void], carrier: Carrier, by_group: bool) -> int:
     """The bytes that a carrier moves for these."""
-    sizes = getattr(carrier, "lane_bytes", None)
+    sizes = getattr(carrier, "lane_bytes", None) if by_group else None
     return len(moves) * carrier.block_bytes if sizes is None else int(sizes[moves["lane"]].sum())
 
 

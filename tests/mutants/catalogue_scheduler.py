@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "a promotion asks for room that it needs no more",
         "pagedkv/cache/moves.py",
-        (("                if np.sum(self._cold(owner)) >= np.sum(cold):\n                    raise\n",
+        (("                if _total(self._cold(owner)) >= _total(cold):\n                    raise\n",
           "                raise\n"),),
         ("test_a_promotion_needs_less_room_once_another_thread_has_brought_some_of_it_up",),
     ),
