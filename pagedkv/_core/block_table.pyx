@@ -799,6 +799,8 @@ cdef class BlockTable:
         cdef Row* rows = self.rows
         cdef Row* row
         for i in range(n):
+            if i + AHEAD < n:
+                prefetch(table + handle_slot(handles[i + AHEAD]) * width)
             r = handle_slot(handles[i])
             row = &rows[r]
             pages, first = table + r * width, firsts[r]
