@@ -102,7 +102,7 @@ cdef class BlockTable:
     cdef int plan_followers(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                             const int32_t* links, int64_t* totals) noexcept nogil
     cdef int64_t fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* tables,
-                      int32_t* seq_lens, int32_t* q_indptr, int32_t* positions, int64_t* slots, const int64_t* totals,
+                      int32_t* seq_lens, int32_t* q_indptr, int32_t* positions, int32_t* tokens, int64_t* slots, int64_t w,
                       int32_t* copies) noexcept nogil
     cdef void fill_linked(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead,
                           const int32_t* links, int32_t* tables, int32_t* seq_lens, int32_t* q_indptr, int32_t* positions,
@@ -152,6 +152,15 @@ cdef class BlockTable:
         return 0
 
     cdef int commit_together(self, const int64_t* handles, int32_t n, int64_t* committed) noexcept nogil
+    cdef int append_to(self, const int64_t* handles, const int32_t* tokens, int32_t n, int32_t* bad) noexcept nogil
+    cdef int extend_by(self, int64_t handle, const int32_t* tokens, int64_t n) noexcept nogil
+    cdef int commit_rows(self, const int64_t* handles, int32_t n, int64_t number, int64_t* committed,
+                         int32_t* bad) noexcept nogil
+    cdef void cancel_rows(self, const int64_t* handles, int32_t n, int64_t number) noexcept nogil
+    cdef void end_copies(self, const int32_t* data, int64_t n, int32_t columns, int32_t group) noexcept nogil
+    cdef int cut(self, int64_t handle, int32_t keep) noexcept nogil
+    cdef int fork_to(self, int64_t handle, int32_t count, int64_t* forks) noexcept nogil
+    cdef int room_for(self, int64_t blocks, int64_t columns, int64_t copies) noexcept nogil
     cdef void evict(self, int64_t want) noexcept nogil
     cdef int32_t commit_row(self, int32_t r) noexcept nogil
     cdef void keep_remainder(self, int32_t r) noexcept nogil

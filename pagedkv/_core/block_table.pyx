@@ -435,13 +435,12 @@ cdef class BlockTable:
         return own if own > first else 0
 
     # Allocates what `plan` counted (the pool has it) for n entries, and writes their arrays: tables [n][w], seq_lens [n] and
-    # q_indptr [n+1], whose first element is written already, begin with these entries; positions [t], tokens [t] behind them and
-    # slots [t] are those of the whole batch. Copies on write, written to copies [c][2].
+    # q_indptr [n+1], whose first element is written already, begin with these entries; positions [t], tokens [t] and slots [t]
+    # are those of the whole batch. Copies on write, written to copies [c][2].
     cdef int64_t fill(self, const int64_t* handles, int32_t n, const int32_t* q_lens, int32_t lookahead, int32_t* tables,
-                      int32_t* seq_lens, int32_t* q_indptr, int32_t* positions, int64_t* slots, const int64_t* totals,
+                      int32_t* seq_lens, int32_t* q_indptr, int32_t* positions, int32_t* tokens, int64_t* slots, int64_t w,
                       int32_t* copies) noexcept nogil:
-        cdef int64_t w = totals[2], at = q_indptr[0], c = 0, wide
-        cdef int32_t* tokens = positions + totals[1]
+        cdef int64_t at = q_indptr[0], c = 0, wide
         cdef int32_t i, j, r, first, last, blocks, block, bs = self.block_size, column, offset
         cdef int32_t* table
         cdef Row* row
@@ -520,7 +519,7 @@ cdef class BlockTable:
             if links[i] != NIL:
                 row.computed = links[n + i] * bs                # where its own tokens begin; for this call only
             copies += 2 * self.fill(handles + i, 1, NULL if q_lens == NULL else q_lens + i, lookahead, tables + i * totals[2],
-                                    seq_lens + i, q_indptr + i, positions, slots, totals, copies)
+                                    seq_lens + i, q_indptr + i, positions, positions + totals[1], slots, totals[2], copies)
             row.computed = first
 
     # Row r has its shared blocks again where copies of them were not made.
@@ -933,6 +932,223 @@ cdef class BlockTable:
         else:
             place_depart(&self.placement.place, row.owner, row.used, generated(row), False)
 
+    # ---- shared by the calls below and those of C (c_api), under the lock: nothing is changed after a Code
+
+    # One token more for each row: all or nothing, with the first entry at fault in *bad.
+    cdef int append_to(self, const int64_t* handles, const int32_t* tokens, int32_t n, int32_t* bad) noexcept nogil:
+        cdef int32_t i, r
+        cdef int code = OK
+        self.batch += 1
+        for i in range(n):
+            r = self.row_of(handles[i])
+            if r < 0:
+                code = E_STALE
+                break
+            if self.rows[r].marked == self.batch:
+                code = E_DUPLICATE
+                break
+            self.rows[r].marked = self.batch
+            if not self.grow_tokens(&self.rows[r], <int64_t>self.rows[r].num_tokens + 1):
+                code = E_MEMORY
+                break
+        if code != OK:
+            bad[0] = i
+            return code
+        for i in range(n):
+            r = handle_slot(handles[i])
+            self.rows[r].tokens[self.rows[r].num_tokens] = tokens[i]
+            self.rows[r].num_tokens += 1
+        return OK
+
+    cdef int extend_by(self, int64_t handle, const int32_t* tokens, int64_t n) noexcept nogil:
+        cdef int32_t r = self.row_of(handle)
+        if r < 0:
+            return E_STALE
+        if not self.grow_tokens(&self.rows[r], self.rows[r].num_tokens + n):
+            return E_MEMORY
+        memcpy(self.rows[r].tokens + self.rows[r].num_tokens, tokens, n * sizeof(int32_t))
+        self.rows[r].num_tokens += <int32_t>n
+        return OK
+
+    # As `commit`, all or nothing but for E_MEMORY; `number` 0: of any step. E_STATE: the step is over for row *bad.
+    cdef int commit_rows(self, const int64_t* handles, int32_t n, int64_t number, int64_t* committed,
+                         int32_t* bad) noexcept nogil:
+        cdef int32_t i = 0, r
+        cdef int code = OK
+        for i in range(n):
+            r = self.row_of(handles[i])
+            if r < 0:
+                code = E_STALE
+                break
+            if number and self.rows[r].step != number:
+                code = E_STATE
+                break
+        if code == OK and self.num_following:
+            self.batch += 1
+            for i in range(n):
+                r = handle_slot(handles[i])
+                if self.rows[r].marked == self.batch:
+                    code = E_DUPLICATE
+                    break
+                self.rows[r].marked = self.batch
+            for i in range(n if code == OK else 0):
+                r = handle_slot(handles[i])
+                if self.ties[r].leader != NIL and self.rows[self.ties[r].leader].marked != self.batch:
+                    code = E_FOLLOW
+                    break
+        if code != OK:
+            bad[0] = i
+            return code
+        write_hint(&self.num_changes, self.num_changes + 1)
+        if self.num_following:
+            return self.commit_together(handles, n, committed)
+        for i in range(n):
+            committed[0] += self.commit_scheduled(handle_slot(handles[i]))
+        return OK
+
+    cdef void cancel_rows(self, const int64_t* handles, int32_t n, int64_t number) noexcept nogil:
+        cdef int32_t i, r
+        write_hint(&self.num_changes, self.num_changes + 1)
+        for i in range(n):
+            r = self.row_of(handles[i])
+            if r >= 0 and (number == 0 or self.rows[r].step == number):
+                if self.num_copied and self.rows[r].scheduled:
+                    self.uncopy(r)
+                if self.num_following:
+                    self.part(r)
+                self.rows[r].scheduled = 0
+                self.rows[r].step = 0
+
+    # Copies of a group were made: of each of n sources, or pairs of source and target; all of them where `columns` is 0.
+    cdef void end_copies(self, const int32_t* data, int64_t n, int32_t columns, int32_t group) noexcept nogil:
+        cdef int64_t i, j
+        for i in range(n):
+            j = 0
+            while j < self.num_copied:
+                if columns and (self.copied[j].group != group or self.copied[j].source != data[i * columns]
+                                or (columns == 2 and self.copied[j].target != data[2 * i + 1])):
+                    j += 1
+                    continue
+                pool_drop_one(self.pool_of(self.copied[j].group), self.copied[j].source)
+                self.forget_copy(j)
+                if columns:
+                    break
+
+    # As `truncate`. E_RANGE: the row has fewer tokens.
+    cdef int cut(self, int64_t handle, int32_t keep) noexcept nogil:
+        cdef int32_t r = self.row_of(handle), blocks, i, whole, keep_computed
+        cdef int code = OK
+        cdef Row* entry
+        cdef int32_t* table
+        if r < 0:
+            return E_STALE
+        if keep > self.rows[r].num_tokens:
+            return E_RANGE
+        entry = &self.rows[r]
+        table = self.table + <int64_t>r * self.width
+        if self.num_copied and entry.scheduled:
+            self.uncopy(r)
+        if self.num_following:
+            self.part(r)
+        entry.scheduled = 0                         # the row's step is over from here on, also where memory is short below
+        entry.step = 0
+        write_hint(&self.num_changes, self.num_changes + 1)
+        whole = keep // self.block_size             # a committed block that is cut is given up: the rest of it is the tree's
+        blocks = (keep + self.block_size - 1) // self.block_size
+        if self.num_groups > 1 and not self.grow_tails():
+            return E_MEMORY
+        if entry.num_owned > whole:
+            whole = place_uncut(&self.placement.place, entry.owner, whole)      # the rest of a run in flight goes too
+            code = place_shorten(&self.placement.place, entry.owner, whole)
+            if code != OK:
+                return code
+            blocks = whole
+            if self.num_groups > 1:
+                self.drop_pages(r, 0)
+                self.load_tail(r)                   # for which there is room
+            for i in range(whole, entry.num_owned):
+                table[i] = NIL                      # the owner let go of these; only the row's own are dropped below
+        elif self.num_groups > 1:
+            self.drop_pages(r, blocks)
+        for i in range(entry.num_blocks - 1, blocks - 1, -1):
+            if table[i] != NIL:
+                pool_drop_one(self.pool, table[i])
+            self.put(r, i, NIL)
+        if entry.num_blocks > blocks:
+            entry.num_blocks = blocks
+        if entry.num_owned > whole:
+            entry.num_owned = whole
+            keep_computed = whole * self.block_size
+        else:
+            keep_computed = keep
+        entry.num_tokens = keep
+        entry.forked = 1
+        if entry.computed > keep_computed:
+            entry.computed = keep_computed
+        return OK
+
+    # `count` more rows with the tokens and blocks of another, in forks [count]. E_BLOCKS: too few rows are free.
+    cdef int fork_to(self, int64_t handle, int32_t count, int64_t* forks) noexcept nogil:
+        cdef int32_t i, j, r, new, group, code = OK, made = 0, shared = 0
+        cdef Row* old
+        cdef Row* row_new
+        r = self.row_of(handle)
+        if r < 0:
+            code = E_STALE
+        elif self.rows[r].scheduled:
+            code = E_STATE
+        elif self.num_free_rows < count:
+            code = E_BLOCKS
+        if code == OK:
+            self.commit_row(r)
+            old = &self.rows[r]
+            for j in range(old.num_owned, old.num_blocks):
+                if (self.pool.refs[self.table[<int64_t>r * self.width + j]] & COUNT) > COUNT - <uint32_t>count - 1:
+                    code = E_OVERFLOW
+        if code == OK:
+            shared = min(old.num_blocks, blocks_in(old.computed + self.block_size - 1, self.block_size, self.shift))
+            for i in range(count):
+                new = self.free_rows[self.num_free_rows - 1]
+                row_new = &self.rows[new]
+                if not self.grow_tokens(row_new, old.num_tokens + 16):
+                    code = E_MEMORY
+                    break
+                row_new.owner = NIL
+                if old.owner != NIL:
+                    row_new.owner = place_share(&self.placement.place, old.owner)
+                    if row_new.owner < 0:
+                        code = E_MEMORY
+                        break
+                self.num_free_rows -= 1
+                self.num_live += 1
+                memcpy(row_new.tokens, old.tokens, old.num_tokens * sizeof(int32_t))
+                row_new.num_tokens, row_new.computed, row_new.scheduled = old.num_tokens, old.computed, 0
+                row_new.num_blocks, row_new.num_owned, row_new.root = shared, old.num_owned, old.root
+                row_new.live = row_new.forked = old.forked = 1
+                row_new.prompt, row_new.used = old.prompt, old.used
+                row_new.next_kin, row_new.last_kin = old.next_kin, r
+                self.rows[old.next_kin].last_kin = new
+                old.next_kin = new
+                memset(self.table + <int64_t>new * self.width, 0xFF, self.width * sizeof(int32_t))
+                for j in range(shared):
+                    self.put(new, j, self.table[<int64_t>r * self.width + j])
+                    if j >= old.num_owned:
+                        self.pool.refs[self.table[<int64_t>r * self.width + j]] += 1
+                row_new.paged, row_new.agreed, row_new.spare = min(old.paged, shared), old.agreed, old.spare
+                for group in range(1, self.num_groups):
+                    self.firsts[group][new] = self.firsts[group][r]
+                    memset(self.pages_of(new, group), 0xFF, self.short_width[group] * sizeof(int32_t))
+                    memcpy(self.pages_of(new, group), self.pages_of(r, group),
+                           (row_new.paged - self.first_of(r, group)) * sizeof(int32_t))
+                    for j in range(old.num_owned, row_new.paged):
+                        self.pool_of(group).refs[self.pages_of(r, group)[j - self.first_of(r, group)]] += 1
+                forks[i] = make_handle(new, row_new.generation)
+                made += 1
+            if code != OK:
+                for j in range(made):
+                    self.end_row(handle_slot(forks[j]))
+        return code
+
     # ---- public
 
     def open(self, tokens, namespace=0, *, owner=None, leave=1):
@@ -1114,50 +1330,26 @@ cdef class BlockTable:
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef cnp.ndarray values = int32_input(tokens, "tokens")
-        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i, r, code = OK
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), bad = 0
+        cdef int code
         if cnp.PyArray_SIZE(values) != n:
             raise InvalidArgument(f"{n} rows but {len(values)} tokens")
         cdef const int64_t* h = i64(handles)
         cdef const int32_t* v = i32(values)
         self.lock.acquire()
         with nogil:
-            self.batch += 1
-            for i in range(n):
-                r = self.row_of(h[i])
-                if r < 0:
-                    code = E_STALE
-                    break
-                if self.rows[r].marked == self.batch:
-                    code = E_DUPLICATE
-                    break
-                self.rows[r].marked = self.batch
-                if not self.grow_tokens(&self.rows[r], <int64_t>self.rows[r].num_tokens + 1):
-                    code = E_MEMORY
-                    break
-            if code == OK:
-                for i in range(n):
-                    r = handle_slot(h[i])
-                    self.rows[r].tokens[self.rows[r].num_tokens] = v[i]
-                    self.rows[r].num_tokens += 1
+            code = self.append_to(h, v, n, &bad)
         self.lock.release()
         if code != OK:
-            self.raise_(code, handles, i)
+            self.raise_(code, handles, bad)
 
     def extend(self, row, tokens):
         """Append several tokens (int32 [n]) to one row: a further turn, or a draft to be verified."""
         cdef cnp.ndarray values = tokens_input(tokens)
         cdef int64_t n = cnp.PyArray_SIZE(values)
         cdef int64_t handle = handle_input(row, "row")
-        cdef int32_t r, code = OK
         self.lock.acquire()
-        r = self.row_of(handle)
-        if r < 0:
-            code = E_STALE
-        elif not self.grow_tokens(&self.rows[r], self.rows[r].num_tokens + n):
-            code = E_MEMORY
-        else:
-            memcpy(self.rows[r].tokens + self.rows[r].num_tokens, i32(values), n * sizeof(int32_t))
-            self.rows[r].num_tokens += <int32_t>n
+        cdef int code = self.extend_by(handle, i32(values), n)
         self.lock.release()
         if code != OK:
             self.raise_(code, [handle], 0)
@@ -1494,14 +1686,10 @@ cdef class BlockTable:
                 if code == OK and self.num_groups > 1 and not make_room_for(&self.placement.place, DEVICE, pages.more):
                     code = E_BLOCKS
                 elif code == OK:
-                    if totals[0] > pool_available(self.pool) and self.placement is not None:
-                        self.placement.place.no_memory = False
-                        self.evict(totals[0] - pool_available(self.pool))
-                    if totals[0] > pool_available(self.pool):
-                        code = E_MEMORY if self.placement is not None and self.placement.place.no_memory else E_BLOCKS
-                    elif not (self.grow_width(<int32_t>w) and self._room_for_copies(c) and self.grow_shorts(pages.wide)):
+                    code = self.room_for(totals[0], w, c)
+                    if code == OK and not self.grow_shorts(pages.wide):
                         code = E_MEMORY
-                    else:
+                    if code == OK:
                         write_hint(&self.likely_width, max(w, self.likely_width - (self.likely_width >> 4)))
                         self.num_steps += 1
                         write_hint(&self.num_changes, self.num_changes + 1)
@@ -1516,7 +1704,8 @@ cdef class BlockTable:
                                             data + begins[group] + n * rooms[group], slot_data + group * slot_size,
                                             short_copies[group])
                         if follow == NULL:
-                            self.fill(h, n, q, ahead, data, seq_data, starts, starts + n + 1, slot_data, totals, copy_data)
+                            self.fill(h, n, q, ahead, data, seq_data, starts, starts + n + 1, starts + n + 1 + t, slot_data, w,
+                                      copy_data)
                         else:
                             self.fill_linked(
                                 h, n, q, ahead, follow, data, seq_data, starts, starts + n + 1, slot_data, totals, copy_data)
@@ -1542,6 +1731,15 @@ cdef class BlockTable:
         cnp.PyArray_DIMS(tables)[1] = w                     # as wide as its widest row: no other code has seen it yet
         cnp.PyArray_STRIDES(tables)[0] = w * sizeof(int32_t)
         return out
+
+    # Room for what `plan` counted: new blocks, columns, copies on write. Evictions stand after a Code.
+    cdef int room_for(self, int64_t blocks, int64_t columns, int64_t copies) noexcept nogil:
+        if blocks > pool_available(self.pool) and self.placement is not None:
+            self.placement.place.no_memory = False
+            self.evict(blocks - pool_available(self.pool))
+        if blocks > pool_available(self.pool):
+            return E_MEMORY if self.placement is not None and self.placement.place.no_memory else E_BLOCKS
+        return OK if self.grow_width(<int32_t>columns) and self._room_for_copies(copies) else E_MEMORY
 
     # What the tree alone owns gives way, as far as it can be dropped at once; demotions are left to Placement.reserve.
     cdef void evict(self, int64_t want) noexcept nogil:
@@ -1577,23 +1775,14 @@ cdef class BlockTable:
         cdef int32_t of = count_input(group, "group", 0, self.num_groups - 1)
         cdef cnp.ndarray pairs
         cdef const int32_t* data = NULL
-        cdef int64_t i, j, n = 1, columns = 0
+        cdef int64_t n = 1
+        cdef int32_t columns = 0
         if copies is not None:
             pairs = int32_input(np.ravel(copies), "copies")
             columns = 1 if np.ndim(copies) < 2 else 2
             data, n = i32(pairs), cnp.PyArray_SIZE(pairs) // columns
         self.lock.acquire()
-        for i in range(n):
-            j = 0
-            while j < self.num_copied:
-                if columns and (self.copied[j].group != of or self.copied[j].source != data[i * columns]
-                                or (columns == 2 and self.copied[j].target != data[2 * i + 1])):
-                    j += 1
-                    continue
-                pool_drop_one(self.pool_of(self.copied[j].group), self.copied[j].source)
-                self.forget_copy(j)
-                if columns:
-                    break
+        self.end_copies(data, n, columns, of)
         self.lock.release()
 
     def commit(self, rows, step=None):
@@ -1620,39 +1809,13 @@ cdef class BlockTable:
             A row follows another one that is not committed, in this call or before. Nothing was committed.
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
-        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i = 0, r, code = OK
+        cdef int32_t n = <int32_t>cnp.PyArray_SIZE(handles), i = 0
+        cdef int code
         cdef const int64_t* h = i64(handles)
         cdef int64_t committed = 0, number = 0 if step is None else count_input(step, "step", 1, 2**63 - 1)
         self.lock.acquire()
         with nogil:
-            for i in range(n):
-                r = self.row_of(h[i])
-                if r < 0:
-                    code = E_STALE
-                    break
-                if number and self.rows[r].step != number:
-                    code = E_STATE
-                    break
-            if code == OK and self.num_following:
-                self.batch += 1
-                for i in range(n):
-                    r = handle_slot(h[i])
-                    if self.rows[r].marked == self.batch:
-                        code = E_DUPLICATE
-                        break
-                    self.rows[r].marked = self.batch
-                for i in range(n if code == OK else 0):
-                    r = handle_slot(h[i])
-                    if self.ties[r].leader != NIL and self.rows[self.ties[r].leader].marked != self.batch:
-                        code = E_FOLLOW
-                        break
-            if code == OK:
-                write_hint(&self.num_changes, self.num_changes + 1)
-                if self.num_following:
-                    code = self.commit_together(h, n, &committed)
-                else:
-                    for i in range(n):
-                        committed += self.commit_scheduled(handle_slot(h[i]))
+            code = self.commit_rows(h, n, number, &committed, &i)
         self.lock.release()
         if code == E_STATE:
             raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
@@ -1676,18 +1839,8 @@ cdef class BlockTable:
         """
         cdef cnp.ndarray handles = int64_input(rows, "rows")
         cdef int64_t number = 0 if step is None else count_input(step, "step", 1, 2**63 - 1)
-        cdef int32_t i, r
         self.lock.acquire()
-        write_hint(&self.num_changes, self.num_changes + 1)
-        for i in range(cnp.PyArray_SIZE(handles)):
-            r = self.row_of(i64(handles)[i])
-            if r >= 0 and (number == 0 or self.rows[r].step == number):
-                if self.num_copied and self.rows[r].scheduled:
-                    self.uncopy(r)
-                if self.num_following:
-                    self.part(r)
-                self.rows[r].scheduled = 0
-                self.rows[r].step = 0
+        self.cancel_rows(i64(handles), <int32_t>cnp.PyArray_SIZE(handles), number)
         self.lock.release()
 
     def are_in(self, rows, step):
@@ -1753,58 +1906,10 @@ cdef class BlockTable:
         """
         cdef int64_t handle = handle_input(row, "row")
         cdef int32_t keep = count_input(num_tokens, "num_tokens", 0, 0x7FFFFFF0)
-        cdef int32_t r, code = OK, blocks, i, whole, keep_computed
-        cdef Row* entry
-        cdef int32_t* table
+        cdef int code
         self.lock.acquire()
-        r = self.row_of(handle)
-        if r < 0:
-            code = E_STALE
-        elif keep > self.rows[r].num_tokens:
-            code = E_RANGE
-        else:
-            entry = &self.rows[r]
-            table = self.table + <int64_t>r * self.width
-            if self.num_copied and entry.scheduled:
-                self.uncopy(r)
-            if self.num_following:
-                self.part(r)
-            whole = keep // self.block_size         # a committed block that is cut is given up: the rest of it is the tree's
-            blocks = (keep + self.block_size - 1) // self.block_size
-            if self.num_groups > 1 and not self.grow_tails():
-                code = E_MEMORY
-            elif entry.num_owned > whole:
-                whole = place_uncut(&self.placement.place, entry.owner, whole)      # the rest of a run in flight goes too
-                with nogil:
-                    code = place_shorten(&self.placement.place, entry.owner, whole)
-                blocks = whole
-                if code == OK and self.num_groups > 1:
-                    self.drop_pages(r, 0)
-                    self.load_tail(r)               # for which there is room
-                if code == OK:
-                    for i in range(whole, entry.num_owned):
-                        table[i] = NIL              # the owner let go of these; only the row's own are dropped below
-            elif self.num_groups > 1:
-                self.drop_pages(r, blocks)
-            if code == OK:
-                for i in range(entry.num_blocks - 1, blocks - 1, -1):
-                    if table[i] != NIL:
-                        pool_drop_one(self.pool, table[i])
-                    self.put(r, i, NIL)
-                if entry.num_blocks > blocks:
-                    entry.num_blocks = blocks
-                if entry.num_owned > whole:
-                    entry.num_owned = whole
-                    keep_computed = whole * self.block_size
-                else:
-                    keep_computed = keep
-                entry.num_tokens = keep
-                entry.forked = 1
-                entry.scheduled = 0
-                entry.step = 0
-                write_hint(&self.num_changes, self.num_changes + 1)
-                if entry.computed > keep_computed:
-                    entry.computed = keep_computed
+        with nogil:
+            code = self.cut(handle, keep)
         self.lock.release()
         if code == E_RANGE:
             raise InvalidArgument(f"row {handle:#x} has fewer than {keep} tokens: nothing was changed")
@@ -1831,66 +1936,10 @@ cdef class BlockTable:
 
     # As `fork`, into handles [count].
     cdef int fork_into(self, int64_t handle, int32_t count, int64_t* forks) except -1:
-        cdef int32_t i, j, r, new, group, code = OK, made = 0, shared = 0
-        cdef Row* old
-        cdef Row* row_new
+        cdef int code
         self.lock.acquire()
         with nogil:
-            r = self.row_of(handle)
-            if r < 0:
-                code = E_STALE
-            elif self.rows[r].scheduled:
-                code = E_STATE
-            elif self.num_free_rows < count:
-                code = E_BLOCKS
-            if code == OK:
-                self.commit_row(r)
-                old = &self.rows[r]
-                for j in range(old.num_owned, old.num_blocks):
-                    if (self.pool.refs[self.table[<int64_t>r * self.width + j]] & COUNT) > COUNT - <uint32_t>count - 1:
-                        code = E_OVERFLOW
-            if code == OK:
-                shared = min(old.num_blocks, blocks_in(old.computed + self.block_size - 1, self.block_size, self.shift))
-                for i in range(count):
-                    new = self.free_rows[self.num_free_rows - 1]
-                    row_new = &self.rows[new]
-                    if not self.grow_tokens(row_new, old.num_tokens + 16):
-                        code = E_MEMORY
-                        break
-                    row_new.owner = NIL
-                    if old.owner != NIL:
-                        row_new.owner = place_share(&self.placement.place, old.owner)
-                        if row_new.owner < 0:
-                            code = E_MEMORY
-                            break
-                    self.num_free_rows -= 1
-                    self.num_live += 1
-                    memcpy(row_new.tokens, old.tokens, old.num_tokens * sizeof(int32_t))
-                    row_new.num_tokens, row_new.computed, row_new.scheduled = old.num_tokens, old.computed, 0
-                    row_new.num_blocks, row_new.num_owned, row_new.root = shared, old.num_owned, old.root
-                    row_new.live = row_new.forked = old.forked = 1
-                    row_new.prompt, row_new.used = old.prompt, old.used
-                    row_new.next_kin, row_new.last_kin = old.next_kin, r
-                    self.rows[old.next_kin].last_kin = new
-                    old.next_kin = new
-                    memset(self.table + <int64_t>new * self.width, 0xFF, self.width * sizeof(int32_t))
-                    for j in range(shared):
-                        self.put(new, j, self.table[<int64_t>r * self.width + j])
-                        if j >= old.num_owned:
-                            self.pool.refs[self.table[<int64_t>r * self.width + j]] += 1
-                    row_new.paged, row_new.agreed, row_new.spare = min(old.paged, shared), old.agreed, old.spare
-                    for group in range(1, self.num_groups):
-                        self.firsts[group][new] = self.firsts[group][r]
-                        memset(self.pages_of(new, group), 0xFF, self.short_width[group] * sizeof(int32_t))
-                        memcpy(self.pages_of(new, group), self.pages_of(r, group),
-                               (row_new.paged - self.first_of(r, group)) * sizeof(int32_t))
-                        for j in range(old.num_owned, row_new.paged):
-                            self.pool_of(group).refs[self.pages_of(r, group)[j - self.first_of(r, group)]] += 1
-                    forks[i] = make_handle(new, row_new.generation)
-                    made += 1
-                if code != OK:
-                    for j in range(made):
-                        self.end_row(handle_slot(forks[j]))
+            code = self.fork_to(handle, count, forks)
         self.lock.release()
         if code == E_BLOCKS:
             raise InvalidArgument(f"{count} forks asked, {self.num_free_rows} of {self.max_rows} rows are free")

@@ -2,7 +2,7 @@
 #
 # Compiled rooms (block_table, another Cython runtime) work on `place` with the nogil functions of owners.pxd,
 # insertion.pxd and transfers.pxd while they hold `lock`; afterwards there may be moves to take.
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from pagedkv._core.lock cimport Lock
 from pagedkv._core.place cimport Groups, Place
@@ -24,6 +24,17 @@ cdef class Placement:
     cdef Lock lock
     cdef str policy_name
     cdef object __weakref__
+    cdef int64_t match_in(self, int32_t root, const int32_t* data, int64_t total, int32_t* ids, uint8_t* tops, int32_t* at,
+                          int32_t* k) noexcept nogil
+    cdef int32_t acquire_in(self, int32_t root, const int32_t* data, int64_t size, int64_t limit, bint comes,
+                            Found* found) noexcept nogil
+    cdef int32_t insert_in(self, int32_t slot, const int32_t* data, int32_t* given, int32_t num_blocks,
+                           int32_t* bad) noexcept nogil
+    cdef void tiers_in(self, int32_t slot, uint8_t* tiers) noexcept nogil
+    cdef int64_t reserve_in(self, int32_t tier, int64_t wanted) noexcept nogil
+    cdef int allocate_in(self, int32_t wanted, int32_t* ids) noexcept nogil
+    cdef int promote_in(self, int32_t slot, int64_t until, int32_t* started, int64_t* needed) noexcept nogil
+    cdef int32_t settle_in(self, int32_t slot) noexcept nogil
     cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, Found* found) except? -1
     cdef int32_t _remainder_tier(self, int32_t n, const int32_t* tokens, int64_t num_tokens) noexcept nogil
     cdef int64_t partial_into(self, int64_t handle, tokens, bint below, int32_t* at, int32_t* agree) except? -1

@@ -404,34 +404,15 @@ cdef class Placement:
         cdef const int32_t* data = i32(array)
         cdef int32_t* ids = i32(blocks)
         cdef uint8_t* tops = <uint8_t*>cnp.PyArray_DATA(tiers)
-        cdef int32_t root, n, k = 0, child, common = 0
+        cdef int32_t root, n = NIL, k = 0, common = 0
         cdef int32_t where[2]
-        cdef bint want_partial = bool(partial)
+        cdef bint want_partial = bool(partial) and self.place.groups == NULL
         self.lock.acquire()
         with nogil:
-            n = root = tree_named(t, named)
-            if root == NIL:
-                total = size = 0
-            elif root < self.place.fates_capacity and self.place.fates[root].failed:
-                total = size = 0
-            if self.place.groups != NULL and root != NIL:
-                total = longest_usable(&self.place, root, data, total, &k)
-                k, want_partial = 0, False
-            while done < total:
-                child = tree_child(t, n, data + done * t.block_size)
-                if child == NIL or self.place.fates[child].failed or is_remainder(t, child):
-                    break
-                if self.place.groups != NULL:                   # they were compared
-                    k = <int32_t>min(<int64_t>t.nodes[child].length, total - done)
-                else:
-                    k = tree_common(t, child, data + done * t.block_size, total - done)
-                memcpy(ids + done, node_ids(t, child, node_top(t, child)), k * sizeof(int32_t))
-                memset(tops + done, node_top(t, child), k)
-                n = child
-                done += k
-                if k < t.nodes[n].length:
-                    break
-            if want_partial and size > done * t.block_size:
+            root = tree_named(t, named)
+            if root != NIL:
+                done = self.match_in(root, data, total, ids, tops, &n, &k)
+            if n != NIL and want_partial and size > done * t.block_size:
                 common = tree_partial(t, n, k if n != root else 0, data + done * t.block_size,
                                       <int32_t>min(size - done * t.block_size, <int64_t>t.block_size), SCANNED, where)
         self.lock.release()
@@ -526,31 +507,14 @@ cdef class Placement:
         cdef int64_t limit = -1 if max_blocks is None else blocks_input(max_blocks, "max_blocks", 0, 2**31 - 1)
         cdef const int32_t* data = i32(array)
         cdef int64_t size = cnp.PyArray_SIZE(array)
-        cdef int32_t slot = E_MEMORY, root, n
+        cdef int32_t slot = E_MEMORY, root
         cdef int64_t handle = -1
         self.lock.acquire()
         with nogil:
             root = tree_named(&self.tree.tree, named)
             if root != NIL:
-                slot = place_acquire(&self.place, root, data, size, limit)
+                slot = self.acquire_in(root, data, size, limit, comes, found)
             if slot >= 0:
-                found.num_blocks = self.place.owners[slot].num_blocks
-                found.blocked = self.place.owners[slot].blocked
-                found.num_cold = 0
-                n = self.place.owners[slot].node
-                found.remainder_tier = self._remainder_tier(
-                    n, data + <int64_t>found.num_blocks * self.tree.tree.block_size,
-                    size - <int64_t>found.num_blocks * self.tree.tree.block_size) if self.place.has_remainders else NIL
-                while self.tree.tree.nodes[n].length > 0:
-                    if node_top(&self.tree.tree, n) != 0:
-                        found.num_cold += self.tree.tree.nodes[n].length
-                    n = self.tree.tree.nodes[n].parent
-                found.cold_tail = (self.place.groups != NULL
-                                   and not has_tail(&self.place, self.place.owners[slot].node, found.num_blocks, 0))
-                if comes:
-                    if limit >= 0:              # nothing beyond could have been hit, by any policy
-                        size = min(size, limit * self.tree.tree.block_size)
-                    place_arrive(&self.place, slot, data, size, 0)
                 handle = make_handle(slot, self.place.owners[slot].generation)
         self.lock.release()
         if root == NIL:
@@ -566,6 +530,92 @@ cdef class Placement:
         if tree_partial(t, n, t.nodes[n].length, tokens, <int32_t>min(num_tokens, <int64_t>t.block_size), SCANNED, where) == 0:
             return NIL
         return node_top(t, where[0]) if is_remainder(t, where[0]) else NIL
+
+    # ---- shared by Python's calls and those of C (c_api), under the lock
+
+    # The longest cached prefix of whole blocks, `total` at most: each one's id and hottest tier. *at, *k: it ends with the
+    # first k blocks of this run, or at the root.
+    cdef int64_t match_in(self, int32_t root, const int32_t* data, int64_t total, int32_t* ids, uint8_t* tops, int32_t* at,
+                          int32_t* k) noexcept nogil:
+        cdef Tree* t = &self.tree.tree
+        cdef int32_t child, n = root, length
+        cdef int64_t done = 0
+        if root < self.place.fates_capacity and self.place.fates[root].failed:
+            return 0
+        if self.place.groups != NULL:
+            total = longest_usable(&self.place, root, data, total, k)
+        length = 0
+        while done < total:
+            child = tree_child(t, n, data + done * t.block_size)
+            if child == NIL or self.place.fates[child].failed or is_remainder(t, child):
+                break
+            if self.place.groups != NULL:                       # they were compared
+                length = <int32_t>min(<int64_t>t.nodes[child].length, total - done)
+            else:
+                length = tree_common(t, child, data + done * t.block_size, total - done)
+            memcpy(ids + done, node_ids(t, child, node_top(t, child)), length * sizeof(int32_t))
+            memset(tops + done, node_top(t, child), length)
+            n = child
+            done += length
+            if length < t.nodes[n].length:
+                break
+        at[0], k[0] = n, length
+        return done
+
+    # As `acquire`: the owner's slot, or E_MEMORY.
+    cdef int32_t acquire_in(self, int32_t root, const int32_t* data, int64_t size, int64_t limit, bint comes,
+                            Found* found) noexcept nogil:
+        cdef Tree* t = &self.tree.tree
+        cdef int32_t slot = place_acquire(&self.place, root, data, size, limit), n
+        if slot < 0:
+            return slot
+        found.num_blocks = self.place.owners[slot].num_blocks
+        found.blocked = self.place.owners[slot].blocked
+        found.num_cold = 0
+        n = self.place.owners[slot].node
+        found.remainder_tier = self._remainder_tier(
+            n, data + <int64_t>found.num_blocks * t.block_size,
+            size - <int64_t>found.num_blocks * t.block_size) if self.place.has_remainders else NIL
+        while t.nodes[n].length > 0:
+            if node_top(t, n) != 0:
+                found.num_cold += t.nodes[n].length
+            n = t.nodes[n].parent
+        found.cold_tail = (self.place.groups != NULL
+                           and not has_tail(&self.place, self.place.owners[slot].node, found.num_blocks, 0))
+        if comes:
+            if limit >= 0:                          # nothing beyond could have been hit, by any policy
+                size = min(size, limit * t.block_size)
+            place_arrive(&self.place, slot, data, size, 0)
+        return slot
+
+    # As `insert`. *bad: the entry that cannot be inserted, -1 where there is none.
+    cdef int32_t insert_in(self, int32_t slot, const int32_t* data, int32_t* given, int32_t num_blocks,
+                           int32_t* bad) noexcept nogil:
+        cdef Pool* pool = self.place.pools[0]
+        cdef int32_t i, done = 0
+        bad[0] = -1
+        for i in range(num_blocks):         # free, the tree's, or the same id twice: what passed has the TREE bit till the end
+            if <uint32_t>given[i] >= <uint32_t>pool.fresh or pool.refs[given[i]] - 1 >= COUNT:
+                bad[0] = i
+                break
+            pool.refs[given[i]] |= TREE
+        for i in range(bad[0] if bad[0] >= 0 else num_blocks):
+            pool.refs[given[i]] &= COUNT
+        if bad[0] < 0:
+            if self.place.groups != NULL:
+                tail_disown(&self.place, slot)
+            done = place_insert(&self.place, slot, data, given, num_blocks)
+            if self.place.groups != NULL:
+                owns_no_pages(&self.place, slot)
+        return done
+
+    # Hottest tier of each owned block.
+    cdef void tiers_in(self, int32_t slot, uint8_t* tiers) noexcept nogil:
+        cdef Tree* t = &self.tree.tree
+        cdef int32_t n = self.place.owners[slot].node
+        while t.nodes[n].length > 0:
+            memset(tiers + t.nodes[n].depth, node_top(t, n), t.nodes[n].length)
+            n = t.nodes[n].parent
 
     def blocked_by(self, owner):
         """Id of the transfer in flight that ended this owner's match early, or -1.
@@ -614,7 +664,7 @@ cdef class Placement:
 
     cdef object _path(self, owner, bint tiers):
         cdef int64_t handle = self._handle(owner)
-        cdef int32_t slot, n, num_blocks
+        cdef int32_t slot, num_blocks
         cdef Place* p = &self.place
         cdef cnp.ndarray out
         while True:
@@ -631,11 +681,7 @@ cdef class Placement:
                 if not tiers:
                     place_blocks(p, slot, i32(out))
                 else:
-                    n = p.owners[slot].node
-                    while p.tree.nodes[n].length > 0:
-                        memset(<uint8_t*>cnp.PyArray_DATA(out) + p.tree.nodes[n].depth, node_top(p.tree, n),
-                               p.tree.nodes[n].length)
-                        n = p.tree.nodes[n].parent
+                    self.tiers_in(slot, <uint8_t*>cnp.PyArray_DATA(out))
                 self.lock.release()
                 return out
             self.lock.release()
@@ -668,10 +714,9 @@ cdef class Placement:
     cdef int32_t insert_spine(self, owner, tokens, blocks) except -1:
         cdef cnp.ndarray array = tokens_input(tokens)
         cdef cnp.ndarray ids = int32_inplace(blocks, "blocks")
-        cdef int32_t num_blocks = <int32_t>cnp.PyArray_SIZE(ids), slot, done = 0, i
+        cdef int32_t num_blocks = <int32_t>cnp.PyArray_SIZE(ids), slot, done = 0
         cdef const int32_t* data = i32(array)
         cdef int32_t* given = i32(ids)
-        cdef Pool* pool = self.place.pools[0]
         cdef int64_t handle = self._handle(owner)
         cdef int32_t bad = -1
         if cnp.PyArray_SIZE(array) != <int64_t>num_blocks * self.tree.tree.block_size:
@@ -679,19 +724,8 @@ cdef class Placement:
         self.lock.acquire()
         with nogil:
             slot = place_owner(&self.place, handle)
-            for i in range(num_blocks):     # free, the tree's, or the same id twice: what passed has the TREE bit till the end
-                if <uint32_t>given[i] >= <uint32_t>pool.fresh or pool.refs[given[i]] - 1 >= COUNT:
-                    bad = i
-                    break
-                pool.refs[given[i]] |= TREE
-            for i in range(bad if bad >= 0 else num_blocks):
-                pool.refs[given[i]] &= COUNT
-            if slot >= 0 and bad < 0:
-                if self.place.groups != NULL:
-                    tail_disown(&self.place, slot)
-                done = place_insert(&self.place, slot, data, given, num_blocks)
-                if self.place.groups != NULL:
-                    owns_no_pages(&self.place, slot)
+            if slot >= 0:
+                done = self.insert_in(slot, data, given, num_blocks, &bad)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)
@@ -738,27 +772,32 @@ cdef class Placement:
         cdef int64_t wanted = blocks_input(n, "n", 0, 2**31 - 1)
         cdef int32_t where = count_input(tier, "tier", 0, self.place.num_tiers - 1)
         cdef int64_t short
-        cdef int64_t more[MAX_GROUPS]
         if self.place.pools[where] == NULL:
             raise InvalidArgument(f"there is no tier {where}")
         self.lock.acquire()
-        short = wanted - pool_available(self.place.pools[where])
+        short = max(0, wanted - pool_available(self.place.pools[where]))
+        if short > 0:
+            with nogil:
+                short = self.reserve_in(where, wanted)
+        self.lock.release()
+        if short == E_MEMORY:
+            raise MemoryError(f"no memory to make room for {wanted} blocks")
+        return short
+
+    # Makes room for `wanted` blocks that a tier does not have available: how many are still missing, 0 or more; E_MEMORY.
+    cdef int64_t reserve_in(self, int32_t tier, int64_t wanted) noexcept nogil:
+        cdef int64_t more[MAX_GROUPS]
+        cdef int64_t short = wanted - pool_available(self.place.pools[tier])
         self.place.no_memory = False
-        if short > 0 and self.place.groups != NULL:
+        if self.place.groups != NULL:
             memset(more, 0, sizeof(more))
             more[0] = wanted
-            with nogil:
-                make_room_for(&self.place, where, more)
-                short = wanted - pool_available(self.place.pools[where])
-        elif short > 0:
-            with nogil:
-                if short > self.place.pending[where]:
-                    make_room(&self.place, where, short - self.place.pending[where], -1)
-                short = wanted - pool_available(self.place.pools[where])
-        cdef bint no_memory = self.place.no_memory and short > self.place.pending[where]
-        self.lock.release()
-        if no_memory:
-            raise MemoryError(f"no memory to make room for {wanted} blocks")
+            make_room_for(&self.place, tier, more)
+        elif short > self.place.pending[tier]:
+            make_room(&self.place, tier, short - self.place.pending[tier], -1)
+        short = wanted - pool_available(self.place.pools[tier])
+        if self.place.no_memory and short > self.place.pending[tier]:
+            return E_MEMORY
         return short if short > 0 else 0
 
     def reserve_pages(self, more, tier=0):
@@ -861,20 +900,25 @@ cdef class Placement:
         cdef cnp.ndarray out = new_int32(wanted)
         cdef int32_t* ids = i32(out)
         cdef int code
-        cdef bint no_memory
         self.lock.acquire()
-        self.place.no_memory = False
         with nogil:
-            if wanted > pool_available(pool) and self.place.num_tiers == 1:
-                make_room(&self.place, 0, wanted - pool_available(pool), -1)
-            code = pool_alloc(pool, <int32_t>wanted, ids)
-        no_memory = self.place.no_memory
+            code = self.allocate_in(<int32_t>wanted, ids)
         self.lock.release()
-        if code != OK and no_memory:
+        if code == E_MEMORY:
             raise MemoryError(f"no memory to make room for {wanted} blocks")
         if code != OK:
             raise self.out_of_blocks(wanted)
         return out
+
+    # As `allocate`. Evictions stand after a Code.
+    cdef int allocate_in(self, int32_t wanted, int32_t* ids) noexcept nogil:
+        cdef Pool* pool = self.place.pools[0]
+        cdef int code
+        self.place.no_memory = False
+        if wanted > pool_available(pool) and self.place.num_tiers == 1:
+            make_room(&self.place, 0, wanted - pool_available(pool), -1)
+        code = pool_alloc(pool, wanted, ids)
+        return E_MEMORY if code != OK and self.place.no_memory else code
 
     def could_have(self, more):
         """Whether eviction can make room for so many more blocks of each group.
@@ -945,34 +989,12 @@ cdef class Placement:
         """
         cdef int64_t handle = self._handle(owner)
         cdef int64_t needed = 0, until = count_input(until_ns, "until_ns", 0, 2**63 - 1)
-        cdef int64_t more[MAX_GROUPS]
-        cdef int32_t slot, n, depth, started = 0, tails
+        cdef int32_t slot, started = 0
         cdef int code = OK
-        cdef Place* p = &self.place
         self.lock.acquire()
-        slot = place_owner(p, handle)
+        slot = place_owner(&self.place, handle)
         if slot >= 0:
-            self._count_cold(slot, more)
-            needed = more[0]
-            if needed > pool_available(p.pools[0]) or (p.groups != NULL and lacks_extents(p, 0, more) > 0):
-                code = E_BLOCKS
-            else:
-                depth = quota_depth(p, slot)
-                n = p.owners[slot].node
-                while p.tree.nodes[n].length > 0 and code == OK:
-                    if (node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed
-                            and p.tree.nodes[n].depth + p.tree.nodes[n].length <= depth):
-                        code = promote_run(p, n)
-                        if code == OK:
-                            p.transfers[handle_slot(p.fates[n].transfer)].until = until
-                            started += 1
-                    n = p.tree.nodes[n].parent
-                if p.groups != NULL and code == OK and depth == p.owners[slot].num_blocks:
-                    tails = promote_tail(p, p.owners[slot].node, until)
-                    if tails < 0:
-                        code = tails
-                    else:
-                        started += tails
+            code = self.promote_in(slot, until, &started, &needed)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)
@@ -981,6 +1003,33 @@ cdef class Placement:
         if code == E_MEMORY:
             raise MemoryError("no memory to start a transfer")
         return started
+
+    # As `promote`: *started transfers begun, also with E_MEMORY; E_BLOCKS: *needed blocks must be available.
+    cdef int promote_in(self, int32_t slot, int64_t until, int32_t* started, int64_t* needed) noexcept nogil:
+        cdef Place* p = &self.place
+        cdef int64_t more[MAX_GROUPS]
+        cdef int32_t n, depth, tails
+        cdef int code = OK
+        self._count_cold(slot, more)
+        needed[0] = more[0]
+        if more[0] > pool_available(p.pools[0]) or (p.groups != NULL and lacks_extents(p, 0, more) > 0):
+            return E_BLOCKS
+        depth = quota_depth(p, slot)
+        n = p.owners[slot].node
+        while p.tree.nodes[n].length > 0 and code == OK:
+            if (node_top(p.tree, n) != 0 and p.fates[n].transfer < 0 and not p.fates[n].failed
+                    and p.tree.nodes[n].depth + p.tree.nodes[n].length <= depth):
+                code = promote_run(p, n)
+                if code == OK:
+                    p.transfers[handle_slot(p.fates[n].transfer)].until = until
+                    started[0] += 1
+            n = p.tree.nodes[n].parent
+        if p.groups != NULL and code == OK and depth == p.owners[slot].num_blocks:
+            tails = promote_tail(p, p.owners[slot].node, until)
+            if tails < 0:
+                return tails
+            started[0] += tails
+        return code
 
     def is_moving(self, owner):
         """Whether a promotion of the owned path is in flight."""
@@ -1037,26 +1086,28 @@ cdef class Placement:
             Blocks of the path, all on the device now.
         """
         cdef int64_t handle = self._handle(owner)
-        cdef int32_t slot, n, keep
-        cdef Place* p = &self.place
+        cdef int32_t slot, keep = 0
         self.lock.acquire()
-        slot = place_owner(p, handle)
-        keep = 0
+        slot = place_owner(&self.place, handle)
         if slot >= 0:
-            keep = p.owners[slot].num_blocks
-            n = p.owners[slot].node
-            while p.tree.nodes[n].length > 0:
-                if node_top(p.tree, n) != 0 or p.fates[n].failed:
-                    keep = p.tree.nodes[n].depth
-                n = p.tree.nodes[n].parent
-            if p.groups != NULL:
-                keep = place_uncut(p, slot, keep)   # amid a run perhaps, which cannot be cut while it moves
-            if keep < p.owners[slot].num_blocks:
-                with nogil:
-                    place_shorten(p, slot, keep)
+            with nogil:
+                keep = self.settle_in(slot)
         self.lock.release()
         if slot < 0:
             raise self._stale(handle)
+        return keep
+
+    cdef int32_t settle_in(self, int32_t slot) noexcept nogil:
+        cdef Place* p = &self.place
+        cdef int32_t keep = p.owners[slot].num_blocks, n = p.owners[slot].node
+        while p.tree.nodes[n].length > 0:
+            if node_top(p.tree, n) != 0 or p.fates[n].failed:
+                keep = p.tree.nodes[n].depth
+            n = p.tree.nodes[n].parent
+        if p.groups != NULL:
+            keep = place_uncut(p, slot, keep)       # amid a run perhaps, which cannot be cut while it moves
+        if keep < p.owners[slot].num_blocks:
+            place_shorten(p, slot, keep)
         return keep
 
     def take_moves(self):

@@ -50,16 +50,16 @@ MUTANTS = (
         )
         for what, old in (
             ("another began", f"{CHANGED}                        out.number"),
-            ("a commit", f"            if code == OK:\n                {CHANGED}"),
-            ("a cancel", f"        self.lock.acquire()\n        {CHANGED}"),
-            ("a cut", f"                entry.step = 0\n                {CHANGED}"),
+            ("a commit", f"            return code\n        {CHANGED}"),
+            ("a cancel", f"        cdef int32_t i, r\n        {CHANGED}"),
+            ("a cut", f"        entry.step = 0\n        {CHANGED}"),
             ("a release", f"        row.live = 0\n        {CHANGED}"),
         )
     ),
     Mutant(
         "a step that is over is committed",
         "pagedkv/_core/block_table.pyx",
-        (("                if number and self.rows[r].step != number:\n", "                if False:\n"),),
+        (("            if number and self.rows[r].step != number:\n", "            if False:\n"),),
         ("test_a_commit_of_a_step_that_is_over_commits_nothing",),
     ),
     Mutant(
@@ -191,7 +191,7 @@ MUTANTS = (
             ("test_a_short_row_is_padded_with_minus_one_beside_a_long_one_also_after_a_cut",),
         )
         for what, edit in (
-            ("a cut row keeps blocks it gave back in its columns", ("                    self.put(r, i, NIL)\n", "")),
+            ("a cut row keeps blocks it gave back in its columns", ("            self.put(r, i, NIL)\n", "")),
             (
                 "a row far shorter than others is not padded",
                 (f"            if wide < w:\n    {PAD}{LENGTH}", LENGTH),
@@ -378,8 +378,8 @@ MUTANTS = (
             ),
             (
                 "followers keep the blocks of a leader that is cut back",
-                (("            if self.num_following:\n                self.part(r)\n            whole = keep",
-                  "            whole = keep"),),
+                (("        if self.num_following:\n            self.part(r)\n        entry.scheduled = 0",
+                  "        entry.scheduled = 0"),),
                 ("test_whatever_ends_a_leader_or_a_follower_takes_followers_out_of_the_step",),
             ),
             (

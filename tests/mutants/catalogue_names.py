@@ -189,10 +189,10 @@ MEMORY = (
     ),
     Mutant(
         "a truncation lets go before it knows that it can be carried out", TABLE,
-        (("                    code = place_shorten(&self.placement.place, entry.owner, whole)\n",
-          "                    code = place_shorten(&self.placement.place, entry.owner, whole)\n"
-          "                    if code == E_MEMORY:\n"
-          "                        place_shorten(&self.placement.place, entry.owner, 0)\n"),),
+        (("            code = place_shorten(&self.placement.place, entry.owner, whole)\n",
+          "            code = place_shorten(&self.placement.place, entry.owner, whole)\n"
+          "            if code == E_MEMORY:\n"
+          "                place_shorten(&self.placement.place, entry.owner, 0)\n"),),
         (f"{SHORT}[lru]",),
     ),
     Mutant(
