@@ -63,12 +63,13 @@ def extensions():
     for source in sorted((ROOT / "pagedkv").rglob("*.pyx")):
         relative = source.relative_to(ROOT)
         parts = parts_of(source)
-        headers = [str(header.relative_to(ROOT)) for header in source.parent.glob("*.h")]
+        shared = [folder for folder in [source.parent / "include"] if folder.is_dir()]  # headers that ship, too
+        headers = [str(h.relative_to(ROOT)) for folder in [source.parent, *shared] for h in folder.glob("*.h")]
         yield Extension(
             ".".join(relative.with_suffix("").parts),
             [str(relative), *parts],
             depends=[str(STAMP), *headers],
-            include_dirs=[numpy.get_include()],
+            include_dirs=[numpy.get_include(), *map(str, shared)],
             define_macros=MACROS,
             extra_compile_args=FLAGS + FLAGS_OF.get(source.name, []),
             extra_link_args=INSTRUMENT,

@@ -20,6 +20,7 @@ from pagedkv.cache.ranks.rank import Rank as Rank
 from pagedkv.cache.sequence import Sequence as Sequence
 from pagedkv.cache.step import Step as Step
 from pagedkv.core import Tier as Tier
+from pagedkv.core import get_include as get_include
 from pagedkv.errors import AddressInUse as AddressInUse
 from pagedkv.errors import ClosedError as ClosedError
 from pagedkv.errors import CompileError as CompileError

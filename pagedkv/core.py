@@ -12,6 +12,7 @@ from pagedkv._core.block_table import BlockTable as BlockTable
 from pagedkv._core.block_table import GroupArrays as GroupArrays
 from pagedkv._core.block_table import StepArrays as StepArrays
 from pagedkv._core.boundaries import Boundaries as Boundaries
+from pagedkv._core.c_api import get_include as get_include
 from pagedkv._core.chain_key import chain_key as chain_key
 from pagedkv._core.chain_key import chain_keys as chain_keys
 from pagedkv._core.events import KVEvent as KVEvent

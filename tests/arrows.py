@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "_core": {"errors", "threads.pthread"},
     "threads.crew": {"threads.monitor"},
     "core": {"_core"},
+    "c_api": {"_core", "errors"},
     "kernels": {"errors", "_version", "threads.monitor", "observe.callbacks", "threads.crew"},
     "cpu": {"errors", "spec"},
     "interop": {"errors"},

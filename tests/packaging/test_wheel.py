@@ -87,6 +87,7 @@ def test_every_pyx_ships_compiled_with_its_stub(built: Distribution) -> None:
 def test_every_module_declaration_and_stub_ships(built: Distribution) -> None:
     wanted = {*sources("*.py"), *sources("*.pxd"), *sources("*.pyi"), "pagedkv/py.typed"}
     wanted |= {f"pagedkv/lab/show/page.{kind}" for kind in ("html", "css", "js")}
+    wanted.add("pagedkv/_core/c_api/include/pagedkv.h")
     wanted |= {f"pagedkv/lab/replay/data/{name}" for name in ("mooncake_conversation.npz", "NOTICE", "LICENSE")}
     assert wanted <= built.wheel_names, f"missing: {sorted(wanted - built.wheel_names)}"
 
@@ -110,6 +111,7 @@ def test_the_sdist_carries_sources_and_nothing_built(built: Distribution) -> Non
     wanted = {*sources("*.py"), *sources("*.pyx"), *sources("*.pxd"), *sources("*.pyi")}
     wanted |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "pagedkv/py.typed"}
     wanted |= {"kernels_cu/README.md", "tests/packaging/test_wheel.py", ".ci/run"}
+    wanted.add("pagedkv/_core/c_api/include/pagedkv.h")
     assert wanted <= built.sdist_names, f"missing: {sorted(wanted - built.sdist_names)}"
     generated = {source.removesuffix(".pyx") + ".c" for source in sources("*.pyx")}
     for name in built.sdist_names:
@@ -132,7 +134,8 @@ IMPORTS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 before = set(sys.modules)
-import pagedkv, pagedkv.core, pagedkv.cli
+import os, pagedkv, pagedkv.core, pagedkv.cli
+assert os.path.exists(os.path.join(pagedkv.get_include(), "pagedkv.h"))
 from pagedkv.kernels.source import kernel_names, source_hash, sources_dir
 hashes = {name: source_hash(name) for name in kernel_names()}
 tops = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)

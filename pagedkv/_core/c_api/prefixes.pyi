@@ -1,0 +1,1 @@
+"""Blocks and prefixes for C; nothing here is callable from Python."""

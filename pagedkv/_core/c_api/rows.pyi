@@ -1,0 +1,1 @@
+"""Rows of running sequences for C; nothing here is callable from Python."""

@@ -1,0 +1,103 @@
+"""Calls of ``pagedkv.h`` from threads with and without the GIL, beside Python's calls."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedkv import c_api
+from pagedkv.core import BlockPool, BlockTable
+from tests.c_api.native import NIL, OK, Arrays, at, call, out, rows_of, tokens_of
+from tests.core.helpers import single, sound
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads change as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(*jobs: Callable[[], None]) -> None:
+    """Run all at once; the first error of any."""
+    errors: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def holding_the_gil(name: str) -> Callable[..., Any]:
+    """A call as compiled code that never lets go of the GIL makes it, Numba's for one."""
+    function: Any = c_api.function(name)
+    kind = ctypes.PYFUNCTYPE(function._restype_, *function._argtypes_)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return kind(address)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_with_and_without_the_gil_share_a_pool() -> None:
+    pool = BlockPool(64)
+    handle = c_api.handle_of(pool)
+
+    def native(take: Callable[..., Any], give: Callable[..., Any]) -> None:
+        ids = np.zeros(8, np.int32)
+        for i in range(3000):
+            n = 1 + i % 8
+            assert take(handle, n, at(ids)) == OK
+            assert give(handle, at(ids), n, 0) == OK
+
+    def python() -> None:
+        for i in range(3000):
+            pool.free(pool.alloc(1 + i % 8))
+
+    without = (c_api.function("pool_alloc"), c_api.function("pool_free"))
+    holding = (holding_the_gil("pool_alloc"), holding_the_gil("pool_free"))
+    together(python, lambda: native(*without), lambda: native(*holding), lambda: native(*holding))
+    assert pool.num_free == 64
+    sound(pool)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_with_and_without_the_gil_serve_rows_of_one_table() -> None:
+    table = BlockTable(single(4, 128)[2], 8)
+
+    def native() -> None:
+        for i in range(150):
+            tokens, row, cached, taken = tokens_of([*range(9), i]), out(), out(), out()
+            arrays = Arrays(1, 4, 16)
+            assert call("table_open", table, 0, tokens, 10, 1, NIL, row, cached) == OK
+            assert call("table_step", table, rows_of(row), 1, None, 0, arrays.struct, None) == OK
+            assert call("table_commit", table, rows_of(row), 1, arrays.number, taken, None) == OK
+            assert call("table_release", table, int(row[0]), 0) == OK
+
+    def python() -> None:
+        for i in range(150):
+            row, _ = table.open([*range(9), 1000 + i])
+            step = table.step([row])
+            table.commit([row], step.number)
+            table.release(row)
+
+    together(python, native, native)
+    assert table.num_rows == 0
+    assert len(table.placement.match(range(8))[1]) == 2
+    sound(table, table.placement)
