@@ -37,7 +37,7 @@ NOT_OF_A_CACHE = {
     "reach",  # of specs with windows; its callers only choose tables
     "disk_lanes", "group_kv", "group_mover", "grouped", "groups", "points_found",  # by groups, not opened here yet
     "layer_scales", "scales", "server_url",  # read when a cache is opened; its callers only look numbers up
-    "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
+    "c_api", "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "load", "moves", "prefetch", "scheduler", "sequence", "step")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}
