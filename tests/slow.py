@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- slow tests: python -m tests.slow -->", "<!-- end of slow tests -->"
 WHAT = {
     "tests/bench/test_attention_bench.py": "a run of the whole bench in the interpreter",
+    "tests/bench/test_c_api_bench.py": "compiles a loop in C",
     "tests/bench/test_cpu_attention_bench.py": "a run of the whole bench, with its peers",
     "tests/bench/test_server_bench.py": "a run of the whole bench",
     "tests/c_api/test_engine.py": "compiles an engine in C++, also for the sanitizers",
