@@ -13,8 +13,10 @@ import pytest
 
 from pagedkv import c_api
 from pagedkv.core import BlockPool, BlockTable
-from tests.c_api.native import NIL, OK, Arrays, at, call, out, rows_of, tokens_of
+from tests.c_api.native import NIL, OK, Arrays, at, out, tokens_of
 from tests.core.helpers import single, sound
+
+ROUNDS = 400
 
 
 @pytest.fixture
@@ -80,24 +82,48 @@ def test_threads_with_and_without_the_gil_share_a_pool() -> None:
 @pytest.mark.usefixtures("restless")
 def test_threads_with_and_without_the_gil_serve_rows_of_one_table() -> None:
     table = BlockTable(single(4, 128)[2], 8)
+    handle = c_api.handle_of(table)
 
-    def native() -> None:
-        for i in range(150):
+    def native(find: Callable[[str], Callable[..., Any]]) -> None:
+        begin, step, commit, release = map(find, ("table_open", "table_step", "table_commit", "table_release"))
+        for i in range(ROUNDS):
             tokens, row, cached, taken = tokens_of([*range(9), i]), out(), out(), out()
             arrays = Arrays(1, 4, 16)
-            assert call("table_open", table, 0, tokens, 10, 1, NIL, row, cached) == OK
-            assert call("table_step", table, rows_of(row), 1, None, 0, arrays.struct, None) == OK
-            assert call("table_commit", table, rows_of(row), 1, arrays.number, taken, None) == OK
-            assert call("table_release", table, int(row[0]), 0) == OK
+            assert begin(handle, 0, at(tokens), 10, 1, NIL, at(row), at(cached)) == OK
+            assert step(handle, at(row), 1, 0, 0, at(arrays.struct), 0) == OK
+            assert commit(handle, at(row), 1, arrays.number, at(taken), 0) == OK
+            assert release(handle, int(row[0]), 0) == OK
 
     def python() -> None:
-        for i in range(150):
+        for i in range(ROUNDS):
             row, _ = table.open([*range(9), 1000 + i])
             step = table.step([row])
             table.commit([row], step.number)
             table.release(row)
 
-    together(python, native, native)
+    together(python, python, lambda: native(c_api.function), lambda: native(holding_the_gil))
     assert table.num_rows == 0
     assert len(table.placement.match(range(8))[1]) == 2
     sound(table, table.placement)
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_call_that_holds_the_gil_lets_go_of_it_while_it_waits_for_the_mutex() -> None:
+    """Python's step releases the GIL under the mutex, and needs it again before it gives the mutex back."""
+    table = BlockTable(single(4, 1024)[2], 2)
+    row, _ = table.open(range(4000))
+    look, handle = holding_the_gil("placement_in_flight"), c_api.handle_of(table.placement)
+
+    def python() -> None:
+        for _ in range(5000):
+            table.step([row])
+            table.cancel([row])
+
+    def native() -> None:
+        flying = out()
+        for _ in range(20_000):
+            assert look(handle, at(flying)) == OK
+
+    together(python, native, native)
+    table.release(row)
+    sound(table)
