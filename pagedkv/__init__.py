@@ -31,6 +31,7 @@ from pagedkv.errors import InvalidArgument as InvalidArgument
 from pagedkv.errors import KernelsUnavailable as KernelsUnavailable
 from pagedkv.errors import LayoutMismatch as LayoutMismatch
 from pagedkv.errors import NamespaceRequired as NamespaceRequired
+from pagedkv.errors import NotSupported as NotSupported
 from pagedkv.errors import OutOfBlocks as OutOfBlocks
 from pagedkv.errors import PagedKVError as PagedKVError
 from pagedkv.errors import PinBudgetExceeded as PinBudgetExceeded

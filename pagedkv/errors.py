@@ -153,6 +153,25 @@ class PinBudgetExceeded(PagedKVError):
     """Pinning would hold more blocks than the pin budget allows."""
 
 
+class NotSupported(PagedKVError, ValueError):
+    """A runtime's KV cannot be taken out of it, or put back: an adapter was not attached.
+
+    The runtime's object is as it was, and goes on without a cache.
+
+    Parameters
+    ----------
+    what : the model, or the setting.
+    reason : why not.
+    """
+
+    def __init__(self, what: str, reason: str) -> None:
+        self.what, self.reason = what, reason
+        super().__init__(f"{what} cannot have a prefix cache: {reason}; it is unchanged and works without one")
+
+    def __reduce__(self) -> tuple[type[NotSupported], tuple[str, str]]:
+        return type(self), (self.what, self.reason)
+
+
 class LayoutMismatch(PagedKVError, ValueError):
     """An array, file or tier does not have the layout that the KVSpec describes."""
 

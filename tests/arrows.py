@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 LEAVES = {"_core.tier"}  # modules that are rooms of their own: whatever may import their folder may import them
-WINGS = {"cache", "lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
+WINGS = {"adapters", "cache", "lab", "observe", "threads", "tools"}  # folders whose folders and modules are rooms
 
 ARROWS: dict[str, set[str]] = {
     "_version": set(),
@@ -139,6 +139,19 @@ ARROWS: dict[str, set[str]] = {
         *("tools.store", "lab.show", "lab.traces"),
         "_version",
     },
+    "adapters.probe": {"errors"},
+    "adapters.folders": {"errors", "spec", "adapters.probe"},
+    "adapters.failures": {"observe.callbacks"},
+    "adapters.store_stats": {"observe.stats"},
+    "adapters.model_cache": {
+        *("errors", "spec", "cache.cache", "adapters.failures", "adapters.folders", "adapters.probe"),
+    },
+    "adapters.store": {
+        *("errors", "spec", "cache.cost_model", "cache.explain"),
+        *("adapters.failures", "adapters.model_cache", "adapters.probe", "adapters.store_stats"),
+    },
+    "adapters.llama_state": {"errors", "spec"},
+    "adapters": set(),
     "cache": set(),
     "lab": set(),
     "threads": set(),

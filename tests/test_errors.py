@@ -38,6 +38,7 @@ def test_an_error_is_at_the_top(kind):
         (pk.QueueFull(3, 3, 1.5), Exception),
         (pk.StepFailed("ValueError", "no logits"), RuntimeError),
         (pk.SlowReader(9, 8), Exception),
+        (pk.NotSupported("a model with windows", "its memory drops tokens"), ValueError),
         (pk.AddressInUse("tcp://127.0.0.1:5557"), OSError),
     ],
 )

@@ -178,7 +178,7 @@ def test_core_tiers_and_kernels_do_not_know_each_other() -> None:
 def test_only_the_conductors_know_the_cache() -> None:
     knowing = {room for room, known in ARROWS.items() if "cache.cache" in known}
     lab = {"lab.replay", "lab.simulate", "lab.recording", "lab.show", "lab.traces"}
-    assert knowing == {"scheduler", "events", "__init__", *lab}
+    assert knowing == {"scheduler", "events", "adapters.model_cache", "__init__", *lab}
 
 
 def test_the_arrows_have_no_circle() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pagedkv"
 LONG, MOST_LONG = 400, 9  # lines; files above that, each with its reason
-MODULES, FOLDERS = 6, 16  # of code at the top of the package, at most
+MODULES, FOLDERS = 6, 17  # of code at the top of the package, at most
 NO_CODE = {"__init__.py", "__main__.py", "_version.py"}
 pytestmark = pytest.mark.checkout
 

@@ -1,0 +1,63 @@
+"""Opens the KVCache of one model, in its folder of an adapters' directory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pagedkv.adapters.failures import log
+from pagedkv.adapters.folders import Folder, open_folder
+from pagedkv.adapters.probe import Probe
+from pagedkv.cache.cache import KVCache
+from pagedkv.errors import TierError, WrongType
+from pagedkv.spec.budgets import Disk
+from pagedkv.spec.kv_spec import KVSpec
+from pagedkv.spec.sizes import Bytes, Size
+
+WRITE_BUDGET = "50GiB"  # per day, where the caller sets none: disks wear
+
+
+def open_model_cache(
+    spec: KVSpec, memory: Size, disk: Disk | None, probe: Probe | None, on_mismatch: str, options: dict[str, Any]
+) -> tuple[KVCache, Folder | None]:
+    """A cache, and its folder where it has a disk; parameters as for ``PrefixStore``.
+
+    Raises
+    ------
+    WrongType, InvalidArgument, LayoutMismatch, TierError
+    """
+    if disk is None:
+        return KVCache(spec, memory=memory, **options), None
+    if not isinstance(disk, Disk):
+        raise WrongType(f"disk must be a pagedkv.Disk, such as Disk('kv', '20GiB'), not {type(disk).__name__}")
+    if disk.write is None and disk.write_budget is None and disk.admission == "cost":  # none of them was given
+        disk = dataclasses.replace(disk, write="all", admission="all", write_budget=WRITE_BUDGET)
+    folder = None
+    try:
+        folder = open_folder(disk, spec.fingerprint().hex()[:32], spec.model, probe, on_mismatch)
+        if folder.note:
+            log.warning("%s; %s is used", folder.note, folder.path.name)
+        return _open_in(folder, spec, memory, disk, options), folder
+    except BaseException as problem:
+        if folder is not None:
+            folder.close()
+        if disk.required or not isinstance(problem, TierError):
+            raise
+        log.warning("the disk is left out: %s", problem)
+    return KVCache(spec, memory=memory, **options), None
+
+
+def _open_in(folder: Folder, spec: KVSpec, memory: Size, disk: Disk, options: dict[str, Any]) -> KVCache:
+    while True:
+        place = dataclasses.replace(disk, path=folder.store, size=Bytes(folder.num_bytes))
+        try:
+            cache = KVCache(spec, memory=memory, disk=place, **options)
+        except TierError:
+            if not folder.kept_bytes or folder.num_bytes == folder.kept_bytes:
+                raise
+            folder.keep_size()  # there is no space to grow
+            continue
+        blocks = cache.stats().blocks.get("disk")
+        if blocks is not None:
+            folder.note_use(blocks["cached"], blocks["capacity"])
+        return cache

@@ -1,0 +1,323 @@
+"""PrefixStore: hits, failures that its caller must not notice, tenants, restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+from pagedkv.adapters.probe import Probe
+from pagedkv.adapters.store import PrefixStore
+
+LAYERS, K_BYTES, V_BYTES, BLOCK = 2, 8, 12, 16
+SPEC = pk.KVSpec.of([pk.Rows(K_BYTES, V_BYTES)] * LAYERS, block_size=BLOCK, model="toy@1")
+TEXT = np.random.default_rng(1).integers(0, 1000, 600).astype(np.int32)
+
+
+def kv_of(tokens: Any, salt: int = 0) -> tuple[Any, Any]:
+    """KV in which each row names the tokens before it."""
+    sums = np.cumsum(np.asarray(tokens, np.int64) * 31 + salt).astype(np.uint8)
+    rows = [sums[None, :, None, None] + np.arange(width, dtype=np.uint8) for width in (K_BYTES, V_BYTES)]
+    return tuple(np.repeat(side, LAYERS, axis=0) for side in rows)  # type: ignore[return-value]
+
+
+def save(store: PrefixStore, tokens: Any, **options: Any) -> int:
+    k, v = kv_of(tokens)
+    return store.save(tokens, lambda start, stop: (k[:, start:stop], v[:, start:stop]), **options)
+
+
+def load(store: PrefixStore, tokens: Any, **options: Any) -> int:
+    """Load a prefix; its bytes are right."""
+    arrays: list[Any] = []
+
+    def into(num_tokens: int) -> tuple[Any, Any]:
+        arrays.extend(np.empty((LAYERS, num_tokens, 1, width), np.uint8) for width in (K_BYTES, V_BYTES))
+        return arrays[0], arrays[1]
+
+    found = store.load(tokens, into, **options)
+    if found:
+        for ours, theirs in zip(arrays, kv_of(tokens[:found]), strict=True):
+            assert np.array_equal(ours, theirs)
+    return found
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+
+        def open_it(size: str | None = "8MiB", memory: str = "1MiB", spec: pk.KVSpec = SPEC, **options: Any) -> Any:
+            disk = None if size is None else pk.Disk(str(tmp_path / "kv"), size, **options.pop("disk", {}))
+            return stack.enter_context(PrefixStore(spec, memory, disk, **options))
+
+        yield open_it
+
+
+# ---- hits
+
+
+def test_a_saved_text_is_found_up_to_its_last_token(opened: Any) -> None:
+    store = opened()
+    assert load(store, TEXT) == 0
+    assert save(store, TEXT) == 600
+    assert store.find(TEXT) == 592
+    assert load(store, TEXT) == 599
+    assert load(store, np.append(TEXT, [1, 2, 3])) == 600  # the last, partly filled block as well
+    stats = store.stats()
+    assert (stats.prompts, stats.loaded_tokens, stats.saved_tokens) == (3, 599 + 600, 600)
+    assert stats.failures == {}
+    assert sum(stats.hit_tokens.values()) == 600
+
+
+def test_it_is_found_after_a_restart_with_its_tail(opened: Any) -> None:
+    store = opened()
+    save(store, TEXT)
+    store.close()
+    store = opened()
+    assert load(store, np.append(TEXT, 5)) == 600
+    assert store.stats().hit_tokens["disk"] == 592
+
+
+def test_only_what_is_new_is_read(opened: Any) -> None:
+    store = opened()
+    save(store, TEXT[:400])
+    asked: list[tuple[int, int]] = []
+    k, v = kv_of(TEXT)
+
+    def read(start: int, stop: int) -> tuple[Any, Any]:
+        asked.append((start, stop))
+        return k[:, start:stop], v[:, start:stop]
+
+    assert store.save(TEXT, read) == 200
+    assert asked == [(400, 600)]
+    assert store.save(TEXT, read) == 0
+    assert len(asked) == 1
+    assert load(store, TEXT) == 599
+
+
+def test_a_prefix_that_the_runtime_has_is_no_hit(opened: Any) -> None:
+    store = opened()
+    save(store, TEXT)
+    assert load(store, TEXT, beyond=599) == 0
+    assert load(store, TEXT, beyond=100) == 599
+
+
+def test_a_load_that_takes_longer_than_computing_is_declined(opened: Any) -> None:
+    store = opened()
+    save(store, TEXT)
+    assert load(store, TEXT, beyond=590) == 599  # nothing is known of computing yet
+    store.observe_prefill(1_000_000, 1e-6)
+    assert load(store, TEXT, beyond=590) == 0
+    assert store.stats().declined_loads == 1
+
+
+def test_short_prompts_are_left_alone(opened: Any) -> None:
+    store = opened()
+    assert save(store, TEXT[:255]) == 0
+    assert load(store, TEXT[:255]) == 0
+    assert store.stats().short_prompts == 2
+    assert save(store, TEXT[:256]) == 256
+    assert store.find(TEXT[:256]) == 256
+
+
+def test_a_text_larger_than_memory_is_kept_as_far_as_it_fits(opened: Any) -> None:
+    store = opened(size=None, memory=pk.Blocks(20))
+    assert save(store, TEXT) == 320
+    assert load(store, TEXT) == 320
+    assert store.stats().failures == {}
+
+
+def test_arrays_may_have_heads_before_tokens(opened: Any) -> None:
+    spec = pk.KVSpec(2, 3, 4, "float32", model="heads@1")
+    store = opened(spec=spec)
+    k = np.random.default_rng(0).standard_normal((2, 3, 300, 4)).astype(np.float32)
+    assert store.save(TEXT[:300], lambda a, b: (k[:, :, a:b], -k[:, :, a:b]), layout="HND") == 300
+    out = np.zeros_like(k), np.zeros_like(k)
+    found = store.load(TEXT[:300], lambda n: (out[0][:, :, :n], out[1][:, :, :n]), layout="HND")
+    assert found == 299
+    assert np.array_equal(out[0][:, :, :299], k[:, :, :299])
+    assert np.array_equal(out[1][:, :, :299], -k[:, :, :299])
+
+
+# ---- trouble
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("boom"), MemoryError(), pk.LayoutMismatch("shape")])
+def test_a_caller_that_fails_costs_a_hit_and_nothing_else(opened: Any, problem: Exception, caplog: Any) -> None:
+    store = opened()
+
+    def fails(*_: int) -> Any:
+        raise problem
+
+    with caplog.at_level(logging.WARNING, "pagedkv.adapters"):
+        assert store.save(TEXT, fails) == 0
+        assert store.save(TEXT, fails) == 0
+        assert save(store, TEXT) == 600
+        assert store.load(TEXT, fails) == 0
+        assert load(store, TEXT, apply=fails) == 0
+    kind = type(problem).__name__
+    assert store.stats().failures == {f"save: {kind}": 2, f"load: {kind}": 2}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert load(store, TEXT) == 599
+    store.cache.check_integrity()
+
+
+@pytest.mark.parametrize("tokens", [["a"], [[1, 2]], [2**40] * 300, [0.5] * 300, None, object()])
+def test_tokens_that_are_none_are_a_miss(opened: Any, tokens: Any) -> None:
+    store = opened(min_tokens=1)
+    assert store.find(tokens) == 0
+    assert store.load(tokens, lambda n: pytest.fail("no hit")) == 0
+    assert store.save(tokens, lambda a, b: pytest.fail("no tokens")) == 0
+    assert sum(store.stats().failures.values()) == 3
+
+
+def test_arrays_that_do_not_fit_are_a_miss(opened: Any) -> None:
+    store = opened()
+    assert store.save(TEXT, lambda a, b: (np.zeros((1, 2)), None)) == 0
+    save(store, TEXT)
+    assert store.load(TEXT, lambda n: (np.zeros(3), np.zeros(3))) == 0
+    assert store.stats().failures == {"save: LayoutMismatch": 1, "load: LayoutMismatch": 1}
+
+
+def test_a_closed_store_is_a_miss(opened: Any) -> None:
+    store = opened()
+    save(store, TEXT)
+    store.close()
+    store.close()
+    assert load(store, TEXT) == 0
+    assert save(store, TEXT) == 0
+    assert store.find(TEXT) == 0
+
+
+def test_an_interrupt_comes_out(opened: Any) -> None:
+    store = opened()
+
+    def interrupted(*_: int) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.save(TEXT, interrupted)
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGUSR1, late)
+    try:
+        with pytest.raises(TimeoutError):
+            store.save(TEXT, lambda a, b: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert save(store, TEXT) == 600
+    store.cache.check_integrity()
+
+
+# ---- tenants
+
+
+def test_tenants_share_nothing(opened: Any) -> None:
+    store = opened()
+    with store.namespace("alice"):
+        save(store, TEXT)
+        assert load(store, TEXT) == 599
+        with store.namespace(pk.Namespace(tenant="bob")):
+            assert load(store, TEXT) == 0
+        assert load(store, TEXT) == 599
+        space = store.current()
+        assert store.explain(TEXT).cached_tokens == 592
+    assert load(store, TEXT) == 0
+    assert load(store, TEXT, namespace=space) == 599  # as a stream does that began inside
+    store.purge("alice")
+    with store.namespace("alice"):
+        assert load(store, TEXT) == 0
+
+
+def test_a_store_for_tenants_alone_serves_no_other_request(opened: Any) -> None:
+    store = opened(require_namespace=True)
+    assert save(store, TEXT) == 0
+    assert store.stats().failures == {"save: NamespaceRequired": 1}
+    with store.namespace("alice"):
+        assert save(store, TEXT) == 600
+
+
+def test_two_stores_have_namespaces_of_their_own(tmp_path: Path) -> None:
+    with PrefixStore(SPEC, "1MiB") as one, PrefixStore(SPEC, "1MiB") as other, one.namespace("alice"):
+        assert one.current() == pk.Namespace(tenant="alice")
+        assert other.current() == pk.Namespace()
+
+
+# ---- on disk
+
+
+def test_by_default_all_is_written_within_a_budget(opened: Any) -> None:
+    store = opened()
+    save(store, TEXT)
+    assert store.checkpoint() == 38  # 37 whole blocks, and the last one
+    assert store.cache.stats().disk["refused_by_write_budget"] == 0
+    store.close()
+    other = opened(disk={"write": "never"})
+    assert load(other, TEXT) == 599
+
+
+def test_a_disk_that_cannot_be_opened_is_an_error_or_left_out(tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(pk.TierError, match=r"notes\.txt"):
+        PrefixStore(SPEC, "1MiB", pk.Disk(str(tmp_path), "8MiB"))
+    with PrefixStore(SPEC, "1MiB", pk.Disk(str(tmp_path), "8MiB", required=False)) as store:
+        assert save(store, TEXT) == 600
+        assert load(store, TEXT) == 592  # only a disk keeps the last, partly filled block
+        assert store.folder is None
+    assert "left out" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_probe_of_another_model_gets_another_folder(opened: Any) -> None:
+    ours, theirs = (Probe(np.full((2, 3), x, np.float32), np.ones((2, 3))) for x in (1.0, 1.5))
+    store = opened(probe=ours)
+    save(store, TEXT)
+    store.close()
+    store = opened(probe=theirs)
+    assert load(store, TEXT) == 0
+    save(store, TEXT)
+    store.close()
+    for probe in (ours, theirs):  # each finds its own
+        store = opened(probe=probe)
+        assert load(store, TEXT) == 599
+        store.close()
+    with pytest.raises(pk.LayoutMismatch, match="K of layer 0 differs"):
+        opened(probe=Probe(np.zeros((2, 3)), np.ones((2, 3))), on_mismatch="refuse")
+    store = opened(probe=Probe(np.zeros((2, 3)), np.ones((2, 3))), on_mismatch="reset")
+    assert load(store, TEXT) == 0
+
+
+LIFE = """
+    import numpy as np, os, signal, sys
+    sys.path.insert(0, {tests!r})
+    import pagedkv as pk
+    from test_store import SPEC, TEXT, save
+    from pagedkv.adapters.store import PrefixStore
+    store = PrefixStore(SPEC, "1MiB", pk.Disk({path!r}, "8MiB"))
+    assert save(store, TEXT) == 600
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("store.checkpoint(); os.kill(os.getpid(), signal.SIGKILL)", -9), ("pass", 0), ("sys.exit(3)", 3)],
+)
+def test_it_survives_its_process_however_that_ends(tmp_path: Path, end: str, status: int) -> None:
+    """A kill after the writes, and ends at which nothing closes the store but atexit."""
+    path = str(tmp_path / "kv")
+    script = textwrap.dedent(LIFE).format(tests=str(Path(__file__).parent), path=path, end=end)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == status
+    with PrefixStore(SPEC, "1MiB", pk.Disk(path, "8MiB")) as store:
+        assert load(store, np.append(TEXT, 1)) == 600
