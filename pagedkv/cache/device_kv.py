@@ -31,6 +31,10 @@ log = Log(logging.getLogger("pagedkv.cache"))
 _CONVERTIBLE = ("float16", "float32", "float64")
 _FAST = ("float32", "float16", "bfloat16")  # of queries
 _USUAL = {np.dtype(np.float32).num, np.dtype(np.float16).num}  # asking a dtype for its name takes a microsecond
+_WORDS: dict[Any, np.dtype[Any]] = {  # of rows of bytes
+    np.dtype(np.uint16): np.dtype(np.float16),
+    np.dtype(np.uint32): np.dtype(np.float32),
+}
 _ARRAYS = {"alibi_slopes": ("f", np.float32), "sinks": ("f", np.float32), "mask_indptr": ("iu", np.int64)}
 
 
@@ -115,12 +119,31 @@ class DeviceKV:
             Shape or dtype does not fit. Nothing was written.
         """
         k_view, v_view = self.layer(layer)
+        if self.spec.dtype == BYTES and getattr(k, "dtype", None) in _WORDS:
+            self._write_words(k_view, v_view, slots, k, v)
+            return
         spec, (heads, k_width, v_width) = self.spec, self._rows
         k = self._checked("k", k, (len(slots), heads, k_width))
         v = self._checked("v", v, (len(slots), heads, v_width))
         scaled = {} if self._scales is None else self.scales(layer) | {"scale_mode": spec.scale_mode}
         if cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=self._bits, kv_dtype=spec.dtype, **scaled):
             self._overflowed(layer)
+
+    def _write_words(
+        self, k_view: NDArray[Any], v_view: NDArray[Any], slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]
+    ) -> None:
+        """As :meth:`write`, of rows of bytes given as words.
+
+        The kernel copies numbers of the cache's own dtype bit for bit, so the words pass for floats of their size.
+        """
+        heads, k_bytes, v_bytes = self._rows
+        size, kind = k.itemsize, _WORDS[k.dtype]
+        for name, values, width in (("k", k, k_bytes), ("v", v, v_bytes)):
+            if width % size or values.shape != (len(slots), heads, width // size) or values.dtype != k.dtype:
+                raise LayoutMismatch(
+                    f"{name} must hold {width} bytes of each token as {k.dtype}, got {values.dtype} {values.shape}"
+                )
+        cpu.write_kv(k.view(kind), v.view(kind), k_view.view(kind), v_view.view(kind), slots, kv_dtype=kind.name)
 
     def _overflowed(self, layer: int) -> None:
         """Count a write that stored a finite number as infinity."""
@@ -151,6 +174,14 @@ class DeviceKV:
             An array of `out` has another shape or dtype, is read-only or shares the arena's memory.
         """
         spec, shapes = self.spec, gathered_shapes(self.spec, start, stop, layout)
+        if spec.dtype == BYTES and isinstance(out, tuple) and getattr(out[0], "dtype", None) in _WORDS:
+            dtype = out[0].dtype
+            if spec.head_dim % dtype.itemsize or spec.width_of_v % dtype.itemsize:
+                raise LayoutMismatch(f"rows of {spec.head_dim} and {spec.width_of_v} bytes are not whole {dtype}")
+            check_outputs(out, tuple((*shape[:3], shape[3] // dtype.itemsize) for shape in shapes), dtype, np.ndarray)
+            k_words, v_words = (in_token_order(array, layout) for array in out)
+            cpu.gather(self._k.view(dtype), self._v.view(dtype), blocks, start, stop, k_words, v_words)
+            return out
         if out is None:
             out = (np.empty(shapes[0], spec.value_dtype), np.empty(shapes[1], spec.value_dtype))
         check_outputs(out, shapes, spec.value_dtype, np.ndarray)

@@ -64,6 +64,9 @@ static void copy_row(const write_side_t *s, const char *from, char *to)
     const int64_t width = width_of(s->from_type);
     if (s->from_item == width && s->to_item == width)
         memcpy(to, from, (size_t)(s->dim * width));
+    else if (width == 2) /* a copy of constant length takes one instruction */
+        for (int64_t i = 0; i < s->dim; i++)
+            memcpy(to + i * s->to_item, from + i * s->from_item, 2);
     else
         for (int64_t i = 0; i < s->dim; i++)
             memcpy(to + i * s->to_item, from + i * s->from_item, (size_t)width);

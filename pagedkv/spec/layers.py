@@ -87,7 +87,8 @@ class Rows:
     """A layer whose K and V only the caller understands: so many bytes of each token.
 
     For engines with formats of their own (llama.cpp's q8_0 and the like). :meth:`pagedkv.Step.attend` cannot compute
-    with them; all else works: ``step.write``, gather, scatter, tiers, restarts.
+    with them; all else works: ``step.write``, gather, scatter, tiers, restarts. On the CPU their arrays may also be
+    uint16 or uint32, any strides, with 2 or 4 bytes in a word: for runtimes whose V lies transposed.
 
     Parameters
     ----------
