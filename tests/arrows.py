@@ -151,6 +151,13 @@ ARROWS: dict[str, set[str]] = {
         *("adapters.failures", "adapters.model_cache", "adapters.probe", "adapters.store_stats"),
     },
     "adapters.llama_state": {"errors", "spec"},
+    "adapters.llama_numbers": set(),
+    "adapters.llama_model": {"errors"},
+    "adapters.llama_context": {"errors", "adapters.llama_numbers", "adapters.llama_state", "adapters.probe"},
+    "adapters.llama_cpp": {
+        *("errors", "spec", "observe.callbacks", "cache.explain", "adapters.llama_context", "adapters.llama_model"),
+        *("adapters.store", "adapters.store_stats"),
+    },
     "adapters": set(),
     "cache": set(),
     "lab": set(),

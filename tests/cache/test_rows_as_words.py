@@ -1,4 +1,4 @@
-"""Rows of bytes, given and taken as words of 2 or 4 bytes: for runtimes whose V lies transposed."""
+"""Rows of bytes as words of 2 or 4 bytes: for runtimes whose V lies transposed."""
 
 from __future__ import annotations
 
