@@ -10,7 +10,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { PIECE_BYTES = 1 << 18, BYTES_PER_THREAD = 1 << 18, PAST_CACHES_BYTES = 8 << 20 };
+enum { PIECE_BYTES = 1 << 18, BYTES_PER_THREAD = 1 << 18, PAST_CACHES_BYTES = 8 << 20, PASS_NUMBERS = 32 };
 
 typedef struct {
     const gather_call_t *call;
@@ -119,10 +119,6 @@ static void copy_tokens(const gather_call_t *c, const gather_side_t *s, char *to
     else if (rows_are_whole && s->from_token == row && s->to_token == row)
         for (int64_t head = 0; head < c->num_heads; head++)
             copy(to + head * s->to_head, from + head * s->from_head, count * row, past_caches);
-    else if (s->to_token == c->item_bytes && (c->item_bytes == 2 || c->item_bytes == 4))
-        for (int64_t head = 0; head < c->num_heads; head++)
-            (c->item_bytes == 2 ? transpose_16 : transpose_32)(to + head * s->to_head, s->to_item, from + head * s->from_head,
-                                                               s->from_token, s->dim, count);
     else if (s->from_token >= s->from_head) /* in the order in which they are read: a cache line is fetched when its turn comes */
         for (int64_t token = 0; token < count; token++)
             for (int64_t head = 0; head < c->num_heads; head++)
@@ -135,6 +131,11 @@ static void copy_tokens(const gather_call_t *c, const gather_side_t *s, char *to
                          past_caches);
 }
 
+static int is_transposed(const gather_call_t *c, const gather_side_t *s)
+{
+    return s->to_item != c->item_bytes && s->to_token == c->item_bytes && (c->item_bytes == 2 || c->item_bytes == 4);
+}
+
 static void gather_item(void *argument, long item, int worker)
 {
     const shared_t *shared = argument;
@@ -144,13 +145,23 @@ static void gather_item(void *argument, long item, int worker)
     const int64_t begin = shared->first_block + part * shared->blocks_per_item;
     const int64_t end = smaller(begin + shared->blocks_per_item, shared->first_block + shared->num_blocks);
     (void)worker;
-    for (int64_t block = begin; block < end; block++) {
-        const int64_t first = block * c->block_size, from = first > c->start ? first : c->start;
-        const int64_t to = smaller(first + c->block_size, c->stop);
-        copy_tokens(c, s, s->to + layer * s->to_layer + (from - c->start) * s->to_token,
-                    s->from + c->blocks[block] * s->from_block + layer * s->from_layer + (from - first) * s->from_token, to - from,
-                    shared->past_caches);
-    }
+    const int transposed = is_transposed(c, s);
+    const int64_t passes = transposed ? c->num_heads * ((s->dim - 1) / PASS_NUMBERS + 1) : 1, per_head = passes / c->num_heads;
+    for (int64_t pass = 0; pass < passes; pass++) /* a pass writes few rows, so their pages and lines stay at hand */
+        for (int64_t block = begin; block < end; block++) {
+            const int64_t first = block * c->block_size, from = first > c->start ? first : c->start;
+            const int64_t count = smaller(first + c->block_size, c->stop) - from;
+            char *to = s->to + layer * s->to_layer + (from - c->start) * s->to_token;
+            const char *in = s->from + c->blocks[block] * s->from_block + layer * s->from_layer + (from - first) * s->from_token;
+            if (!transposed) {
+                copy_tokens(c, s, to, in, count, shared->past_caches);
+                continue;
+            }
+            const int64_t head = pass / per_head, item = pass % per_head * PASS_NUMBERS;
+            (c->item_bytes == 2 ? transpose_16 : transpose_32)(to + head * s->to_head + item * s->to_item, s->to_item,
+                                                               in + head * s->from_head + item * c->item_bytes, s->from_token,
+                                                               smaller(s->dim - item, PASS_NUMBERS), count);
+        }
     if (shared->past_caches)
         settle();
 }
