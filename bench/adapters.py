@@ -331,7 +331,8 @@ def main() -> None:
     import llama_cpp
 
     env, llm = environment(), open_llm(path, arguments.threads)
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-adapters-") as place:
+    (ROOT / "build").mkdir(exist_ok=True)  # on a disk, unlike some temporary folders
+    with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="bench-adapters-") as place:
         folder = Path(place)
         times = long_prompts(llm, folder, arguments.prompts, arguments.length)
         rows = bars(times)

@@ -6,6 +6,7 @@ A new one goes into the file of its room; see `Mutant`.
 from __future__ import annotations
 
 from tests.mutants import (
+    catalogue_adapters,
     catalogue_cache,
     catalogue_core,
     catalogue_cpu,
@@ -41,5 +42,6 @@ ROOMS = {
     "hazard": catalogue_hazard.MUTANTS,
     "replay": catalogue_replay.MUTANTS,
     "simulate": catalogue_simulate.MUTANTS,
+    "adapters": catalogue_adapters.MUTANTS,
 }
 MUTANTS = tuple(mutant for mutants in ROOMS.values() for mutant in mutants)

@@ -1,0 +1,108 @@
+"""Mutants of the adapters: failures, folders, probes, states, and the cache of a llama_cpp.Llama."""
+
+from tests.mutants.mutant import Mutant
+
+ADAPTERS = "pagedkv/adapters/"
+
+MUTANTS = (
+    Mutant(
+        "a state's framing is not compared with that of its numbers",
+        ADAPTERS + "llama_state.py",
+        (("        if not layout.frames(state, cells):\n", "        if False:\n"),),
+        ("test_ten_thousand_damaged_states_are_refused_or_only_their_rows_differ",),
+        quick=True,
+    ),
+    Mutant(
+        "a short prompt is looked for",
+        ADAPTERS + "store.py",
+        (("        if len(prompt) < self._min_tokens:\n", "        if False:\n"),),
+        ("test_short_prompts_are_left_alone",),
+    ),
+    Mutant(
+        "an exception of the program's own signal handler counts as a miss",
+        ADAPTERS + "failures.py",
+        (("            if came_from_signal(problem):\n", "            if False:\n"),),
+        ("test_an_interrupt_comes_out",),
+    ),
+    Mutant(
+        "each failure is logged",
+        ADAPTERS + "failures.py",
+        (("is_first = self._counts[kind] == 1", "is_first = True"),),
+        ("test_a_caller_that_fails_costs_a_hit_and_nothing_else",),
+    ),
+    Mutant(
+        "a folder that a process has open is removed",
+        ADAPTERS + "folders.py",
+        (("        if (lock := _try_lock(path)) < 0:\n", "        if (lock := _open_lock(path / 'IN_USE')) < 0:\n"),),
+        ("test_a_folder_that_is_open_does_not_go",),
+    ),
+    Mutant(
+        "the folder that was opened last goes first",
+        ADAPTERS + "folders.py",
+        (("sorted(others, key=_last_opened)", "sorted(others, key=_last_opened, reverse=True)"),),
+        ("test_the_least_recently_opened_goes_first_and_as_a_whole",),
+    ),
+    Mutant(
+        "a folder without its probe is used",
+        ADAPTERS + "folders.py",
+        (("            _empty(path)  # made halfway", "            pass  # made halfway"),),
+        ("test_a_folder_that_was_made_halfway_is_made_anew",),
+    ),
+    Mutant(
+        "a new model takes all the space",
+        ADAPTERS + "folders.py",
+        (("    return max(free // 2, least)", "    return max(free, least)"),),
+        ("test_a_new_model_gets_half_of_what_is_free",),
+    ),
+    Mutant(
+        "an infinite number agrees with all others",
+        ADAPTERS + "probe.py",
+        (("np.isfinite(norm) and ", ""),),
+        ("test_a_number_that_is_none_is_a_difference",),
+    ),
+    Mutant(
+        "a context keeps its tokens though llama.cpp has dropped them",
+        ADAPTERS + "llama_context.py",
+        (("        except BaseException:\n            self.clear()\n", "        except BaseException:\n"),),
+        (
+            "test_after_a_state_that_was_not_taken_the_context_is_empty",
+            "test_an_exception_at_any_call_costs_a_hit_and_nothing_else",
+        ),
+    ),
+    Mutant(
+        "cells that are not the tokens are stored",
+        ADAPTERS + "llama_context.py",
+        (("return state if self.layout.frames(state, num_tokens) else None", "return state"),),
+        ("test_cells_that_are_not_the_tokens_are_not_stored",),
+    ),
+    Mutant(
+        "attaching empties a context that held tokens",
+        ADAPTERS + "llama_context.py",
+        (("            if state is not None:\n", "            if False:\n"),),
+        ("test_a_context_with_tokens_goes_on_from_them",),
+    ),
+    Mutant(
+        "generated tokens that the context goes on from are stored as a prompt's",
+        ADAPTERS + "llama_cpp.py",
+        (("            if self._as_prompt >= min(reused, held):\n", "            if True:\n"),),
+        ("test_prompts_alone_have_the_bits_of_a_cold_run",),
+    ),
+    Mutant(
+        "a stream belongs to the namespace in which it ends",
+        ADAPTERS + "llama_cpp.py",
+        (("            self.store.save(ids, read, namespace=space)\n", "            self.store.save(ids, read)\n"),),
+        ("test_tenants_share_nothing_also_in_a_stream_that_goes_on_outside",),
+    ),
+    Mutant(
+        "images in a context are stored",
+        ADAPTERS + "llama_cpp.py",
+        (("            if len(ids) and ids.min() < 0:\n", "            if False:\n"),),
+        ("test_images_in_the_context_are_not_stored",),
+    ),
+    Mutant(
+        "a model with a sliding window is accepted",
+        ADAPTERS + "llama_model.py",
+        (("runtime.llama_model_n_swa(model) > 0", "False"),),
+        ("test_a_model_that_cannot_be_cached_is_refused_and_works_as_before",),
+    ),
+)
