@@ -139,7 +139,7 @@ class LlamaCache:
     def __init__(self, llm: Any, context: Context, store: PrefixStore, reset_at: int, store_generated: bool) -> None:
         self.store, self._llm, self._context, self._store_generated = store, llm, context, store_generated
         self._reset_at = reset_at  # among the arguments behind the tokens
-        self._before: Any = vars(llm).get("generate")  # another package's replacement, where there is one
+        self._before: Any = llm.__dict__.get("generate")  # another package's replacement, where there is one
         self._generate: Callable[..., Tokens] = llm.generate
         self._as_prompt = 0  # leading tokens of the context that were computed as a prompt, not one by one
         self._attached = True
@@ -178,7 +178,7 @@ class LlamaCache:
     def detach(self) -> None:
         """Put the ``Llama`` back as it was. The store stays open. Twice is fine."""
         self._attached = False
-        if vars(self._llm).get("generate") is self._ours:  # else another replacement calls ours, which now does nothing
+        if self._llm.__dict__.get("generate") is self._ours:  # else another replacement calls ours
             if self._before is None:
                 del self._llm.generate
             else:

@@ -1,4 +1,4 @@
-"""Mutants of the adapters: failures, folders, probes, states, and the cache of a llama_cpp.Llama."""
+"""Mutants of the adapters: failures, folders, probes, states, attach."""
 
 from tests.mutants.mutant import Mutant
 
