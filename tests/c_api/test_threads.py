@@ -109,7 +109,7 @@ def test_threads_with_and_without_the_gil_serve_rows_of_one_table() -> None:
 
 @pytest.mark.usefixtures("restless")
 def test_a_call_that_holds_the_gil_lets_go_of_it_while_it_waits_for_the_mutex() -> None:
-    """Python's step releases the GIL under the mutex, and needs it again before it gives the mutex back."""
+    """Python's step releases the GIL under the mutex, and needs it again to go on."""
     table = BlockTable(single(4, 1024)[2], 2)
     row, _ = table.open(range(4000))
     look, handle = holding_the_gil("placement_in_flight"), c_api.handle_of(table.placement)
