@@ -2,7 +2,7 @@
 
 Nothing waits for the device until the result is read.
 
-Needs a CUDA GPU and ``pip install 'pagedkv[cuda12]'`` (or ``'pagedkv[cuda13]'``). Without one it says so and ends.
+Needs a CUDA GPU and ``pip install -e '.[cuda12]'`` (or ``'.[cuda13]'``). Without one it says so and ends.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.attention.ceilings import COPY, HEAD_READ, MATMUL, READ, ceilings_of
+from pagedkv import extras
 
 Row = Mapping[str, Any]
 
@@ -26,7 +27,7 @@ def require_pyplot() -> Any:
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install 'pagedkv[bench]'") from None
+        raise ImportError(f"--plot needs matplotlib: {extras.command('bench')}") from None
     matplotlib.use("Agg")
     return importlib.import_module("matplotlib.pyplot")
 

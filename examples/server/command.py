@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pagedkv import extras
+
 try:
     from examples.server.app import Limits, Server
     from examples.server.front import Front
 except ImportError as error:
-    raise ImportError(f"the server needs starlette and uvicorn: pip install 'pagedkv[server]' ({error})") from None
+    raise ImportError(f"the server needs starlette and uvicorn: {extras.command('server')} ({error})") from None
 
 import pagedkv as pk
 from examples.llama_numpy import source

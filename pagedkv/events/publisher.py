@@ -14,7 +14,7 @@ from typing import Any
 from pagedkv._core.events import KVEvent
 from pagedkv.cache.cache import KVCache
 from pagedkv.errors import ClosedError, InvalidArgument, WrongType
-from pagedkv.events.sockets import HOW, Sockets
+from pagedkv.events.sockets import Sockets, missing
 from pagedkv.events.wire import BLOCKS, Event, Label, Translator, messages, num_blocks
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.sizes import number_of_seconds, whole_number
@@ -110,7 +110,7 @@ class ZmqPublisher:
         try:
             self._encode = importlib.import_module("msgspec.msgpack").Encoder().encode
         except ImportError:
-            raise ImportError(HOW) from None
+            raise ImportError(missing()) from None
         self._placement = cache.placement
         self._translate = Translator(cache.spec.block_size, label, by_group=cache.placement.num_groups > 1)
         self._lock, self._ending = Monitor(), threading.RLock()  # a label's and a signal handler's calls enter again

@@ -11,12 +11,17 @@ import errno
 from collections.abc import Iterable
 from typing import Any
 
+from pagedkv import extras
 from pagedkv.errors import AddressInUse, InvalidArgument
 
 LAST_PORT = 65_535
 LONGEST_MS = 60_000  # of one look; ZeroMQ takes an int of milliseconds
 END = (-1).to_bytes(8, "big", signed=True)
-HOW = "KV events need pyzmq and msgspec: pip install 'pagedkv[events]'"
+
+
+def missing() -> str:
+    """What to do where a package of the extra is not installed."""
+    return f"KV events need pyzmq and msgspec: {extras.command('events')}"
 
 
 class Sockets:
@@ -47,7 +52,7 @@ class Sockets:
         try:
             import zmq
         except ImportError:
-            raise ImportError(HOW) from None
+            raise ImportError(missing()) from None
         self._zmq, self._topic = zmq, topic
         self._context = zmq.Context()
         self.replay: str | None = None

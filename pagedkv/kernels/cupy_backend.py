@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from pagedkv import extras
 from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.driver import driver_version
@@ -324,6 +324,8 @@ def _file_of(binary: Binary) -> Iterator[Path]:
     if binary.path is not None and binary.path.exists():
         yield binary.path
         return
+    import tempfile  # where a file is made
+
     with tempfile.TemporaryDirectory(prefix="pagedkv-") as folder:
         path = Path(folder, f"{binary.checksum}.cubin")
         path.write_bytes(binary.code)
@@ -333,8 +335,8 @@ def _file_of(binary: Binary) -> Iterator[Path]:
 def _cure() -> str:
     driver = driver_version()
     if driver is None:
-        return "pip install 'pagedkv[cuda12]' or 'pagedkv[cuda13]', whichever your driver has"
-    return f"pip install 'pagedkv[cuda{min(max(driver[0], 12), 13)}]'"
+        return f"{extras.command('cuda12')}, or the packages of the extra [cuda13], whichever your driver has"
+    return extras.command(f"cuda{min(max(driver[0], 12), 13)}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import os
 import re
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -240,6 +239,8 @@ class CompileCache:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Make a file appear with all its content, or not at all; one that is there is replaced."""
+    import tempfile  # where a file is made
+
     handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

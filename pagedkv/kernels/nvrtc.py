@@ -1,6 +1,6 @@
 """NVRTC through ctypes: CUDA source in, cubin or PTX out. Needs no GPU and no driver.
 
-Library and headers come from NVIDIA's pip packages (``pip install pagedkv[cuda12]`` or ``[cuda13]``) or a CUDA toolkit;
+Library and headers come from NVIDIA's pip packages (the extras ``cuda12`` and ``cuda13``) or a CUDA toolkit;
 toolkits.py finds them. NVRTC has no include path of its own: ``cuda_fp16.h`` and its like lie in the runtime's package.
 """
 
@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagedkv import extras
 from pagedkv.errors import CompileError, KernelsUnavailable
 
-CURE = "pip install 'pagedkv[cuda12]' (or 'pagedkv[cuda13]')"
+
+def cure() -> str:
+    """How to install a compiler and its headers."""
+    return f"{extras.command('cuda12')}, or the packages of the extra [cuda13]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,9 @@ class Nvrtc:
         try:
             self._lib = ctypes.CDLL(str(library))
         except OSError as error:
-            raise KernelsUnavailable(f"NVRTC at {library} cannot be loaded ({error}): {CURE}") from error
+            raise KernelsUnavailable(f"NVRTC at {library} cannot be loaded ({error}): {cure()}") from error
         if not (self.include / "cuda_fp16.h").exists():
-            raise KernelsUnavailable(f"no cuda_fp16.h in {include}: {CURE}")
+            raise KernelsUnavailable(f"no cuda_fp16.h in {include}: {cure()}")
         self._lib.nvrtcGetErrorString.restype = ctypes.c_char_p
         self._lib.nvrtcDestroyProgram.argtypes = [ctypes.c_void_p]
 

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 from collections.abc import Iterable
 
+from pagedkv import extras
 from pagedkv.errors import KernelsUnavailable
 from pagedkv.kernels.jit import Binary, CompileCache, default_cache
 from pagedkv.kernels.nvrtc import Nvrtc
@@ -35,7 +36,7 @@ def architecture(variant: Variant, capability: tuple[int, int], nvrtc: Nvrtc) ->
         every = ", ".join(f"{arch // 10}.{arch % 10}" for arch in nvrtc.architectures())
         raise KernelsUnavailable(
             f"NVRTC {version} does not compile for compute capability {major}.{minor} (it knows {every}): "
-            f"pip install --upgrade 'pagedkv[cuda{max(nvrtc.version[0], 13)}]'"
+            f"{extras.command(f'cuda{max(nvrtc.version[0], 13)}')}, with --upgrade"
         )
     return f"sm_{max(known)}{variant.arch_features}"
 

@@ -12,8 +12,9 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pagedkv import extras
 from pagedkv.errors import KernelsUnavailable
-from pagedkv.kernels.nvrtc import CURE, Nvrtc
+from pagedkv.kernels.nvrtc import Nvrtc, cure
 
 # Below site-packages/nvidia: the folder of libnvrtc.so, and of the headers that belong to it.
 _PIP_LAYOUTS = (("cu*/lib", "../include"), ("cuda_nvrtc/lib", "../../cuda_runtime/include"))
@@ -43,14 +44,14 @@ def nvrtc_for(driver: tuple[int, int] | None = None) -> Nvrtc:
     """
     every = installed_nvrtcs()
     if not every:
-        raise KernelsUnavailable(f"{_why_none()}: {CURE}")
+        raise KernelsUnavailable(f"{_why_none()}: {cure()}")
     fitting = [nvrtc for nvrtc in every if driver is None or nvrtc.version[0] <= driver[0]]
     if not fitting:
         have = ", ".join(f"{major}.{minor}" for major, minor in (nvrtc.version for nvrtc in every))
         assert driver is not None
         raise KernelsUnavailable(
             f"the driver is for CUDA {driver[0]}.{driver[1]} and cannot load what NVRTC {have} compiles: "
-            f"pip install 'pagedkv[cuda{driver[0]}]', or update the driver"
+            f"{extras.command(f'cuda{driver[0]}') + ', or ' if driver[0] >= 12 else ''}update the driver"
         )
     return fitting[0]
 

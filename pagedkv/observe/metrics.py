@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from pagedkv import extras
 from pagedkv.errors import WrongType
 from pagedkv.observe.latency import Latency
 from pagedkv.observe.stats import CacheStats, SchedulerStats
@@ -190,7 +191,7 @@ class CacheCollector:
         try:
             self._families: Any = importlib.import_module("prometheus_client.metrics_core")
         except ImportError:
-            raise ImportError("metrics need prometheus_client: pip install 'pagedkv[metrics]'") from None
+            raise ImportError(f"metrics need prometheus_client: {extras.command('metrics')}") from None
         self._changing = threading.Lock()
         self._caches = {name: _sources(name, given) for name, given in caches.items()}
 

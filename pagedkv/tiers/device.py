@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import extras
 from pagedkv.errors import TierError
 from pagedkv.spec.place import cuda_number
 from pagedkv.tiers.base import check_size
@@ -137,7 +138,8 @@ def import_cupy() -> Any:
         return importlib.import_module("cupy")
     except ImportError as problem:
         raise ImportError(
-            "a GPU tier needs CuPy: pip install 'pagedkv[cuda12]' or 'pagedkv[cuda13]', whichever your driver has"
+            f"a GPU tier needs CuPy: {extras.command('cuda12')}, or the packages of the extra [cuda13], "
+            "whichever your driver has"
         ) from problem
 
 

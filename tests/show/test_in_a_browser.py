@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def driver_of_a_browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A driver of a headless browser with a profile of its own, or a skip with its reason."""
     if importlib.util.find_spec("selenium") is None:
-        pytest.skip("selenium is not installed: pip install 'pagedkv[test]'")
+        pytest.skip("selenium is not installed: pip install '.[test]'")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:

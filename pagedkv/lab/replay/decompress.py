@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from pagedkv import extras
 from pagedkv.errors import TraceFormatError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -91,7 +92,7 @@ def _zstd() -> Callable[[], _Decompressor]:
         try:
             module = importlib.import_module("zstandard")
         except ImportError:
-            raise ImportError("reading .zst needs Python 3.14 or: pip install 'pagedkv[bench]'") from None
+            raise ImportError(f"reading .zst needs Python 3.14 or: {extras.command('bench')}") from None
         decompressor = module.ZstdDecompressor()
         make = decompressor.decompressobj
     return make

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pagedkv import extras
 from pagedkv.lab.replay.about import printable
 from pagedkv.lab.replay.capacity import TIER_NAMES
 from pagedkv.lab.replay.references import BOUNDS, References
@@ -30,7 +31,7 @@ def require_matplotlib() -> Any:
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install 'pagedkv[bench]'") from None
+        raise ImportError(f"--plot needs matplotlib: {extras.command('bench')}") from None
     matplotlib.use("Agg")
     return importlib.import_module("matplotlib.pyplot")
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from pagedkv import extras
 from pagedkv.errors import TierError
 from pagedkv.spec.server_url import read_url
 from pagedkv.tiers.remote.connection import VERSIONS, Refused, Wire, ask, word_of
@@ -263,5 +264,5 @@ def _redis() -> Any:
         import redis.connection
         import redis.retry
     except ImportError:
-        raise ImportError(f"a Valkey store needs redis-py ({VERSIONS}): pip install 'pagedkv[valkey]'") from None
+        raise ImportError(f"a Valkey store needs redis-py ({VERSIONS}): {extras.command('valkey')}") from None
     return redis

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import extras
 from pagedkv.errors import InvalidArgument, TierError
 from pagedkv.spec.server_url import read_url
 from pagedkv.tiers.remote.connecting import REFUSED, Attempt
@@ -318,6 +319,6 @@ def _glide() -> Any:
     try:
         import glide_sync
     except ImportError:
-        raise ImportError("a cluster needs valkey-glide-sync: pip install 'pagedkv[valkey-cluster]'") from None
+        raise ImportError(f"a cluster needs valkey-glide-sync: {extras.command('valkey-cluster')}") from None
     glide_sync.Logger.init(glide_sync.LogLevel.OFF)  # unless the program has chosen: it writes to the terminal
     return glide_sync

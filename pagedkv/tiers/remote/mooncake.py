@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import extras
 from pagedkv.errors import TierError
 from pagedkv.tiers.remote.connecting import Attempt
 from pagedkv.tiers.remote.store import MISSING, UNUSABLE, Came, Unreachable
@@ -341,6 +342,6 @@ def _mooncake() -> Any:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as problem:
         raise ImportError(
-            f"a Mooncake store needs its client: pip install 'pagedkv[mooncake]', and Debian's libibverbs1 ({problem})"
+            f"a Mooncake store needs its client: {extras.command('mooncake')}, and Debian's libibverbs1 ({problem})"
         ) from None
     return MooncakeDistributedStore

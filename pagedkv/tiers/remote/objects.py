@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import extras
 from pagedkv.errors import InvalidArgument, TierError
 from pagedkv.threads.crew import Crew
 from pagedkv.tiers.remote.connecting import answer_of
@@ -47,7 +48,7 @@ class ObjectStore:
         try:
             import fsspec
         except ImportError:
-            raise ImportError("an object store needs fsspec: pip install 'pagedkv[objects]'") from None
+            raise ImportError(f"an object store needs fsspec: {extras.command('objects')}") from None
         try:
             self._fs, self._folder = fsspec.core.url_to_fs(url, **options)
         except ImportError as problem:

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv import extras
 from pagedkv.tiers.disk.format import sum_of
 
 HEAD = struct.Struct("<4sBBHQ32s32sQ12s28s")
@@ -165,7 +166,7 @@ def _cipher() -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
-        raise ImportError("seal=True needs the package cryptography: pip install 'pagedkv[seal]'") from None
+        raise ImportError(f"seal=True needs the package cryptography: {extras.command('seal')}") from None
     if not hasattr(AESGCM, "decrypt_into"):
-        raise ImportError("seal=True needs cryptography 46 or newer: pip install -U 'pagedkv[seal]'")
+        raise ImportError(f"seal=True needs cryptography 46 or newer: {extras.command('seal')}")
     return AESGCM
