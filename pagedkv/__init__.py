@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import sys
 import types
+import typing
 
 if importlib.util.find_spec("pagedkv._core.block_table") is None:
     raise ImportError(
@@ -16,7 +17,6 @@ from pagedkv import errors as errors
 from pagedkv._version import __version__ as __version__
 from pagedkv.cache.cache import KVCache as KVCache
 from pagedkv.cache.pin import Pin as Pin
-from pagedkv.cache.ranks.rank import Rank as Rank
 from pagedkv.cache.sequence import Sequence as Sequence
 from pagedkv.cache.step import Step as Step
 from pagedkv.core import Tier as Tier
@@ -48,10 +48,7 @@ from pagedkv.errors import TierError as TierError
 from pagedkv.errors import TraceFormatError as TraceFormatError
 from pagedkv.errors import UnsupportedVariant as UnsupportedVariant
 from pagedkv.errors import WrongType as WrongType
-from pagedkv.lab.traces import TraceRecorder as TraceRecorder
 from pagedkv.observe.stats import CacheStats as CacheStats
-from pagedkv.scheduler import Scheduler as Scheduler
-from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 from pagedkv.spec.budgets import Disk as Disk
 from pagedkv.spec.kv_spec import KVSpec as KVSpec
 from pagedkv.spec.layers import Attention as Attention
@@ -70,18 +67,35 @@ from pagedkv.spec.sizes import Blocks as Blocks
 from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size
 
+if typing.TYPE_CHECKING:
+    from pagedkv.cache.ranks.rank import Rank as Rank
+    from pagedkv.lab.traces import TraceRecorder as TraceRecorder
+    from pagedkv.scheduler import Scheduler as Scheduler
+    from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
+
 logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # silent unless the application configures logging
 
 
 _here = sys.modules[__name__]
 __all__ = [name for name in dir() if name[0] != "_" and not isinstance(getattr(_here, name), types.ModuleType)]
-__all__ += ["errors"]
+_LATER = ("Rank", "Scheduler", "SchedulerOptions", "TraceRecorder")  # a cache alone needs none of their rooms
+__all__ += ["errors", *_LATER]
 
 
-def __getattr__(name: str) -> types.ModuleType:
+def __getattr__(name: str) -> typing.Any:
     if name == "events":  # found as an attribute from its first use on
         return importlib.import_module("pagedkv.events")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room: types.ModuleType
+    if name == "Rank":
+        from pagedkv.cache.ranks import rank as room
+    elif name in ("Scheduler", "SchedulerOptions"):
+        from pagedkv import scheduler as room
+    elif name == "TraceRecorder":
+        from pagedkv.lab import traces as room
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(room, name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -55,7 +55,6 @@ from pagedkv.cache.parts import (
 from pagedkv.cache.pin import Pin
 from pagedkv.cache.points_found import LaneStore, restore_points
 from pagedkv.cache.prefetch import LikelyPrefetcher, Prefetch, Prefetcher
-from pagedkv.cache.ranks.budgets import rank_blocks, rank_storage
 from pagedkv.cache.records import Found, RecordMaker, restore
 from pagedkv.cache.remote.claims import Describer
 from pagedkv.cache.remote.sharing import Shared
@@ -203,7 +202,9 @@ class KVCache:
         ranks: Ranks | None = None,
     ) -> None:
         first = first_memory(memory, device_memory, host_memory, device, backend)
-        blocks_in = blocks_of if ranks is None else partial(rank_blocks, ranks)
+        if ranks is not None:
+            from pagedkv.cache.ranks import budgets  # with sockets and wire formats, for such a cache alone
+        blocks_in = blocks_of if ranks is None else partial(budgets.rank_blocks, ranks)
         sizes = blocks_in(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
         remote = check_remote(remote, spec)
         write = "never" if disk is None else disk.writes(sizes[Tier.DISK], sum(sizes[: Tier.DISK]))  # counts blocks
@@ -218,7 +219,7 @@ class KVCache:
         if ranks is None:
             self._storage = storage_of(storage, device, backend, threads, remote, layout)
         else:
-            self._storage = rank_storage(ranks, storage, device, backend, threads, remote)
+            self._storage = budgets.rank_storage(ranks, storage, device, backend, threads, remote)
         pinned = 0 if pin_budget is None else blocks_for(pin_budget, spec, "pin_budget")
         check_options(
             deadline_s, max_sequences, inclusive,

@@ -30,7 +30,6 @@ from pagedkv.spec.sizes import whole_number
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Name, OpenTier, Record
 from pagedkv.tiers.disk.lane import Lane
 from pagedkv.tiers.mover.mover import MOST_THREADS
-from pagedkv.tiers.remote.opening import open_remote
 from pagedkv.tiers.remote.tier import RemoteTier
 
 log = Log(logging.getLogger("pagedkv.cache"))
@@ -110,6 +109,8 @@ class TieredStorage:
                 opened[Tier.DISK] = 0
                 log.warning("the disk tier %s is left out: %s", disk.path, problem)
         if self._shared is not None:
+            from pagedkv.tiers.remote.opening import open_remote  # with the stores' clients
+
             self.remote = open_remote(self._shared, spec.fingerprint(), spec.block_bytes)
             if self.remote is not None:
                 self.tiers[Tier.REMOTE] = self.remote

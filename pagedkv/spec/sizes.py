@@ -6,7 +6,6 @@ Also the number checks that public constructors share.
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -222,6 +221,8 @@ def parse_size(size: str | int) -> int:
     found = _SIZE.fullmatch(size.strip(" "))
     if found is None or found[2] not in UNITS:
         raise InvalidArgument(f"{_quoted(size)} is not a size: write a number, 0 or more, and a unit, as in '8GiB'")
+    from fractions import Fraction  # for a size in words alone: it brings decimal
+
     exact = Fraction(found[1]) * UNITS[found[2]]
     if exact.denominator != 1:
         raise InvalidArgument(f"{_quoted(size)} is not a whole number of bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 
 import pagedkv as pk
-from pagedkv._core.policies import registry
 from pagedkv.core import POLICIES, BlockPool, BlockTable, Placement, RadixTree, Requests, policies, requests_of
 from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
 from tests.core.helpers import cache, cached_prefixes
@@ -92,7 +92,7 @@ def test_a_package_that_announces_a_policy_and_cannot_be_imported_is_named(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     announced = EntryPoint("broken", value, "pagedkv.policies")
-    monkeypatch.setattr(registry, "entry_points", lambda **_: [announced])
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [announced])
     with pytest.raises(InvalidArgument, match=rf"entry point {value!r} of another package, which cannot be imported"):
         pk.KVCache(SPEC, pk.Blocks(8), policy="broken")
 

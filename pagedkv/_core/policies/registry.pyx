@@ -6,7 +6,6 @@ A new policy is a struct of functions (``Policy`` in place.pxd) that ``register_
 from libc.stdint cimport uintptr_t
 
 import logging
-from importlib.metadata import entry_points
 
 from pagedkv._core.place cimport POLICY_VERSION, Policy
 from pagedkv._core.policies.arc cimport ARC
@@ -90,7 +89,8 @@ cdef const Policy* policy_named(object name) except NULL:
 
 def _load(name):
     """Import the module that an installed package announces for a policy, if there is one."""
-    for announced in entry_points(group=ENTRY_POINTS, name=name):
+    from importlib import metadata      # with email and zipfile, which no other name needs
+    for announced in metadata.entry_points(group=ENTRY_POINTS, name=name):
         log.info("importing %s for policy %r", announced.value, name)
         try:
             announced.load()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import secrets
 import threading
 import time
 import weakref
@@ -130,7 +129,7 @@ class TraceRecorder:
         if not callable(clock):
             raise WrongType(f"clock must be callable, and a {type(clock).__name__} is not")
         most = whole_number(parse_size(max_bytes), "max_bytes", 1, 2**63 - 1)
-        ids = BlockIds(secrets.token_bytes(KEY_BYTES) if key is None else key, cache.spec.block_size)
+        ids = BlockIds(os.urandom(KEY_BYTES) if key is None else key, cache.spec.block_size)
         self._cache, self._clock = cache, clock
         self._lock = threading.RLock()
         self._began_at, self._last_ms = clock(), 0
