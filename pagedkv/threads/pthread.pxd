@@ -28,6 +28,13 @@ cdef extern from *:
         pthread_mutex_init(mutex, &kind);
         pthread_mutexattr_destroy(&kind);
     }
+    #if defined(__APPLE__) /* its conditions know no clock, but a time from now */
+    static inline void cond_init_monotonic(pthread_cond_t *cond) { pthread_cond_init(cond, NULL); }
+    static inline int cond_wait_ns(pthread_cond_t *cond, pthread_mutex_t *mutex, long long ns) {
+        struct timespec t = {ns > 0 ? ns / 1000000000LL : 0, ns > 0 ? ns % 1000000000LL : 0};
+        return pthread_cond_timedwait_relative_np(cond, mutex, &t);
+    }
+    #else
     static inline void cond_init_monotonic(pthread_cond_t *cond) {
         pthread_condattr_t kind;
         pthread_condattr_init(&kind);
@@ -43,6 +50,7 @@ cdef extern from *:
         t.tv_nsec = until % 1000000000LL;
         return pthread_cond_timedwait(cond, mutex, &t);
     }
+    #endif
     """
     long long now_ns() nogil
     void mutex_init_recursive(pthread_mutex_t*) nogil

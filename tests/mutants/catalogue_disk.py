@@ -174,10 +174,7 @@ PURGES = (
 FILES = (
     Mutant(
         "two processes have one directory open", DIRECTORY,
-        (("fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-          "fcntl.flock(self.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)"),
-         ("fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-          "fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)")),
+        (("file_system.lock(self.lock_fd)", "None"), ("file_system.lock(self.fd)", "None")),
         ("test_a_second_opener_is_refused_here_and_in_another_process",),
     ),
     Mutant(
@@ -197,7 +194,7 @@ FILES = (
     ),
     Mutant(
         "links are followed", DIRECTORY,
-        (("_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC", "_FLAGS = os.O_CLOEXEC"),
+        (('_FLAGS = file_system.flags("O_NOFOLLOW", "O_CLOEXEC")', "_FLAGS = os.O_CLOEXEC"),
          ("if stat.S_ISLNK(info.st_mode) or not stat.S_ISDIR(info.st_mode):", "if False:")),
         ("test_a_link_to_a_directory_is_refused", "test_a_file_that_is_a_link_a_pipe_or_a_directory_is_refused"),
     ),

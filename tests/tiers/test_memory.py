@@ -108,7 +108,7 @@ def test_a_device_is_a_place(tier_class, device, error):
 @pytest.mark.parametrize("tier_class", TIERS)
 def test_a_gpu_without_cupy_is_an_error_that_names_the_extras(tier_class, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r"pagedkv\[cuda12\].*pagedkv\[cuda13\]"):
+    with pytest.raises(ImportError, match=r"cupy-cuda12x.*\[cuda12\].*\[cuda13\]"):
         tier_class(4, 10, device="cuda:0")
 
 

@@ -9,8 +9,8 @@ An outcome is the number of bytes transferred (short at the end of a file), or `
 
 from libc.errno cimport EINTR, EIO, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from posix.types cimport off_t, pid_t
-from posix.unistd cimport getpid, pwrite
+from posix.types cimport off_t
+from posix.unistd cimport pwrite
 
 from pagedkv.errors import InvalidArgument
 
@@ -19,8 +19,6 @@ cdef extern from "<sys/uio.h>" nogil:
         void *iov_base
         size_t iov_len
     ssize_t preadv(int fd, const iovec *iov, int iovcnt, off_t offset)
-    ssize_t process_vm_readv(pid_t pid, const iovec *local, unsigned long num_local,
-                             const iovec *remote, unsigned long num_remote, unsigned long flags)
 
 cdef extern from *:
     """
@@ -31,13 +29,30 @@ cdef extern from *:
     /* Hints about cached pages of a file; their failure changes nothing but the amount of memory in use. */
     static void drop_pages(int fd, off_t offset, off_t count)
     {
+    #ifdef POSIX_FADV_DONTNEED
         (void) posix_fadvise(fd, offset, count, POSIX_FADV_DONTNEED);
+    #endif
     }
 
     static void start_writing(int fd, off_t offset, off_t count)
     {
     #ifdef SYNC_FILE_RANGE_WRITE
         (void) sync_file_range(fd, offset, count, SYNC_FILE_RANGE_WRITE);
+    #endif
+    }
+
+    /* Bytes of this process that the kernel copies, so that a page without a file behind it is an error and no signal. */
+    #include <sys/uio.h>
+    #include <unistd.h>
+    static ssize_t read_mapped(const struct iovec *to, int parts, void *from, size_t count)
+    {
+    #ifdef __linux__
+        const struct iovec source = {from, count};
+        return process_vm_readv(getpid(), to, (unsigned long) parts, &source, 1, 0);
+    #else
+        (void) to, (void) parts, (void) from, (void) count;
+        errno = ENOSYS;
+        return -1;
     #endif
     }
     #if defined(__SSE2__)
@@ -79,6 +94,7 @@ cdef extern from *:
     }
     #endif
     """
+    ssize_t read_mapped(const iovec *to, int parts, void *source, size_t count) nogil
     void stream_copy(void *dst, const void *src, size_t count) nogil
     void *memcpy(void *dst, const void *src, size_t count) nogil
     void drop_pages(int fd, off_t offset, off_t count) nogil
@@ -302,7 +318,6 @@ cdef int64_t read_until(int fd, int64_t place, uint8_t *header, size_t header_by
     That is `until`, unless the source ends earlier.
     """
     cdef iovec local[2]
-    cdef iovec remote
     cdef int parts
     cdef ssize_t got
     while done < until:
@@ -317,8 +332,7 @@ cdef int64_t read_until(int fd, int64_t place, uint8_t *header, size_t header_by
             local[parts].iov_base, local[parts].iov_len = payload + (done - header_bytes), until - done
             parts += 1
         if fd == MAPPED:
-            remote.iov_base, remote.iov_len = <void *> (<size_t> place + done), until - done
-            got = process_vm_readv(getpid(), local, parts, &remote, 1, 0)
+            got = read_mapped(local, parts, <void *> (<size_t> place + done), until - done)
         else:
             got = preadv(fd, local, parts, place + <off_t> done)
         if got < 0 and errno == EINTR:

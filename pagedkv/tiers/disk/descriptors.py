@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
+
+from pagedkv.tiers.disk.file_system import limit_of_file_size
 
 
 def close_quietly(fd: int) -> None:
@@ -34,5 +35,4 @@ def file_size_limit() -> float:
 
     A write beyond it ends a process that does not ignore SIGXFSZ.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    return float("inf") if limit == resource.RLIM_INFINITY else limit
+    return limit_of_file_size()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -26,12 +25,13 @@ from pathlib import Path
 
 from pagedkv.errors import StoreDamaged, TierError
 from pagedkv.spec.paths import path_text
+from pagedkv.tiers.disk import file_system
 from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit, read_start
 from pagedkv.tiers.disk.file_system import file_system_of, is_network
 
 LOCK, KEY, SUPER, SUPER_NEW, GROWING = "LOCK", "KEY", "SUPER", "SUPER.new", "GROWING"
 SECRET_BYTES = 32
-_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = file_system.flags("O_NOFOLLOW", "O_CLOEXEC")
 _OURS = re.compile(r"LOCK|KEY|SUPER|SUPER\.new|GROWING|data\.\d{4,}")
 LEARNED = re.compile(r"learned\.([a-z0-9_-]+)")
 _BESIDE = re.compile(rf"lost\+found|{LEARNED.pattern}(\.new)?")  # a file system of its own has lost+found in its root
@@ -106,7 +106,7 @@ class Directory:
             self._check_ours()  # before anything is made in it
             self.lock_fd = self._open_lock()
             self._check_plain(os.fstat(self.lock_fd), LOCK)
-            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_system.lock(self.lock_fd)
         except BlockingIOError:
             raise TierError(
                 f"disk tier {self.path} is in use by {self._owner()}; close that one or use another directory"
@@ -148,7 +148,7 @@ class Directory:
         If LOCK is deleted, the next opener makes and locks another one.
         """
         try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_system.lock(self.fd)
         except BlockingIOError:
             raise
         except OSError:  # network file systems lock no directories
@@ -314,7 +314,7 @@ class Directory:
     def _allocate(self, fd: int, name: str, num_bytes: int) -> None:
         try:
             if num_bytes:
-                os.posix_fallocate(fd, 0, num_bytes)
+                file_system.allocate(fd, num_bytes)
         except OSError as problem:
             raise TierError(
                 f"cannot allocate {num_bytes} bytes for {name} of disk tier {self.path}: {problem.strerror} "
@@ -351,7 +351,7 @@ class Directory:
         try:
             if os.pwrite(fd, secret, 0) != SECRET_BYTES:
                 raise OSError(errno.EIO, "a write was cut short")
-            os.fsync(fd)
+            file_system.sync(fd)
         finally:
             close_quietly(fd)
         return secret

@@ -1,12 +1,18 @@
-"""The kind of file system a directory lies on.
+"""A disk tier's calls that Linux, macOS and Windows name differently, or lack.
 
-Locks and syncs over a network do not give the guarantees that a store needs.
+Each function looks up its call when it runs. Linux alone is tested; tests take calls away to force the other ways.
+file_system_of names the kind of file system of a directory: locks and syncs over a network do not give the
+guarantees that a store needs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import sys
+from typing import Any
 
 NETWORK = frozenset({
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "ceph", "lustre", "gfs", "gfs2", "ocfs2"),
@@ -16,6 +22,8 @@ NETWORK = frozenset({
     *("fuse.mount-s3", "fuse.goofys", "fuse.moosefs", "fuse.mfs", "fuse.davfs", "fuse.curlftpfs", "fuse.seaweedfs"),
     *("fuse.weed", "fuse.hf3fs", "fuse.alluxio", "fuse.blobfuse", "fuse.blobfuse2", "fuse.smbnetfs"),
 })  # fmt: skip
+ZEROS = 1 << 20  # written at a time
+LOCKED_BYTE = 1 << 30  # far behind all that LOCK holds
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -47,3 +55,127 @@ def file_system_of(fd: int) -> str:
 def is_network(kind: str) -> bool:
     """Whether a type of file system keeps its files on other machines."""
     return kind in NETWORK
+
+
+def flags(*names: str) -> int:
+    """Flags of `os.open` together; a system that lacks one opens without it."""
+    found = 0
+    for name in names:
+        found |= getattr(os, name, 0)
+    return found
+
+
+def _module(name: str) -> Any:
+    """A module of some systems only; None elsewhere."""
+    found: Any
+    try:
+        if name == "fcntl":
+            import fcntl as found
+        elif name == "resource":
+            import resource as found
+        else:
+            import msvcrt as found
+    except ImportError:
+        return None
+    return found
+
+
+def sync(fd: int) -> None:
+    """Wait until the device has the file, beyond its cache: F_FULLFSYNC on macOS, else fsync.
+
+    Raises
+    ------
+    OSError
+    """
+    full = getattr(_module("fcntl"), "F_FULLFSYNC", None)
+    if full is not None:
+        with contextlib.suppress(OSError):  # a file system that does not know it
+            _module("fcntl").fcntl(fd, full)
+            return
+    os.fsync(fd)
+
+
+def sync_data(fd: int) -> None:
+    """As `sync`, without the times of the file where the system can leave them out."""
+    if hasattr(os, "fdatasync") and not hasattr(_module("fcntl"), "F_FULLFSYNC"):
+        os.fdatasync(fd)
+    else:
+        sync(fd)
+
+
+def allocate(fd: int, num_bytes: int) -> None:
+    """Let the file have `num_bytes`, each of them on the device: later writes find room.
+
+    Bytes that it has stay. Without posix_fallocate zeros are written behind them.
+
+    Raises
+    ------
+    OSError
+        There is no room; the file may have grown in part.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, num_bytes)
+        return
+    zeros, at = memoryview(bytes(ZEROS)), os.fstat(fd).st_size
+    os.lseek(fd, at, os.SEEK_SET)  # Windows has no pwrite
+    while at < num_bytes:
+        done = os.write(fd, zeros[: num_bytes - at])
+        if not done:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        at += done
+
+
+def forget_pages(fd: int) -> None:
+    """Let the page cache forget a file's written pages, where the system takes advice."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def reads_mappings() -> bool:
+    """Whether the kernel copies from a mapping: a truncated file is an error then, no signal."""
+    return sys.platform == "linux"
+
+
+def past_the_cache(fd: int) -> bool:
+    """Let a descriptor's reads go past the page cache by macOS's F_NOCACHE; False elsewhere."""
+    fcntl = _module("fcntl")
+    if not hasattr(fcntl, "F_NOCACHE"):
+        return False
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+        return True
+    return False
+
+
+def lock(fd: int) -> None:
+    """Lock a file for this process, until it is closed; does not wait.
+
+    Raises
+    ------
+    BlockingIOError
+        Another descriptor has it.
+    OSError
+        The file system has no locks.
+    """
+    fcntl = _module("fcntl")
+    if fcntl is not None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    msvcrt = _module("msvcrt")
+    os.lseek(fd, LOCKED_BYTE, os.SEEK_SET)  # locks are of bytes there, and keep others from reading them
+    try:
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+    except OSError as problem:
+        if problem.errno in (errno.EACCES, errno.EDEADLK):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+        raise
+
+
+def limit_of_file_size() -> float:
+    """This process's limit in bytes; endless where the system has none."""
+    resource = _module("resource")
+    if resource is None:
+        return float("inf")
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return float("inf") if limit == resource.RLIM_INFINITY else float(limit)

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable
 
 from pagedkv.errors import TierError
+from pagedkv.tiers.disk import file_system
 from pagedkv.tiers.disk.descriptors import close_quietly
 from pagedkv.tiers.disk.directory import GROWING, Directory
 from pagedkv.tiers.disk.format import Geometry
@@ -47,15 +48,15 @@ def grow(directory: Directory, old: Geometry, new: Geometry, save: Callable[[], 
         )
     close_quietly(directory.make_file(GROWING, 0))
     try:
-        os.fsync(directory.fd)
+        file_system.sync(directory.fd)
         for segment in range(old.num_segments - 1, new.num_segments):
             name, size = segment_name(segment), new.segment_bytes(segment)
             fd = directory.extend_file(name, size) if segment < old.num_segments else directory.make_file(name, size)
             try:
-                os.fsync(fd)
+                file_system.sync(fd)
             finally:
                 close_quietly(fd)
-        os.fsync(directory.fd)
+        file_system.sync(directory.fd)
     except BaseException:  # the superblock says the old size
         with contextlib.suppress(OSError, TierError):
             cut(directory, old)
@@ -81,7 +82,7 @@ def cut(directory: Directory, geometry: Geometry) -> None:
         try:
             if os.fstat(fd).st_size > geometry.segment_bytes(last):
                 os.ftruncate(fd, geometry.segment_bytes(last))
-            os.fsync(fd)
+            file_system.sync(fd)
         finally:
             close_quietly(fd)
     finish(directory)
@@ -94,9 +95,9 @@ def finish(directory: Directory) -> None:
     ------
     OSError
     """
-    os.fsync(directory.fd)
+    file_system.sync(directory.fd)
     os.unlink(GROWING, dir_fd=directory.fd)
-    os.fsync(directory.fd)
+    file_system.sync(directory.fd)
 
 
 def segment_name(segment: int) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from pagedkv.errors import StoreDamaged, TierError
+from pagedkv.tiers.disk import file_system
 from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit
 from pagedkv.tiers.disk.directory import RESTART, Directory
 from pagedkv.tiers.disk.format import PAGE, Geometry
@@ -31,8 +32,8 @@ class SegmentFiles:
     directory : the open and locked directory.
     geometry : sizes; each file must have exactly the size they say.
     make : True to make the files, every byte allocated; False to open existing ones.
-    read_path : ``"pread"``, ``"direct"`` (past the page cache where that can be; else ``"pread"``), ``"mapping"``, or
-        ``"auto"``: direct if the page cache is to drop pages read anyway.
+    read_path : ``"pread"``, ``"direct"`` (past the page cache where that can be), ``"mapping"`` (on Linux), else
+        ``"pread"``; or ``"auto"``: direct if the page cache is to drop pages read anyway.
     page_cache : ``"drop"`` or ``"keep"`` the pages written or read.
 
     Attributes
@@ -58,6 +59,8 @@ class SegmentFiles:
         self._maps: list[mmap.mmap] = []
         self._direct: list[int] = []
         self.direct_of = np.zeros(0, np.int32)
+        if read_path == "mapping" and not file_system.reads_mappings():
+            read_path = "pread"
         self.read_path = ("direct" if page_cache == "drop" else "pread") if read_path == "auto" else read_path
         try:
             if make:
@@ -108,13 +111,16 @@ class SegmentFiles:
 
     def _open_direct(self, directory: Directory) -> None:
         """Descriptors for O_DIRECT reads; none where sizes or the file system do not allow them."""
-        if (self.geometry.block_bytes % PAGE and not self.geometry.extent_slots) or not hasattr(os, "O_DIRECT"):
+        if self.geometry.block_bytes % PAGE and not self.geometry.extent_slots:
             return
         for segment, fd in enumerate(self._fds):
-            again = directory.open_again(segment_name(segment), fd, os.O_DIRECT)
+            again = directory.open_again(segment_name(segment), fd, file_system.flags("O_DIRECT"))
             if again < 0:
                 break
             self._direct.append(again)
+            if not (hasattr(os, "O_DIRECT") or file_system.past_the_cache(again)):
+                self._close_direct()
+                break
         if len(self._direct) < len(self._fds):
             self._close_direct()
         self.direct_of = np.array(self._direct, np.int32)
@@ -141,7 +147,7 @@ class SegmentFiles:
 
     def _sync_one(self, fd: int) -> None:
         try:
-            os.fdatasync(fd)
+            file_system.sync_data(fd)
         except OSError as problem:
             self._refused = self._refused or problem
 
@@ -159,8 +165,7 @@ class SegmentFiles:
     def forget_cached(self) -> None:
         """Let the page cache forget the files, except pages that the kernel has yet to write."""
         for fd in self._fds:
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            file_system.forget_pages(fd)
 
     def over_limit(self) -> bool:
         """Whether a write would meet this process's limit of file sizes, and perhaps a signal."""

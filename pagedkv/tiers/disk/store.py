@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pagedkv.errors import InvalidArgument, LayoutMismatch, StoreDamaged, TierError
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.sizes import format_size
+from pagedkv.tiers.disk import file_system
 from pagedkv.tiers.disk.descriptors import close_quietly, file_size_limit, read_start
 from pagedkv.tiers.disk.directory import GROWING, KEY, RESTART, SUPER, SUPER_NEW, Directory
 from pagedkv.tiers.disk.format import PAGE, Geometry
@@ -168,7 +169,7 @@ class Store:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         if os.pwrite(self._super_fd, pack_super(state), state.seqno % 2 * PAGE) != PAGE:
             raise OSError(errno.EIO, "a write was cut short")
-        os.fdatasync(self._super_fd)
+        file_system.sync_data(self._super_fd)
 
     def _over_limit(self) -> str:
         largest = max(2 * PAGE, self.geometry.segment_bytes(0))
@@ -202,7 +203,7 @@ class Store:
             )  # fmt: skip
             self.update()
             os.rename(SUPER_NEW, SUPER, src_dir_fd=self.directory.fd, dst_dir_fd=self.directory.fd)
-            os.fsync(self.directory.fd)
+            file_system.sync(self.directory.fd)
         except BaseException:
             self._close_files()
             self.directory.remove_store()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pagedkv.errors import TierError
 from pagedkv.tiers import DiskTier, Record
 from pagedkv.tiers.base import DIGEST_BYTES
-from pagedkv.tiers.disk import _io
+from pagedkv.tiers.disk import _io, file_system
 from pagedkv.tiers.disk.format import PAGE, Geometry
 
 BLOCK_BYTES = 2 << 20  # 16 tokens of Llama 3 8B in 16 bits
@@ -119,7 +119,7 @@ def measure(folder: Path, tier: DiskTier, g: Geometry, tick: Tick) -> Measured:
     path = folder / "raw"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, g.num_blocks * g.slot_bytes)
+        file_system.allocate(fd, g.num_blocks * g.slot_bytes)
         sides: list[tuple[_Raw | _Stored, Rates]] = [(_Raw(fd, g), found.ceiling), (_Stored(tier), found.store)]
         for _ in range(ROUNDS):
             for side, rates in sides:
@@ -150,8 +150,8 @@ def forget(folder: Path) -> bool:
         if path.is_file() and path.stat().st_size >= BLOCK_BYTES:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fdatasync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                file_system.sync_data(fd)
+                file_system.forget_pages(fd)
                 gone = gone and not _cached(fd, path.stat().st_size // 2)
             finally:
                 os.close(fd)
@@ -160,7 +160,7 @@ def forget(folder: Path) -> bool:
 
 def _cached(fd: int, offset: int) -> bool:
     """Whether a page is in the page cache; False also where the file system cannot tell."""
-    with contextlib.suppress(OSError):  # it would have to wait, or does not know the question
+    with contextlib.suppress(OSError, AttributeError):  # it would have to wait, or does not know the question
         return os.preadv(fd, [bytearray(PAGE)], offset, os.RWF_NOWAIT) > 0
     return False
 
@@ -190,7 +190,7 @@ class _Raw:
         return np.ones(blocks.size, np.bool_)
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        file_system.sync_data(self._fd)
 
     def _arguments(self, blocks: NDArray[np.int32]) -> _Arguments:
         count = blocks.size

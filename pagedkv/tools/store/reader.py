@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, TierError
 from pagedkv.spec.paths import path_text
-from pagedkv.tiers.disk import _io
+from pagedkv.tiers.disk import _io, file_system
 from pagedkv.tiers.disk.directory import KEY, LEARNED, LOCK, SECRET_BYTES, SUPER
 from pagedkv.tiers.disk.format import PAGE, SlotFormat, sum_of
 from pagedkv.tiers.disk.lane import lane_fingerprint, lane_geometries
 from pagedkv.tiers.disk.superblock import MAJOR, MAJOR_WITH_LANES, Superblock, key_check, parse_super
 
 KeyState = Literal["ok", "missing", "unreadable", "wrong"]
-_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FLAGS = file_system.flags("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK")
 NO_FILE = -2  # in place of a descriptor; to `_io`, -1 would mean memory
 MAX_SEGMENTS = 1 << 20  # more files than a process may have open: no tier has made them
 NAMED = 10  # segments that are missing or cut, named one by one
@@ -193,7 +193,7 @@ class StoreReader:
     def _open(self, name: str) -> int:
         """A descriptor of a plain file, leaving its access time alone where that is allowed."""
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOATIME | _FLAGS, dir_fd=self.fd)
+            fd = os.open(name, os.O_RDONLY | file_system.flags("O_NOATIME") | _FLAGS, dir_fd=self.fd)
         except PermissionError:  # only a file's owner may ask for that
             fd = os.open(name, os.O_RDONLY | _FLAGS, dir_fd=self.fd)
         info = os.fstat(fd)
