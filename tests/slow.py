@@ -34,7 +34,7 @@ WHAT = {
     "tests/core/test_short_of_memory.py": "failing allocations under the other policies",
     "tests/core/test_write_policies.py": "write policies on a real trace",
     "tests/docs/test_examples.py": "every example runs",
-    "tests/docs/test_figures.py": "the README's replay of a real trace",
+    "tests/docs/test_figures.py": "the replay of a real trace that a page shows",
     "tests/docs/test_slow_table.py": "this table",
     "tests/events/test_consumers.py": "Dynamo's indexer and smg's relay, where they are installed",
     "tests/kernels/test_compile.py": "a sample of all variants on all architectures",

@@ -1,6 +1,6 @@
 """Output shown in these pages is what the snippet or command above it prints.
 
-It stands in a ``text`` fence right under a ``python`` one, or in the README under the command ``pagedkv replay``.
+It stands in a ``text`` fence right under a ``python`` one, or on the page that compares policies under ``pagedkv replay``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.replay.hits import recorded
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("tutorial.md", "observability.md")]
 FENCE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-SHOWN = "```bash\n.venv/bin/pagedkv replay\n```\n\n```text\n"  # the README's command, and where its output begins
+SHOWN = "```bash\n.venv/bin/pagedkv replay\n```\n\n```text\n"  # the command, and where its output begins
 
 pytestmark = pytest.mark.checkout
 
@@ -40,14 +40,14 @@ def test_a_page_shows_what_its_snippets_print(
     assert shown, "no figure found"
 
 
-def replay_of_the_readme() -> str:
-    return (ROOT / "README.md").read_text(encoding="utf-8").partition(SHOWN)[2].partition("```\n")[0]
+def replay_shown() -> str:
+    return (ROOT / "docs" / "compare_policies.md").read_text(encoding="utf-8").partition(SHOWN)[2].partition("```\n")[0]
 
 
-def test_the_readme_and_the_pages_have_the_hits_of_the_recorded_replay() -> None:
+def test_the_pages_have_the_hits_of_the_recorded_replay() -> None:
     by_tier = recorded("shared_hits.json")["mooncake_conversation_dev"]["tiers"]
     hits = {policy: sum(counts) for policy, counts in by_tier.items()}
-    shown = {line.split()[0]: line.split()[1:2] for line in replay_of_the_readme().splitlines() if line.strip()}
+    shown = {line.split()[0]: line.split()[1:2] for line in replay_shown().splitlines() if line.strip()}
     assert {name: shown[name] for name in hits} == {name: [f"{count:,}"] for name, count in hits.items()}
     lru, hazard = f"{hits['lru']:,}", f"{hits['hazard']:,}"
     assert f"{hazard} hits to LRU's {lru}" in (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -57,6 +57,6 @@ def test_the_readme_and_the_pages_have_the_hits_of_the_recorded_replay() -> None
 
 
 @pytest.mark.slow
-def test_the_readme_shows_what_a_replay_without_arguments_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_what_a_replay_without_arguments_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay"]) == 0
-    assert capsys.readouterr().out == replay_of_the_readme()
+    assert capsys.readouterr().out == replay_shown()

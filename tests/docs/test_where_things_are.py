@@ -1,4 +1,4 @@
-"""README's table of places names files that exist and functions that they have."""
+"""The architecture's table of places names files that exist and functions that they have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.checkout
 
 
 def rows() -> list[str]:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where things are\n")[2].partition("\n## ")[0]
+    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Where things are\n")[2].partition("\n## ")[0]
     return [line for line in table.split("\n") if line.startswith("| ")][1:]
 
 
