@@ -303,6 +303,18 @@ def test_a_placement_is_made_and_deleted_without_python() -> None:
     assert other[0] == BAD
 
 
+def test_an_exception_of_a_signal_handler_is_a_code_and_makes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> bool:
+        raise KeyboardInterrupt
+
+    options = np.zeros(1, c_api.struct("pagedkv_options"))
+    options["block_size"], options["num_tiers"], options["blocks"] = 4, 1, [[8, 0, 0, 0]]
+    monkeypatch.setattr("pagedkv._core.c_api.api.policy_needs_chain", interrupted)
+    handle = out()
+    assert call("placement_new", options, handle) == STATE
+    assert handle[0] == BAD
+
+
 def test_a_placement_of_python_is_the_same_one() -> None:
     handle = out()
     placement = Placement(RadixTree(1), [BlockPool(4)])

@@ -51,8 +51,11 @@ cdef const char* describe(int code) noexcept nogil:
 
 # ---- objects: a handle is the address of a Python object, with a reference
 
+# No exception leaves a call: a caller in C would take the handle for made.
 cdef int code_of(error) noexcept:
-    return PAGEDKV_E_MEMORY if isinstance(error, MemoryError) else PAGEDKV_E_ARGUMENT
+    if isinstance(error, (PagedKVError, UnicodeDecodeError)):
+        return PAGEDKV_E_ARGUMENT
+    return PAGEDKV_E_MEMORY if isinstance(error, MemoryError) else PAGEDKV_E_STATE
 
 
 cdef int code_for(object thing, type kind) noexcept:
@@ -81,7 +84,7 @@ cdef int pool_new(int32_t num_blocks, int32_t max_blocks, int32_t chunk, pagedkv
         return PAGEDKV_E_ARGUMENT
     try:
         pool[0] = <pagedkv_pool*>handed(BlockPool(num_blocks, max_blocks=max_blocks, chunk=chunk))
-    except (MemoryError, PagedKVError) as error:
+    except BaseException as error:
         return code_of(error)
     return PAGEDKV_OK
 
@@ -108,7 +111,7 @@ cdef int placement_new(const pagedkv_options* options, pagedkv_placement** place
             pools.append(BlockPool(options.blocks[tier]))
         tree = RadixTree(options.block_size, options.num_tiers, keep_chain=policy_needs_chain(policy))
         placement[0] = <pagedkv_placement*>handed(Placement(tree, pools, policy=policy))
-    except (MemoryError, PagedKVError, UnicodeDecodeError) as error:
+    except BaseException as error:
         return code_of(error)
     return PAGEDKV_OK
 
@@ -141,7 +144,7 @@ cdef int placement_namespace(
         return PAGEDKV_E_ARGUMENT
     try:
         ns[0] = (<Placement><void*>placement).tree.namespace((<const char*>name)[:size])
-    except (MemoryError, PagedKVError) as error:
+    except BaseException as error:
         return code_of(error)
     return PAGEDKV_OK
 
@@ -151,7 +154,7 @@ cdef int table_new(pagedkv_placement* placement, int32_t max_rows, pagedkv_table
         return PAGEDKV_E_ARGUMENT
     try:
         made = BlockTable(<object><void*>placement, max_rows)
-    except (MemoryError, PagedKVError) as error:
+    except BaseException as error:
         return code_of(error)
     return table_of(<void*>made, table)             # a Placement with groups cannot have come here
 

@@ -146,8 +146,9 @@ typedef struct pagedkv_api {
     const char *(*describe)(int code);
 
     /* ---- objects. Each handle that a call hands out is given back once with its `_delete`, when no call uses it
-     * any more. A table keeps its placement, and a placement its pools. NULL may be deleted. `object` is a PyObject
-     * *, which is borrowed; the handle holds a reference of its own. */
+     * any more. A table keeps its placement, and a placement its pools. NULL may be deleted. `object` is the address of
+     * a Python object, which is borrowed; the handle holds a reference of its own. E_STATE: a signal handler of Python
+     * raised within the call. */
 
     /* (GIL) A fixed pool of num_blocks, or one that grows by `chunk` blocks up to max_blocks. max_blocks =
      * num_blocks: fixed. E_ARGUMENT (chunk < 1 or max_blocks < num_blocks, too), E_MEMORY. */
