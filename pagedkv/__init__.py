@@ -94,8 +94,7 @@ def __getattr__(name: str) -> typing.Any:
         from pagedkv.lab import traces as room
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(room, name)
-    return found
+    return getattr(room, name)
 
 
 def __dir__() -> list[str]:

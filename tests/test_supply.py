@@ -152,6 +152,7 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.tools.store.trial": "a private temporary directory inside the one to be tried",
         "pagedkv.tiers.disk.directory": "makes the store's directory and files, all private, below one descriptor",
         "pagedkv.tiers.disk.store": "writes the superblock",
+        "pagedkv.tiers.disk.file_system": "gives a file of the store all its bytes, where no call does",
         "pagedkv.tiers.ranks.wire": "the unix socket at which a cache waits for its ranks",
         "pagedkv.tiers.remote.objects": "the folder of an object store, by fsspec",
     },

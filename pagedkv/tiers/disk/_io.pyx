@@ -9,8 +9,8 @@ An outcome is the number of bytes transferred (short at the end of a file), or `
 
 from libc.errno cimport EINTR, EIO, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from posix.types cimport off_t
-from posix.unistd cimport pwrite
+from posix.types cimport off_t, pid_t
+from posix.unistd cimport getpid, pwrite
 
 from pagedkv.errors import InvalidArgument
 
@@ -43,14 +43,13 @@ cdef extern from *:
 
     /* Bytes of this process that the kernel copies, so that a page without a file behind it is an error and no signal. */
     #include <sys/uio.h>
-    #include <unistd.h>
-    static ssize_t read_mapped(const struct iovec *to, int parts, void *from, size_t count)
+    static ssize_t read_mapped(pid_t here, const struct iovec *to, int parts, void *from, size_t count)
     {
     #ifdef __linux__
         const struct iovec source = {from, count};
-        return process_vm_readv(getpid(), to, (unsigned long) parts, &source, 1, 0);
+        return process_vm_readv(here, to, (unsigned long) parts, &source, 1, 0);
     #else
-        (void) to, (void) parts, (void) from, (void) count;
+        (void) here, (void) to, (void) parts, (void) from, (void) count;
         errno = ENOSYS;
         return -1;
     #endif
@@ -94,7 +93,7 @@ cdef extern from *:
     }
     #endif
     """
-    ssize_t read_mapped(const iovec *to, int parts, void *source, size_t count) nogil
+    ssize_t read_mapped(pid_t here, const iovec *to, int parts, void *source, size_t count) nogil
     void stream_copy(void *dst, const void *src, size_t count) nogil
     void *memcpy(void *dst, const void *src, size_t count) nogil
     void drop_pages(int fd, off_t offset, off_t count) nogil
@@ -332,7 +331,7 @@ cdef int64_t read_until(int fd, int64_t place, uint8_t *header, size_t header_by
             local[parts].iov_base, local[parts].iov_len = payload + (done - header_bytes), until - done
             parts += 1
         if fd == MAPPED:
-            got = read_mapped(local, parts, <void *> (<size_t> place + done), until - done)
+            got = read_mapped(getpid(), local, parts, <void *> (<size_t> place + done), until - done)
         else:
             got = preadv(fd, local, parts, place + <off_t> done)
         if got < 0 and errno == EINTR:

@@ -59,9 +59,16 @@ def is_network(kind: str) -> bool:
 
 def flags(*names: str) -> int:
     """Flags of `os.open` together; a system that lacks one opens without it."""
+    known = {
+        "O_CLOEXEC": os.O_CLOEXEC if hasattr(os, "O_CLOEXEC") else 0,
+        "O_DIRECT": os.O_DIRECT if hasattr(os, "O_DIRECT") else 0,
+        "O_NOATIME": os.O_NOATIME if hasattr(os, "O_NOATIME") else 0,
+        "O_NOFOLLOW": os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0,
+        "O_NONBLOCK": os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0,
+    }
     found = 0
     for name in names:
-        found |= getattr(os, name, 0)
+        found |= known[name]
     return found
 
 
