@@ -12,7 +12,8 @@ import re
 def command(extra: str) -> str:
     """``pip install 'matplotlib>=3.8' ... (pagedkv's extra [bench])``.
 
-    It comes from the metadata of the installed pagedkv. Without metadata (a bare folder on the path) it names the extra alone.
+    It comes from the metadata of the installed pagedkv. Without metadata (a bare folder on the path) it names the
+    extra alone.
     """
     from importlib import metadata  # brings email and more, which no cache needs
 

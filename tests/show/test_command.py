@@ -118,7 +118,7 @@ def test_the_built_in_run_over_groups_is_asked_for(capsys, run, demo_of_groups, 
     capsys.readouterr()
     assert "--demo makes a built-in run" in failing(capsys, run, "--demo", "groups")
     assert "invalid choice: 'moon'" in failing(capsys, "--demo", "moon")
-    with pytest.raises(InvalidArgument, match="tiers and groups are"):
+    with pytest.raises(InvalidArgument, match="tiers, groups, prefix are"):
         record("moon")
 
 

@@ -335,7 +335,8 @@ def test_over_groups_every_step_has_a_lane_for_each_group(browser, demo_of_group
         there = [
             group == owners[source // sizes[group]] for group, source in copies
         ]  # else it was freed
-        assert shown.count(".arrow.copy") == sum(there)
+        assert shown.count(".arrow.copy") == len(copies)
+        assert shown.count("text.source") == len(copies) - sum(there)
         if step < len(demo_of_groups.frames):
             shown.click("next")
     assert browser.get_log("browser") == []

@@ -13,11 +13,13 @@ from typing import Any
 from pagedkv import extras
 from pagedkv.lab.replay.about import printable
 from pagedkv.lab.replay.capacity import TIER_NAMES
+from pagedkv.lab.replay.drawing import headline, label_ends, quiet
 from pagedkv.lab.replay.references import BOUNDS, References
 from pagedkv.lab.replay.result import Result
 from pagedkv.lab.replay.trace import Trace
 
 BOUND_STYLES = {"min": "--", "min-bypass": ":", "infinite": "-."}
+TIER_COLOURS = {"device": "#0b6e4f", "host": "#5aa17f", "disk": "#b7d3c4"}  # from hot to cold, also in grey
 POLICY_STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"))  # not by colour alone
 
 
@@ -49,17 +51,27 @@ def plot(trace: Trace, results: Sequence[Result], out: str, references: Referenc
     figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
     try:
         if len({r.capacity.blocks for r in results}) > 1:
-            _sweep(trace, results, references, axes)
+            _sweep(trace, results, references, axes, figure)
         else:
             _bars(trace, results, references, axes)
         held = "" if references.generating is None else f", {references.generating:g} ms per output token"
-        axes.set_title(
-            f"{plain(trace.name)}: {trace.num_requests:,} requests, {trace.num_unique:,} unique blocks{held}\n"
-            "prompt blocks found in the cache (more is better)"
-        )
+        axes.set_title("prompt blocks found in the cache, % of accesses (more is better)", loc="left", fontsize=10)
+        below = f"{plain(trace.name)}: {trace.num_requests:,} requests, {trace.num_unique:,} unique blocks{held}"
+        headline(figure, plain(finding(trace, results, references)), below)
         figure.savefig(out, dpi=150)
     finally:
         pyplot.close(figure)
+
+
+def finding(trace: Trace, results: Sequence[Result], references: References) -> str:
+    """The sentence above the plot: the best policy at the largest capacity, and its bound."""
+    largest = max(r.capacity.total for r in results)
+    there = [r for r in results if r.capacity.total == largest]
+    best = max(there, key=lambda r: (r.policy not in BOUNDS, r.block_hit_rate))
+    most = 100 * references.total("min", best.capacity) / trace.num_accesses
+    equal = [r.policy for r in there if abs(r.block_hit_rate - best.block_hit_rate) < 0.0005 and r.policy not in BOUNDS]
+    who = f"{', '.join(equal[:-1])} and {equal[-1]} find" if len(equal) > 1 else f"{best.policy} finds"
+    return f"{who} {100 * best.block_hit_rate:.1f} % of the blocks; the best possible is {most:.1f} %"
 
 
 def plain(text: str) -> str:
@@ -72,27 +84,29 @@ def _share(capacity: int, unique: int) -> str:
     return f"{100 * capacity / unique:.2g} %"
 
 
-def _sweep(trace: Trace, results: Sequence[Result], references: References, axes: Any) -> None:
+def _sweep(trace: Trace, results: Sequence[Result], references: References, axes: Any, figure: Any) -> None:
     sizes = {r.capacity.total: r.capacity for r in sorted(results, key=lambda r: r.capacity.total)}
     capacities = list(sizes)
     policies = dict.fromkeys(r.policy for r in results if r.policy not in BOUNDS)
+    ends: list[tuple[float, float, str, Any]] = []
     for policy, (marker, line) in zip(policies, itertools.cycle(POLICY_STYLES), strict=False):
         points = sorted((r.capacity.total, 100 * r.block_hit_rate) for r in results if r.policy == policy)
-        axes.plot(
-            *zip(*points, strict=True), marker=marker, linestyle=line, linewidth=1.2, markersize=5, label=plain(policy)
-        )
+        (drawn,) = axes.plot(*zip(*points, strict=True), marker=marker, linestyle=line, linewidth=1.2, markersize=5)
+        ends.append((*points[-1], plain(policy), drawn.get_color()))
     bounds = {name: tuple(references.total(name, size) for size in sizes.values()) for name in BOUND_STYLES}
     for names, hits in _joined(bounds):
         best = [100 * count / trace.num_accesses for count in hits]
-        axes.plot(capacities, best, BOUND_STYLES[names[0]], color="black", linewidth=1, label=", ".join(names))
+        axes.plot(capacities, best, BOUND_STYLES[names[0]], color="black", linewidth=1)
+        ends.append((capacities[-1], best[-1], ", ".join(names), "black"))
     axes.set_xscale("log")
     axes.set_xticks(capacities, [f"{c:,}\n{_share(c, trace.num_unique)}" for c in capacities], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel("capacity of all tiers: blocks, and share of the unique blocks")
-    axes.set_ylabel("block hits, % of accesses")
     axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    quiet(axes)
+    axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+    figure.draw_without_rendering()
+    label_ends(axes, ends)
 
 
 def _bars(trace: Trace, results: Sequence[Result], references: References, axes: Any) -> None:
@@ -102,7 +116,7 @@ def _bars(trace: Trace, results: Sequence[Result], references: References, axes:
     for tier in TIER_NAMES:
         widths = [100 * r.hit_blocks[tier] / r.block_accesses for r in shown]
         if any(widths):
-            axes.barh(names, widths, left=left, label=tier)
+            axes.barh(names, widths, left=left, height=0.4, color=TIER_COLOURS[tier], label=tier)
             left = [a + w for a, w in zip(left, widths, strict=True)]
     for name, r in zip(names, shown, strict=True):
         axes.annotate(
@@ -112,12 +126,15 @@ def _bars(trace: Trace, results: Sequence[Result], references: References, axes:
     for joined, (count,) in _joined(bounds):
         best = 100 * count / trace.num_accesses
         told = f"{', '.join(joined)} {best:.1f} %"
-        axes.axvline(best, linestyle=BOUND_STYLES[joined[0]], color="black", linewidth=1, label=told)
-    axes.margins(x=0.12)
+        axes.axvline(best, linestyle=BOUND_STYLES[joined[0]], color="black", linewidth=1)
+        axes.annotate(told, (best, 0), xycoords=("data", "axes fraction"), xytext=(4, 3), textcoords="offset points",
+                      ha="left", va="bottom", rotation=90, fontsize=8)  # fmt: skip
+    axes.margins(x=0.15)
+    quiet(axes)
     axes.invert_yaxis()
     tiers = ", ".join(f"{name} {blocks:,}" for name, blocks in shown[0].capacity.tiers())
-    axes.set_xlabel(f"block hits, % of accesses ({tiers} blocks)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=6, frameon=False)  # beside no bar
+    axes.set_xlabel(f"blocks: {tiers}")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)  # below the axis: over no bar
 
 
 def _joined(bounds: Mapping[str, tuple[int, ...]]) -> list[tuple[list[str], tuple[int, ...]]]:

@@ -18,10 +18,12 @@ from pagedkv.lab.recording import Recording, read_recording
 from pagedkv.lab.show.demo import DEMOS, record
 from pagedkv.lab.show.document import page
 from pagedkv.lab.show.styles import Style
+from pagedkv.lab.show.svg import svg
 from pagedkv.lab.show.text import frame_of, lines, steps
 
 DESCRIPTION = """Draw a recorded run of a cache: the sequences' block tables, and who owns which block on which tier.
-Without a file, a small built-in run is made and drawn; --demo groups makes one of a cache by groups of layers. Record a
+Without a file, a small built-in run is made and drawn; --demo groups makes one of a cache by groups of layers, --demo
+prefix a short one for --svg. Record a
 run of your own with pagedkv.lab.recording.Recorder."""
 
 RICH_STYLES: dict[Style, str] = {
@@ -41,6 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="draw this step (default: list the steps and draw the last); with --html, open it there (default: 1)",
     )  # fmt: skip
     drawn.add_argument("--all", action="store_true", help="draw every step")
+    add("--svg", metavar="OUT", help="write one step as a picture for a document (default: the last)")
     add("--html", metavar="OUT", help="write one self-contained page that steps through the run")
     add("--json", action="store_true", help="print the recording as JSON; with --step, that frame")
     parser.set_defaults(run=run)
@@ -49,12 +52,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     """Draw; 0."""
     name = arguments.recording
-    if arguments.all and (arguments.html is not None or arguments.json):
-        raise InvalidArgument("--all draws in the terminal, and a page or JSON has every step anyway: leave it out")
+    if arguments.all and (arguments.html is not None or arguments.svg is not None or arguments.json):
+        raise InvalidArgument(
+            "--all draws in the terminal; a page or JSON has every step anyway, and a picture one: leave it out"
+        )
     if arguments.demo is not None and name is not None:
         raise InvalidArgument(f"--demo makes a built-in run, and {name} is a recording: leave one of them out")
     recording = record(arguments.demo or DEMOS[0]) if name is None else read_recording(name)
     number, _ = frame_of(recording, arguments.step)
+    if arguments.svg is not None:
+        Path(arguments.svg).write_text(svg(recording, arguments.step), encoding="utf-8")
+        if not arguments.json:
+            print(_fitting(f"{arguments.svg}: step {number} of {len(recording.frames)}", sys.stdout))
     if arguments.html is not None:
         title = f"pagedkv: {Path(name).name}" if name is not None else "pagedkv: the built-in run"
         title += " over groups of layers" if arguments.demo == "groups" else ""
@@ -68,7 +77,7 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     if arguments.json:
         whole = recording.to_dict()
         print(json.dumps(whole if arguments.step is None else whole["frames"][number - 1]))
-    elif arguments.html is None:
+    elif arguments.html is None and arguments.svg is None:
         if arguments.all:
             for i in range(len(recording.frames)):
                 show(recording, i + 1, sys.stdout)

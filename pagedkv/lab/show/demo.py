@@ -1,6 +1,7 @@
 """The built-in runs: three tiers of a few blocks, all that can happen to a block.
 
-One is of a cache whose layers all see everything, one of a cache by groups of layers.
+One is of a cache whose layers all see everything, one of a cache by groups of layers, and a short one ends with a
+prefix that two sequences share, and blocks on every tier.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from pagedkv.spec.sizes import Blocks
 SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4, model="demo")
 LOCAL, FULL = Attention(1, 2, window=9), Attention(1, 2)
 SPEC_OF_GROUPS = KVSpec.of([LOCAL, LOCAL, FULL], dtype="float32", block_size=4, model="demo of groups")
-DEMOS = ("tiers", "groups")
+DEMOS = ("tiers", "groups", "prefix")
 SYSTEM = "you are a helpful bot . be brief"
 PAGES, TREES, FORKS = (f"{SYSTEM} tell me of {things} ." for things in ("pages", "trees", "forks"))
 PAGE, TREE = f"{SYSTEM} what is a page ?", f"{SYSTEM} what is a tree ?"
 STORY = "once upon a time there was a very small cache that never forgot anything at all"
+SONG = "row row row your boat gently down the stream"
+RIDDLE = "a thing with keys but no locks and space but no room"
 RECIPE = "take two eggs and a cup of flour then stir until nobody can see any lumps"
 
 
@@ -56,7 +59,7 @@ def record(demo: str = DEMOS[0]) -> Recording:
 
     Parameters
     ----------
-    demo : "tiers", or "groups": of a cache by groups of layers.
+    demo : "tiers"; "groups": of a cache by groups of layers; or "prefix", whose last step is a picture by itself.
 
     Raises
     ------
@@ -64,9 +67,10 @@ def record(demo: str = DEMOS[0]) -> Recording:
         There is no such demo.
     """
     if demo not in DEMOS:
-        raise InvalidArgument(f"there is no built-in run {demo!r}: {' and '.join(DEMOS)} are")
+        raise InvalidArgument(f"there is no built-in run {demo!r}: {', '.join(DEMOS)} are")
     by_group, words = demo == "groups", Words()
-    spec, run = (SPEC_OF_GROUPS, _run_by_group) if by_group else (SPEC, _run)
+    spec = SPEC_OF_GROUPS if by_group else SPEC
+    run = {"tiers": _run, "groups": _run_by_group, "prefix": _run_with_a_prefix}[demo]
     num_host, num_disk = (5, 12) if by_group else (4, 4)
     with tempfile.TemporaryDirectory(prefix="pagedkv-show-") as folder:
         disk = Disk(str(Path(folder, "kv")), size=Blocks(num_disk))
@@ -94,6 +98,18 @@ def _run(cache: KVCache, words: Words, recorder: Recorder) -> None:
     recorder.note("The first prompt is asked for again: it comes back from where it went.")
     with cache.sequence(words.tokens(f"{PAGE} a fixed block")) as seq:
         _decode(cache, words, [(seq, "of")])
+
+
+def _run_with_a_prefix(cache: KVCache, words: Words, recorder: Recorder) -> None:
+    recorder.note("Four prompts without a common beginning need more blocks than the device has: old ones move down.")
+    for text in (SONG, STORY, RECIPE, RIDDLE):
+        with cache.sequence(words.tokens(text)) as seq:
+            _decode(cache, words, [(seq, "and")])
+    a = cache.sequence(words.tokens(PAGE))
+    _decode(cache, words, [(a, "a fixed")])
+    b = cache.sequence(words.tokens(TREE))
+    _decode(cache, words, [(a, "block"), (b, "a branching")])
+    recorder.note("Two prompts begin alike and share two blocks; older ones lie on the host and on the disk.")
 
 
 def _run_by_group(cache: KVCache, words: Words, recorder: Recorder) -> None:

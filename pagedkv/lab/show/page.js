@@ -248,6 +248,15 @@
     add(root, "polygon", { class: `head ${kind}`, points });
   };
 
+  // a copy whose source is drawn no more: an arrow out of nowhere, and the source's number
+  const comeFrom = (root, source, to) => {
+    const x = to.x + CELL_W - 14;
+    add(root, "path", { class: "arrow copy", d: `M${x} ${to.y - 20} L${x} ${to.y - 7}` });
+    add(root, "polygon", { class: "head copy", points: `${x},${to.y} ${x - 6},${to.y - 9} ${x + 6},${to.y - 9}` });
+    const text = { x: to.x + CELL_W - 8, y: to.y + 65, class: "faint words source", "text-anchor": "end" };
+    add(root, "text", text, `copy of ${source}`);
+  };
+
   const draw = (frame) => {
     const svg = byId("picture");
     const root = document.createElementNS(SVG, "g");
@@ -278,6 +287,7 @@
     for (const [group, source, target] of copies) {
       const [from, to] = [places.get(`device ${group} ${source}`), places.get(`device ${group} ${target}`)];
       if (from && to) arrow(root, "copy", from, to, from.y === to.y);
+      else if (to) comeFrom(root, source, to);
     }
     for (const move of frame.moves) {
       const group = move.group ?? 0;

@@ -34,9 +34,12 @@ def picture(recording: Recording, step: int | None = None) -> str:
 
 
 def steps(recording: Recording) -> str:
-    """What happened, one numbered line per frame."""
+    """What happened, numbered, a line or more per frame."""
     width = len(str(len(recording.frames)))
-    told = [f"{i:>{width}}  {printable(frame.caption)}" for i, frame in enumerate(recording.frames, 1)]
+    told = []
+    for i, frame in enumerate(recording.frames, 1):
+        parts = textwrap.wrap(printable(frame.caption), WIDTH - width - 2) or [""]
+        told += [f"{i:>{width}}  {parts[0]}", *(" " * (width + 2) + part for part in parts[1:])]
     if recording.left_out:
         told.append(f"{'':{width}}  ({recording.left_out} more were not recorded)")
     return "\n".join(told)

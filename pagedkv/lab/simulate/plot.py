@@ -1,20 +1,17 @@
-"""Plots of results.
-
-Time to first token, throughput, sequences at once and waste, by system. matplotlib, lazily.
-"""
+"""Plots: waits, throughput, sequences at once, hits, waste by system. matplotlib, lazily."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from pagedkv.lab.replay.plot import plain, require_matplotlib
+from pagedkv.lab.replay.drawing import headline, label_ends, number, quiet, rows, spans_decades
+from pagedkv.lab.replay.plot import POLICY_STYLES, plain, require_matplotlib
 from pagedkv.lab.simulate.result import SimResult
 from pagedkv.lab.simulate.studies import Study
 
 
 def plot_results(results: Sequence[SimResult], title: str, out: str) -> None:
-    """Write four bar charts to `out`; its suffix names the format.
+    """Write bars to `out`, a row per system; its suffix names the format.
 
     Raises
     ------
@@ -22,25 +19,41 @@ def plot_results(results: Sequence[SimResult], title: str, out: str) -> None:
         matplotlib is not installed.
     """
     pyplot = require_matplotlib()
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    names = [r.system for r in results]
+    names = [plain(r.system) for r in results]
+    figure, axes = pyplot.subplots(3, 2, figsize=(11, 1.6 + 1.15 * len(results)), layout="constrained", sharey=True)
     try:
-        _bars(axes[0][0], names, {"p50": [r.ttft_s["p50"] for r in results], "p99": [r.ttft_s["p99"] for r in results]})
-        if any(r.ttft_s["p50"] > 0 for r in results):
-            axes[0][0].set_yscale("log")  # systems lie orders of magnitude apart
-        axes[0][0].set_title("time to first token, s (less is better)")
-        _bars(axes[0][1], names, {"output": [r.output_tokens_per_s for r in results]})
-        axes[0][1].set_title("generated tokens per second (more is better)")
-        _bars(axes[1][0], names, {"mean": [r.mean_running for r in results], "most": [r.most_running for r in results]})
-        axes[1][0].set_title("sequences running at once")
-        waste = [100 * max(0.0, 1 - r.tokens_per_slot) for r in results]
+        first = [r.ttft_s["p50"] for r in results]
+        rows(
+            axes[0][0], names, first, title="time to first token, s: median", less_is_better=True,
+            beyond=[r.ttft_s["p99"] for r in results], said="p99",
+        )  # fmt: skip
+        rows(
+            axes[0][1], names, [r.output_tokens_per_s for r in results], title="generated tokens per second",
+            less_is_better=False,
+        )  # fmt: skip
+        rows(
+            axes[1][0], names, [r.mean_running for r in results], title="sequences running at once: mean",
+            beyond=[float(r.most_running) for r in results], said="most",
+        )  # fmt: skip
         hits = [100 * r.hit_rate["total"] for r in results]
-        _bars(axes[1][1], names, {"slots held that hold no token": waste, "prompt tokens from the cache": hits})
-        axes[1][1].set_title("waste and hits, %")
-        figure.suptitle(plain(title))
+        rows(axes[1][1], names, hits, title="prompt tokens from the cache, %", less_is_better=False)
+        waste = [100 * max(0.0, 1 - r.tokens_per_slot) for r in results]
+        rows(axes[2][0], names, waste, title="slots held that hold no token, %", less_is_better=True)
+        axes[2][1].set_axis_off()
+        headline(figure, plain(finding(results)), plain(title))
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)
+
+
+def finding(results: Sequence[SimResult]) -> str:
+    """The sentence above the bars: the systems with the shortest waits, beside the longest."""
+    waits = sorted(results, key=lambda r: r.ttft_s["p50"])
+    a, b = waits[0].ttft_s["p50"], waits[-1].ttft_s["p50"]
+    if b <= 1.02 * a:
+        return f"Every system's first token comes after {number(a)} s (median)"
+    equal = ", ".join(r.system for r in waits if r.ttft_s["p50"] <= 1.02 * a)
+    return f"{equal}: first token after {number(a)} s (median); {waits[-1].system}: {number(b)} s"
 
 
 def plot_study(study: Study, title: str, out: str) -> None:
@@ -48,23 +61,24 @@ def plot_study(study: Study, title: str, out: str) -> None:
     pyplot = require_matplotlib()
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     try:
-        for name, values in study.curves.items():
-            axes.plot(study.x, values, marker="o", label=name)
+        ends = []
+        for i, (name, values) in enumerate(study.curves.items()):
+            marker, line = POLICY_STYLES[i % len(POLICY_STYLES)]
+            (drawn,) = axes.plot(study.x, values, marker=marker, linestyle=line, markersize=4, linewidth=1.2)
+            ends.append((study.x[-1], values[-1], plain(name), drawn.get_color()))
         axes.set_xlabel(study.x_label)
-        axes.set_ylabel(study.y_label)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend()
-        axes.set_title(plain(title))
+        axes.set_title(study.y_label, loc="left", fontsize=10)
+        every = [value for values in study.curves.values() for value in values]
+        if spans_decades(every):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        quiet(axes)
+        axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+        if len(ends) > 1:
+            figure.draw_without_rendering()
+            label_ends(axes, ends)
+        headline(figure, plain(title), "")
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)
-
-
-def _bars(axes: Any, names: Sequence[str], groups: dict[str, list[float]]) -> None:
-    width = 0.8 / len(groups)
-    for g, (label, values) in enumerate(groups.items()):
-        axes.bar([i + g * width for i in range(len(names))], values, width, label=label)
-    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(names))], names, rotation=20)
-    if len(groups) > 1:
-        axes.legend()
