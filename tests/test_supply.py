@@ -93,6 +93,7 @@ MAKES_FILES_OF_OS = {"rename", "replace", "remove", "link", "truncate", "write",
 MAY: dict[str, dict[str, str]] = {
     "native code": {
         "pagedkv.adapters.llama_context": "a pointer to a state's bytes, for llama-cpp-python's functions",
+        "pagedkv.c_api": "the addresses of our own functions, for Numba and ctypes",
         "pagedkv.kernels.driver": "asks libcuda for its version and its errors' names",
         "pagedkv.kernels.nvrtc": "NVRTC compiles our own CUDA sources",
         "pagedkv.kernels.tensor_map": "lays out a descriptor for the CUDA driver",

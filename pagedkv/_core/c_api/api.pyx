@@ -191,7 +191,7 @@ API.placement_allocate, API.placement_insert = prefixes.allocate, prefixes.inser
 API.table_open, API.table_append, API.table_extend = rows.row_open, rows.append, rows.extend
 API.table_blocks_needed, API.table_step = rows.blocks_needed, rows.step
 API.table_copies_done, API.table_commit, API.table_cancel = rows.copies_done, rows.commit, rows.cancel
-API.table_fork, API.table_truncate, API.table_release = rows.fork, rows.truncate, rows.row_release
+API.table_fork, API.table_truncate, API.table_release = rows.row_fork, rows.truncate, rows.row_release
 API.table_row, API.table_tokens, API.table_blocks = rows.row_state, rows.row_tokens, rows.row_blocks
 
 CAPSULE = PyCapsule_New(&API, "pagedkv._core.c_api.api.CAPSULE", NULL)

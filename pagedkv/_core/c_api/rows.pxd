@@ -15,7 +15,7 @@ cdef int copies_done(pagedkv_table* handle, const int32_t* copies, int32_t n) no
 cdef int commit(pagedkv_table* handle, const int64_t* rows, int32_t n, int64_t number, int64_t* committed,
                 int32_t* bad) noexcept nogil
 cdef int cancel(pagedkv_table* handle, const int64_t* rows, int32_t n, int64_t number) noexcept nogil
-cdef int fork(pagedkv_table* handle, int64_t row, int32_t n, int64_t* forks) noexcept nogil
+cdef int row_fork(pagedkv_table* handle, int64_t row, int32_t n, int64_t* forks) noexcept nogil
 cdef int truncate(pagedkv_table* handle, int64_t row, int32_t num_tokens) noexcept nogil
 cdef int row_release(pagedkv_table* handle, int64_t row, int keep_remainder) noexcept nogil
 cdef int row_state(pagedkv_table* handle, int64_t row, pagedkv_row* state) noexcept nogil

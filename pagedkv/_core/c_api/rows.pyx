@@ -175,7 +175,7 @@ cdef int cancel(pagedkv_table* handle, const int64_t* rows, int32_t n, int64_t n
     return OK
 
 
-cdef int fork(pagedkv_table* handle, int64_t row, int32_t n, int64_t* forks) noexcept nogil:
+cdef int row_fork(pagedkv_table* handle, int64_t row, int32_t n, int64_t* forks) noexcept nogil:
     cdef int code
     if handle == NULL or n < 0 or (n > 0 and forks == NULL):
         return PAGEDKV_E_ARGUMENT
