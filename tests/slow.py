@@ -23,7 +23,7 @@ WHAT = {
     "tests/bench/test_c_api_bench.py": "compiles a loop in C",
     "tests/bench/test_cpu_attention_bench.py": "a run of the whole bench, with its peers",
     "tests/bench/test_server_bench.py": "a run of the whole bench",
-    "tests/c_api/test_engine.py": "compiles an engine in C++, also for the sanitizers",
+    "tests/c_api/test_engine.py": "compiles an engine in C++",
     "tests/cache/test_by_group_power_loss.py": "more power failures under a cache by groups of layers",
     "tests/cache/test_names_forgotten.py": "many names under each policy",
     "tests/cache/test_threads.py": "threads under each policy",

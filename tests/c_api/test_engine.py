@@ -14,7 +14,7 @@ import pagedkv
 from tests.c_api.building import SOURCES, built
 from tests.reliability.sanitizers import ADDRESS, THREAD, Sanitizer, instrumented
 
-pytestmark = [pytest.mark.slow, pytest.mark.checkout]
+pytestmark = pytest.mark.checkout
 LAST = re.compile(r"cached (\d+) of (\d+) prompt tokens; (\d+) blocks went down, (\d+) up; (\d+) copies for forks")
 ENGINES = 4
 
@@ -45,6 +45,7 @@ def run(engine: Path, threads: int = 1) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_engine_has_the_tokens_of_the_numpy_loop(loop: list[str], tmp_path: Path) -> None:
     engine = built(tmp_path)
     cached, prompt, down, up, copies = answered(run(engine), loop)
@@ -54,6 +55,7 @@ def test_the_engine_has_the_tokens_of_the_numpy_loop(loop: list[str], tmp_path: 
     assert answered(run(engine, ENGINES), loop)[1] == ENGINES * prompt
 
 
+@pytest.mark.slow
 def test_cmake_builds_the_engine(loop: list[str], tmp_path: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
@@ -65,6 +67,7 @@ def test_cmake_builds_the_engine(loop: list[str], tmp_path: Path) -> None:
     answered(run(tmp_path / "made" / "engine"), loop)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sanitizer", [ADDRESS, THREAD], ids=["address", "thread"])
 def test_the_sanitizers_find_nothing_in_the_engine_and_the_core_under_it(
     sanitizer: Sanitizer, loop: list[str], tmp_path: Path

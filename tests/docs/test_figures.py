@@ -1,6 +1,7 @@
 """Output shown in these pages is what the snippet or command above it prints.
 
-It stands in a ``text`` fence right under a ``python`` one, or on the page that compares policies under ``pagedkv replay``.
+It stands in a ``text`` fence right under a ``python`` one, or under ``pagedkv replay`` on the page that compares
+policies.
 """
 
 from __future__ import annotations

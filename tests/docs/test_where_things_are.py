@@ -12,7 +12,8 @@ pytestmark = pytest.mark.checkout
 
 
 def rows() -> list[str]:
-    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Where things are\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Where things are\n")[2].partition("\n## ")[0]
     return [line for line in table.split("\n") if line.startswith("| ")][1:]
 
 
