@@ -1,7 +1,6 @@
 """Output shown in these pages is what the snippet or command above it prints.
 
-It stands in a ``text`` fence right under a ``python`` one, or under ``pagedkv replay`` on the page that compares
-policies.
+It stands in a ``text`` fence right under a ``python`` one, or under ``pagedkv replay`` in compare_policies.md.
 """
 
 from __future__ import annotations
