@@ -15,7 +15,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -215,7 +216,8 @@ def forbidden_in(text: str, module: str) -> list[str]:
     return sorted(set(found))
 
 
-def abilities_in(text: str) -> set[str]:
+@cache
+def abilities_in(text: str) -> Set[str]:
     """Which rows of `MAY` a Python source needs."""
     found = set()
     for node in ast.walk(ast.parse(text)):

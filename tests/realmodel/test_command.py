@@ -202,7 +202,7 @@ def test_without_cupy_it_says_which_extra_to_install(run: Run, monkeypatch: pyte
     monkeypatch.setattr(command, "load_model", lambda path: pytest.fail("the weights were read first"))
     told = run("--device", "cuda", "x")
     assert_refused(told, "--device: the CUDA kernels need CuPy")
-    assert re.search(r"pagedkv\[cuda1[23]\]", told[2])
+    assert re.search(r"pagedkv's extra \[cuda1[23]\]", told[2])
 
 
 def answers_in(out: str) -> dict[str, str]:

@@ -146,7 +146,7 @@ def test_without_a_zstandard_module_the_error_names_the_extra(data: Path, monkey
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    with pytest.raises(ImportError, match=r"pagedkv\[bench\]"):
+    with pytest.raises(ImportError, match=r"pagedkv's extra \[bench\]"):
         load_trace(data / "chat.jsonl.zst")
 
 
