@@ -170,6 +170,8 @@ def _claim(root: Path, name: str, probe: Probe | None, on_mismatch: str) -> tupl
     note = ""
     for number in range(_BESIDE):
         path = root / (f"{name}.{number}" if number else name)
+        if path.is_symlink() or (path.is_dir() and not (path / "IN_USE").exists() and any(path.iterdir())):
+            raise TierError(f"{path} is not a model's folder, although it has the name of one: move it away")
         path.mkdir(mode=0o700, exist_ok=True)
         lock = _try_lock(path)
         differs = ""
@@ -201,19 +203,14 @@ def _difference(path: Path, probe: Probe) -> str:
 
 def _make_room(root: Path, ours: Path, budget: int, kept: int) -> int:
     """Bytes for the store of `ours`, after removing folders where it needs that."""
-    others = [path for path in root.iterdir() if path.is_dir() and path != ours]
+    others = [path for path in root.iterdir() if path != ours and _is_folder(path)]
     sizes = {path: _size_in(path) for path in others}
     least = max(kept, budget // LEAST_SHARE)
     for path in sorted(others, key=_last_opened):
         if sum(sizes.values()) + least <= budget:
             break
-        if (lock := _try_lock(path)) < 0:
-            continue
-        try:
-            _remove(path)
-        finally:
-            os.close(lock)
-        del sizes[path]
+        if _removed(path):
+            del sizes[path]
     free = budget - sum(sizes.values()) - kept
     if kept:
         grows = (ours / "FULL").exists()
@@ -226,12 +223,36 @@ def _make_room(root: Path, ours: Path, budget: int, kept: int) -> int:
     return max(free // 2, least)
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether it is a model's folder.
+
+    All else in the directory is the user's own: it is neither counted nor removed.
+    """
+    mark = path / "IN_USE"
+    return not path.is_symlink() and path.is_dir() and mark.is_file() and not mark.is_symlink()
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a folder; False where a process has it open or the file system refuses."""
+    try:
+        lock = _try_lock(folder)
+        if lock < 0:
+            return False
+        try:
+            _remove(folder)
+        finally:
+            os.close(lock)
+    except OSError:
+        return False
+    return True
+
+
 def _size_in(folder: Path) -> int:
     """Bytes that the folder's store may use; 0 where there is none."""
     try:
         about: Any = json.loads((folder / "ABOUT").read_text())
         size = about["bytes"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         size = None
     if isinstance(size, int) and size >= 0:
         return size

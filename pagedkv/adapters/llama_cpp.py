@@ -30,7 +30,7 @@ from pagedkv.adapters.llama_model import TESTED, check_supported, is_tested, mod
 from pagedkv.adapters.store import MIN_TOKENS, PrefixStore
 from pagedkv.adapters.store_stats import StoreStats
 from pagedkv.cache.explain import Explanation
-from pagedkv.errors import InvalidArgument, NotSupported
+from pagedkv.errors import InvalidArgument, NotSupported, WrongType
 from pagedkv.observe.callbacks import Log, is_interrupt
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.namespace import Namespace
@@ -143,6 +143,7 @@ class LlamaCache:
         self._generate: Callable[..., Tokens] = llm.generate
         self._as_prompt = 0  # leading tokens of the context that were computed as a prompt, not one by one
         self._attached = True
+        self._turn = object()  # of the request that began last, whose tokens the context holds
 
         def generate(tokens: Sequence[int], *args: Any, **kwargs: Any) -> Tokens:
             return self._cached(tokens, args, kwargs)
@@ -207,16 +208,25 @@ class LlamaCache:
             with self.store.failures.guard("namespace"):
                 space = self.store.current()
         if space is None:
-            return self._generate(tokens, *args, **kwargs)
+            return self._uncached(tokens, args, kwargs)
         return self._run(tokens, args, kwargs, space, bool(resets))
+
+    def _uncached(self, tokens: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
+        self._turn = object()
+        return (yield from self._generate(tokens, *args, **kwargs))
 
     def _run(
         self, tokens: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any], space: Namespace, resets: bool
     ) -> Tokens:
+        turn = self._turn = object()
         prompt = 0
         reused = self._llm.n_tokens
         with self.store.failures.guard("prompt"):
-            ids = np.asarray(list(tokens), np.int64)
+            tokens = list(tokens)
+            ids = np.asarray(tokens)
+            if len(ids) and ids.dtype.kind not in "iu":
+                raise WrongType(f"tokens must be integers, got {ids.dtype}")
+            ids = ids.astype(np.int64)
             prompt, tokens = len(ids), ids.tolist()
             if resets:
                 reused = self._restore(ids, space)
@@ -236,7 +246,8 @@ class LlamaCache:
             finally:
                 generated.close()
         finally:
-            self._store(prompt, reused, space)
+            if self._turn is turn:  # else a later request has the context: its tokens are not this one's
+                self._store(prompt, reused, space)
 
     def _restore(self, ids: NDArray[np.int64], space: Namespace) -> int:
         """Put the longest cached prefix into the context, if that is more than is there.
@@ -254,9 +265,11 @@ class LlamaCache:
 
         def apply(found: int) -> None:
             self._as_prompt = 0
+            llm._requires_eval = True
+            llm.n_tokens = 0  # whatever interrupts this, the context counts as empty
             self._context.write(found)
             llm.input_ids[:found] = ids[:found]
-            llm.n_tokens, llm._requires_eval = found, True
+            llm.n_tokens = found
             self._as_prompt = found
 
         return self.store.load(ids, self._context.views, beyond=have, namespace=space, apply=apply) or have

@@ -40,7 +40,11 @@ from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.sizes import Size, check_flag, whole_number
 
 MIN_TOKENS = 256  # shorter prompts are computed faster than people notice
-_spaces: contextvars.ContextVar[Mapping[int, Namespace]] = contextvars.ContextVar("pagedkv_adapters_spaces")
+# the ``with store.namespace(...)`` blocks around a call, the inner one last. Those of generators may end in another
+# order than they began: each takes out its own entry
+_spaces: contextvars.ContextVar[tuple[tuple[weakref.ref[PrefixStore], Namespace], ...]] = contextvars.ContextVar(
+    "pagedkv_adapters_spaces"
+)
 
 Arrays = tuple[Any, Any]  # K and V
 
@@ -222,6 +226,7 @@ class PrefixStore:
         """Give the requests that begin inside the block, in this thread or task, a namespace.
 
         They share KV with no other namespace. A stream begins when its first piece is taken: take it inside the block.
+        A generator that yields inside the block gives the code between its pieces that namespace, too.
 
         Parameters
         ----------
@@ -235,12 +240,12 @@ class PrefixStore:
             namespace = Namespace(tenant=namespace)
         if not isinstance(namespace, Namespace):
             raise WrongType(f"namespace must be a pagedkv.Namespace or a tenant's name, not {type(namespace).__name__}")
-        before = _spaces.get({})
-        token = _spaces.set({**before, id(self): namespace})
+        entry = weakref.ref(self), namespace
+        _spaces.set((*_spaces.get(()), entry))
         try:
             yield
         finally:
-            _spaces.reset(token)
+            _spaces.set(tuple(one for one in _spaces.get(()) if one is not entry))
 
     def current(self) -> Namespace:
         """The namespace of a request that begins now.
@@ -250,7 +255,7 @@ class PrefixStore:
         NamespaceRequired
             The store wants one, and the call is not inside ``with store.namespace(...)``.
         """
-        found = _spaces.get({}).get(id(self))
+        found = next((space for store, space in reversed(_spaces.get(())) if store() is self), None)
         if found is None and self._require_namespace:
             raise NamespaceRequired("this store wants each request inside `with store.namespace(...)`")
         return found or Namespace()

@@ -14,6 +14,7 @@ import pagedkv as pk
 from pagedkv.adapters.folders import Folder, open_folder
 from pagedkv.adapters.probe import Probe
 from pagedkv.adapters.store import PrefixStore
+from pagedkv.errors import TierError
 
 MIB = 2**20
 
@@ -161,3 +162,22 @@ def test_two_models_use_one_directory_and_each_finds_its_own(tmp_path: Path) -> 
             with PrefixStore(spec, "1MiB", disk) as store:
                 assert store.find(text) == 320 * turn
                 store.save(text, lambda start, stop: (kv[:, start:stop], kv[:, start:stop]))
+
+
+def test_what_is_not_a_models_folder_is_never_removed(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "kv", tmp_path / "elsewhere"
+    opened(root, "a").close()
+    elsewhere.mkdir()
+    (elsewhere / "IN_USE").touch()
+    (elsewhere / "photo").write_text("x")
+    (root / "link").symlink_to(elsewhere)
+    (root / "notes").mkdir()
+    (root / "notes" / "thesis.txt").write_text("x")
+    (root / "c").symlink_to(elsewhere)
+    opened(root, "b", "1MiB").close()  # no room beside `a`, which goes
+    assert names(root) == ["b", "c", "link", "notes"]
+    assert (elsewhere / "photo").exists()
+    assert (root / "notes" / "thesis.txt").exists()
+    for name in ("c", "notes"):
+        with pytest.raises(TierError, match="is not a model's folder"):
+            opened(root, name)

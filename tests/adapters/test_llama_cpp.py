@@ -471,6 +471,40 @@ def test_tenants_share_nothing_also_in_a_stream_that_goes_on_outside(attached: A
         assert computed(llm, ONE, weights) == 340 + 11
 
 
+def test_an_older_stream_does_not_store_another_requests_tokens(attached: Any, weights: Path) -> None:
+    llm = Llama(weights)
+    cache = attached(llm)
+    with cache.namespace("alice"):
+        stream = llm.generate(ONE)
+        next(stream)
+    with cache.namespace("bob"):
+        answer(llm, OTHER)
+    stream.close()
+    with cache.namespace("alice"):
+        assert cache.store.find(OTHER) == 0
+    with cache.namespace("bob"):
+        assert cache.store.find(OTHER) > 300
+
+
+def test_a_restore_that_is_cut_short_leaves_an_empty_context(
+    attached: Any, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = Llama(weights)
+    cache = attached(llm)
+    answer(llm, ONE)
+    answer(llm, OTHER)
+
+    def cut(found: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache._context, "write", cut)
+    with pytest.raises(KeyboardInterrupt):
+        answer(llm, ONE)
+    assert llm.n_tokens == 0
+    monkeypatch.undo()
+    assert answer(llm, OTHER) == cold(OTHER, weights)
+
+
 def test_without_a_namespace_a_store_for_tenants_computes(attached: Any, weights: Path) -> None:
     llm = Llama(weights)
     cache = attached(llm, require_namespace=True)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +321,19 @@ def test_it_survives_its_process_however_that_ends(tmp_path: Path, end: str, sta
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == status
     with PrefixStore(SPEC, "1MiB", pk.Disk(path, "8MiB")) as store:
         assert load(store, np.append(TEXT, 1)) == 600
+
+
+def test_blocks_of_generators_end_in_any_order() -> None:
+    def stream(store: PrefixStore, who: str) -> Generator[pk.Namespace, None, None]:
+        with store.namespace(who):
+            while True:
+                yield store.current()
+
+    with PrefixStore(SPEC, "1MiB") as store:
+        alice, bob = stream(store, "alice"), stream(store, "bob")
+        assert next(alice) == pk.Namespace(tenant="alice")
+        assert next(bob) == pk.Namespace(tenant="bob")
+        alice.close()
+        assert next(bob) == pk.Namespace(tenant="bob")
+        bob.close()
+        assert store.current() == pk.Namespace()

@@ -339,3 +339,11 @@ def test_a_match_that_a_transfer_ends_early_names_it() -> None:
     assert call("placement_acquire", placement, 0, tokens, 2, NIL, other, found) == OK
     (transfer,) = set(finish(placement)["transfer"].tolist())
     assert found["blocked"][0] == transfer
+
+
+@pytest.mark.parametrize("n", [2**30 + 1, 2**62, 2**63 - 1, (2**64 + 4) // 5])
+def test_more_tokens_than_a_row_can_have_are_refused(n: int) -> None:
+    _, _, placement = single(1, 16)
+    tokens, blocks, tiers, num, owner = tokens_of([1]), out(np.int32, 4), out(np.uint8, 4), out(), out()
+    assert call("placement_match", placement, 0, tokens, n, blocks, tiers, 4, num) == ARGUMENT
+    assert call("placement_acquire", placement, 0, tokens, n, -1, owner, None) == ARGUMENT

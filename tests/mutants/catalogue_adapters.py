@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         "a folder that a process has open is removed",
         ADAPTERS + "folders.py",
-        (("        if (lock := _try_lock(path)) < 0:\n", "        if (lock := _open_lock(path / 'IN_USE')) < 0:\n"),),
+        (("lock = _try_lock(folder)", "lock = _open_lock(folder / 'IN_USE')"),),
         ("test_a_folder_that_is_open_does_not_go",),
     ),
     Mutant(

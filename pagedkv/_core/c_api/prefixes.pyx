@@ -18,6 +18,10 @@ from pagedkv._core.transfers cimport finish_as
 from pagedkv._core.types cimport E_MEMORY, NIL, Move, handle_slot, make_handle
 
 
+cdef enum:
+    MOST_TOKENS = 1 << 30
+
+
 # ---- blocks
 
 cdef int pool_take(pagedkv_pool* handle, int32_t n, int32_t* ids) noexcept nogil:
@@ -82,8 +86,8 @@ cdef int match(pagedkv_placement* handle, int64_t named, const int32_t* tokens, 
     cdef int code = PAGEDKV_OK
     cdef int32_t* ids
     cdef uint8_t* tops
-    if (handle == NULL or n < 0 or (n > 0 and tokens == NULL) or room < 0 or (room > 0 and (blocks == NULL or tiers == NULL))
-            or num == NULL):
+    if (handle == NULL or n < 0 or n > MOST_TOKENS or (n > 0 and tokens == NULL) or room < 0
+            or (room > 0 and (blocks == NULL or tiers == NULL)) or num == NULL):
         return PAGEDKV_E_ARGUMENT
     p = place_of(handle)
     total = n // p.tree.block_size
@@ -116,7 +120,7 @@ cdef int acquire(pagedkv_placement* handle, int64_t named, const int32_t* tokens
     cdef Found seen
     cdef Place* p
     cdef int32_t root, slot = NIL
-    if handle == NULL or n < 0 or (n > 0 and tokens == NULL) or max_blocks < NIL or owner == NULL:
+    if (handle == NULL or n < 0 or n > MOST_TOKENS or (n > 0 and tokens == NULL) or max_blocks < NIL or owner == NULL):
         return PAGEDKV_E_ARGUMENT
     p = enter(handle)
     root = tree_named(p.tree, named)

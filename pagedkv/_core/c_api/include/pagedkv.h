@@ -189,14 +189,14 @@ typedef struct pagedkv_api {
     /* ---- prefixes. An owner holds a cached prefix: eviction passes it over until placement_release, or until
      * table_open has taken the owner over. `ns` that no call handed out: E_RANGE. */
 
-    /* Looks up the longest cached prefix of tokens [n] in whole blocks: its ids in blocks [num], and each one's
-     * hottest tier in tiers [num]. Owns nothing: the answer may be over at once. E_ROOM: `room` elements are too few
-     * for *num. E_MEMORY. */
+    /* Looks up the longest cached prefix of tokens [n], 2**30 at most, in whole blocks: its ids in blocks [num], and
+     * each one's hottest tier in tiers [num]. Owns nothing: the answer may be over at once. E_ROOM: `room` elements
+     * are too few for *num. E_MEMORY. */
     int (*placement_match)(pagedkv_placement *placement, int64_t ns, const int32_t *tokens, int64_t n, int32_t *blocks,
                            uint8_t *tiers, int64_t room, int64_t *num);
-    /* Owns the longest cached prefix of tokens [n], at most max_blocks blocks (PAGEDKV_NIL: no limit), in whatever
-     * tiers it lies. A request that computes its last token asks for (n - 1) / block_size. `found` may be NULL.
-     * E_RANGE, E_MEMORY. */
+    /* Owns the longest cached prefix of tokens [n], 2**30 at most, and of it max_blocks blocks at most (PAGEDKV_NIL:
+     * no limit), in whatever tiers it lies. A request that computes its last token asks for (n - 1) / block_size.
+     * `found` may be NULL. E_RANGE, E_MEMORY. */
     int (*placement_acquire)(pagedkv_placement *placement, int64_t ns, const int32_t *tokens, int64_t n,
                              int64_t max_blocks, int64_t *owner, pagedkv_found *found);
     /* Decides moves that bring the owned blocks below the device up to it. Reserve room for them first. *started:
@@ -220,8 +220,8 @@ typedef struct pagedkv_api {
     int (*placement_take_moves)(pagedkv_placement *placement, pagedkv_move *moves, int32_t room, int32_t *num);
     /* Says how transfers ended: for each entry of transfers [n] one of PAGEDKV_ARRIVED, _FAILED, _NOT_TRIED in
      * outcomes [n]. Name a transfer once, or once for each of its blocks; of several entries all must have arrived.
-     * Every transfer that was handed out must be completed. With a closed tier, several calls come in the order of
-     * the decisions. E_STALE: a transfer is not in flight. E_MEMORY. */
+     * Every transfer that was handed out must be completed, and no other one. With a closed tier, several calls
+     * come in the order of the decisions. E_STALE: a transfer is not in flight. E_MEMORY. */
     int (*placement_complete)(pagedkv_placement *placement, const int64_t *transfers, const uint8_t *outcomes,
                               int32_t n, int32_t *bad);
     int (*placement_in_flight)(pagedkv_placement *placement, int64_t *num); /* transfers decided and not completed */
