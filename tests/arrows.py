@@ -141,7 +141,7 @@ ARROWS: dict[str, set[str]] = {
         "_version",
     },
     "adapters.probe": {"errors"},
-    "adapters.folders": {"errors", "spec", "adapters.probe"},
+    "adapters.folders": {"errors", "spec", "adapters.probe", "tiers"},
     "adapters.failures": {"observe.callbacks"},
     "adapters.store_stats": {"observe.stats"},
     "adapters.model_cache": {

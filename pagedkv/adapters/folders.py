@@ -15,7 +15,6 @@ that, as a whole, the least recently opened one first.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from pagedkv.adapters.probe import Probe
 from pagedkv.errors import FileFormatError, InvalidArgument, LayoutMismatch, TierError, WrongType
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.sizes import Blocks, format_size, parse_size
+from pagedkv.tiers.disk import file_system
 
 LEAST_SHARE = 8  # of the budget, for a new folder
 MISMATCHES = ("beside", "reset", "refuse")
@@ -141,24 +141,27 @@ def _choosing(root: Path) -> Iterator[None]:
         raise TierError(f"{root} {what}, so it is no directory of adapters; name an empty or a new one")
     lock = _open_lock(root / "LOCK")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        file_system.wait_and_lock(lock)
         yield
     finally:
         os.close(lock)
 
 
 def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDWR | os.O_CREAT | file_system.flags("O_NOFOLLOW", "O_CLOEXEC"), 0o600)
 
 
 def _try_lock(folder: Path) -> int:
     """A descriptor that holds the folder's lock; -1 where another process has it open."""
     lock = _open_lock(folder / "IN_USE")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        file_system.lock(lock)
+    except BlockingIOError:
         os.close(lock)
         return -1
+    except BaseException:
+        os.close(lock)
+        raise
     return lock
 
 

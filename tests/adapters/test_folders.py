@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pagedkv.adapters.folders import Folder, open_folder
 from pagedkv.adapters.probe import Probe
 from pagedkv.adapters.store import PrefixStore
 from pagedkv.errors import TierError
+from pagedkv.tiers.disk import file_system
 
 MIB = 2**20
 
@@ -121,6 +123,15 @@ def test_the_directory_of_one_cache_is_refused(tmp_path: Path) -> None:
     pk.KVCache(spec, memory="1MiB", disk=pk.Disk(str(tmp_path / "kv"), "1MiB")).close()
     with pytest.raises(pk.TierError, match="disk tier of one cache"):
         opened(tmp_path / "kv", "a")
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(fd: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(file_system, "lock", none)
+    with pytest.raises(TierError, match="No locks available"):
+        opened(tmp_path, "a")
 
 
 def test_a_size_in_blocks_is_refused(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import pagedkv as pk
 from pagedkv.adapters.llama_cpp import LlamaCache, attach
 from pagedkv.adapters.store import PrefixStore
 from tests.adapters import llama_stub
+from tests.adapters.lives import kill_once_written
 from tests.adapters.llama_stub import VOCAB, Llama
 
 SYSTEM = np.random.default_rng(3).integers(0, VOCAB, 300).tolist()
@@ -534,23 +533,13 @@ LIFE = """
     llm = llama_stub.Llama({weights!r})
     cache = attach(llm, "1MiB", pk.Disk({path!r}, "8MiB"))
     answer(llm, ONE), answer(llm, OTHER)
-    while cache.stats().cache.disk["blocks_written"] < 24: pass  # of 351 + 371 tokens, 300 of them shared
-    print("written", flush=True)
-    sys.stdin.read()
 """
 
 
 def test_a_process_that_was_killed_leaves_its_prompts(tmp_path: Path, weights: Path, attached: Any) -> None:
     """Nothing was closed or flushed: write-behind alone."""
-    script = textwrap.dedent(LIFE).format(weights=str(weights), path=str(tmp_path / "kv"))
-    root = Path(__file__).parent.parent.parent
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
-    )  # fmt: skip
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"written\n"
-        process.kill()
+    script = LIFE.format(weights=str(weights), path=str(tmp_path / "kv"))
+    kill_once_written(script, 24)  # of 351 + 371 tokens, 300 of them shared
     llm = Llama(weights)
     cache = attached(llm)
     for prompt in (ONE, OTHER):

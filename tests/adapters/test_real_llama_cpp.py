@@ -7,9 +7,6 @@ in place; with a cold run only by tokens, without flash attention, and behind pr
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import pytest
 import pagedkv as pk
 from examples.llama_numpy import source
 from pagedkv.adapters.llama_cpp import attach
+from tests.adapters.lives import kill_once_written
 from tests.realmodel.bed import weights_from
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.realmodel]
@@ -173,29 +171,18 @@ def test_chats_say_the_same_and_are_found_after_a_restart(model: Any, tmp_path: 
 
 
 LIFE = """
-    import sys, time, pagedkv as pk
+    import pagedkv as pk
     from pathlib import Path
     from pagedkv.adapters.llama_cpp import attach
     from tests.adapters.test_real_llama_cpp import answer, new, prompt
     llm = new(Path({weights!r}))
     cache = attach(llm, "64MiB", pk.Disk({path!r}, "256MiB"))
     answer(llm, prompt(llm, 5))
-    while cache.stats().cache.disk["blocks_written"] < 20: time.sleep(0.01)
-    print("written", flush=True)
-    sys.stdin.read()
 """
 
 
 def test_a_process_that_was_killed_leaves_its_prompt(model: Any, weights: Path, tmp_path: Path) -> None:
-    script = textwrap.dedent(LIFE).format(weights=str(weights), path=str(tmp_path / "kv"))
-    root = Path(__file__).parent.parent.parent
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
-    )  # fmt: skip
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"written\n"
-        process.kill()
+    kill_once_written(LIFE.format(weights=str(weights), path=str(tmp_path / "kv")), 20)
     llm = model()
     expected = answer(llm, prompt(llm, 5))
     emptied(llm)

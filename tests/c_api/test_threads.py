@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pagedkv import c_api
 from pagedkv.core import BlockPool, BlockTable
 from tests.c_api.native import NIL, OK, Arrays, at, out, tokens_of
 from tests.core.helpers import single, sound
+from tests.reliability.crowd import restless, together
 
 ROUNDS = 400
-
-
-@pytest.fixture
-def restless() -> Iterator[None]:
-    """Threads change as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def together(*jobs: Callable[[], None]) -> None:
-    """Run all at once; the first error of any."""
-    errors: list[BaseException] = []
-
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def holding_the_gil(name: str) -> Callable[..., Any]:
@@ -56,7 +26,6 @@ def holding_the_gil(name: str) -> Callable[..., Any]:
     return kind(address)
 
 
-@pytest.mark.usefixtures("restless")
 def test_threads_with_and_without_the_gil_share_a_pool() -> None:
     pool = BlockPool(64)
     handle = c_api.handle_of(pool)
@@ -74,12 +43,12 @@ def test_threads_with_and_without_the_gil_share_a_pool() -> None:
 
     without = (c_api.function("pool_alloc"), c_api.function("pool_free"))
     holding = (holding_the_gil("pool_alloc"), holding_the_gil("pool_free"))
-    together(python, lambda: native(*without), lambda: native(*holding), lambda: native(*holding))
+    with restless():
+        assert together([python, lambda: native(*without), lambda: native(*holding), lambda: native(*holding)]) == []
     assert pool.num_free == 64
     sound(pool)
 
 
-@pytest.mark.usefixtures("restless")
 def test_threads_with_and_without_the_gil_serve_rows_of_one_table() -> None:
     table = BlockTable(single(4, 128)[2], 8)
     handle = c_api.handle_of(table)
@@ -101,13 +70,13 @@ def test_threads_with_and_without_the_gil_serve_rows_of_one_table() -> None:
             table.commit([row], step.number)
             table.release(row)
 
-    together(python, python, lambda: native(c_api.function), lambda: native(holding_the_gil))
+    with restless():
+        assert together([python, python, lambda: native(c_api.function), lambda: native(holding_the_gil)]) == []
     assert table.num_rows == 0
     assert len(table.placement.match(range(8))[1]) == 2
     sound(table, table.placement)
 
 
-@pytest.mark.usefixtures("restless")
 def test_a_call_that_holds_the_gil_lets_go_of_it_while_it_waits_for_the_mutex() -> None:
     """Python's step releases the GIL under the mutex, and needs it again to go on."""
     table = BlockTable(single(4, 1024)[2], 2)
@@ -124,6 +93,7 @@ def test_a_call_that_holds_the_gil_lets_go_of_it_while_it_waits_for_the_mutex() 
         for _ in range(20_000):
             assert look(handle, at(flying)) == OK
 
-    together(python, native, native)
+    with restless():
+        assert together([python, native, native]) == []
     table.release(row)
     sound(table)

@@ -146,6 +146,21 @@ def test_windows_locks_a_byte_that_no_text_reaches(monkeypatch: pytest.MonkeyPat
     os.close(fd)
 
 
+def test_a_lock_is_waited_for_where_the_system_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def locking(fd: int, mode: int, count: int) -> None:
+        tries.append(fd)
+        if len(tries) < 3:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    without_posix(monkeypatch, locking)
+    fd = os.open(tmp_path / "LOCK", os.O_RDWR | os.O_CREAT)
+    file_system.wait_and_lock(fd)
+    assert tries == [fd] * 3
+    os.close(fd)
+
+
 def test_a_lock_that_fails_for_another_reason_is_no_other_owner(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

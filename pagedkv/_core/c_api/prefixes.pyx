@@ -35,32 +35,28 @@ cdef int pool_take(pagedkv_pool* handle, int32_t n, int32_t* ids) noexcept nogil
     return code
 
 
-cdef int pool_share(pagedkv_pool* handle, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
-    cdef Pool* p
+ctypedef int (*Recount)(Pool*, const int32_t*, int32_t, int32_t*) noexcept nogil
+
+
+# One reference more, or less, for each of ids [n].
+cdef inline int recounted(pagedkv_pool* handle, const int32_t* ids, int32_t n, int32_t* bad, Recount recount) noexcept nogil:
     cdef int32_t at = 0
     cdef int code
     if handle == NULL or n < 0 or (n > 0 and ids == NULL):
         return PAGEDKV_E_ARGUMENT
-    p = enter_pool(handle)
-    code = pool_incref(p, ids, n, &at)
+    code = recount(enter_pool(handle), ids, n, &at)
     leave_pool(handle)
     if bad != NULL:
         bad[0] = at
     return code
+
+
+cdef int pool_share(pagedkv_pool* handle, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
+    return recounted(handle, ids, n, bad, pool_incref)
 
 
 cdef int pool_give(pagedkv_pool* handle, const int32_t* ids, int32_t n, int32_t* bad) noexcept nogil:
-    cdef Pool* p
-    cdef int32_t at = 0
-    cdef int code
-    if handle == NULL or n < 0 or (n > 0 and ids == NULL):
-        return PAGEDKV_E_ARGUMENT
-    p = enter_pool(handle)
-    code = pool_free(p, ids, n, &at)
-    leave_pool(handle)
-    if bad != NULL:
-        bad[0] = at
-    return code
+    return recounted(handle, ids, n, bad, pool_free)
 
 
 cdef int pool_counts(pagedkv_pool* handle, pagedkv_counts* counts) noexcept nogil:

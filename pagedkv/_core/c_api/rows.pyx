@@ -225,33 +225,28 @@ cdef int row_state(pagedkv_table* handle, int64_t row, pagedkv_row* state) noexc
 
 
 # A row's tokens, or its blocks.
-cdef int copied(BlockTable table, int64_t row, bint tokens, int32_t* out, int64_t room, int64_t* num) noexcept nogil:
-    cdef int32_t r = table.row_of(row)
-    if r < 0:
-        return PAGEDKV_E_STALE
-    num[0] = table.rows[r].num_tokens if tokens else table.rows[r].num_blocks
-    if num[0] > room:
-        return PAGEDKV_E_ROOM
-    if num[0] > 0:
-        memcpy(out, table.rows[r].tokens if tokens else table.table + <int64_t>r * table.width, num[0] * sizeof(int32_t))
-    return OK
+cdef int copied(pagedkv_table* handle, int64_t row, bint tokens, int32_t* into, int64_t room, int64_t* num) noexcept nogil:
+    cdef Row* entry
+    cdef int32_t r
+    cdef int code = PAGEDKV_E_STALE
+    if handle == NULL or room < 0 or (room > 0 and into == NULL) or num == NULL:
+        return PAGEDKV_E_ARGUMENT
+    enter_table(handle)
+    r = (<BlockTable><void*>handle).row_of(row)
+    if r >= 0:
+        entry = &(<BlockTable><void*>handle).rows[r]
+        num[0] = entry.num_tokens if tokens else entry.num_blocks
+        code = OK if num[0] <= room else PAGEDKV_E_ROOM
+        if code == OK and num[0] > 0:
+            memcpy(into, entry.tokens if tokens else
+                   (<BlockTable><void*>handle).table + <int64_t>r * (<BlockTable><void*>handle).width, num[0] * sizeof(int32_t))
+    leave_table(handle)
+    return code
 
 
 cdef int row_tokens(pagedkv_table* handle, int64_t row, int32_t* tokens, int64_t room, int64_t* num) noexcept nogil:
-    cdef int code
-    if handle == NULL or room < 0 or (room > 0 and tokens == NULL) or num == NULL:
-        return PAGEDKV_E_ARGUMENT
-    enter_table(handle)
-    code = copied(<BlockTable><void*>handle, row, True, tokens, room, num)
-    leave_table(handle)
-    return code
+    return copied(handle, row, True, tokens, room, num)
 
 
 cdef int row_blocks(pagedkv_table* handle, int64_t row, int32_t* blocks, int64_t room, int64_t* num) noexcept nogil:
-    cdef int code
-    if handle == NULL or room < 0 or (room > 0 and blocks == NULL) or num == NULL:
-        return PAGEDKV_E_ARGUMENT
-    enter_table(handle)
-    code = copied(<BlockTable><void*>handle, row, False, blocks, room, num)
-    leave_table(handle)
-    return code
+    return copied(handle, row, False, blocks, room, num)

@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import sys
+import time
 from typing import Any
 
 NETWORK = frozenset({
@@ -153,6 +154,19 @@ def past_the_cache(fd: int) -> bool:
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
         return True
     return False
+
+
+def wait_and_lock(fd: int) -> None:
+    """As `lock`, once no other descriptor has it: for locks that are held for moments."""
+    fcntl = _module("fcntl")
+    if fcntl is not None:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            lock(fd)
+            return
+        time.sleep(0.01)
 
 
 def lock(fd: int) -> None:
