@@ -66,16 +66,15 @@ class Context:
     def write(self, num_tokens: int) -> None:
         """Put the state whose K and V were written into :meth:`views` in the place of the sequence.
 
+        The caller sets ``n_tokens`` to 0 before, and the right number after: whatever interrupts this, the context
+        counts as empty, and the next ``eval`` removes the cells that are there.
+
         Raises
         ------
         RuntimeError
-            llama.cpp did not take it. The sequence is empty then.
+            llama.cpp did not take it.
         """
-        try:
-            self._write(self._room(self.layout.size(num_tokens)))
-        except BaseException:
-            self.clear()
-            raise
+        self._write(self._room(self.layout.size(num_tokens)))
 
     def clear(self) -> None:
         """Empty the sequence, and say so to the ``Llama``."""

@@ -266,7 +266,7 @@ class LlamaCache:
         def apply(found: int) -> None:
             self._as_prompt = 0
             llm._requires_eval = True
-            llm.n_tokens = 0  # whatever interrupts this, the context counts as empty
+            llm.n_tokens = 0
             self._context.write(found)
             llm.input_ids[:found] = ids[:found]
             llm.n_tokens = found
