@@ -159,6 +159,13 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "spec", "observe.callbacks", "cache.explain", "adapters.llama_context", "adapters.llama_model"),
         *("adapters.store", "adapters.store_stats"),
     },
+    "adapters.onnx_ports": {"errors", "spec"},
+    "adapters.onnx_context": {"errors", "spec", "interop", "adapters.onnx_ports"},
+    "adapters.onnx_probe": {"errors", "observe.callbacks", "adapters.onnx_context", "adapters.probe"},
+    "adapters.onnx": {
+        *("errors", "spec", "cache.explain", "adapters.onnx_context", "adapters.onnx_ports", "adapters.onnx_probe"),
+        *("adapters.store", "adapters.store_stats"),
+    },
     "adapters": set(),
     "cache": set(),
     "lab": set(),

@@ -60,7 +60,10 @@ OUR_FORKS = {
     "pagedkv.scheduler.reporting": "forks a sequence",
     "pagedkv.scheduler.reopening": "forks a sequence",
 }
-OUR_LOADS = {"pagedkv.adapters.llama_cpp": "PrefixStore.load: copies cached KV into arrays; it reads no file"}
+OUR_LOADS = dict.fromkeys(
+    ("pagedkv.adapters.llama_cpp", "pagedkv.adapters.onnx"),
+    "PrefixStore.load: copies cached KV into arrays; it reads no file",
+)
 USED = {"eval", "exec", "__import__"}  # also without a call
 OF_OS = {f"os.{name}" for name in FORBIDDEN_CALLS}
 # calls of a plain name; attributes of the same name (re.compile, nvrtc.compile) are other things

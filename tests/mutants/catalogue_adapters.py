@@ -105,4 +105,52 @@ MUTANTS = (
         (("runtime.llama_model_n_swa(model) > 0", "False"),),
         ("test_a_model_that_cannot_be_cached_is_refused_and_works_as_before",),
     ),
+    Mutant(
+        "a decoder that ignores its past is accepted",
+        ADAPTERS + "onnx_probe.py",
+        (("    if differs:\n", "    if False:\n"),),
+        ("test_a_session_that_does_not_use_its_past_is_refused",),
+    ),
+    Mutant(
+        "a decoder's context serves another namespace",
+        ADAPTERS + "onnx.py",
+        (("if space is not None and space == self._space else 0", "if space is not None else 0"),),
+        ("test_namespaces_share_neither_cache_nor_context",),
+    ),
+    Mutant(
+        "a decoder counts tokens as held while others are loaded",
+        ADAPTERS + "onnx.py",
+        (("            self._hold(np.empty(0, np.int64))  # whatever", "            pass  # whatever"),),
+        ("test_a_restore_that_is_interrupted_leaves_nothing_wrong",),
+    ),
+    Mutant(
+        "a run that was interrupted leaves its tokens in the past",
+        ADAPTERS + "onnx.py",
+        (("        self._context.cut(len(self.tokens))  # an", "        pass  # an"),),
+        ("test_a_step_that_is_interrupted_behind_its_run_is_not_there",),
+    ),
+    Mutant(
+        "an answer goes on behind another prompt",
+        ADAPTERS + "onnx.py",
+        (("                if self._turn is not turn:\n", "                if False:\n"),),
+        ("test_one_decoder_answers_one_prompt_at_a_time",),
+    ),
+    Mutant(
+        "a mask counts padding as tokens",
+        ADAPTERS + "onnx_context.py",
+        (("feeds(padded, start, start + len(ids))", "feeds(padded, start, start + size)"),),
+        ("test_a_mask_leaves_out_the_padding",),
+    ),
+    Mutant(
+        "the logits of padding are taken",
+        ADAPTERS + "onnx_context.py",
+        (("return np.array(rows[tokens - 1])", "return np.array(rows[-1])"),),
+        ("test_every_kind_of_past_hits_with_two_conversations_in_turn",),
+    ),
+    Mutant(
+        "a run has no room for its padding",
+        ADAPTERS + "onnx_context.py",
+        (("self.limit = limit - (ports.chunk or 1) + 1", "self.limit = limit"),),
+        ("test_an_answer_ends_at_a_stop_token_and_where_the_past_is_full",),
+    ),
 )
