@@ -42,10 +42,11 @@ WHAT = {
     "tests/kernels/test_doctor.py": "compiles every kernel",
     "tests/kernels/test_matrix.py": "pairs of values of the PTX matrix",
     "tests/kernels/test_on_gpu.py": "large pools, and compute-sanitizer",
+    "tests/model/test_native_driver.py": "compiles a driver",
     "tests/model/test_placement_driver.py": "half of the seeds with all books recounted",
     "tests/mutants/test_mutants.py": "mutants, and the same tests on a copy without a mistake",
     "tests/packaging/test_wheel.py": "builds and installs the wheel",
-    "tests/bench/test_small_benches.py": "a first token through a store, and stores that stand still",
+    "tests/bench/test_small_benches.py": "a first token through a store, stores that stand still, and scales",
     "tests/oracle/test_groups_of_the_core.py": "a million moves of the core over groups of layers",
     "tests/realmodel": "SmolLM2 beyond its goldens, Gemma 3",
     "tests/reliability/test_proofs.py": "the proofs outside `QUICK`",
@@ -66,7 +67,7 @@ WHAT = {
     "tests/simulate/test_groups.py": "more published models by groups of layers",
     "tests/show/test_in_a_browser.py": "the page of `pagedkv show --html` in a browser",
     "tests/tools": "random damage to stores for groups of layers, repaired",
-    "tests/tiers/test_growth.py": "kills while a store grows by the other size",
+    "tests/tiers/test_growth.py": "kills while a store grows",
 }
 
 

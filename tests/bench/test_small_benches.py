@@ -18,6 +18,7 @@ def run(module: str, *options: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_finer_scales_and_more_bits_have_smaller_errors(tmp_path: Path) -> None:
     out = tmp_path / "quantised.json"
     run("bench.quantised", "--no-model", "--json", str(out))

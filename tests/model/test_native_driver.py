@@ -11,6 +11,8 @@ import pytest
 
 from tests.model.histories import drive, driver_of, events
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_seed_always_gives_the_same_history(native_driver: ModuleType) -> None:
     for seed in range(20):

@@ -144,6 +144,7 @@ def test_a_call_ends_after_its_limit(tmp_path: Path) -> None:
         assert caught.value.kind == "timeout"
 
 
+@pytest.mark.slow
 def test_a_file_system_that_hangs_holds_up_neither_purge_nor_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ import pytest
 from pagedkv.errors import LayoutMismatch, StoreDamaged, TierError
 from pagedkv.tiers import DiskTier
 from pagedkv.tiers.disk import growth
-from tests.slices import one_in
 
 from .conftest import NUM_BLOCKS, bytes_of, name_of
 
@@ -85,7 +84,8 @@ def test_nothing_but_the_number_of_blocks_grows(open_tier: Open, change: dict[st
     open_tier().close()
 
 
-@pytest.mark.parametrize("larger", one_in(2, [13, 25]))
+@pytest.mark.slow
+@pytest.mark.parametrize("larger", [13, 25])
 def test_a_store_that_is_killed_while_it_grows_has_either_size_and_every_block(
     open_tier: Open, tmp_path: Path, larger: int
 ) -> None:
