@@ -17,14 +17,15 @@ FROM_3_11 = {
     "interop_jax.py", "interop_mlx.py", "interop_onnx_paged_attention.py", "interop_onnxruntime.py",
     "interop_tinygrad.py",
 }  # fmt: skip
+GUESTS = {"interop_torch.py": ["torch"], "transformers_cache.py": ["torch", "transformers"]}  # .ci/run installs them
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout]
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_runs(script: Path, tmp_path: Path) -> None:
-    if script.name == "interop_torch.py":
-        pytest.importorskip("torch", reason="PyTorch is not installed: its wheels on PyPI bring 3 GB of CUDA along")
+    for guest in GUESTS.get(script.name, ()):
+        pytest.importorskip(guest, reason=f"{guest} is not installed: the wheels of torch bring 3 GB of CUDA along")
     if script.name in FROM_3_11 and sys.version_info < (3, 11):
         pytest.skip("the test extra has this framework from Python 3.11 on")
     command = [sys.executable, "-W", "error", str(script)]
