@@ -150,6 +150,26 @@ def test_moves_come_in_whole_transfers() -> None:
     sound(placement)
 
 
+def test_a_transfer_that_was_not_handed_out_cannot_be_completed() -> None:
+    def two_decided() -> Placement:
+        _, _, placement = tiered(1, (8, 16))
+        cache(placement, [1, 2, 3])
+        cache(placement, [9, 8, 7])
+        call("placement_reserve", placement, 0, 8, out())
+        return placement
+
+    ids = list(dict.fromkeys(taken(two_decided())["transfer"].tolist()))  # a twin's, which are the same
+    placement = two_decided()
+    assert taken(placement, 3)["transfer"].tolist() == [ids[0]] * 3
+    given, bad = np.array(ids, np.int64), out(np.int32)
+    with nothing_changes(placement):
+        assert call("placement_complete", placement, given, np.ones(2, np.uint8), 2, bad) == STATE
+        assert bad[0] == 1
+    assert taken(placement)["transfer"].tolist() == [ids[1]] * 3
+    assert completed(placement, ids, [1, 1]) == OK
+    sound(placement)
+
+
 def test_entries_for_a_transfer_count_together_and_a_stale_one_stops_all() -> None:
     _, _, placement = tiered(1, (8, 16))
     cache(placement, [1, 2, 3])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     catalogue_adapters,
+    catalogue_c_api,
     catalogue_cache,
     catalogue_core,
     catalogue_cpu,
@@ -43,5 +44,6 @@ ROOMS = {
     "replay": catalogue_replay.MUTANTS,
     "simulate": catalogue_simulate.MUTANTS,
     "adapters": catalogue_adapters.MUTANTS,
+    "c_api": catalogue_c_api.MUTANTS,
 }
 MUTANTS = tuple(mutant for mutants in ROOMS.values() for mutant in mutants)

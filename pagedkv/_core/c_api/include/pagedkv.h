@@ -221,7 +221,8 @@ typedef struct pagedkv_api {
     /* Says how transfers ended: for each entry of transfers [n] one of PAGEDKV_ARRIVED, _FAILED, _NOT_TRIED in
      * outcomes [n]. Name a transfer once, or once for each of its blocks; of several entries all must have arrived.
      * Every transfer that was handed out must be completed, and no other one. With a closed tier, several calls
-     * come in the order of the decisions. E_STALE: a transfer is not in flight. E_MEMORY. */
+     * come in the order of the decisions. E_STALE: a transfer is not in flight. E_STATE: it was not handed out yet. E_MEMORY.
+     * *bad (may be NULL): the entry. Nothing has changed then. */
     int (*placement_complete)(pagedkv_placement *placement, const int64_t *transfers, const uint8_t *outcomes,
                               int32_t n, int32_t *bad);
     int (*placement_in_flight)(pagedkv_placement *placement, int64_t *num); /* transfers decided and not completed */
