@@ -36,6 +36,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "__import__", "system", "popen", "forkpty"}
 OUR_METHODS = {  # of other libraries' objects, with such a name; no text is run
     "pagedkv.tiers.remote.glide": ".exec",  # the client sends a batch of commands
     "pagedkv.adapters.llama_context": ".eval",  # a llama_cpp.Llama computes tokens
+    "pagedkv.adapters.mlx_layers": ".eval",  # mlx.core.eval computes arrays
 }
 OUR_SOCKETS = {"pagedkv.tiers.ranks.wire": "unix sockets, over which a cache commands its tensor-parallel ranks"}
 FORBIDDEN_CALLS |= {f"{name}{how}" for name in ("exec", "spawn") for how in ("v", "ve", "vp", "vpe", "l", "le", "lp")}

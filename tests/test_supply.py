@@ -61,7 +61,7 @@ OUR_FORKS = {
     "pagedkv.scheduler.reopening": "forks a sequence",
 }
 OUR_LOADS = dict.fromkeys(
-    ("pagedkv.adapters.llama_cpp", "pagedkv.adapters.onnx"),
+    ("pagedkv.adapters.llama_cpp", "pagedkv.adapters.mlx_lm", "pagedkv.adapters.onnx"),
     "PrefixStore.load: copies cached KV into arrays; it reads no file",
 )
 USED = {"eval", "exec", "__import__"}  # also without a call

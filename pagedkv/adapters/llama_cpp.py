@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv.adapters.llama_context import Context
-from pagedkv.adapters.llama_model import TESTED, check_supported, is_tested, model_name
+from pagedkv.adapters.llama_model import TESTED, check_supported, model_name
 from pagedkv.adapters.store import MIN_TOKENS, PrefixStore
 from pagedkv.adapters.store_stats import StoreStats
+from pagedkv.adapters.versions import is_tested
 from pagedkv.cache.explain import Explanation
 from pagedkv.errors import InvalidArgument, NotSupported, WrongType
 from pagedkv.observe.callbacks import Log, is_interrupt
@@ -102,7 +103,7 @@ def attach(
             raise
         reason = f"llama-cpp-python {runtime.__version__} does not answer as expected ({problem!r:.200})"
         raise NotSupported("this llama_cpp.Llama", reason) from problem
-    if not is_tested(runtime.__version__):
+    if not is_tested(runtime.__version__, TESTED):
         log.warning(
             "llama-cpp-python %s is not among the tested versions (%s to %s); its states are understood",
             runtime.__version__, *TESTED,

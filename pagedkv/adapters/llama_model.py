@@ -21,15 +21,6 @@ _SPLIT = re.compile(r"(.*-)00001-of-(\d{5})\.gguf")
 _WHAT = "this llama_cpp.Llama"
 
 
-def is_tested(version: str) -> bool:
-    """Whether a version of llama-cpp-python is in the range that the tests run with."""
-    return _numbers(TESTED[0]) <= _numbers(version) <= _numbers(TESTED[1])
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]
-
-
 def check_supported(llm: Any, runtime: Any) -> None:
     """Raise NotSupported where K and V of tokens are not all of the state; nothing is computed.
 

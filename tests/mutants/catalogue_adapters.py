@@ -1,4 +1,4 @@
-"""Mutants of the adapters: failures, folders, probes, states, attach."""
+"""Mutants of the adapters: failures, folders, probes, states, attach, decoders, mlx-lm."""
 
 from tests.mutants.mutant import Mutant
 
@@ -152,5 +152,41 @@ MUTANTS = (
         ADAPTERS + "onnx_context.py",
         (("self.limit = limit - (ports.chunk or 1) + 1", "self.limit = limit"),),
         ("test_an_answer_ends_at_a_stop_token_and_where_the_past_is_full",),
+    ),
+    Mutant(
+        "a KVCache that was quantised on the way is stored",
+        ADAPTERS + "mlx_layers.py",
+        (("            if type(layer) is not self._kind:\n", "            if False:\n"),),
+        ("test_caches_of_something_else_are_not_kept_and_that_is_said_once",),
+    ),
+    Mutant(
+        "caches come back without room to grow",
+        ADAPTERS + "mlx_lm.py",
+        (("self._layers.room(self._layers.capacity(len(ids)))", "self._layers.room(found)"),),
+        ("test_what_comes_back_has_the_type_the_bytes_and_the_room_of_a_cache_that_computed_it",),
+    ),
+    Mutant(
+        "tokens that the caches do not hold yet are stored",
+        ADAPTERS + "mlx_lm.py",
+        (("held = min(len(ids), prompt_cache[0].offset)", "held = len(ids)"),),
+        ("test_caches_that_hold_fewer_or_more_tokens_than_the_text_are_kept_as_far_as_both_go",),
+    ),
+    Mutant(
+        "one cache serves every model's name",
+        ADAPTERS + "mlx_lm.py",
+        (("if not (model is self._key or ", "if False and not (model is self._key or "),),
+        ("test_another_models_name_is_a_miss",),
+    ),
+    Mutant(
+        "the server's next model finds the KV of the one before",
+        ADAPTERS + "mlx_server.py",
+        (("if key != self._key or model is not self._model():", "if self._key is None:"),),
+        ("test_models_in_turn_never_find_each_others_kv",),
+    ),
+    Mutant(
+        "a draft model's requests get caches without its layers",
+        ADAPTERS + "mlx_server.py",
+        (("        if key[2] is not None:\n", "        if False:\n"),),
+        ("test_what_is_refused_goes_on_with_the_servers_own_cache",),
     ),
 )
