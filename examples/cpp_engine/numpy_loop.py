@@ -1,4 +1,4 @@
-"""The tokens of ``engine.cpp``: the same toy model in NumPy, over a large ``KVCache``.
+"""The tokens of ``engine.h``: the same toy model in NumPy, over a large ``KVCache``.
 
 Prints the lines that the engine prints before its last one.
 """

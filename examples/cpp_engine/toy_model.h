@@ -24,6 +24,11 @@ inline Vector times(const Vector& x, int layer, int number, int columns = WIDTH)
     return out;
 }
 
+// The token with the largest logit.
+inline int32_t best(const Vector& logits) {
+    return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
 inline Vector embedded(int32_t token, int32_t position) {
     Vector x(WIDTH);
     for (int i = 0; i < WIDTH; i++) x[i] = weight(uint64_t(token) * WIDTH + i) + std::sin(position / 3.0 + i);

@@ -34,7 +34,7 @@ def built(folder: Path, *flags: str, include: str | None = None) -> Path:
     command = [
         *(CXX, "-std=c++11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", *flags),
         *(f"-I{include or pagedkv.get_include()}", "-isystem", python, f'-DPYTHON="{sys.executable}"'),
-        *(str(SOURCES / "engine.cpp"), *link_flags(), "-pthread", "-o", str(engine)),
+        *(str(SOURCES / "main.cpp"), *link_flags(), "-pthread", "-o", str(engine)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-4000:]}"
