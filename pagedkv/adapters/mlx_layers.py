@@ -1,7 +1,7 @@
 """The KV of an mlx-lm model's layers as NumPy arrays, and new layers from arrays.
 
-The attributes ``keys``, ``values`` and ``offset`` of ``KVCache`` are used. Its ``state`` is not: the members of that
-tuple differ between versions.
+The attributes ``keys``, ``values`` and ``offset`` of ``KVCache`` are used. Its ``state`` is not: no page promises the
+members of that tuple.
 """
 
 from __future__ import annotations

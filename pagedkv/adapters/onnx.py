@@ -94,7 +94,7 @@ class CachedDecoder:
         if not isinstance(revision, str) or not revision:
             raise WrongType(f"revision must be a text that names the weights, such as 'smollm2@2', not {revision!r}")
         for name in ("get_inputs", "get_outputs", "run"):
-            if not callable(getattr(session, name, None)):
+            if isinstance(session, type) or not callable(getattr(session, name, None)):
                 raise WrongType(f"session must be an onnxruntime.InferenceSession, not a {type(session).__name__}")
         ports = Ports.of(session, past, present)
         self._context = open_context(session, ports, max_length)
@@ -108,6 +108,7 @@ class CachedDecoder:
         self._num_saved = 0  # of them
         self._space: Namespace | None = None  # of the tokens; None: they are not stored, nor used for another prompt
         self._turn = object()  # of the prompt that came last
+        self._has_prompt = False  # one that was computed
         self._closed = False
 
     # ---- a sequence
@@ -138,6 +139,7 @@ class CachedDecoder:
             with self.store.failures.guard("namespace"):
                 space = self.store.current()
         have = min(_common(self.tokens, ids), len(ids) - 1) if space is not None and space == self._space else 0
+        self._has_prompt, self._space = False, None  # until the tokens are those of this prompt and namespace
         if space is not None:
             have = self._restored(ids, have, space)
         self._keep(have)
@@ -146,6 +148,7 @@ class CachedDecoder:
         logits = self._computed(ids[have:])
         if space is not None and len(ids) - have >= _MEASURED:
             self.store.observe_prefill(len(ids) - have, perf_counter() - began, have)
+        self._has_prompt = True
         return logits
 
     def step(self, token: int) -> NDArray[Any]:
@@ -161,8 +164,8 @@ class CachedDecoder:
             It is no token, there is no prompt yet, or the past is full. Nothing has changed.
         """
         ids = self._checked([token])
-        if not len(self.tokens):
-            raise InvalidArgument("there is no prompt yet: call prefill(tokens) first")
+        if not self._has_prompt:
+            raise InvalidArgument("there is no prompt yet, or the last one failed: call prefill(tokens) first")
         if len(self.tokens) == self._context.limit:
             raise InvalidArgument(f"the past holds {self._context.limit} tokens, and all are used: begin a new prompt")
         return self._computed(ids)
@@ -193,11 +196,16 @@ class CachedDecoder:
             As :meth:`prefill`; or another prompt began before the answer's end.
         """
         wanted = whole_number(max_tokens, "max_tokens", 0, 2**31 - 1)
+        if not isinstance(stop, Collection) or isinstance(stop, str | bytes):
+            raise WrongType(f"stop must be a collection of tokens, such as {{2}}, not {stop!r}")
+        if choose is not None and not callable(choose):
+            raise WrongType(f"choose must be called with logits and return a token, not {choose!r}")
         try:
             logits = self.prefill(tokens)
             turn = self._turn
             for number in range(wanted):
-                token = int(np.argmax(logits) if choose is None else choose(logits))
+                chosen = int(np.argmax(logits)) if choose is None else choose(logits)
+                token = int(self._checked([chosen])[0])
                 yield token
                 if token in stop or number + 1 == wanted or len(self.tokens) == self._context.limit:
                     return
@@ -211,8 +219,10 @@ class CachedDecoder:
         """Store the KV of the tokens so far; how many of them were not cached before."""
         if self._space is None or len(self.tokens) == self._num_saved:
             return 0
+        failures = self.store.failures.counts()
         saved = self.store.save(self.tokens, self._context.kv, namespace=self._space, layout="HND")
-        self._num_saved = len(self.tokens)
+        if self.store.failures.counts() == failures:  # else it is tried again
+            self._num_saved = len(self.tokens)
         return saved
 
     # ---- for the caller
@@ -231,6 +241,15 @@ class CachedDecoder:
         See :meth:`pagedkv.adapters.store.PrefixStore.namespace`.
         """
         return self.store.namespace(namespace)
+
+    def purge(self, namespace: Namespace | str) -> int:
+        """Forget a namespace, also on disk.
+
+        The decoder's own tokens of it are neither stored nor used for another prompt.
+        """
+        if self._space == (Namespace(tenant=namespace) if isinstance(namespace, str) else namespace):
+            self._space = None
+        return self.store.purge(namespace)
 
     def checkpoint(self) -> int:
         """Store the tokens so far, and write all blocks that the disk lacks.
@@ -260,7 +279,10 @@ class CachedDecoder:
     # ---- inside
 
     def _checked(self, tokens: ArrayLike) -> NDArray[np.int64]:
-        ids = np.asarray(tokens)
+        try:
+            ids = np.asarray(tokens)
+        except (ValueError, TypeError) as problem:
+            raise WrongType(f"tokens must be integers [n]: {problem}") from None
         if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
             raise WrongType(f"tokens must be integers [n], got {ids.dtype} {ids.shape}")
         if not len(ids) or ids.min() < 0 or ids.max() >= self._vocab:
@@ -270,22 +292,18 @@ class CachedDecoder:
     def _restored(self, ids: NDArray[np.int64], have: int, space: Namespace) -> int:
         """Take a cached prefix of more than `have` tokens; how many need no computing then."""
 
-        def into(found: int) -> tuple[NDArray[Any], NDArray[Any]]:
-            self._hold(np.empty(0, np.int64))  # whatever interrupts this, the decoder holds nothing
-            return self._context.views(found)
-
         def apply(found: int) -> None:
             self._context.adopt(found)
             self._hold(ids[:found])
             self._num_saved = found
 
-        loaded = self.store.load(ids, into, beyond=have, namespace=space, layout="HND", apply=apply)
-        return loaded or min(have, len(self.tokens))
+        loaded = self.store.load(ids, self._context.views, beyond=have, namespace=space, layout="HND", apply=apply)
+        return loaded or have  # of which a failed load may have written the same again
 
     def _keep(self, length: int) -> None:
-        self._context.cut(length)
-        self._hold(self.tokens[:length])
         self._num_saved = min(self._num_saved, length)
+        self._hold(self.tokens[:length])  # first: the context holds these tokens at least, whatever interrupts this
+        self._context.cut(length)
 
     def _hold(self, tokens: NDArray[np.int64]) -> None:
         self.tokens = tokens.copy()

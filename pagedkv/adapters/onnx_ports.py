@@ -170,7 +170,7 @@ def _listed(ports: dict[str, Any]) -> str:
 
 def _layers(ports: dict[str, Any], form: str, what: str) -> tuple[tuple[str, str], ...]:
     """The names of K and V by layer."""
-    if form.count("{layer}") != 1 or form.count("{side}") != 1:
+    if not isinstance(form, str) or form.count("{layer}") != 1 or form.count("{side}") != 1:
         raise InvalidArgument(f"{what}={form!r}: '{{layer}}' and '{{side}}' are needed once each, as in {PAST!r}")
     pattern = re.escape(form).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{side\}", r"(?P<side>key|value)")
     found = {}

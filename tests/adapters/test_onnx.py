@@ -318,6 +318,73 @@ def test_a_step_that_is_interrupted_behind_its_run_is_not_there(opened: Any, mon
     assert decoder.step(8).tobytes() == other.step(8).tobytes()
 
 
+@pytest.mark.parametrize("where", ["_keep", "_hold"])
+def test_a_rewind_that_is_interrupted_leaves_nothing_wrong(
+    opened: Any, cold: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    decoder = opened(size=None)
+    decoder.prefill(ONE)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.prefill([*ONE[:100], 5])
+    with pytest.raises(InvalidArgument, match="no prompt yet"):
+        decoder.step(7)
+    assert answer(decoder, ONE) == cold(ONE)
+    assert answer(decoder, OTHER) == cold(OTHER)
+
+
+def test_an_interrupted_prompt_moves_no_kv_into_another_namespace(
+    opened: Any, observed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = opened(size=None)
+    with decoder.namespace("b"):
+        decoder.prefill(ONE)
+    with decoder.namespace("a"):
+        decoder.prefill(list(range(199)) * 2)
+    keep = decoder._keep
+
+    def interrupted(length: int) -> None:
+        keep(length)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, decoder.namespace("b"):
+        patch.setattr(decoder, "_keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.prefill([*ONE, 3])
+    decoder.save()
+    with decoder.namespace("a"):
+        assert computed(decoder, ONE, observed) == 340
+    with decoder.namespace("b"):
+        assert decoder.store.find(ONE) == 336
+
+
+def test_a_save_that_failed_is_tried_again(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = opened(size=None)
+    decoder.prefill(ONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder.store.cache, "sequence", None)
+        assert decoder.save() == 0
+    assert decoder.stats().failures == {"save: TypeError": 1}
+    assert decoder.save() == 340
+    assert decoder.save() == 0
+
+
+def test_a_purge_takes_the_decoders_own_tokens_along(opened: Any) -> None:
+    decoder = opened()
+    with decoder.namespace("a"):
+        decoder.prefill(ONE)
+        decoder.save()
+        assert decoder.purge("a") > 0
+    decoder.prefill(OTHER)
+    with decoder.namespace("a"):
+        assert decoder.store.find(ONE) == 0
+
+
 class Breaking:
     """A session whose runs fail when told to, before or after the real run."""
 
@@ -358,6 +425,8 @@ def test_a_run_that_fails_leaves_the_sequence_as_it_was(
     session.breaks = how
     with pytest.raises(RuntimeError, match="accelerator"):
         decoder.prefill(OTHER)
+    with pytest.raises(InvalidArgument, match="or the last one failed"):
+        decoder.step(7)  # of which sequence?
     assert answer(decoder, OTHER) == cold(OTHER)
     assert answer(decoder, ONE) == cold(ONE)
 
@@ -392,6 +461,7 @@ def test_one_decoder_answers_one_prompt_at_a_time(opened: Any, cold: Any) -> Non
         ([-1], InvalidArgument, "from 0 to 198"),
         ([1.5], WrongType, "tokens must be integers"),
         ([[1, 2]], WrongType, r"int64 \(1, 2\)"),
+        ([[1], [2, 3]], WrongType, "tokens must be integers"),
         (list(range(199)) * 3, InvalidArgument, "a prompt of 597 tokens; the past holds 512"),
     ],
 )
@@ -405,6 +475,24 @@ def test_tokens_that_are_none_are_refused_and_nothing_changes(opened: Any, token
     with pytest.raises(error):
         next(decoder.generate(tokens, 3))
     assert decoder.tokens.tolist() == ONE
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"stop": 5}, WrongType, "stop must be a collection of tokens"),
+        ({"choose": 5}, WrongType, "choose must be called with logits"),
+        ({"choose": lambda _: 1.7}, WrongType, "tokens must be integers"),
+        ({"choose": lambda _: None}, WrongType, "tokens must be integers"),
+        ({"choose": lambda _: 999}, InvalidArgument, "from 0 to 198"),
+    ],
+)
+def test_a_choice_that_is_no_token_goes_nowhere(opened: Any, options: Any, error: Any, words: str) -> None:
+    decoder = opened(size=None)
+    decoder.prefill(OTHER)
+    with pytest.raises(error, match=words):
+        next(decoder.generate(ONE, 3, **options))
+    assert decoder.tokens.tolist() == (ONE if callable(options.get("choose")) else OTHER)
 
 
 def ports(**changes: Any) -> Any:
@@ -468,6 +556,8 @@ def test_names_of_other_exporters_are_given(opened: Any, sessions: Any) -> None:
         opened(past="past.{layer}.{side}")
     with pytest.raises(InvalidArgument, match=r"'{layer}' and '{side}' are needed once each"):
         opened(present="present")
+    with pytest.raises(InvalidArgument, match="are needed once each"):
+        opened(past=5)
 
 
 @pytest.mark.parametrize(
@@ -508,6 +598,41 @@ def _forgetful() -> Any:
     flat = graph.op("Reshape", graph.op("Transpose", found, perm=[0, 2, 1, 3]), graph.ints(1, -1, 8))
     graph.op("Identity", flat, out=graph.output("logits", 1, ["batch", "tokens", 8]))
     return graph.session()
+
+
+def test_a_session_whose_tokens_see_later_ones_is_refused(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = Graph.op
+
+    def both_ways(graph: Graph, kind: str, *inputs: str, **options: Any) -> Any:
+        if kind != "LessOrEqual":
+            return op(graph, kind, *inputs, **options)
+        return op(graph, "Or", op(graph, kind, *inputs), op(graph, "GreaterOrEqual", *inputs))
+
+    monkeypatch.setattr(Graph, "op", both_ways)
+    for kind in ("growing", "fixed"):
+        with pytest.raises(NotSupported, match="behind KV that is put back it computes other numbers"):
+            opened(session=decoder(tiny_weights(), kind))
+
+
+@pytest.mark.parametrize("first", [0, 9])
+def test_a_session_that_sees_what_lies_behind_the_tokens_is_refused(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    op, columns = Graph.op, [""]
+
+    def all_behind(graph: Graph, kind: str, *inputs: str, **options: Any) -> Any:
+        if kind == "LessOrEqual":
+            columns[0] = inputs[0]
+        if kind != "And":
+            return op(graph, kind, *inputs, **options)
+        behind = op(
+            graph, "And", op(graph, "Not", inputs[1]), op(graph, "GreaterOrEqual", columns[0], graph.ints(first))
+        )
+        return op(graph, "Or", op(graph, "And", *inputs), behind)
+
+    monkeypatch.setattr(Graph, "op", all_behind)
+    with pytest.raises(NotSupported, match="behind KV that is put back it computes other numbers"):
+        opened(session=decoder(tiny_weights(), "fixed"))
 
 
 # ---- inputs

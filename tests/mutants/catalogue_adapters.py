@@ -112,16 +112,34 @@ MUTANTS = (
         ("test_a_session_that_does_not_use_its_past_is_refused",),
     ),
     Mutant(
+        "a decoder whose tokens see later ones is accepted",
+        ADAPTERS + "onnx_probe.py",
+        (
+            ("np.concatenate((ids[:KEPT], others[: PROBED - KEPT]))", "ids"),
+            (
+                "    context.run(ids[KEPT:-1])\n    behind = context.run(ids[-1:])\n",
+                "    behind = context.run(ids[KEPT:])\n",
+            ),
+        ),
+        ("test_a_session_whose_tokens_see_later_ones_is_refused",),
+    ),
+    Mutant(
+        "a decoder is tried with clean arrays",
+        ADAPTERS + "onnx_probe.py",
+        (("    context.run(others[: context.limit])", "    (others[: context.limit])"),),
+        ("test_a_session_that_sees_what_lies_behind_the_tokens_is_refused[9]",),
+    ),
+    Mutant(
+        "a prompt that was interrupted belongs to the namespace before it",
+        ADAPTERS + "onnx.py",
+        (("self._has_prompt, self._space = False, None  #", "self._has_prompt = False  #"),),
+        ("test_an_interrupted_prompt_moves_no_kv_into_another_namespace",),
+    ),
+    Mutant(
         "a decoder's context serves another namespace",
         ADAPTERS + "onnx.py",
         (("if space is not None and space == self._space else 0", "if space is not None else 0"),),
         ("test_namespaces_share_neither_cache_nor_context",),
-    ),
-    Mutant(
-        "a decoder counts tokens as held while others are loaded",
-        ADAPTERS + "onnx.py",
-        (("            self._hold(np.empty(0, np.int64))  # whatever", "            pass  # whatever"),),
-        ("test_a_restore_that_is_interrupted_leaves_nothing_wrong",),
     ),
     Mutant(
         "a run that was interrupted leaves its tokens in the past",
