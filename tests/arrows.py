@@ -142,7 +142,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "adapters.probe": {"errors"},
     "adapters.folders": {"errors", "spec", "adapters.probe", "tiers"},
-    "adapters.failures": {"observe.callbacks"},
+    "adapters.failures": {"errors", "observe.callbacks"},
     "adapters.store_stats": {"observe.stats"},
     "adapters.model_cache": {
         *("errors", "spec", "cache.cache", "adapters.failures", "adapters.folders", "adapters.probe"),
@@ -158,17 +158,17 @@ ARROWS: dict[str, set[str]] = {
     "adapters.llama_context": {"errors", "adapters.llama_numbers", "adapters.llama_state", "adapters.probe"},
     "adapters.llama_cpp": {
         *("errors", "spec", "observe.callbacks", "cache.explain", "adapters.llama_context", "adapters.llama_model"),
-        *("adapters.store", "adapters.store_stats", "adapters.versions"),
+        *("adapters.failures", "adapters.store", "adapters.store_stats", "adapters.versions"),
     },
     "adapters.mlx_layers": {"errors", "spec", "adapters.probe"},
     "adapters.mlx_lm": {
         *("errors", "spec", "observe.callbacks", "cache.explain", "adapters.mlx_layers"),
-        *("adapters.store", "adapters.store_stats", "adapters.versions"),
+        *("adapters.failures", "adapters.store", "adapters.store_stats", "adapters.versions"),
     },
     "adapters.mlx_server": {"spec", "adapters.failures", "adapters.mlx_lm"},
     "adapters.onnx_ports": {"errors", "spec"},
     "adapters.onnx_context": {"errors", "spec", "interop", "adapters.onnx_ports"},
-    "adapters.onnx_probe": {"errors", "observe.callbacks", "adapters.onnx_context", "adapters.probe"},
+    "adapters.onnx_probe": {"errors", "adapters.failures", "adapters.onnx_context", "adapters.probe"},
     "adapters.onnx": {
         *("errors", "spec", "cache.explain", "adapters.onnx_context", "adapters.onnx_ports", "adapters.onnx_probe"),
         *("adapters.store", "adapters.store_stats"),

@@ -8,9 +8,29 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 
-from pagedkv.observe.callbacks import Log, came_from_signal
+from pagedkv.errors import NotSupported
+from pagedkv.observe.callbacks import Log, came_from_signal, is_interrupt
 
 log = Log(logging.getLogger("pagedkv.adapters"))
+
+
+@contextlib.contextmanager
+def refusing(what: str, reason: str) -> Iterator[None]:
+    """Make an Exception inside the block, while a runtime is tried, a NotSupported.
+
+    Raises
+    ------
+    NotSupported
+        Of the block, or for `what`, with the reason and the exception. Interrupts come out as they are.
+    """
+    try:
+        yield
+    except NotSupported:
+        raise
+    except Exception as problem:
+        if is_interrupt(problem):
+            raise
+        raise NotSupported(what, f"{reason} ({problem!r:.200})") from problem
 
 
 class Failures:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedkv.adapters.failures import refusing
 from pagedkv.adapters.llama_context import Context
 from pagedkv.adapters.llama_model import TESTED, check_supported, model_name
 from pagedkv.adapters.store import MIN_TOKENS, PrefixStore
@@ -32,7 +33,7 @@ from pagedkv.adapters.store_stats import StoreStats
 from pagedkv.adapters.versions import is_tested
 from pagedkv.cache.explain import Explanation
 from pagedkv.errors import InvalidArgument, NotSupported, WrongType
-from pagedkv.observe.callbacks import Log, is_interrupt
+from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.sizes import Size, check_flag
@@ -91,18 +92,11 @@ def attach(
         raise NotSupported(f"a {type(llm).__name__}", "attach takes a llama_cpp.Llama")
     if isinstance(getattr(llm.generate, "pagedkv_cache", None), LlamaCache):
         raise InvalidArgument("this llama_cpp.Llama has a cache already: detach() or close() that one first")
-    try:
+    with refusing("this llama_cpp.Llama", f"llama-cpp-python {runtime.__version__} does not answer as expected"):
         check_supported(llm, runtime)
         reset_at = list(inspect.signature(llm.generate).parameters).index("reset") - 1
         context = Context(llm, runtime)
         name = model_name(llm, runtime, context.layout)
-    except NotSupported:
-        raise
-    except Exception as problem:
-        if is_interrupt(problem):
-            raise
-        reason = f"llama-cpp-python {runtime.__version__} does not answer as expected ({problem!r:.200})"
-        raise NotSupported("this llama_cpp.Llama", reason) from problem
     if not is_tested(runtime.__version__, TESTED):
         log.warning(
             "llama-cpp-python %s is not among the tested versions (%s to %s); its states are understood",

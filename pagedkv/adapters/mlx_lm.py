@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedkv.adapters.failures import refusing
 from pagedkv.adapters.mlx_layers import Layers
 from pagedkv.adapters.store import MIN_TOKENS, PrefixStore
 from pagedkv.adapters.store_stats import StoreStats
 from pagedkv.adapters.versions import is_tested
 from pagedkv.cache.explain import Explanation
 from pagedkv.errors import InvalidArgument, NotSupported
-from pagedkv.observe.callbacks import Log, is_interrupt
+from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.namespace import Namespace
 from pagedkv.spec.sizes import Size
@@ -89,16 +90,10 @@ class PromptCache:
         if not isinstance(revision, str) or not revision:
             raise InvalidArgument(f"revision must name the weights, such as 'qwen3-8b@1a2b', not {revision!r}")
         what = f"this {type(model).__name__}"
-        try:
+        with refusing(what, f"mlx-lm {version} does not answer as expected"):
             if mx.distributed.init().size() > 1:
                 raise NotSupported(what, "it is spread over several processes, whose hits may differ")
             self._layers = Layers(model, mx, caches)
-        except NotSupported:
-            raise
-        except Exception as problem:
-            if is_interrupt(problem):
-                raise
-            raise NotSupported(what, f"mlx-lm {version} does not answer as expected ({problem!r:.200})") from problem
         if not is_tested(version, TESTED):
             log.warning("mlx-lm %s is not among the tested versions (%s to %s)", version, *TESTED)
         self.store = PrefixStore(

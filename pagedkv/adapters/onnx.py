@@ -298,7 +298,7 @@ class CachedDecoder:
             self._num_saved = found
 
         loaded = self.store.load(ids, self._context.views, beyond=have, namespace=space, layout="HND", apply=apply)
-        return loaded or have  # of which a failed load may have written the same again
+        return loaded or min(have, self._context.length)  # after a failed load it may be empty
 
     def _keep(self, length: int) -> None:
         self._num_saved = min(self._num_saved, length)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.adapters.onnx_ports import Ports
+from pagedkv.adapters.onnx_ports import LOGITS, Ports
 from pagedkv.errors import InvalidArgument, NotSupported
 from pagedkv.interop.onnxruntime import bind_input, bind_output
 from pagedkv.spec.layers import MOST_TOKENS
@@ -76,7 +76,7 @@ class Growing:
 
     def __init__(self, session: Any, ports: Ports) -> None:
         self._session, self._ports = session, ports
-        self._outputs = [ports.logits, *(name for pair in ports.present for name in pair)]
+        self._outputs = [LOGITS, *(name for pair in ports.present for name in pair)]
         self._past: list[tuple[NDArray[Any], NDArray[Any]]] = []  # by layer [1, heads, tokens, dim]
         self._pending = ports.empty(0)
         self.adopt(0)
@@ -165,7 +165,7 @@ class Fixed:
             for layer, pair in enumerate(names):
                 for name, array in zip(pair, arrays, strict=True):
                     bound.append(bind(binding, name, array[layer][None]))
-        binding.bind_output(self._ports.logits, "cpu")
+        binding.bind_output(LOGITS, "cpu")
         self._session.run_with_iobinding(binding)
         self._arrays.reverse()
         logits = binding.get_outputs()[-1].numpy()

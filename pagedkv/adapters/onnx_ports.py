@@ -16,6 +16,7 @@ from pagedkv.errors import InvalidArgument, NotSupported
 from pagedkv.spec.kv_spec import KVSpec
 
 PAST, PRESENT = "past_key_values.{layer}.{side}", "present.{layer}.{side}"
+LOGITS = "logits"
 _SIDES = ("key", "value")
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}  # of KV
 _INTEGERS: dict[str, np.dtype[Any]] = {"tensor(int64)": np.dtype(np.int64), "tensor(int32)": np.dtype(np.int32)}
@@ -32,8 +33,9 @@ class Ports:
     heads, dim, dtype : of every layer.
     length : tokens of a fixed past; None if it grows with the sequence.
     chunk : tokens of every run, where ``input_ids`` has a fixed length; else None.
-    logits : name of the output.
-    masks, integers : names and dtypes of the inputs beside the KV; the length of a mask, where it is fixed.
+    integers : dtypes of the inputs beside the KV, by name.
+    mask_length : of ``attention_mask``, where it is fixed; else None.
+    has_branch : whether ``use_cache_branch`` is an input, as of Optimum's merged decoders.
     """
 
     past: tuple[tuple[str, str], ...]
@@ -43,7 +45,6 @@ class Ports:
     dtype: np.dtype[Any]
     length: int | None
     chunk: int | None
-    logits: str
     integers: dict[str, np.dtype[Any]]
     mask_length: int | None
     has_branch: bool
@@ -84,8 +85,8 @@ class Ports:
         rest = {name: one for name, one in inputs.items() if name not in names}
         if "input_ids" not in rest:
             raise NotSupported(_WHAT, f"it has no input 'input_ids': {_listed(rest)}")
-        if "logits" not in outputs:
-            raise NotSupported(_WHAT, f"it has no output 'logits': {_listed(outputs)}")
+        if LOGITS not in outputs:
+            raise NotSupported(_WHAT, f"it has no output {LOGITS!r}: {_listed(outputs)}")
         if unknown := sorted(set(rest) - _KNOWN):
             raise NotSupported(
                 _WHAT, f"the meaning of its input {unknown[0]!r} is not known; known are {', '.join(sorted(_KNOWN))}"
@@ -105,9 +106,7 @@ class Ports:
         if mask is not None and len(mask.shape) != 2:
             raise NotSupported(_WHAT, f"its attention_mask is {mask.shape}, not [batch, tokens]")
         mask_length = None if mask is None else _fixed(mask.shape[1])
-        return cls(
-            into, out, heads, dim, dtype, length, chunk, "logits", integers, mask_length, branch is not None
-        )  # fmt: skip
+        return cls(into, out, heads, dim, dtype, length, chunk, integers, mask_length, branch is not None)
 
     @property
     def num_layers(self) -> int:
@@ -121,9 +120,7 @@ class Ports:
         ------
         WrongType, InvalidArgument
         """
-        return KVSpec(
-            self.num_layers, self.heads, self.dim, self.dtype.name, block_size, layout="HND", model=model
-        )  # fmt: skip
+        return KVSpec(self.num_layers, self.heads, self.dim, self.dtype.name, block_size, layout="HND", model=model)
 
     def empty(self, tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of all layers, zeros [num_layers, heads, tokens, dim]."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.adapters.failures import refusing
 from pagedkv.adapters.onnx_context import Context
 from pagedkv.adapters.probe import TOLERANCE, Probe
 from pagedkv.errors import NotSupported
-from pagedkv.observe.callbacks import is_interrupt
 
 PROBED, KEPT = 8, 5  # fixed tokens, and how many of them are put back before the others are computed again
 _WHAT = "this session"
@@ -31,13 +31,8 @@ def probed(context: Context) -> tuple[Probe, int]:
     if context.limit is not None and context.limit < PROBED:
         raise NotSupported(_WHAT, f"it has room for {context.limit} tokens; {PROBED} are computed to try it")
     try:
-        return _tried(context)
-    except NotSupported:
-        raise
-    except Exception as problem:
-        if is_interrupt(problem):
-            raise
-        raise NotSupported(_WHAT, f"it does not compute {PROBED} tokens as its inputs promise: {problem}") from problem
+        with refusing(_WHAT, f"it does not compute {PROBED} tokens as its inputs promise"):
+            return _tried(context)
     finally:
         context.cut(0)
 
