@@ -14,22 +14,21 @@ A failure of the cache is a miss: it is counted, logged once per kind, and the p
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedkv.adapters.face import Face
 from pagedkv.adapters.failures import refusing
 from pagedkv.adapters.llama_context import Context
 from pagedkv.adapters.llama_model import TESTED, check_supported, model_name
 from pagedkv.adapters.store import MIN_TOKENS, PrefixStore
-from pagedkv.adapters.store_stats import StoreStats
 from pagedkv.adapters.versions import is_tested
 from pagedkv.cache.explain import Explanation
 from pagedkv.errors import InvalidArgument, NotSupported, WrongType
@@ -121,7 +120,7 @@ def _runtime() -> ModuleType:
     return runtime
 
 
-class LlamaCache:
+class LlamaCache(Face):
     """The prefix cache of one ``llama_cpp.Llama``, made by :func:`attach`.
 
     A context manager that closes itself.
@@ -149,27 +148,12 @@ class LlamaCache:
 
     # ---- for the caller
 
-    def stats(self) -> StoreStats:
-        """Counters so far."""
-        return self.store.stats()
-
     def explain(self, prompt: str | bytes | ArrayLike) -> Explanation:
         """Which tokens of a prompt, a text or its tokens, are in which tier."""
         if isinstance(prompt, str | bytes):
             text = prompt.encode() if isinstance(prompt, str) else prompt
             prompt = self._llm.tokenize(text, special=True)
         return self.store.explain(prompt)
-
-    def namespace(self, namespace: Namespace | str) -> contextlib.AbstractContextManager[None]:
-        """Requests that begin inside the ``with`` block share KV with this namespace alone.
-
-        A stream begins when its first piece is taken. See :meth:`pagedkv.adapters.store.PrefixStore.namespace`.
-        """
-        return self.store.namespace(namespace)
-
-    def checkpoint(self) -> int:
-        """Write all blocks that the disk lacks; the number that a restart finds."""
-        return self.store.checkpoint()
 
     def detach(self) -> None:
         """Put the ``Llama`` back as it was. The store stays open. Twice is fine."""
@@ -184,14 +168,6 @@ class LlamaCache:
         """Detach; write blocks that the disk lacks, for `write_s` seconds at most; close."""
         self.detach()
         self.store.close(write_s=write_s)
-
-    def __enter__(self) -> LlamaCache:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- around a prompt
 

@@ -17,18 +17,16 @@ import contextlib
 import logging
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from pagedkv.adapters.face import Face
 from pagedkv.adapters.failures import refusing
 from pagedkv.adapters.mlx_layers import Layers
 from pagedkv.adapters.store import MIN_TOKENS, PrefixStore
-from pagedkv.adapters.store_stats import StoreStats
 from pagedkv.adapters.versions import is_tested
-from pagedkv.cache.explain import Explanation
 from pagedkv.errors import InvalidArgument, NotSupported
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.budgets import Disk
@@ -42,7 +40,7 @@ BLOCK_SIZE = 16  # tokens
 _UNKNOWN = object()
 
 
-class PromptCache:
+class PromptCache(Face):
     """The prefix cache of one model, with the methods of mlx-lm's ``LRUPromptCache``.
 
     Any thread may call it; one at a time is served. MLX wants arrays used in the thread that made them: fetch, generate
@@ -185,14 +183,6 @@ class PromptCache:
 
     # ---- for the caller
 
-    def stats(self) -> StoreStats:
-        """Counters so far."""
-        return self.store.stats()
-
-    def explain(self, tokens: ArrayLike) -> Explanation:
-        """Which tokens of a prompt are in which tier."""
-        return self.store.explain(tokens)
-
     def observe_prefill(self, num_tokens: int, seconds: float, context: int = 0) -> None:
         """Report how long tokens of a prompt took.
 
@@ -207,14 +197,6 @@ class PromptCache:
         """
         return self.store.namespace(namespace)
 
-    def purge(self, namespace: Namespace | str) -> int:
-        """Forget a namespace, also on disk."""
-        return self.store.purge(namespace)
-
-    def checkpoint(self) -> int:
-        """Write all blocks that the disk lacks; the number that a restart finds."""
-        return self.store.checkpoint()
-
     def close(self, *, write_s: float | None = 5.0) -> None:
         """Write blocks that the disk lacks, for `write_s` seconds at most; close.
 
@@ -222,14 +204,6 @@ class PromptCache:
         """
         with self._using:
             self.store.close(write_s=write_s)
-
-    def __enter__(self) -> PromptCache:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- inside
 

@@ -14,21 +14,18 @@ A failure of the cache is a miss: it is counted, logged once per kind, and the p
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Generator
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedkv.adapters.face import Face
 from pagedkv.adapters.onnx_context import open_context
 from pagedkv.adapters.onnx_ports import PAST, PRESENT, Ports
 from pagedkv.adapters.onnx_probe import probed
 from pagedkv.adapters.store import MIN_TOKENS, PrefixStore
-from pagedkv.adapters.store_stats import StoreStats
-from pagedkv.cache.explain import Explanation
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.namespace import Namespace
@@ -38,7 +35,7 @@ BLOCK_SIZE = 16  # tokens; the rest of a prompt behind whole blocks is cheap on 
 _MEASURED = 32  # tokens of a prompt from which its time tells a rate
 
 
-class CachedDecoder:
+class CachedDecoder(Face):
     """A decoder session with a prefix cache. One thread at a time uses it.
 
     Parameters
@@ -227,21 +224,6 @@ class CachedDecoder:
 
     # ---- for the caller
 
-    def stats(self) -> StoreStats:
-        """Counters so far."""
-        return self.store.stats()
-
-    def explain(self, tokens: ArrayLike) -> Explanation:
-        """Which tokens of a prompt are in which tier."""
-        return self.store.explain(tokens)
-
-    def namespace(self, namespace: Namespace | str) -> contextlib.AbstractContextManager[None]:
-        """Prompts that begin inside the ``with`` block share KV with this namespace alone.
-
-        See :meth:`pagedkv.adapters.store.PrefixStore.namespace`.
-        """
-        return self.store.namespace(namespace)
-
     def purge(self, namespace: Namespace | str) -> int:
         """Forget a namespace, also on disk.
 
@@ -249,7 +231,7 @@ class CachedDecoder:
         """
         if self._space == (Namespace(tenant=namespace) if isinstance(namespace, str) else namespace):
             self._space = None
-        return self.store.purge(namespace)
+        return super().purge(namespace)
 
     def checkpoint(self) -> int:
         """Store the tokens so far, and write all blocks that the disk lacks.
@@ -257,7 +239,7 @@ class CachedDecoder:
         Returns the number that a restart finds.
         """
         self.save()
-        return self.store.checkpoint()
+        return super().checkpoint()
 
     def close(self, *, write_s: float | None = 5.0) -> None:
         """Store the tokens so far, and close the cache; the decoder goes on without it.
@@ -266,15 +248,7 @@ class CachedDecoder:
         """
         self.save()
         self._space, self._closed = None, True
-        self.store.close(write_s=write_s)
-
-    def __enter__(self) -> CachedDecoder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close(write_s=write_s)
 
     # ---- inside
 
