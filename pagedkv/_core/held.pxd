@@ -12,7 +12,8 @@ cdef class Hold:                    # an owner of a prefix
     cdef readonly int32_t num_blocks    # that it owned at first
     cdef readonly int32_t num_cold      # of those, below the device
     cdef readonly bint cold_tail        # pages of short groups of layers that it needs lie below the device
-    cdef readonly int32_t remainder_tier    # of the partly filled block that a partial hit would copy from; -1: none
+    cdef readonly int32_t partial_tier      # of the block that a partial hit would copy from; -1: none
+    cdef readonly int32_t partial_tokens    # of it, that agree
     cdef readonly int64_t blocked       # the transfer that ended its match early, or -1
 
 cdef class HeldRow:                 # a row of a block table

@@ -34,8 +34,10 @@ cdef class Hold:
         Of those, the ones below the device. Where there are none, none can come to be while it is held.
     cold_tail : bool
         Whether pages of short groups of layers that it needs lie below the device.
-    remainder_tier : int
-        Tier of the partly filled block behind it that a partial hit would copy from, -1 where there is none.
+    partial_tier : int
+        Tier of the block behind it that a partial hit would copy from, -1 where there is none, or one tier alone.
+    partial_tokens : int
+        Its first tokens that are the next ones of the prompt.
     blocked : int
         Id of the transfer in flight that ended the match early, or -1: wait for it, release, own again.
     """
@@ -132,11 +134,11 @@ def own(Placement placement not None, tokens, namespace=0, max_blocks=None):
     """
     cdef Hold hold = Hold.__new__(Hold)
     cdef Found found
-    hold.handle = hold.blocked = hold.remainder_tier = -1
+    hold.handle = hold.blocked = hold.partial_tier = -1
     hold.placement = placement
     hold.handle = placement.acquire_into(tokens, namespace, max_blocks, False, &found)
     hold.num_blocks, hold.num_cold, hold.blocked = found.num_blocks, found.num_cold, found.blocked
-    hold.cold_tail, hold.remainder_tier = found.cold_tail, found.remainder_tier
+    hold.cold_tail, hold.partial_tier, hold.partial_tokens = found.cold_tail, found.partial_tier, found.partial_tokens
     return hold
 
 
@@ -158,7 +160,7 @@ def own_unsent(Placement placement not None, most):
     """
     cdef Hold hold = Hold.__new__(Hold)
     cdef int32_t first = 0, node = -1, num_blocks = 0, limit = count_input(most, "most", 1, 2**31 - 1)
-    hold.handle = hold.blocked = hold.remainder_tier = -1
+    hold.handle = hold.blocked = hold.partial_tier = -1
     hold.placement = placement
     hold.handle = placement.unsent_into(limit, &first, &node, &num_blocks)
     hold.num_blocks = num_blocks
@@ -179,7 +181,7 @@ def own_partial(Placement placement not None, Hold owner not None, tokens, bint 
     """
     cdef Hold hold = Hold.__new__(Hold)
     cdef int32_t block = -1, common = 0
-    hold.handle = hold.blocked = hold.remainder_tier = -1
+    hold.handle = hold.blocked = hold.partial_tier = -1
     hold.placement = placement
     hold.handle = placement.partial_into(owner.handle, tokens, below, &block, &common)
     return (hold, block, common) if hold.handle >= 0 else (None, -1, 0)

@@ -12,7 +12,8 @@ cdef struct Found:              # of a match
     int32_t num_blocks          # owned
     int32_t num_cold            # of those, below the device
     bint cold_tail              # pages of short groups that it needs lie below the device
-    int32_t remainder_tier      # of the partly filled block behind them that begins as the next tokens do, or NIL
+    int32_t partial_tier        # of the block behind them that begins as the next tokens do, or NIL: none, or one tier alone
+    int32_t partial_tokens      # of it, that agree
     int64_t blocked             # id of the transfer that ended it early, or -1
 
 cdef class Placement:
@@ -36,7 +37,7 @@ cdef class Placement:
     cdef int promote_in(self, int32_t slot, int64_t until, int32_t* started, int64_t* needed) noexcept nogil
     cdef int32_t settle_in(self, int32_t slot) noexcept nogil
     cdef int64_t acquire_into(self, tokens, namespace, max_blocks, bint comes, Found* found) except? -1
-    cdef int32_t _remainder_tier(self, int32_t n, const int32_t* tokens, int64_t num_tokens) noexcept nogil
+    cdef void _find_partial(self, int32_t n, const int32_t* tokens, int64_t num_tokens, Found* found) noexcept nogil
     cdef int64_t partial_into(self, int64_t handle, tokens, bint below, int32_t* at, int32_t* agree) except? -1
     cdef int _open_groups(self, groups, int32_t point_every) except -1
     cdef object _path(self, owner, bint tiers)

@@ -429,8 +429,7 @@ cdef class Placement:
         tokens : int32 [n]
             Tokens that follow the owned prefix.
         below : bool
-            Instead of one on the device, a remainder below it: a partly filled block that :meth:`BlockTable.release` kept.
-            The second owner can promote it.
+            Instead of one on the device, one below it, which the second owner can promote.
 
         Returns
         -------
@@ -461,8 +460,7 @@ cdef class Placement:
             if common > 0:
                 child = where[0]
                 is_kept = is_remainder(p.tree, child)
-                if ((is_kept or not below) and (node_top(p.tree, child) > 0) == below
-                        and p.fates[child].transfer < 0 and not p.fates[child].failed):
+                if ((node_top(p.tree, child) > 0) == below and p.fates[child].transfer < 0 and not p.fates[child].failed):
                     if p.tree.nodes[child].length > 1:
                         child = split(p, child, 1)
                     if child != NIL:
@@ -523,13 +521,16 @@ cdef class Placement:
             raise MemoryError("no memory to own another prefix")
         return handle
 
-    # The tier of the remainder behind run n that a partial hit on these tokens would copy from; NIL where there is none.
-    cdef int32_t _remainder_tier(self, int32_t n, const int32_t* tokens, int64_t num_tokens) noexcept nogil:
+    # Finds the block that a partial hit on these tokens, which come behind run n, would copy from.
+    cdef void _find_partial(self, int32_t n, const int32_t* tokens, int64_t num_tokens, Found* found) noexcept nogil:
         cdef Tree* t = &self.tree.tree
         cdef int32_t where[2]
-        if tree_partial(t, n, t.nodes[n].length, tokens, <int32_t>min(num_tokens, <int64_t>t.block_size), SCANNED, where) == 0:
-            return NIL
-        return node_top(t, where[0]) if is_remainder(t, where[0]) else NIL
+        found.partial_tier, found.partial_tokens = NIL, 0
+        if self.place.num_tiers > 1 and self.place.groups == NULL:
+            found.partial_tokens = tree_partial(t, n, t.nodes[n].length, tokens,
+                                                <int32_t>min(num_tokens, <int64_t>t.block_size), SCANNED, where)
+        if found.partial_tokens > 0:
+            found.partial_tier = node_top(t, where[0])
 
     # ---- shared by Python's calls and those of C (c_api), under the lock
 
@@ -573,9 +574,8 @@ cdef class Placement:
         found.blocked = self.place.owners[slot].blocked
         found.num_cold = 0
         n = self.place.owners[slot].node
-        found.remainder_tier = self._remainder_tier(
-            n, data + <int64_t>found.num_blocks * t.block_size,
-            size - <int64_t>found.num_blocks * t.block_size) if self.place.has_remainders else NIL
+        self._find_partial(n, data + <int64_t>found.num_blocks * t.block_size,
+                           size - <int64_t>found.num_blocks * t.block_size, found)
         while t.nodes[n].length > 0:
             if node_top(t, n) != 0:
                 found.num_cold += t.nodes[n].length

@@ -62,7 +62,7 @@ class Load:
         placement: Placement,
         moves: Moves,
         worth: Callable[[int], NDArray[np.uint8]],
-        worth_remainder: Callable[[int, int, int], bool],
+        worth_partial: Callable[[int, int, int], bool],
         hooks: Hooks,
         latencies: CacheLatencies,
         prompt: NDArray[np.int32],
@@ -79,7 +79,7 @@ class Load:
         self._until = None if deadline_s is None else self._began_s + deadline_s
         self._stage = MATCHES
         self._held: Hold | None = None
-        self._remainder = Remainder(placement, worth_remainder)
+        self._remainder = Remainder(placement, worth_partial)
         self._asking = asking
         self._error: OutOfBlocks | None = None
         self._opens: Callable[[Load], Sequence] | None = None
@@ -168,11 +168,11 @@ class Load:
 
     @property
     def num_beside(self) -> int:
-        """Blocks that it brings beside the prompt's own: 1 for a remainder."""
+        """Blocks that it brings beside the prompt's own: 1 for one that it shares in part."""
         return self._remainder.num_blocks
 
     def do_without_remainder(self) -> bool:
-        """Load the prefix alone; False where it has no remainder, or its promotions are decided."""
+        """Load the prefix alone; False if it brings nothing else, or its promotions are decided."""
         if self._stage != NEEDS_ROOM or not self.num_beside:
             return False
         self._remainder.let_go()
@@ -297,7 +297,7 @@ class Load:
             before.release()
         if is_all:
             self.found, self.tiers = held.num_blocks, tiers
-            if held.remainder_tier > 0 and (tiers is None or len(tiers) == held.num_blocks):
+            if tiers is None or len(tiers) == held.num_blocks:
                 self._remainder.own(held, self._prompt)
             if tiers is None:
                 self.kept = held.num_blocks

@@ -32,7 +32,7 @@ class Matcher:
     costs : says which disk hits are worth their loading.
     block_size : tokens of a block.
     deadline_s : a block not loaded from disk, or not started from memory, by then is given up; None to wait.
-    partial_hits : whether loads bring remainders.
+    partial_hits : whether loads bring the block that the prompt shares in part.
     hooks : told of matches, promotions and prefetches.
     lookups : ask the remote store; None without one.
     page_bytes : by group of layers; None where every layer keeps every block.
@@ -86,7 +86,7 @@ class Matcher:
             until = time.monotonic() + await_remote_s if await_remote_s else 0.0
             asking = Asking(self._lookups, prompt, root, self._placement.tree.name(root), limit, until)
         return Load(
-            self._placement, self._moves, self._worth_having, self._is_remainder_worth, self._hooks,
+            self._placement, self._moves, self._worth_having, self._is_partial_worth, self._hooks,
             self._costs.latencies, prompt, root, limit, deadline_s, trace, asking,
         )  # fmt: skip
 
@@ -151,8 +151,8 @@ class Matcher:
             tiers = tiers[:kept]
         return tiers
 
-    def _is_remainder_worth(self, num_tokens: int, context: int, tier: int) -> bool:
-        """Whether loading a partly filled block is faster than computing its tokens.
+    def _is_partial_worth(self, num_tokens: int, context: int, tier: int) -> bool:
+        """Whether loading a block is faster than computing its tokens that the prompt shares.
 
         True as long as one of the two times is not known.
         """

@@ -1,4 +1,4 @@
-"""The partly filled block behind a cached prefix, brought up for a partial hit."""
+"""The block that a prompt shares in part behind its cached prefix, for a partial hit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pagedkv._core.placement import Placement
 
 
 class Remainder:
-    """At most one such block of a load. A second owner holds the path that ends with it.
+    """At most one such block of a load: a partly filled one, or the first tokens of a full one.
+
+    A second owner holds the path that ends with it.
 
     Parameters
     ----------
@@ -34,10 +36,10 @@ class Remainder:
     def own(self, prefix: Hold, prompt: NDArray[np.int32]) -> None:
         """Own one below the device that begins as the rest of the prompt, if it pays."""
         start = prefix.num_blocks * self._placement.tree.block_size
-        self._held, _, common = own_partial(self._placement, prefix, prompt[start:-1], below=True)
-        self.num_blocks = int(self._held is not None)
-        if self.num_blocks and not self._worth(common, start, prefix.remainder_tier):
-            self.let_go()
+        common = min(prefix.partial_tokens, len(prompt) - 1 - start)  # the last token is left to compute
+        if prefix.partial_tier > 0 and common > 0 and self._worth(common, start, prefix.partial_tier):
+            self._held, _, _ = own_partial(self._placement, prefix, prompt[start:-1], below=True)
+            self.num_blocks = int(self._held is not None)
 
     def let_go(self) -> None:
         """Own none. Twice is fine."""

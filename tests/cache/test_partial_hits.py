@@ -63,11 +63,50 @@ def test_a_fork_of_a_sequence_that_reused_a_part(toy):
         fork.release()
 
 
-def test_a_part_of_a_block_below_the_device_is_no_hit(open_cache):
+def is_whole(cache: pk.KVCache) -> bool:
+    """Whether the first prompt's blocks are one run; the promotion of one would cut it."""
+    return tuple(prompt(1)[: len(prompt(1)) // BLOCK * BLOCK]) in [n[2] for n in cache.placement.tree.dump().values()]
+
+
+@pytest.mark.parametrize("first", [0, BLOCK])
+def test_a_part_of_a_block_below_the_device_is_promoted_and_copied(open_cache, first):
+    """Behind a whole block, which comes up with it, and at the start of the prompt."""
     toy = Toy(open_cache(4, host=16))
     toy.use(prompt(1))
     toy.use(prompt(2, 4 * BLOCK))
+    shared = prompt(1)[: first + 2]
+    assert toy.cache.explain([*shared, *prompt(3, 4)]).partial_tokens == 2
+    hits = toy.use([*shared, *prompt(3, 4)])
+    assert hits == ({"host": first, "partial": 2} if first else {"partial": 2})
+    assert all_free(toy.cache)
+
+
+def test_a_part_below_the_device_that_is_computed_faster_stays_there(open_cache):
+    toy = Toy(open_cache(4, host=16))
+    toy.use(prompt(1))
+    toy.use(prompt(2, 4 * BLOCK))
+    toy.cache.observe_prefill(1000, 1e-3)
+    toy.cache.costs.observe_load(1, toy.cache.spec.block_bytes, 1.0)
+    assert toy.use([*prompt(1)[:2], *prompt(3, 1)]) == {}
+    assert is_whole(toy.cache)
+
+
+def test_a_part_below_the_device_is_left_there_where_parts_are_switched_off(open_cache):
+    toy = Toy(open_cache(4, host=16, partial_hits=False))
+    toy.use(prompt(1))
+    toy.use(prompt(2, 4 * BLOCK))
     assert toy.use([*prompt(1)[:2], *prompt(3, 4)]) == {}
+    assert is_whole(toy.cache)
+
+
+def test_a_part_on_disk_is_promoted_after_a_restart(open_cache, tmp_path):
+    disk = pk.Disk(str(tmp_path / "kv"), pk.Blocks(16), write="all", admission="all")
+    with open_cache(8, disk=disk) as cache:
+        Toy(cache).use(prompt(1, 2 * BLOCK))
+        cache.checkpoint()
+    with open_cache(8, disk=disk) as cache:
+        assert Toy(cache).use([*prompt(1)[: BLOCK + 3], *prompt(3, 4)]) == {"disk": BLOCK, "partial": 3}
+        assert all_free(cache)
 
 
 @pytest.mark.parametrize("host", [None, 8])

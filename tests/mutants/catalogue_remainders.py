@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "a partly filled block below the device is copied from as if it were there",
         CORE + "placement.pyx",
-        ((" and (node_top(p.tree, child) > 0) == below\n", "\n"),),
+        (("                if ((node_top(p.tree, child) > 0) == below and", "                if ("),),
         ("test_it_goes_to_a_colder_tier_and_comes_back",),
     ),
     Mutant(
@@ -104,6 +104,25 @@ MUTANTS = (
         "pagedkv/cache/matcher.py",
         (("load_s is None or compute_s is None or load_s <= compute_s", "True"),),
         ("test_what_loads_slower_than_it_computes_stays_where_it_is",),
+    ),
+    Mutant(
+        "a part of a full block below the device is left there",
+        CORE + "placement.pyx",
+        (("            found.partial_tier = node_top(t, where[0])\n",
+          "            found.partial_tier = node_top(t, where[0]) if is_remainder(t, where[0]) else NIL\n"),),
+        ("test_a_part_of_a_block_below_the_device_is_promoted_and_copied",),
+    ),
+    Mutant(
+        "a part is loaded though partial hits are switched off",
+        "pagedkv/cache/matcher.py",
+        (("        if not self._partial_hits:\n            return False\n", ""),),
+        ("test_a_part_below_the_device_is_left_there_where_parts_are_switched_off",),
+    ),
+    Mutant(
+        "a run is cut for a part that is not worth its load",
+        "pagedkv/cache/remainder.py",
+        ((" and self._worth(common, start, prefix.partial_tier)", ""),),
+        ("test_a_part_below_the_device_that_is_computed_faster_stays_there",),
     ),
     Mutant(
         "a load lets go of a partly filled block before a row has copied from it",
