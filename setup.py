@@ -44,7 +44,10 @@ LOOPS = {
     "pagedkv._core.block_table", "pagedkv._core.insertion", "pagedkv.cpu._attend", "pagedkv.cpu._gather",
     "pagedkv.cpu._write", "pagedkv.tiers.disk._io",
 }  # fmt: skip
-STRIP = [] if SYMBOLS else ["-Wl,-x"] if sys.platform == "darwin" else ["-Wl,--strip-all"]
+LINKED = ["-Wl,-x", "-Wl,-dead_strip"] if sys.platform == "darwin" else ["-Wl,--strip-all", "-Wl,--gc-sections"]
+STRIP = [] if SYMBOLS else LINKED
+# No exception passes through C, and no debugger walks code without symbols: tables for unwinding are 3 % of a wheel
+LEAN = [] if SYMBOLS else ["-ffunction-sections", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"]
 INSTRUMENT = [f"-fsanitize={SANITIZE}"] if SANITIZE else []
 DIRECTIVES = {
     "language_level": 3,
@@ -75,7 +78,8 @@ def flags_of(name):
         return ["-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", *INSTRUMENT]
     if DEBUG:
         return ["-O1", "-g"]
-    return ["-O3" if name in LOOPS else "-O2", "-g" if SYMBOLS else "-g0", "-fno-math-errno", *FLAGS_OF.get(name, [])]
+    level = "-O3" if name in LOOPS else "-O2"
+    return [level, "-g" if SYMBOLS else "-g0", "-fno-math-errno", *LEAN, *FLAGS_OF.get(name, [])]
 
 
 def parts_of(source):

@@ -15,12 +15,6 @@ if importlib.util.find_spec("pagedkv._core.block_table") is None:
 
 from pagedkv import errors as errors
 from pagedkv._version import __version__ as __version__
-from pagedkv.cache.cache import KVCache as KVCache
-from pagedkv.cache.pin import Pin as Pin
-from pagedkv.cache.sequence import Sequence as Sequence
-from pagedkv.cache.step import Step as Step
-from pagedkv.core import Tier as Tier
-from pagedkv.core import get_include as get_include
 from pagedkv.errors import AddressInUse as AddressInUse
 from pagedkv.errors import ClosedError as ClosedError
 from pagedkv.errors import CompileError as CompileError
@@ -48,7 +42,6 @@ from pagedkv.errors import TierError as TierError
 from pagedkv.errors import TraceFormatError as TraceFormatError
 from pagedkv.errors import UnsupportedVariant as UnsupportedVariant
 from pagedkv.errors import WrongType as WrongType
-from pagedkv.observe.stats import CacheStats as CacheStats
 from pagedkv.spec.budgets import Disk as Disk
 from pagedkv.spec.kv_spec import KVSpec as KVSpec
 from pagedkv.spec.layers import Attention as Attention
@@ -68,8 +61,15 @@ from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size
 
 if typing.TYPE_CHECKING:
+    from pagedkv.cache.cache import KVCache as KVCache
+    from pagedkv.cache.pin import Pin as Pin
     from pagedkv.cache.ranks.rank import Rank as Rank
+    from pagedkv.cache.sequence import Sequence as Sequence
+    from pagedkv.cache.step import Step as Step
+    from pagedkv.core import Tier as Tier
+    from pagedkv.core import get_include as get_include
     from pagedkv.lab.traces import TraceRecorder as TraceRecorder
+    from pagedkv.observe.stats import CacheStats as CacheStats
     from pagedkv.scheduler import Scheduler as Scheduler
     from pagedkv.scheduler import SchedulerOptions as SchedulerOptions
 
@@ -78,23 +78,30 @@ logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # silent unless 
 
 _here = sys.modules[__name__]
 __all__ = [name for name in dir() if name[0] != "_" and not isinstance(getattr(_here, name), types.ModuleType)]
-_LATER = ("Rank", "Scheduler", "SchedulerOptions", "TraceRecorder")  # a cache alone needs none of their rooms
+_LATER = {  # names that load the rooms of a cache, or of its tools, with their first use: the module of each
+    "CacheStats": "observe.stats",
+    "KVCache": "cache.cache",
+    "Pin": "cache.pin",
+    "Rank": "cache.ranks.rank",
+    "Scheduler": "scheduler",
+    "SchedulerOptions": "scheduler",
+    "Sequence": "cache.sequence",
+    "Step": "cache.step",
+    "Tier": "core",
+    "TraceRecorder": "lab.traces",
+    "get_include": "core",
+}
 __all__ += ["errors", *_LATER]
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name == "events":  # found as an attribute from its first use on
-        return importlib.import_module("pagedkv.events")
-    room: types.ModuleType
-    if name == "Rank":
-        from pagedkv.cache.ranks import rank as room
-    elif name in ("Scheduler", "SchedulerOptions"):
-        from pagedkv import scheduler as room
-    elif name == "TraceRecorder":
-        from pagedkv.lab import traces as room
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(room, name)
+    if name in _LATER:
+        found = getattr(importlib.import_module(f"pagedkv.{_LATER[name]}"), name)
+        setattr(_here, name, found)
+        return found
+    if name[0] != "_" and importlib.util.find_spec(f"pagedkv.{name}") is not None:  # pagedkv.core without its import
+        return importlib.import_module(f"pagedkv.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -34,6 +34,7 @@ FORBIDDEN_MODULES = {
 }
 FORBIDDEN_CALLS = {"eval", "exec", "__import__", "system", "popen", "forkpty"}
 OUR_METHODS = {  # of other libraries' objects, with such a name; no text is run
+    "pagedkv": ".import_module",  # its own modules, when a name of theirs is first used
     "pagedkv.tiers.remote.glide": ".exec",  # the client sends a batch of commands
     "pagedkv.adapters.llama_context": ".eval",  # a llama_cpp.Llama computes tokens
     "pagedkv.adapters.mlx_layers": ".eval",  # mlx.core.eval computes arrays

@@ -15,6 +15,29 @@ MUTANTS = (
         quick=True,
     ),
     Mutant(
+        "a lookup without memory goes on",
+        PREFIXES,
+        (("        if ids == NULL:\n            return PAGEDKV_E_MEMORY\n        tops =", "        tops ="),),
+        ("test_whichever_allocation_of_a_call_fails_the_books_agree_and_it_succeeds_later",),
+    ),
+    Mutant(
+        "an owner that memory is short for is another error",
+        PREFIXES,
+        (
+            (
+                "    if slot < 0:\n        return PAGEDKV_E_MEMORY\n    if found",
+                "    if slot < 0:\n        return PAGEDKV_E_STATE\n    if found",
+            ),
+        ),
+        ("test_whichever_allocation_of_a_call_fails_the_books_agree_and_it_succeeds_later",),
+    ),
+    Mutant(
+        "a completion without memory goes on",
+        PREFIXES,
+        (("    if ends == NULL:\n        return PAGEDKV_E_MEMORY\n", ""),),
+        ("test_whichever_allocation_of_a_call_fails_the_books_agree_and_it_succeeds_later",),
+    ),
+    Mutant(
         "a transfer is handed out in parts",
         PREFIXES,
         (
