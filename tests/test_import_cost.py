@@ -1,4 +1,4 @@
-"""The modules that ``import pagedkv`` and a cache load, counted; docs/install.md has the time."""
+"""The modules that ``import pagedkv`` and a cache load. docs/install.md has the times."""
 
 from __future__ import annotations
 
