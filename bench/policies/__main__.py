@@ -8,12 +8,14 @@ Belady's bound. What golden.json publishes of other policies stands beside them,
 traces are not part of the repository.
 
 ``python -m bench.policies --json bench/results/policies.json --plot docs/images && python -m bench.report`` draws
-everything in ``docs/policies.md`` anew.
+everything in ``docs/policies.md`` anew; with ``--drawn bench/results/policies.json`` in place of ``--json ...`` the
+pictures alone, without a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -117,13 +119,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="replays of lru and hazard (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="write plots there (needs matplotlib)")
+    parser.add_argument("--drawn", metavar="FILE", type=Path, help="run nothing: draw the plots of these results")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} is less than 1")
+    if options.drawn is not None and (options.plot is None or options.json or options.only):
+        parser.error("--drawn FILE takes --plot DIR alone")
     try:
-        require_traces(options.traces)
         if options.plot is not None:
             require_pyplot()
+        if options.drawn is not None:
+            return draw(json.loads(options.drawn.read_text())["rows"], options.plot)
+        require_traces(options.traces)
     except (MissingTraces, ImportError) as error:
         print(f"bench.policies: {error}", file=sys.stderr)
         return 2
@@ -143,7 +150,12 @@ def main() -> int:
         described = {name: describe(trace) for name, trace, _ in cases}
         write_results(options.json, "policies", found, env=env, traces=described, window=WINDOW)
         print(f"wrote {options.json}")
-    for path in plot(found, options.plot) if options.plot is not None else []:
+    return draw(found, options.plot) if options.plot is not None else 0
+
+
+def draw(rows: Sequence[Row], folder: Path) -> int:
+    """Write the plots and name them."""
+    for path in plot(rows, folder):
         print(f"wrote {path}")
     return 0
 

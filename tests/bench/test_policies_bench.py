@@ -16,7 +16,6 @@ import pytest
 
 from bench.policies.cases import FILES, GOLDEN
 from bench.policies.measures import against_lru
-from bench.policies.plots import plot
 from bench.policies.serving import POLICIES
 from bench.policies.views import view
 from bench.report import BLOCK, fill
@@ -73,7 +72,10 @@ def test_a_run_has_every_policy_at_every_size_and_all_of_its_views(small_traces:
     with pytest.raises(ValueError, match="no view 'nothing'"):
         view(document, "nothing")
     pytest.importorskip("matplotlib")
-    assert [path.name for path in plot(document["rows"], pictures)] == ["policies_chat.png", "policies_miniswe.png"]
+    drawn = bench("--drawn", str(out), "--plot", str(pictures))
+    assert drawn.returncode == 0, drawn.stderr
+    assert sorted(path.name for path in pictures.iterdir()) == ["policies_chat.png", "policies_miniswe.png"]
+    assert bench("--drawn", str(out)).returncode == 2
 
 
 def test_traces_that_are_not_there_are_named(tmp_path: Path) -> None:
