@@ -40,6 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.reach": {"errors", "spec", "cache.storage", "cache.group_kv"},
     "cache.group_kv": {"errors", "spec", "cache.device_kv", "cache.storage"},
     "cache.group_mover": {"spec", "tiers"},
+    "cache.row_order": {"errors", "spec", "tiers"},
     "cache.disk_lanes": {"spec", "tiers"},
     "cache.grouped": {"errors", "spec", "_core", "cache.disk_lanes"},
     "cache.device_kv": {
@@ -111,7 +112,7 @@ ARROWS: dict[str, set[str]] = {
         *("cache.scrub", "cache.checkpoint", "cache.journal", "cache.runtime"),
         *("cache.roots", "cache.learned", "cache.parts", "cache.matcher", "cache.ranks"),
         *("observe.hooks", "cache.traced_step", "cache.grouped", "cache.disk_lanes", "cache.points_found"),
-        *("observe.clock", "threads.crew"),
+        *("cache.row_order", "observe.clock", "threads.crew"),
     },
     "cache.traced_step": {"cache.engine", "observe.hooks", "cache.sequence", "cache.step"},
     "lab.recording": {"errors", "spec", "_core", "observe.hooks", "cache.cache"},

@@ -60,6 +60,7 @@ from pagedkv.cache.remote.claims import Describer
 from pagedkv.cache.remote.sharing import Shared
 from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
 from pagedkv.cache.roots import Root, Roots
+from pagedkv.cache.row_order import with_row_order
 from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.scrub import MODES, PageScrub, Scrub
 from pagedkv.cache.scrub import Mode as ScrubMode
@@ -207,6 +208,10 @@ class KVCache:
         blocks_in = blocks_of if ranks is None else partial(budgets.rank_blocks, ranks)
         sizes = blocks_in(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
         remote = check_remote(remote, spec)
+        spec = with_row_order(
+            spec, on_gpu=device != "cpu" or backend is not None, disk=disk,
+            shares=remote is not None or ranks is not None, owns_memory=storage is None,
+        )  # fmt: skip
         write = "never" if disk is None else disk.writes(sizes[Tier.DISK], sum(sizes[: Tier.DISK]))  # counts blocks
         layout = None
         check_flag(by_group, "by_group")

@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "scales are in the order of tokens in every layout", LAYOUT,
-        (('return view.swapaxes(2, 3) if spec.layout == "HND" else view',
+        (('return view.swapaxes(2, 3) if spec.row_order == "HND" else view',
           'return view.swapaxes(2, 3) if spec.layout == "HND" and plane.shape[2:] else view.reshape(view.shape[:2] '
           "+ (spec.block_size, spec.num_kv_heads) + view.shape[4:])"),),
         ("test_the_bytes_of_a_block_with_scales_are_as_documented",),
