@@ -56,6 +56,13 @@ def finding(results: Sequence[SimResult]) -> str:
     return f"{equal}: first token after {number(a)} s (median); {waits[-1].system}: {number(b)} s"
 
 
+def change(study: Study) -> str:
+    """The sentence above a study's curves: the first one from end to end."""
+    name, values = next(iter(study.curves.items()))
+    whose = f" ({name})" if len(study.curves) > 1 else ""
+    return f"{study.y_label}: {number(values[0])} to {number(values[-1])}{whose}"
+
+
 def plot_study(study: Study, title: str, out: str) -> None:
     """Write a study's curve to `out`."""
     pyplot = require_matplotlib()
@@ -78,7 +85,7 @@ def plot_study(study: Study, title: str, out: str) -> None:
         if len(ends) > 1:
             figure.draw_without_rendering()
             label_ends(axes, ends)
-        headline(figure, plain(title), "")
+        headline(figure, plain(change(study)), plain(title))
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)
