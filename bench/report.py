@@ -1,11 +1,12 @@
 """``python -m bench.report``: draw the committed results into the tables of the pages.
 
-``docs/benchmarks.md``, ``docs/policies.md``, ``docs/observability.md`` and ``docs/quantised.md`` are written by hand; a
-table stands between ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``, where FILE is in ``bench/results/``. Views:
+The pages of ``WRITTEN`` are written by hand; a table stands between ``<!-- table: FILE VIEW -->`` and ``<!-- end -->``,
+where FILE is in ``bench/results/``. Views:
 ``environment`` (one line), ``rows`` (every row as it is), for the core bench ``bars`` and the letters of its workloads,
 for the attention bench ``all`` (a heading and a table for each part) or the name of a part, for attention on the CPU
 ``problems``, for counted instructions ``cases``, for hooks ``costs``, for the remote tier ``wait`` and ``claims``, for
-groups of layers ``stranded``, for quantised KV ``errors``, for the policies those of ``bench/policies/views.py``.
+groups of layers ``stranded``, for kernels' machine code ``loops``, for quantised KV ``errors``, for the policies those
+of ``bench/policies/views.py``.
 Attention needs a GPU: where its file does not exist yet, the page says so.
 """
 
@@ -25,9 +26,11 @@ from bench.core.workloads import WORKLOADS
 from bench.cpu_attention.views import by_problem
 from bench.policies.views import view as policies_view
 from bench.results import ROOT, read_results
+from bench.sass.views import table as hot_loops
 from bench.table import format_value, render_table
 
-PAGES = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "policies.md", "observability.md", "quantised.md"))
+WRITTEN = ("benchmarks.md", "kernels.md", "observability.md", "policies.md", "quantised.md")
+PAGES = tuple(ROOT / "docs" / name for name in WRITTEN)
 RESULTS = ROOT / "bench" / "results"
 ATTENTION = "attention.json"
 NO_RUN = "No run on a GPU has been made yet: there is no `bench/results/attention.json`, so there are no figures."
@@ -62,6 +65,8 @@ def render_view(document: Mapping[str, Any], view: str) -> str:
         return render_table(document[view], markdown=True)
     if document["bench"] == "quantised" and view == "errors":
         return render_table(document["errors"], markdown=True)
+    if document["bench"] == "sass" and view == "loops":
+        return render_table(hot_loops(rows), markdown=True)
     if view == "rows":
         return render_table(rows, markdown=True)
     if document["bench"] == "core" and view == "bars":

@@ -23,6 +23,7 @@ WHAT = {
     "tests/bench/test_attention_bench.py": "a run of the whole bench in the interpreter",
     "tests/bench/test_c_api_bench.py": "compiles a loop in C",
     "tests/bench/test_cpu_attention_bench.py": "a run of the whole bench, with its peers",
+    "tests/bench/test_sass.py": "the static bar of every hot loop",
     "tests/bench/test_server_bench.py": "a run of the whole bench",
     "tests/c_api/test_engine.py": "compiles an engine in C++",
     "tests/cache/test_by_group_power_loss.py": "more power failures under a cache by groups of layers",

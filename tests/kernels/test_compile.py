@@ -8,19 +8,15 @@ compiler has its turn; ``-m full`` takes them all.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from bench.sass.disassembly import disassemble, disassembler
 from pagedkv.kernels.jit import available_cpus
 from pagedkv.kernels.shipped import shipped
 from pagedkv.kernels.source import kernel_names, translation_unit
@@ -95,10 +91,9 @@ def sample() -> Iterator[Case]:
 class Farm:
     """Compiles and disassembles cases on all CPUs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.nvrtcs = {nvrtc.version[0]: nvrtc for nvrtc in installed_nvrtcs()}
-        self.disassembler = disassembler()
+        self.disassembles = disassembler() is not None
         self.pool = ThreadPoolExecutor(available_cpus())
 
     def problems(self, cases: list[Case]) -> Iterator[tuple[Case, str]]:
@@ -123,8 +118,8 @@ class Farm:
         if budget is not None:
             spills = re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", compiled.log)
             found += [f"{number} bytes {what}" for number, what in spills if int(number) > budget]
-        if self.disassembler is not None and kernel in EXPECTED:
-            opcodes = self._opcodes(compiled.code)
+        if self.disassembles and kernel in EXPECTED:
+            opcodes = set(OPCODE.findall(disassemble(compiled.code)))
             if budget == 0:
                 found += [f"{opcode} goes to local memory" for opcode in opcodes if re.match(r"(LDL|STL)\b", opcode)]
             if int(macros.get("VEC", "8")) > 1:
@@ -133,27 +128,10 @@ class Farm:
                 ]
         return found
 
-    def _opcodes(self, cubin: bytes) -> set[str]:
-        assert self.disassembler is not None
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".cubin") as file:
-            file.write(cubin)
-            file.flush()
-            made = subprocess.run([self.disassembler, "-c", file.name], capture_output=True, text=True, check=False)
-        assert made.returncode == 0, made.stderr
-        return set(OPCODE.findall(made.stdout))
-
-
-def disassembler() -> str | None:
-    """NVIDIA's nvdisasm, from pip or from PATH."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = list(spec.submodule_search_locations or ()) if spec is not None else []
-    found = [str(path) for root in roots for path in Path(root).glob("*/bin/nvdisasm")]
-    return max(found, default=None) or shutil.which("nvdisasm")
-
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    made = Farm(tmp_path_factory.mktemp("cubins"))
+def farm() -> Iterator[Farm]:
+    made = Farm()
     yield made
     made.pool.shutdown(cancel_futures=True)
 
