@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 OVERHEAD_UNITS = 2
+LEAST_UNITS = 4  # of a slice, if there are so many in all
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def parts(
         for head in range(num_kv_heads):
             for rows in range(row_tiles(q_len, group_size, row_tile)):
                 units += [(seq, head, rows, None)] * OVERHEAD_UNITS + [(seq, head, rows, tile) for tile in tiles]
-    ctas = min(num_ctas, len(units))
+    ctas = min(num_ctas, max(len(units) // LEAST_UNITS, min(len(units), 1)))
     owned: dict[tuple[int, int, int], dict[int, list[int]]] = {}
     rest = iter(units)
     for cta in range(ctas):

@@ -142,6 +142,12 @@ def test_any_number_of_multiprocessors_gives_the_same(
     check(backend, Case((400, 130, 1, 65), num_kv_heads=1))
 
 
+def test_more_parts_than_lanes_read_at_once(backend: Backend) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "num_sms", 40)  # slices of four tiles: 68 parts, and lanes read 64 at once
+        check(backend, Case((68 * 256 - 130,), head_dim=16, group_size=1, num_kv_heads=1))
+
+
 def test_the_same_inputs_give_the_same_bits(backend: Backend) -> None:
     given = problem(Case((400, 130), num_kv_heads=1))
     for first, second in zip(attend(backend, given), attend(backend, given), strict=True):

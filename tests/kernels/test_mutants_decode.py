@@ -14,6 +14,7 @@ from pagedkv.kernels.backend import Backend
 from tests.kernels import test_decode_mma as mma
 from tests.kernels import test_decode_simt as simt
 from tests.kernels import test_decode_tma as tma
+from tests.kernels import test_schedule as schedule
 from tests.kernels.cases import Case
 from tests.mutants.kernels import KernelMutant, assert_killed
 
@@ -26,6 +27,12 @@ def few_ctas(backend: Backend) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "num_sms", 1)
         mma.check(backend, Case((64, 384, 704), num_kv_heads=1))
+
+
+def one_slice(backend: Backend) -> None:
+    """Fewer tiles than two slices need stay with one CTA."""
+    with pytest.MonkeyPatch.context() as patch:
+        schedule.test_the_kernels_segments_are_those_of_the_oracle(backend, patch, (200,), (1,), 0, 1, 4)
 
 
 ragged = partial(mma.check, case=Case((15, 170), num_kv_heads=1))
@@ -89,14 +96,14 @@ MUTANTS = (
         "decode_mma",
         "fence_gpu();  // the part is visible before the arrival is",
         "",
-        ragged,
+        few_ctas,
     ),
     mutant(
         "parts are read before their announcement is acquired",
         "decode_mma",
         "fence_gpu();  // the arrivals are seen before the parts are read",
         "",
-        ragged,
+        few_ctas,
     ),
     mutant(
         "arrivals are not back at zero for the next launch",
@@ -122,8 +129,8 @@ MUTANTS = (
     mutant(
         "parts are added without their weights",
         "decode_mma",
-        "const float share = weight(part_ml(p, slot_of(part), row).x, m);",
-        "const float share = 1.f;",
+        "share[i] = weight(share[i], m);",
+        "share[i] = 1.f;",
         few_ctas,
     ),
     mutant(
@@ -133,6 +140,21 @@ MUTANTS = (
         "for (int step = kWarpSize / 2; step > 1; step /= 2) {",
         few_ctas,
     ),
+    mutant(
+        "the sums of the four lanes of a vector are not added",
+        "decode_mma",
+        "for (int step = kVecLanes; step < kWarpSize; step *= 2)",
+        "for (int step = 2 * kVecLanes; step < kWarpSize; step *= 2)",
+        few_ctas,
+    ),
+    mutant(
+        "parts beyond those that lanes read at once are lost",
+        "decode_mma",
+        "round < num_parts; round += kPartLanes * kPartsAtOnce",
+        "round < min(num_parts, kPartLanes * kPartsAtOnce); round += kPartLanes * kPartsAtOnce",
+        mma.test_more_parts_than_lanes_read_at_once,
+    ),
+    mutant("few tiles are cut into slices of one", "decode_simt", "kLeastUnits = 4;", "kLeastUnits = 1;", one_slice),
     # Where KV lies
     mutant(
         "the place of a block to attend is computed in 32 bits",

@@ -17,7 +17,7 @@
 namespace pagedkv {
 
 constexpr int kWhole = 0, kPartitioned = 1, kEven = 2, kListed = 3;
-constexpr int kOverheadUnits = 2;
+constexpr int kOverheadUnits = 2, kLeastUnits = 4;
 
 // First and one past the last tile that any query of a sequence sees. No query: none.
 struct TileRange {
@@ -65,7 +65,7 @@ class Schedule {
     if constexpr (SCHEDULE == kEven) {
       const u32 total = units_before(p.num_seqs);
       // No slice is empty: a CTA between two that have a part of a row tile has one too, and arrives.
-      const u32 ctas = min_of<u32>(gridDim.x, total);
+      const u32 ctas = min_of<u32>(gridDim.x, total < kLeastUnits ? min_of<u32>(total, 1) : total / kLeastUnits);
       slice = ctas ? total / ctas : 0;
       longer = ctas ? total % ctas : 0;
       unit = blockIdx.x < ctas ? slice_begin(blockIdx.x) : total;
