@@ -16,13 +16,13 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
   WarpRing ring(kv, s, dynamic_shared, warp);
   ring.start();
   constexpr bool kFolded = SCALE_MODE == kScaleTensor || SCALE_MODE == kScaleHead;  // one scale for all keys
-  WarpRows rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
+  WarpRows<1> rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
   for (int i = 0; i < ring.num_tiles; ++i) {
     ring.wait_k();
     ring.issue(i + STAGES - 1);
-    if (ring.has_keys(i)) rows.add_scores<KLayout>(ring.k(i), 0, ring.first_key(i), ring.scales(i));
+    if (ring.has_keys(i)) rows.add_scores<KLayout, false>({{ring.k(i), 0, ring.first_key(i), true}}, ring.scales(i));
     ring.wait_v();
-    if (ring.has_keys(i)) rows.add_values<VLayout>(ring.v(i), 0, ring.first_key(i));
+    if (ring.has_keys(i)) rows.add_values<VLayout, false>({{ring.v(i), 0, ring.first_key(i), true}});
   }
   auto& parts = *reinterpret_cast<WarpParts<kWarps>*>(dynamic_shared);
   __syncthreads();  // the rings are read; all their copies are done

@@ -166,8 +166,8 @@ MUTANTS = (
     mutant(
         "keys outside the segment are copied too",
         "decode_mma",
-        "cp_async16(to + Layout::at(row, chunk), source, inside(key + row), policy);",
-        "cp_async16(to + Layout::at(row, chunk), source, true, policy);",
+        "from + at + chunk * kChunkDims, inside(key + row));",
+        "from + at + chunk * kChunkDims, true);",
         ragged,
     ),
     mutant("block ids are used twice", "decode_mma", "        ids = next_ids;\n", "", many_tiles),
@@ -197,16 +197,44 @@ MUTANTS = (
     mutant(
         "the sum is not rescaled when the maximum rises",
         "decode_mma",
-        "    l[group][column] *= factor;\n",
+        "        l[group][column] *= factor[group][column];\n",
         "",
         many_tiles,
     ),
     mutant(
         "half the output is not rescaled when the maximum rises",
         "decode_mma",
-        "      o[group][step][2 + column] *= factor;\n",
-        "",
+        "for (int i = 0; i < 4; ++i) o[group][step][i] *= factor[group][i % 2];",
+        "for (int i = 0; i < 2; ++i) o[group][step][i] *= factor[group][i % 2];",
         many_tiles,
+    ),
+    mutant(
+        "the output is rescaled only if the last row's maximum rises",
+        "decode_mma",
+        "raised |= largest > m[group][column];",
+        "raised = largest > m[group][column] && lane_id() % 4 == 3;",
+        many_tiles,
+    ),
+    mutant(
+        "one of two chains of sums is lost",
+        "decode_mma",
+        "sums[0][group][i] + sums[kChains - 1][group][i]",
+        "sums[0][group][i]",
+        ragged,
+    ),
+    mutant(
+        "groups of keys in part outside the segment are copied whole",
+        "decode_mma",
+        "if (s.begin <= key && key + kGroupKeys <= s.end) return copy_whole",
+        "if (s.begin <= key && key < s.end) return copy_whole",
+        ragged,
+    ),
+    mutant(
+        "later rows of a whole group lie where unswizzled rows do",
+        "decode_mma",
+        "return (from ^ ahead % 8 * 16) + ahead * 128;",
+        "return from + ahead * 128;",
+        ragged,
     ),
     mutant(
         "the scales of K and V of a token are swapped",
@@ -240,7 +268,7 @@ MUTANTS = (
     mutant(
         "a buffer is filled while warps still read it",
         "decode_tma",
-        "    mbarrier_wait(empty + passed % STAGES, passed / STAGES % 2 ^ 1);\n",
+        "    mbarrier_wait(empty + next.buffer, next.parity ^ 1);\n",
         "",
         tma_long,
     ),
@@ -254,7 +282,7 @@ MUTANTS = (
     mutant(
         "a buffer is read before it is full",
         "decode_tma",
-        "    mbarrier_wait(full + passed % STAGES, passed / STAGES % 2);\n",
+        "    mbarrier_wait(full + next.buffer, next.parity);\n",
         "",
         tma_ragged,
     ),
@@ -268,8 +296,8 @@ MUTANTS = (
     mutant(
         "values of keys outside the segment are multiplied by zero",
         "decode_tma",
-        "rows.add_values<VLayout, true>(v, first_row, key);",
-        "rows.add_values<VLayout>(v, first_row, key);",
+        "else rows.add_values<VLayout, true>(keys);",
+        "else rows.add_values<VLayout, false>(keys);",
         tma_ragged,
     ),
     mutant(
@@ -278,6 +306,27 @@ MUTANTS = (
         "void sync_computing() { named_barrier(1, COMPUTE_THREADS); }",
         "void sync_computing() { __syncthreads(); }",
         tma_ragged,
+    ),
+    mutant(
+        "a pair's second tile is read where there is none",
+        "decode_tma",
+        "if (kPartial && !keys[g].any) continue;",
+        "",
+        tma_ragged,
+    ),
+    mutant(
+        "both tiles of a pair count as whole when the first is",
+        "decode_tma",
+        "first_key + (kTilesAtOnce - 1) * TILE_TOKENS + kGroupKeys <= s.end",
+        "first_key + kGroupKeys <= s.end",
+        tma_ragged,
+    ),
+    mutant(
+        "of a pair's buffers only the first is released",
+        "decode_tma",
+        "      if (i >= count) break;\n",
+        "      if (i >= 1) break;\n",
+        tma_long,
     ),
     # decode_simt and decode_reduce
     mutant(

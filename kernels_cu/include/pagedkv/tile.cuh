@@ -34,6 +34,12 @@ template <int kChunks, int kRows> struct TileLayout {
     else if constexpr (kXor) return (row * kPitch + (chunk ^ (row / (8 / kChunks) % kChunks))) * 16;
     else return (row * kPitch + chunk) * 16;
   }
+  // at(row + ahead, chunk), given at(row, chunk): one XOR and a constant. No bit is set in both `row` and `ahead`.
+  static __device__ __forceinline__ int moved(int from, int ahead) {
+    static_assert(kPanels || kXor, "an odd pitch needs no such thing");
+    if constexpr (kPanels) return (from ^ ahead % 8 * 16) + ahead * 128;
+    else return (from ^ ahead / (8 / kChunks) % kChunks * 16) + ahead * kPitch * 16;
+  }
 };
 
 // Bytes `first` and `second` of a word, converted, as one operand register.

@@ -1,5 +1,5 @@
-// A CTA's ring of tiles in shared memory, filled by the tensor memory accelerator: STAGES buffers of TILE_TOKENS keys, K and V of a
-// tile one after the other. One warp produces, kWarps warps consume; they meet at two barriers per buffer:
+// A CTA's ring of tiles in shared memory, filled by the tensor memory accelerator: STAGES buffers of TILE_TOKENS keys, K of so many
+// tiles as are computed at once, then V of the same. One warp produces, kWarps warps consume; they meet at two barriers per buffer:
 //
 //   full   the producer has said how many bytes come, and they have come
 //   empty  every consuming warp has read the buffer
@@ -29,11 +29,21 @@ static_assert(HEAD_DIM % kPanelDims == 0 && HEAD_DIM_V % kPanelDims == 0, "");
 static_assert(PAGED && BLOCK_SIZE % BOX_TOKENS == 0 && TILE_TOKENS % BOX_TOKENS == 0 && BOX_TOKENS % 8 == 0, "");
 static_assert(kPieces * max_of(kKPanels, kVPanels) <= kWarpSize, "one piece per lane");
 
+// Where a side stands in the ring.
+struct RingPlace {
+  u32 buffer = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++buffer == STAGES) buffer = 0, parity ^= 1;
+  }
+};
+
 struct TmaRing {
   u8* buffers;       // [STAGES][kBufferBytes], 1024-byte aligned
   u64* full;         // [STAGES]
   u64* empty;        // [STAGES]
-  u32 passed = 0;    // buffers so far
+  RingPlace next;    // to fill, or to acquire
+  RingPlace held;    // the first that is acquired and not released
 
   // All threads of the CTA, once.
   __device__ __forceinline__ explicit TmaRing(u8* shared) : buffers(shared) {
@@ -52,16 +62,29 @@ struct TmaRing {
 
   // ---- the producing warp
 
+  template <int kTilesAtOnce = 1>
   __device__ __forceinline__ void produce(const TmaAttentionParams& p, const Segment& s, u64 policy) {
     if (s.begin >= s.end) return;
     const SequenceKv kv(p.attention.kv, s.seq);
     const int first = s.begin / TILE_TOKENS * TILE_TOKENS, piece = lane_id() % kPieces, panel = lane_id() / kPieces;
-    int token = first + piece * BOX_TOKENS, block = block_of(kv, s, token);
-    for (int tile = first; tile < s.end; tile += TILE_TOKENS, token += TILE_TOKENS) {
-      const int next_block = block_of(kv, s, token + TILE_TOKENS);  // on its way while this tile waits for a buffer
-      fill<KLayout, kKPanels>(&p.k_map, s, token, block, piece, panel, policy);
-      fill<VLayout, kVPanels>(&p.v_map, s, token, block, piece, panel, policy);
-      block = next_block;
+    const int offset = piece * BOX_TOKENS;
+    int blocks[kTilesAtOnce];
+#pragma unroll
+    for (int i = 0; i < kTilesAtOnce; ++i) blocks[i] = block_of(kv, s, first + i * TILE_TOKENS + offset);
+    for (int tile = first; tile < s.end; tile += kTilesAtOnce * TILE_TOKENS) {
+      int next_blocks[kTilesAtOnce];  // on their way while these tiles wait for buffers
+#pragma unroll
+      for (int i = 0; i < kTilesAtOnce; ++i) next_blocks[i] = block_of(kv, s, tile + (kTilesAtOnce + i) * TILE_TOKENS + offset);
+#pragma unroll
+      for (int i = 0; i < kTilesAtOnce; ++i)
+        if (i == 0 || tile + i * TILE_TOKENS < s.end)
+          fill<KLayout, kKPanels>(&p.k_map, s, tile + i * TILE_TOKENS + offset, blocks[i], piece, panel, policy);
+#pragma unroll
+      for (int i = 0; i < kTilesAtOnce; ++i)
+        if (i == 0 || tile + i * TILE_TOKENS < s.end)
+          fill<VLayout, kVPanels>(&p.v_map, s, tile + i * TILE_TOKENS + offset, blocks[i], piece, panel, policy);
+#pragma unroll
+      for (int i = 0; i < kTilesAtOnce; ++i) blocks[i] = next_blocks[i];
     }
   }
 
@@ -69,14 +92,20 @@ struct TmaRing {
 
   // Waits for the next buffer.
   __device__ __forceinline__ const u8* acquire() {
-    mbarrier_wait(full + passed % STAGES, passed / STAGES % 2);
-    return buffers + passed % STAGES * kBufferBytes;
+    mbarrier_wait(full + next.buffer, next.parity);
+    const u8* buffer = buffers + next.buffer * kBufferBytes;
+    next.advance();
+    return buffer;
   }
-  // The warp has read it.
-  __device__ __forceinline__ void release() {
+  // The warp has read the first `count` of the buffers that it holds, of kMost.
+  template <int kMost> __device__ __forceinline__ void release(int count) {
     __syncwarp();
-    if (lane_id() == 0) mbarrier_arrive(empty + passed % STAGES);
-    ++passed;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (i >= count) break;
+      if (lane_id() == 0) mbarrier_arrive(empty + held.buffer);
+      held.advance();
+    }
   }
 
  private:
@@ -88,15 +117,15 @@ struct TmaRing {
 
   template <class Layout, int kPanels>
   __device__ __forceinline__ void fill(const TMap* map, const Segment& s, int token, int block, int piece, int panel, u64 policy) {
-    u64* barrier = full + passed % STAGES;
-    mbarrier_wait(empty + passed % STAGES, passed / STAGES % 2 ^ 1);
+    u64* barrier = full + next.buffer;
+    mbarrier_wait(empty + next.buffer, next.parity ^ 1);
     if (lane_id() == 0) mbarrier_arrive_expect(barrier, Layout::kBytes);
     __syncwarp();
     if (panel < kPanels) {
-      u8* to = buffers + passed % STAGES * kBufferBytes + (panel * TILE_TOKENS + piece * BOX_TOKENS) * 128;
+      u8* to = buffers + next.buffer * kBufferBytes + (panel * TILE_TOKENS + piece * BOX_TOKENS) * 128;
       tma_load_4d(to, map, barrier, panel * kPanelDims, s.kv_head, token % BLOCK_SIZE, block, policy);
     }
-    ++passed;
+    next.advance();
   }
 };
 

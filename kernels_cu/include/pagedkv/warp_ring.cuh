@@ -117,18 +117,32 @@ class WarpRing {
   __device__ __forceinline__ void copy(u8* to, const KV_TYPE* from, i64 block_stride, i64 token_stride, int i) const {
     const int key = first_key(i);
     if (kOneBlock) from += block_of(i, 0) * block_stride + offset_of(key) * token_stride;
+    if constexpr (kOneBlock && kWarpSize % kChunks == 0) {
+      if (s.begin <= key && key + kGroupKeys <= s.end) return copy_whole<Layout, kChunks>(to, from, token_stride);
+    }
     constexpr int kCopies = ceil_div(kGroupKeys * kChunks, kWarpSize);
-#pragma unroll(kOneBlock ? kCopies : 2)  // more addresses at once would not fit into the registers
+#pragma unroll 2  // more addresses at once would not fit into the registers
     for (int j = 0; j < kCopies; ++j) {
       const int n = j * kWarpSize + lane_id(), row = n / kChunks % kGroupKeys, chunk = n % kChunks;
       i64 at = row * token_stride;
       if (!kOneBlock) at = block_of(i, row) * block_stride + offset_of(key + row) * token_stride;
-      if (kChunks % 2 == 0 || n < kGroupKeys * kChunks) {
-        const KV_TYPE* source = from + at + chunk * kChunkDims;
-        if (EVICT_FIRST) cp_async16(to + Layout::at(row, chunk), source, inside(key + row), policy);
-        else cp_async16(to + Layout::at(row, chunk), source, inside(key + row));
-      }
+      if (kChunks % 2 == 0 || n < kGroupKeys * kChunks)
+        copy_chunk(to + Layout::at(row, chunk), from + at + chunk * kChunkDims, inside(key + row));
     }
+  }
+  // 16 keys of one block, all of the segment: nothing but addresses that are a step apart.
+  template <class Layout, int kChunks> __device__ __forceinline__ void copy_whole(u8* to, const KV_TYPE* from, i64 token_stride) const {
+    constexpr int kRowsPerCopy = kWarpSize / kChunks;
+    const int row = lane_id() / kChunks, chunk = lane_id() % kChunks;
+    const int first = Layout::at(row, chunk);
+    const KV_TYPE* source = from + row * token_stride + chunk * kChunkDims;
+#pragma unroll
+    for (int j = 0; j < kGroupKeys / kRowsPerCopy; ++j, source += kRowsPerCopy * token_stride)
+      copy_chunk(to + Layout::moved(first, j * kRowsPerCopy), source, true);
+  }
+  __device__ __forceinline__ void copy_chunk(u8* to, const KV_TYPE* from, bool valid) const {
+    if (EVICT_FIRST) cp_async16(to, from, valid, policy);
+    else cp_async16(to, from, valid);
   }
 
   __device__ __forceinline__ void copy_scales(u8* to, int i) const {

@@ -1,6 +1,7 @@
-// One warp's attention of ROW_TILE rows over groups of 16 keys, on tensor cores (tile.cuh). In the layout of mma, lane l has of
-// each group of eight rows the rows 2 * (l % 4) and 2 * (l % 4) + 1, and of 16 keys the keys l / 4 and l / 4 + 8: the eight lanes
-// of equal l % 4 hold a row together. The softmax state is that of state.cuh; l and o stay spread until the end.
+// One warp's attention of ROW_TILE rows over groups of 16 keys, on tensor cores (tile.cuh), kKeyGroups of them in one step of the
+// softmax. In the layout of mma, lane l has of each group of eight rows the rows 2 * (l % 4) and 2 * (l % 4) + 1, and of 16 keys the
+// keys l / 4 and l / 4 + 8: the eight lanes of equal l % 4 hold a row together. The softmax state is that of state.cuh; l and o stay
+// spread until the end.
 #pragma once
 #include "pagedkv/kv.cuh"
 #include "pagedkv/schedule.cuh"
@@ -12,7 +13,14 @@ namespace pagedkv {
 // Row of the tile that is this lane's `column` (0, 1) of row group `group`.
 __device__ __forceinline__ int own_row(int group, int column) { return group * 8 + lane_id() % 4 * 2 + column; }
 
-class WarpRows {
+// 16 keys in shared memory: rows first_row.. of a tile. Without `any` none is a key of the segment, and the tile is not read.
+struct KeyGroup {
+  const u8* tile;
+  int first_row, first_key;
+  bool any;
+};
+
+template <int kKeyGroups> class WarpRows {
  public:
   // Reads the queries. Rows past the end repeat the last one and are never written.
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const Segment& s, float k_scale) : segment(s) {
@@ -40,95 +48,72 @@ class WarpRows {
     all_see = {max(all_see.begin, s.begin), min(all_see.end, s.end)};
   }
 
-  // Scores of the 16 keys from `first_key`, whose K is rows first_row.. of the tile, and their shares in the softmax, which wait in
-  // registers for add_values. `scales`: [2][16], of K and of V, SCALE_MODE token_head only.
-  template <class Layout>
-  __device__ __forceinline__ void add_scores(const u8* tile, int first_row, int first_key, const float* scales) {
-    float s[kRowGroups][4];
+  // Scores of the keys, and their shares in the softmax, which wait in registers for add_values. With `kPartial` some of them may
+  // be no keys of the segment. `scales`: [2][16], of K and of V, SCALE_MODE token_head only.
+  template <class Layout, bool kPartial>
+  __device__ __forceinline__ void add_scores(const KeyGroup (&keys)[kKeyGroups], const float* scales) {
+    float s[kKeyGroups][kRowGroups][4];
 #pragma unroll
-    for (int group = 0; group < kRowGroups; ++group)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[group][i] = 0.f;
-#pragma unroll
-    for (int load = 0; load < ceil_div(kKSteps, kStepsPerLoad); ++load) {
-      u32 a[kStepsPerLoad][4];
-      load_k<Layout>(a, tile, first_row, load);
-#pragma unroll
-      for (int i = 0; i < kStepsPerLoad; ++i) {
-        const int step = load * kStepsPerLoad + i;
-        if (step < kKSteps) {
-#pragma unroll
-          for (int group = 0; group < kRowGroups; ++group) mma_16816<Q_TYPE>(s[group], a[i], q[group][step][0], q[group][step][1]);
-        }
-      }
-    }
-    const int key = first_key + lane_id() / 4;
+    for (int g = 0; g < kKeyGroups; ++g) multiply<Layout, kPartial>(s[g], keys[g]);
     float v_scale[2] = {1.f, 1.f};
-    if (SCALE_MODE == kScaleTokenHead) {
+    if constexpr (SCALE_MODE == kScaleTokenHead) {
+      static_assert(kKeyGroups == 1, "one group's scales");
       const float k_scale[2] = {scales[lane_id() / 4], scales[lane_id() / 4 + 8]};
       v_scale[0] = scales[16 + lane_id() / 4], v_scale[1] = scales[24 + lane_id() / 4];
 #pragma unroll
       for (int group = 0; group < kRowGroups; ++group)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[group][i] *= k_scale[i / 2];
+        for (int i = 0; i < 4; ++i) s[0][group][i] *= k_scale[i / 2];
     }
-    if (!MASK && all_see.begin <= first_key && first_key + kGroupKeys <= all_see.end) {
 #pragma unroll
-      for (int group = 0; group < kRowGroups; ++group)
+    for (int g = 0; g < kKeyGroups; ++g) shape(s[g], keys[g].first_key);
+    raise(s);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[group][i] = scorers[group][i % 2].score(s[group][i], key + i / 2 * 8);
-    } else {
+    for (int g = 0; g < kKeyGroups; ++g)
 #pragma unroll
-      for (int group = 0; group < kRowGroups; ++group)
+      for (int group = 0; group < kRowGroups; ++group) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int at = key + i / 2 * 8;
-          const bool inside = segment.begin <= at && at < segment.end;
-          s[group][i] = inside ? scorers[group][i % 2](s[group][i], at) : neg_inf();
+          s[g][group][i] = weight(s[g][group][i], m[group][i % 2]);
+          l[group][i % 2] += s[g][group][i];
         }
-    }
 #pragma unroll
-    for (int group = 0; group < kRowGroups; ++group) {
-#pragma unroll
-      for (int column = 0; column < 2; ++column) raise(group, column, fmaxf(s[group][column], s[group][2 + column]));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[group][i] = weight(s[group][i], m[group][i % 2]);
-        l[group][i % 2] += s[group][i];
+        for (int half = 0; half < 2; ++half)
+          shares[g][group][half] =
+              movmatrix_trans(pack2<Q_TYPE>(s[g][group][2 * half] * v_scale[half], s[g][group][2 * half + 1] * v_scale[half]));
       }
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        shares[group][half] =
-            movmatrix_trans(pack2<Q_TYPE>(s[group][2 * half] * v_scale[half], s[group][2 * half + 1] * v_scale[half]));
-    }
   }
 
-  // Adds the shares' values. With `zero_outside` rows of the tile that are no key of the segment may hold anything, NaN too.
-  template <class Layout, bool zero_outside = false>
-  __device__ __forceinline__ void add_values(const u8* tile, int first_row, int first_key) {
-    u32 inside[2] = {0xffffffffu, 0xffffffffu};
-    if (zero_outside) {
+  // Adds the shares' values. With `kPartial` rows of the tile that are no key of the segment may hold anything, NaN too.
+  template <class Layout, bool kPartial> __device__ __forceinline__ void add_values(const KeyGroup (&keys)[kKeyGroups]) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int key = first_key + half * 8 + lane_id() % 4 * 2;
-        inside[half] = (segment.begin <= key && key < segment.end ? 0xffffu : 0) |
-                       (segment.begin <= key + 1 && key + 1 < segment.end ? 0xffff0000u : 0);
-      }
-    }
+    for (int g = 0; g < kKeyGroups; ++g) {
+      if (kPartial && !keys[g].any) continue;
+      u32 inside[2] = {0xffffffffu, 0xffffffffu};
+      if (kPartial) {
 #pragma unroll
-    for (int load = 0; load < ceil_div(kVSteps, kStepsPerLoad); ++load) {
-      u32 a[kStepsPerLoad][4];
-      load_v<Layout>(a, tile, first_row, load);
-#pragma unroll
-      for (int i = 0; i < kStepsPerLoad; ++i) {
-        const int step = load * kStepsPerLoad + i;
-        if (zero_outside) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) a[i][j] &= inside[j / 2];
+        for (int half = 0; half < 2; ++half) {
+          const int key = keys[g].first_key + half * 8 + lane_id() % 4 * 2;
+          inside[half] = (segment.begin <= key && key < segment.end ? 0xffffu : 0) |
+                         (segment.begin <= key + 1 && key + 1 < segment.end ? 0xffff0000u : 0);
         }
-        if (step < kVSteps) {
+      }
 #pragma unroll
-          for (int group = 0; group < kRowGroups; ++group) mma_16816<Q_TYPE>(o[group][step], a[i], shares[group][0], shares[group][1]);
+      for (int load = 0; load < ceil_div(kVSteps, kStepsPerLoad); ++load) {
+        u32 a[kStepsPerLoad][4];
+        load_v<Layout>(a, keys[g].tile, keys[g].first_row, load);
+#pragma unroll
+        for (int i = 0; i < kStepsPerLoad; ++i) {
+          const int step = load * kStepsPerLoad + i;
+          if (kPartial) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) a[i][j] &= inside[j / 2];
+          }
+          if (step < kVSteps) {
+#pragma unroll
+            for (int group = 0; group < kRowGroups; ++group)
+              mma_16816<Q_TYPE>(o[group][step], a[i], shares[g][group][0], shares[g][group][1]);
+          }
         }
       }
     }
@@ -163,21 +148,80 @@ class WarpRows {
   Scorer scorers[kRowGroups][2];
   float m[kRowGroups][2], l[kRowGroups][2];
   float o[kRowGroups][kVSteps][4];
-  u32 shares[kRowGroups][2];
+  u32 shares[kKeyGroups][kRowGroups][2];
 
-  // Makes room for the scores of the eight lanes of a row.
-  __device__ __forceinline__ void raise(int group, int column, float largest) {
+  // Dot products of 16 keys, zeros where none is the segment's. Sums that nothing else would run beside go in two chains.
+  template <class Layout, bool kPartial> __device__ __forceinline__ void multiply(float (&s)[kRowGroups][4], const KeyGroup& keys) {
+    constexpr int kChains = kKeyGroups * kRowGroups == 1 ? 2 : 1;
+    float sums[kChains][kRowGroups][4] = {};
+    if (!kPartial || keys.any) {
 #pragma unroll
-    for (int step = 4; step < kWarpSize; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
-    largest = fmaxf(largest, m[group][column]);
-    const float factor = weight(m[group][column], largest);
-    m[group][column] = largest;
-    l[group][column] *= factor;
+      for (int load = 0; load < ceil_div(kKSteps, kStepsPerLoad); ++load) {
+        u32 a[kStepsPerLoad][4];
+        load_k<Layout>(a, keys.tile, keys.first_row, load);
 #pragma unroll
-    for (int step = 0; step < kVSteps; ++step) {
-      o[group][step][column] *= factor;
-      o[group][step][2 + column] *= factor;
+        for (int i = 0; i < kStepsPerLoad; ++i) {
+          const int step = load * kStepsPerLoad + i;
+          if (step < kKSteps) {
+#pragma unroll
+            for (int group = 0; group < kRowGroups; ++group)
+              mma_16816<Q_TYPE>(sums[step % kChains][group], a[i], q[group][step][0], q[group][step][1]);
+          }
+        }
+      }
     }
+#pragma unroll
+    for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[group][i] = kChains == 2 ? sums[0][group][i] + sums[kChains - 1][group][i] : sums[0][group][i];
+  }
+
+  // Dot products become scores, -inf where a key is not seen.
+  __device__ __forceinline__ void shape(float (&s)[kRowGroups][4], int first_key) const {
+    const int key = first_key + lane_id() / 4;
+    if (!MASK && all_see.begin <= first_key && first_key + kGroupKeys <= all_see.end) {
+#pragma unroll
+      for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[group][i] = scorers[group][i % 2].score(s[group][i], key + i / 2 * 8);
+    } else {
+#pragma unroll
+      for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = key + i / 2 * 8;
+          const bool inside = segment.begin <= at && at < segment.end;
+          s[group][i] = inside ? scorers[group][i % 2](s[group][i], at) : neg_inf();
+        }
+    }
+  }
+
+  // Makes room for scores. l is always rescaled, o only if the maximum of some row of the warp rises, as in few steps.
+  __device__ __forceinline__ void raise(const float (&s)[kKeyGroups][kRowGroups][4]) {
+    float factor[kRowGroups][2];
+    bool raised = false;
+#pragma unroll
+    for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        float largest = neg_inf();
+#pragma unroll
+        for (int g = 0; g < kKeyGroups; ++g) largest = fmaxf(largest, fmaxf(s[g][group][column], s[g][group][2 + column]));
+#pragma unroll
+        for (int step = 4; step < kWarpSize; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
+        largest = fmaxf(largest, m[group][column]);
+        factor[group][column] = weight(m[group][column], largest);
+        raised |= largest > m[group][column];
+        m[group][column] = largest;
+        l[group][column] *= factor[group][column];
+      }
+    if (!__any_sync(kFullMask, raised)) return;
+#pragma unroll
+    for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+      for (int step = 0; step < kVSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[group][step][i] *= factor[group][i % 2];
   }
 };
 
