@@ -18,6 +18,7 @@ SM_BYTES = 228 << 10  # shared memory of a multiprocessor of sm_90
 RESERVED_BYTES = 1 << 10  # of it, for every CTA; as much again aligns the buffers
 BARRIER_BYTES = 16  # of a buffer
 MAX_STAGES = 12
+TWO_TILES = 4  # buffers: one tile is read while the next is on its way
 
 
 def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | None:
@@ -48,7 +49,7 @@ def box_tokens(config: AttentionConfig) -> int:
 
 
 def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
-    """Two CTAs per multiprocessor where registers allow it.
+    """Two CTAs per multiprocessor where each still has room for two tiles, else one.
 
     As many buffers of 64 keys of K or V as then fit.
     """
@@ -56,8 +57,9 @@ def tiling(config: AttentionConfig, max_q_len: int = 1) -> Tiling:
     warps = TILE_TOKENS // decode_mma.GROUP_KEYS
     buffer_bytes = TILE_TOKENS * max(config.head_dim, config.head_dim_v) * ITEMSIZES[config.kv_dtype] + BARRIER_BYTES
     merge = merge_bytes(warps, rows, config.head_dim_v)
-    ctas = 2 if decode_mma.few_registers(config, rows) else 1
-    stages = min((SM_BYTES // ctas - 2 * RESERVED_BYTES - merge) // buffer_bytes, MAX_STAGES)
+    fitting = {ctas: (SM_BYTES // ctas - 2 * RESERVED_BYTES - merge) // buffer_bytes for ctas in (1, 2)}
+    ctas = 2 if fitting[2] >= TWO_TILES and rows * (config.head_dim + 2 * config.head_dim_v) <= 16 * 3 * 128 else 1
+    stages = min(fitting[ctas], MAX_STAGES)
     shared = stages * buffer_bytes + merge
     macros = (
         ("STAGES", stages),

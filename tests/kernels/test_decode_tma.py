@@ -103,6 +103,24 @@ def test_with_more_than_8_rows_it_gives_the_bits_of_decode_mma(backend: Backend)
         assert np.array_equal(first, second)
 
 
+@pytest.mark.parametrize(
+    ("changes", "ctas"),
+    [
+        ({}, 2),
+        ({"group_size": 16}, 2),
+        ({"group_size": 16, "kv_dtype": "float8_e4m3", "scale_mode": "tensor"}, 2),
+        ({"group_size": 16, "head_dim": 192}, 1),  # two CTAs would have room for a tile each
+        ({"head_dim": 256, "head_dim_v": 256}, 1),
+    ],
+    ids=str,
+)
+def test_two_ctas_share_a_multiprocessor_where_each_holds_two_tiles(changes: dict[str, Any], ctas: int) -> None:
+    tiling = decode_tma.tiling(replace(AttentionConfig(128, 128, 4, "bfloat16", "bfloat16"), **changes))
+    assert tiling.ctas_per_sm == ctas
+    assert dict(tiling.macros)["STAGES"] >= 4
+    assert ctas * (tiling.shared_bytes + 2 * decode_tma.RESERVED_BYTES) <= decode_tma.SM_BYTES
+
+
 def test_a_plan_takes_other_lengths_after_update(backend: Backend) -> None:
     problems = [problem(Case(lens, num_kv_heads=1)) for lens in ((300, 5, 77), (1, 450, 0), (300, 5, 77))]
     config = problems[0].case.config
