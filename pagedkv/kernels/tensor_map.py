@@ -7,6 +7,7 @@ stays right as long as the array stays where it is.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -33,7 +34,8 @@ _DATA_TYPES = {
     "bfloat16": 9,
 }
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-_INTERLEAVE_NONE, _L2_PROMOTION_256B, _OUT_OF_BOUNDS_ZERO = 0, 3, 0
+_INTERLEAVE_NONE, _OUT_OF_BOUNDS_ZERO = 0, 0
+_L2_PROMOTIONS = {256: 3, 128: 2, 64: 1}  # CUtensorMapL2promotion by bytes
 
 
 def encode_tensor_map(
@@ -81,7 +83,7 @@ def encode_tensor_map(
         (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(_INTERLEAVE_NONE),
         ctypes.c_int(_SWIZZLES[swizzle]),
-        ctypes.c_int(_L2_PROMOTION_256B),
+        ctypes.c_int(_L2_PROMOTIONS.get(l2_bytes(start, itemsize, dims, strides, box), 0)),
         ctypes.c_int(_OUT_OF_BOUNDS_ZERO),
     )
     if status:
@@ -90,6 +92,25 @@ def encode_tensor_map(
             f"box {tuple(box)}, swizzle {swizzle}: {error_name(status)}"
         )
     return np.frombuffer(ctypes.string_at(aligned, TENSOR_MAP_BYTES), f"V{TENSOR_MAP_BYTES}").copy()
+
+
+def l2_bytes(start: int, itemsize: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> int:
+    """Bytes that L2 may fetch at a time without reading past a contiguous run of the boxes.
+
+    A run is a row of the first dimension, and of those on which a box has more than one element as far as they follow
+    without a gap. Behind it lie another reader's bytes, such as the next head's; with it they would come twice.
+
+    Returns
+    -------
+    256, 128 or 64; less where runs begin or end at no multiple of 64 bytes.
+    """
+    run, apart = dims[0] * itemsize, [start]
+    for dim, stride, side in zip(dims[1:], strides, box[1:], strict=True):
+        if side > 1 and stride == run:
+            run *= dim
+        elif dim > 1:
+            apart.append(stride)
+    return math.gcd(256, run, *apart)
 
 
 def check_tensor_map(

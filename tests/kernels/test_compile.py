@@ -12,13 +12,14 @@ import itertools
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from bench.sass.disassembly import disassemble, disassembler
+from pagedkv.kernels import decode_mma
 from pagedkv.kernels.jit import available_cpus
-from pagedkv.kernels.shipped import shipped
+from pagedkv.kernels.shipped import FLAGSHIP, shipped
 from pagedkv.kernels.source import kernel_names, translation_unit
 from pagedkv.kernels.toolkits import installed_nvrtcs
 from pagedkv.kernels.variant import Variant
@@ -119,7 +120,7 @@ class Farm:
             spills = re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", compiled.log)
             found += [f"{number} bytes {what}" for number, what in spills if int(number) > budget]
         if self.disassembles and kernel in EXPECTED:
-            opcodes = set(OPCODE.findall(disassemble(compiled.code)))
+            opcodes = opcodes_of(compiled.code)
             if budget == 0:
                 found += [f"{opcode} goes to local memory" for opcode in opcodes if re.match(r"(LDL|STL)\b", opcode)]
             if int(macros.get("VEC", "8")) > 1:
@@ -127,6 +128,10 @@ class Farm:
                     f"no {name}" for name in EXPECTED[kernel] if not any(re.fullmatch(name, op) for op in opcodes)
                 ]
         return found
+
+def opcodes_of(cubin: bytes) -> set[str]:
+    """All opcodes of a cubin."""
+    return set(OPCODE.findall(disassemble(cubin)))
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +150,18 @@ def test_the_sample_meets_every_architecture_with_both_compilers() -> None:
     chosen = list(sample())
     assert {(case.arch, case.major) for case in chosen} == set(PAIRS)
     assert {case.variant.kernel for case in chosen} == set(kernel_names())
+
+
+@pytest.mark.parametrize(("head_dim", "asked"), [(64, "LTC64B"), (128, "LTC128B")])
+def test_copies_of_a_heads_row_do_not_fetch_the_next_heads(farm: Farm, head_dim: int, asked: str) -> None:
+    if not farm.disassembles:
+        pytest.skip("no nvdisasm here")
+    config = replace(FLAGSHIP, head_dim=head_dim, head_dim_v=head_dim, kv_dtype="float8_e4m3", scale_mode="tensor")
+    variant = decode_mma.tiling(config).variant(config, "even")
+    compiled = farm.nvrtcs[13].compile(translation_unit("decode_mma"), "decode_mma.cu", variant.options("sm_90"))
+    copies = [opcode for opcode in opcodes_of(compiled.code) if opcode.startswith("LDGSTS.E.BYPASS")]
+    assert copies
+    assert all(asked in opcode for opcode in copies), copies
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 from pagedkv.errors import InvalidArgument, KernelsUnavailable, WrongType
 from pagedkv.kernels import driver, tensor_map
-from pagedkv.kernels.tensor_map import encode_tensor_map
+from pagedkv.kernels.tensor_map import encode_tensor_map, l2_bytes
 
 ADDRESS = 0x7F0000001000
 U32, U64, INT, POINTER = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
@@ -64,6 +64,33 @@ def test_a_cache_of_blocks_is_described_as_the_hardware_wants_it(fake: FakeDrive
     steps = [1, 1, 1, 1]
     expected = (0, kind, 4, ADDRESS, list(dims), list(strides), list(box), steps, 0, swizzle, promotion, 0)
     assert fake.calls == [expected]
+
+
+@pytest.mark.parametrize(
+    ("start", "itemsize", "dims", "strides", "box", "expected"),
+    [
+        (ADDRESS, 2, (128, 8, 16, 9), (256, 2048, 65536), (64, 1, 16, 1), 256),  # NHD: a row of 256 bytes
+        (ADDRESS, 1, (128, 8, 16, 9), (128, 1024, 32768), (128, 1, 16, 1), 128),  # behind it the next head's
+        (ADDRESS, 2, (64, 8, 16, 9), (128, 1024, 32768), (64, 1, 16, 1), 128),
+        (ADDRESS, 1, (128, 8, 16, 9), (2048, 128, 32768), (128, 1, 16, 1), 256),  # HND: a block of the head's rows
+        (ADDRESS, 1, (128, 1, 16, 9), (128, 128, 4096), (128, 1, 16, 1), 256),  # one head: the same in NHD
+        (ADDRESS, 2, (96, 8, 16, 9), (192, 1536, 32768), (64, 1, 16, 1), 64),
+        (ADDRESS + 128, 2, (128, 8, 16, 9), (256, 2048, 65536), (64, 1, 16, 1), 128),  # runs straddle 256 bytes
+        (ADDRESS + 16, 2, (128, 8, 16, 9), (256, 2048, 65536), (64, 1, 16, 1), 16),
+    ],
+)
+def test_l2_fetches_no_more_than_a_contiguous_run_at_a_time(
+    fake: FakeDriver,
+    start: int,
+    itemsize: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    expected: int,
+) -> None:
+    assert l2_bytes(start, itemsize, dims, strides, box) == expected
+    encode_tensor_map(on_device({1: np.uint8, 2: np.float16}[itemsize], start), dims, strides, box, 128)
+    assert fake.calls[0][10] == {256: 3, 128: 2, 64: 1}.get(expected, 0)  # CUtensorMapL2promotion
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ template <int kWarps> class CtaRing {
       for (int n = 0; n < kVecs; n += kLanes) {
         const int vec = n + c.lane % kLanes;
         u8* at = kConverted ? to + (row * kVecs + vec) * 16 : Tile{to}.chunk(row, vec);
-        if (kWarpKeys % kRows == 0 || key < kWarpKeys) cp_async16(at, from + n * kVecElements, c.inside(key));
+        if (kWarpKeys % kRows == 0 || key < kWarpKeys) cp_async16<kRowL2Bytes>(at, from + n * kVecElements, c.inside(key));
       }
     }
   }

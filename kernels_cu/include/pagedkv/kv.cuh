@@ -8,6 +8,9 @@ namespace pagedkv {
 
 enum ScaleMode { kScaleNone = 0, kScaleTensor = 1, kScaleHead = 2, kScaleTokenHead = 3 };
 
+// Bytes that L2 may fetch at a time: more than a head's row holds would be of the next head, which another CTA reads.
+constexpr int kRowL2Bytes = HEAD_DIM * sizeof(KV_TYPE) % 128 == 0 && HEAD_DIM_V * sizeof(KV_TYPE) % 128 == 0 ? 128 : 64;
+
 struct TokenPlace {
   i64 block;   // block id; contiguous: 0
   i64 offset;  // token within the block; contiguous: token within the whole array

@@ -42,17 +42,23 @@ __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" 
 
 // ---- asynchronous copies into shared memory (sm_80+)
 
-// 16 bytes; where `valid` is false nothing is read and zeros are stored.
-__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
-               : "memory");
+// 16 bytes; where `valid` is false nothing is read and zeros are stored. L2 fetches kL2Bytes at a time: 128 or 64.
+#define PAGEDKV_CP_ASYNC16(HINTS, POLICY, ...)                                                                        \
+  asm volatile("cp.async.cg.shared.global" HINTS " [%0], [%1], 16, %2" POLICY ";" ::"r"(shared_address(to)),          \
+               "l"(from), "r"(valid ? 16 : 0) __VA_ARGS__                                                             \
+               : "memory")
+template <int kL2Bytes = 128> __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {
+  static_assert(kL2Bytes == 128 || kL2Bytes == 64, "");
+  if constexpr (kL2Bytes == 128) PAGEDKV_CP_ASYNC16(".L2::128B", "");
+  else PAGEDKV_CP_ASYNC16(".L2::64B", "");
 }
 // The same, with what becomes of the line in L2 said by `policy`.
-__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid, u64 policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 16 : 0), "l"(policy)
-               : "memory");
+template <int kL2Bytes = 128> __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid, u64 policy) {
+  static_assert(kL2Bytes == 128 || kL2Bytes == 64, "");
+  if constexpr (kL2Bytes == 128) PAGEDKV_CP_ASYNC16(".L2::cache_hint.L2::128B", ", %3", , "l"(policy));
+  else PAGEDKV_CP_ASYNC16(".L2::cache_hint.L2::64B", ", %3", , "l"(policy));
 }
+#undef PAGEDKV_CP_ASYNC16
 // Four bytes, zeros where not `valid`.
 __device__ __forceinline__ void cp_async4(void* to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0) : "memory");

@@ -141,8 +141,8 @@ class WarpRing {
       copy_chunk(to + Layout::moved(first, j * kRowsPerCopy), source, true);
   }
   __device__ __forceinline__ void copy_chunk(u8* to, const KV_TYPE* from, bool valid) const {
-    if (EVICT_FIRST) cp_async16(to, from, valid, policy);
-    else cp_async16(to, from, valid);
+    if (EVICT_FIRST) cp_async16<kRowL2Bytes>(to, from, valid, policy);
+    else cp_async16<kRowL2Bytes>(to, from, valid);
   }
 
   __device__ __forceinline__ void copy_scales(u8* to, int i) const {
