@@ -9,6 +9,7 @@ The idea of plan and run is FlashInfer's (Ye et al. 2025, MLSys). Here the plan 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,22 @@ from pagedkv.attention.checks import (
     check_dtype,
     check_indptr,
     check_int32,
-    check_rows,
     check_shape,
     check_tables,
 )
+from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
 from pagedkv.attention.places import Device, backend_of
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, WrongType
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig, ScaleMode
-from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES, kernel_dtype
+from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES
+from pagedkv.kernels.layer_kv import LayerKv
+from pagedkv.kernels.recipe import MAX_RECIPES, place, signature
 from pagedkv.kernels.select import make_plan
 
 MAX_INT32 = 2**31 - 1
+Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a stream
 
 
 class PagedAttention:
@@ -160,6 +164,8 @@ class PagedAttention:
             )  # fmt: skip
             self.backend.synchronize()  # workspaces may be memory that another stream's work has just let go of
         self._batch: Batch | None = None
+        self._places: Hashable = None  # forms and addresses of the batch's arrays
+        self._launches: dict[Hashable, Launch] = {}  # for that batch, by the layer's form
 
     @property
     def kernel(self) -> str:
@@ -210,35 +216,49 @@ class PagedAttention:
         WrongType, LayoutMismatch, InvalidArgument
             An array does not fit. The batch planned before stays.
         """
+        batch = Batch(seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr)
+        arrays = (seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr)
+        places = tuple(map(place, arrays))
+        if places != self._places:
+            self._check_batch(batch)
+        if isinstance(seq_lens, np.ndarray):
+            self._check_values(block_tables, seq_lens, q_indptr, kv_indptr, num_blocks)
+        if self._plan is not None:
+            self._plan.update(batch, self._options.window, stream)
+        self._batch = batch
+        if places != self._places:
+            self._places, self._launches = places, {}
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Check all of a batch's arrays but the values."""
         paged, masked = self.config.block_size > 0, self.config.mask
-        check_int32("seq_lens", seq_lens, ("num_seqs",))
-        num_seqs = len(seq_lens)
+        check_int32("seq_lens", batch.seq_lens, ("num_seqs",))
+        num_seqs = len(batch.seq_lens)
         if num_seqs > self.max_sequences:
             raise InvalidArgument(f"{num_seqs} sequences, but this was made for max_sequences = {self.max_sequences}")
-        if (block_tables is not None) != paged or (kv_indptr is not None) == paged:
+        if (batch.block_tables is not None) != paged or (batch.kv_indptr is not None) == paged:
             wanted = "block_tables and no kv_indptr" if paged else "kv_indptr and no block_tables"
             raise InvalidArgument(f"block_size = {self.config.block_size} needs {wanted}")
-        if (mask is not None, mask_indptr is not None) != (masked, masked):
+        if (batch.mask is not None, batch.mask_indptr is not None) != (masked, masked):
             raise InvalidArgument(
                 f"custom_mask = {masked}: mask and mask_indptr must {'both' if masked else 'not'} be given"
             )
         if paged:
-            check_int32("block_tables", block_tables, (num_seqs, "max_blocks"))
+            check_int32("block_tables", batch.block_tables, (num_seqs, "max_blocks"))
         else:
-            check_int32("kv_indptr", kv_indptr, (num_seqs + 1,))
-        if q_indptr is not None:
-            check_int32("q_indptr", q_indptr, (num_seqs + 1,))
+            check_int32("kv_indptr", batch.kv_indptr, (num_seqs + 1,))
+        if batch.q_indptr is not None:
+            check_int32("q_indptr", batch.q_indptr, (num_seqs + 1,))
         if masked:
-            check_shape("mask", mask, ("num_bytes",))
-            check_dtype("mask", mask, np.uint8)
-            check_shape("mask_indptr", mask_indptr, (num_seqs + 1,))
-            check_dtype("mask_indptr", mask_indptr, np.int64)
-        if isinstance(seq_lens, np.ndarray):
-            self._check_values(block_tables, seq_lens, q_indptr, kv_indptr, num_blocks)
-        batch = Batch(seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr)
-        if self._plan is not None:
-            self._plan.update(batch, self._options.window, stream)
-        self._batch = batch
+            check_shape("mask", batch.mask, ("num_bytes",))
+            check_dtype("mask", batch.mask, np.uint8)
+            check_shape("mask_indptr", batch.mask_indptr, (num_seqs + 1,))
+            check_dtype("mask_indptr", batch.mask_indptr, np.int64)
+        if self.backend is not None:
+            check_places(
+                self.backend, seq_lens=batch.seq_lens, block_tables=batch.block_tables, kv_indptr=batch.kv_indptr,
+                q_indptr=batch.q_indptr, mask=batch.mask, mask_indptr=batch.mask_indptr,
+            )  # fmt: skip
 
     def run(
         self,
@@ -276,48 +296,66 @@ class PagedAttention:
         batch, config = self._batch, self.config
         if batch is None:
             raise ClosedError("nothing is planned: call plan(block_tables, seq_lens, ...) once per step, before run")
-        check_shape("q", q, ("num_tokens", self.num_qo_heads, config.head_dim))
-        middle = (config.block_size, self.num_kv_heads) if config.block_size else (self.num_kv_heads,)
-        for name, array, dim, dtype in (
-            ("q", q, config.head_dim, config.q_dtype),
-            ("k_cache", k_cache, config.head_dim, config.kv_dtype),
-            ("v_cache", v_cache, config.head_dim_v, config.kv_dtype),
-        ):
-            if name != "q":
-                check_shape(name, array, ("num_blocks" if config.block_size else "num_kv_tokens", *middle, dim))
-            kernel_dtype(name, array, dtype)
-            alignment = config.kv_alignment if name != "q" else math.gcd(16, config.head_dim * ITEMSIZES[dtype])
-            check_rows(name, array, alignment)
-        if batch.q_indptr is None and len(q) != len(batch.seq_lens):
-            raise LayoutMismatch(
-                f"q has {len(q)} tokens, but without q_indptr there is one for each of {len(batch.seq_lens)} sequences"
-            )
-        if len(q) > self.max_tokens:
-            raise InvalidArgument(f"q has {len(q)} tokens, but this was made for max_tokens = {self.max_tokens}")
-        if isinstance(batch.q_indptr, np.ndarray):
-            check_indptr("q_indptr", batch.q_indptr, len(q))
-        self._check_scales(k_scale, v_scale, k_cache)
-        shape = (len(q), self.num_qo_heads, config.head_dim_v)
-        if out is None:
-            backend = self.backend
-            out = np.empty(shape, q.dtype) if backend is None else backend.empty(shape, q.dtype, stream=stream)
-        check_shape("out", out, shape)
-        kernel_dtype("out", out, config.q_dtype)
-        check_rows("out", out, math.gcd(16, config.head_dim_v * ITEMSIZES[config.q_dtype]))
-        if lse is not None:
-            check_shape("lse", lse, shape[:2])
-            check_dtype("lse", lse, np.float32)
-            check_contiguous("lse", lse)
         if self._plan is None:
+            check_inputs(config, self.num_kv_heads, batch, self.max_tokens, q, k_cache, v_cache, k_scale, v_scale)
+            self._check_queries(batch, q)
+            shape = (len(q), self.num_qo_heads, config.head_dim_v)
+            out = np.empty(shape, q.dtype) if out is None else out
+            check_outputs(config, shape, out, lse)
             attend_on_cpu(
                 q, k_cache, v_cache, out, batch, self._options, config, exact=self._kernel_on_cpu == "reference",
                 lse=lse, k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
-        else:
-            self._plan.run(
-                q, k_cache, v_cache, out, batch, self._options, lse=lse, k_scale=k_scale, v_scale=v_scale, stream=stream
+            return out
+        form = tuple(map(signature, (k_cache, v_cache, k_scale, v_scale)))
+        return self._launch(form, (q, out, lse, k_cache, v_cache, k_scale, v_scale), stream)
+
+    def run_layer(self, cache: LayerKv, q: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
+        """As :meth:`run` on a GPU, for a layer whose form is known already: it costs the host less."""
+        if self._batch is None or self._plan is None:
+            return self.run(
+                q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, stream=stream
             )
+        return self._launch(cache.signature, (q, out, lse, *cache.arrays()[:4]), stream)
+
+    def _launch(self, kv_form: Hashable, arrays: tuple[Any, ...], stream: Any) -> Any:
+        """Launch over the arrays of LAYER_ARRAYS; check those whose form this batch has not had."""
+        batch = self._batch
+        assert batch is not None
+        q, out, lse = arrays[:3]
+        form = (kv_form, signature(q), signature(out), signature(lse))
+        launch = self._launches.get(form)
+        if launch is None:
+            check_inputs(self.config, self.num_kv_heads, batch, self.max_tokens, q, *arrays[3:])
+        self._check_queries(batch, q)
+        if out is None:
+            assert self.backend is not None
+            shape = (q.shape[0], self.num_qo_heads, self.config.head_dim_v)
+            out = self.backend.empty(shape, q.dtype, stream=stream)
+            arrays = (q, out, *arrays[2:])
+        if launch is None:
+            launch = self._new_launch(form, batch, arrays)
+        launch(arrays, stream)
         return out
+
+    def _new_launch(self, form: Hashable, batch: Batch, arrays: tuple[Any, ...]) -> Launch:
+        """Check the outputs and places, and keep the launch for layers of this form."""
+        q, out, lse, k, v, k_scale, v_scale = arrays
+        assert self.backend is not None
+        assert self._plan is not None
+        check_outputs(self.config, (len(q), self.num_qo_heads, self.config.head_dim_v), out, lse)
+        check_places(self.backend, q=q, k_cache=k, v_cache=v, out=out, lse=lse, k_scale=k_scale, v_scale=v_scale)
+        made = self._plan.layer_launch(q, k, v, out, batch, self._options, lse=lse, k_scale=k_scale, v_scale=v_scale)
+        if len(self._launches) >= MAX_RECIPES:
+            self._launches.clear()
+        launch = self._launches[form] = _nothing if made is None else made
+        return launch
+
+    @staticmethod
+    def _check_queries(batch: Batch, q: Any) -> None:
+        """Check that offsets on the host end with the queries."""
+        if isinstance(batch.q_indptr, np.ndarray):
+            check_indptr("q_indptr", batch.q_indptr, len(q))
 
     def _check_values(self, tables: Any, seq_lens: Any, q_indptr: Any, kv_indptr: Any, num_blocks: int | None) -> None:
         """Check the values of arrays that are on the host."""
@@ -338,20 +376,6 @@ class PagedAttention:
             first_keys = np.maximum(seq_lens.astype(np.int64) - q_lens + 1 - window, 0)
             check_tables(tables, seq_lens, first_keys, num_blocks or MAX_INT32, self.config.block_size)
 
-    def _check_scales(self, k_scale: Any, v_scale: Any, k_cache: Any) -> None:
-        mode = self.config.scale_mode
-        shapes: dict[str, tuple[int | str, ...]] = {
-            "tensor": (1,),
-            "head": (self.num_kv_heads,),
-            "token_head": tuple(k_cache.shape[:-1]),
-        }
-        for name, array in (("k_scale", k_scale), ("v_scale", v_scale)):
-            if (array is None) != (mode == "none"):
-                raise InvalidArgument(f"scale_mode = {mode!r}: {name} must {'not ' if mode == 'none' else ''}be given")
-            if array is not None:
-                check_shape(name, array, shapes[mode])
-                check_dtype(name, array, np.float32)
-        if k_scale is not None and k_scale.strides != v_scale.strides:
-            raise LayoutMismatch(
-                f"k_scale and v_scale must have the same strides, got {k_scale.strides} and {v_scale.strides}"
-            )
+
+def _nothing(arrays: tuple[Any, ...], stream: Any) -> None:
+    """The launch of a batch without queries."""

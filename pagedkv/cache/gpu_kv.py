@@ -9,7 +9,7 @@ the arena it waits, on its own stream, for the launches here (``on_work``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,8 @@ class GpuKV:
 
     def cache(self, layer: int) -> LayerKv:
         """A layer as the kernels take it."""
+        if type(layer) is int and 0 <= layer < len(self._layers):
+            return self._layers[layer]
         return self._layers[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
 
     def bind(self, arrays: StepTables, part: int = 0) -> GpuStepKV:
@@ -188,6 +190,7 @@ class GpuStepKV:
     def __init__(self, kv: GpuKV, arrays: StepTables, part: int) -> None:
         self._kv, self._arrays, self._part = kv, arrays, part
         self._on_device: dict[str, Any] = {}
+        self._attentions: dict[Hashable, PagedAttention] = {}  # of this step, by the form of queries and the variant
         self._planned: dict[PagedAttention, tuple[Any, Any]] = {}  # for this step, with these masks
 
     def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
@@ -220,15 +223,11 @@ class GpuStepKV:
         **variant: Any,
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``."""
-        spec = self._kv.spec
-        spec.check_can_attend()
-        dtype = spec.dtype if spec.scales is None else kernel_dtype("q", q)
-        arrays = self._upload(stream)
-        q_lens = np.diff(self._arrays.q_indptr)
-        attention = self._kv.attention(
-            self._part, dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q),
-            custom_mask=mask is not None, **variant,
-        )  # fmt: skip
+        kv, arrays = self._kv, self._upload(stream)
+        form = (q.shape, q.dtype, mask is None, *[(name, _known_by(name, value)) for name, value in variant.items()])
+        attention = self._attentions.get(form)
+        if attention is None:
+            attention = self._attentions[form] = self._attention(q, mask is not None, variant)
         masks = self._planned.get(attention)
         # once per step: every layer with this variant has the same batch, but need not have the same mask
         if masks is None or masks[0] is not mask or masks[1] is not mask_indptr:
@@ -237,17 +236,28 @@ class GpuStepKV:
                 mask=mask, mask_indptr=mask_indptr, stream=stream,
             )  # fmt: skip
             self._planned[attention] = (mask, mask_indptr)
-        lse = self._kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
-        o = attention.run(q, *self._kv.layer(layer), out=out, lse=lse, stream=stream, **self._kv.scales(layer))
-        self._kv.on_work(stream)
+        lse = kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
+        o = attention.run_layer(kv.cache(layer), q, out=out, lse=lse, stream=stream)
+        kv.on_work(stream)
         return (o, lse) if return_lse else o
+
+    def _attention(self, q: Any, masked: bool, variant: dict[str, Any]) -> PagedAttention:
+        """The workspaces and kernels for queries of a form and a variant."""
+        spec = self._kv.spec
+        spec.check_can_attend()
+        dtype = spec.dtype if spec.scales is None else kernel_dtype("q", q)
+        q_lens = np.diff(self._arrays.q_indptr)
+        return self._kv.attention(
+            self._part, dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q),
+            custom_mask=masked, **variant,
+        )  # fmt: skip
 
     def _upload(self, stream: Any) -> dict[str, Any]:
         self._kv.before_work(stream)
         part = self._part
         if self._kv.uploaded.get(part) is not self:  # the first time, or another step came between
             self._kv.uploaded.pop(part, None)
-            self._planned = {}
+            self._attentions, self._planned = {}, {}
             self._on_device = {
                 name: self._kv.device_copy(f"{name} {part}", getattr(self._arrays, name), stream)
                 for name in _STEP_ARRAYS
@@ -259,6 +269,11 @@ class GpuStepKV:
 def _room(count: int) -> int:
     """At least `count`, a power of two: so that growth is rare."""
     return 1 << max(0, count - 1).bit_length()
+
+
+def _known_by(name: str, value: Any) -> Hashable:
+    """Key of a variant's value; an array's is its identity, as its attention keeps it alive."""
+    return id(value) if name in ("alibi_slopes", "sinks") else value
 
 
 def _with_v(pair: tuple[Any, Any]) -> tuple[Any, Any]:

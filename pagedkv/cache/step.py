@@ -281,9 +281,8 @@ class Step:
             raise LayoutMismatch(f"q must be [{len(arrays.tokens)}, num_qo_heads, {spec.head_dim}], got {shown}")
         if shape[1] % spec.num_kv_heads:
             raise LayoutMismatch(f"{shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
-        for name, flag in (("causal", causal), ("return_lse", return_lse)):
-            if flag is not True and flag is not False and not isinstance(flag, np.bool_):
-                raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")
+        if causal is not True or return_lse is not False:
+            _check_flags(causal=causal, return_lse=return_lse)
         if window is not None:
             window = whole_number(window, "window", 1, 2**31 - 1)
         own = layer if spec.reads is None else spec.own_layer(layer)
@@ -324,3 +323,10 @@ class Step:
         self.arrays  # noqa: B018 - raises when the step is not under way
         assert self._bound is not None
         return self._bound
+
+
+def _check_flags(**flags: Any) -> None:
+    """Raise WrongType unless all are bools."""
+    for name, flag in flags.items():
+        if flag is not True and flag is not False and not isinstance(flag, np.bool_):
+            raise WrongType(f"{name} must be a bool, not {type(flag).__name__}")

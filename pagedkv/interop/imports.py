@@ -7,6 +7,7 @@ end: its reason is passed on.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,12 @@ def _check_writable(wanted: bool, read_only: bool) -> None:
 
 
 def _is_ours(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or type(x).__module__.partition(".")[0] == "cupy"
+    return isinstance(x, np.ndarray) or _is_of_cupy(type(x).__module__)
+
+
+@functools.cache
+def _is_of_cupy(module: str) -> bool:
+    return module.partition(".")[0] == "cupy"
 
 
 def _of_numpy(array: NDArray[Any], owner: Any) -> View:

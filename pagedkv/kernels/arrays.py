@@ -47,8 +47,8 @@ def check_array(
     """
     if not hasattr(array, "strides") or not hasattr(array, "dtype"):
         raise WrongType(f"{name} must be an array [{axes}] of the {backend.name} backend, not {type(array).__name__}")
-    if not host and backend.name == "cupy" and not hasattr(array, "__cuda_array_interface__"):
-        raise WrongType(f"{name} is in host memory ({type(array).__name__}): the kernel needs a device array")
+    if not host:
+        check_place(backend, name, array)
     found, wanted = tuple(array.shape), tuple("any" if length is None else length for length in shape)
     if len(found) != len(shape) or any(n not in (None, m) for n, m in zip(shape, found, strict=True)):
         raise LayoutMismatch(f"{name} has shape {found}, not [{axes}] = ({', '.join(map(str, wanted))})")
@@ -61,6 +61,17 @@ def check_array(
         raise LayoutMismatch(f"{name} is not aligned: its address and strides must be multiples of {itemsize} bytes")
     if written and isinstance(array, np.ndarray) and not array.flags.writeable:
         raise LayoutMismatch(f"{name} is read-only, and the kernel writes it")
+
+
+def check_place(backend: Backend, name: str, array: Any) -> None:
+    """Raise WrongType for an array in host memory or on another GPU than the kernels run on."""
+    if backend.name != "cupy":
+        return
+    if not hasattr(array, "__cuda_array_interface__"):
+        raise WrongType(f"{name} is in host memory ({type(array).__name__}): the kernel needs a device array")
+    own, found = getattr(backend, "device", None), getattr(array.data, "device_id", None)
+    if None not in (own, found) and own != found:
+        raise WrongType(f"{name} lies on GPU {found}, and the kernels run on GPU {own}: copy it there first")
 
 
 def check_dense_rows(name: str, array: Any) -> None:

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pagedkv.errors import InvalidArgument
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.batch import Batch, Options
 from pagedkv.kernels.config import AttentionConfig, Schedule, Tiling
-from pagedkv.kernels.kv_maps import with_tensor_maps
+from pagedkv.kernels.layer_launch import LAYER_ARRAYS, LayerLaunch
 from pagedkv.kernels.params import fill
-from pagedkv.kernels.schedules import DIVISIONS, Limits
+from pagedkv.kernels.recipe import Recipe
+from pagedkv.kernels.schedules import DIVISIONS, Limits, Whole
+from pagedkv.kernels.tensor_map import TENSOR_MAP_BYTES
 from pagedkv.kernels.variant import Variant
 
 __all__ = ["AttentionPlan", "Batch", "Options"]
@@ -97,9 +101,30 @@ class AttentionPlan:
         InvalidArgument
             The batch is larger than the plan was made for, or than its schedule can number.
         """
+        launch = self.layer_launch(q, k, v, out, batch, options, lse=lse, k_scale=k_scale, v_scale=v_scale)
+        if launch is not None:
+            launch((q, out, lse, k, v, k_scale, v_scale), stream)
+
+    def layer_launch(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        batch: Batch,
+        options: Options,
+        *,
+        lse: Any = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
+    ) -> LayerLaunch | None:
+        """The launches of :meth:`run` for arrays of these forms; None if there are no queries.
+
+        Parameters and errors as :meth:`run`. It is good for this batch, whose arrays it holds.
+        """
         num_seqs = len(batch.seq_lens)
         if not num_seqs or not len(q):
-            return
+            return None
         if num_seqs > self.limits.max_sequences or len(q) > self.limits.max_tokens:
             raise InvalidArgument(
                 f"{num_seqs} sequences with {len(q)} queries, but the plan was made for "
@@ -107,44 +132,52 @@ class AttentionPlan:
             )
         keys = batch.block_tables.shape[1] * self.config.block_size if self.config.block_size else len(k)
         self.division.check(num_seqs, len(q), keys)
-        params = fill(
-            "AttentionParams",
-            kv=self._kv(k, v, batch, k_scale, v_scale),
-            schedule=self.division.fields(),
-            q=q,
-            o=out,
-            lse=lse,
-            seq_lens=batch.seq_lens,
-            q_indptr=batch.q_indptr,
-            alibi_slopes=options.alibi_slopes,
-            sinks=options.sinks,
-            mask=batch.mask,
-            mask_indptr=batch.mask_indptr,
-            q_token_stride=_stride(q, 0),
-            q_head_stride=_stride(q, 1),
-            o_token_stride=_stride(out, 0),
-            o_head_stride=_stride(out, 1),
-            num_seqs=num_seqs,
-            num_kv_heads=self.limits.num_kv_heads,
-            window=options.window,
-            softmax_scale=options.softmax_scale,
-            soft_cap=options.soft_cap,
-        )
-        main = with_tensor_maps(self.backend, self.tiling, params, k, v) if self.tiling.box_tokens else params
+        fields = {
+            "kv": self._kv(k, v, batch, k_scale),
+            "schedule": self.division.fields(),
+            "q": None,
+            "o": None,
+            "lse": None,
+            "seq_lens": batch.seq_lens,
+            "q_indptr": batch.q_indptr,
+            "alibi_slopes": options.alibi_slopes,
+            "sinks": options.sinks,
+            "mask": batch.mask,
+            "mask_indptr": batch.mask_indptr,
+            "q_token_stride": _stride(q, 0),
+            "q_head_stride": _stride(q, 1),
+            "o_token_stride": _stride(out, 0),
+            "o_head_stride": _stride(out, 1),
+            "num_seqs": num_seqs,
+            "num_kv_heads": self.limits.num_kv_heads,
+            "window": options.window,
+            "softmax_scale": options.softmax_scale,
+            "soft_cap": options.soft_cap,
+        }
+        box_tokens = self.tiling.box_tokens
+        names: tuple[str, ...] = LAYER_ARRAYS
+        if box_tokens:
+            no_map = {"o": np.zeros(TENSOR_MAP_BYTES // 8, np.uint64)}
+            params = fill("TmaAttentionParams", attention=fields, k_map=no_map, v_map=no_map)
+            names = tuple(f"attention.{name}" for name in names)
+        else:
+            params = fill("AttentionParams", **fields)
         grid, block = self.division.grid(num_seqs, len(q)), (self.tiling.threads, 1, 1)
-        shared = self.tiling.shared_bytes
-        self.backend.launch(self._main, grid, block, main, shared_bytes=shared, stream=stream)
-        self.division.finish(params, num_seqs, stream)
+        recipe = Recipe(self._main, grid, block, params.record, names, self.tiling.shared_bytes)
+        followed = type(self.division).finish is not Whole.finish
+        finish = self.division.finish if followed else None
+        return LayerLaunch(self.backend, recipe, params.arrays, num_seqs, finish=finish, box_tokens=box_tokens)
 
-    def _kv(self, k: Any, v: Any, batch: Batch, k_scale: Any, v_scale: Any) -> dict[str, Any]:
+    def _kv(self, k: Any, v: Any, batch: Batch, k_scale: Any) -> dict[str, Any]:
+        """KvParams but for the layer's addresses."""
         paged = self.config.block_size > 0
         token, head = (1, 2) if paged else (0, 1)
         scale = k_scale if k_scale is not None and k_scale.ndim > 1 else None
         return {
-            "k": k,
-            "v": v,
-            "k_scale": k_scale,
-            "v_scale": v_scale,
+            "k": None,
+            "v": None,
+            "k_scale": None,
+            "v_scale": None,
             "block_tables": batch.block_tables,
             "kv_indptr": batch.kv_indptr,
             "k_block_stride": _stride(k, 0) if paged else 0,

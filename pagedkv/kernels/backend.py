@@ -34,6 +34,9 @@ class Backend(Protocol):
     num_sms: int
     shared_limit: int
 
+    def __hash__(self) -> int:
+        """By identity: launches are kept by the backend they are for."""
+
     def launch(
         self,
         variant: Variant,

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ class CupyBackend:
         self._kernels: dict[Variant, Any] = {}
         self._lock = threading.Lock()
         self._staging = Staging(cupy)
+        self._current_device: Callable[[], int] = cupy.cuda.runtime.getDevice
         self._tensor_maps: dict[tuple[Any, ...], NDArray[np.void]] = {}
 
     def launch(
@@ -107,17 +108,17 @@ class CupyBackend:
                 f"{variant.kernel} asks for {shared_bytes} bytes of shared memory per CTA, and this device has "
                 f"{self.shared_limit}"
             )
-        if max(grid[1:]) > _MAX_GRID_YZ:
+        if grid[1] > _MAX_GRID_YZ or grid[2] > _MAX_GRID_YZ:
             raise InvalidArgument(f"{variant.kernel}: a grid of {grid}, but y and z end at {_MAX_GRID_YZ}")
         if 0 in grid:
             return
-        given = as_stream(stream)
+        given = None if stream is None else as_stream(stream)
+        kernel = self._kernels.get(variant)
+        if kernel is not None and self._current_device() == self.device:  # no context manager for nearly all launches
+            kernel(grid, block, (params.record,), shared_mem=shared_bytes, stream=given)
+            return
         with self._current():
-            kernel = self._kernels.get(variant) or self._load(variant)
-            if given is None:
-                kernel(grid, block, (params.record,), shared_mem=shared_bytes)
-            else:
-                kernel(grid, block, (params.record,), shared_mem=shared_bytes, stream=given)
+            (kernel or self._load(variant))(grid, block, (params.record,), shared_mem=shared_bytes, stream=given)
 
     def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
         """Compile with that many threads, and load, so that later launches only launch."""
@@ -222,7 +223,7 @@ class CupyBackend:
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """This device as the thread's current one."""
-        if self._cupy.cuda.runtime.getDevice() == self.device:
+        if self._current_device() == self.device:
             return contextlib.nullcontext()
         device: contextlib.AbstractContextManager[Any] = self._cupy.cuda.Device(self.device)
         return device

@@ -28,6 +28,7 @@ _HOLDERS = {
     "float8_e5m2": "float8_e5m2",
     "int8": "int8",
 }
+_FLOATS = frozenset(_HOLDERS) - {"uint16", "int8"}  # arrays of these hold nothing else, whatever the caller names
 
 
 def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
@@ -38,7 +39,7 @@ def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
     Raises
     ------
     WrongType
-        No kernel has this dtype, or ``given`` has another size than the array's elements.
+        No kernel has this dtype, or ``given`` is another than the array's own, or of another size.
     """
     held = array.dtype.name
     if held == "float8_e4m3":
@@ -49,6 +50,7 @@ def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
             f"{name} has dtype {held}{f' (given as {given!r})' if given else ''}: the kernels take "
             f"{', '.join(CUDA_NAMES)}; fp8 kept in uint8 must be named, for instance kv_dtype='float8_e4m3'"
         )
-    if ITEMSIZES[found] != array.dtype.itemsize:
+    own = _HOLDERS.get(held) if held in _FLOATS else found
+    if ITEMSIZES[found] != array.dtype.itemsize or own != found:
         raise WrongType(f"{name} has dtype {held}, which cannot hold {found}")
     return found

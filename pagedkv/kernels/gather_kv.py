@@ -100,7 +100,7 @@ def _run(
     stream: Any,
 ) -> None:
     own = (indptr, first_positions, k, v)
-    key = (kernel, cache.backend.name, cache.signature, debug, signature(block_tables), *map(signature, own))
+    key = (kernel, cache.backend, cache.signature, debug, signature(block_tables), *map(signature, own))
     recipe = _recipes.get(key, lambda: _plan(kernel, cache, block_tables, indptr, k, v, first_positions, debug))
     _check_values(cache, block_tables, indptr, first_positions, len(k))
     recipe.launch(cache.backend, (*cache.arrays(block_tables), *own), stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ from pagedkv.kernels.arrays import alignment, check_array, check_dense_rows, ele
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCALE_MODES, ScaleMode
 from pagedkv.kernels.dtypes import QUANTISED, kernel_dtype
-from pagedkv.kernels.recipe import signature
+from pagedkv.kernels.recipe import interned, signature
 
 MAX_HEAD_DIM = 1024
 MAX_GRID_Y = 65535
@@ -55,7 +54,7 @@ class LayerKv:
     v_scale: Any = None
     alignment: int = field(init=False, repr=False)
     fields: dict[str, Any] = field(init=False, repr=False)
-    signature: Hashable = field(init=False, repr=False)
+    signature: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_arrays()
@@ -64,7 +63,7 @@ class LayerKv:
         object.__setattr__(self, "alignment", alignment(*arrays))
         object.__setattr__(self, "fields", self._fields())
         signatures = tuple(map(signature, (self.k, self.v, self.k_scale, self.v_scale)))
-        object.__setattr__(self, "signature", (*signatures, self.dtype, self.scale_mode))
+        object.__setattr__(self, "signature", interned((*signatures, self.dtype, self.scale_mode)))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

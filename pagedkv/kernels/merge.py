@@ -63,7 +63,7 @@ def merge_state(
         Arguments that do not fit; nothing has been written.
     """
     arrays = (o_a, lse_a, o_b, lse_b, out, lse_out)
-    key = (backend.name, *map(signature, arrays))
+    key = (backend, *map(signature, arrays))
     recipe = _pair_recipes.get(key, lambda: _plan_pair(backend, o_a, lse_a, o_b, lse_b, out, lse_out))
     _check_overlap(out, lse_out, ((o_a, lse_a), (o_b, lse_b)))
     recipe.launch(backend, arrays, stream)
@@ -97,7 +97,7 @@ def merge_states(
         Arguments that do not fit; nothing has been written.
     """
     arrays = (states, state_lse, indptr, out, lse_out)
-    key = (backend.name, *map(signature, arrays))
+    key = (backend, *map(signature, arrays))
     recipe = _recipes.get(key, lambda: _plan_many(backend, states, state_lse, out, lse_out, indptr))
     if indptr is not None:
         _check_indptr(indptr, len(states))

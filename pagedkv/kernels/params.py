@@ -105,7 +105,8 @@ class Params:
     Attributes
     ----------
     record : structured array of one element, passed by value.
-    arrays : must stay alive until the kernel has run; a simulator also checks accesses against their bounds.
+    arrays : must stay alive until the kernel has run; a simulator also checks accesses against their bounds. None
+        stands for a null pointer.
     """
 
     record: NDArray[Any]

@@ -8,8 +8,8 @@ Checking arrays and filling a struct from Python costs more than a launch. A wra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,39 +27,114 @@ def signature(array: Any) -> Hashable:
     if array is None:
         return None
     try:
-        writeable = array.flags.writeable if isinstance(array, np.ndarray) else type(array)
-        return array.shape, array.strides, array.dtype, address(array) % 16, writeable
+        if isinstance(array, np.ndarray):
+            return array.shape, array.strides, array.dtype, address(array) & 15, array.flags.writeable
+        data = array.data
+        return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id
     except AttributeError:  # no array: the checks say so
         return str(type(array))
 
 
-@dataclass(frozen=True, slots=True)
+def place(array: Any) -> Hashable:
+    """Signature and address: equal for arrays of one form over the same memory."""
+    form = signature(array)
+    return (form, address(array)) if isinstance(form, tuple) else form
+
+
+def interned(form: Hashable) -> int:
+    """A number for a form, the same for equal ones: it is hashed faster than a nested tuple."""
+    return _numbers.setdefault(form, next(_counted))
+
+
+_numbers: dict[Hashable, int] = {}
+_counted = itertools.count()  # two threads never draw one number
+
+
+class Filled:
+    """A parameter struct of one launch, filled but for addresses.
+
+    Attributes
+    ----------
+    params : the struct as a backend takes it.
+    words : the struct as 64-bit words.
+    """
+
+    __slots__ = ("params", "words")
+
+    def __init__(self, image: bytes, struct: np.dtype[Any]) -> None:
+        content = bytearray(image)
+        self.params = Params(np.frombuffer(content, struct), ())
+        self.words = memoryview(content).cast("Q")
+
+
 class Recipe:
-    """A launch but for the addresses.
+    """A launch but for some addresses.
+
+    Threads may launch it at once: each takes a struct of its own.
 
     Parameters
     ----------
-    variant, grid, block : a grid with a 0 launches nothing.
-    struct : dtype of the params.
-    image : the struct as uint64 words, with 0 for every address. Copying a structured array would go field by field.
-    words : where in it the addresses go.
+    variant, grid, block, shared_bytes : a grid with a 0 launches nothing.
+    record : the struct, filled but for the addresses.
+    names : the pointer fields in the order in which launches give the arrays, ``"rope.cos"`` for nested ones.
     """
 
-    variant: Variant
-    grid: Dim3
-    block: Dim3
-    struct: np.dtype[Any]
-    image: NDArray[np.uint64]
-    words: NDArray[np.intp]
+    __slots__ = ("_given", "_image", "_spare", "_struct", "block", "grid", "places", "shared_bytes", "variant")
 
-    def launch(self, backend: Backend, arrays: Sequence[Any], stream: Any) -> None:
-        """Start the kernel over these arrays, one per word, None where there is none."""
+    def __init__(
+        self,
+        variant: Variant,
+        grid: Dim3,
+        block: Dim3,
+        record: NDArray[Any],
+        names: Sequence[str],
+        shared_bytes: int = 0,
+    ) -> None:
+        self.variant, self.grid, self.block, self.shared_bytes = variant, grid, block, shared_bytes
+        self._image, self._struct = record.tobytes(), record.dtype
+        self.places = tuple(field_offset(record.dtype, name) // 8 for name in names)
+        self._spare: list[Filled] = []
+        self._given: tuple[tuple[int, int], ...] | None = None  # place and index of each array that is not None
+
+    def take(self, arrays: Sequence[Any]) -> Filled:
+        """A struct with the addresses of these arrays, one per name.
+
+        An array is None in all launches or in none.
+        """
+        try:
+            filled = self._spare.pop()
+        except IndexError:
+            filled = Filled(self._image, self._struct)
+        words, given = filled.words, self._given
+        if given is None:
+            pairs = zip(self.places, arrays, strict=True)
+            given = self._given = tuple((word, index) for index, (word, array) in enumerate(pairs) if array is not None)
+        for word, index in given:
+            array = arrays[index]
+            words[word] = address(array) if isinstance(array, np.ndarray) else array.data.ptr
+        return filled
+
+    def give_back(self, filled: Filled) -> None:
+        """The launch has copied the struct: another may have it."""
+        filled.params.arrays = ()
+        self._spare.append(filled)
+
+    def launch(self, backend: Backend, arrays: Sequence[Any], stream: Any, others: tuple[Any, ...] = ()) -> None:
+        """Start the kernel over these arrays.
+
+        Parameters
+        ----------
+        arrays : as :meth:`take`.
+        others : further arrays that the struct points into from the start.
+        """
         if 0 in self.grid:
             return
-        image = self.image.copy()
-        image[self.words] = [address(array) for array in arrays]
-        params = Params(image.view(self.struct), tuple(array for array in arrays if array is not None))
-        backend.launch(self.variant, self.grid, self.block, params, stream=stream)
+        filled = self.take(arrays)
+        filled.params.arrays = (*arrays, *others)
+        backend.launch(
+            self.variant, self.grid, self.block, filled.params, shared_bytes=self.shared_bytes, stream=stream
+        )
+        self.give_back(filled)
 
 
 class Recipes:
@@ -84,9 +159,7 @@ class Recipes:
         if recipe is None:
             variant, grid, block, fields = make()
             params = fill(self._struct, **_with_nulls(fields, self._arrays))
-            struct = params.record.dtype
-            words = np.array([_offset(struct, name) // 8 for name in self._arrays], np.intp)
-            recipe = Recipe(variant, grid, block, struct, params.record.view(np.uint64), words)
+            recipe = Recipe(variant, grid, block, params.record, self._arrays)
             if len(self._known) >= MAX_RECIPES:
                 self._known.clear()
             self._known[key] = recipe
@@ -102,9 +175,9 @@ def _with_nulls(fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _offset(struct: np.dtype[Any], name: str) -> int:
+def field_offset(struct: np.dtype[Any], name: str) -> int:
     """Bytes from the struct's start to a field, which may be nested."""
     first, _, rest = name.partition(".")
     assert struct.fields is not None
     inner, offset = struct.fields[first][:2]
-    return int(offset) + (_offset(inner, rest) if rest else 0)
+    return int(offset) + (field_offset(inner, rest) if rest else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BASE_OPTIONS = ("-std=c++17", "-ftz=true", "-lineinfo", "-default-device")
 
@@ -21,6 +21,14 @@ class Variant:
     kernel: str
     macros: tuple[tuple[str, str], ...] = ()
     arch_features: str = ""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.kernel, self.macros, self.arch_features)))
+
+    def __hash__(self) -> int:
+        """Computed once: every launch looks its kernel up."""
+        return self._hash
 
     def options(self, arch: str) -> tuple[str, ...]:
         """NVRTC options for an architecture such as ``sm_90`` or ``compute_90``."""

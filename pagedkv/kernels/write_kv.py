@@ -70,7 +70,7 @@ def write_kv(
     out = q if q_out is None else q_out
     arrays = (slot_mapping, k, v, q, out)
     turning = None if rope is None else rope.signature
-    key = (cache.backend.name, cache.signature, turning, debug, q_out is None, *map(signature, arrays))
+    key = (cache.backend, cache.signature, turning, debug, q_out is None, *map(signature, arrays))
     recipe = _recipes.get(key, lambda: _plan(cache, slot_mapping, k, v, q, q_out, rope, debug))
     if isinstance(slot_mapping, np.ndarray):
         check_range("slot_mapping", slot_mapping, cache.num_slots - 1, negative=True)

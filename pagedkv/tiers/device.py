@@ -26,6 +26,7 @@ from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
 
 MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the two addresses
 
+_NOTHING = contextlib.nullcontext()
 _local = threading.local()
 
 
@@ -67,6 +68,7 @@ class DeviceTier(ArenaTier):
                     f"{block_bytes}) on GPU {gpu}: {problem}; give the device a smaller budget"
                 ) from problem
         super().__init__("device", arena, gpu)
+        self._cupy: Any = None if gpu is None else cupy
         self._used: dict[int, Any] = {}
         self._last: int | None = None  # pointer of the stream that used the arena last
         self._using = threading.Lock()
@@ -83,8 +85,8 @@ class DeviceTier(ArenaTier):
         """
         if self.gpu is None:
             return
-        cupy = import_cupy()
-        with cupy.cuda.Device(self.gpu), self._using:
+        cupy = self._cupy
+        with self._current(), self._using:
             stream = _as_stream(cupy, stream)
             if cupy.cuda.runtime.streamIsCapturing(stream.ptr):  # no event outside the graph: tell after its launches
                 return
@@ -103,21 +105,32 @@ class DeviceTier(ArenaTier):
         """
         if self._last is None:
             return
-        cupy = import_cupy()
-        with cupy.cuda.Device(self.gpu), self._using:
+        cupy = self._cupy
+        with self._current():
             stream = _as_stream(cupy, stream)
-            if stream.ptr != self._last and not cupy.cuda.runtime.streamIsCapturing(stream.ptr):
-                stream.wait_event(self._used[self._last])
+            if stream.ptr == self._last:
+                return
+            with self._using:
+                event = self._used.get(self._last)
+                if event is not None and not cupy.cuda.runtime.streamIsCapturing(stream.ptr):
+                    stream.wait_event(event)
 
     def close(self) -> None:
         """Let go of the arena once no kernel uses it: CuPy may hand its memory out again at once."""
         with self._using:
             used, self._used, self._last = list(self._used.values()), {}, None
         if used:
-            with contextlib.suppress(import_cupy().cuda.runtime.CUDARuntimeError):  # the device has failed already
+            with contextlib.suppress(self._cupy.cuda.runtime.CUDARuntimeError):  # the device has failed already
                 for event in used:
                     event.synchronize()
         super().close()
+
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
+        """The tier's GPU as the thread's current one."""
+        if self._cupy.cuda.runtime.getDevice() == self.gpu:
+            return _NOTHING
+        device: contextlib.AbstractContextManager[Any] = self._cupy.cuda.Device(self.gpu)
+        return device
 
     def wait_for_users(self, stream: Any) -> None:
         """Let a stream wait for the kernels that :meth:`used_by` was told of."""

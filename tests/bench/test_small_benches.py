@@ -68,3 +68,14 @@ def test_the_bench_of_groups_has_a_row_for_each_system_and_model(tmp_path: Path)
     assert [(row["lengths"], row["mean %"] <= row["most %"] < 100) for row in found["stranded"]] == (
         [("chat", True)] * 3 + [("code", True)] * 3
     )
+
+
+@pytest.mark.checkout
+def test_the_bench_of_launches_has_a_row_for_each_call(tmp_path: Path) -> None:
+    out = tmp_path / "launches.json"
+    run("bench.launches", "--runs", "1", "--rounds", "1", "--json", str(out))
+    rows = read_results(out)["rows"]
+    assert [row["call"] for row in rows][-4:] == [
+        "step.write", "step.attend", "step.write, captured", "step.attend, captured",
+    ]  # fmt: skip
+    assert all(row["now_us"] >= row["least_us"] > 0 for row in rows)

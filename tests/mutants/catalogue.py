@@ -15,6 +15,7 @@ from tests.mutants import (
     catalogue_events,
     catalogue_groups,
     catalogue_hazard,
+    catalogue_launches,
     catalogue_moves,
     catalogue_names,
     catalogue_ranks,
@@ -45,5 +46,6 @@ ROOMS = {
     "simulate": catalogue_simulate.MUTANTS,
     "adapters": catalogue_adapters.MUTANTS,
     "c_api": catalogue_c_api.MUTANTS,
+    "launches": catalogue_launches.MUTANTS,
 }
 MUTANTS = tuple(mutant for mutants in ROOMS.values() for mutant in mutants)

@@ -77,7 +77,8 @@ class PtxsimBackend:
         if shared_bytes > self.shared_limit:
             raise ValueError(f"{variant}: {shared_bytes} bytes of shared memory, over the limit of {self.shared_limit}")
         self.steps += launch(
-            self._program(variant), grid, block, params.record.tobytes(), params.arrays,
+            self._program(variant), grid, block, params.record.tobytes(),
+            [array for array in params.arrays if array is not None],
             shared_bytes=shared_bytes, races=self.races, stats=self.stats, num_sms=self.num_sms,
             written=self._shadows(),
         )  # fmt: skip

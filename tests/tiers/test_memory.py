@@ -238,7 +238,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         memory=types.SimpleNamespace(OutOfMemoryError=Error),
         runtime=types.SimpleNamespace(
             streamIsCapturing=lambda stream: stream == fake.capturing, CUDARuntimeError=Error,
-            memcpyAsync=memcpy_async, hostRegister=register, hostUnregister=fake.locked.pop,
+            getDevice=lambda: 3, memcpyAsync=memcpy_async, hostRegister=register, hostUnregister=fake.locked.pop,
         ),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", fake)

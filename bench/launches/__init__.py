@@ -1,0 +1,1 @@
+"""CPU time of the calls that launch kernels, without a GPU."""

@@ -1,0 +1,103 @@
+"""Checks of one layer's arrays that follow from their form alone.
+
+:class:`pagedkv.attention.PagedAttention` asks once per form (:func:`pagedkv.kernels.recipe.signature`) and batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pagedkv.attention.checks import check_contiguous, check_dtype, check_rows, check_shape
+from pagedkv.errors import InvalidArgument, LayoutMismatch
+from pagedkv.kernels.arrays import check_place
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.batch import Batch
+from pagedkv.kernels.config import AttentionConfig
+from pagedkv.kernels.dtypes import ITEMSIZES, kernel_dtype
+
+
+def check_inputs(
+    config: AttentionConfig,
+    num_kv_heads: int,
+    batch: Batch,
+    max_tokens: int,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k_scale: Any,
+    v_scale: Any,
+) -> None:
+    """Raise unless Q, K, V and the scales fit the config and the batch.
+
+    Raises
+    ------
+    WrongType, LayoutMismatch, InvalidArgument
+    """
+    check_shape("q", q, ("num_tokens", num_kv_heads * config.group_size, config.head_dim))
+    middle = (config.block_size, num_kv_heads) if config.block_size else (num_kv_heads,)
+    for name, array, dim, dtype in (
+        ("q", q, config.head_dim, config.q_dtype),
+        ("k_cache", k_cache, config.head_dim, config.kv_dtype),
+        ("v_cache", v_cache, config.head_dim_v, config.kv_dtype),
+    ):
+        if name != "q":
+            check_shape(name, array, ("num_blocks" if config.block_size else "num_kv_tokens", *middle, dim))
+        kernel_dtype(name, array, dtype)
+        alignment = config.kv_alignment if name != "q" else math.gcd(16, config.head_dim * ITEMSIZES[dtype])
+        check_rows(name, array, alignment)
+    if batch.q_indptr is None and len(q) != len(batch.seq_lens):
+        raise LayoutMismatch(
+            f"q has {len(q)} tokens, but without q_indptr there is one for each of {len(batch.seq_lens)} sequences"
+        )
+    if len(q) > max_tokens:
+        raise InvalidArgument(f"q has {len(q)} tokens, but this was made for max_tokens = {max_tokens}")
+    _check_scales(config, num_kv_heads, k_scale, v_scale, k_cache)
+
+
+def check_outputs(config: AttentionConfig, shape: tuple[int, int, int], out: Any, lse: Any) -> None:
+    """Raise unless ``out`` and ``lse``, where given, can be written.
+
+    Parameters
+    ----------
+    shape : num_tokens, num_qo_heads, head_dim_v.
+
+    Raises
+    ------
+    WrongType, LayoutMismatch
+    """
+    check_shape("out", out, shape)
+    kernel_dtype("out", out, config.q_dtype)
+    check_rows("out", out, math.gcd(16, config.head_dim_v * ITEMSIZES[config.q_dtype]))
+    if lse is not None:
+        check_shape("lse", lse, shape[:2])
+        check_dtype("lse", lse, np.float32)
+        check_contiguous("lse", lse)
+
+
+def check_places(backend: Backend, **arrays: Any) -> None:
+    """Raise WrongType unless all arrays but None lie in the backend's memory."""
+    for name, array in arrays.items():
+        if array is not None:
+            check_place(backend, name, array)
+
+
+def _check_scales(config: AttentionConfig, num_kv_heads: int, k_scale: Any, v_scale: Any, k_cache: Any) -> None:
+    mode = config.scale_mode
+    shapes: dict[str, tuple[int | str, ...]] = {
+        "tensor": (1,),
+        "head": (num_kv_heads,),
+        "token_head": tuple(k_cache.shape[:-1]),
+    }
+    for name, array in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (array is None) != (mode == "none"):
+            raise InvalidArgument(f"scale_mode = {mode!r}: {name} must {'not ' if mode == 'none' else ''}be given")
+        if array is not None:
+            check_shape(name, array, shapes[mode])
+            check_dtype(name, array, np.float32)
+    if k_scale is not None and k_scale.strides != v_scale.strides:
+        raise LayoutMismatch(
+            f"k_scale and v_scale must have the same strides, got {k_scale.strides} and {v_scale.strides}"
+        )
