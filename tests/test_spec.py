@@ -77,7 +77,7 @@ def test_values_out_of_range_are_refused(fields: dict[str, Any]) -> None:
         KVSpec(**({"num_layers": 1, "num_kv_heads": 1, "head_dim": 128} | fields))
 
 
-@pytest.mark.parametrize("fields", [{"layout": b"NHD"}, {"model": None}, {"model": b"x"}])
+@pytest.mark.parametrize("fields", [{"layout": 1}, {"layout": b"NHD"}, {"model": None}, {"model": b"x"}])
 def test_names_that_are_not_text_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(WrongType):
         KVSpec(1, 1, 1, **fields)

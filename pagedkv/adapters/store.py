@@ -111,8 +111,8 @@ class PrefixStore:
         self.failures = Failures()
         self._hit_tokens: Mapping[str, int] = {}
         self._load_line = Line()  # seconds of a whole load by its tokens, the adapter's part included
-        self.spec = spec
         self.cache, self._folder = open_model_cache(spec, memory, disk, probe, on_mismatch, options)
+        self.spec = self.cache.spec
         self._capacity = self.cache.stats().blocks["device"]["capacity"] * spec.block_size
         _open_stores.add(self)
 

@@ -36,6 +36,7 @@ from pagedkv.cache.engine import Engine
 from pagedkv.cache.explain import Explanation, explain_match
 from pagedkv.cache.grouped import group_layout, groups_in_use
 from pagedkv.cache.journal import note_closed, note_opened, note_unwritten
+from pagedkv.cache.layout import with_layout
 from pagedkv.cache.learned import DEFAULT, Learned
 from pagedkv.cache.load import Load
 from pagedkv.cache.matcher import Matcher
@@ -60,7 +61,6 @@ from pagedkv.cache.remote.claims import Describer
 from pagedkv.cache.remote.sharing import Shared
 from pagedkv.cache.roots import DEFAULT as DEFAULT_NAMESPACE
 from pagedkv.cache.roots import Root, Roots
-from pagedkv.cache.row_order import with_row_order
 from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.cache.scrub import MODES, PageScrub, Scrub
 from pagedkv.cache.scrub import Mode as ScrubMode
@@ -163,6 +163,7 @@ class KVCache:
     Attributes
     ----------
     spec : KVSpec
+        As given, with the layout that the cache chose where it was left to it.
     hooks : Hooks
         Told when the cache begins and ends a piece of work: ``cache.hooks.add(hook)`` (:mod:`pagedkv.observe.hooks`).
     moves : Moves
@@ -208,10 +209,9 @@ class KVCache:
         blocks_in = blocks_of if ranks is None else partial(budgets.rank_blocks, ranks)
         sizes = blocks_in(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
         remote = check_remote(remote, spec)
-        spec = with_row_order(
-            spec, on_gpu=device != "cpu" or backend is not None, disk=disk,
-            shares=remote is not None or ranks is not None, owns_memory=storage is None,
-        )  # fmt: skip
+        on_gpu = device != "cpu" or backend is not None or getattr(storage, "on_gpu", False)
+        shared = remote is not None or ranks is not None or getattr(storage, "shares", False)
+        spec = with_layout(spec, disk, on_gpu=on_gpu, shared=shared)
         write = "never" if disk is None else disk.writes(sizes[Tier.DISK], sum(sizes[: Tier.DISK]))  # counts blocks
         layout = None
         check_flag(by_group, "by_group")

@@ -128,7 +128,7 @@ class TieredStorage:
         """The device's K and V: computed by kernels if there is something to launch them."""
         if self._layout is not None:
             return GroupKV(spec, self._layout, tier.arena)
-        if self._gpu is None and self._backend is None:
+        if not self.on_gpu:
             return DeviceKV(spec, tier.arena)
         from pagedkv.attention.places import (
             cuda_backend,  # only here, so that only GPU caches load the kernels' modules
@@ -136,6 +136,16 @@ class TieredStorage:
         from pagedkv.cache.gpu_kv import GpuKV
 
         return GpuKV(spec, tier.arena, self._backend or cuda_backend(self._gpu or 0), tier.used_by, tier.before_use)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels on a GPU read and write the blocks."""
+        return self._gpu is not None or self._backend is not None
+
+    @property
+    def shares(self) -> bool:
+        """Whether other caches read its blocks, in a remote store."""
+        return self._shared is not None
 
     @property
     def kv(self) -> KV:

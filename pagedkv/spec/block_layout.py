@@ -50,7 +50,7 @@ def planes(spec: KVSpec) -> tuple[dict[str, Plane], int]:
     def add(name: str, last: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         nonlocal first
         rows = (spec.block_size, spec.num_kv_heads)
-        plane = Plane(first, (*(rows if spec.row_order == "NHD" else rows[::-1]), *last), dtype)
+        plane = Plane(first, (*(rows[::-1] if spec.layout == "HND" else rows), *last), dtype)
         found[name] = plane
         first += -(-plane.items * dtype.itemsize // aligned) * aligned
 
@@ -94,7 +94,7 @@ def plane_view(arena: Any, spec: KVSpec, name: str) -> Any:
     layers = arena.view(plane.dtype).reshape(arena.shape[0], spec.num_layers, layer_bytes // size)
     first = plane.first // size
     view = layers[:, :, first : first + plane.items].reshape(arena.shape[0], spec.num_layers, *plane.shape)
-    return view.swapaxes(2, 3) if spec.row_order == "HND" else view
+    return view.swapaxes(2, 3) if spec.layout == "HND" else view
 
 
 def layer_view(arena: Any, layer: int, spec: KVSpec) -> tuple[Any, Any]:

@@ -1,7 +1,8 @@
 """KVSpec: the shape of one block of KV, and what follows from it.
 
-One block holds ``block_size`` tokens of K and V for all layers, contiguously, in C order and native byte order
-(docs/layout.md). block_layout.py has the kinds of blocks that are not one array.
+One block holds ``block_size`` tokens of K and V for all layers, contiguously, in C order and native byte
+order: ``[num_layers, 2, block_size, num_kv_heads, head_dim]`` (layout NHD) or
+``[num_layers, 2, num_kv_heads, block_size, head_dim]`` (HND). block_layout.py has the other kinds of blocks.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ MAX_BLOCK_SIZE = 256  # tokens
 MAX_BLOCK_BYTES = 2**31 - 1  # offsets within one block fit in int32; offsets between blocks are 64-bit
 MAX_DIMENSION = 2**16
 LAYOUTS = ("NHD", "HND")
+AUTO = "auto"  # the layout that a cache chooses
 LAYOUT_VERSION = 1  # part of the fingerprint: raise it when the meaning of a block's bytes changes
 
 
@@ -42,8 +44,10 @@ class KVSpec:
     dtype : ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"float8_e4m3"`` or ``"float8_e5m2"``, or the
         NumPy dtype of one of them. ``"uint8"``: rows of bytes that only the caller understands; see :class:`Rows`.
     block_size : tokens in a block, 1..256.
-    layout : order within a block: ``"NHD"`` (token, head, dim) or ``"HND"`` (head, token, dim). ``"auto"``, None: the
-        cache chooses (:mod:`pagedkv.cache.row_order`), NHD until then.
+    layout : order within a block: ``"NHD"`` (token, head, dim) or ``"HND"`` (head, token, dim)
+        ``"auto"``: the cache takes that of the directory it reopens, else HND on a GPU and NHD elsewhere; its ``spec``
+        names it. None: likewise, and NHD where the cache shares its KV with others, in a remote store or with ranks,
+        which refuse ``"auto"``. Until a cache has chosen, such a spec counts as NHD.
     model : name and revision of the weights. Part of the fingerprint: files written for others are refused.
     head_dim_v : of V; None: that of K.
     scales : of int8 and fp8, value = stored * scale
@@ -82,10 +86,10 @@ class KVSpec:
             self._store(name, whole_number(getattr(self, name), name, 1, MAX_DIMENSION))
         self._store("dtype", dtype_name(self.dtype))
         self._store("block_size", whole_number(self.block_size, "block_size", 1, MAX_BLOCK_SIZE))
-        if type(self.layout) not in (str, type(None)):
-            raise WrongType(f"layout must be a string, not {type(self.layout).__name__}")
-        if self.layout is not None and self.layout not in (*LAYOUTS, "auto"):
-            raise InvalidArgument(f"layout must be 'NHD', 'HND' or 'auto', got {self.layout[:40]!r}")
+        if self.layout is not None and type(self.layout) is not str:
+            raise WrongType(f"layout must be a string or None, not {type(self.layout).__name__}")
+        if self.layout not in (None, AUTO, *LAYOUTS):
+            raise InvalidArgument(f"layout must be 'NHD', 'HND' or 'auto', got {str(self.layout)[:40]!r}")
         if type(self.model) is not str:
             raise WrongType(f"model must be a string, not {type(self.model).__name__}")
         if len(encode_fields([(0, self.model)])) > MAX_FIELD_BYTES:
@@ -283,11 +287,6 @@ class KVSpec:
         return self.scales.per if isinstance(self.scales, Scales) else self.scales or "none"
 
     @property
-    def row_order(self) -> str:
-        """``"NHD"`` or ``"HND"``: the layout, NHD as long as no cache has chosen one."""
-        return "HND" if self.layout == "HND" else "NHD"
-
-    @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """Shape of one block; axis 1 is K, then V.
 
@@ -299,8 +298,9 @@ class KVSpec:
         if self.has_scale_planes or self.head_dim_v is not None:
             kind = "with scales inside" if self.has_scale_planes else "whose V is not as wide as K"
             raise UnsupportedVariant(f"a block {kind} is not one array: take the views of KVCache.layer()")
-        size, heads = self.block_size, self.num_kv_heads
-        return (self.num_layers, 2, *((size, heads) if self.row_order == "NHD" else (heads, size)), self.head_dim)
+        if self.layout == "HND":
+            return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
 
     def check_can_attend(self) -> None:
         """Raise UnsupportedVariant where only the caller knows the meaning of a block's bytes."""
@@ -332,7 +332,7 @@ class KVSpec:
             self.head_dim,
             self.dtype,
             self.block_size,
-            self.row_order,
+            self.layout if self.layout in LAYOUTS else "NHD",
             self.model,
             sys.byteorder,
         )

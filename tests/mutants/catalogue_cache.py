@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ROW_ORDER = "pagedkv/cache/row_order.py"
 MUTANTS = (
     Mutant(
         "room for a promotion is made before its prefix is owned",
@@ -21,24 +20,6 @@ MUTANTS = (
         (("self._placement.tree.namespace(digest)", 'self._placement.tree.namespace(b"")'),),
         ("test_no_block_crosses_namespaces_on_any_tier",),
         quick=True,
-    ),
-    Mutant(
-        "a directory's own order of rows is not looked for",
-        ROW_ORDER,
-        (("    there = None if disk is None else fingerprint_in(disk.path)\n", "    there = None\n"),),
-        ("test_a_directory_keeps_its_own_order_and_its_blocks_are_found",),
-    ),
-    Mutant(
-        "processes that share blocks choose an order each",
-        ROW_ORDER,
-        (("    if shares:\n", "    if False:\n"),),
-        ("test_blocks_that_other_processes_share_are_by_token_and_auto_is_refused",),
-    ),
-    Mutant(
-        "memory that the caller lays out counts as a GPU's",
-        ROW_ORDER,
-        ((" if on_gpu and owns_memory else ", " if on_gpu else "),),
-        ("test_rows_are_by_head_with_a_gpu_and_by_token_without",),
     ),
     Mutant(
         "a flag may be anything",

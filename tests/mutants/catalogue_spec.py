@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 LAYOUT, SPEC = "pagedkv/spec/block_layout.py", "pagedkv/spec/kv_spec.py"
 DEVICE, SCALES = "pagedkv/cache/device_kv.py", "pagedkv/cache/layer_scales.py"
 LAYERS = "pagedkv/spec/layers.py"
+CHOICE = "pagedkv/cache/layout.py"
 REACH = "pagedkv/cache/reach.py"
 RANDOM_STEPS = ("test_attend_keeps_to_the_reach_of_each_layer_in_random_steps",)
 RULE = ("test_the_last_needed_blocks_are_all_that_later_tokens_read",
@@ -140,7 +141,7 @@ MUTANTS = (
     ),
     Mutant(
         "scales are in the order of tokens in every layout", LAYOUT,
-        (('return view.swapaxes(2, 3) if spec.row_order == "HND" else view',
+        (('return view.swapaxes(2, 3) if spec.layout == "HND" else view',
           'return view.swapaxes(2, 3) if spec.layout == "HND" and plane.shape[2:] else view.reshape(view.shape[:2] '
           "+ (spec.block_size, spec.num_kv_heads) + view.shape[4:])"),),
         ("test_the_bytes_of_a_block_with_scales_are_as_documented",),
@@ -218,5 +219,50 @@ MUTANTS = (
         "samples measure the largest number of all heads", "pagedkv/spec/scales.py",
         (('axis=(1, 3) if per == "head" else (1, 2, 3))', 'axis=(1, 3) if per == "head" else (1, 3))'),),
         ("test_the_largest_sample_becomes_the_largest_number",),
+    ),
+    Mutant(
+        "a cache leaves the layout of its directory aside", CHOICE,
+        (("None if disk is None else stored_fingerprint(disk.path)", "None"),),
+        ("test_a_directory_of_nhd_is_found_again_on_a_gpu", "test_a_directory_of_a_gpu_is_found_again_without_one"),
+    ),
+    Mutant(
+        "a GPU gets the layout of a CPU", CHOICE,
+        (('("HND", "NHD") if on_gpu else ("NHD", "HND")', '("NHD", "HND")'),),
+        ("test_a_new_cache_takes_hnd_on_a_gpu_and_nhd_elsewhere",),
+    ),
+    Mutant(
+        "processes that share KV choose by themselves", CHOICE,
+        (("    if shared:\n", "    if False:\n"),),
+        ("test_with_a_remote_store_the_default_stays_nhd", "test_a_remote_store_and_ranks_want_the_layout_named"),
+    ),
+    Mutant(
+        "a storage of its own hides its remote store", "pagedkv/cache/tiered.py",
+        (("        return self._shared is not None\n", "        return False\n"),),
+        ("test_with_a_remote_store_the_default_stays_nhd", "test_a_remote_store_and_ranks_want_the_layout_named"),
+    ),
+    Mutant(
+        "a storage of its own hides its GPU", "pagedkv/cache/cache.py",
+        ((' or getattr(storage, "on_gpu", False)', ""),),
+        ("test_a_new_cache_takes_hnd_on_a_gpu_and_nhd_elsewhere",),
+    ),
+    Mutant(
+        "a rank chooses its layout alone", "pagedkv/cache/ranks/rank.py",
+        (("on_gpu=False, shared=True", "on_gpu=False, shared=False"),),
+        ("test_a_remote_store_and_ranks_want_the_layout_named",),
+    ),
+    Mutant(
+        "a named layout gives way to the directory's", CHOICE,
+        (("    if spec.layout in LAYOUTS:\n        return spec\n", ""),),
+        ("test_a_layout_that_is_named_stays", "test_a_named_layout_other_than_the_directorys_is_refused_as_ever"),
+    ),
+    Mutant(
+        "the older copy of a superblock counts", "pagedkv/tiers/disk/superblock.py",
+        (("max(intact, key", "min(intact, key"),),
+        ("test_an_unknown_version_or_feature_is_refused",),
+    ),
+    Mutant(
+        "a spec without a layout has a fingerprint of its own", SPEC,
+        (('self.layout if self.layout in LAYOUTS else "NHD"', "str(self.layout)"),),
+        ("test_until_a_cache_chooses_a_spec_counts_as_nhd", "test_the_fingerprint_is_what_it_was_in_the_first_release"),
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedkv._core.tier import Tier
+from pagedkv.cache.layout import with_layout
 from pagedkv.cache.parts import THREADS
 from pagedkv.cache.ranks.budgets import rank_blocks
 from pagedkv.cache.ranks.storage import hello
@@ -113,6 +114,7 @@ class Rank:
         threads: int = THREADS,
     ) -> None:
         blocks = rank_blocks(ranks, device_memory, host_memory, disk, spec)
+        spec = with_layout(spec, disk, on_gpu=False, shared=True)
         self.spec = ranks.shard_spec(spec, rank)
         self._storage = TieredStorage(device, backend, threads)
         until = time.monotonic() + ranks.open_s

@@ -1,30 +1,34 @@
-"""The fingerprint of a store that is not open, read without its lock."""
+"""Reads the fingerprint of a store without opening, locking or judging it."""
 
 from __future__ import annotations
 
 import os
 
 from pagedkv.errors import InvalidArgument
+from pagedkv.tiers.disk import file_system
+from pagedkv.tiers.disk.descriptors import read_start
 from pagedkv.tiers.disk.directory import SUPER
 from pagedkv.tiers.disk.format import PAGE
-from pagedkv.tiers.disk.superblock import parse_super
+from pagedkv.tiers.disk.superblock import newest_copy
+
+_FLAGS = file_system.flags("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK")
 
 
-def fingerprint_in(path: str | os.PathLike[str]) -> bytes | None:
-    """The 32 bytes that the store in a directory was made for.
+def stored_fingerprint(path: str) -> bytes | None:
+    """The 32 bytes that a store was made with; None where a tier would find no usable one.
 
-    None where there is no store, or one that opening it will refuse.
+    Parameters
+    ----------
+    path : of the disk tier's directory.
     """
     try:
-        fd = os.open(os.path.join(path, SUPER), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(os.path.join(path, SUPER), os.O_RDONLY | _FLAGS)
     except OSError:
         return None
     try:
-        data = os.pread(fd, 2 * PAGE, 0)
-        copies = [parse_super(page) for page in (data[:PAGE], data[PAGE:]) if len(page) == PAGE]
+        found = newest_copy(read_start(fd, 2 * PAGE))
     except (OSError, InvalidArgument):
         return None
     finally:
         os.close(fd)
-    intact = [copy for copy in copies if copy is not None]
-    return max(intact, key=lambda copy: copy.seqno).fingerprint if intact else None
+    return found.fingerprint if found is not None and found.is_known else None

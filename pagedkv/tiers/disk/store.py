@@ -31,8 +31,8 @@ from pagedkv.tiers.disk.superblock import (
     RESERVED_GENERATIONS,
     Superblock,
     key_check,
+    newest_copy,
     pack_super,
-    parse_super,
 )
 
 log = Log(logging.getLogger("pagedkv.tiers.disk"))
@@ -253,15 +253,13 @@ class Store:
 
     def _read_super(self) -> Superblock:
         path = self.directory.path
-        data = read_start(self._super_fd, 2 * PAGE)
         try:
-            copies = [parse_super(data[:PAGE]), parse_super(data[PAGE:])]
+            found = newest_copy(read_start(self._super_fd, 2 * PAGE))
         except InvalidArgument as problem:
             raise LayoutMismatch(f"disk tier {path}: {problem}: {RESTART}") from None
-        intact = [copy for copy in copies if copy is not None]
-        if not intact:
+        if found is None:
             raise StoreDamaged(f"disk tier {path}: both copies of {SUPER} are damaged: {RESTART}")
-        return max(intact, key=lambda copy: copy.seqno)
+        return found
 
     def _check_layout(self) -> None:
         found, path, ours = self.superblock, self.directory.path, self._fingerprint

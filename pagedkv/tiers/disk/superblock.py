@@ -160,6 +160,18 @@ def parse_super(page: bytes) -> Superblock | None:
     )
 
 
+def newest_copy(data: bytes) -> Superblock | None:
+    """The copy that counts of the two in a file's 8 KiB; None if both are damaged.
+
+    Raises
+    ------
+    InvalidArgument
+        As :func:`parse_super`.
+    """
+    intact = [copy for copy in map(parse_super, (data[:PAGE], data[PAGE:])) if copy is not None]
+    return max(intact, key=lambda copy: copy.seqno, default=None)
+
+
 def _purges(page: bytes, start: int, count: int, next_generation: int, most: int) -> tuple[tuple[bytes, int], ...]:
     if count > most:
         raise InvalidArgument(f"the superblock names {count} purges, and {most} fit into one")
