@@ -56,6 +56,9 @@ class Case:
     mask: bool = False
     seed: int = 0
     softmax_scale: float | None = None
+    q_size: float = 1.0  # of queries
+    v_size: float = 1.0  # of V's scales, which there must be
+    v_spread: float = 0.0  # every scale of V is up to so many powers of two larger or smaller
 
     @property
     def config(self) -> AttentionConfig:
@@ -128,7 +131,8 @@ def problem(case: Case) -> Problem:
     q_lens = np.ones(len(lens), np.int32) if case.q_lens is None else np.array(case.q_lens, np.int32)
     indptr = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
     heads, dim, dim_v = case.num_kv_heads, case.head_dim, case.head_dim_v or case.head_dim
-    q = rng.standard_normal((int(indptr[-1]), heads * case.group_size, dim)).astype(DTYPES[case.q_dtype])
+    q = case.q_size * rng.standard_normal((int(indptr[-1]), heads * case.group_size, dim))
+    q = q.astype(DTYPES[case.q_dtype])
 
     size = case.block_size or max(1, int(lens.max(initial=0)))
     blocks = -(-lens // size)
@@ -145,6 +149,9 @@ def problem(case: Case) -> Problem:
 
     k, k_scale = _pool(case, rng, owned, heads, dim)
     v, v_scale = _pool(case, rng, owned, heads, dim_v)
+    if case.v_size != 1 or case.v_spread:
+        spread = np.exp2(rng.uniform(-case.v_spread, case.v_spread, v_scale.shape))
+        v_scale = (v_scale * case.v_size * spread).astype(np.float32)
     real_k, real_v = (_decoded(kv.view(kv.whole), scale, owned) for kv, scale in ((k, k_scale), (v, v_scale)))
     mask = mask_indptr = None
     if case.mask:
@@ -330,6 +337,16 @@ def assert_close(given: Problem, o: NDArray[np.float64], lse: NDArray[np.float64
     )
     finite = np.isfinite(given.lse)
     assert np.allclose(lse[finite], given.lse[finite], rtol=0, atol=max(bound, 2e-3 if bound > 1e-4 else 1e-4))
+
+
+def assert_rows_close(given: Problem, o: NDArray[np.float64], lse: NDArray[np.float64], bound: float) -> None:
+    """Every row of o relative to its own largest element, and lse."""
+    assert np.isfinite(o).all()
+    error, size = np.abs(o - given.o).max(axis=-1), np.abs(given.o).max(axis=-1)
+    bad = error > bound * size
+    assert not bad.any(), f"row {np.argwhere(bad)[0].tolist()}: off by {error[bad][0]} of {size[bad][0]}"
+    finite = np.isfinite(given.lse)
+    assert np.allclose(lse[finite], given.lse[finite], rtol=bound, atol=bound)
 
 
 def check(backend: Backend, case: Case, tiling: Tiling | None = None, schedule: Schedule = "even") -> None:

@@ -17,7 +17,7 @@ from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig, Schedule
 from pagedkv.kernels.select import select
-from tests.kernels.cases import Case, Problem, assert_close, contiguous, far_away, problem, run
+from tests.kernels.cases import Case, Problem, assert_close, assert_rows_close, contiguous, far_away, problem, run
 
 RAGGED = (0, 1, 15, 16, 17, 70, 255)
 VARIANTS = [
@@ -93,6 +93,41 @@ def test_heads_before_tokens(backend: Backend, block_size: int) -> None:
 )
 def test_quantised_kv(backend: Backend, kv_dtype: str, scale_mode: Any, q_dtype: str) -> None:
     check(backend, Case((17, 70), kv_dtype=kv_dtype, scale_mode=scale_mode, q_dtype=q_dtype))
+
+
+TOKENS = {"kv_dtype": "float8_e4m3", "scale_mode": "token_head", "q_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((70, 200), v_size=2.0**-30, **TOKENS),  # a share times its scale is far below f16's range
+        Case((70, 200), v_size=2.0**30, **TOKENS),
+        Case((70, 200), v_spread=30, softmax_scale=0.01, **TOKENS),
+        Case((200, 300), v_spread=40, softmax_scale=30.0, **TOKENS),  # maxima rise and scales fall
+        Case((70, 200), v_size=2.0**-12, v_spread=8, group_size=16, kv_dtype="int8", scale_mode="token_head"),
+        Case((70,), q_size=2.0**60, softmax_scale=2.0**-63, **TOKENS),  # bf16 reaches farther than f16
+        Case((70,), q_size=2.0**-60, softmax_scale=2.0**57, **TOKENS),
+    ],
+    ids=str,
+)
+def test_sizes_beyond_those_of_f16(backend: Backend, case: Case) -> None:
+    given = problem(replace(case, num_kv_heads=1))
+    assert_rows_close(given, *attend(backend, given), bound=1e-2)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3", "float8_e5m2", "int8"])
+def test_every_stored_byte_is_the_number_that_it_stands_for(backend: Backend, kv_dtype: str) -> None:
+    # One key: its share is 1, and the output is V to the bit.
+    case = Case((1,), head_dim=256, group_size=1, num_kv_heads=1, kv_dtype=kv_dtype, scale_mode="tensor", block_size=16)
+    given = problem(case)
+    stored = given.v.view(given.v.whole)
+    every = np.arange(256, dtype=np.uint8).view(stored.dtype)
+    number = np.where(np.isfinite(every.astype(np.float32)), every.astype(np.float32), 0)
+    stored[given.batch.block_tables[0, 0], 0, 0] = number.astype(stored.dtype)
+    given.v_scale[:] = 1
+    o, _ = attend(backend, given)
+    assert np.array_equal(o[0, 0], number)
 
 
 @pytest.mark.parametrize(("head_dim", "block_size"), [(80, 16), (16, 8), (48, 0), (128, 1)])

@@ -43,6 +43,16 @@ token_scales = partial(
     mma.check, case=Case((17, 70), kv_dtype="int8", scale_mode="token_head", num_kv_heads=1, q_dtype="bfloat16")
 )
 head_scales = partial(mma.check, case=Case((17, 70), kv_dtype="float8_e4m3", scale_mode="head"))
+small_scales, falling_scales, large_queries = (
+    partial(
+        mma.test_sizes_beyond_those_of_f16, case=Case((200, 300), q_dtype="bfloat16", kv_dtype="float8_e4m3", **sizes)
+    )
+    for sizes in (
+        {"v_size": 2.0**-30, "scale_mode": "token_head"},
+        {"v_spread": 40, "softmax_scale": 30.0, "scale_mode": "token_head"},
+        {"q_size": 2.0**60, "softmax_scale": 2.0**-63, "scale_mode": "tensor"},
+    )
+)
 far_blocks = partial(mma.test_blocks_past_2_to_the_31_elements_are_reached, block_size=16)
 tma_ragged = partial(tma.check, case=Case((15, 170), num_kv_heads=1))
 tma_long = partial(tma.check, case=Case((700,), num_kv_heads=1, head_dim=128), schedule="whole")
@@ -256,6 +266,50 @@ MUTANTS = (
         "(kStepsPerLoad == 1 ? row : row % 8 * 2 + row / 8)",
         "row",
         head_scales,
+    ),
+    mutant(
+        "pairs of values are converted in the order of bytes",
+        "decode_mma",
+        "second - first == 2 ? __byte_perm(word, 0, 0x3120) : word;",
+        "word;",
+        head_scales,
+    ),
+    mutant(
+        "shares times small scales become subnormal",
+        "decode_mma",
+        "const float power = power_below(top[group][column])",
+        "const float power = 1.f",
+        small_scales,
+    ),
+    mutant(
+        "units do not fall with the shares that made them large",
+        "decode_mma",
+        "fmaxf(top[group][column] * factor[group][column], largest)",
+        "fmaxf(top[group][column], largest)",
+        falling_scales,
+    ),
+    mutant(
+        "the output is not brought into new units",
+        "decode_mma",
+        "factor[group][column] *= unit[group][column] * inverse;",
+        "",
+        small_scales,
+    ),
+    mutant(
+        "queries beyond f16 become infinite",
+        "decode_mma",
+        "power_below(largest * 0x1p-12f)",
+        "1.f",
+        large_queries,
+    ),
+    mutant(
+        "scores take the size of another row's queries",
+        "decode_mma",
+        "__shfl_sync(kFullMask, power, own_row(0, column) * 4)",
+        "power",
+        partial(
+            mma.check, case=Case((70,), kv_dtype="float8_e4m3", scale_mode="tensor", q_dtype="bfloat16", group_size=7)
+        ),
     ),
     mutant(
         "the sink's weight is not measured from the larger maximum",

@@ -2,6 +2,9 @@
 // softmax. In the layout of mma, lane l has of each group of eight rows the rows 2 * (l % 4) and 2 * (l % 4) + 1, and of 16 keys the
 // keys l / 4 and l / 4 + 8: the eight lanes of equal l % 4 hold a row together. The softmax state is that of state.cuh; l and o stay
 // spread until the end.
+//
+// With scales per token, shares are multiplied by V's before they become an operand. In f16 a small scale would make them subnormal:
+// a row's o is kept in units of `unit`, the power of two at its largest share times scale so far.
 #pragma once
 #include "pagedkv/kv.cuh"
 #include "pagedkv/schedule.cuh"
@@ -28,14 +31,15 @@ template <int kKeyGroups> class WarpRows {
 #pragma unroll
     for (int group = 0; group < kRowGroups; ++group) {
       const int row = min(group * 8 + lane_id() / 4, last_row);
-      load_queries(q[group], query_row(p, s, row));
+      const float power = load_queries(q[group], query_row(p, s, row));
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
         const int own = min(own_row(group, column), last_row);
         scorers[group][column] = Scorer(p, s.seq, s.seq_len, s.q_len, s.query(own), s.qo_head(own));
-        scorers[group][column].scale_log2 *= k_scale;
+        scorers[group][column].scale_log2 *= k_scale * __shfl_sync(kFullMask, power, own_row(0, column) * 4);
         m[group][column] = neg_inf();
         l[group][column] = 0.f;
+        if (kUnits) unit[group][column] = top[group][column] = 0.f;
       }
 #pragma unroll
       for (int step = 0; step < kVSteps; ++step)
@@ -67,21 +71,34 @@ template <int kKeyGroups> class WarpRows {
     }
 #pragma unroll
     for (int g = 0; g < kKeyGroups; ++g) shape(s[g], keys[g].first_key);
-    raise(s);
+    float factor[kRowGroups][2];  // of o
+    bool rescaled = raise(s, factor);
 #pragma unroll
     for (int g = 0; g < kKeyGroups; ++g)
 #pragma unroll
-      for (int group = 0; group < kRowGroups; ++group) {
+      for (int group = 0; group < kRowGroups; ++group)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           s[g][group][i] = weight(s[g][group][i], m[group][i % 2]);
           l[group][i % 2] += s[g][group][i];
+          s[g][group][i] *= v_scale[i / 2];
         }
+    if constexpr (kUnits) rescaled = take_units(s[0], factor);
+    if (__any_sync(kFullMask, rescaled)) {
+#pragma unroll
+      for (int group = 0; group < kRowGroups; ++group)
+#pragma unroll
+        for (int step = 0; step < kVSteps; ++step)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[group][step][i] *= factor[group][i % 2];
+    }
+#pragma unroll
+    for (int g = 0; g < kKeyGroups; ++g)
+#pragma unroll
+      for (int group = 0; group < kRowGroups; ++group)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          shares[g][group][half] =
-              movmatrix_trans(pack2<Q_TYPE>(s[g][group][2 * half] * v_scale[half], s[g][group][2 * half + 1] * v_scale[half]));
-      }
+          shares[g][group][half] = movmatrix_trans(pack2<MmaType>(s[g][group][2 * half], s[g][group][2 * half + 1]));
   }
 
   // Adds the shares' values. With `kPartial` rows of the tile that are no key of the segment may hold anything, NaN too.
@@ -112,7 +129,7 @@ template <int kKeyGroups> class WarpRows {
           if (step < kVSteps) {
 #pragma unroll
             for (int group = 0; group < kRowGroups; ++group)
-              mma_16816<Q_TYPE>(o[group][step], a[i], shares[g][group][0], shares[g][group][1]);
+              mma_16816<MmaType>(o[group][step], a[i], shares[g][group][0], shares[g][group][1]);
           }
         }
       }
@@ -137,17 +154,21 @@ template <int kKeyGroups> class WarpRows {
         for (int step = 0; step < kVSteps; ++step)
 #pragma unroll
           for (int half = 0; half < 2; ++half)
-            part_o[row * kPartPitch + dim_of(step, lane_id() / 4 + 8 * half)] = o[group][step][2 * half + column];
+            part_o[row * kPartPitch + dim_of(step, lane_id() / 4 + 8 * half)] =
+                kUnits ? o[group][step][2 * half + column] * unit[group][column] : o[group][step][2 * half + column];
       }
   }
 
  private:
+  static constexpr bool kUnits = SCALE_MODE == kScaleTokenHead && kSame<MmaType, f16>;
+
   const Segment& segment;
   KeyRange all_see;  // keys that every row sees
   u32 q[kRowGroups][kKSteps][2];
   Scorer scorers[kRowGroups][2];
   float m[kRowGroups][2], l[kRowGroups][2];
   float o[kRowGroups][kVSteps][4];
+  float top[kRowGroups][2], unit[kRowGroups][2];  // the largest share times scale, as m is now; o's divisor
   u32 shares[kKeyGroups][kRowGroups][2];
 
   // Dot products of 16 keys, zeros where none is the segment's. Sums that nothing else would run beside go in two chains.
@@ -165,7 +186,7 @@ template <int kKeyGroups> class WarpRows {
           if (step < kKSteps) {
 #pragma unroll
             for (int group = 0; group < kRowGroups; ++group)
-              mma_16816<Q_TYPE>(sums[step % kChains][group], a[i], q[group][step][0], q[group][step][1]);
+              mma_16816<MmaType>(sums[step % kChains][group], a[i], q[group][step][0], q[group][step][1]);
           }
         }
       }
@@ -196,9 +217,9 @@ template <int kKeyGroups> class WarpRows {
     }
   }
 
-  // Makes room for scores. l is always rescaled, o only if the maximum of some row of the warp rises, as in few steps.
-  __device__ __forceinline__ void raise(const float (&s)[kKeyGroups][kRowGroups][4]) {
-    float factor[kRowGroups][2];
+  // Makes room for scores: raises m and rescales l. True if some maximum of this lane's rows has risen, as in few steps; `factor` is
+  // then due to o.
+  __device__ __forceinline__ bool raise(const float (&s)[kKeyGroups][kRowGroups][4], float (&factor)[kRowGroups][2]) {
     bool raised = false;
 #pragma unroll
     for (int group = 0; group < kRowGroups; ++group)
@@ -207,21 +228,39 @@ template <int kKeyGroups> class WarpRows {
         float largest = neg_inf();
 #pragma unroll
         for (int g = 0; g < kKeyGroups; ++g) largest = fmaxf(largest, fmaxf(s[g][group][column], s[g][group][2 + column]));
-#pragma unroll
-        for (int step = 4; step < kWarpSize; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
-        largest = fmaxf(largest, m[group][column]);
+        largest = fmaxf(row_largest(largest), m[group][column]);
         factor[group][column] = weight(m[group][column], largest);
         raised |= largest > m[group][column];
         m[group][column] = largest;
         l[group][column] *= factor[group][column];
       }
-    if (!__any_sync(kFullMask, raised)) return;
+    return raised;
+  }
+
+  // Brings shares times scales into units, and the change of units into `factor`. True if that is not 1.
+  __device__ __forceinline__ bool take_units(float (&s)[kRowGroups][4], float (&factor)[kRowGroups][2]) {
+    bool changed = false;
 #pragma unroll
     for (int group = 0; group < kRowGroups; ++group)
 #pragma unroll
-      for (int step = 0; step < kVSteps; ++step)
+      for (int column = 0; column < 2; ++column) {
+        const float largest = row_largest(fmaxf(fabsf(s[group][column]), fabsf(s[group][2 + column])));
+        top[group][column] = fmaxf(top[group][column] * factor[group][column], largest);
+        const float power = power_below(top[group][column]), inverse = one_over_power(power);
+        factor[group][column] *= unit[group][column] * inverse;
+        changed |= factor[group][column] != 1.f;
+        unit[group][column] = power;
+        s[group][column] *= inverse;
+        s[group][2 + column] *= inverse;
+      }
+    return changed;
+  }
+
+  // Over the eight lanes that hold a row.
+  static __device__ __forceinline__ float row_largest(float largest) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[group][step][i] *= factor[group][i % 2];
+    for (int step = 4; step < kWarpSize; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
+    return largest;
   }
 };
 
