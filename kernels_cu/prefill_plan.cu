@@ -11,20 +11,64 @@ using namespace pagedkv;
 
 constexpr int kThreads = 1024;
 
-// order[rank] = sequence. Each thread counts who comes before its sequence; equal lengths stay in the order of the batch.
-__device__ __forceinline__ void sort_sequences(const WorkListParams& p) {
-  __shared__ int lens[kThreads];
-  for (int base = 0; base < p.num_seqs; base += kThreads) {
-    const int seq = base + threadIdx.x;
-    const int len = seq < p.num_seqs ? p.seq_lens[seq] : 0;
-    int rank = 0;
-    for (int others = 0; others < p.num_seqs; others += kThreads) {
-      if (others + threadIdx.x < p.num_seqs) lens[threadIdx.x] = p.seq_lens[others + threadIdx.x];
+__device__ __forceinline__ void swap(int*& a, int*& b) {
+  int* const held = a;
+  a = b;
+  b = held;
+}
+
+// Keys go up as lengths go down; equal lengths stay in the order of the batch.
+__device__ __forceinline__ u64 key_of(const WorkListParams& p, int seq) {
+  return static_cast<u64>(~static_cast<u32>(p.seq_lens[seq])) << 32 | static_cast<u32>(seq);
+}
+
+// Sorts sequences first..first + count - 1, one a thread, into `to` (bitonic: every step compares pairs `step` apart).
+__device__ __forceinline__ void sort_run(const WorkListParams& p, int first, int count, int* to) {
+  __shared__ u64 keys[kThreads];
+  const int own = threadIdx.x;
+  keys[own] = own < count ? key_of(p, first + own) : ~0ull;
+  for (int width = 2; width < 2 * count; width *= 2) {
+    for (int step = width / 2; step > 0; step /= 2) {
       __syncthreads();
-      for (int i = 0; i < min(kThreads, p.num_seqs - others); ++i) rank += lens[i] > len || (lens[i] == len && others + i < seq);
-      __syncthreads();
+      const int other = own ^ step;
+      if (own < other) {
+        const u64 low = keys[own], high = keys[other];
+        if ((low > high) == ((own & width) == 0)) {
+          keys[own] = high;
+          keys[other] = low;
+        }
+      }
     }
-    if (seq < p.num_seqs) p.order[rank] = seq;
+  }
+  __syncthreads();
+  if (own < count) to[first + own] = static_cast<int>(keys[own]);
+  __syncthreads();
+}
+
+// Merges neighbouring sorted runs of `width` sequences: a sequence's rank is its own place and its rank in the other run.
+__device__ __forceinline__ void merge_runs(const WorkListParams& p, const int* from, int* to, int width) {
+  for (int i = threadIdx.x; i < p.num_seqs; i += kThreads) {
+    const int run = i / width, other = min((run ^ 1) * width, p.num_seqs), seq = from[i];
+    const u64 key = key_of(p, seq);
+    int low = other, high = min(other + width, p.num_seqs);
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (key_of(p, from[middle]) < key) low = middle + 1;
+      else high = middle;
+    }
+    to[run / 2 * 2 * width + i % width + low - other] = seq;
+  }
+  __syncthreads();
+}
+
+// order[rank] = sequence: runs of kThreads, merged in pairs. The workspace of the sums serves as the second array.
+__device__ __forceinline__ void sort_sequences(const WorkListParams& p) {
+  int *to = p.order, *spare = p.tile_indptr;
+  for (int width = kThreads; width < p.num_seqs; width *= 2) swap(to, spare);
+  for (int first = 0; first < p.num_seqs; first += kThreads) sort_run(p, first, min(kThreads, p.num_seqs - first), to);
+  for (int width = kThreads; width < p.num_seqs; width *= 2) {
+    merge_runs(p, to, spare, width);
+    swap(to, spare);
   }
 }
 
@@ -47,7 +91,6 @@ __device__ __forceinline__ void sum_tiles(const WorkListParams& p) {
 
 extern "C" __global__ __launch_bounds__(kThreads) void prefill_plan(const __grid_constant__ WorkListParams p) {
   sort_sequences(p);
-  __syncthreads();
   sum_tiles(p);
   __syncthreads();
   const int num_tiles = p.tile_indptr[p.num_seqs];

@@ -19,6 +19,8 @@ long = partial(prefills.check, case=Case((300,), (5,), group_size=2, num_kv_head
 # Head dim 128: the queries stay in shared memory.
 wide = partial(prefills.check, case=Case((150,), (7,), 128, group_size=2, num_kv_heads=1))
 
+many_sequences = partial(prefills.test_the_work_list_has_every_row_tile_once_longest_first, num_seqs=1500)
+
 MUTANTS = (
     KernelMutant(
         "a query sees the key after its own",
@@ -122,14 +124,32 @@ MUTANTS = (
     KernelMutant(
         "shorter sequences come first",
         "prefill_plan",
-        (("rank += lens[i] > len ||", "rank += lens[i] < len ||"),),
+        (("~static_cast<u32>(p.seq_lens[seq])", "static_cast<u32>(p.seq_lens[seq])"),),
         partial(prefills.test_the_work_list_has_every_row_tile_once_longest_first, num_seqs=7),
     ),
     KernelMutant(
         "sequences of one length share a rank",
         "prefill_plan",
-        (("(lens[i] == len && others + i < seq)", "false"),),
-        partial(prefills.check, case=Case((20, 20), (3, 4), num_kv_heads=1)),
+        (("if (key_of(p, from[middle]) < key)", "if (key_of(p, from[middle]) >> 32 < key >> 32)"),),
+        many_sequences,
+    ),
+    KernelMutant(
+        "the order is left in the workspace",
+        "prefill_plan",
+        (("for (int width = kThreads; width < p.num_seqs; width *= 2) swap(to, spare);", ""),),
+        many_sequences,
+    ),
+    KernelMutant(
+        "pairs are compared before their neighbours have been",
+        "prefill_plan",
+        (("      __syncthreads();\n      const int other", "      const int other"),),
+        partial(prefills.test_the_work_list_has_every_row_tile_once_longest_first, num_seqs=70),
+    ),
+    KernelMutant(
+        "a last run of fewer sequences is sorted past its end",
+        "prefill_plan",
+        (("keys[own] = own < count ? key_of(p, first + own) : ~0ull;", "keys[own] = key_of(p, min(first + own, p.num_seqs - 1));"),),
+        partial(prefills.test_the_work_list_has_every_row_tile_once_longest_first, num_seqs=7),
     ),
 )  # fmt: skip
 

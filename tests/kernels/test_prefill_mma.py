@@ -184,7 +184,7 @@ def test_a_block_id_outside_the_pool_traps_where_ids_are_checked(backend: Backen
         run(backend, given, plan=plan)
 
 
-@pytest.mark.parametrize("num_seqs", [1, 7, 1500])
+@pytest.mark.parametrize("num_seqs", [1, 2, 7, 1024, 1025, 1500, 4200])
 def test_the_work_list_has_every_row_tile_once_longest_first(backend: Backend, num_seqs: int) -> None:
     rng = np.random.default_rng(num_seqs)
     lens = rng.integers(0, 900, num_seqs).astype(np.int32)
