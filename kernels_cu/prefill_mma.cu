@@ -1,13 +1,13 @@
 // Paged attention of many queries per sequence on tensor cores (sm_80+): prefill, chunked prefill, appends and mixed batches, with
 // every variant and KV type. After FlashAttention-2 (Dao 2023).
 //
-// A CTA computes one row tile: ROW_TILE rows (query, head of the group) of one sequence and one KV head, so that K and V are read
-// once for the whole group and a chunk of few queries still fills the tile. Every warp has WARP_ROWS of the rows for itself; all
+// A row tile is ROW_TILE rows (query, head of the group) of one sequence and one KV head, so that K and V are read once
+// for the whole group and a chunk of few queries still fills the tile. Every warp has WARP_ROWS of the rows for itself; all
 // walk through the keys together, tile by tile, in a ring that cp.async fills (cta_ring.cuh says who waits for whom). Tiles that no
 // row sees are never loaded, tiles that a warp's rows do not see are skipped by it, and masks are applied only in tiles that some
 // of its rows see in part.
 //
-// The keys of a row tile are not divided among CTAs: a batch of few rows and long sequences belongs to decode_mma.
+// A CTA computes one row tile, or a part of its keys: several, one after the other, would cost registers that the loop needs.
 #include "pagedkv/schedule.cuh"
 #include "pagedkv/cta_ring.cuh"
 #include "pagedkv/tile_products.cuh"
@@ -16,7 +16,7 @@ using namespace pagedkv;
 
 constexpr int kWarps = ROW_TILE / WARP_ROWS, kFrags = WARP_ROWS / 16, kThreads = kWarps * kWarpSize;
 constexpr int kSteps = HEAD_DIM / 16;
-static_assert(SCHEDULE == kListed || SCHEDULE == kWhole, "a CTA writes its rows whole");
+static_assert(SCHEDULE == kListed || SCHEDULE == kWhole, "");
 static_assert(WARP_ROWS % 16 == 0 && ROW_TILE % WARP_ROWS == 0, "");
 
 using Ring = CtaRing<kWarps>;
@@ -69,7 +69,7 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
   WarpSees& sees = parked.sees[warp_id()];
   if (lane_id() == 0) sees = WarpSees(p, s, first_row, WARP_ROWS);
   __syncwarp();
-  QueryRows<kFrags> rows(p, s, first_row, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
+  QueryRows<kFrags> rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
   u32 q[Q_REGISTERS ? kFrags : 1][Q_REGISTERS ? kSteps : 1][4];
   const auto load_q = [&](u32 lane, int f, int step, u32(&a)[4]) {
     if constexpr (Q_REGISTERS) {

@@ -1,10 +1,15 @@
 // Lists the row tiles of a batch for the LISTED schedule (schedule.cuh), from the lengths on the device, so that no host has to know
-// them and a captured graph replays with others. One CTA of 1024 threads, in three steps with barriers between them: the order of
-// the sequences, running sums of their row tiles in that order, the list.
+// them and a captured graph replays with others. One CTA of 1024 threads, in four steps with barriers between them: the order of
+// the sequences, running sums of their row tiles in that order, how far their keys are divided (parts.cuh), the list.
 //
 // Longest first: the CTAs that start last then have the least to do. Sequences go by their keys, a sequence's tiles from its last
 // rows, which see the most keys, to its first.
-#include "pagedkv/attention_params.cuh"
+#define CAUSAL 1
+#define WINDOW 0
+#define SOFT_CAP 0
+#define ALIBI 0
+#define MASK 0
+#include "pagedkv/parts.cuh"
 #include "pagedkv/scan.cuh"
 
 using namespace pagedkv;
@@ -77,36 +82,50 @@ __device__ __forceinline__ void sum_tiles(const WorkListParams& p) {
   if (threadIdx.x == 0) p.tile_indptr[0] = 0;
   for (int base = 0; base < p.num_seqs; base += kThreads) {
     const int rank = base + threadIdx.x;
-    int tiles = 0;
-    if (rank < p.num_seqs) {
-      const int seq = p.order[rank], q_len = p.q_indptr ? p.q_indptr[seq + 1] - p.q_indptr[seq] : 1;
-      tiles = ceil_div(q_len * p.group_size, p.row_tile);
-    }
     int total;
-    const int sum = before + cta_running_sum(tiles, total);
+    const int sum = before + cta_running_sum(rank < p.num_seqs ? row_tiles_of(p, p.order[rank]) : 0, total);
     if (rank < p.num_seqs) p.tile_indptr[rank + 1] = sum;
     before += total;
   }
+}
+
+// The last rank whose row tiles begin at or before one.
+__device__ __forceinline__ int rank_of(const WorkListParams& p, int row_tile) {
+  int low = 0, high = p.num_seqs;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (p.tile_indptr[middle] <= row_tile) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+__device__ __forceinline__ void list_parts(const WorkListParams& p, int per_part) {
+  const int num_tiles = min(p.tile_indptr[p.num_seqs], p.max_tiles);
+  int items = 0, slots = 0;  // of earlier rounds
+  for (int base = 0; base < num_tiles; base += kThreads) {
+    const int at = base + threadIdx.x;
+    int seq = 0, row_tile = 0, parts = 0, total;
+    if (at < num_tiles) {
+      const int rank = rank_of(p, at);
+      seq = p.order[rank];
+      row_tile = p.tile_indptr[rank + 1] - 1 - at;
+      parts = parts_of(p, key_tiles_of(p, seq, row_tile), per_part);
+    }
+    const int wanted = parts > 1 ? parts : 0, first_slot = slots + cta_running_sum(wanted, total) - wanted;
+    slots += total;
+    if (wanted && first_slot + wanted > p.part_slots) parts = 1;
+    const int first_item = items + cta_running_sum(parts, total) - parts;
+    items += total;
+    for (int part = 0; part < parts; ++part)
+      reinterpret_cast<WorkItem*>(p.work_list)[first_item + part] = {seq, row_tile, part, parts, first_slot};
+  }
+  if (threadIdx.x == 0) *p.num_items = items;
 }
 
 extern "C" __global__ __launch_bounds__(kThreads) void prefill_plan(const __grid_constant__ WorkListParams p) {
   sort_sequences(p);
   sum_tiles(p);
   __syncthreads();
-  const int num_tiles = p.tile_indptr[p.num_seqs];
-  for (int item = threadIdx.x; item < p.max_tiles; item += kThreads) {
-    int seq = -1, tile = 0;
-    if (item < num_tiles) {  // the last rank that begins at or before `item`
-      int low = 0, high = p.num_seqs;
-      while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (p.tile_indptr[middle] <= item) low = middle;
-        else high = middle;
-      }
-      seq = p.order[low];
-      tile = p.tile_indptr[low + 1] - 1 - item;
-    }
-    p.work_list[2 * item] = seq;
-    p.work_list[2 * item + 1] = tile;
-  }
+  list_parts(p, choose_per_part(p));
 }

@@ -90,6 +90,7 @@ class Tiling:
     macros : further ones of this kernel, by name.
     arch_features : "a" for kernels that need an architecture's own instructions.
     box_tokens : of a kernel that reads K and V through tensor maps, tokens of one copy; 0: it does not.
+    persistent : whether a CTA comes back for more items of the "listed" schedule.
     """
 
     kernel: str
@@ -101,6 +102,7 @@ class Tiling:
     macros: tuple[tuple[str, int], ...] = ()
     arch_features: str = ""
     box_tokens: int = 0
+    persistent: bool = False
 
     def variant(self, config: AttentionConfig, schedule: Schedule, kernel: str | None = None) -> Variant:
         """The kernel specialised for a config and a schedule.

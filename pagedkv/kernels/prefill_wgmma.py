@@ -1,4 +1,4 @@
-"""Tiling of ``prefill_wgmma``: causal prefill with wgmma and TMA tiles; sm_90a."""
+"""Tiling of ``prefill_wgmma``: prefill with wgmma and TMA tiles; sm_90a."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pagedkv.kernels.prefill_mma import MANY
 ROW_TILE = 128  # of two warpgroups that compute
 TILE_TOKENS = 128
 STAGES = 4  # buffers of the ring, each K or V of a tile
+FEED_BYTES = 256  # segments on their way from the producing warp
 COMPUTE_THREADS = 256
 THREADS = COMPUTE_THREADS + 128  # and a warpgroup that fetches
 
@@ -28,8 +29,6 @@ def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | N
         return f"head_dim {config.head_dim}: 64 or 128"
     if config.head_dim_v != config.head_dim:
         return f"head_dim_v {config.head_dim_v}: that of K only"
-    if not config.causal:
-        return "causal=False: causal only"
     for name in ("window", "soft_cap", "alibi", "sinks", "mask"):
         if getattr(config, name):
             return f"no {name}"
@@ -41,10 +40,10 @@ def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | N
 
 
 def tiling(config: AttentionConfig, max_q_len: int = MANY) -> Tiling:
-    """One CTA per multiprocessor: queries of 128 rows, K and V of two tiles of 128 keys."""
+    """One CTA per multiprocessor: queries of two row tiles, K and V of two tiles of 128 keys."""
     row_bytes = 2 * config.head_dim
     box_tokens = math.gcd(config.block_size, TILE_TOKENS)
-    shared = ROW_TILE * row_bytes + STAGES * (TILE_TOKENS * row_bytes + 16)
+    shared = 2 * ROW_TILE * row_bytes + STAGES * (TILE_TOKENS * row_bytes + 16) + FEED_BYTES
     macros = (
         ("STAGES", STAGES),
         ("BOX_TOKENS", box_tokens),
@@ -52,5 +51,6 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY) -> Tiling:
         ("SHARED_BYTES", shared),
     )
     return Tiling(
-        "prefill_wgmma", ROW_TILE, TILE_TOKENS, THREADS, shared, 1, macros, arch_features="a", box_tokens=box_tokens
-    )
+        "prefill_wgmma", ROW_TILE, TILE_TOKENS, THREADS, shared, 1, macros, arch_features="a", box_tokens=box_tokens,
+        persistent=True,
+    )  # fmt: skip

@@ -24,6 +24,9 @@ PLAN, PREFILL_PLAN = variant("plan"), variant("prefill_plan")
 RESERVED_BYTES = 1 << 10  # shared memory that a CTA takes beside its own; as much again for static variables
 OVERHEAD_UNITS = 2  # kOverheadUnits of schedule.cuh
 PARTITION_TOKENS = 512  # of the "partitioned" schedule, as in vLLM's V2
+MIN_PART_KEYS = 1024  # of the "listed" schedule: a shorter part would not pay for its merge
+ITEM_FIELDS = 5  # of WorkItem in schedule.cuh
+PART_SLOTS_PER_SM = 4  # of the "listed" schedule: parts of divided row tiles that the workspace holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,8 @@ class Whole:
 
     def fields(self) -> dict[str, Any]:
         """ScheduleParams of a launch."""
-        names = ("unit_indptr", "partial_o", "partial_ml", "arrivals", "work_list")
-        return {**dict.fromkeys(names), "partition_tokens": 0, "num_partitions": 0, **self.arrays}
+        names = ("unit_indptr", "partial_o", "partial_ml", "arrivals", "work_list", "num_items", "next_item")
+        return {**dict.fromkeys(names), "partition_tokens": 0, "num_partitions": 0, "part_slots": 0, **self.arrays}
 
     def check(self, num_seqs: int, num_tokens: int, num_keys: int) -> None:
         """Raise InvalidArgument where sequences of `num_keys` keys exceed the schedule's numbering."""
@@ -78,6 +81,12 @@ class Whole:
 
     def finish(self, params: Params, num_seqs: int, stream: Any) -> None:
         """Launch what follows the attention kernel."""
+
+    def _resident_ctas(self) -> int:
+        """CTAs that the device runs at once."""
+        tiling = self.tiling
+        fitting = (self.backend.shared_limit + RESERVED_BYTES) // (tiling.shared_bytes + 2 * RESERVED_BYTES)
+        return self.backend.num_sms * min(tiling.ctas_per_sm, max(fitting, 1))
 
     def _hold_parts(self, slots: int) -> None:
         rows = (slots, self.tiling.row_tile)
@@ -119,8 +128,7 @@ class Even(Whole):
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)
-        fitting = (backend.shared_limit + RESERVED_BYTES) // (tiling.shared_bytes + 2 * RESERVED_BYTES)
-        self.num_ctas = backend.num_sms * min(tiling.ctas_per_sm, max(fitting, 1))  # all at once: equal slices
+        self.num_ctas = self._resident_ctas()  # all at once: equal slices
         self.arrays["unit_indptr"] = backend.empty((limits.max_sequences + 1,), np.int32)
         self.arrays["arrivals"] = backend.zeros((self.num_ctas,), np.uint32)
         self._hold_parts(2 * self.num_ctas)
@@ -157,13 +165,25 @@ class Even(Whole):
 
 
 class Listed(Whole):
-    """One CTA per row tile and KV head of a list, longest first, which ``prefill_plan`` makes."""
+    """CTAs take row tiles from a list, longest first, which ``prefill_plan`` makes.
+
+    Where few row tiles have many keys, ``prefill_plan`` cuts the keys of a row tile into parts, and the last CTA to
+    end one of them merges all.
+    """
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)
         tokens = limits.max_tokens or limits.max_sequences * limits.max_q_len
         self.max_tiles = self._tiles(limits.max_sequences, tokens)
-        self.arrays["work_list"] = backend.empty((self.max_tiles, 2), np.int32)
+        self.num_ctas = self._resident_ctas()
+        self.part_slots = PART_SLOTS_PER_SM * backend.num_sms // limits.num_kv_heads
+        self.min_part_tiles = max(MIN_PART_KEYS // tiling.tile_tokens, 1)
+        slots = self.part_slots * limits.num_kv_heads
+        self.arrays["work_list"] = backend.empty((self.max_tiles + self.part_slots, ITEM_FIELDS), np.int32)
+        self.arrays["num_items"] = backend.empty((1,), np.int32)
+        self.arrays["next_item"] = backend.zeros((1,), np.uint32)
+        self.arrays["arrivals"] = backend.zeros((slots,), np.uint32)
+        self._hold_parts(slots)
         self.scratch["order"] = backend.empty((limits.max_sequences,), np.int32)
         self.scratch["tile_indptr"] = backend.empty((limits.max_sequences + 1,), np.int32)
 
@@ -174,22 +194,35 @@ class Listed(Whole):
     def helpers(self) -> list[Variant]:
         return [PREFILL_PLAN]
 
+    def fields(self) -> dict[str, Any]:
+        return {**super().fields(), "part_slots": self.part_slots}
+
     def update(self, batch: Batch, window: int, stream: Any) -> None:
         params = fill(
             "WorkListParams",
             seq_lens=batch.seq_lens,
             q_indptr=batch.q_indptr,
             work_list=self.arrays["work_list"],
+            num_items=self.arrays["num_items"],
             **self.scratch,
             num_seqs=len(batch.seq_lens),
             max_tiles=self.max_tiles,
             group_size=self.config.group_size,
             row_tile=self.tiling.row_tile,
+            tile_tokens=self.tiling.tile_tokens,
+            causal=int(self.config.causal),
+            window=window if self.config.window else 0,
+            num_kv_heads=self.limits.num_kv_heads,
+            num_ctas=self.num_ctas,
+            part_slots=self.part_slots,
+            min_part_tiles=self.min_part_tiles,
         )
         self.backend.launch(PREFILL_PLAN, (1, 1, 1), (1024, 1, 1), params, stream=stream)
 
     def grid(self, num_seqs: int, num_tokens: int) -> Dim3:
-        return self._tiles(num_seqs, num_tokens) * self.limits.num_kv_heads, 1, 1
+        if self.tiling.persistent:
+            return self.num_ctas, 1, 1
+        return (self._tiles(num_seqs, num_tokens) + self.part_slots) * self.limits.num_kv_heads, 1, 1
 
 
 DIVISIONS: dict[Schedule, type[Whole]] = {"whole": Whole, "partitioned": Partitioned, "even": Even, "listed": Listed}

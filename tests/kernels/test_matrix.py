@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from allpairspy import AllPairs
 
+from pagedkv.kernels import schedules
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.select import KERNELS, Kernel
 from tests.kernels.cases import Case, assert_close, problem, run
@@ -46,11 +47,14 @@ VARIANTS = {
 }
 SLICE = 12
 Q_LENS = [None, 2, 5, 40]  # None: decode, without q_indptr
+IN_PARTS = "in parts"  # the listed schedule, dividing row tiles of more than one key tile
 
 
 def values_of(kernel: Kernel) -> list[list[Any]]:
     """What each parameter of a case can be for a kernel."""
-    return [list(KV_TYPES), HEAD_DIMS, GROUP_SIZES, PLACES, LENGTHS, list(VARIANTS), Q_LENS, list(kernel.schedules)]
+    divided = [IN_PARTS] if "listed" in kernel.schedules else []
+    how = [*kernel.schedules, *divided]
+    return [list(KV_TYPES), HEAD_DIMS, GROUP_SIZES, PLACES, LENGTHS, list(VARIANTS), Q_LENS, how]
 
 
 def case_of(row: list[Any]) -> Case:
@@ -90,11 +94,15 @@ def rows_of(kernel: Kernel, strength: int) -> Iterator[Any]:
 def check_row(backend: Backend, kernel: Kernel, row: list[Any]) -> None:
     case = case_of(row)
     given, longest = problem(case), max(case.q_lens or (1,))
-    plan = kernel.plan(
-        backend, case.config, kernel.tiling(case.config, longest), row[-1], num_kv_heads=case.num_kv_heads,
-        max_sequences=len(case.seq_lens), max_q_len=longest, max_tokens=len(given.q),
-        max_seq_len=max(max(case.seq_lens), 1),
-    )  # fmt: skip
+    schedule = "listed" if row[-1] == IN_PARTS else row[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        if row[-1] == IN_PARTS:
+            patch.setattr(schedules, "MIN_PART_KEYS", 1)
+        plan = kernel.plan(
+            backend, case.config, kernel.tiling(case.config, longest), schedule, num_kv_heads=case.num_kv_heads,
+            max_sequences=len(case.seq_lens), max_q_len=longest, max_tokens=len(given.q),
+            max_seq_len=max(max(case.seq_lens), 1),
+        )  # fmt: skip
     assert_close(given, *run(backend, given, plan=plan))
 
 

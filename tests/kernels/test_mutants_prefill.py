@@ -100,7 +100,7 @@ MUTANTS = (
     KernelMutant(
         "the sum is of a quarter of the keys",
         "prefill_mma",
-        (("sum += __shfl_xor_sync(kFullMask, sum, 2);", ""),),
+        (("        l[f][h] += __shfl_xor_sync(kFullMask, l[f][h], 2);\n", ""),),
         ragged,
     ),
     KernelMutant(
@@ -118,7 +118,7 @@ MUTANTS = (
     KernelMutant(
         "the work list counts queries where it should count rows",
         "prefill_plan",
-        (("tiles = ceil_div(q_len * p.group_size, p.row_tile);", "tiles = ceil_div(q_len, p.row_tile);"),),
+        (("ceil_div(queries_of(p, seq) * p.group_size, p.row_tile);", "ceil_div(queries_of(p, seq), p.row_tile);"),),
         partial(prefills.check, case=Case((30,), (30,), group_size=3, num_kv_heads=1), row_tile=16),
     ),
     KernelMutant(

@@ -197,14 +197,13 @@ def test_the_work_list_has_every_row_tile_once_longest_first(backend: Backend, n
         backend, config, tiling, "listed", num_kv_heads=1, max_sequences=num_seqs, max_tokens=tokens + 3
     )
     plan.update(Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr)))
-    found = backend.to_host(plan.division.fields()["work_list"])
+    count = int(backend.to_host(plan.division.arrays["num_items"])[0])
+    found = backend.to_host(plan.division.arrays["work_list"])
     order = np.lexsort((np.arange(num_seqs), -lens))
     tiles = -(-q_lens * 4 // 32)
     expected = [(seq, tile) for seq in order for tile in range(tiles[seq] - 1, -1, -1)]
-    assert len(found) >= len(expected)
-    assert len(found) == (tokens + 3) * 4 // 32 + num_seqs
-    assert found[: len(expected)].tolist() == [list(map(int, item)) for item in expected]
-    assert (found[len(expected) :, 0] == -1).all()
+    assert len(found) >= (tokens + 3) * 4 // 32 + num_seqs
+    assert found[:count, :2].tolist() == [list(map(int, item)) for item in expected]
 
 
 def test_a_batch_larger_than_the_plan_is_refused(backend: Backend) -> None:

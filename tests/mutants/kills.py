@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results" / "mutants.json"
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- kills: python -m tests.mutants -->", "<!-- end of kills -->"
 CATALOGUE = "tests/mutants/test_mutants.py"
-OF_KERNELS = tuple(f"tests/kernels/test_mutants_{name}.py" for name in ("cache", "decode", "prefill"))
+OF_KERNELS = tuple(f"tests/kernels/test_mutants_{name}.py" for name in ("cache", "decode", "parts", "prefill"))
 ON_INTERPRETER = "ptxsim-"  # in the id of a test of a kernel's mutant: a GPU would be another backend
 NO_RUN = "No run: `bench/results/mutants.json` does not exist."
 

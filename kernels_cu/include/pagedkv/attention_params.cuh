@@ -29,10 +29,13 @@ struct ScheduleParams {
   const int* unit_indptr;  // [num_seqs + 1] from the plan kernel, units per KV head; EVEN only
   float* partial_o;        // [num_slots, ROW_TILE, HEAD_DIM_V] unnormalised outputs of parts of a row tile
   float* partial_ml;       // [num_slots, ROW_TILE, 2] their running maximum (base 2) and sum
-  u32* arrivals;           // [num_ctas], zero before and after every launch; EVEN only
+  u32* arrivals;           // EVEN [num_ctas], LISTED [num_slots]: zero before and after every launch
   int partition_tokens;    // tokens of a partition, a multiple of the tile; PARTITIONED only
   int num_partitions;      // partitions per row tile; PARTITIONED only
-  const int* work_list;    // [grid / num_kv_heads, 2] sequence (-1: nothing) and row tile, from the prefill_plan kernel; LISTED only
+  const int* work_list;    // [num_items, 5] from the prefill_plan kernel, as WorkItem of schedule.cuh; LISTED only
+  const int* num_items;    // [1] items of the list, each of them once per KV head; LISTED only
+  u32* next_item;          // [1] zero before and after every launch; LISTED only
+  int part_slots;          // slots that each KV head has for its parts; LISTED only
 };
 
 struct AttentionParams {
@@ -70,17 +73,25 @@ struct PlanParams {
   int tile_tokens;      // keys of one tile
 };
 
-// The prefill_plan kernel: the row tiles of all sequences, one KV head's, as a list.
+// The prefill_plan kernel: the row tiles of all sequences, one KV head's, in one or more parts each, as a list.
 struct WorkListParams {
   const int* seq_lens;  // [num_seqs]
   const int* q_indptr;  // [num_seqs + 1]; null: one query each
   int* order;           // [num_seqs] workspace: sequences by length, the longest first
   int* tile_indptr;     // [num_seqs + 1] workspace: running sum of row tiles in that order
-  int* work_list;       // [max_tiles, 2] written: sequence and row tile; -1, 0 past the end
+  int* work_list;       // [max_tiles + part_slots, 5] written, as WorkItem of schedule.cuh
+  int* num_items;       // [1] written
   int num_seqs;
   int max_tiles;        // >= num_tokens * group_size / row_tile + num_seqs
   int group_size;       // query heads per KV head
   int row_tile;         // rows (query, head of the group) of one row tile
+  int tile_tokens;      // keys of one tile
+  int causal;           // 0 or 1
+  int window;           // 0: none
+  int num_kv_heads;
+  int num_ctas;         // that the GPU runs at once
+  int part_slots;       // parts of divided row tiles at most
+  int min_part_tiles;   // tiles of a part at least
 };
 
 // The reduce kernel of the PARTITIONED schedule.

@@ -164,9 +164,10 @@ template <int kWarps> class CtaRing {
   template <int kDim, class Tile>
   __device__ __forceinline__ void convert_rows(const u8* from, const Tile& to, const float* row_scales) {
     constexpr int kVecs = kDim / kVecElements, kAll = TILE_TOKENS * kVecs;
-#pragma unroll 1  // registers are scarce where this runs
+    const int thread = fresh_thread_id();  // registers are scarce where this runs
+#pragma unroll 1
     for (int j = 0; j < ceil_div(kAll, kThreads); ++j) {
-      const int index = j * kThreads + threadIdx.x, row = index / kVecs, vec = index % kVecs;
+      const int index = j * kThreads + thread, row = index / kVecs, vec = index % kVecs;
       if (kAll % kThreads && index >= kAll) break;
       const auto stored = *reinterpret_cast<const Vec<u32, 4>*>(from + index * 16);
       const float scale = kScaleTokens ? row_scales[row] : 1.f;

@@ -54,9 +54,10 @@ constexpr int kPartLanes = 4, kPartsAtOnce = 16;
 template <class SlotOf>
 __device__ __forceinline__ void merge_parts(const AttentionParams& p, const Segment& s, int num_parts, const SlotOf& slot_of) {
   __shared__ float whole[ROW_TILE][2];
-  for (int row = warp_id(); row < s.num_rows; row += compute_threads() / kWarpSize) {
+  const int thread = fresh_thread_id(), lane = thread % kWarpSize;
+  for (int row = thread / kWarpSize; row < s.num_rows; row += compute_threads() / kWarpSize) {
     float m = neg_inf(), l = 0.f;
-    for (int part = lane_id(); part < num_parts; part += kWarpSize) {
+    for (int part = lane; part < num_parts; part += kWarpSize) {
       const float2 ml = part_ml(p, slot_of(part), row);
       const float largest = fmaxf(m, ml.x);
       l = l * weight(m, largest) + ml.y * weight(ml.x, largest);
@@ -69,7 +70,7 @@ __device__ __forceinline__ void merge_parts(const AttentionParams& p, const Segm
       l = l * weight(m, largest) + other_l * weight(other_m, largest);
       m = largest;
     }
-    if (lane_id() == 0) {
+    if (lane == 0) {
       whole[row][0] = m;
       whole[row][1] = l;
     }
@@ -110,6 +111,20 @@ __device__ __forceinline__ void merge_parts(const AttentionParams& p, const Segm
   }
 }
 
+// Ends a part of a row tile whose state the CTA has stored in its slot: the last CTA to arrive merges all parts and writes the output.
+__device__ __forceinline__ void arrive_and_merge(const AttentionParams& p, const Segment& s) {
+  __shared__ bool last_to_arrive;
+  sync_computing();
+  if (fresh_thread_id() == 0) {  // for all of the CTA, which the barriers bind to it
+    const u32 others = s.last_cta - s.first_cta;
+    fence_gpu();  // the part is visible before the arrival is
+    last_to_arrive = atomicInc(p.schedule.arrivals + s.first_cta, others) == others;  // back to zero with the last
+    fence_gpu();  // the arrivals are seen before the parts are read
+  }
+  sync_computing();
+  if (last_to_arrive) merge_parts(p, s, s.num_parts(), [&](int part) { return part_slot(s, part); });
+}
+
 // Ends a segment whose state lies in shared memory: o [ROW_TILE][HEAD_DIM_V], ml [ROW_TILE][2]. The caller has synchronised the
 // CTA after writing them, and may overwrite them once the call has returned.
 __device__ __forceinline__ void finish_segment(const AttentionParams& p, const Segment& s, const float* o, const float* ml) {
@@ -125,21 +140,7 @@ __device__ __forceinline__ void finish_segment(const AttentionParams& p, const S
   const i64 at = static_cast<i64>(s.slot) * ROW_TILE;
   for (int i = threadIdx.x; i < s.num_rows * HEAD_DIM_V; i += compute_threads()) p.schedule.partial_o[at * HEAD_DIM_V + i] = o[i];
   for (int i = threadIdx.x; i < s.num_rows * 2; i += compute_threads()) p.schedule.partial_ml[at * 2 + i] = ml[i];
-  if (SCHEDULE == kEven) {
-    __shared__ bool last_to_arrive;
-    sync_computing();
-    if (threadIdx.x == 0) {  // for all of the CTA, which the barriers bind to it
-      const u32 others = s.last_cta - s.first_cta;
-      fence_gpu();  // the part is visible before the arrival is
-      last_to_arrive = atomicInc(p.schedule.arrivals + s.first_cta, others) == others;  // back to zero with the last
-      fence_gpu();  // the arrivals are seen before the parts are read
-    }
-    sync_computing();
-    if (last_to_arrive) {
-      merge_parts(p, s, s.last_cta - s.first_cta + 1,
-                  [&](int part) { return even_slot(s.first_cta + part, s.first_cta); });
-    }
-  }
+  if (SCHEDULE == kEven) arrive_and_merge(p, s);
   sync_computing();
 }
 

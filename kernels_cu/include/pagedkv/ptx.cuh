@@ -148,6 +148,9 @@ __device__ __forceinline__ void mbarrier_wait(u64* barrier, int parity) {
   } while (!ended);
 }
 
+// Starts to fetch a tensor map, before the first copy needs it. One thread.
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
 // A box of a four-dimensional tensor, that begins at these coordinates, into shared memory (1024-byte aligned where the map
 // swizzles by 128 bytes); its bytes count at the barrier. What lies outside the tensor arrives as zeros.
 __device__ __forceinline__ void tma_load_4d(void* to, const void* map, u64* barrier, int x0, int x1, int x2, int x3, u64 policy) {

@@ -5,8 +5,7 @@
 // The state is that of state.cuh, but m is the largest score before `fold`, the factor to base 2 that one FMA per score applies; l
 // and o stay spread over the four lanes until the end.
 #pragma once
-#include "pagedkv/schedule.cuh"
-#include "pagedkv/state.cuh"
+#include "pagedkv/finish.cuh"
 
 namespace pagedkv {
 
@@ -36,14 +35,16 @@ template <int kFrags> struct QueryRows {
 
   const AttentionParams& p;
   const Segment& segment;
-  int first_row;  // of the warp in the row tile
   float k_scale, fold;
   float m[kFrags][2], l[kFrags][2];
   float o[kFrags][kDimFrags][4];
 
+  // First of the warp's rows in the row tile, computed anew: registers are scarce in the loop.
+  __device__ __forceinline__ static int first_row() { return static_cast<int>(fresh_thread_id() / kWarpSize) * (kFrags * 16); }
+
   // `k_scale`: of all keys alike; 1 where K has none or has been multiplied by it.
-  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, int first_row_, float k_scale_)
-      : p(params), segment(s), first_row(first_row_), k_scale(k_scale_) {
+  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, float k_scale_)
+      : p(params), segment(s), k_scale(k_scale_) {
     fold = kShaped || !(to_log2() > 0.f) ? 1.f : to_log2();  // else shape() scales
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) {
@@ -60,11 +61,12 @@ template <int kFrags> struct QueryRows {
   __device__ __forceinline__ void shape(float (&s)[kFrags][kKeyFrags][4], int key, bool masked) const {
     if (!kShaped && !masked && to_log2() > 0.f) return;
     const u32 lane = fresh_thread_id() % kWarpSize;
+    const int first = first_row();
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int used = min(static_cast<int>(first_row + f * 16 + h * 8 + lane / 4), segment.num_rows - 1);  // rows past the end are not written
+        const int used = min(static_cast<int>(first + f * 16 + h * 8 + lane / 4), segment.num_rows - 1);  // rows past the end are not written
         const Scorer scorer(p, segment.seq, segment.seq_len, segment.q_len, segment.query(used), segment.qo_head(used));
 #pragma unroll
         for (int n = 0; n < kKeyFrags; ++n)
@@ -125,17 +127,59 @@ template <int kFrags> struct QueryRows {
     for (int i = 0; i < 4; ++i) a[i] = pack2<Q_TYPE>(s[2 * step + i / 2][i % 2 * 2], s[2 * step + i / 2][i % 2 * 2 + 1]);
   }
 
-  // Writes the warp's rows of the output and of lse. `tile`: shared memory for its rows alone. `v_scale` as k_scale.
+  // Ends the segment; all computing warps call it. `tile`: shared memory for the warp's rows alone. `v_scale` as k_scale.
   template <class Tile> __device__ __forceinline__ void finish(const Tile& tile, float v_scale) {
+    sum_rows();
+    if (segment.slot < 0) return write(tile, v_scale);
+    store_part(v_scale);
+    arrive_and_merge(p, segment);
+  }
+
+ private:
+  __device__ __forceinline__ float to_log2() const { return p.softmax_scale * kLog2e * k_scale; }
+
+  // Sums of whole rows, of the four lanes that hold each, and maxima in base 2.
+  __device__ __forceinline__ void sum_rows() {
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        l[f][h] += __shfl_xor_sync(kFullMask, l[f][h], 1);
+        l[f][h] += __shfl_xor_sync(kFullMask, l[f][h], 2);
+        m[f][h] *= fold;
+      }
+  }
+
+  // The state of the warp's rows, into the part's slot.
+  __device__ __forceinline__ void store_part(float v_scale) const {
     const u32 lane = fresh_thread_id() % kWarpSize;
+    const int first = first_row();
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = static_cast<int>(first + f * 16 + h * 8 + lane / 4);
+        if (r >= segment.num_rows) continue;
+        const i64 at = static_cast<i64>(segment.slot) * ROW_TILE + r;
+        if (lane % 4 == 0) reinterpret_cast<float2*>(p.schedule.partial_ml)[at] = {m[f][h], l[f][h]};
+        float* to = p.schedule.partial_o + at * HEAD_DIM_V + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kDimFrags; ++n)
+          *reinterpret_cast<float2*>(to + n * 8) = {o[f][n][2 * h] * v_scale, o[f][n][2 * h + 1] * v_scale};
+      }
+  }
+
+  // Writes the warp's rows of the output and of lse.
+  template <class Tile> __device__ __forceinline__ void write(const Tile& tile, float v_scale) const {
+    const u32 lane = fresh_thread_id() % kWarpSize;
+    const int first = first_row();
     __syncwarp();  // all lanes have read what lay in the tile
 #pragma unroll
     for (int f = 0; f < kFrags; ++f)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float sum = l[f][h] + __shfl_xor_sync(kFullMask, l[f][h], 1), largest = m[f][h] * fold, factor = 1.f;
-        sum += __shfl_xor_sync(kFullMask, sum, 2);
-        const int own = static_cast<int>(f * 16 + h * 8 + lane / 4), r = first_row + own;
+        float sum = l[f][h], largest = m[f][h], factor = 1.f;
+        const int own = static_cast<int>(f * 16 + h * 8 + lane / 4), r = first + own;
         const bool used = r < segment.num_rows;
         const int head = segment.qo_head(r);
         if (SINKS && used) add_sink(largest, sum, factor, p.sinks[head] * kLog2e);
@@ -150,15 +194,12 @@ template <int kFrags> struct QueryRows {
     constexpr int kChunks = HEAD_DIM_V / 8;
 #pragma unroll
     for (int j = 0; j < kFrags * 16 * kChunks / kWarpSize; ++j) {
-      const int index = static_cast<int>(j * kWarpSize + lane), own = index / kChunks, chunk = index % kChunks, r = first_row + own;
+      const int index = static_cast<int>(j * kWarpSize + lane), own = index / kChunks, chunk = index % kChunks, r = first + own;
       if (r >= segment.num_rows) break;
       Q_TYPE* to = static_cast<Q_TYPE*>(p.o) + (segment.q_first + segment.query(r)) * p.o_token_stride + segment.qo_head(r) * p.o_head_stride;
       *reinterpret_cast<Vec<u32, 4>*>(to + chunk * 8) = *reinterpret_cast<const Vec<u32, 4>*>(tile.chunk(own, chunk));
     }
   }
-
- private:
-  __device__ __forceinline__ float to_log2() const { return p.softmax_scale * kLog2e * k_scale; }
 };
 
 }  // namespace pagedkv

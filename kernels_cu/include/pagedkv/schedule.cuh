@@ -7,8 +7,10 @@
 //                its start and its end, so that a thousand short sequences are shared out as well as one long one. The slices
 //                follow from unit_indptr, which the plan kernel computes from seq_lens on the device: a captured graph replays
 //                with other lengths. The last CTA to arrive at a row tile merges its parts.
-//   LISTED       one CTA per row tile of a list that the prefill_plan kernel makes on the device from q_indptr, longest sequence
-//                and last rows first; KV heads of one row tile are neighbours. CTAs past its end have nothing to do
+//   LISTED       CTAs take items of a list that the prefill_plan kernel makes on the device from the lengths: row tiles, longest
+//                sequence and last rows first, KV heads as neighbours. Where few row tiles have many keys, a row tile is several
+//                items, parts of its keys (parts.cuh); the last CTA to arrive at it merges them. The grid is a CTA per item that may
+//                be, or as many as the GPU runs at once, each CTA coming for the next item as soon as it is done with one.
 //
 // EVEN after FlashMLA's even split and stream-K (Osama et al. 2023).
 #pragma once
@@ -36,6 +38,13 @@ __device__ __forceinline__ int sequence_units(int seq_len, int q_len, int window
   return ceil_div(q_len * group_size, row_tile) * (tiles.end - tiles.begin + kOverheadUnits);
 }
 
+// An entry of the LISTED schedule's list, the same for every KV head.
+struct WorkItem {
+  int seq, row_tile;
+  int part, num_parts;  // of the row tile's keys
+  int first_slot;       // of the row tile's parts among those of one KV head; nothing where num_parts is 1
+};
+
 #ifdef SCHEDULE
 // What a CTA computes next: some rows over some keys, and where the result goes.
 struct Segment {
@@ -45,7 +54,9 @@ struct Segment {
   int row_begin, num_rows;  // rows of the sequence: row r is query r / GROUP_SIZE, head r % GROUP_SIZE of the group
   int begin, end;           // keys; begin >= end: none
   int slot;                 // where the partial state goes; -1: this is all of the row tile, write the output
-  int first_cta, last_cta;  // EVEN: who computes parts of the row tile
+  int first_cta, last_cta;  // who computes parts of the row tile: EVEN the CTAs, LISTED the slots of their parts
+
+  __device__ __forceinline__ int num_parts() const { return last_cta - first_cta + 1; }
 
   __device__ __forceinline__ int query(int row) const { return (row_begin + row) / GROUP_SIZE; }
   __device__ __forceinline__ int qo_head(int row) const { return kv_head * GROUP_SIZE + (row_begin + row) % GROUP_SIZE; }
@@ -58,6 +69,11 @@ __device__ __forceinline__ const Q_TYPE* query_row(const AttentionParams& p, con
 
 // Slot of a CTA's part of a row tile: the first CTA's part is the last of its slice, every other CTA's the first of its own.
 __device__ __forceinline__ int even_slot(int cta, int first_cta) { return 2 * cta + (cta == first_cta); }
+
+// Slot of a part of a row tile, counted from its first keys.
+__device__ __forceinline__ int part_slot(const Segment& s, int part) {
+  return SCHEDULE == kListed ? s.first_cta + part : even_slot(s.first_cta + part, s.first_cta);
+}
 
 class Schedule {
  public:
@@ -76,10 +92,13 @@ class Schedule {
     }
   }
 
-  // The next segment of this CTA, the same in all its threads; false at the end.
+  // The next segment of this CTA, the same in all its threads; false at the end, and then not to be called again. LISTED: by one
+  // thread of the CTA alone, for all.
   __device__ __forceinline__ bool next(Segment& s) {
-    if constexpr (SCHEDULE != kEven) {
-      return unit++ == 0 && (SCHEDULE == kListed ? listed(s) : fixed(s));
+    if constexpr (SCHEDULE == kListed) {
+      return listed(s);
+    } else if constexpr (SCHEDULE != kEven) {
+      return unit++ == 0 && fixed(s);
     } else {
       while (unit < unit_end)
         if (even(s)) return true;
@@ -89,7 +108,7 @@ class Schedule {
 
  private:
   const AttentionParams& p;
-  u32 unit, unit_end;  // EVEN: what is left of this CTA's slice
+  u32 unit, unit_end;  // EVEN: what is left of this CTA's slice; else `unit` counts segments
   u32 slice, longer;   // units of a slice; the first `longer` slices have one more
   int seq;
 
@@ -114,11 +133,27 @@ class Schedule {
     s.end = min(end, last.end);
   }
 
+  // The first items belong to the CTAs, the others to who comes for them. Every CTA that had a first one comes until there are no
+  // more, which is once for each item in all: the counter returns to zero with the last.
   __device__ __forceinline__ bool listed(Segment& s) {
-    const int* item = p.schedule.work_list + 2 * (blockIdx.x / p.num_kv_heads);
-    if (item[0] < 0) return false;
-    open(s, item[0], blockIdx.x % p.num_kv_heads, item[1]);
+    const u32 all = static_cast<u32>(*p.schedule.num_items) * p.num_kv_heads;
+    u32 at = blockIdx.x;
+    if (unit++ > 0) at = gridDim.x + atomicInc(p.schedule.next_item, all - 1);
+    if (at >= all) return false;
+    const WorkItem item = reinterpret_cast<const WorkItem*>(p.schedule.work_list)[at / p.num_kv_heads];
+    open(s, item.seq, at % p.num_kv_heads, item.row_tile);
     clamp(s, 0, s.seq_len);
+    if (item.num_parts > 1) {
+      // Parts differ by one tile at most, the longer ones first.
+      const int first_tile = s.begin / TILE_TOKENS, tiles = max(ceil_div(s.end, TILE_TOKENS) - first_tile, 0);
+      const int part_tiles = tiles / item.num_parts, longer = tiles % item.num_parts;
+      const int tile = first_tile + item.part * part_tiles + min(item.part, longer);
+      s.begin = max(s.begin, tile * TILE_TOKENS);
+      s.end = min(s.end, (tile + part_tiles + (item.part < longer)) * TILE_TOKENS);
+      s.first_cta = s.kv_head * p.schedule.part_slots + item.first_slot;
+      s.last_cta = s.first_cta + item.num_parts - 1;
+      s.slot = part_slot(s, item.part);
+    }
     return true;
   }
 
