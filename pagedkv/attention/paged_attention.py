@@ -53,6 +53,8 @@ class PagedAttention:
     max_q_len : queries of one sequence at most; 1 is decode.
     max_tokens : queries of the largest batch; default max_sequences * max_q_len.
     max_seq_len : keys of one sequence at most; only the ``"partitioned"`` schedule needs it.
+    max_workspace_bytes : device memory that the object may hold (``workspace_bytes``); 0: all that the schedule uses.
+        With less, prefill divides fewer long row tiles among multiprocessors.
     softmax_scale : default ``head_dim ** -0.5``.
     causal, window, soft_cap, alibi_slopes, sinks
         Variants, as in :func:`pagedkv.reference.paged_attention`; slopes and sinks are float32 [num_qo_heads], on the
@@ -70,7 +72,7 @@ class PagedAttention:
     Raises
     ------
     InvalidArgument, WrongType
-        A number or name that makes no sense.
+        A number or name that makes no sense, or a workspace larger than ``max_workspace_bytes``.
     UnsupportedVariant
         No kernel computes this combination.
     KernelsUnavailable
@@ -91,6 +93,7 @@ class PagedAttention:
         max_q_len: int = 1,
         max_tokens: int | None = None,
         max_seq_len: int = 0,
+        max_workspace_bytes: int = 0,
         softmax_scale: float | None = None,
         causal: bool = True,
         window: int | None = None,
@@ -116,6 +119,7 @@ class PagedAttention:
             ("max_sequences", max_sequences, 1, MAX_INT32),
             ("max_q_len", max_q_len, 1, MAX_INT32),
             ("max_seq_len", max_seq_len, 0, MAX_INT32),
+            ("max_workspace_bytes", max_workspace_bytes, 0, 2**63),
             ("window", 1 if window is None else window, 1, MAX_INT32),
         ):
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -160,7 +164,7 @@ class PagedAttention:
             self._plan = make_plan(
                 self.backend, self.config, kernel=kernel, schedule=schedule, num_kv_heads=self.num_kv_heads,
                 max_sequences=self.max_sequences, max_q_len=self.max_q_len, max_tokens=self.max_tokens,
-                max_seq_len=int(max_seq_len),
+                max_seq_len=int(max_seq_len), max_workspace_bytes=int(max_workspace_bytes),
             )  # fmt: skip
             self.backend.synchronize()  # workspaces may be memory that another stream's work has just let go of
         self._batch: Batch | None = None

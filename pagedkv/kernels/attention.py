@@ -38,6 +38,8 @@ class AttentionPlan:
     max_q_len : queries of one sequence at most. "whole" and "partitioned" size their grids by it.
     max_tokens : queries of the largest batch; 0: max_sequences * max_q_len. "listed" sizes its list by it.
     max_seq_len : keys of one sequence at most; "partitioned" sizes its grid and workspace by it.
+    max_workspace_bytes : device memory that the plan may hold; 0: no limit. "listed" divides fewer
+        row tiles where it is short.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class AttentionPlan:
         max_q_len: int = 1,
         max_tokens: int = 0,
         max_seq_len: int = 0,
+        max_workspace_bytes: int = 0,
     ) -> None:
         self.backend, self.config, self.tiling, self.schedule = backend, config, tiling, schedule
         max_tokens = max_tokens or max_sequences * max_q_len
-        self.limits = Limits(num_kv_heads, max_sequences, max_q_len, max_tokens, max_seq_len)
+        self.limits = Limits(num_kv_heads, max_sequences, max_q_len, max_tokens, max_seq_len, max_workspace_bytes)
         self.division = DIVISIONS[schedule](backend, config, tiling, self.limits)
         self._main = tiling.variant(config, schedule)
 

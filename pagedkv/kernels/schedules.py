@@ -8,6 +8,7 @@ and knows the grid. The lengths themselves are read on the device alone: a captu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ RESERVED_BYTES = 1 << 10  # shared memory that a CTA takes beside its own; as mu
 OVERHEAD_UNITS = 2  # kOverheadUnits of schedule.cuh
 PARTITION_TOKENS = 512  # of the "partitioned" schedule, as in vLLM's V2
 MIN_PART_KEYS = 1024  # of the "listed" schedule: a shorter part would not pay for its merge
+MAX_INT32 = 2**31 - 1
 ITEM_FIELDS = 5  # of WorkItem in schedule.cuh
 PART_SLOTS_PER_SM = 4  # of the "listed" schedule: parts of divided row tiles that the workspace holds
 
@@ -41,6 +43,7 @@ class Limits:
     max_q_len: int
     max_tokens: int
     max_seq_len: int
+    max_workspace_bytes: int = 0
 
 
 class Whole:
@@ -88,10 +91,30 @@ class Whole:
         fitting = (self.backend.shared_limit + RESERVED_BYTES) // (tiling.shared_bytes + 2 * RESERVED_BYTES)
         return self.backend.num_sms * min(tiling.ctas_per_sm, max(fitting, 1))
 
+    def _hold(
+        self, name: str, shape: tuple[int, ...], dtype: Any, *, zeros: bool = False, scratch: bool = False
+    ) -> None:
+        """Allocate an array of the workspace.
+
+        Raises
+        ------
+        InvalidArgument
+            The workspace would exceed ``max_workspace_bytes``.
+        """
+        needed = self.workspace_bytes + math.prod(shape) * np.dtype(dtype).itemsize
+        limit = self.limits.max_workspace_bytes
+        if limit and needed > limit:
+            raise InvalidArgument(
+                f"the workspace of {self.tiling.kernel} needs {needed} bytes or more, and max_workspace_bytes is "
+                f"{limit}: raise it, lower max_sequences or max_tokens, or take the schedule 'whole', which needs none"
+            )
+        make = self.backend.zeros if zeros else self.backend.empty
+        (self.scratch if scratch else self.arrays)[name] = make(shape, dtype)
+
     def _hold_parts(self, slots: int) -> None:
         rows = (slots, self.tiling.row_tile)
-        self.arrays["partial_o"] = self.backend.empty((*rows, self.config.head_dim_v), np.float32)
-        self.arrays["partial_ml"] = self.backend.empty((*rows, 2), np.float32)
+        self._hold("partial_o", (*rows, self.config.head_dim_v), np.float32)
+        self._hold("partial_ml", (*rows, 2), np.float32)
 
 
 class Partitioned(Whole):
@@ -129,8 +152,8 @@ class Even(Whole):
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         super().__init__(backend, config, tiling, limits)
         self.num_ctas = self._resident_ctas()  # all at once: equal slices
-        self.arrays["unit_indptr"] = backend.empty((limits.max_sequences + 1,), np.int32)
-        self.arrays["arrivals"] = backend.zeros((self.num_ctas,), np.uint32)
+        self._hold("unit_indptr", (limits.max_sequences + 1,), np.int32)
+        self._hold("arrivals", (self.num_ctas,), np.uint32, zeros=True)
         self._hold_parts(2 * self.num_ctas)
 
     def helpers(self) -> list[Variant]:
@@ -176,16 +199,25 @@ class Listed(Whole):
         tokens = limits.max_tokens or limits.max_sequences * limits.max_q_len
         self.max_tiles = self._tiles(limits.max_sequences, tokens)
         self.num_ctas = self._resident_ctas()
-        self.part_slots = PART_SLOTS_PER_SM * backend.num_sms // limits.num_kv_heads
+        self.part_slots = min(PART_SLOTS_PER_SM * backend.num_sms, self._slots_that_fit()) // limits.num_kv_heads
         self.min_part_tiles = max(MIN_PART_KEYS // tiling.tile_tokens, 1)
         slots = self.part_slots * limits.num_kv_heads
-        self.arrays["work_list"] = backend.empty((self.max_tiles + self.part_slots, ITEM_FIELDS), np.int32)
-        self.arrays["num_items"] = backend.empty((1,), np.int32)
-        self.arrays["next_item"] = backend.zeros((1,), np.uint32)
-        self.arrays["arrivals"] = backend.zeros((slots,), np.uint32)
+        self._hold("work_list", (self.max_tiles + self.part_slots, ITEM_FIELDS), np.int32)
+        self._hold("num_items", (1,), np.int32)
+        self._hold("next_item", (1,), np.uint32, zeros=True)
+        self._hold("arrivals", (slots,), np.uint32, zeros=True)
+        self._hold("order", (limits.max_sequences,), np.int32, scratch=True)
+        self._hold("tile_indptr", (limits.max_sequences + 1,), np.int32, scratch=True)
         self._hold_parts(slots)
-        self.scratch["order"] = backend.empty((limits.max_sequences,), np.int32)
-        self.scratch["tile_indptr"] = backend.empty((limits.max_sequences + 1,), np.int32)
+
+    def _slots_that_fit(self) -> int:
+        """Parts that the allowed workspace holds beside the list of whole row tiles."""
+        limit, limits = self.limits.max_workspace_bytes, self.limits
+        if not limit:
+            return MAX_INT32
+        whole = 4 * (self.max_tiles * ITEM_FIELDS + 2 + 2 * limits.max_sequences + 1)
+        item = 4 * ITEM_FIELDS  # in the list, for all KV heads
+        return max(limit - whole, 0) // (4 + 4 * self.tiling.row_tile * (self.config.head_dim_v + 2) + item)
 
     def _tiles(self, num_seqs: int, num_tokens: int) -> int:
         """Row tiles of so many queries at most, however the sequences share them."""

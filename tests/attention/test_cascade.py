@@ -10,25 +10,26 @@ import pytest
 import pagedkv as pk
 from pagedkv.attention import CascadeAttention, merge_states
 from pagedkv.attention.places import Device
+from pagedkv.kernels import schedules
 from pagedkv.reference import pack_mask, paged_attention
 
 HEADS, GROUP, DIM = 2, 2, 32
 SIZES = {"num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS, "head_dim": DIM}
 
 
-def kv(rng: np.random.Generator, num_tokens: int) -> Any:
-    return rng.standard_normal((2, num_tokens, HEADS, DIM)).astype(np.float16)
+def kv(rng: np.random.Generator, num_tokens: int, dim: int = DIM) -> Any:
+    return rng.standard_normal((2, num_tokens, HEADS, dim)).astype(np.float16)
 
 
 def paged(parts: list[Any], size: int) -> tuple[Any, Any, Any]:
     """Build a pool, block tables and lengths for some (k, v).
 
-    The pool is [2, num_blocks, size, HEADS, DIM]; slots that no sequence owns are NaN.
+    The pool is [2, num_blocks, size, HEADS, head_dim]; slots that no sequence owns are NaN.
     """
     lens = np.array([part.shape[1] for part in parts], np.int32)
     blocks = -(-lens // size)
     tables = np.full((len(parts), max(1, int(blocks.max()))), -1, np.int32)
-    pool = np.full((2, int(blocks.sum()) + 1, size, HEADS, DIM), np.nan, np.float16)
+    pool = np.full((2, int(blocks.sum()) + 1, size, *parts[0].shape[2:]), np.nan, np.float16)
     for seq, (part, count, end) in enumerate(zip(parts, blocks, np.cumsum(blocks), strict=True)):
         tables[seq, :count] = np.arange(end - count, end)[::-1]
         for token in range(lens[seq]):
@@ -136,3 +137,27 @@ def test_states_merge_by_their_log_sum_exp_in_any_number(device: Device) -> None
     lse = np.empty((4, 2), np.float32)
     assert np.abs(merge_states(states, lses, lse=lse, device=device) - exact).max() < 3e-3
     assert np.abs(lse - np.log(weights.sum((0, 3)))).max() < 1e-4
+
+
+@pytest.mark.parametrize(("kernel", "level"), [("auto", "prefill_mma"), ("prefill_wgmma", "prefill_wgmma")])
+def test_a_long_prefix_is_divided_among_multiprocessors(
+    device: Device, monkeypatch: pytest.MonkeyPatch, kernel: str, level: str
+) -> None:
+    """Level 0 is one sequence with all requests' queries: few row tiles, many keys."""
+    monkeypatch.setattr(schedules, "MIN_PART_KEYS", 128)
+    if device == "cpu":
+        pytest.skip("the CPU has no multiprocessors")
+    rng = np.random.default_rng(9)
+    prefix, own = kv(rng, 700, 64), [kv(rng, n, 64) for n in (1, 9, 4, 16, 3, 2)]
+    indptr = np.arange(7, dtype=np.int32) * 2
+    q = rng.standard_normal((12, HEADS * GROUP, 64)).astype(np.float16)
+    shared, alone = paged([prefix], 16), paged(own, 8)
+    sizes = {**SIZES, "head_dim": 64}
+    cascade = CascadeAttention([16, 8], max_groups=[1, 6], max_q_len=2, device=device, kernel=kernel, **sizes)
+    cascade.plan([(*shared[1:], np.array([0, 12], np.int32)), (*alone[1:], indptr)])
+    o = cascade.run(q, [(shared[0][0], shared[0][1]), (alone[0][0], alone[0][1])])
+    assert cascade.levels[0].kernel == level
+    division = cascade.levels[0]._plan.division
+    assert division.arrays["work_list"][0, 3] > 1, "the prefix was not divided"
+    wholes = [np.concatenate([prefix, suffix], axis=1) for suffix in own]
+    assert np.abs(o - one_by_one(q, indptr, wholes)[0]).max() < 3e-3

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.kernels import prefill_mma, prefill_wgmma, schedules
+from pagedkv.errors import InvalidArgument
+from pagedkv.kernels import decode_simt, prefill_mma, prefill_wgmma, schedules
 from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.attention import Batch as DeviceBatch
 from pagedkv.kernels.backend import Backend
@@ -116,6 +117,30 @@ def test_parts_without_a_key_and_parts_that_some_rows_do_not_see(backend: Backen
     division.arrays["work_list"] = backend.empty((64, schedules.ITEM_FIELDS), np.int32)
     division.update = forge  # type: ignore[method-assign]
     assert_close(given, *run(backend, given, plan=plan))
+
+
+def test_a_small_workspace_holds_fewer_parts(backend: Backend, kernel: str) -> None:
+    given = problem(LONG)
+    all_parts = plan_of(backend, given, kernel)
+    slot = all_parts.tiling.row_tile * (64 + 2) * 4
+    plan = plan_of(backend, given, kernel, max_workspace_bytes=all_parts.workspace_bytes - 10 * slot)
+    assert plan.workspace_bytes <= all_parts.workspace_bytes - 10 * slot
+    assert 0 < plan.division.part_slots < all_parts.division.part_slots - 9
+    assert_close(given, *run(backend, given, plan=plan))
+    none = plan_of(backend, given, kernel, max_workspace_bytes=slot)
+    assert none.division.part_slots == 0
+    assert_close(given, *run(backend, given, plan=none))
+
+
+@pytest.mark.parametrize("schedule", ["listed", "even", "partitioned"])
+def test_a_workspace_that_is_too_small_is_refused(backend: Backend, schedule: Any) -> None:
+    config = AttentionConfig(64, 64, 4)
+    tiling = prefill_mma.tiling(config) if schedule == "listed" else decode_simt.tiling(config)
+    sizes = {"num_kv_heads": 1, "max_sequences": 3, "max_seq_len": 600}
+    with pytest.raises(InvalidArgument, match=r"needs .* bytes or more, and max_workspace_bytes is 40: raise it"):
+        AttentionPlan(backend, config, tiling, schedule, **sizes, max_workspace_bytes=40)
+    whole = AttentionPlan(backend, config, tiling, "whole", **sizes, max_workspace_bytes=40)
+    assert whole.workspace_bytes == 0
 
 
 def test_one_cta_may_compute_all_parts(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
