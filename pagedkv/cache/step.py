@@ -17,12 +17,12 @@ from pagedkv.cache.engine import Engine
 from pagedkv.cache.reach import LayeredStep, bind_step, written_layer
 from pagedkv.cache.sequence import Batch, Sequence
 from pagedkv.cache.storage import BoundStep, StepTables
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, UnsupportedVariant, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
 from pagedkv.spec.sizes import whole_number
 
-_VARIANT = ("softmax_scale", "window", "soft_cap", "alibi_slopes", "sinks", "mask", "mask_indptr", "causal")
+_VARIANT = ("softmax_scale", "window", "soft_cap", "alibi_slopes", "sinks", "mask", "mask_indptr", "causal", "kernel")
 MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of long prompts
 
 
@@ -237,6 +237,7 @@ class Step:
         mask: Any = None,
         mask_indptr: Any = None,
         return_lse: bool = False,
+        kernel: str = "auto",
         out: Any = None,
         stream: Any = None,
     ) -> Any:
@@ -255,6 +256,8 @@ class Step:
             As :func:`pagedkv.reference.paged_attention`. On the CPU :mod:`pagedkv.cpu` computes (float32 inside), and
             that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of
             :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.
+        kernel : on a GPU the name of the kernel, as :class:`pagedkv.attention.PagedAttention` takes it; "auto" for the
+            best on this device.
         stream : CUDA stream
             Where the kernels run; only on a GPU. The host does not wait.
 
@@ -268,7 +271,8 @@ class Step:
             The step has new tokens, and this layer's K and V are not written yet: their slots hold old values. Or the
             spec has windows or chunks, and the window is not this layer's.
         UnsupportedVariant
-            The cache holds rows of bytes; or the layer has a chunk, and its queries a mask or are not causal.
+            The cache holds rows of bytes; or the layer has a chunk, and its queries a mask or are not causal; or there
+            is no such kernel.
         LayoutMismatch, WrongType
         """
         arrays, spec = self.arrays, self._engine.spec
@@ -290,8 +294,15 @@ class Step:
             self._check_written(layer)
         self._check_rows()
         variant: dict[str, Any] = {}
-        if not (softmax_scale is window is soft_cap is alibi_slopes is sinks is mask is mask_indptr is None and causal):
-            given = (softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False)
+        own_kernel = None if kernel == "auto" else self._checked_kernel(kernel)
+        if not (
+            (softmax_scale is window is soft_cap is alibi_slopes is sinks is mask is mask_indptr is own_kernel is None)
+            and causal
+        ):
+            given = (
+                softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False,
+                own_kernel,
+            )  # fmt: skip
             variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
         result = self._under_way.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
         self._check_rows()  # after a release meanwhile, others may have written the blocks read
@@ -299,6 +310,14 @@ class Step:
         if target is out:
             return result
         return (out, result[1]) if return_lse else out  # the caller's own array, which was written
+
+    def _checked_kernel(self, kernel: Any) -> str:
+        """A kernel's name, where kernels can be chosen."""
+        if not isinstance(kernel, str):
+            raise WrongType(f"kernel must be a name, not {type(kernel).__name__}")
+        if self._engine.kv.is_synchronous:
+            raise UnsupportedVariant(f"kernel = {kernel!r}: this cache is in CPU memory, where no kernel can be chosen")
+        return kernel
 
     def __reduce__(self) -> NoReturn:
         raise WrongType("a Step belongs to its process, and cannot be pickled or copied: send its tokens")

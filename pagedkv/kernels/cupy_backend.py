@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from pagedkv import extras
 from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.backend import Dim3
-from pagedkv.kernels.driver import driver_version
+from pagedkv.kernels.driver import driver_version, has_tensor_maps
 from pagedkv.kernels.jit import Binary, CompileCache, default_folder
 from pagedkv.kernels.params import Params, address
 from pagedkv.kernels.precompile import architecture
@@ -35,7 +36,9 @@ from pagedkv.kernels.variant import Variant
 # cudaDeviceAttr, cudaError
 _MULTIPROCESSORS, _SHARED_OPTIN, _MAJOR, _MINOR = 16, 97, 75, 76
 _NO_DEVICE = 100
+_SERIES = 5  # of timed runs
 _ORDINARY_SHARED = 48 * 1024  # bytes a CTA may have without asking for more when the kernel is loaded
+_ALL_SHARED = 100  # percent of the shared memory that a multiprocessor can have
 _MAX_TENSOR_MAPS = 4096
 _MAX_GRID_YZ = 65535
 
@@ -77,7 +80,12 @@ class CupyBackend:
         self.capability: tuple[int, int] = (attribute(_MAJOR, device), attribute(_MINOR, device))
         self.num_sms: int = attribute(_MULTIPROCESSORS, device)
         self.shared_limit: int = attribute(_SHARED_OPTIN, device)
-        self.cache = cache or cache_for_driver(cupy.cuda.runtime.driverGetVersion())
+        version = cupy.cuda.runtime.driverGetVersion()
+        self.cache = cache or cache_for_driver(version)
+        self.driver = f"{version // 1000}.{version % 1000 // 10}"
+        found = cupy.cuda.runtime.getDeviceProperties(device)["name"]
+        self.device_name: str = found.decode() if isinstance(found, bytes) else str(found)
+        self.has_tensor_maps = has_tensor_maps()
         self._kernels: dict[Variant, Any] = {}
         self._lock = threading.Lock()
         self._staging = Staging(cupy)
@@ -204,6 +212,28 @@ class CupyBackend:
                 self._tensor_maps[key] = found
         return found
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured into a graph."""
+        with self._current():
+            current = self._cupy.cuda.get_current_stream()
+            return bool(self._cupy.cuda.runtime.streamIsCapturing(current.ptr))
+
+    def time_us(self, launch: Callable[[Any], None], runs: int) -> float:
+        """Device microseconds of a run: the median of some series on a stream of its own."""
+        cupy, times = self._cupy, []
+        with self._current():
+            stream = cupy.cuda.Stream(non_blocking=True)
+            launch(stream)  # compiled, loaded and warm
+            for _ in range(_SERIES):
+                begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+                begin.record(stream)
+                for _ in range(runs):
+                    launch(stream)
+                end.record(stream)
+                end.synchronize()
+                times.append(1e3 * float(cupy.cuda.get_elapsed_time(begin, end)) / runs)
+        return statistics.median(times)
+
     def _architecture(self, variant: Variant) -> str:
         return architecture(variant, self.capability, self.cache.nvrtc)
 
@@ -218,6 +248,8 @@ class CupyBackend:
             room = self.shared_limit - kernel.shared_size_bytes
             if room > _ORDINARY_SHARED:
                 kernel.max_dynamic_shared_size_bytes = room
+            # all alike: a multiprocessor drains before it divides its memory anew
+            kernel.preferred_shared_memory_carveout = _ALL_SHARED
             self._kernels[variant] = kernel
             return kernel
 

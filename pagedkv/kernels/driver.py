@@ -38,6 +38,34 @@ def driver_version() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
+def tensor_map_encoder(library: Any) -> Any:
+    """``cuTensorMapEncodeTiled`` of the driver's library.
+
+    Raises
+    ------
+    KernelsUnavailable
+        The driver is older than CUDA 12.0.
+    """
+    try:
+        return library.cuTensorMapEncodeTiled
+    except AttributeError as error:
+        version = driver_version()
+        shown = "of an unknown version" if version is None else f"for CUDA {version[0]}.{version[1]}"
+        raise KernelsUnavailable(
+            f"the NVIDIA driver here is {shown}, and kernels with TMA need one for CUDA 12.0 or later: install it, or "
+            f"take a kernel without TMA ('auto', 'decode_mma', 'prefill_mma', 'decode_simt')"
+        ) from error
+
+
+def has_tensor_maps() -> bool:
+    """Whether the driver makes tensor maps."""
+    try:
+        tensor_map_encoder(load_driver())
+    except KernelsUnavailable:
+        return False
+    return True
+
+
 def error_name(status: int) -> str:
     """Name of a CUresult, such as CUDA_ERROR_INVALID_VALUE."""
     text = ctypes.c_char_p()

@@ -5,15 +5,17 @@ To add a kernel: write ``unsupported`` and ``tiling`` (as in decode_simt.py) and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pagedkv.errors import InvalidArgument, UnsupportedVariant
-from pagedkv.kernels import decode_mma, decode_simt, decode_tma, prefill_mma, prefill_wgmma
+from pagedkv.kernels import autotune, decode_mma, decode_simt, decode_tma, prefill_mma, prefill_wgmma
 from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCHEDULES, AttentionConfig, Schedule, Tiling
+from pagedkv.kernels.trial import TimedBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class Kernel:
     schedules: tuple[Schedule, ...] = ("even", "whole", "partitioned")
 
 
-# In the order of preference; "auto" takes the first that can. A kernel without timings is chosen by name alone: it
-# stands behind one that takes every case it takes.
+# In the order of preference; where kernels cannot be tried, "auto" takes the first that can. A kernel without
+# timings stands behind one that takes every case it takes: only a trial puts it first.
 KERNELS: list[Kernel] = [
     Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling, max_rows=16),
     Kernel("prefill_mma", prefill_mma.unsupported, prefill_mma.tiling, schedules=("listed", "whole")),
@@ -49,7 +51,14 @@ KERNELS: list[Kernel] = [
 ]
 
 
-def choose(config: AttentionConfig, capability: tuple[int, int], name: str = "auto", *, max_q_len: int = 1) -> Kernel:
+def choose(
+    config: AttentionConfig,
+    capability: tuple[int, int],
+    name: str = "auto",
+    *,
+    max_q_len: int = 1,
+    has_tensor_maps: bool = True,
+) -> Kernel:
     """The kernel called `name`, or the best for a config on a device.
 
     Parameters
@@ -57,6 +66,7 @@ def choose(config: AttentionConfig, capability: tuple[int, int], name: str = "au
     config, capability : the shapes and dtypes to compute, and the device's compute capability.
     name : a kernel's name, or "auto".
     max_q_len : queries of one sequence at most.
+    has_tensor_maps : whether the driver makes them; else "auto" passes over kernels that need them.
 
     Raises
     ------
@@ -74,12 +84,11 @@ def choose(config: AttentionConfig, capability: tuple[int, int], name: str = "au
             reason = kernel.unsupported(config, capability)
             if reason is not None:
                 reasons.append(f"{kernel.name}: {reason}")
-            elif (
-                name != "auto"
-                or not best_only
-                or not kernel.max_rows
-                or max_q_len * config.group_size <= kernel.max_rows
-            ):
+            elif name != "auto":
+                return kernel
+            elif not has_tensor_maps and kernel.tiling(config, max_q_len).box_tokens:
+                reasons.append(f"{kernel.name}: the driver makes no tensor maps")
+            elif not best_only or _takes(kernel, config, max_q_len):
                 return kernel
     raise UnsupportedVariant("no kernel computes this. " + "; ".join(dict.fromkeys(reasons)))
 
@@ -87,6 +96,46 @@ def choose(config: AttentionConfig, capability: tuple[int, int], name: str = "au
 def select(config: AttentionConfig, capability: tuple[int, int], name: str = "auto", *, max_q_len: int = 1) -> Tiling:
     """Tiling of the kernel that :func:`choose` gives, with its parameters and errors."""
     return choose(config, capability, name, max_q_len=max_q_len).tiling(config, max_q_len)
+
+
+def _takes(kernel: Kernel, config: AttentionConfig, max_q_len: int) -> bool:
+    """Whether a batch has few enough rows."""
+    return not kernel.max_rows or max_q_len * config.group_size <= kernel.max_rows
+
+
+def candidates(backend: Backend, config: AttentionConfig, max_q_len: int) -> list[Kernel]:
+    """Kernels to be tried for a config beside decode_simt, the preferred first.
+
+    Those for batches of few rows, where there are few rows; else, or where none is, those for many.
+    """
+    maps = getattr(backend, "has_tensor_maps", True)
+    able = [
+        kernel
+        for kernel in KERNELS
+        if kernel.name != autotune.REFERENCE
+        and kernel.unsupported(config, backend.capability) is None
+        and _takes(kernel, config, max_q_len)
+        and (maps or not kernel.tiling(config, max_q_len).box_tokens)
+    ]
+    few = [kernel for kernel in able if kernel.max_rows]
+    return few or able
+
+
+def _chosen(backend: Backend, config: AttentionConfig, name: str, schedule: str, max_q_len: int) -> Kernel:
+    """The kernel by name; else the best on this device, or the preferred one if none is tried."""
+    maps = getattr(backend, "has_tensor_maps", True)
+    chosen = choose(config, backend.capability, name, max_q_len=max_q_len, has_tensor_maps=maps)
+    if name != "auto" or schedule != "auto" or not autotune.is_on(backend):
+        return chosen
+    reference = choose(config, backend.capability, autotune.REFERENCE)
+    names = [kernel.name for kernel in candidates(backend, config, max_q_len)]
+    if not names:
+        return reference
+    timed = cast(TimedBackend, backend)
+    best = autotune.best(
+        timed, config, max_q_len, names, lambda kernel: functools.partial(make_plan, backend, config, kernel=kernel)
+    )
+    return choose(config, backend.capability, best)
 
 
 def make_plan(
@@ -103,7 +152,8 @@ def make_plan(
 
     Parameters
     ----------
-    kernel, max_q_len : as :func:`choose`.
+    kernel, max_q_len : as :func:`choose`; with "auto" kernels are tried on the device (autotune.py), where the backend
+        can time them and no schedule is asked for.
     schedule : "auto" for the kernel's default.
 
     Raises
@@ -113,7 +163,7 @@ def make_plan(
     InvalidArgument
         The kernel does not take the schedule; or the schedule needs ``max_seq_len``.
     """
-    chosen = choose(config, backend.capability, kernel, max_q_len=max_q_len)
+    chosen = _chosen(backend, config, kernel, schedule, max_q_len)
     if schedule == "auto":
         schedule = chosen.schedules[0]
     if schedule not in SCHEDULES or schedule not in chosen.schedules:

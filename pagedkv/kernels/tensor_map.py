@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, WrongType
-from pagedkv.kernels.driver import error_name, load_driver
+from pagedkv.kernels.driver import error_name, load_driver, tensor_map_encoder
 from pagedkv.kernels.params import address
 
 TENSOR_MAP_BYTES = 128
@@ -62,7 +62,7 @@ def encode_tensor_map(
     WrongType
         No such element type.
     KernelsUnavailable
-        There is no driver.
+        There is no driver, or one older than CUDA 12.0.
     """
     itemsize, name = int(array.dtype.itemsize), array.dtype.name
     if name not in _DATA_TYPES:
@@ -72,7 +72,7 @@ def encode_tensor_map(
     rank = len(dims)
     room = (ctypes.c_ubyte * (TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT))()
     aligned = -(-ctypes.addressof(room) // TENSOR_MAP_ALIGNMENT) * TENSOR_MAP_ALIGNMENT
-    status = load_driver().cuTensorMapEncodeTiled(
+    status = tensor_map_encoder(load_driver())(
         ctypes.c_void_p(aligned),
         ctypes.c_int(_DATA_TYPES[name]),
         ctypes.c_uint32(rank),

@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,16 +28,19 @@ from pagedkv import cpu
 from pagedkv._version import __version__
 from pagedkv.attention import PagedAttention
 from pagedkv.errors import InvalidArgument, PagedKVError
+from pagedkv.kernels import autotune
 from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.cupy_backend import CupyBackend, device_count, import_cupy
 from pagedkv.kernels.driver import driver_version
 from pagedkv.kernels.jit import CompileCache, default_folder
 from pagedkv.kernels.nvrtc import Nvrtc
 from pagedkv.kernels.precompile import architecture
-from pagedkv.kernels.select import KERNELS
+from pagedkv.kernels.select import KERNELS, make_plan
 from pagedkv.kernels.shipped import shipped
 from pagedkv.kernels.source import kernel_names, sources_dir
 from pagedkv.kernels.toolkits import installed_nvrtcs, nvrtc_for
+from pagedkv.kernels.trial import TimedBackend
 from pagedkv.kernels.variant import Variant
 from pagedkv.reference import paged_attention
 from pagedkv.spec.paths import path_text
@@ -49,6 +53,7 @@ WITHOUT_GPU = (9, 0)  # compiled for then
 DISK_SIZE = "1GiB"
 LARGEST_ERROR = 1e-3  # of float16 against float64, relative to the largest output
 SEQ_LENS, Q_LENS = (1, 17, 300), (1, 3, 2)
+RETUNED, RETUNED_Q_LEN = AttentionConfig(128, 128, 4), 2048  # other configs are tried at their first use
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--secret-file", metavar="FILE", help="secret for --remote (default: a random one)")
     parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust for --remote")
     parser.add_argument("--size", metavar="SIZE", help=f"of the store for --disk (default: {DISK_SIZE})")
+    parser.add_argument("--retune", action="store_true", help="forget the verdicts on CUDA kernels, and try them again")
     parser.set_defaults(run=run)
 
 
@@ -102,7 +108,7 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     elif arguments.disk is None:
         if arguments.size is not None:
             raise InvalidArgument("--size is for --disk")
-        examination = examine()
+        examination = examine(retune=arguments.retune)
     else:
         size, directory = arguments.size or DISK_SIZE, path_text(arguments.disk, "--disk")
         trial.check_arguments(directory, parse_size(size))
@@ -140,8 +146,8 @@ def examine_remote(arguments: argparse.Namespace, numbers: dict[str, Any]) -> Ge
         yield from (Check(*finding) for finding in findings)
 
 
-def examine() -> Generator[Check, None, None]:
-    """All checks, one after the other."""
+def examine(*, retune: bool = False) -> Generator[Check, None, None]:
+    """All checks, one after the other; with `retune` the kernels are tried again."""
     yield from cpu_self_test()
     try:
         yield Check("sources", "ok", f"{len(kernel_names())} kernels in {sources_dir()}")
@@ -176,6 +182,32 @@ def examine() -> Generator[Check, None, None]:
         yield Check("self-test", "failed", str(error))
         return
     yield from self_test(backend)
+    yield from verdict_checks(backend, retune)
+
+
+def verdict_checks(backend: TimedBackend, retune: bool) -> Iterator[Check]:
+    """The verdicts on the kernels of this device; a kernel that was wrong is a warning."""
+    if not autotune.is_on(backend):
+        yield Check("kernels chosen", "skipped", "PAGEDKV_AUTOTUNE=0: no kernel is tried")
+        return
+    verdicts = autotune.verdicts_of(backend)
+    if retune:
+        verdicts.forget()
+        for name, max_q_len in (("decode", 1), ("prefill", RETUNED_Q_LEN)):
+            start = time.perf_counter()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the report has them
+                    make_plan(backend, RETUNED, num_kv_heads=8, max_sequences=1, max_q_len=max_q_len)
+            except Exception as error:  # of CuPy and the driver, too: a report is wanted, not a traceback
+                yield Check(f"try {name}", "failed", f"{type(error).__name__}: {error}", time.perf_counter() - start)
+    found = verdicts.all()
+    if not found:
+        yield Check("kernels chosen", "ok", "none yet: the first use tries them, or pagedkv doctor --retune")
+    for name, verdict in sorted(found.items()):
+        times = ", ".join(f"{kernel} {us:.1f} us" for kernel, us in verdict.us.items())
+        wrong = "".join(f"; {kernel} is wrong: {why}" for kernel, why in verdict.wrong.items())
+        yield Check("kernel chosen", "warning" if wrong else "ok", f"{name}: {verdict.kernel} ({times}){wrong}")
 
 
 def _driver(version: tuple[int, int] | None) -> Check:

@@ -80,6 +80,7 @@ class FakeCupy:
             def __init__(self, path: str, name: str) -> None:
                 self.path, self.name, self.shared_size_bytes = path, name, 1024
                 self.max_dynamic_shared_size_bytes = 48 << 10
+                self.preferred_shared_memory_carveout = -1
                 module.kernels.append(self)
 
             def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0, stream: Any = None) -> None:

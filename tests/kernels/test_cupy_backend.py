@@ -128,6 +128,7 @@ def test_a_launch_neither_allocates_nor_waits_once_its_kernel_is_loaded(backend:
 def test_a_kernel_may_use_all_shared_memory_from_the_moment_it_is_loaded(backend: CupyBackend, cupy: FakeCupy) -> None:
     backend.prepare([PLAN])
     assert [kernel.max_dynamic_shared_size_bytes for kernel in cupy.kernels] == [(227 << 10) - 1024]
+    assert [kernel.preferred_shared_memory_carveout for kernel in cupy.kernels] == [100]
     backend.launch(PLAN, (1, 1, 1), (32, 1, 1), params(), shared_bytes=(227 << 10) - 1024)
 
 
@@ -362,7 +363,7 @@ def test_real_cupy_has_every_name_the_backend_uses(real_cupy: Any) -> None:
     ):
         assert hasattr(real_cupy.cuda.runtime, name), name
     assert real_cupy.cuda.runtime.memcpyHostToDevice == 1
-    for name in ("shared_size_bytes", "max_dynamic_shared_size_bytes"):
+    for name in ("shared_size_bytes", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout"):
         assert hasattr(real_cupy.RawKernel, name)
     assert hasattr(real_cupy.cuda.Event, "done")
     assert callable(real_cupy.cuda.alloc_pinned_memory)

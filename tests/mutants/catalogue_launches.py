@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
+AUTOTUNE = "pagedkv/kernels/autotune.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
 
 MUTANTS = (
@@ -76,5 +77,47 @@ MUTANTS = (
         "pagedkv/kernels/dtypes.py",
         ((" or own != found:", ":"),),
         ("test_another_form_that_does_not_fit_is_refused_as_the_first_time",),
+    ),
+    Mutant(
+        "a kernel whose results differ is taken",
+        AUTOTUNE,
+        (("        if why:\n", "        if False:\n"), ("            if not why:\n", "            if True:\n")),
+        ("test_a_kernel_that_is_wrong_here_is_demoted_with_a_warning",),
+    ),
+    Mutant(
+        "noise decides between kernels",
+        AUTOTUNE,
+        (("CLEARLY = 0.97", "CLEARLY = 1.0"),),
+        ("test_the_kernel_that_is_clearly_faster_is_taken_and_tried_once",),
+    ),
+    Mutant(
+        "kernels are tried within a capture",
+        AUTOTUNE,
+        (("if found is None and backend.is_capturing():", "if False:"),),
+        ("test_within_a_capture_an_earlier_verdict_counts_and_else_decode_simt",),
+    ),
+    Mutant(
+        "a NaN passes the check",
+        "pagedkv/kernels/trial.py",
+        (("(np.abs(ours - theirs) <= limit)", "~(np.abs(ours - theirs) > limit)"),),
+        ("test_a_difference_is_told_by_its_place_and_no_nan_passes",),
+    ),
+    Mutant(
+        "verdicts of another driver are believed",
+        "pagedkv/kernels/tuning.py",
+        (("        if other:\n", "        if False:\n"),),
+        ("test_a_file_of_another_driver_or_source_is_made_again",),
+    ),
+    Mutant(
+        "a process forgets the verdicts of others",
+        "pagedkv/kernels/tuning.py",
+        (("{**self._read(), **self._known, config: verdict}", "{**self._known, config: verdict}"),),
+        ("test_verdicts_of_two_processes_are_both_kept",),
+    ),
+    Mutant(
+        "a kernel that needs tensor maps is tried without them",
+        "pagedkv/kernels/select.py",
+        (("        and (maps or not kernel.tiling(config, max_q_len).box_tokens)\n", ""),),
+        ("test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them",),
     ),
 )

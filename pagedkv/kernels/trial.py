@@ -1,0 +1,220 @@
+"""Tries a kernel on this device: its results beside decode_simt's, and its time.
+
+The check is a small ragged batch of random numbers with the caller's own config, so that the checked variant is the one
+that will run. The time is that of a batch of zeros, too large for most caches of a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.kernels.backend import Backend
+from pagedkv.kernels.batch import Batch, Options
+from pagedkv.kernels.config import AttentionConfig
+from pagedkv.kernels.dtypes import ITEMSIZES
+
+TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-3}  # relative to the largest output; of lse absolute
+SEQ_LENS = (1, 37, 300)
+CHECKED_HEADS, TIMED_HEADS = 2, 8
+TIMED_BYTES = 64 << 20  # of K and V together
+TIMED_KEYS = 2048  # of one sequence at most
+TIMED_RUNS = 20
+
+Make = Callable[..., Any]  # num_kv_heads, max_sequences, max_q_len, max_tokens -> a plan
+
+
+class TimedBackend(Backend, Protocol):
+    """A backend whose device is known by name and can be timed.
+
+    Attributes
+    ----------
+    device_name, driver : such as "NVIDIA H100 80GB HBM3" and "12.8".
+    """
+
+    device_name: str
+    driver: str
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured into a graph."""
+
+    def time_us(self, launch: Callable[[Any], None], runs: int) -> float:
+        """Device microseconds of a run, given launches on a stream; waits for them."""
+
+
+def is_timed(backend: Any) -> bool:
+    """Whether a backend can try kernels."""
+    return all(hasattr(backend, name) for name in ("device_name", "driver", "is_capturing", "time_us"))
+
+
+@dataclass(slots=True)
+class Problem:
+    """One call's arrays on the device."""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    lse: Any
+    batch: Batch
+    options: Options
+    scales: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, plan: Any, stream: Any = None) -> None:
+        """Launch the kernel of a plan."""
+        plan.run(self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, stream=stream, **self.scales)
+
+
+def results(backend: Backend, config: AttentionConfig, make: Make, max_q_len: int) -> NDArray[np.float32]:
+    """Outputs and log-sum-exps of the small batch, [num_tokens, num_qo_heads, head_dim_v + 1]."""
+    q_lens = [min(max_q_len, length, longest) for length, longest in zip(SEQ_LENS, (1, 5, 130), strict=True)]
+    plan = make(num_kv_heads=CHECKED_HEADS, max_sequences=len(q_lens), max_q_len=max(q_lens), max_tokens=sum(q_lens))
+    problem = small_problem(backend, config, q_lens)
+    backend.synchronize()
+    plan.update(problem.batch, problem.options.window)
+    problem.run(plan)
+    o, lse = backend.to_host(problem.out), backend.to_host(problem.lse)
+    return np.concatenate([_as_float32(o, config.q_dtype), lse[..., None]], axis=2)
+
+
+def difference(found: NDArray[np.float32], expected: NDArray[np.float32], dtype: str) -> str:
+    """How two results differ beyond rounding; empty if they do not."""
+    bound = TOLERANCES[dtype]
+    for name, ours, theirs in (
+        ("output", found[..., :-1], expected[..., :-1]),
+        ("log-sum-exp", found[..., -1], expected[..., -1]),
+    ):
+        limit = bound * max(float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0)), 1.0)
+        with np.errstate(invalid="ignore"):  # two equal infinities; a NaN is not <=
+            same = (ours == theirs) | (np.abs(ours - theirs) <= limit)
+        if not same.all():
+            at = tuple(int(index) for index in np.argwhere(~same)[0])
+            return f"{name}{list(at)} is {ours[at]:.6g}, and decode_simt has {theirs[at]:.6g}"
+    return ""
+
+
+def microseconds(backend: TimedBackend, config: AttentionConfig, make: Make, max_q_len: int) -> float:
+    """Device time of the larger batch."""
+    size = TIMED_HEADS * (config.head_dim + config.head_dim_v) * ITEMSIZES[config.kv_dtype]
+    keys = max(min(TIMED_BYTES // size, 16 * TIMED_KEYS), 1)
+    length = min(keys, TIMED_KEYS)
+    num_seqs = max(keys // length, 1)
+    q_len = 1 if max_q_len == 1 else min(max_q_len, length)
+    if q_len > 16:
+        num_seqs = 1
+    problem = zero_problem(backend, config, num_seqs, length, q_len)
+    plan = make(num_kv_heads=TIMED_HEADS, max_sequences=num_seqs, max_q_len=q_len, max_tokens=num_seqs * q_len)
+    backend.synchronize()
+    plan.update(problem.batch, problem.options.window)
+    backend.synchronize()  # the timed runs are on another stream
+    return backend.time_us(lambda stream: problem.run(plan, stream), TIMED_RUNS)
+
+
+def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) -> Problem:
+    """A ragged batch of random numbers, whose blocks lie in no order."""
+    rng = np.random.default_rng(0)
+    heads, lens = CHECKED_HEADS, np.array(SEQ_LENS, np.int32)
+    indptr = np.cumsum([0, *q_lens]).astype(np.int32)
+    qo_heads, size = heads * config.group_size, config.block_size
+    if size:
+        counts = -(-lens // size)
+        order = rng.permutation(int(counts.sum()) + 1).astype(np.int32)
+        tables = np.full((len(lens), int(counts.max())), -1, np.int32)
+        for seq, end in enumerate(np.cumsum(counts)):
+            tables[seq, : counts[seq]] = order[end - counts[seq] : end]
+        rows: tuple[int, ...] = (len(order), size, heads)
+        places = {"block_tables": backend.asarray(tables)}
+    else:
+        rows = (int(lens.sum()), heads)
+        places = {"kv_indptr": backend.asarray(np.cumsum([0, *lens]).astype(np.int32))}
+    k, v = (_random(rng, (*rows, dim), config.kv_dtype) for dim in (config.head_dim, config.head_dim_v))
+    scales = {}
+    if config.scale_mode != "none":
+        form = {"tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
+        scales = {
+            name: backend.asarray(rng.uniform(0.01, 0.02, form).astype(np.float32)) for name in ("k_scale", "v_scale")
+        }
+    masks = {}
+    if config.mask:
+        begins = np.cumsum([0, *(-(-n * length // 8) for n, length in zip(q_lens, SEQ_LENS, strict=True))])
+        bits = rng.integers(0, 256, (2, int(begins[-1])), np.uint8)
+        masks = {"mask": backend.asarray(bits[0] | bits[1]), "mask_indptr": backend.asarray(begins.astype(np.int64))}
+    q = backend.asarray(_random(rng, (int(indptr[-1]), qo_heads, config.head_dim), config.q_dtype))
+    batch = Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr), **places, **masks)
+    out = backend.zeros((int(indptr[-1]), qo_heads, config.head_dim_v), q.dtype)
+    lse = backend.zeros((int(indptr[-1]), qo_heads), np.float32)
+    options = _options(backend, config, qo_heads, rng)
+    return Problem(q, backend.asarray(k), backend.asarray(v), out, lse, batch, options, scales)
+
+
+def zero_problem(backend: Backend, config: AttentionConfig, num_seqs: int, length: int, q_len: int) -> Problem:
+    """Sequences of one length whose numbers are all 0."""
+    heads, size = TIMED_HEADS, config.block_size
+    qo_heads, tokens = heads * config.group_size, num_seqs * q_len
+    if size:
+        width = -(-length // size)
+        rows: tuple[int, ...] = (num_seqs * width, size, heads)
+        tables = np.random.default_rng(0).permutation(num_seqs * width).astype(np.int32).reshape(num_seqs, width)
+        places = {"block_tables": backend.asarray(tables)}
+    else:
+        rows = (num_seqs * length, heads)
+        places = {"kv_indptr": backend.asarray((np.arange(num_seqs + 1) * length).astype(np.int32))}
+    k, v = (backend.zeros((*rows, dim), _carrier(config.kv_dtype)) for dim in (config.head_dim, config.head_dim_v))
+    form = {"none": (), "tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
+    scales = {name: backend.zeros(form, np.float32) for name in ("k_scale", "v_scale")} if form else {}
+    masks = {}
+    if config.mask:
+        each = -(-q_len * length // 8)
+        begins = (np.arange(num_seqs + 1) * each).astype(np.int64)
+        ones = np.full(num_seqs * each, 255, np.uint8)
+        masks = {"mask": backend.asarray(ones), "mask_indptr": backend.asarray(begins)}
+    lens, indptr = np.full(num_seqs, length, np.int32), (np.arange(num_seqs + 1) * q_len).astype(np.int32)
+    q, out = (
+        backend.zeros((tokens, qo_heads, d), _carrier(config.q_dtype)) for d in (config.head_dim, config.head_dim_v)
+    )
+    batch = Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr), **places, **masks)
+    options = _options(backend, config, qo_heads, np.random.default_rng(0))
+    return Problem(q, k, v, out, backend.zeros((tokens, qo_heads), np.float32), batch, options, scales)
+
+
+def _options(backend: Backend, config: AttentionConfig, qo_heads: int, rng: np.random.Generator) -> Options:
+    slopes, sinks = (rng.uniform(0.01, 1, qo_heads).astype(np.float32) for _ in range(2))
+    return Options(
+        1 / math.sqrt(config.head_dim),
+        window=29 if config.window else 0,
+        soft_cap=5.0 if config.soft_cap else 0.0,
+        alibi_slopes=backend.asarray(slopes) if config.alibi else None,
+        sinks=backend.asarray(sinks) if config.sinks else None,
+    )
+
+
+def _carrier(dtype: str) -> Any:
+    """A NumPy dtype of the same size in which arrays of this one may come."""
+    return {"bfloat16": np.uint16, "float8_e4m3": np.uint8, "float8_e5m2": np.uint8}.get(dtype, dtype)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Finite random numbers of a dtype, about 1 in size where it has no scale."""
+    if dtype == "int8":
+        return rng.integers(-127, 128, shape, np.int8)
+    if dtype.startswith("float8"):  # exponents around that of 1, any sign and mantissa
+        low, high = (0x28, 0x40) if dtype == "float8_e4m3" else (0x34, 0x40)
+        signed: NDArray[Any] = rng.integers(low, high, shape, np.uint8) | (rng.integers(0, 2, shape, np.uint8) << 7)
+        return signed
+    values = rng.standard_normal(shape).astype(np.float32)
+    held: NDArray[Any] = (
+        (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
+    )
+    return held
+
+
+def _as_float32(array: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    if dtype == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    found: NDArray[np.float32] = array.astype(np.float32)
+    return found

@@ -1,0 +1,317 @@
+"""Kernels are checked beside decode_simt and timed when a device first uses them.
+
+The interpreter runs the checks; the times are made up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagedkv as pk
+from pagedkv.kernels import autotune, driver, select
+from pagedkv.kernels.backend import Dim3
+from pagedkv.kernels.config import AttentionConfig
+from pagedkv.kernels.params import Params
+from pagedkv.kernels.select import choose, make_plan
+from pagedkv.kernels.trial import difference
+from pagedkv.kernels.variant import Variant
+from pagedkv.tools import doctor
+from tests.ptxsim.backend import PtxsimBackend
+from tests.ptxsim.fixture import interpreted_backend
+
+CONFIG = AttentionConfig(64, 64, 4)
+SIZES = {"num_kv_heads": 1, "max_sequences": 1}
+backend = interpreted_backend()  # skips where there is no NVRTC
+
+
+class Timed(PtxsimBackend):
+    """The interpreter as a device with a name and times by kernel.
+
+    Attributes
+    ----------
+    tried : kernels in the order of their launches, attention kernels alone.
+    wrong : kernels whose output is spoilt after a launch; broken: those that do not launch.
+    """
+
+    device_name, driver = "a device", "12.8"
+
+    def __init__(self, us: dict[str, float], wrong: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> None:
+        super().__init__((9, 0), races=False)
+        self.us, self.wrong, self.broken = us, wrong, broken
+        self.tried: list[str] = []
+        self.capturing = False
+        self._timing = False
+
+    def launch(
+        self,
+        variant: Variant,
+        grid: Dim3,
+        block: Dim3,
+        params: Params,
+        *,
+        shared_bytes: int = 0,
+        stream: Any = None,
+    ) -> None:
+        if not variant.kernel.startswith(("decode", "prefill_m", "prefill_w")):
+            super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
+            return
+        self.tried.append(variant.kernel)
+        if variant.kernel in self.broken:
+            raise RuntimeError("an illegal instruction")
+        if self._timing:
+            return
+        super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
+        if variant.kernel in self.wrong:
+            params.arrays[1][-1, -1, -1] += 1  # the output, in one place
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def time_us(self, launch: Callable[[Any], None], runs: int) -> float:
+        self._timing = True
+        launch(5)
+        self._timing = False
+        return self.us[self.tried[-1]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any) -> Path:
+    monkeypatch.setenv("PAGEDKV_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("PAGEDKV_AUTOTUNE", raising=False)
+    again(monkeypatch)
+    return tmp_path
+
+
+def again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process: verdicts come from the file."""
+    monkeypatch.setattr(autotune, "_verdicts", {})
+
+
+def chosen(device: Any, config: AttentionConfig = CONFIG, **options: Any) -> str:
+    return str(make_plan(device, config, **{**SIZES, **options}).tiling.kernel)
+
+
+@pytest.mark.parametrize(
+    ("us", "kernel"),
+    [
+        ({"decode_mma": 20.0, "decode_tma": 15.0}, "decode_tma"),
+        ({"decode_mma": 20.0, "decode_tma": 19.9}, "decode_mma"),
+        ({"decode_mma": 20.0, "decode_tma": 25.0}, "decode_mma"),
+    ],
+    ids=["faster", "as fast", "slower"],
+)
+def test_the_kernel_that_is_clearly_faster_is_taken_and_tried_once(
+    us: dict[str, float], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Timed(us)
+    assert chosen(device) == kernel
+    assert set(device.tried) == {"decode_simt", "decode_mma", "decode_tma"}
+    device.tried.clear()
+    assert chosen(device) == kernel
+    again(monkeypatch)
+    assert chosen(device) == kernel
+    assert device.tried == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "broken", "kernel"),
+    [
+        (("decode_tma",), (), "decode_mma"),
+        ((), ("decode_tma",), "decode_mma"),
+        (("decode_mma",), ("decode_tma",), "decode_simt"),
+    ],
+    ids=["wrong", "does not run", "none is right"],
+)
+def test_a_kernel_that_is_wrong_here_is_demoted_with_a_warning(
+    wrong: tuple[str, ...], broken: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 5.0}, wrong, broken)
+    with pytest.warns(RuntimeWarning) as told:
+        assert chosen(device) == kernel
+    assert {str(one.message).partition(" ")[0] for one in told} == {*wrong, *broken}
+    assert all(f"{kernel} is taken" in str(one.message) for one in told)
+    again(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(Timed({})) == kernel
+    (verdict,) = autotune.verdicts_of(device).all().values()
+    assert set(verdict.wrong) == {*wrong, *broken}
+
+
+def test_prefill_has_candidates_of_its_own() -> None:
+    device = Timed({"prefill_mma": 20.0, "prefill_wgmma": 5.0})
+    assert chosen(device, AttentionConfig(64, 64, 2), max_q_len=32) == "prefill_wgmma"
+    assert set(device.tried) == {"decode_simt", "prefill_mma", "prefill_wgmma"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AttentionConfig(64, 64, 4, "bfloat16", "bfloat16", window=True, soft_cap=True, alibi=True, sinks=True),
+        AttentionConfig(64, 32, 2, "float16", "float8_e4m3", scale_mode="token_head", mask=True, causal=False),
+        AttentionConfig(64, 64, 1, "bfloat16", "int8", scale_mode="head", block_size=0),
+    ],
+    ids=["variants", "fp8", "int8 contiguous"],
+)
+def test_right_kernels_pass_whatever_the_config(config: AttentionConfig) -> None:
+    device = Timed({"decode_mma": 1.0, "decode_tma": 2.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(device, config) == "decode_mma"
+
+
+def test_nothing_is_tried_for_a_named_kernel_or_schedule_or_when_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed({})
+    assert chosen(device, kernel="decode_tma") == "decode_tma"
+    assert chosen(device, schedule="whole") == "decode_mma"
+    monkeypatch.setenv("PAGEDKV_AUTOTUNE", "0")
+    assert chosen(device) == "decode_mma"
+    assert device.tried == []
+
+
+def test_within_a_capture_an_earlier_verdict_counts_and_else_decode_simt(caplog: pytest.LogCaptureFixture) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    device.capturing = True
+    assert chosen(device) == "decode_simt"
+    assert "a graph is being captured" in caplog.text
+    assert device.tried == []
+    device.capturing = False
+    assert chosen(device) == "decode_tma"
+    device.capturing = True
+    assert chosen(device) == "decode_tma"
+
+
+def test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them() -> None:
+    device: Any = Timed({"decode_mma": 20.0, "decode_tma": 1.0})
+    device.has_tensor_maps = False
+    assert chosen(device) == "decode_mma"
+    assert "decode_tma" not in device.tried
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[]", lambda text: text.replace("us", "ms"),
+        lambda text: text.replace('"kernel": "decode_tma"', '"kernel": 3'), lambda text: "\x00" + text,
+    ],
+    ids=["cut", "empty", "a list", "a field", "a type", "a byte"],
+)  # fmt: skip
+def test_a_damaged_file_is_made_again(
+    damage: Callable[[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    chosen(device)
+    (path,) = folder.glob("tuning-*.json")
+    whole = path.read_text()
+    path.write_text(damage(whole))
+    again(monkeypatch)
+    device.tried.clear()
+    assert chosen(device) == "decode_tma"
+    assert device.tried
+    assert "damaged" in caplog.text
+    assert path.read_text() == whole
+
+
+@pytest.mark.parametrize(("field", "value"), [("driver", "13.0"), ("sources", "0" * 32), ("version", 0)])
+def test_a_file_of_another_driver_or_source_is_made_again(
+    field: str, value: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    chosen(device)
+    (path,) = folder.glob("tuning-*.json")
+    whole = path.read_text()
+    path.write_text(json.dumps({**json.loads(whole), field: value}))
+    again(monkeypatch)
+    device.us = {"decode_mma": 10.0, "decode_tma": 15.0}
+    with caplog.at_level(logging.INFO, "pagedkv.kernels"):
+        assert chosen(device) == "decode_mma"
+    assert f"are of another {field}" in caplog.text
+    assert json.loads(path.read_text())[field] == json.loads(whole)[field]
+
+
+def test_verdicts_of_two_processes_are_both_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    first = autotune.verdicts_of(device)
+    again(monkeypatch)
+    chosen(device)
+    first.put("another", autotune.Verdict("decode_mma"))
+    again(monkeypatch)
+    assert len(autotune.verdicts_of(device).all()) == 2
+
+
+def test_a_difference_is_told_by_its_place_and_no_nan_passes() -> None:
+    same = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 3, 4)
+    assert difference(same, same, "float16") == ""
+    for value in (np.nan, np.inf, same[1, 2, 1] + 0.1):
+        other = same.copy()
+        other[1, 2, 1] = value
+        assert difference(other, same, "float16").startswith("output[1, 2, 1] is ")
+    empty = same.copy()
+    empty[0, 0, 3] = -np.inf
+    assert difference(empty, empty, "float16") == ""
+    assert difference(same, empty, "float16").startswith("log-sum-exp[0, 0]")
+
+
+def test_the_doctor_shows_verdicts_and_tries_again_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0, "prefill_mma": 9.0, "prefill_wgmma": 3.0}, ("decode_tma",))
+    monkeypatch.setattr(doctor, "RETUNED", CONFIG)
+    monkeypatch.setattr(doctor, "RETUNED_Q_LEN", 32)
+    (none,) = doctor.verdict_checks(device, False)
+    assert (none.status, none.detail[:8]) == ("ok", "none yet")
+    found = list(doctor.verdict_checks(device, True))
+    assert [check.status for check in found] == ["warning", "ok"]
+    assert "decode_mma (decode_mma 20.0 us); decode_tma is wrong: output[" in found[0].detail
+    assert "prefill_wgmma (prefill_mma 9.0 us, prefill_wgmma 3.0 us)" in found[1].detail
+    device.wrong = ()
+    assert [check.status for check in doctor.verdict_checks(device, False)] == ["warning", "ok"]
+    assert [check.status for check in doctor.verdict_checks(device, True)] == ["ok", "ok"]
+    monkeypatch.setenv("PAGEDKV_AUTOTUNE", "0")
+    assert [check.status for check in doctor.verdict_checks(device, True)] == ["skipped"]
+
+
+def test_a_cache_takes_the_chosen_kernel_or_the_named_one() -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    spec = pk.KVSpec(1, 1, 64, "float16", 16)
+    kv, q = np.ones((1, 1, 64), np.float16), np.ones((1, 4, 64), np.float16)
+    with (
+        pk.KVCache(spec, pk.Blocks(4), backend=device) as cache, cache.sequence([1]) as seq, cache.step([seq]) as step
+    ):  # fmt: skip
+        step.write(0, kv, kv)
+        for asked, taken in (("auto", "decode_tma"), ("decode_mma", "decode_mma"), ("decode_simt", "decode_simt")):
+            assert (np.asarray(step.attend(0, q, kernel=asked)) == 1).all()
+            assert device.tried[-1] == taken
+        with pytest.raises(pk.errors.UnsupportedVariant, match="kernel 'magic': there are 'auto'"):
+            step.attend(0, q, kernel="magic")
+        with pytest.raises(pk.errors.WrongType, match="kernel must be a name, not int"):
+            step.attend(0, q, kernel=3)  # type: ignore[arg-type]
+    with pk.KVCache(spec, pk.Blocks(4)) as cache, cache.sequence([1]) as seq, cache.step([seq]) as step:
+        step.write(0, kv, kv)
+        with pytest.raises(pk.errors.UnsupportedVariant, match="this cache is in CPU memory"):
+            step.attend(0, q, kernel="decode_mma")
+
+
+def test_a_driver_older_than_tensor_maps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = object()
+    monkeypatch.setattr(driver, "load_driver", lambda: old)
+    monkeypatch.setattr(driver, "driver_version", lambda: (11, 8))
+    assert not driver.has_tensor_maps()
+    with pytest.raises(
+        pk.errors.KernelsUnavailable, match=r"is for CUDA 11\.8, and kernels with TMA need one for CUDA 12\.0"
+    ):
+        driver.tensor_map_encoder(old)
+    config = AttentionConfig(64, 64, 4)
+    with pytest.raises(pk.errors.UnsupportedVariant, match="decode_simt"):
+        choose(AttentionConfig(1000, 64, 4), (9, 0), has_tensor_maps=False)
+    only_tma = [kernel for kernel in select.KERNELS if kernel.name in ("decode_tma", "decode_simt")]
+    monkeypatch.setattr(select, "KERNELS", only_tma)
+    assert choose(config, (9, 0)).name == "decode_tma"
+    assert choose(config, (9, 0), has_tensor_maps=False).name == "decode_simt"
+    assert choose(config, (9, 0), "decode_tma", has_tensor_maps=False).name == "decode_tma"
