@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import threading
 import types
 import typing
 
@@ -61,6 +62,8 @@ from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size
 
 if typing.TYPE_CHECKING:
+    from pagedkv import core as core
+    from pagedkv import events as events
     from pagedkv.cache.cache import KVCache as KVCache
     from pagedkv.cache.pin import Pin as Pin
     from pagedkv.cache.ranks.rank import Rank as Rank
@@ -76,8 +79,7 @@ if typing.TYPE_CHECKING:
 logging.getLogger("pagedkv").addHandler(logging.NullHandler())  # silent unless the application configures logging
 
 
-_here = sys.modules[__name__]
-__all__ = [name for name in dir() if name[0] != "_" and not isinstance(getattr(_here, name), types.ModuleType)]
+_here, _one_first_use = sys.modules[__name__], threading.RLock()
 _LATER = {  # names that load the rooms of a cache, or of its tools, with their first use: the module of each
     "CacheStats": "observe.stats",
     "KVCache": "cache.cache",
@@ -91,17 +93,25 @@ _LATER = {  # names that load the rooms of a cache, or of its tools, with their 
     "TraceRecorder": "lab.traces",
     "get_include": "core",
 }
-__all__ += ["errors", *_LATER]
+__all__ = [name for name in dir() if name[0] != "_" and not isinstance(getattr(_here, name), types.ModuleType)]
+__all__ = ["errors", *(name for name in __all__ if name not in _LATER), *_LATER]
 
 
-def __getattr__(name: str) -> typing.Any:
-    if name in _LATER:
-        found = getattr(importlib.import_module(f"pagedkv.{_LATER[name]}"), name)
-        setattr(_here, name, found)
-        return found
-    if name[0] != "_" and importlib.util.find_spec(f"pagedkv.{name}") is not None:  # pagedkv.core without its import
-        return importlib.import_module(f"pagedkv.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not typing.TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> typing.Any:
+        if name in _LATER:
+            # One thread at a time, and a cache first: threads that entered its modules at two ends would meet half way
+            with _one_first_use:
+                if _LATER[name] != "core":
+                    importlib.import_module("pagedkv.cache.cache")
+                found = getattr(importlib.import_module(f"pagedkv.{_LATER[name]}"), name)
+            setattr(_here, name, found)
+            return found
+        if name[0] != "_" and importlib.util.find_spec(f"pagedkv.{name}") is not None:  # without its import
+            with _one_first_use:
+                return importlib.import_module(f"pagedkv.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

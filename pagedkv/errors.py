@@ -156,20 +156,21 @@ class PinBudgetExceeded(PagedKVError):
 class NotSupported(PagedKVError, ValueError):
     """A runtime's KV cannot be taken out of it, or put back: an adapter was not attached.
 
-    The runtime's object is as it was, and goes on without a cache.
+    The runtime's object goes on without a cache, as it was unless the message names a loss.
 
     Parameters
     ----------
     what : the model, or the setting.
     reason : why not.
+    state : of the runtime's object.
     """
 
-    def __init__(self, what: str, reason: str) -> None:
-        self.what, self.reason = what, reason
-        super().__init__(f"{what} cannot have a prefix cache: {reason}; it is unchanged and works without one")
+    def __init__(self, what: str, reason: str, state: str = "it is unchanged") -> None:
+        self.what, self.reason, self.state = what, reason, state
+        super().__init__(f"{what} cannot have a prefix cache: {reason}; {state} and works without one")
 
-    def __reduce__(self) -> tuple[type[NotSupported], tuple[str, str]]:
-        return type(self), (self.what, self.reason)
+    def __reduce__(self) -> tuple[type[NotSupported], tuple[str, str, str]]:
+        return type(self), (self.what, self.reason, self.state)
 
 
 class LayoutMismatch(PagedKVError, ValueError):

@@ -185,7 +185,7 @@ ARROWS: dict[str, set[str]] = {
     "__init__": {
         *("errors", "spec", "core", "observe.stats"),
         *("cache.pin", "cache.sequence", "cache.step", "cache.cache", "cache.ranks"),
-        *("scheduler", "lab.traces", "_version"),
+        *("scheduler", "lab.traces", "_version", "events"),
     },
 }
 

@@ -49,3 +49,24 @@ def test_a_room_is_an_attribute_without_its_own_import() -> None:
 def test_a_room_that_is_left_out_comes_with_its_name() -> None:
     code = CODE.replace("import pagedkv\n", "import pagedkv\npagedkv.Scheduler, pagedkv.TraceRecorder, pagedkv.Rank\n")
     assert {"pagedkv.scheduler", "pagedkv.lab", "pagedkv.cache.ranks.storage"} <= imported(code)
+
+
+def test_threads_may_use_first_names_at_the_same_moment() -> None:
+    code = """
+import json, sys, threading
+sys.setswitchinterval(1e-6)
+import pagedkv
+names, found = ["Scheduler", "Rank", "Step", "TraceRecorder", "CacheStats", "KVCache", "Tier", "core"], []
+start = threading.Barrier(len(names))
+def use(name):
+    start.wait()
+    try:
+        getattr(pagedkv, name)
+    except BaseException as problem:
+        found.append(repr(problem))
+threads = [threading.Thread(target=use, args=(name,)) for name in names]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(json.dumps(found))
+"""
+    assert imported(code) == set()

@@ -33,6 +33,7 @@ cdef int32_t owner_new(Place* p, int32_t node) noexcept nogil:
         memset(grown + p.owners_capacity, 0, (capacity - p.owners_capacity) * sizeof(Owner))
         for slot in range(capacity - 1, p.owners_capacity - 1, -1):
             grown[slot].node = p.free_owner
+            grown[slot].generation = 1              # so that no handle is 0, which a caller's memory may hold by chance
             p.free_owner = slot
         p.owners_capacity = capacity
     slot = p.free_owner

@@ -112,8 +112,16 @@ class Context:
             undo()
             llm.input_ids[: len(ids)] = ids
             if state is not None:
-                self._write(state)
+                self._put_back(state)
                 llm.n_tokens, llm._requires_eval = held, True
+
+    def _put_back(self, state: NDArray[np.uint8]) -> None:
+        try:
+            self._write(state)
+        except Exception as problem:
+            raise NotSupported(
+                _WHAT, f"a state that was read is not taken back ({problem})", "its context was emptied; it is whole"
+            ) from problem
 
     def _probed(self) -> tuple[Layout, Probe]:
         """Compute the fixed tokens: a state's framing, and that it can be shortened and put back."""

@@ -30,8 +30,7 @@ def open_model_cache(
         return KVCache(spec, memory=memory, **options), None
     if not isinstance(disk, Disk):
         raise WrongType(f"disk must be a pagedkv.Disk, such as Disk('kv', '20GiB'), not {type(disk).__name__}")
-    if disk.write is None and disk.write_budget is None and disk.admission == "cost":  # none of them was given
-        disk = dataclasses.replace(disk, write="all", admission="all", write_budget=WRITE_BUDGET)
+    disk = with_defaults(disk)
     folder = None
     try:
         folder = open_folder(disk, spec.fingerprint().hex()[:32], spec.model, probe, on_mismatch)
@@ -45,6 +44,19 @@ def open_model_cache(
             raise
         log.warning("the disk is left out: %s", problem)
     return KVCache(spec, memory=memory, **options), None
+
+
+def with_defaults(disk: Disk) -> Disk:
+    """The disk of an adapter: an option that is given changes no other.
+
+    ``write="all"`` of everything, for a process that is killed, and a budget for the disk's sake. An `admission` that
+    is given stays; the one that ``Disk`` chooses by itself cannot be told from the same word.
+    """
+    by_itself = "cost" if disk.write_budget is None else "all" if disk.write == "all" else "second_hit"
+    write = disk.write or "all"
+    admission = "all" if write == "all" and disk.admission == by_itself else disk.admission
+    budget = WRITE_BUDGET if disk.write_budget is None else disk.write_budget
+    return dataclasses.replace(disk, write=write, admission=admission, write_budget=budget)
 
 
 def _open_in(folder: Folder, spec: KVSpec, memory: Size, disk: Disk, options: dict[str, Any]) -> KVCache:

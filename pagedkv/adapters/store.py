@@ -62,8 +62,8 @@ class PrefixStore:
         How much KV stays in memory, such as ``"2GiB"``.
     disk : Disk, optional
         A directory and how much of it all models together may use. Each fingerprint of a spec has a folder of its own
-        in it (:mod:`pagedkv.adapters.folders`). If it names neither `write`, `admission` nor `write_budget`, all that
-        is saved is written, within ``"50GiB"`` per day. Its ``on_mismatch`` is for a damaged store;
+        in it (:mod:`pagedkv.adapters.folders`). Unless it names another `write`, `admission` or `write_budget`, all
+        that is saved is written, within ``"50GiB"`` per day. Its ``on_mismatch`` is for a damaged store;
         ``required=False`` goes on in memory alone where the disk cannot be opened.
     probe : Probe, optional
         KV that the runtime computes for fixed tokens: compared with that of the folder.

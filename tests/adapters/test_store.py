@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.adapters.model_cache import with_defaults
 from pagedkv.adapters.probe import Probe
 from pagedkv.adapters.store import PrefixStore
 
@@ -265,6 +266,29 @@ def test_by_default_all_is_written_within_a_budget(opened: Any) -> None:
     store.close()
     other = opened(disk={"write": "never"})
     assert load(other, TEXT) == 599
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, ("all", "all", "50GiB")),
+        ({"write_budget": "10GiB"}, ("all", "all", "10GiB")),
+        ({"write": "evicted"}, ("evicted", "cost", "50GiB")),
+        ({"write": "never"}, ("never", "cost", "50GiB")),
+        ({"admission": "second_hit"}, ("all", "second_hit", "50GiB")),
+        ({"write": "all", "admission": "all", "write_budget": "1GiB"}, ("all", "all", "1GiB")),
+    ],
+)  # fmt: skip
+def test_one_option_of_a_disk_changes_no_other(given: dict[str, Any], wanted: tuple[str, str, str]) -> None:
+    disk = with_defaults(pk.Disk("kv", "20GiB", **given))
+    assert (disk.write, disk.admission, disk.write_budget) == wanted
+
+
+def test_a_smaller_budget_still_writes_all_at_once(opened: Any) -> None:
+    store = opened(disk={"write_budget": "1GiB"})
+    save(store, TEXT)
+    assert store.checkpoint() == 38
+    assert store.cache.stats().disk["refused_by_write_budget"] == 0
 
 
 def test_a_disk_that_cannot_be_opened_is_an_error_or_left_out(tmp_path: Path, caplog: Any) -> None:

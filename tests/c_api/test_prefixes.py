@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pagedkv import c_api
-from pagedkv.core import BlockPool, Placement, RadixTree
+from pagedkv.core import BlockPool, BlockTable, Placement, RadixTree
+from pagedkv.errors import DoubleRelease
 from tests.c_api.native import ARGUMENT, BAD, BLOCKS, NIL, OK, RANGE, ROOM, STALE, STATE, call, out, tokens_of
 from tests.core.helpers import below, cache, finish, make_room, nothing_changes, remember, single, sound, tiered, where
 
@@ -367,3 +368,14 @@ def test_more_tokens_than_a_row_can_have_are_refused(n: int) -> None:
     tokens, blocks, tiers, num, owner = tokens_of([1]), out(np.int32, 4), out(np.uint8, 4), out(), out()
     assert call("placement_match", placement, 0, tokens, n, blocks, tiers, 4, num) == ARGUMENT
     assert call("placement_acquire", placement, 0, tokens, n, -1, owner, None) == ARGUMENT
+
+
+def test_zero_names_no_owner_though_a_row_has_one() -> None:
+    """A caller's zeroed memory must not let go of a row's own prefix."""
+    _, _, placement = single(1, 16)
+    table = BlockTable(placement, 4)
+    row, _ = table.open([1, 2, 3])
+    with nothing_changes((table, [row])):
+        assert call("placement_release", placement, 0) == STALE
+        with pytest.raises(DoubleRelease):
+            placement.release(0)

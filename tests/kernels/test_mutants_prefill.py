@@ -148,7 +148,8 @@ MUTANTS = (
     KernelMutant(
         "a last run of fewer sequences is sorted past its end",
         "prefill_plan",
-        (("keys[own] = own < count ? key_of(p, first + own) : ~0ull;", "keys[own] = key_of(p, min(first + own, p.num_seqs - 1));"),),
+        (("keys[own] = own < count ? key_of(p, first + own) : ~0ull;",
+          "keys[own] = key_of(p, min(first + own, p.num_seqs - 1));"),),
         partial(prefills.test_the_work_list_has_every_row_tile_once_longest_first, num_seqs=7),
     ),
 )  # fmt: skip

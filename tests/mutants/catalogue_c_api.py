@@ -15,6 +15,12 @@ MUTANTS = (
         quick=True,
     ),
     Mutant(
+        "the handle of the first owner is 0",
+        "pagedkv/_core/owners.pyx",
+        (("            grown[slot].generation = 1 ", "            pass "),),
+        ("test_zero_names_no_owner_though_a_row_has_one",),
+    ),
+    Mutant(
         "a lookup without memory goes on",
         PREFIXES,
         (("        if ids == NULL:\n            return PAGEDKV_E_MEMORY\n        tops =", "        tops ="),),
