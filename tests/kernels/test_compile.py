@@ -42,7 +42,7 @@ EXPECTED = {
     "decode_mma": (r"LDGSTS\.E\.BYPASS\..*128", r"LDSM\..*", r"HMMA\.16816\.F32.*"),
     "decode_tma": (r"UTMALDG.*", r"LDSM\..*", r"HMMA\.16816\.F32.*", r"SYNCS\..*"),
     "prefill_mma": (r"LDGSTS\.E\.BYPASS\..*128", r"LDSM\..*", r"HMMA\.16816\.F32.*"),
-    "prefill_wgmma": (r"HGMMA\..*",),
+    "prefill_wgmma": (r"HGMMA\..*", r"UTMALDG.*", r"UTMACCTL\.PF.*"),
     "write_kv": (WIDE_LOADS, WIDE_STORES),
     "gather_kv": (WIDE_LOADS, WIDE_STORES),
     "scatter_kv": (WIDE_LOADS, WIDE_STORES),

@@ -21,6 +21,8 @@ from pagedkv.kernels.config import AttentionConfig, Schedule
 from pagedkv.kernels.select import choose
 from tests.kernels.cases import Case, Problem, assert_close, problem, run
 from tests.mutants.kernels import KernelMutant, assert_killed
+from tests.ptxsim import registry
+from tests.ptxsim.syntax import Instruction
 
 # Nothing, one key, one query at the end of a block, a chunk after a cached prefix, a whole prompt, one across tiles.
 MIXED = Case((0, 1, 16, 70, 37, 150), (0, 1, 1, 21, 37, 66), num_kv_heads=1)
@@ -120,6 +122,62 @@ def test_it_agrees_with_prefill_mma(backend: Backend) -> None:
         assert np.abs(first - second).max() <= 1e-3
 
 
+def test_the_next_queries_and_tiles_are_asked_for_before_an_output_is_written(backend: Backend) -> None:
+    """One CTA has two segments of three key tiles; the trace says in which order it asks."""
+    if backend.name != "ptxsim":
+        pytest.skip("the interpreter's trace")
+    given = problem(Case((300,), (60,), num_kv_heads=1))
+    config = given.case.config
+    plan = AttentionPlan(
+        backend, config, prefill_wgmma.tiling(config), "listed", num_kv_heads=1, max_sequences=1, max_tokens=60
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan.division, "grid", lambda *_: (1, 1, 1))
+        trace = traced(patch)
+        assert_close(given, *run(backend, given, plan=plan))
+    written = [at for at, (kind, _) in enumerate(trace) if kind == "output"]
+    first = next(at for at in written if lanes_of(trace[: at + 1], "output") == (240 - 128) * 8)
+    assert lanes_of(trace, "output") == 240 * 8
+    assert lanes_of(trace, "queries") == 2 * 128 * 8
+    assert lanes_of(trace[:first], "queries") == 2 * 128 * 8, "the next queries are asked for too late"
+    assert lanes_of(trace, "tiles") == 2 * 6 * 128 // 16
+    assert lanes_of(trace[:first], "tiles") > 6 * 128 // 16, "the next tiles are asked for too late"
+
+
+def traced(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Fill a list with the lanes that ask for queries or tiles, or write output."""
+    found: list[tuple[str, int]] = []
+
+    def noting(binder: registry.Binder) -> registry.Binder:
+        def bind(ins: Instruction, machine: Any) -> registry.Step:
+            step = binder(ins, machine)
+            kind = ""
+            if ins.opcode == "cp" and ins.has("shared::cluster"):
+                kind = "tiles"
+            elif ins.opcode == "cp" and ins.has("cg"):
+                kind = "queries"
+            elif ins.opcode == "st" and ins.has("v4") and not ins.has("shared"):
+                kind = "output"
+            if not kind:
+                return step
+
+            def noted(active: Any) -> None:
+                found.append((kind, active.count))
+                step(active)
+
+            return noted
+
+        return bind
+
+    for name in ("cp", "st"):
+        patch.setitem(registry._BINDERS, name, noting(registry._BINDERS[name]))
+    return found
+
+
+def lanes_of(trace: list[tuple[str, int]], kind: str) -> int:
+    return sum(lanes for what, lanes in trace if what == kind)
+
+
 @pytest.mark.parametrize(
     ("change", "capability", "named"),
     [
@@ -194,6 +252,20 @@ MUTANTS = (
         "prefill_wgmma",
         (("if (raised) rows.rescale(factor);", ""),),
         long,
+    ),
+    KernelMutant(
+        "the next queries are asked for when the output is written",
+        "prefill_wgmma",
+        (
+            ("    if (more) start_queries(p, next,", "    if (more && !threadIdx.x) start_queries(p, next,"),
+            (
+                "    s = next;\n",
+                "    s = next;\n"
+                "    u8* const place = dynamic_shared + (turn + 1) % 2 * kQueryBytes + group * QLayout::kBytes;\n"
+                "    if (more && threadIdx.x) start_queries(p, s, group, place);\n",
+            ),
+        ),
+        test_the_next_queries_and_tiles_are_asked_for_before_an_output_is_written,
     ),
     KernelMutant(
         "a warpgroup that does not see a tile does not free it",

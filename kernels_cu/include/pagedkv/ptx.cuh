@@ -148,7 +148,7 @@ __device__ __forceinline__ void mbarrier_wait(u64* barrier, int parity) {
   } while (!ended);
 }
 
-// Starts to fetch a tensor map, before the first copy needs it. One thread.
+// Starts to fetch a tensor map, before the first copy needs it. One thread or one warp.
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // A box of a four-dimensional tensor, that begins at these coordinates, into shared memory (1024-byte aligned where the map
