@@ -4,7 +4,7 @@
 // A row tile is ROW_TILE rows (query, head of the group) of one sequence and one KV head, 64 for each of two warpgroups that compute;
 // one warp of a third takes the CTA's segments from the schedule, keeps the ring of tiles full (tma_ring.cuh) and leaves its registers
 // to them. A warpgroup starts the scores of a tile and the values of the one before it together, and computes the softmax of the
-// former during the latter.
+// former during the latter. The warpgroups take turns at starting products, so that one's softmax runs beside the other's products.
 //
 // The producing warp is a segment ahead: while the output of one is written, the next one's queries and first tiles are on their way.
 //
@@ -52,6 +52,15 @@ struct Feed {
   }
 };
 
+// A warpgroup's turns at starting the products of a tile: it takes a turn when the other has passed it on, once for every tile of the
+// segment, also of tiles that it does not see.
+static_assert(kGroups == 2, "");
+struct Turns {
+  int group;
+  __device__ __forceinline__ void take() const { named_barrier(4 + group, COMPUTE_THREADS); }
+  __device__ __forceinline__ void pass() const { named_barrier_arrive(4 + (group ^ 1), COMPUTE_THREADS); }
+};
+
 // Shared memory: the queries of two segments, the ring, the feed.
 constexpr int kQueryBytes = kGroups * QLayout::kBytes;  // of a segment
 constexpr int kRingAt = 2 * kQueryBytes, kFeedAt = kRingAt + TmaRing::kBytes;
@@ -87,7 +96,7 @@ __device__ __forceinline__ void start_queries(const AttentionParams& p, const Se
   }
   cp_async_commit();
 }
-// Waits until the products of the warpgroup may read them.
+// Waits until the products of the warpgroup may read them, and until all its warps are done with the segment before.
 __device__ __forceinline__ void wait_queries(int group) {
   cp_async_wait<0>();
   async_proxy_fence();
@@ -113,6 +122,7 @@ __device__ __forceinline__ void attend(QueryRows<1>& rows, const Segment& s, Rin
   const int own = min(ceil_div(max(group_sees.any.end - first_key, 0), TILE_TOKENS), tiles);
   float scores[1][TILE_TOKENS / 8][4], factor[1][2];
   u32 shares[TILE_TOKENS / 16][4];
+  const Turns turns{group};
   const auto values_of = [&](int i) {
     u8* v = ring.wait(passed + 2 * i + 1);
     if (i == tiles - 1 && s.end % BOX_TOKENS) zero_behind(v, s.end - first_key - i * TILE_TOKENS);
@@ -132,16 +142,22 @@ __device__ __forceinline__ void attend(QueryRows<1>& rows, const Segment& s, Rin
     for (int step = 0; step < TILE_TOKENS / 16; ++step) QueryRows<1>::pack_shares(scores[0], step, shares[step]);
   };
   if (own > 0) {
-    start_keys(scores[0], queries, ring.wait(passed));
+    const u8* k = ring.wait(passed);
+    turns.take();
+    start_keys(scores[0], queries, k);
+    turns.pass();
     wgmma_wait<0>();
     hold_sums(scores[0]);
     ring.free(passed);
     softmax(0);
     pack();
-    const u8* k = own > 1 ? ring.wait(passed + 2) : nullptr;
+    k = own > 1 ? ring.wait(passed + 2) : nullptr;
     for (int i = 1; i < own; ++i) {
+      const u8* v = ring.wait(passed + 2 * i - 1);  // not of the last tile
+      turns.take();
       start_keys(scores[0], queries, k);
-      start_values(rows.o[0], shares, ring.wait(passed + 2 * i - 1));  // not of the last tile
+      start_values(rows.o[0], shares, v);
+      turns.pass();
       wgmma_wait<1>();
       hold_sums(scores[0]);
       ring.free(passed + 2 * i);
@@ -159,6 +175,8 @@ __device__ __forceinline__ void attend(QueryRows<1>& rows, const Segment& s, Rin
     ring.free(passed + 2 * own - 1);
   }
   for (int i = own; i < tiles; ++i) {
+    turns.take();
+    turns.pass();
     ring.wait(passed + 2 * i);
     ring.free(passed + 2 * i);
     values_of(i);
@@ -172,6 +190,7 @@ __device__ __forceinline__ void compute(const AttentionParams& p, Ring& ring, Fe
   Segment s;
   if (!feed.take(0, s)) return;
   start_queries(p, s, group, dynamic_shared + group * QLayout::kBytes);
+  if (group == 1) Turns{group}.pass();  // the first turn is the other's
   bool more = true;
   for (int turn = 0; more; ++turn) {
     u8* const queries = dynamic_shared + turn % 2 * kQueryBytes + group * QLayout::kBytes;
@@ -185,6 +204,7 @@ __device__ __forceinline__ void compute(const AttentionParams& p, Ring& ring, Fe
     rows.finish(SharedTile<16, HEAD_DIM_V>{queries + warp % 4 * kWarpTileBytes}, 1.f);
     s = next;
   }
+  if (group == 0) Turns{group}.take();  // the last turn that was passed on
 }
 
 // The producing warp: all segments of the CTA.

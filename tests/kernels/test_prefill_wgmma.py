@@ -135,7 +135,7 @@ def test_the_next_queries_and_tiles_are_asked_for_before_an_output_is_written(ba
         patch.setattr(plan.division, "grid", lambda *_: (1, 1, 1))
         trace = traced(patch)
         assert_close(given, *run(backend, given, plan=plan))
-    written = [at for at, (kind, _) in enumerate(trace) if kind == "output"]
+    written = [at for at, (kind, _, _) in enumerate(trace) if kind == "output"]
     first = next(at for at in written if lanes_of(trace[: at + 1], "output") == (240 - 128) * 8)
     assert lanes_of(trace, "output") == 240 * 8
     assert lanes_of(trace, "queries") == 2 * 128 * 8
@@ -144,9 +144,35 @@ def test_the_next_queries_and_tiles_are_asked_for_before_an_output_is_written(ba
     assert lanes_of(trace[:first], "tiles") > 6 * 128 // 16, "the next tiles are asked for too late"
 
 
-def traced(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Fill a list with the lanes that ask for queries or tiles, or write output."""
-    found: list[tuple[str, int]] = []
+def test_one_cta_computes_segments_with_and_without_keys(backend: Backend) -> None:
+    given = problem(Case((150, 0, 0, 0), (20, 30, 30, 30), num_kv_heads=1))
+    config = given.case.config
+    plan = AttentionPlan(
+        backend, config, prefill_wgmma.tiling(config), "listed", num_kv_heads=1, max_sequences=4, max_tokens=110
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan.division, "grid", lambda *_: (1, 1, 1))
+        assert_close(given, *run(backend, given, plan=plan))
+
+
+def test_the_warpgroups_take_turns_at_starting_products(backend: Backend) -> None:
+    if backend.name != "ptxsim":
+        pytest.skip("the interpreter's trace")
+    given = problem(Case((300,), (32,), num_kv_heads=1, causal=False))
+    with pytest.MonkeyPatch.context() as patch:
+        trace = traced(patch)
+        assert_close(given, *prefill(backend, given))
+    started = [first // 128 for kind, _, first in trace if kind == "product"]
+    keys, both = 64 // 16, 64 // 16 + 128 // 16  # products of K of the first tile; of K and of V before it
+    assert started[: 2 * keys + 4 * both] == [0] * keys + [1] * keys + ([0] * both + [1] * both) * 2
+
+
+def traced(patch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Fill a list with kind, number of lanes and first lane of some steps.
+
+    Steps that ask for queries or tiles, start a product or write output.
+    """
+    found: list[tuple[str, int, int]] = []
 
     def noting(binder: registry.Binder) -> registry.Binder:
         def bind(ins: Instruction, machine: Any) -> registry.Step:
@@ -158,24 +184,26 @@ def traced(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
                 kind = "queries"
             elif ins.opcode == "st" and ins.has("v4") and not ins.has("shared"):
                 kind = "output"
+            elif ins.opcode == "wgmma" and ins.has("mma_async"):
+                kind = "product"
             if not kind:
                 return step
 
             def noted(active: Any) -> None:
-                found.append((kind, active.count))
+                found.append((kind, active.count, int(active.index[0])))
                 step(active)
 
             return noted
 
         return bind
 
-    for name in ("cp", "st"):
+    for name in ("cp", "st", "wgmma"):
         patch.setitem(registry._BINDERS, name, noting(registry._BINDERS[name]))
     return found
 
 
-def lanes_of(trace: list[tuple[str, int]], kind: str) -> int:
-    return sum(lanes for what, lanes in trace if what == kind)
+def lanes_of(trace: list[tuple[str, int, int]], kind: str) -> int:
+    return sum(lanes for what, lanes, _ in trace if what == kind)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +255,16 @@ MUTANTS = (
         ragged,
     ),
     KernelMutant(
-        "wgmma reads the queries of other threads without waiting for them",
+        "wgmma reads the queries before it is told of them",
+        "prefill_wgmma",
+        (("  async_proxy_fence();\n  named_barrier(2 + group,", "  named_barrier(2 + group,"),),
+        ragged,
+    ),
+    KernelMutant(
+        "queries are written over an output on which other warps still work",
         "prefill_wgmma",
         (("  async_proxy_fence();\n  named_barrier(2 + group, kWarpgroup);", "  async_proxy_fence();"),),
-        ragged,
+        test_one_cta_computes_segments_with_and_without_keys,
     ),
     KernelMutant(
         "a buffer of V is free while its product is under way",
@@ -266,6 +300,24 @@ MUTANTS = (
             ),
         ),
         test_the_next_queries_and_tiles_are_asked_for_before_an_output_is_written,
+    ),
+    KernelMutant(
+        "the warpgroups take no turns",
+        "prefill_wgmma",
+        (("take() const { named_barrier(4 + group, COMPUTE_THREADS); }", "take() const {}"),),
+        test_the_warpgroups_take_turns_at_starting_products,
+    ),
+    KernelMutant(
+        "a warpgroup that does not see a tile does not pass its turn on",
+        "prefill_wgmma",
+        (("++i) {\n    turns.take();\n    turns.pass();\n", "++i) {\n    turns.take();\n"),),
+        partial(check, case=Case((520,), (30,), group_size=1, num_kv_heads=1)),
+    ),
+    KernelMutant(
+        "there is no first turn",
+        "prefill_wgmma",
+        (("  if (group == 1) Turns{group}.pass();  // the first turn is the other's\n", ""),),
+        ragged,
     ),
     KernelMutant(
         "a warpgroup that does not see a tile does not free it",

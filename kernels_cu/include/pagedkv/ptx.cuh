@@ -124,6 +124,10 @@ template <class T> __device__ __forceinline__ void mma_16816(float (&c)[4], cons
 
 // `threads` of the CTA, whole warps, wait for each other; id 0 is __syncthreads.
 __device__ __forceinline__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Counts this warp at the barrier of so many threads, without waiting for the others.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // A barrier's phase ends when `arrivals` threads have arrived and all bytes it was told to expect are there. One thread.
 __device__ __forceinline__ void mbarrier_init(u64* barrier, int arrivals) {
