@@ -40,7 +40,9 @@ Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a s
 class PagedAttention:
     """Attention of batches of sequences over paged (or contiguous) KV.
 
-    One object serves one stream at a time: its runs share a workspace. Make one for each stream that runs at once.
+    One object serves one stream at a time, because its runs share a workspace: a call on another stream waits there for
+    the earlier ones. Launches of captured graphs are not seen: graphs of one object must not run at once, nor beside
+    its eager runs. Make one object for each stream or graph that runs at once.
 
     Parameters
     ----------
@@ -158,7 +160,7 @@ class PagedAttention:
         self.backend = backend_of(device)
         self.max_q_len = int(max_q_len)
         self.max_tokens = int(max_tokens if max_tokens is not None else max_sequences * max_q_len)
-        self._plan = None
+        self._plan, self._in_turn = None, None  # on a GPU
         self._kernel_on_cpu = kernel_on_cpu(kernel) if self.backend is None else ""
         if self.backend is not None:
             self._plan = make_plan(
@@ -166,6 +168,7 @@ class PagedAttention:
                 max_sequences=self.max_sequences, max_q_len=self.max_q_len, max_tokens=self.max_tokens,
                 max_seq_len=int(max_seq_len), max_workspace_bytes=int(max_workspace_bytes),
             )  # fmt: skip
+            self._in_turn = self.backend.in_turn()
             self.backend.synchronize()  # workspaces may be memory that another stream's work has just let go of
         self._batch: Batch | None = None
         self._places: Hashable = None  # forms and addresses of the batch's arrays
@@ -188,6 +191,17 @@ class PagedAttention:
         """
         if self.backend is not None and self._plan is not None:
             self.backend.prepare(self._plan.variants())
+
+    def reset(self, *, stream: Any = None) -> None:
+        """Put the workspace into order after a kernel was killed midway, and forget the batch.
+
+        Raises InvalidArgument while the stream is being captured.
+        """
+        if self._plan is not None:
+            if self._in_turn is not None:
+                self._in_turn.before(stream)
+            self._plan.reset(stream)
+        self._batch, self._places, self._launches = None, None, {}
 
     def plan(
         self,
@@ -228,6 +242,8 @@ class PagedAttention:
         if isinstance(seq_lens, np.ndarray):
             self._check_values(block_tables, seq_lens, q_indptr, kv_indptr, num_blocks)
         if self._plan is not None:
+            if self._in_turn is not None:
+                self._in_turn.before(stream)
             self._plan.update(batch, self._options.window, stream)
         self._batch = batch
         if places != self._places:
@@ -295,7 +311,7 @@ class PagedAttention:
         ClosedError
             Nothing has been planned.
         WrongType, LayoutMismatch, InvalidArgument
-            An array does not fit. Nothing was written.
+            An array does not fit, or the launches before are being captured on another stream. Nothing was written.
         """
         batch, config = self._batch, self.config
         if batch is None:
@@ -339,6 +355,8 @@ class PagedAttention:
             arrays = (q, out, *arrays[2:])
         if launch is None:
             launch = self._new_launch(form, batch, arrays)
+        if self._in_turn is not None:
+            self._in_turn.before(stream)
         launch(arrays, stream)
         return out
 
@@ -357,7 +375,6 @@ class PagedAttention:
 
     @staticmethod
     def _check_queries(batch: Batch, q: Any) -> None:
-        """Check that offsets on the host end with the queries."""
         if isinstance(batch.q_indptr, np.ndarray):
             check_indptr("q_indptr", batch.q_indptr, len(q))
 

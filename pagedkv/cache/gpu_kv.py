@@ -53,7 +53,7 @@ class GpuKV:
         spec: KVSpec,
         arena: Any,
         backend: Backend,
-        on_work: Callable[[Any], None],
+        on_work: Callable[[Any], object],
         before_work: Callable[[Any], None] = lambda stream: None,
     ) -> None:
         self.spec, self.backend, self.on_work, self.before_work = spec, backend, on_work, before_work

@@ -135,7 +135,7 @@ class TieredStorage:
         )
         from pagedkv.cache.gpu_kv import GpuKV
 
-        return GpuKV(spec, tier.arena, self._backend or cuda_backend(self._gpu or 0), tier.used_by, tier.before_use)
+        return GpuKV(spec, tier.arena, self._backend or cuda_backend(self._gpu or 0), tier.launched_on, tier.before_use)
 
     @property
     def on_gpu(self) -> bool:

@@ -71,6 +71,12 @@ class AttentionPlan:
         """Everything that running launches."""
         return [self._main, *self.division.helpers()]
 
+    def reset(self, stream: Any = None) -> None:
+        """Zero the counters that a kernel which was killed midway may have left behind."""
+        arrivals = self.division.arrays.get("arrivals")
+        if arrivals is not None:
+            self.backend.upload(arrivals, np.zeros(arrivals.shape, arrivals.dtype), stream)
+
     def update(self, batch: Batch, window: int = 0, stream: Any = None) -> None:
         """Divide the work by the lengths as they are on the device now; again whenever they change."""
         self.division.update(batch, window, stream)

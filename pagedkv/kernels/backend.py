@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from pagedkv.kernels.in_turn import InTurn
 from pagedkv.kernels.params import Params
 from pagedkv.kernels.tensor_map import Swizzle
 from pagedkv.kernels.variant import Variant
@@ -77,6 +78,9 @@ class Backend(Protocol):
 
         As :func:`pagedkv.kernels.tensor_map.encode_tensor_map`; a field of a parameter struct takes it.
         """
+
+    def in_turn(self) -> InTurn | None:
+        """Orders launches of one workspace across streams; None if each ends before the next."""
 
     def synchronize(self) -> None:
         """Wait for the device.

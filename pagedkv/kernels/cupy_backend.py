@@ -25,6 +25,7 @@ from pagedkv import extras
 from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.driver import driver_version, has_tensor_maps
+from pagedkv.kernels.in_turn import InTurn
 from pagedkv.kernels.jit import Binary, CompileCache, default_folder
 from pagedkv.kernels.params import Params, address
 from pagedkv.kernels.precompile import architecture
@@ -179,6 +180,10 @@ class CupyBackend:
             pointer = given.ptr if given is not None else self._cupy.cuda.get_current_stream().ptr
             self._staging.copy(target, source, pointer)
 
+    def in_turn(self) -> InTurn:
+        """As :meth:`pagedkv.kernels.backend.Backend.in_turn`."""
+        return InTurn(self._cupy, self._stream_of)
+
     def synchronize(self) -> None:
         """Wait for all work on the device."""
         with self._current():
@@ -214,9 +219,7 @@ class CupyBackend:
 
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
-        with self._current():
-            current = self._cupy.cuda.get_current_stream()
-            return bool(self._cupy.cuda.runtime.streamIsCapturing(current.ptr))
+        return bool(self._cupy.cuda.runtime.streamIsCapturing(self._stream_of(None).ptr))
 
     def time_us(self, launch: Callable[[Any], None], runs: int) -> float:
         """Device microseconds of a run: the median of some series on a stream of its own."""
@@ -233,6 +236,13 @@ class CupyBackend:
                 end.synchronize()
                 times.append(1e3 * float(cupy.cuda.get_elapsed_time(begin, end)) / runs)
         return statistics.median(times)
+
+    def _stream_of(self, stream: Any) -> Any:
+        """A caller's stream, or this device's current one, as an object with ``ptr``."""
+        if stream is not None:
+            return as_stream(stream)
+        with self._current():
+            return self._cupy.cuda.get_current_stream()
 
     def _architecture(self, variant: Variant) -> str:
         return architecture(variant, self.capability, self.cache.nvrtc)

@@ -70,6 +70,9 @@ class Recorder:
         """Copy at once."""
         target[...] = source
 
+    def in_turn(self) -> None:
+        """Nothing runs."""
+
     def synchronize(self) -> None:
         """Nothing runs."""
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import logging
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +28,7 @@ from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
 
 MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the two addresses
 
+log = logging.getLogger("pagedkv.tiers")
 _NOTHING = contextlib.nullcontext()
 _local = threading.local()
 
@@ -70,11 +73,20 @@ class DeviceTier(ArenaTier):
         super().__init__("device", arena, gpu)
         self._cupy: Any = None if gpu is None else cupy
         self._used: dict[int, Any] = {}
+        self._untold_graph = False  # captured over the arena, and no launch has been told since
         self._last: int | None = None  # pointer of the stream that used the arena last
         self._using = threading.Lock()
 
     def used_by(self, stream: Any = None) -> None:
-        """Make copies wait for kernels launched on a stream that read or write the arena.
+        """Make copies wait for kernels or graphs that the caller launched on a stream.
+
+        They read or write the arena. The host does not wait. Parameters as :meth:`launched_on`.
+        """
+        if self.launched_on(stream):
+            self._untold_graph = False
+
+    def launched_on(self, stream: Any = None) -> bool:
+        """Make copies wait for a step's kernels on a stream; False while they are being captured.
 
         The host does not wait.
 
@@ -84,17 +96,19 @@ class DeviceTier(ArenaTier):
             On the CPU nothing is asynchronous.
         """
         if self.gpu is None:
-            return
+            return True
         cupy = self._cupy
         with self._current(), self._using:
             stream = _as_stream(cupy, stream)
             if cupy.cuda.runtime.streamIsCapturing(stream.ptr):  # no event outside the graph: tell after its launches
-                return
+                self._untold_graph = True
+                return False
             self._last = stream.ptr
             event = self._used.get(stream.ptr)
             if event is None:
                 event = self._used[stream.ptr] = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
+        return True
 
     def before_use(self, stream: Any = None) -> None:
         """Make kernels launched next on a stream wait for earlier ones on another stream.
@@ -125,6 +139,16 @@ class DeviceTier(ArenaTier):
                     event.synchronize()
         super().close()
 
+    def _complain(self) -> None:
+        problem = (
+            "a graph was captured over the cache's blocks on the device, and no launch of it was reported, so moves "
+            "of blocks do not wait for it: call cache.used_on(stream) after each launch"
+        )
+        if os.environ.get("PAGEDKV_CHECK_GRAPHS") == "1":
+            raise TierError(problem)
+        self._untold_graph = False
+        log.warning(problem)
+
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """The tier's GPU as the thread's current one."""
         if self._cupy.cuda.runtime.getDevice() == self.gpu:
@@ -133,7 +157,16 @@ class DeviceTier(ArenaTier):
         return device
 
     def wait_for_users(self, stream: Any) -> None:
-        """Let a stream wait for the kernels that :meth:`used_by` was told of."""
+        """Let a stream wait for the kernels that :meth:`used_by` was told of.
+
+        Raises
+        ------
+        TierError
+            With PAGEDKV_CHECK_GRAPHS=1: a graph was captured over the arena, and no launch of it was told. Without it
+            that is logged once.
+        """
+        if self._untold_graph:
+            self._complain()
         with self._using:
             for event in self._used.values():
                 stream.wait_event(event)

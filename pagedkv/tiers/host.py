@@ -84,6 +84,9 @@ def page_locked_arena(num_blocks: int, block_bytes: int, gpu: int) -> NDArray[np
     cupy = import_cupy()
     arena = anonymous_arena(num_blocks, block_bytes, "host", LockedMapping)
     flat, mapping, size = arena.reshape(-1), _mapping(arena), lock_blocks(block_bytes) * block_bytes
+    # A forked child cannot use the device; with its copy of the page tables gone, no write of ours moves a locked page.
+    with contextlib.suppress(OSError, AttributeError):
+        mapping.madvise(mmap.MADV_DONTFORK)
 
     def touch(start: int) -> None:
         flat[start : start + size].fill(0)

@@ -1,4 +1,4 @@
-"""Mistakes in launches that are worked out once and repeated."""
+"""Mistakes in launches: repeated ones, the choice of a kernel, and the order of streams."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
 AUTOTUNE = "pagedkv/kernels/autotune.py"
+IN_TURN = "pagedkv/kernels/in_turn.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
 
 MUTANTS = (
@@ -119,5 +120,42 @@ MUTANTS = (
         "pagedkv/kernels/select.py",
         (("        and (maps or not kernel.tiling(config, max_q_len).box_tokens)\n", ""),),
         ("test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them",),
+    ),
+    Mutant(
+        "a run on another stream does not wait for the runs before it",
+        IN_TURN,
+        (("        if self._pointer is not None:\n", "        if False:\n"),),
+        ("test_a_run_on_another_stream_waits_for_the_runs_before_it",),
+    ),
+    Mutant(
+        "a run beside a capture of its workspace is launched",
+        IN_TURN,
+        (("if was_captured and not is_captured:", "if False:"),),
+        ("test_a_run_beside_a_capture_of_the_same_workspace_is_refused_before_it_is_launched",),
+    ),
+    Mutant(
+        "a capture waits for work outside",
+        IN_TURN,
+        (("if is_captured and not was_captured:", "if False:"),),
+        ("test_a_capture_does_not_wait_for_work_outside",),
+    ),
+    Mutant(
+        "reset leaves the counters",
+        "pagedkv/kernels/attention.py",
+        (("        if arrivals is not None:\n", "        if False:\n"),),
+        ("test_reset_zeroes_the_counters_and_asks_for_a_plan",),
+    ),
+    Mutant(
+        "a fork copies page-locked memory",
+        "pagedkv/tiers/host.py",
+        (("mapping.madvise(mmap.MADV_DONTFORK)", "pass"),),
+        ("test_page_locked_memory_is_not_copied_by_a_fork",),
+    ),
+    Mutant(
+        "a step's own work counts as the report of a graph's launch",
+        "pagedkv/tiers/device.py",
+        (("            event.record(stream)\n        return True\n",
+          "            event.record(stream)\n            self._untold_graph = False\n        return True\n"),),
+        ("test_a_move_complains_of_a_captured_graph_whose_launches_were_not_reported",),
     ),
 )

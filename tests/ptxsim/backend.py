@@ -151,6 +151,9 @@ class PtxsimBackend:
         check_tensor_map(array.ctypes.data, array.dtype.itemsize, dims, strides, box, swizzle)
         return encode(array.ctypes.data, array.dtype.itemsize, dims, strides, box, swizzle)
 
+    def in_turn(self) -> None:
+        """Every launch ends before the next."""
+
     def synchronize(self) -> None:
         """Every launch has ended before."""
 

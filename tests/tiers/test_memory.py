@@ -10,6 +10,7 @@ import sys
 import time
 import types
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -373,3 +374,35 @@ def test_work_that_is_captured_into_a_graph_leaves_no_event_behind(fake_cupy):
     blocks = np.arange(2, dtype=np.int32)
     transfer.copy(device, blocks, host, blocks)
     assert fake_cupy.waits == [5]
+
+
+def test_page_locked_memory_is_not_copied_by_a_fork(fake_cupy):
+    tier = HostTier(5, 4096, device="cuda:0")
+    address = tier.arena.ctypes.data
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        first, dash, last = line.partition(" ")[0].partition("-")
+        if dash and int(first, 16) <= address < int(last, 16):
+            break
+    flags = next(line for line in lines if line.startswith("VmFlags:"))
+    assert "dc" in flags.split(), "do not copy area on fork"
+
+
+def test_a_move_complains_of_a_captured_graph_whose_launches_were_not_reported(fake_cupy, caplog, monkeypatch):
+    device, host = DeviceTier(4, 64, device="cuda:0"), HostTier(4, 64, device="cuda:0")
+    blocks = np.arange(2, dtype=np.int32)
+    fake_cupy.capturing = 6
+    device.launched_on(6)
+    device.launched_on(5)  # a step's own work tells nothing of the graph's launches
+    monkeypatch.setenv("PAGEDKV_CHECK_GRAPHS", "1")
+    for _ in range(2):
+        with pytest.raises(TierError, match=r"cache\.used_on\(stream\) after each launch"):
+            transfer.copy(device, blocks, host, blocks)
+    assert fake_cupy.copies == 0
+    device.used_by(5)
+    transfer.copy(device, blocks, host, blocks)
+    device.launched_on(6)
+    monkeypatch.delenv("PAGEDKV_CHECK_GRAPHS")
+    transfer.copy(device, blocks, host, blocks)
+    transfer.copy(device, blocks, host, blocks)
+    assert caplog.text.count("used_on(stream) after each launch") == 1

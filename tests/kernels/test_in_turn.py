@@ -1,0 +1,146 @@
+"""A workspace serves one stream at a time: another waits, and never for a capture."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedkv.attention import PagedAttention
+from pagedkv.errors import ClosedError, InvalidArgument
+from pagedkv.kernels.in_turn import InTurn
+from tests.attention.noting import Noting, aligned
+
+
+class Streams:
+    """CuPy's events between streams, noted."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[Any, ...]] = []
+        self.captured: set[int] = set()
+        self.current = 77
+        self.cupy = SimpleNamespace(
+            cuda=SimpleNamespace(
+                Event=lambda disable_timing: SimpleNamespace(ptr=5),
+                runtime=SimpleNamespace(
+                    streamIsCapturing=lambda stream: stream in self.captured,
+                    eventRecord=lambda event, stream: self.done.append(("record", stream)),
+                    streamWaitEvent=lambda stream, event: self.done.append(("wait", stream)),
+                ),
+            )
+        )
+        self.turns = InTurn(self.cupy, self.of)
+
+    def of(self, stream: Any) -> Any:
+        return SimpleNamespace(ptr=self.current if stream is None else stream)
+
+
+class Turning(Noting):
+    """A device with streams; launches are noted among their events."""
+
+    def __init__(self, streams: Streams) -> None:
+        super().__init__()
+        self.streams = streams
+        self.during = lambda: streams.done.append(("launch",))
+
+    def in_turn(self) -> Any:
+        return self.streams.turns
+
+
+def attention(backend: Noting) -> PagedAttention:
+    return PagedAttention(
+        num_qo_heads=4, num_kv_heads=1, head_dim=64, max_sequences=2, kernel="decode_mma", device=backend
+    )
+
+
+def arrays() -> tuple[Any, Any, Any]:
+    k, v = (aligned((4, 16, 1, 64), np.float16) for _ in "kv")
+    return aligned((1, 4, 64), np.float16), k, v
+
+
+PLAN = (aligned((1, 4), np.int32), aligned((1,), np.int32))
+
+
+def test_a_run_on_another_stream_waits_for_the_runs_before_it() -> None:
+    streams = Streams()
+    paged, layer = attention(Turning(streams)), arrays()
+    paged.plan(*PLAN)
+    paged.run(*layer)
+    paged.run(*layer, stream=77)
+    assert streams.done == [("launch",)] * 3
+    paged.run(*layer, stream=8)
+    assert streams.done[3:] == [("record", 77), ("wait", 8), ("launch",)]
+    paged.plan(*PLAN, stream=9)
+    assert streams.done[6:] == [("record", 8), ("wait", 9), ("launch",)]
+    streams.current = 10
+    paged.run(*layer)
+    assert streams.done[9:] == [("record", 9), ("wait", 10), ("launch",)]
+
+
+def test_a_run_beside_a_capture_of_the_same_workspace_is_refused_before_it_is_launched() -> None:
+    streams = Streams()
+    paged, layer = attention(Turning(streams)), arrays()
+    streams.captured = {7}
+    paged.plan(*PLAN, stream=7)
+    paged.run(*layer, stream=7)
+    streams.done.clear()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=r"captured into a graph on stream 0x7.*stream 0x8"):
+            paged.run(*layer, stream=8)
+    assert streams.done == []
+    paged.run(*layer, stream=7)
+    streams.captured = {7, 8}  # a fork of the capture
+    paged.run(*layer, stream=8)
+    assert streams.done == [("launch",), ("record", 7), ("wait", 8), ("launch",)]
+    streams.captured = set()
+    paged.run(*layer, stream=9)
+    assert streams.done[4:] == [("record", 8), ("wait", 9), ("launch",)]
+
+
+def test_a_capture_does_not_wait_for_work_outside() -> None:
+    streams = Streams()
+    paged, layer = attention(Turning(streams)), arrays()
+    paged.plan(*PLAN, stream=7)
+    streams.captured = {8}
+    paged.run(*layer, stream=8)
+    assert streams.done == [("launch",)] * 2
+
+
+def test_reset_zeroes_the_counters_and_asks_for_a_plan() -> None:
+    backend = Noting()
+    paged, layer = attention(backend), arrays()
+    paged.plan(*PLAN)
+    paged.run(*layer)
+    assert paged._plan is not None
+    arrivals = paged._plan.division.arrays["arrivals"]
+    arrivals[...] = 3
+    paged.reset()
+    assert not arrivals.any()
+    with pytest.raises(ClosedError):
+        paged.run(*layer)
+    paged.plan(*PLAN)
+    paged.run(*layer)
+    attention_on_cpu = PagedAttention(num_qo_heads=1, num_kv_heads=1, head_dim=8, max_sequences=1, device="cpu")
+    attention_on_cpu.reset()
+
+
+def test_the_backend_orders_by_its_own_devices_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedkv.kernels.cupy_backend import CupyBackend
+    from tests.kernels.fake_cupy import FakeCupy
+
+    fake = FakeCupy(devices=2)
+    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]
+    waits: list[Any] = []
+    fake.cuda.runtime.eventRecord = lambda event, stream: waits.append(stream)
+    fake.cuda.runtime.streamWaitEvent = lambda stream, event: waits.append(stream)
+    fake.cuda.get_current_stream = lambda: SimpleNamespace(ptr=100 + fake.current)
+    cache: Any = SimpleNamespace(get=None)
+    turns = CupyBackend(1, cache).in_turn()
+    turns.before(None)
+    turns.before(101)
+    assert waits == []
+    turns.before(7)
+    assert waits == [101, 7]
