@@ -19,8 +19,9 @@ from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.jit import default_folder
 from pagedkv.kernels.trial import Make, TimedBackend, difference, is_timed, microseconds, results
 from pagedkv.kernels.tuning import Verdict, Verdicts
+from pagedkv.observe.callbacks import Log
 
-log = logging.getLogger("pagedkv.kernels")
+log = Log(logging.getLogger("pagedkv.kernels"))
 REFERENCE = "decode_simt"
 MOST_ROWS = 128  # of a CTA
 CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
@@ -69,7 +70,11 @@ def best(
         with _lock:
             found = verdicts.get(name)
             if found is None:
-                found = _tried(backend, config, max_q_len, candidates, make)
+                try:
+                    found = _tried(backend, config, max_q_len, candidates, make)
+                except MemoryError as error:
+                    log.warning("no memory to try kernels for %s (%s): %s is taken for now", name, error, REFERENCE)
+                    return REFERENCE
                 verdicts.put(name, found)
                 _warn_of_wrong(backend, found)
     return found.kernel
@@ -102,6 +107,8 @@ def _tried(
             why = difference(results(backend, config, make(kernel), max_q_len), expected, config.q_dtype)
             if not why:
                 us[kernel] = microseconds(backend, config, make(kernel), max_q_len)
+        except MemoryError:  # of the device, too: it says nothing of the kernel
+            raise
         except Exception as error:  # of the compiler, CuPy or the driver: a kernel that does not run is not taken
             why = f"{type(error).__name__}: {error}"
         if why:

@@ -11,12 +11,18 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from pagedkv.kernels.in_turn import InTurn
 from pagedkv.kernels.params import Params
 from pagedkv.kernels.tensor_map import Swizzle
 from pagedkv.kernels.variant import Variant
 
 Dim3 = tuple[int, int, int]
+
+
+class Turns(Protocol):
+    """The streams of one workspace, one after another."""
+
+    def before(self, stream: Any) -> None:
+        """Make a stream wait for the launches so far on another one."""
 
 
 class Backend(Protocol):
@@ -79,7 +85,7 @@ class Backend(Protocol):
         As :func:`pagedkv.kernels.tensor_map.encode_tensor_map`; a field of a parameter struct takes it.
         """
 
-    def in_turn(self) -> InTurn | None:
+    def in_turn(self) -> Turns | None:
         """Orders launches of one workspace across streams; None if each ends before the next."""
 
     def synchronize(self) -> None:

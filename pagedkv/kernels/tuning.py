@@ -16,8 +16,9 @@ from typing import Any
 
 from pagedkv.kernels.jit import write_whole
 from pagedkv.kernels.source import kernel_names, source_hash
+from pagedkv.observe.callbacks import Log
 
-log = logging.getLogger("pagedkv.kernels")
+log = Log(logging.getLogger("pagedkv.kernels"))
 VERSION = 1
 
 

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from pagedkv import extras
 from pagedkv.errors import TierError
+from pagedkv.observe.callbacks import Log
 from pagedkv.spec.place import cuda_number
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
 
 MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the two addresses
 
-log = logging.getLogger("pagedkv.tiers")
+log = Log(logging.getLogger("pagedkv.tiers"))
 _NOTHING = contextlib.nullcontext()
 _local = threading.local()
 

@@ -48,6 +48,7 @@ class Timed(PtxsimBackend):
         self.us, self.wrong, self.broken = us, wrong, broken
         self.tried: list[str] = []
         self.capturing = False
+        self.error: Exception = RuntimeError("an illegal instruction")
         self._timing = False
 
     def launch(
@@ -65,7 +66,7 @@ class Timed(PtxsimBackend):
             return
         self.tried.append(variant.kernel)
         if variant.kernel in self.broken:
-            raise RuntimeError("an illegal instruction")
+            raise self.error
         if self._timing:
             return
         super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
@@ -144,6 +145,18 @@ def test_a_kernel_that_is_wrong_here_is_demoted_with_a_warning(
         assert chosen(Timed({})) == kernel
     (verdict,) = autotune.verdicts_of(device).all().values()
     assert set(verdict.wrong) == {*wrong, *broken}
+
+
+@pytest.mark.parametrize("kernel", ["decode_simt", "decode_tma"])
+def test_without_memory_for_a_trial_decode_simt_is_taken_until_there_is(
+    kernel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0}, broken=(kernel,))
+    device.error = MemoryError("no room")
+    assert chosen(device) == "decode_simt"
+    assert "no memory to try kernels" in caplog.text
+    device.broken = ()
+    assert chosen(device) == "decode_tma"
 
 
 def test_prefill_has_candidates_of_its_own() -> None:

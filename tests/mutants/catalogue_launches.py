@@ -86,6 +86,12 @@ MUTANTS = (
         ("test_a_kernel_that_is_wrong_here_is_demoted_with_a_warning",),
     ),
     Mutant(
+        "a kernel without memory for its trial counts as wrong",
+        AUTOTUNE,
+        (("        except MemoryError:  # of the device", "        except ZeroDivisionError:  # of the device"),),
+        ("test_without_memory_for_a_trial_decode_simt_is_taken_until_there_is",),
+    ),
+    Mutant(
         "noise decides between kernels",
         AUTOTUNE,
         (("CLEARLY = 0.97", "CLEARLY = 1.0"),),
