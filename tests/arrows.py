@@ -40,6 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.storage": {"errors", "spec", "tiers"},
     "cache.reach": {"errors", "spec", "cache.storage", "cache.group_kv"},
     "cache.group_kv": {"errors", "spec", "cache.device_kv", "cache.storage"},
+    "cache.gpu_group_kv": {"spec", "kernels", "cache.gpu_kv", "cache.group_kv"},
     "cache.group_mover": {"spec", "tiers"},
     "cache.disk_lanes": {"spec", "tiers"},
     "cache.grouped": {"errors", "spec", "_core", "cache.disk_lanes"},
@@ -52,6 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
         *("cache.device_kv", "cache.gpu_kv", "cache.group_kv", "cache.group_mover", "cache.disk_lanes"),
+        "cache.gpu_group_kv",
     },
     "cache.ranks": {
         *("errors", "spec", "_core.tier", "tiers", "kernels", "cache.storage", "cache.tiered", "cache.parts"),

@@ -26,6 +26,7 @@ WHAT = {
     "tests/bench/test_sass.py": "the static bar of every hot loop",
     "tests/bench/test_server_bench.py": "a run of the whole bench",
     "tests/c_api/test_engine.py": "compiles an engine in C++",
+    "tests/cache/test_by_group_on_kernels.py": "other kinds of groups on the interpreter",
     "tests/cache/test_by_group_power_loss.py": "more power failures under a cache by groups of layers",
     "tests/cache/test_names_forgotten.py": "many names under each policy",
     "tests/cache/test_threads.py": "threads under each policy",

@@ -154,8 +154,8 @@ class KVCache:
     by_group : bool
         Keep each layer's reach alone, for models with full attention in some layers and a window or chunks in
         others: of these layers a sequence holds its last tokens alone, and a prefix its last tokens where a request
-        began, ended or parted from another (docs/models.md). In memory and on disk, on the CPU, with
-        ``policy="lru"``. Default: every layer keeps all tokens.
+        began, ended or parted from another (docs/models.md). In memory and on disk, with ``policy="lru"``. Default:
+        every layer keeps all tokens.
     ranks : Ranks, optional
         The KV lies in other processes, the ranks, each of which holds an equal part of every block's KV heads
         (:class:`pagedkv.Rank`, docs/ranks.md). Budgets are those of all ranks together. The cache waits for its ranks.
@@ -216,9 +216,9 @@ class KVCache:
         layout = None
         check_flag(by_group, "by_group")
         if by_group:
-            other, place = "" if policy == "lru" else "policy", "" if device == "cpu" else device
+            other = "" if policy == "lru" else "policy"
             layout, sizes = group_layout(
-                spec, sizes, disk, remote=remote, policy=other, device=place, backend=backend,
+                spec, sizes, disk, remote=remote, policy=other,
                 storage=storage is not None and not holds_groups(storage), ranks=ranks, inclusive=inclusive,
             )  # fmt: skip
         if ranks is None:

@@ -9,7 +9,7 @@ the arena it waits, on its own stream, for the launches here (``on_work``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -123,16 +123,29 @@ class GpuKV:
             out = (k_out, v_out)
         check_outputs(out, shapes, spec.value_dtype)
         if stop > start:
-            self.before_work(stream)
-            tables = self.device_copy("gather_tables", blocks[None], stream)
-            indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
-            first = self.device_copy("gather_first", np.array([start], np.int32), stream)
-            k, v = (in_token_order(_as_kernels_take(array), layout) for array in out)
-            for layer, cache in enumerate(self._layers):
-                outputs = _with_v((k[layer], v[layer]))
-                gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
-            self.on_work(stream)
+            self.gather_layers(blocks, start, stop, out, range(spec.num_layers), layout, stream)
         return out
+
+    def gather_layers(
+        self,
+        blocks: NDArray[np.int32],
+        start: int,
+        stop: int,
+        out: tuple[Any, Any],
+        places: Iterable[int],
+        layout: str,
+        stream: Any = None,
+    ) -> None:
+        """As :meth:`gather`, into arrays of more layers: each goes to its place of `places`."""
+        self.before_work(stream)
+        tables = self.device_copy("gather_tables", blocks[None], stream)
+        indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
+        first = self.device_copy("gather_first", np.array([start], np.int32), stream)
+        k, v = (in_token_order(_as_kernels_take(array), layout) for array in out)
+        for place, cache in zip(places, self._layers, strict=True):
+            outputs = _with_v((k[place], v[place]))
+            gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
+        self.on_work(stream)
 
     def device_copy(self, name: str, array: NDArray[Any], stream: Any) -> Any:
         """The array in a device buffer of that name, which is kept and grows by doubling."""

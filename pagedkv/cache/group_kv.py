@@ -1,8 +1,9 @@
 """The KV of a model whose layers keep different blocks, over one arena in extents.
 
 Each group of layers has its own pages, page ids and tables (:mod:`pagedkv.spec.groups`). A :class:`GroupKV` routes a
-layer's writes, attention and gathers to a :class:`DeviceKV` over its group's pages, which are rows of the same arena.
-The groups' pages overlap: the core, which gives out page ids, lets an extent belong to one group at a time.
+layer's writes, attention and gathers to a :class:`DeviceKV` over its group's pages, which are rows of the same arena;
+gpu_group_kv.py routes them to the kernels of a GPU. The groups' pages overlap: the core, which gives out page ids, lets
+an extent belong to one group at a time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cache.device_kv import DeviceKV, StepKV, log_overflow
-from pagedkv.cache.storage import StepTables
+from pagedkv.cache.device_kv import DeviceKV, log_overflow
+from pagedkv.cache.storage import BoundStep, StepTables
 from pagedkv.errors import InvalidArgument, LayoutMismatch, UnsupportedVariant
 from pagedkv.spec.block_layout import check_outputs, gathered_shapes
 from pagedkv.spec.groups import Group, GroupLayout
@@ -23,7 +24,7 @@ from pagedkv.spec.sizes import whole_number
 
 
 class GroupKV:
-    """Reads and writes the KV of several groups of layers in CPU memory.
+    """Reads and writes the KV of several groups of layers.
 
     Layers are the spec's own, those with KV, counted over the whole model.
 
@@ -41,7 +42,7 @@ class GroupKV:
 
     is_synchronous = True
 
-    def __init__(self, spec: KVSpec, layout: GroupLayout, arena: NDArray[np.uint8]) -> None:
+    def __init__(self, spec: KVSpec, layout: GroupLayout, arena: Any) -> None:
         fits = arena.ndim == 2 and arena.dtype == np.uint8 and arena.shape[1] == layout.extent_bytes
         if not fits or not arena.flags.c_contiguous:
             raise LayoutMismatch(
@@ -49,14 +50,18 @@ class GroupKV:
                 f"{list(arena.shape)}"
             )
         self.spec, self.layout, self._arena = spec, layout, arena
-        told: list[int] = []
-        self._kvs = tuple(
-            _Pages(spec, group, arena.reshape(len(arena) * count, stride)[:, : group.page_bytes], told)
+        self._told: list[int] = []
+        self._kvs: tuple[Any, ...] = tuple(
+            self._opened(group, arena.reshape(len(arena) * count, stride)[:, : group.page_bytes])
             for group, count, stride in zip(layout.groups, layout.per_extent, layout.strides, strict=True)
         )
         where = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self._where = [where[layer] for layer in range(spec.num_layers)]
         self.decode = self._kvs[0].decode
+
+    def _opened(self, group: Group, pages: Any) -> Any:
+        """Open the KV of one group over its pages, uint8 [num_pages, page_bytes] with rows apart."""
+        return _Pages(self.spec, group, pages, self._told)
 
     @property
     def num_groups(self) -> int:
@@ -84,15 +89,17 @@ class GroupKV:
         """The layers of a group, ascending."""
         return self.layout.groups[self._checked(group)].layers
 
-    def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def layer(self, layer: int) -> tuple[Any, Any]:
         """K and V of a layer, [num_pages of its group, block_size, num_kv_heads, head_dim] views."""
         group, within = self.group_of(layer)
-        return self._kvs[group].layer(within)
+        views: tuple[Any, Any] = self._kvs[group].layer(within)
+        return views
 
-    def layer_scales(self, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    def layer_scales(self, layer: int) -> tuple[Any, Any] | None:
         """Scales of K and V of a layer by its group's pages, as :meth:`DeviceKV.layer_scales`."""
         group, within = self.group_of(layer)
-        return self._kvs[group].layer_scales(within)
+        scales: tuple[Any, Any] | None = self._kvs[group].layer_scales(within)
+        return scales
 
     def bind(self, arrays: StepTables, part: int = 0) -> GroupStep:
         """Bind one step: its writes and its attention, in the pages of each group.
@@ -102,6 +109,7 @@ class GroupKV:
         arrays : the tables of group 0
             Their attribute ``groups`` holds the StepTables of each short group. There, ``block_tables`` holds the pages
             of a sequence's last blocks, and ``seq_lens`` counts from the first of them.
+        part : as :meth:`pagedkv.cache.storage.KV.bind`.
 
         Raises
         ------
@@ -111,11 +119,13 @@ class GroupKV:
         tables = (arrays, *getattr(arrays, "groups", ()))
         if len(tables) != self.num_groups:
             raise LayoutMismatch(f"the step has tables for {len(tables)} groups of layers, and {self.num_groups} exist")
-        return GroupStep(self, tables, tuple(map(StepKV, self._kvs, tables)))
+        bound = tuple(kv.bind(of_group, part) for kv, of_group in zip(self._kvs, tables, strict=True))
+        return GroupStep(self, tables, bound)
 
-    def bind_group(self, group: int, tables: StepTables) -> StepKV:
+    def bind_group(self, group: int, tables: StepTables, part: int = 0) -> BoundStep:
         """Bind a step of one group, whose layers count from 0 within the group."""
-        return StepKV(self._kvs[self._checked(group)], tables)
+        bound: BoundStep = self._kvs[self._checked(group)].bind(tables, part)
+        return bound
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy whole pages of group 0, (source, destination) int32 [n, 2], one after the other."""
@@ -171,27 +181,37 @@ class GroupKV:
         if len(tables) != self.num_groups:
             raise LayoutMismatch(f"there are tables for {len(tables)} groups of layers, and {self.num_groups} exist")
         self._check_reaches(tables, start, stop)
-        spec, shapes = self.spec, gathered_shapes(self.spec, start, stop, layout)
+        out = self._outputs(out, gathered_shapes(self.spec, start, stop, layout))
+        if start == stop:
+            return out
+        for number, (first, pages) in enumerate(tables):
+            skipped = first * self.spec.block_size
+            self._gather_group(number, pages, start - skipped, stop - skipped, out, layout)
+        return out
+
+    def _outputs(self, out: tuple[Any, Any] | None, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
+        """The arrays to gather into: the caller's, checked, or new ones."""
+        dtype = self.spec.value_dtype
         if out is None:
-            out = (np.empty(shapes[0], spec.value_dtype), np.empty(shapes[1], spec.value_dtype))
-        check_outputs(out, shapes, spec.value_dtype, np.ndarray)
+            out = (np.empty(shapes[0], dtype), np.empty(shapes[1], dtype))
+        check_outputs(out, shapes, dtype, np.ndarray)
         for array in out:
             if not array.flags.writeable:
                 raise LayoutMismatch("out is read-only")
             if np.may_share_memory(array, self._arena):
                 raise LayoutMismatch("out shares memory with the arena; give arrays of your own")
-        if start == stop:
-            return out
-        for kv, group, (first, pages) in zip(self._kvs, self.layout.groups, tables, strict=True):
-            skipped = first * spec.block_size
-            index = _index(group.layers)
-            if isinstance(index, slice):
-                kv.gather(pages, start - skipped, stop - skipped, (out[0][index], out[1][index]), layout)
-                continue
-            found = kv.gather(pages, start - skipped, stop - skipped, None, layout)
-            for array, values in zip(out, found, strict=True):
-                array[index] = values
         return out
+
+    def _gather_group(
+        self, number: int, pages: NDArray[np.int32], start: int, stop: int, out: tuple[Any, Any], layout: str
+    ) -> None:
+        """Gather the layers of one group, whose tokens count from its first page."""
+        kv, index = self._kvs[number], _index(self.layout.groups[number].layers)
+        if isinstance(index, slice):
+            kv.gather(pages, start, stop, (out[0][index], out[1][index]), layout)
+            return
+        for array, values in zip(out, kv.gather(pages, start, stop, None, layout), strict=True):
+            array[index] = values
 
     def _check_reaches(self, tables: Sequence[tuple[int, NDArray[np.int32]]], start: int, stop: int) -> None:
         """Raise InvalidArgument unless every group has pages from `start` on."""
@@ -218,7 +238,7 @@ class GroupStep:
     bound : the step of each group over these tables.
     """
 
-    def __init__(self, kv: GroupKV, tables: tuple[StepTables, ...], bound: tuple[StepKV, ...]) -> None:
+    def __init__(self, kv: GroupKV, tables: tuple[StepTables, ...], bound: tuple[BoundStep, ...]) -> None:
         self._kv, self._tables, self._bound = kv, tables, bound
 
     def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
@@ -249,11 +269,11 @@ class GroupStep:
         """The tables of the layer's group."""
         return self._tables[self._kv.group_of(layer)[0]]
 
-    def bound_over(self, layer: int, tables: StepTables) -> GroupStep:
-        """The step with other tables for the layer's group."""
+    def bound_over(self, layer: int, tables: StepTables, part: int = 0) -> GroupStep:
+        """The step with other tables for the layer's group, with buffers of their own (`part`)."""
         group, _ = self._kv.group_of(layer)
         changed, bound = list(self._tables), list(self._bound)
-        changed[group], bound[group] = tables, self._kv.bind_group(group, tables)
+        changed[group], bound[group] = tables, self._kv.bind_group(group, tables, part)
         return GroupStep(self._kv, tuple(changed), tuple(bound))
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.spec.groups import GroupLayout
-from pagedkv.tiers import DirectionStats, DiskTier, Mover, Name, OpenTier, Record, Ticket
+from pagedkv.tiers import DeviceTier, DirectionStats, DiskTier, Mover, Name, OpenTier, Record, Ticket
+from pagedkv.tiers.device import DeviceLane
 from pagedkv.tiers.memory import ArenaTier
 from pagedkv.tiers.mover.hangs import LANE
 
@@ -24,7 +25,7 @@ class GroupMover:
 
     Parameters
     ----------
-    tiers : by number, their arenas uint8 [num_extents, extent_bytes] in CPU memory, and perhaps a disk.
+    tiers : by number, their arenas uint8 [num_extents, extent_bytes], and perhaps a disk.
     layout : of the pages in an extent of memory.
     threads : worker threads.
     describe : names the blocks of moves to or from the disk.
@@ -52,7 +53,11 @@ class GroupMover:
             for lane, (stride, size) in enumerate(zip(layout.strides, self.lane_bytes.tolist(), strict=True)):
                 if isinstance(tier, ArenaTier):
                     pages = tier.arena.reshape(-1, stride)[:, :size]
-                    lanes[number + LANE * lane] = ArenaTier(tier.name, pages, None)
+                    lanes[number + LANE * lane] = (
+                        DeviceLane(tier, pages)
+                        if isinstance(tier, DeviceTier)
+                        else ArenaTier(tier.name, pages, tier.gpu)
+                    )
                 else:
                     assert isinstance(tier, DiskTier)
                     lanes[number + LANE * lane] = tier.lane(lane)

@@ -44,7 +44,7 @@ def group_layout(
     wanted = [name for name, given in others.items() if given]
     if wanted:
         raise UnsupportedVariant(
-            "by_group=True keeps each layer's reach alone, on a CPU, in memory and on disk, with policy='lru': leave "
+            "by_group=True keeps each layer's reach alone, in memory and on disk, with policy='lru': leave "
             f"{', '.join(wanted)} out, or leave by_group out and keep all tokens of every layer"
         )
     if len(groups_of(spec)) == 1:

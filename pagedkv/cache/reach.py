@@ -104,7 +104,7 @@ class LayeredStep:
             if isinstance(whole, GroupStep):  # whose tables begin at a chunk, so that lengths count from there
                 tables = whole.tables_of(read)
                 cut = in_chunks(tables, chunk, size)
-                bound = whole if cut is tables else whole.bound_over(read, cut)
+                bound = whole if cut is tables else whole.bound_over(read, cut, chunk)
             else:
                 tables = in_chunks(self._tables, chunk, size)
                 bound = whole if tables is self._tables else self._kv.bind(tables, chunk)

@@ -44,7 +44,7 @@ class TieredStorage:
     backend : what launches the kernels; default: CuPy on a CUDA `device`, else none.
     threads : that move blocks.
     remote : the store that other caches share, if there is one.
-    layout : of groups of layers, on a CPU; sizes are then in extents.
+    layout : of groups of layers; sizes are then in extents.
 
     Attributes
     ----------
@@ -126,16 +126,18 @@ class TieredStorage:
 
     def _kv_of(self, spec: KVSpec, tier: DeviceTier) -> KV:
         """The device's K and V: computed by kernels if there is something to launch them."""
-        if self._layout is not None:
-            return GroupKV(spec, self._layout, tier.arena)
         if not self.on_gpu:
-            return DeviceKV(spec, tier.arena)
+            return DeviceKV(spec, tier.arena) if self._layout is None else GroupKV(spec, self._layout, tier.arena)
         from pagedkv.attention.places import (
             cuda_backend,  # only here, so that only GPU caches load the kernels' modules
         )
+        from pagedkv.cache.gpu_group_kv import GpuGroupKV
         from pagedkv.cache.gpu_kv import GpuKV
 
-        return GpuKV(spec, tier.arena, self._backend or cuda_backend(self._gpu or 0), tier.launched_on, tier.before_use)
+        device = (self._backend or cuda_backend(self._gpu or 0), tier.launched_on, tier.before_use)
+        if self._layout is None:
+            return GpuKV(spec, tier.arena, *device)
+        return GpuGroupKV(spec, self._layout, tier.arena, *device)
 
     @property
     def on_gpu(self) -> bool:

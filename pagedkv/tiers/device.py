@@ -173,6 +173,20 @@ class DeviceTier(ArenaTier):
                 stream.wait_event(event)
 
 
+class DeviceLane(ArenaTier):
+    """Rows of a device tier's memory as blocks, such as the pages of a group of layers.
+
+    Parameters
+    ----------
+    tier : DeviceTier
+    rows : uint8 [num_rows, row_bytes], a view of its arena whose rows may be apart.
+    """
+
+    def __init__(self, tier: DeviceTier, rows: Any) -> None:
+        super().__init__(tier.name, rows, tier.gpu)
+        self.wait_for_users = tier.wait_for_users
+
+
 def import_cupy() -> Any:
     """The ``cupy`` module.
 
@@ -196,14 +210,15 @@ def cuda_copy(
     dst: Any,
     dst_blocks: NDArray[np.int32],
     gpu: int,
-    device: DeviceTier | None = None,
+    device: DeviceTier | DeviceLane | None = None,
 ) -> None:
     """Copy blocks to, from or on a GPU, on this thread's own stream, and wait for them.
 
     Parameters
     ----------
-    src, dst : uint8 [*, block_bytes], CuPy or NumPy (page-locked, or the copy is staged by the driver).
-    src_blocks, dst_blocks : int32 [n]. Neighbours in both become one copy.
+    src, dst : uint8 [*, block_bytes], CuPy or NumPy (page-locked, or the copy is staged by the driver). The bytes of a
+        block are adjacent; blocks may be apart.
+    src_blocks, dst_blocks : int32 [n]. Neighbours in both become one copy, where both have no bytes between blocks.
     gpu : CUDA device whose stream is used.
     device : the tier whose kernels are waited for before anything is copied.
     """
@@ -215,10 +230,13 @@ def cuda_copy(
             device.wait_for_users(stream)
         host = src_blocks if isinstance(src, np.ndarray) else dst_blocks if isinstance(dst, np.ndarray) else None
         pieces = None if host is None else host // lock_blocks(block_bytes)
+        src_stride, dst_stride = int(src.strides[0]), int(dst.strides[0])
+        if not src_stride == dst_stride == block_bytes:
+            pieces = np.arange(src_blocks.size, dtype=np.int32)  # each block alone
         for src_block, dst_block, count in neighbours(src_blocks, dst_blocks, pieces):
             cupy.cuda.runtime.memcpyAsync(
-                _address(dst) + dst_block * block_bytes,
-                _address(src) + src_block * block_bytes,
+                _address(dst) + dst_block * dst_stride,
+                _address(src) + src_block * src_stride,
                 count * block_bytes,
                 MEMCPY_DEFAULT,
                 stream.ptr,

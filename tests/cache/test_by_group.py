@@ -1,7 +1,8 @@
 """A cache that keeps each layer's reach alone computes the same, in less memory.
 
-Not covered: GPUs and remote stores, which such a cache does not have yet. test_by_group_in_host_memory.py and
-test_by_group_on_disk.py have the tiers below the device, tests/scheduler a scheduler.
+Not covered: remote stores, which such a cache does not have yet. test_by_group_in_host_memory.py and
+test_by_group_on_disk.py have the tiers below the device, test_by_group_on_kernels.py has a GPU, and tests/scheduler
+runs it under a scheduler.
 """
 
 from __future__ import annotations
@@ -275,7 +276,6 @@ def test_a_storage_of_the_caller_s_is_told_the_layout_before_it_opens(opened: Ca
         ({"policy": "s3fifo"}, pk.UnsupportedVariant, "policy"),
         ({"storage": TieredStorage()}, pk.UnsupportedVariant, "storage"),
         ({"inclusive": (True,)}, pk.UnsupportedVariant, "inclusive"),
-        ({"device": "cuda"}, pk.UnsupportedVariant, "device"),
         ({"by_group": 1}, pk.WrongType, "by_group"),
         ({"device_memory": pk.Blocks(1)}, pk.InvalidArgument, "or more"),
         ({"spec": pk.KVSpec(2, 2, 8)}, pk.InvalidArgument, "see equally far"),

@@ -420,4 +420,34 @@ MUTANTS = (
         (("!= group:\n                    raise", "is None:\n                    raise"),),
         ("test_books_over_groups_that_contradict_themselves_are_refused_with_the_place",),
     ),
+    Mutant(
+        "a copy takes pages that lie apart for neighbours", "pagedkv/tiers/device.py",
+        (("        if not src_stride == dst_stride == block_bytes:\n", "        if False:\n"),),
+        ("test_pages_that_lie_apart_move_one_by_one_and_after_the_kernels",),
+    ),
+    Mutant(
+        "a copy forgets the distance between pages", "pagedkv/tiers/device.py",
+        (("_address(dst) + dst_block * dst_stride", "_address(dst) + dst_block * block_bytes"),),
+        ("test_pages_that_lie_apart_move_one_by_one_and_after_the_kernels",),
+    ),
+    Mutant(
+        "pages move before the kernels that write them are done", "pagedkv/tiers/mover/transfer.py",
+        (("isinstance(tier, DeviceTier | DeviceLane)", "isinstance(tier, DeviceTier)"),),
+        ("test_a_mover_of_groups_moves_the_pages_of_a_gpu",),
+    ),
+    Mutant(
+        "the pages of a GPU are moved as if they lay in the host's memory", "pagedkv/cache/group_mover.py",
+        (("                        if isinstance(tier, DeviceTier)\n", "                        if False\n"),),
+        ("test_a_mover_of_groups_moves_the_pages_of_a_gpu",),
+    ),
+    Mutant(
+        "a gather on a GPU puts a group's layers first", "pagedkv/cache/gpu_group_kv.py",
+        (("out, self.layout.groups[number].layers, layout)", "out, range(len(kv._layers)), layout)"),),
+        ("test_gathers_of_all_groups_are_those_of_the_cpu",),
+    ),
+    Mutant(
+        "a GPU's groups read the tables of the first", "pagedkv/cache/group_kv.py",
+        (("kv.bind(of_group, part) for kv, of_group in", "kv.bind(arrays, part) for kv, of_group in"),),
+        ("test_the_kernels_over_groups_compute_what_the_cpu_does",),
+    ),
 )  # fmt: skip

@@ -15,11 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pagedkv.cache.group_mover import GroupMover
 from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.spec.groups import layout_of
+from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Blocks, Bytes
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record
-from pagedkv.tiers.device import neighbours
+from pagedkv.tiers.device import DeviceLane, neighbours
 from pagedkv.tiers.disk import _io
+from pagedkv.tiers.memory import ArenaTier
 from pagedkv.tiers.mover import transfer
 
 TIERS = [DeviceTier, HostTier]
@@ -164,10 +168,16 @@ def test_neighbours_in_both_lists_become_one_run():
 class FakeArray:
     """A CuPy array's shape and address; the bytes lie in a NumPy array."""
 
-    def __init__(self, shape: tuple[int, int], dtype: object) -> None:
-        self.bytes = np.zeros(shape, np.uint8)
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, shape: tuple[int, int], dtype: object, of: np.ndarray | None = None) -> None:
+        self.bytes = np.zeros(shape, np.uint8) if of is None else of
+        self.shape, self.dtype, self.strides = self.bytes.shape, dtype, self.bytes.strides
         self.data = types.SimpleNamespace(ptr=self.bytes.ctypes.data)
+
+    def reshape(self, *shape: int) -> FakeArray:
+        return FakeArray((0, 0), self.dtype, self.bytes.reshape(shape))
+
+    def __getitem__(self, index: object) -> FakeArray:
+        return FakeArray((0, 0), self.dtype, self.bytes[index])
 
 
 @pytest.fixture
@@ -338,6 +348,36 @@ def test_no_copy_reaches_from_one_page_locked_piece_into_the_next(fake_cupy, mon
         np.testing.assert_array_equal(device.arena.bytes, host.arena)
         del host
         gc.collect()
+
+
+def test_pages_that_lie_apart_move_one_by_one_and_after_the_kernels(fake_cupy):
+    device, host = DeviceTier(4, 320, device="cuda:7"), HostTier(4, 320, device="cuda:7")  # 7: its own copy stream
+    pages = DeviceLane(device, device.arena.reshape(8, 160)[:, :100])
+    below = ArenaTier("host", host.arena.reshape(8, 160)[:, :100], host.gpu)
+    device.arena.bytes[:] = np.random.default_rng(0).integers(1, 256, (4, 320), np.uint8)
+    device.used_by(6)
+    src, dst = np.arange(8, dtype=np.int32), np.array([4, 5, 6, 7, 3, 2, 1, 0], np.int32)
+    transfer.copy(pages, src, below, dst)
+    np.testing.assert_array_equal(below.arena[dst], device.arena.bytes.reshape(8, 160)[:, :100])
+    assert not host.arena.reshape(8, 160)[:, 100:].any(), "bytes between pages stay"
+    assert (fake_cupy.copies, fake_cupy.waits) == (8, [6])
+
+
+def test_a_mover_of_groups_moves_the_pages_of_a_gpu(fake_cupy):
+    layout = layout_of(KVSpec(3, 1, 8, "float16", 4, windows=(None, 9, 9)))
+    device, host = (kind(3, layout.extent_bytes, device="cuda:0") for kind in (DeviceTier, HostTier))
+    content = np.random.default_rng(0).integers(1, 256, device.arena.bytes.shape, np.uint8)
+    device.arena.bytes[:] = content
+    device.used_by(6)
+    mover = GroupMover({0: device, 1: host}, layout, 1)
+    for lane, (stride, group) in enumerate(zip(layout.strides, layout.groups, strict=True)):
+        moves = np.zeros(2, [(n, "i8") for n in ("transfer", "src_tier", "dst_tier", "src_block", "dst_block", "lane")])
+        moves["dst_tier"], moves["lane"], moves["src_block"], moves["dst_block"] = 1, lane, (2, 1), (0, 2)
+        assert mover.submit(moves).results()[1].all()
+        rows = host.arena.reshape(-1, stride)[:, : group.page_bytes]
+        np.testing.assert_array_equal(rows[[0, 2]], content.reshape(-1, stride)[[2, 1], : group.page_bytes])
+    mover.close()
+    assert fake_cupy.waits == [6, 6]
 
 
 def test_a_gpu_arena_is_zero_before_another_stream_can_write_it(fake_cupy):

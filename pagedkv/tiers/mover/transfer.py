@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.tiers.base import Name, OpenTier, RamTier, Record, StoreTier, is_store
-from pagedkv.tiers.device import DeviceTier, cuda_copy
+from pagedkv.tiers.device import DeviceLane, DeviceTier, cuda_copy
 from pagedkv.tiers.disk import _io
 from pagedkv.tiers.host import page_locked_arena
 
@@ -67,9 +67,9 @@ def _gpu(*tiers: RamTier) -> int:
     return next(tier.gpu for tier in tiers if tier.gpu is not None)
 
 
-def _device(*tiers: RamTier) -> DeviceTier | None:
+def _device(*tiers: RamTier) -> DeviceTier | DeviceLane | None:
     """The tier whose kernels a copy has to wait for."""
-    return next((tier for tier in tiers if isinstance(tier, DeviceTier)), None)
+    return next((tier for tier in tiers if isinstance(tier, DeviceTier | DeviceLane)), None)
 
 
 def _bounce_out(
