@@ -448,6 +448,6 @@ MUTANTS = (
     Mutant(
         "a GPU's groups read the tables of the first", "pagedkv/cache/group_kv.py",
         (("kv.bind(of_group, part) for kv, of_group in", "kv.bind(arrays, part) for kv, of_group in"),),
-        ("test_the_kernels_over_groups_compute_what_the_cpu_does",),
+        ("test_the_kernels_over_groups_compute_what_the_cpu_does_over_all_tokens",),
     ),
 )  # fmt: skip
