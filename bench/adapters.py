@@ -30,7 +30,7 @@ from bench.timing import environment, print_table, rss_bytes, write_results
 from examples.llama_numpy import source
 
 TEXT = "In the year {} the keeper of the lighthouse counted {} ships and wrote each of them into a book. "
-COLUMNS = ("bar", "figure", "value", "limit", "met")
+COLUMNS = ("bar", "figure", "value", "median", "limit", "met")
 ANSWER = 8  # tokens
 
 
@@ -126,6 +126,7 @@ def long_prompts(llm: Any, folder: Path, count: int, length: int) -> list[dict[s
         row["warm_answer"] = time.perf_counter() - began
         row["warm_save"] = cache.stats().save_s - row["save"]
         cache.close(write_s=None)
+        theirs: Any
         for name, theirs in (("ram", LlamaRAMCache()), ("disk_cache", LlamaDiskCache(str(folder / "theirs")))):
             llm.set_cache(theirs)
             first_token_s(llm, first)  # the context holds most of it; then it is stored
@@ -166,7 +167,7 @@ def read_s(path: Path, num_bytes: int) -> float:
 
 
 def exactness(llm: Any, count: int) -> tuple[int, int]:
-    """Prompts whose tokens are those of a cold run; their prefix was a prompt, too."""
+    """Prompts that hit and whose tokens are those of a cold run; their prefix was a prompt, too."""
     from pagedkv.adapters.llama_cpp import attach
 
     system, same = prompt(llm, 5, 264), 0
@@ -182,9 +183,9 @@ def exactness(llm: Any, count: int) -> tuple[int, int]:
     with attach(llm, "64MiB", store_generated=False) as cache:
         answer(system)
         for number in range(count):
-            same += answer([*system, *prompt(llm, 9000 + number, 20)]) == cold[number]
-        hits = cache.stats().loaded_tokens
-    say(f"{hits} tokens of {count} prompts came from the cache")
+            before = cache.stats().loaded_tokens
+            is_same = answer([*system, *prompt(llm, 9000 + number, 20)]) == cold[number]
+            same += is_same and cache.stats().loaded_tokens - before >= 0.9 * len(system)
     return same, count
 
 
@@ -257,53 +258,56 @@ def sharing(llm: Any) -> float:
         return blocks * cache.store.spec.block_bytes / (len(distinct) * cache.store.spec.bytes_per_token)
 
 
-def live(path: Path, folder: Path, length: int) -> Iterator[None]:
+def live(path: Path, folder: Path, length: int) -> Iterator[list[int]]:
     """A process that answers one prompt and then waits to be killed."""
     from pagedkv.adapters.llama_cpp import attach
 
     llm = open_llm(path, 1)
     attach(llm, "256MiB", pk.Disk(str(folder), "1GiB"))
-    list(itertools.islice(llm.generate(prompt(llm, 77, length), temp=0.0), ANSWER))
-    yield
+    yield list(itertools.islice(llm.generate(prompt(llm, 77, length), temp=0.0), ANSWER))
     time.sleep(600)
 
 
 def killed(llm: Any, path: Path, folder: Path, length: int, wait_s: float) -> float:
-    """Part of a prompt that is found after its process was killed: bar H."""
+    """Part of a prompt and its answer that is found after their process was killed: bar H.
+
+    The answer's last token has no KV: no runtime computes it.
+    """
     from pagedkv.adapters.llama_cpp import attach
 
     command = [sys.executable, "-m", "bench.adapters", "--live", str(folder), "--length", str(length)]
     with subprocess.Popen([*command, "--model", str(path)], cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        answer = [int(token) for token in process.stdout.readline().split()]
         time.sleep(wait_s)
         process.kill()
     with attach(emptied(llm), "256MiB", pk.Disk(str(folder), "1GiB")) as cache:
-        first_token_s(llm, prompt(llm, 77, length))
-        return cache.stats().loaded_tokens / length
+        first_token_s(llm, [*prompt(llm, 77, length), *answer, *prompt(llm, 78, 10)])
+        return cache.stats().loaded_tokens / (length + len(answer) - 1)
 
 
 def bars(rows: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """Bars A, B, C, G and attaching, by the minima."""
+    """Bars A, B, C, G and attaching, by the minima and by the medians; met by both."""
 
-    def bar(name: str, figure: str, value: float, limit: float) -> dict[str, Any]:
-        at_least = "at least" in figure
-        met = value >= limit if at_least else value <= limit
-        return {"bar": name, "figure": figure, "value": value, "limit": limit, "met": met}
+    def bar(name: str, figure: str, over: str, under: str | None, limit: float) -> dict[str, Any]:
+        found = []
+        for of in (min, statistics.median):
+            value = of(row[over] for row in rows)
+            found.append(value / of(row[under] for row in rows) if under else value)
+        met = all(value >= limit if "at least" in figure else value <= limit for value in found)
+        return {"bar": name, "figure": figure, "value": found[0], "median": found[1], "limit": limit, "met": met}
 
-    cold, memory, disk = (least(rows, name) for name in ("cold", "memory", "disk"))
     return [
-        bar("A", "cold / memory, at least", cold / memory, 50.0),
-        bar("A", "LlamaRAMCache / memory, at least", least(rows, "ram") / memory, 3.0),
-        bar("B", "cold / disk, at least", cold / disk, 30.0),
-        bar("B", "LlamaDiskCache / disk, at least", least(rows, "disk_cache") / disk, 1.3),
-        bar("C", "load from memory / memcpy", least(rows, "load") / least(rows, "memcpy"), 2.6),
-        bar("C", "load from disk / reading", least(rows, "disk_load") / least(rows, "read"), 1.3),
-        bar("G", "save / answer of 64 tokens to a new prompt", min(row["save"] / row["answer"] for row in rows), 0.03),
-        bar("G", "save / answer of 64 tokens to a hit", min(row["warm_save"] / row["warm_answer"] for row in rows),
-            0.03),
-        bar("attach", "seconds", least(rows, "attach"), 0.15),
-    ]  # fmt: skip
+        bar("A", "cold / memory, at least", "cold", "memory", 50.0),
+        bar("A", "LlamaRAMCache / memory, at least", "ram", "memory", 3.0),
+        bar("B", "cold / disk, at least", "cold", "disk", 30.0),
+        bar("B", "LlamaDiskCache / disk, at least", "disk_cache", "disk", 1.3),
+        bar("C", "load from memory / memcpy", "load", "memcpy", 2.6),
+        bar("C", "load from disk / reading", "disk_load", "read", 1.3),
+        bar("G", "save / answer of 64 tokens to a new prompt", "save", "answer", 0.03),
+        bar("G", "save / answer of 64 tokens to a hit", "warm_save", "warm_answer", 0.03),
+        bar("attach", "seconds", "attach", None, 0.15),
+    ]
 
 
 def of_conversations(many: dict[str, Any]) -> list[dict[str, Any]]:
@@ -333,8 +337,8 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.model or source.find() or source.download()
     if arguments.live:
-        for _ in live(path, arguments.live, arguments.length):
-            print("answered", flush=True)
+        for answer in live(path, arguments.live, arguments.length):
+            print(*answer, flush=True)
         return
     import llama_cpp
 
@@ -351,7 +355,7 @@ def main() -> None:
         )  # fmt: skip
         same, of = exactness(llm, arguments.exact) if arguments.exact else (0, 0)
         if of:
-            rows.append({"bar": "D", "figure": f"of {of} prompts, tokens as cold, at least", "value": same,
+            rows.append({"bar": "D", "figure": f"of {of} prompts, a hit and tokens as cold, at least", "value": same,
                          "limit": of, "met": same == of})  # fmt: skip
         shares = sharing(llm)
         rows.append({"bar": "E", "figure": "bytes / KV of distinct tokens", "value": shares, "limit": 1.05,
