@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
+from pagedkv.kernels.batch import Batch
 from pagedkv.kernels.params import address
+
+MAX_INT32 = 2**31 - 1
 
 
 def check_shape(name: str, array: Any, shape: tuple[int | str, ...]) -> None:
@@ -98,3 +101,28 @@ def check_indptr(name: str, indptr: np.ndarray[Any, Any], last: int | None = Non
     if indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any() or (last is not None and indptr[-1] != last):
         end = "" if last is None else f" to {last}"
         raise InvalidArgument(f"{name} must rise from 0{end}, got {indptr.tolist()[:8]}")
+
+
+def check_values(
+    batch: Batch, block_size: int, max_q_len: int, window: int | None, num_blocks: int | None
+) -> None:
+    """Check the values of a batch whose arrays are on the host.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    if batch.kv_indptr is not None:
+        check_indptr("kv_indptr", batch.kv_indptr)
+        if (np.diff(batch.kv_indptr) < batch.seq_lens).any():
+            raise InvalidArgument("kv_indptr gives a sequence fewer tokens than its seq_lens")
+    q_lens = 1
+    if batch.q_indptr is not None:
+        check_indptr("q_indptr", batch.q_indptr)
+        q_lens = np.diff(batch.q_indptr)
+        longest = int(q_lens.max(initial=0))
+        if longest > max_q_len:
+            raise InvalidArgument(f"a sequence has {longest} queries, but this was made for max_q_len = {max_q_len}")
+    if batch.block_tables is not None:
+        first_keys = np.maximum(batch.seq_lens.astype(np.int64) - q_lens + 1 - (window or MAX_INT32), 0)
+        check_tables(batch.block_tables, batch.seq_lens, first_keys, num_blocks or MAX_INT32, block_size)

@@ -19,6 +19,25 @@ from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.dtypes import ITEMSIZES, kernel_dtype
 
 
+def values_in(config: AttentionConfig, num_kv_heads: int, k_cache: Any, v_cache: Any) -> Any:
+    """V as it was given, or with ``v_in_k`` the first numbers of K's rows.
+
+    Raises
+    ------
+    InvalidArgument
+        V is given with ``v_in_k``, or missing without it.
+    LayoutMismatch
+        Latents of another width.
+    """
+    if (v_cache is None) != config.v_in_k:
+        raise InvalidArgument(f"v_in_k = {config.v_in_k}: v_cache must {'not ' if config.v_in_k else ''}be given")
+    if not config.v_in_k:
+        return v_cache
+    latents = ("num_blocks", config.block_size) if config.block_size else ("num_kv_tokens",)
+    check_shape("k_cache", k_cache, (*latents, num_kv_heads, config.head_dim))
+    return k_cache[..., : config.head_dim_v]
+
+
 def check_inputs(
     config: AttentionConfig,
     num_kv_heads: int,

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from pagedkv.attention.checks import (
+    MAX_INT32,
     check_contiguous,
     check_dtype,
     check_indptr,
     check_int32,
     check_shape,
-    check_tables,
+    check_values,
 )
-from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places
+from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, values_in
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
 from pagedkv.attention.places import Device, backend_of
 from pagedkv.errors import ClosedError, InvalidArgument, WrongType
@@ -33,7 +34,6 @@ from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.recipe import MAX_RECIPES, place, signature
 from pagedkv.kernels.select import make_plan
 
-MAX_INT32 = 2**31 - 1
 Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a stream
 
 
@@ -70,6 +70,7 @@ class PagedAttention:
         to 16.
     device : ``"cpu"``, ``"cuda"``, ``"cuda:<number>"`` or a kernel backend.
     debug : block ids are checked on the device; a bad one traps the launch.
+    v_in_k : V is the first head_dim_v numbers of K, as in latents (MLA, 576 and 512): :meth:`run` takes K alone.
 
     Raises
     ------
@@ -109,6 +110,7 @@ class PagedAttention:
         kv_alignment: int | None = None,
         device: Device = "cuda",
         debug: bool = False,
+        v_in_k: bool = False,
     ) -> None:
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
         kv_dtype = dtype if kv_dtype is None else kv_dtype
@@ -128,6 +130,8 @@ class PagedAttention:
                 raise WrongType(f"{name} must be a whole number, not {type(value).__name__}")
             if not low <= value <= high:
                 raise InvalidArgument(f"{name} must be in {low}..{high}, got {value}")
+        if v_in_k and head_dim_v > head_dim:
+            raise InvalidArgument(f"v_in_k: head_dim_v = {head_dim_v} is more than head_dim = {head_dim}")
         if num_qo_heads % num_kv_heads:
             raise InvalidArgument(f"num_qo_heads = {num_qo_heads} is no multiple of num_kv_heads = {num_kv_heads}")
         for name, held in (("dtype", dtype), ("kv_dtype", kv_dtype)):
@@ -147,7 +151,7 @@ class PagedAttention:
         self.config = AttentionConfig(
             int(head_dim), int(head_dim_v), int(num_qo_heads // num_kv_heads), dtype, kv_dtype, int(block_size), causal,
             window is not None, soft_cap is not None, alibi_slopes is not None, sinks is not None, custom_mask,
-            scale_mode, alignment, debug,
+            scale_mode, alignment, debug, v_in_k,
         )  # fmt: skip
         self.num_qo_heads, self.num_kv_heads = int(num_qo_heads), int(num_kv_heads)
         self.max_sequences = int(max_sequences)
@@ -240,7 +244,7 @@ class PagedAttention:
         if places != self._places:
             self._check_batch(batch)
         if isinstance(seq_lens, np.ndarray):
-            self._check_values(block_tables, seq_lens, q_indptr, kv_indptr, num_blocks)
+            check_values(batch, self.config.block_size, self.max_q_len, self._options.window, num_blocks)
         if self._plan is not None:
             if self._in_turn is not None:
                 self._in_turn.before(stream)
@@ -284,7 +288,7 @@ class PagedAttention:
         self,
         q: Any,
         k_cache: Any,
-        v_cache: Any,
+        v_cache: Any = None,
         *,
         out: Any = None,
         lse: Any = None,
@@ -298,7 +302,7 @@ class PagedAttention:
         ----------
         q : [num_tokens, num_qo_heads, head_dim]; the last axis contiguous.
         k_cache, v_cache : [num_blocks, block_size, num_kv_heads, head_dim (head_dim_v)], any strides but the last;
-            contiguous KV: [num_kv_tokens, num_kv_heads, ...].
+            contiguous KV: [num_kv_tokens, num_kv_heads, ...]. v_cache is None with ``v_in_k``, and only then.
         out : [num_tokens, num_qo_heads, head_dim_v] in q's dtype, written and returned; default a new array.
         lse : float32 [num_tokens, num_qo_heads], contiguous: also write the natural log-sum-exp; -inf where no key
             was seen.
@@ -316,6 +320,7 @@ class PagedAttention:
         batch, config = self._batch, self.config
         if batch is None:
             raise ClosedError("nothing is planned: call plan(block_tables, seq_lens, ...) once per step, before run")
+        v_cache = values_in(config, self.num_kv_heads, k_cache, v_cache)
         if self._plan is None:
             check_inputs(config, self.num_kv_heads, batch, self.max_tokens, q, k_cache, v_cache, k_scale, v_scale)
             self._check_queries(batch, q)
@@ -377,25 +382,6 @@ class PagedAttention:
     def _check_queries(batch: Batch, q: Any) -> None:
         if isinstance(batch.q_indptr, np.ndarray):
             check_indptr("q_indptr", batch.q_indptr, len(q))
-
-    def _check_values(self, tables: Any, seq_lens: Any, q_indptr: Any, kv_indptr: Any, num_blocks: int | None) -> None:
-        """Check the values of arrays that are on the host."""
-        if kv_indptr is not None:
-            check_indptr("kv_indptr", kv_indptr)
-            if (np.diff(kv_indptr) < seq_lens).any():
-                raise InvalidArgument("kv_indptr gives a sequence fewer tokens than its seq_lens")
-        if q_indptr is not None:
-            check_indptr("q_indptr", q_indptr)
-            longest = int(np.diff(q_indptr).max(initial=0))
-            if longest > self.max_q_len:
-                raise InvalidArgument(
-                    f"a sequence has {longest} queries, but this was made for max_q_len = {self.max_q_len}"
-                )
-        if tables is not None:
-            q_lens = 1 if q_indptr is None else np.diff(q_indptr)
-            window = self._options.window or MAX_INT32
-            first_keys = np.maximum(seq_lens.astype(np.int64) - q_lens + 1 - window, 0)
-            check_tables(tables, seq_lens, first_keys, num_blocks or MAX_INT32, self.config.block_size)
 
 
 def _nothing(arrays: tuple[Any, ...], stream: Any) -> None:

@@ -29,6 +29,7 @@ class AttentionConfig:
     scale_mode : the granularity of quantised KV's scales.
     kv_alignment : bytes at a multiple of which every token's K and V begin; 16 in ordinary pools.
     debug : block ids are checked on the device.
+    v_in_k : V is the first head_dim_v numbers of K (latents): a kernel may read K alone.
     """
 
     head_dim: int
@@ -46,6 +47,7 @@ class AttentionConfig:
     scale_mode: ScaleMode = "none"
     kv_alignment: int = 16
     debug: bool = False
+    v_in_k: bool = False
 
     @property
     def vector(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pagedkv.errors import InvalidArgument, UnsupportedVariant
-from pagedkv.kernels import autotune, decode_mma, decode_simt, decode_tma, prefill_mma, prefill_wgmma
+from pagedkv.kernels import autotune, decode_mla, decode_mma, decode_simt, decode_tma, prefill_mma, prefill_wgmma
 from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCHEDULES, AttentionConfig, Schedule, Tiling
@@ -47,6 +47,7 @@ KERNELS: list[Kernel] = [
     Kernel("prefill_mma", prefill_mma.unsupported, prefill_mma.tiling, schedules=("listed", "whole")),
     Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=16),
     Kernel("prefill_wgmma", prefill_wgmma.unsupported, prefill_wgmma.tiling, schedules=("listed", "whole")),
+    Kernel("decode_mla", decode_mla.unsupported, decode_mla.tiling),
     Kernel("decode_simt", decode_simt.unsupported, lambda config, max_q_len: decode_simt.tiling(config)),
 ]
 

@@ -41,7 +41,12 @@ def attention_configs() -> Iterator[AttentionConfig]:
                 yield replace(FLAGSHIP, head_dim=dim, head_dim_v=dim, group_size=group, q_dtype=dtype, kv_dtype=dtype)
     for dim in (80, 96, 192, 256):
         yield replace(FLAGSHIP, head_dim=dim, head_dim_v=dim)
-    yield replace(FLAGSHIP, head_dim=576, head_dim_v=512, group_size=16)
+    latents = replace(FLAGSHIP, head_dim=576, head_dim_v=512, group_size=16, v_in_k=True)
+    yield replace(latents, v_in_k=False)
+    for heads in (16, 128):
+        for kv_dtype in ("bfloat16", "float8_e4m3"):
+            mode: ScaleMode = "none" if kv_dtype == "bfloat16" else "tensor"
+            yield replace(latents, group_size=heads, kv_dtype=kv_dtype, scale_mode=mode)
     yield replace(FLAGSHIP, q_dtype="float32", kv_dtype="float32")
     for group in (2, 3, 5, 7, 16):
         yield replace(FLAGSHIP, group_size=group)

@@ -189,6 +189,47 @@ def test_no_kernel_for_a_combination_says_which_and_why() -> None:
         attention(PtxsimBackend(), kernel="decode_simt", schedule="odd")
 
 
+def latent_attention(device: Device, **options: Any) -> PagedAttention:
+    sizes: dict[str, Any] = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256}
+    return PagedAttention(**{**sizes, "max_sequences": 2, "v_in_k": True, "device": device, **options})
+
+
+def test_latents_are_given_once(device: Device) -> None:
+    rng = np.random.default_rng(0)
+    latents = rng.standard_normal((9, 16, 1, 320)).astype(np.float16)
+    q = rng.standard_normal((2, 16, 320)).astype(np.float16)
+    tables, lens = np.array([[7, 2, 5], [1, -1, -1]], np.int32), np.array([40, 9], np.int32)
+    attention, two = latent_attention(device), latent_attention("cpu", v_in_k=False)
+    if attention.backend is not None:
+        assert attention.kernel == "decode_mla" or attention.backend.capability[0] not in (9, 10)
+    arrays = (tables, lens, q, latents)
+    there = arrays if attention.backend is None else [attention.backend.asarray(array) for array in arrays]
+    attention.plan(*there[:2])
+    out = attention.run(*there[2:])
+    found = out if attention.backend is None else attention.backend.to_host(out)
+    two.plan(tables, lens)
+    wanted = two.run(q, latents, latents[..., :256])
+    assert np.abs(found.astype(np.float32) - wanted.astype(np.float32)).max() < 5e-3
+
+
+def test_latents_of_another_width_or_a_second_array_are_refused() -> None:
+    attention = latent_attention("cpu")
+    q, latents = np.zeros((1, 16, 320), np.float16), np.zeros((2, 16, 1, 320), np.float16)
+    attention.plan(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
+    out = np.full((1, 16, 256), 7, np.float16)
+    with pytest.raises(pk.errors.LayoutMismatch, match=r"k_cache must be \[num_blocks, 16, 1, 320\], got .*256"):
+        attention.run(q, latents[..., :256], out=out)
+    with pytest.raises(pk.errors.InvalidArgument, match="v_cache must not be given"):
+        attention.run(q, latents, latents[..., :256], out=out)
+    assert (out == 7).all()
+    plain = latent_attention("cpu", v_in_k=False)
+    plain.plan(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
+    with pytest.raises(pk.errors.InvalidArgument, match="v_cache must be given"):
+        plain.run(q, latents)
+    with pytest.raises(pk.errors.InvalidArgument, match="head_dim_v = 512 is more"):
+        latent_attention("cpu", head_dim_v=512)
+
+
 @pytest.mark.parametrize("device", [5, pk.Blocks(3), None, b"cpu"])
 def test_what_is_no_place_is_refused(device: object) -> None:
     with pytest.raises(pk.WrongType, match="device is a place"):

@@ -58,6 +58,7 @@ class Case:
     softmax_scale: float | None = None
     q_size: float = 1.0  # of queries
     v_size: float = 1.0  # of V's scales, which there must be
+    v_in_k: bool = False  # V is the first head_dim_v numbers of K, with its scales
     v_spread: float = 0.0  # every scale of V is up to so many powers of two larger or smaller
 
     @property
@@ -76,6 +77,7 @@ class Case:
             self.sinks,
             self.mask,
             self.scale_mode,
+            v_in_k=self.v_in_k,
         )
 
     def __str__(self) -> str:
@@ -148,7 +150,10 @@ def problem(case: Case) -> Problem:
         tables[seq, : unseen // size] = -1  # given back when the window had passed
 
     k, k_scale = _pool(case, rng, owned, heads, dim)
-    v, v_scale = _pool(case, rng, owned, heads, dim_v)
+    if case.v_in_k:
+        v, v_scale = Strided(k.whole, lambda whole: k.view(whole)[..., :dim_v]), k_scale
+    else:
+        v, v_scale = _pool(case, rng, owned, heads, dim_v)
     if case.v_size != 1 or case.v_spread:
         spread = np.exp2(rng.uniform(-case.v_spread, case.v_spread, v_scale.shape))
         v_scale = (v_scale * case.v_size * spread).astype(np.float32)

@@ -30,6 +30,7 @@ KV_TYPES = {
 }
 HEAD_DIMS = [64, 80, 96, 128, 256]
 GROUP_SIZES = [1, 2, 3, 4, 7, 8, 16]
+LATENT_DIMS, LATENT_GROUPS = [(576, 512), (320, 256)], [1, 7, 16, 32, 128]  # of kernels for V within K
 PLACES = [
     *((layout, size) for layout in ("NHD", "HND") for size in (1, 8, 16, 32, 64, 128)),
     ("NHD", 0),  # contiguous
@@ -52,9 +53,19 @@ IN_PARTS = "in parts"  # the listed schedule, dividing row tiles of more than on
 
 def values_of(kernel: Kernel) -> list[list[Any]]:
     """What each parameter of a case can be for a kernel."""
+    if kernel.name == "decode_mla":  # values that it never takes would make the search for pairs long
+        types, places = [name for name in KV_TYPES if name != "i8"], PLACES[:-1]
+        return [types, LATENT_DIMS, LATENT_GROUPS, places, LENGTHS, list(VARIANTS), Q_LENS[:-1], list(kernel.schedules)]
     divided = [IN_PARTS] if "listed" in kernel.schedules else []
     how = [*kernel.schedules, *divided]
     return [list(KV_TYPES), HEAD_DIMS, GROUP_SIZES, PLACES, LENGTHS, list(VARIANTS), Q_LENS, how]
+
+
+def dims_of(value: Any) -> dict[str, Any]:
+    """Fields of a case: one head dim, or those of latents."""
+    if isinstance(value, int):
+        return {"head_dim": value}
+    return {"head_dim": value[0], "head_dim_v": value[1], "v_in_k": True}
 
 
 def case_of(row: list[Any]) -> Case:
@@ -64,21 +75,22 @@ def case_of(row: list[Any]) -> Case:
     """
     kv_type, head_dim, group_size, (layout, block_size), lens, variant, q_len, _ = row
     q_lens = None if q_len is None else tuple(min(q_len, length) if length else 1 for length in lens)
-    heads = 1 if group_size * (q_len or 1) > 16 or sum(lens) > 300 else 2
+    heads = 1 if not isinstance(head_dim, int) or group_size * (q_len or 1) > 16 or sum(lens) > 300 else 2
     return Case(
-        lens, q_lens, head_dim=head_dim, group_size=group_size, num_kv_heads=heads, block_size=block_size,
+        lens, q_lens, **dims_of(head_dim), group_size=group_size, num_kv_heads=heads, block_size=block_size,
         layout=layout,         **KV_TYPES[kv_type], **VARIANTS[variant],
     )  # fmt: skip
 
 
 def fits(kernel: Kernel, row: list[Any]) -> bool:
     """Whether a case (or the beginning of one, while it is made) is the kernel's."""
-    kv_type, head_dim = row[0], row[1] if len(row) > 1 else 64
+    kv_type, head_dim = row[0], row[1] if len(row) > 1 else values_of(kernel)[1][0]
     types = {name: value for name, value in KV_TYPES[kv_type].items() if name != "scale_mode"}
     size = row[3][1] if len(row) > 3 else 16
-    if kernel.unsupported(Case(head_dim=head_dim, block_size=size, **types).config, (9, 0)) is not None:
+    if kernel.unsupported(Case(**dims_of(head_dim), block_size=size, **types).config, (9, 0)) is not None:
         return False
-    if len(row) > 6 and row[6] == 40 and (row[4] == (1000,) or row[2] > 8):
+    rows = (row[6] or 1) * row[2] if len(row) > 6 else 0
+    if rows and ((row[6] == 40 and (row[4] == (1000,) or row[2] > 8)) or (rows > 128 and row[4] == (1000,))):
         return False  # 40 queries of many heads over 1,000 keys: the interpreter's time, nothing new
     return len(row) < len(values_of(kernel)) or kernel.unsupported(case_of(row).config, (9, 0)) is None
 

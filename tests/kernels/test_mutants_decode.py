@@ -5,12 +5,14 @@ Each mistake names the test that must fail on it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from pagedkv.kernels.backend import Backend
+from tests.kernels import test_decode_mla as mla
 from tests.kernels import test_decode_mma as mma
 from tests.kernels import test_decode_simt as simt
 from tests.kernels import test_decode_tma as tma
@@ -52,6 +54,10 @@ small_scales, falling_scales, large_queries = (
         {"v_spread": 40, "softmax_scale": 30.0, "scale_mode": "token_head"},
         {"q_size": 2.0**60, "softmax_scale": 2.0**-63, "scale_mode": "tensor"},
     )
+)
+latents = partial(mla.check, case=replace(mla.PLAIN, seq_lens=(33, 150)), schedule="whole")
+wide_latents = partial(
+    mla.check, case=replace(mla.PLAIN, kv_dtype="float8_e4m3", scale_mode="tensor", q_dtype="bfloat16")
 )
 far_blocks = partial(mma.test_blocks_past_2_to_the_31_elements_are_reached, block_size=16)
 tma_ragged = partial(tma.check, case=Case((15, 170), num_kv_heads=1))
@@ -381,6 +387,63 @@ MUTANTS = (
         "      if (i >= count) break;\n",
         "      if (i >= 1) break;\n",
         tma_long,
+    ),
+    # decode_mla
+    mutant(
+        "a tile is read before all threads have copied their part",
+        "decode_mla",
+        "    __syncthreads();  // the tile is there, and the one before it has been read\n",
+        "",
+        latents,
+    ),
+    mutant(
+        "the output takes the place of tiles that others read",
+        "decode_mla",
+        "  __syncthreads();  // the tiles are read\n",
+        "",
+        latents,
+    ),
+    mutant(
+        "shares are read before they are written",
+        "decode_mla",
+        "    part.add_tile(shared, s, ring.first_key + i * TILE_TOKENS);\n    __syncthreads();\n",
+        "    part.add_tile(shared, s, ring.first_key + i * TILE_TOKENS);\n",
+        latents,
+    ),
+    mutant(
+        "scores lack a part of the dims",
+        "decode_mla",
+        "for (int split = 0; split < kSplits; ++split) dot +=",
+        "for (int split = 1; split < kSplits; ++split) dot +=",
+        latents,
+    ),
+    mutant(
+        "the latents' output is not rescaled",
+        "decode_mla",
+        "o[rows][step][i] *= factor[rows][i % 2];",
+        "o[rows][step][i] *= 1.f;",
+        latents,
+    ),
+    mutant(
+        "latents outside the segment are copied",
+        "decode_mla",
+        "const bool inside = s.begin <= key && key < s.end;\n      const KV_TYPE* from",
+        "const bool inside = true;\n      const KV_TYPE* from",
+        latents,
+    ),
+    mutant(
+        "queries lie in the order of two-byte types",
+        "decode_mla",
+        "kStepsPerLoad == 1 ? within : within / 4 * 2 + within % 4 / 2 * 8;",
+        "within;",
+        wide_latents,
+    ),
+    mutant(
+        "a block is looked up for the tile before",
+        "decode_mla",
+        "block = look_up(i + 1);",
+        "block = look_up(i);",
+        latents,
     ),
     # decode_simt and decode_reduce
     mutant(

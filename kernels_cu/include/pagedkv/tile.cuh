@@ -109,34 +109,39 @@ __device__ __forceinline__ float power_below(float x) {
 }
 __device__ __forceinline__ float one_over_power(float power) { return __uint_as_float(0x7f000000u - __float_as_uint(power)); }
 
-// Q^T[16 dims x 8 rows] of every step; `q` is the row that this lane's column is (lane / 4), 4-byte aligned. Returns the row's
-// divisor, a power of two: bf16 becomes f16 beside quantised K, and reaches farther. All lanes together.
-__device__ __forceinline__ float load_queries(u32 (&b)[kKSteps][2], const Q_TYPE* q) {
-  const int lane = lane_id() % 4;
-#pragma unroll
-  for (int step = 0; step < kKSteps; ++step)
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      b[step][i] = *reinterpret_cast<const u32*>(q + step * 16 + (kStepsPerLoad == 1 ? 2 * lane + 8 * i : 4 * lane + 2 * i));
+// Row of the tile that is this lane's `column` (0, 1) of row group `group`, in sums of mma.
+__device__ __forceinline__ int own_row(int group, int column) { return group * 8 + lane_id() % 4 * 2 + column; }
+
+// A row of queries, kLanes neighbouring lanes with kWords pairs each, becomes MmaType. Returns the row's divisor, a power of two:
+// bf16 becomes f16 beside quantised K, and reaches farther. Whole warps.
+template <int kLanes, int kWords> __device__ __forceinline__ float fit_queries(u32 (&words)[kWords]) {
   if constexpr (kSame<MmaType, Q_TYPE>) {
     return 1.f;
   } else {
     float largest = 0.f;
 #pragma unroll
-    for (int step = 0; step < kKSteps; ++step)
+    for (int i = 0; i < kWords; ++i)
+      largest = fmaxf(largest, fmaxf(fabsf(__uint_as_float(words[i] << 16)), fabsf(__uint_as_float(words[i] & 0xffff0000u))));
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        largest = fmaxf(largest, fmaxf(fabsf(__uint_as_float(b[step][i] << 16)), fabsf(__uint_as_float(b[step][i] & 0xffff0000u))));
-    largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 2));
+    for (int step = 1; step < kLanes; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
     const float power = power_below(largest * 0x1p-12f), factor = one_over_power(power);  // the largest lies below 2^13
 #pragma unroll
-    for (int step = 0; step < kKSteps; ++step)
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        b[step][i] = pack2<f16>(__uint_as_float(b[step][i] << 16) * factor, __uint_as_float(b[step][i] & 0xffff0000u) * factor);
+    for (int i = 0; i < kWords; ++i)
+      words[i] = pack2<f16>(__uint_as_float(words[i] << 16) * factor, __uint_as_float(words[i] & 0xffff0000u) * factor);
     return power;
   }
+}
+
+// Q^T[16 dims x 8 rows] of every step; `q` is the row that this lane's column is (lane / 4), 4-byte aligned. Returns the row's
+// divisor. All lanes together.
+__device__ __forceinline__ float load_queries(u32 (&b)[2 * kKSteps], const Q_TYPE* q) {
+  const int lane = lane_id() % 4;
+#pragma unroll
+  for (int step = 0; step < kKSteps; ++step)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      b[2 * step + i] = *reinterpret_cast<const u32*>(q + step * 16 + (kStepsPerLoad == 1 ? 2 * lane + 8 * i : 4 * lane + 2 * i));
+  return fit_queries<4>(b);
 }
 
 }  // namespace pagedkv

@@ -13,9 +13,6 @@
 
 namespace pagedkv {
 
-// Row of the tile that is this lane's `column` (0, 1) of row group `group`.
-__device__ __forceinline__ int own_row(int group, int column) { return group * 8 + lane_id() % 4 * 2 + column; }
-
 // 16 keys in shared memory: rows first_row.. of a tile. Without `any` none is a key of the segment, and the tile is not read.
 struct KeyGroup {
   const u8* tile;
@@ -164,7 +161,7 @@ template <int kKeyGroups> class WarpRows {
 
   const Segment& segment;
   KeyRange all_see;  // keys that every row sees
-  u32 q[kRowGroups][kKSteps][2];
+  u32 q[kRowGroups][2 * kKSteps];
   Scorer scorers[kRowGroups][2];
   float m[kRowGroups][2], l[kRowGroups][2];
   float o[kRowGroups][kVSteps][4];
@@ -186,7 +183,7 @@ template <int kKeyGroups> class WarpRows {
           if (step < kKSteps) {
 #pragma unroll
             for (int group = 0; group < kRowGroups; ++group)
-              mma_16816<MmaType>(sums[step % kChains][group], a[i], q[group][step][0], q[group][step][1]);
+              mma_16816<MmaType>(sums[step % kChains][group], a[i], q[group][2 * step], q[group][2 * step + 1]);
           }
         }
       }
