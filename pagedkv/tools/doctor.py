@@ -323,13 +323,15 @@ def self_test(backend: Backend) -> Iterator[Check]:
 
     Unused memory is NaN.
     """
-    problem, expected = _problem()
+    problems = {latents: _problem(latents) for latents in (False, True)}
     for kernel in KERNELS:
-        name = f"self-test {kernel.name}"
+        name, latents = f"self-test {kernel.name}", kernel.name == "decode_mla"
+        problem, expected = problems[latents]
         start = time.perf_counter()
         try:
             make = functools.partial(
-                PagedAttention, num_qo_heads=8, num_kv_heads=2, head_dim=64, block_size=16, max_sequences=len(SEQ_LENS),
+                PagedAttention, num_qo_heads=8, num_kv_heads=problem["k"].shape[2], head_dim=problem["k"].shape[3],
+                head_dim_v=problem["v"].shape[3], v_in_k=latents, block_size=16, max_sequences=len(SEQ_LENS),
                 max_q_len=max(Q_LENS), max_tokens=sum(Q_LENS), device=backend,
             )  # fmt: skip
             reason = kernel.unsupported(make(kernel="decode_simt").config, backend.capability)
@@ -339,7 +341,7 @@ def self_test(backend: Backend) -> Iterator[Check]:
             attention = make(kernel=kernel.name)
             given = {key: backend.asarray(array) for key, array in problem.items()}
             attention.plan(given["block_tables"], given["seq_lens"], given["q_indptr"])
-            found = backend.to_host(attention.run(given["q"], given["k"], given["v"])).astype(np.float64)
+            found = backend.to_host(attention.run(given["q"], given["k"], None if latents else given["v"])).astype(np.float64)
         except Exception as error:  # of CuPy and the driver, too: a report is wanted, not a traceback
             yield Check(name, "failed", f"{type(error).__name__}: {error}", time.perf_counter() - start)
             continue
@@ -348,19 +350,25 @@ def self_test(backend: Backend) -> Iterator[Check]:
         yield Check(name, status, f"largest error {largest:.1e} of the largest output", time.perf_counter() - start)
 
 
-def _problem() -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
-    """Arrays of a batch, and the attention that float64 computes of them."""
+def _problem(latents: bool = False) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    """Arrays of a batch, and the attention that float64 computes of them.
+
+    With ``latents`` V is a part of K.
+    """
+    heads, dim = (1, 320) if latents else (2, 64)
     rng = np.random.default_rng(0)
     counts = [-(-length // 16) for length in SEQ_LENS]
     order = rng.permutation(sum(counts) + 4).astype(np.int32)
     tables = np.full((len(SEQ_LENS), max(counts)), -1, np.int32)
-    k, v = (np.full((len(order), 16, 2, 64), np.nan, np.float16) for _ in range(2))
+    k, v = (np.full((len(order), 16, heads, dim), np.nan, np.float16) for _ in range(2))
     for seq, (length, count) in enumerate(zip(SEQ_LENS, counts, strict=True)):
         tables[seq, :count], order = order[:count], order[count:]
         for position in range(length):
             slot = tables[seq, position // 16], position % 16
-            k[slot], v[slot] = rng.standard_normal((2, 2, 64)).astype(np.float16)
-    q = rng.standard_normal((sum(Q_LENS), 8, 64)).astype(np.float16)
+            k[slot], v[slot] = rng.standard_normal((2, heads, dim)).astype(np.float16)
+    if latents:
+        v = k[..., :256]
+    q = rng.standard_normal((sum(Q_LENS), 8, dim)).astype(np.float16)
     lens, indptr = np.array(SEQ_LENS, np.int32), np.cumsum([0, *Q_LENS]).astype(np.int32)
     expected = paged_attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), tables, lens, indptr)
     arrays: dict[str, NDArray[Any]] = {
