@@ -42,8 +42,8 @@ class GpuGroupKV(GroupKV):
         self.backend, self._on_work, self._before_work = backend, on_work, before_work
         super().__init__(spec, layout, arena)
 
-    def _opened(self, group: Group, pages: Any) -> GpuKV:
-        return GpuKV(group.spec, pages, self.backend, self._on_work, self._before_work)
+    def _opened(self, group: Group, rows: Any) -> GpuKV:
+        return GpuKV(group.spec, rows, self.backend, self._on_work, self._before_work, int(rows.shape[1]))
 
     @property
     def overflowing_writes(self) -> int:

@@ -43,6 +43,7 @@ class GpuKV:
     backend : launches the kernels.
     on_work : called with the stream after kernels were launched on it, so that moves can wait for them.
     before_work : called with the stream before that: work launched on other streams comes first.
+    row_bytes : of the arena's rows, where unused bytes follow each block.
     """
 
     decode = None
@@ -55,11 +56,12 @@ class GpuKV:
         backend: Backend,
         on_work: Callable[[Any], object],
         before_work: Callable[[Any], None] = lambda stream: None,
+        row_bytes: int | None = None,
     ) -> None:
         self.spec, self.backend, self.on_work, self.before_work = spec, backend, on_work, before_work
-        self._arena = arena
-        self._views = [layer_view(arena, layer, spec) for layer in range(spec.num_layers)]
-        self._scales = [_scales(arena, spec, layer, backend) for layer in range(spec.num_layers)]
+        self._views = [layer_view(arena, layer, spec, row_bytes) for layer in range(spec.num_layers)]
+        self._scales = [_scales(arena, spec, layer, backend, row_bytes) for layer in range(spec.num_layers)]
+        self._arena = arena[:, : spec.block_bytes]
         self._layers = [
             LayerKv(backend, *_with_v(views), dtype=_kernel_dtype(spec), scale_mode=spec.scale_mode, **scales)  # type: ignore[arg-type]
             for views, scales in zip(self._views, self._scales, strict=True)
@@ -295,14 +297,14 @@ def _with_v(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     return k, v if v.shape[-1] else None
 
 
-def _scales(arena: Any, spec: KVSpec, layer: int, backend: Backend) -> dict[str, Any]:
+def _scales(arena: Any, spec: KVSpec, layer: int, backend: Backend, row_bytes: int | None) -> dict[str, Any]:
     """Keywords with a layer's scales; none where the dtype has none."""
     if spec.scales is None:
         return {}
     if isinstance(spec.scales, Scales):
         k, v = (backend.asarray(scale) for scale in spec.scales.of_layer(layer))
     else:
-        k, v = (plane_view(arena, spec, name)[:, layer] for name in ("k_scale", "v_scale"))
+        k, v = (plane_view(arena, spec, name, row_bytes)[:, layer] for name in ("k_scale", "v_scale"))
     return {"k_scale": k, "v_scale": v}
 
 

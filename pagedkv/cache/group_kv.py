@@ -52,16 +52,16 @@ class GroupKV:
         self.spec, self.layout, self._arena = spec, layout, arena
         self._told: list[int] = []
         self._kvs: tuple[Any, ...] = tuple(
-            self._opened(group, arena.reshape(len(arena) * count, stride)[:, : group.page_bytes])
+            self._opened(group, arena.reshape(len(arena) * count, stride))
             for group, count, stride in zip(layout.groups, layout.per_extent, layout.strides, strict=True)
         )
         where = {layer: (g, i) for g, group in enumerate(layout.groups) for i, layer in enumerate(group.layers)}
         self._where = [where[layer] for layer in range(spec.num_layers)]
         self.decode = self._kvs[0].decode
 
-    def _opened(self, group: Group, pages: Any) -> Any:
-        """Open the KV of one group over its pages, uint8 [num_pages, page_bytes] with rows apart."""
-        return _Pages(self.spec, group, pages, self._told)
+    def _opened(self, group: Group, rows: Any) -> Any:
+        """Open the KV of one group over its pages, which begin the rows, uint8 [num_pages, stride]."""
+        return _Pages(self.spec, group, rows[:, : group.page_bytes], self._told)
 
     @property
     def num_groups(self) -> int:

@@ -62,13 +62,15 @@ def planes(spec: KVSpec) -> tuple[dict[str, Plane], int]:
     return found, first
 
 
-def plane_view(arena: Any, spec: KVSpec, name: str) -> Any:
+def plane_view(arena: Any, spec: KVSpec, name: str, row_bytes: int | None = None) -> Any:
     """One plane of all layers as a view into a tier's arena; nothing is copied.
 
     Parameters
     ----------
     arena : uint8 [num_blocks, block_bytes], NumPy's or a device's; rows may be apart, a row's bytes must be adjacent.
     name : ``"k"``, ``"v"``, ``"k_scale"`` or ``"v_scale"``.
+    row_bytes : of the arena's rows, where unused bytes follow each block. CuPy changes the element size of contiguous
+        arrays alone, so blocks that lie apart on a GPU come as whole rows.
 
     Returns
     -------
@@ -83,26 +85,28 @@ def plane_view(arena: Any, spec: KVSpec, name: str) -> Any:
     found, layer_bytes = planes(spec)
     plane = found[name]
     size = plane.dtype.itemsize
-    if getattr(arena, "dtype", None) != np.uint8 or arena.ndim != 2 or arena.shape[1] != spec.block_bytes:
+    row_bytes = spec.block_bytes if row_bytes is None else row_bytes
+    if getattr(arena, "dtype", None) != np.uint8 or arena.ndim != 2 or arena.shape[1] != row_bytes:
         shown = f"{getattr(arena, 'dtype', type(arena).__name__)} {list(getattr(arena, 'shape', ()))}"
-        raise LayoutMismatch(f"the arena must be uint8 [num_blocks, {spec.block_bytes}], got {shown}")
+        raise LayoutMismatch(f"the arena must be uint8 [num_blocks, {row_bytes}], got {shown}")
     if arena.size and (arena.strides[1] != 1 or arena.strides[0] % size):
         raise LayoutMismatch(f"the arena's rows must be contiguous and aligned, got strides {arena.strides}")
     host = getattr(arena, "ctypes", None)  # device arrays have none, and their allocators align
     if host is not None and host.data % size:
         raise LayoutMismatch(f"the arena must start at a multiple of {size} bytes")
-    layers = arena.view(plane.dtype).reshape(arena.shape[0], spec.num_layers, layer_bytes // size)
+    blocks = arena.view(plane.dtype)[:, : spec.block_bytes // size]
+    layers = blocks.reshape(arena.shape[0], spec.num_layers, layer_bytes // size)
     first = plane.first // size
     view = layers[:, :, first : first + plane.items].reshape(arena.shape[0], spec.num_layers, *plane.shape)
     return view.swapaxes(2, 3) if spec.layout == "HND" else view
 
 
-def layer_view(arena: Any, layer: int, spec: KVSpec) -> tuple[Any, Any]:
+def layer_view(arena: Any, layer: int, spec: KVSpec, row_bytes: int | None = None) -> tuple[Any, Any]:
     """K and V of one layer as views into a tier's arena; nothing is copied.
 
     Parameters
     ----------
-    arena : as for :func:`plane_view`.
+    arena, row_bytes : as for :func:`plane_view`.
     layer : 0..num_layers - 1.
 
     Returns
@@ -117,7 +121,8 @@ def layer_view(arena: Any, layer: int, spec: KVSpec) -> tuple[Any, Any]:
         ``layer`` is no layer of the spec.
     """
     layer = whole_number(layer, "layer", 0, spec.num_layers - 1)
-    return plane_view(arena, spec, "k")[:, layer], plane_view(arena, spec, "v")[:, layer]
+    k, v = (plane_view(arena, spec, name, row_bytes) for name in ("k", "v"))
+    return k[:, layer], v[:, layer]
 
 
 def gathered_shapes(spec: KVSpec, start: int, stop: int, layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """A cache by groups of layers computes the same on the CUDA kernels and on the CPU.
 
-The PTX interpreter runs the kernels. Not covered: CuPy's views of pages that lie apart, which need a GPU.
+The PTX interpreter runs the kernels. Not covered: CuPy itself, for which an array stands that is as strict as its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 import pagedkv as pk
+from pagedkv.cache.gpu_group_kv import GpuGroupKV
+from pagedkv.cache.group_kv import GroupKV
 from pagedkv.errors import InvalidArgument, LayoutMismatch, UnsupportedVariant
-from pagedkv.spec.groups import groups_of
+from pagedkv.kernels.recorder import Recorder
+from pagedkv.spec.groups import groups_of, layout_of
 from tests.cache.test_by_group import DIM, FULL, HEADS, SIZE, SPECS, compute, prompt
 from tests.ptxsim.fixture import interpreted_backend
 
@@ -124,6 +127,31 @@ def test_views_of_a_layer_are_its_groups_pages(backend: Any) -> None:
             k, v = cache.layer(layer)
             assert k.shape == v.shape == (len(k), SIZE, HEADS, DIM)
             assert k.strides[0] >= cache.spec.block_bytes // spec.num_layers
+
+
+class LikeCupy(np.ndarray[Any, Any]):
+    """Changes the size of its elements only where it is contiguous, as CuPy's arrays do."""
+
+    def view(self, *kind: Any) -> Any:
+        if kind and np.dtype(kind[0]).itemsize != self.itemsize and not self.flags.c_contiguous:
+            raise ValueError("To change to a dtype of a different size, the array must be C-contiguous")
+        return super().view(*kind)
+
+
+@pytest.mark.parametrize("name", ["windows", "both", "int8"])
+def test_views_of_pages_that_lie_apart_need_nothing_that_cupy_refuses(name: str) -> None:
+    spec = KINDS[name]
+    found = layout_of(spec)
+    strides = tuple(2 * stride for stride in found.strides)
+    layout = dataclasses.replace(found, extent_bytes=2 * found.extent_bytes, strides=strides)
+    arena = np.zeros((3, layout.extent_bytes), np.uint8).view(LikeCupy)
+    with pytest.raises(ValueError, match="C-contiguous"):
+        arena[:, :16].view(np.float32)
+    kv = GpuGroupKV(spec, layout, arena, Recorder((9, 0)), lambda stream: None, lambda stream: None)
+    exact = GroupKV(spec, layout, np.asarray(arena))
+    for layer in range(spec.num_layers):
+        for ours, theirs in zip(kv.layer(layer), exact.layer(layer), strict=True):
+            assert (ours.ctypes.data, ours.shape, ours.strides) == (theirs.ctypes.data, theirs.shape, theirs.strides)
 
 
 def test_a_mask_over_a_short_group_is_refused_as_on_the_cpu(backend: Any) -> None:

@@ -446,6 +446,12 @@ MUTANTS = (
         ("test_gathers_of_all_groups_are_those_of_the_cpu",),
     ),
     Mutant(
+        "pages that lie apart are cut out before their bytes become numbers", "pagedkv/cache/gpu_group_kv.py",
+        (("GpuKV(group.spec, rows, self.backend, self._on_work, self._before_work, int(rows.shape[1]))",
+          "GpuKV(group.spec, rows[:, : group.page_bytes], self.backend, self._on_work, self._before_work)"),),
+        ("test_views_of_pages_that_lie_apart_need_nothing_that_cupy_refuses",),
+    ),
+    Mutant(
         "a GPU's groups read the tables of the first", "pagedkv/cache/group_kv.py",
         (("kv.bind(of_group, part) for kv, of_group in", "kv.bind(arrays, part) for kv, of_group in"),),
         ("test_the_kernels_over_groups_compute_what_the_cpu_does_over_all_tokens",),
