@@ -91,6 +91,7 @@ class CupyBackend:
         self._lock = threading.Lock()
         self._staging = Staging(cupy)
         self._current_device: Callable[[], int] = cupy.cuda.runtime.getDevice
+        self._current_stream: Callable[[], Any] = cupy.cuda.get_current_stream
         self._tensor_maps: dict[tuple[Any, ...], NDArray[np.void]] = {}
 
     def launch(
@@ -241,8 +242,10 @@ class CupyBackend:
         """A caller's stream, or this device's current one, as an object with ``ptr``."""
         if stream is not None:
             return as_stream(stream)
+        if self._current_device() == self.device:
+            return self._current_stream()
         with self._current():
-            return self._cupy.cuda.get_current_stream()
+            return self._current_stream()
 
     def _architecture(self, variant: Variant) -> str:
         return architecture(variant, self.capability, self.cache.nvrtc)
