@@ -341,7 +341,8 @@ def self_test(backend: Backend) -> Iterator[Check]:
             attention = make(kernel=kernel.name)
             given = {key: backend.asarray(array) for key, array in problem.items()}
             attention.plan(given["block_tables"], given["seq_lens"], given["q_indptr"])
-            found = backend.to_host(attention.run(given["q"], given["k"], None if latents else given["v"])).astype(np.float64)
+            out = attention.run(given["q"], given["k"], None if latents else given["v"])
+            found = backend.to_host(out).astype(np.float64)
         except Exception as error:  # of CuPy and the driver, too: a report is wanted, not a traceback
             yield Check(name, "failed", f"{type(error).__name__}: {error}", time.perf_counter() - start)
             continue

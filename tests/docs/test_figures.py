@@ -18,7 +18,7 @@ from tests.replay.hits import recorded
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("tutorial.md", "observability.md")]
 FENCE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-SHOWN = "```bash\n.venv/bin/pagedkv replay\n```\n\n```text\n"  # the command, and where its output begins
+SHOWN = "\n.venv/bin/pagedkv replay\n```\n\n```text\n"  # the command, and where its output begins
 
 pytestmark = pytest.mark.checkout
 
