@@ -167,7 +167,7 @@ def read_s(path: Path, num_bytes: int) -> float:
 
 
 def exactness(llm: Any, count: int) -> tuple[int, int]:
-    """Prompts that hit and whose tokens are those of a cold run; their prefix was a prompt, too."""
+    """Prompts that hit, with the tokens of a cold run; their prefix was a prompt, too."""
     from pagedkv.adapters.llama_cpp import attach
 
     system, same = prompt(llm, 5, 264), 0
