@@ -53,7 +53,7 @@ WITHOUT_GPU = (9, 0)  # compiled for then
 DISK_SIZE = "1GiB"
 LARGEST_ERROR = 1e-3  # of float16 against float64, relative to the largest output
 SEQ_LENS, Q_LENS = (1, 17, 300), (1, 3, 2)
-RETUNED, RETUNED_Q_LEN = AttentionConfig(128, 128, 4), 2048  # other configs are tried at their first use
+TUNED_AGAIN, TUNED_AGAIN_Q_LEN = AttentionConfig(128, 128, 4), 2048  # other configs are tried at their first use
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +193,12 @@ def verdict_checks(backend: TimedBackend, retune: bool) -> Iterator[Check]:
     verdicts = autotune.verdicts_of(backend)
     if retune:
         verdicts.forget()
-        for name, max_q_len in (("decode", 1), ("prefill", RETUNED_Q_LEN)):
+        for name, max_q_len in (("decode", 1), ("prefill", TUNED_AGAIN_Q_LEN)):
             start = time.perf_counter()
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # the report has them
-                    make_plan(backend, RETUNED, num_kv_heads=8, max_sequences=1, max_q_len=max_q_len)
+                    make_plan(backend, TUNED_AGAIN, num_kv_heads=8, max_sequences=1, max_q_len=max_q_len)
             except Exception as error:  # of CuPy and the driver, too: a report is wanted, not a traceback
                 yield Check(f"try {name}", "failed", f"{type(error).__name__}: {error}", time.perf_counter() - start)
     found = verdicts.all()

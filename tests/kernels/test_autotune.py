@@ -275,8 +275,8 @@ def test_a_difference_is_told_by_its_place_and_no_nan_passes() -> None:
 
 def test_the_doctor_shows_verdicts_and_tries_again_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Timed({"decode_mma": 20.0, "decode_tma": 15.0, "prefill_mma": 9.0, "prefill_wgmma": 3.0}, ("decode_tma",))
-    monkeypatch.setattr(doctor, "RETUNED", CONFIG)
-    monkeypatch.setattr(doctor, "RETUNED_Q_LEN", 32)
+    monkeypatch.setattr(doctor, "TUNED_AGAIN", CONFIG)
+    monkeypatch.setattr(doctor, "TUNED_AGAIN_Q_LEN", 32)
     (none,) = doctor.verdict_checks(device, False)
     assert (none.status, none.detail[:8]) == ("ok", "none yet")
     found = list(doctor.verdict_checks(device, True))
