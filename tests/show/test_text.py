@@ -182,3 +182,16 @@ def test_a_long_block_table_goes_over_several_lines(open_cache):
     assert max(map(len, drawn)) <= 100
     table = " ".join(line.strip() for line in drawn[2 : drawn.index("", 2)])
     assert [cell for cell in table.split() if "->" in cell and cell != "->"] == [f"{i}->{i}" for i in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({1: "You", 2: "are"}, "You are 7"),
+        ({1: "You", 2: " are"}, "You are7"),
+        ({1: "Y", 2: "o", 7: "u", 8: " "}, "You"),
+        ({}, "1 2 7"),
+    ],
+)
+def test_pieces_that_bring_their_own_blanks_are_joined_without_more(demo, texts, said):
+    assert dataclasses.replace(demo, texts=texts).words([1, 2, 7]) == said

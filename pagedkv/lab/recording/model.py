@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -183,6 +183,11 @@ class Recording:
     def text(self, token: int) -> str:
         """A token in words, or its number."""
         return self.texts.get(token, str(token))
+
+    def words(self, tokens: Iterable[int]) -> str:
+        """Tokens as one text: with blanks between them, unless the texts of this recording bring their own."""
+        bring_blanks = any(text[:1].isspace() or text[-1:].isspace() for text in self.texts.values())
+        return ("" if bring_blanks else " ").join(self.text(token) for token in tokens)
 
 
 def _without(fields: dict[str, Any], *names: str) -> None:

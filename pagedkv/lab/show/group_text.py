@@ -66,7 +66,7 @@ def pages(recording: Recording, frame: Frame, tier: str, group: int) -> list[Lin
     copies = {target: source for of, source, target in frame.page_copies if of == group and tier == "device"}
     for page, owner in zip(shown, owners, strict=True):
         style: Style = "moving" if page.moving else "shared" if page.shared else ""
-        text = " ".join(recording.text(token) for token in page.tokens)
+        text = recording.words(page.tokens)
         if page.page in copies:
             style, text = "copied", f"{text}  (copy of {copies[page.page]})"
         room = max(20, WIDTH - width - fills - 35)

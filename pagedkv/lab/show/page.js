@@ -18,7 +18,8 @@
   const groups = recording.groups ?? []; // of layers; none: all layers see everything, and every block is group 0's
   const names = [...new Set(frames.flatMap((frame) => frame.sequences.map((sequence) => sequence.name)))];
   const colour = new Map(names.map((name, i) => [name, `s${i % COLOURS}`]));
-  const words = (tokens) => tokens.map((token) => recording.texts[token] ?? String(token)).join(" ");
+  const between = Object.values(recording.texts).some((text) => text !== text.trim()) ? "" : " "; // pieces bring their own
+  const words = (tokens) => tokens.map((token) => recording.texts[token] ?? String(token)).join(between);
   const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
   const cut = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
 

@@ -91,7 +91,7 @@ def _sequence(recording: Recording, frame: Frame, seq: SequenceState, colour: in
     yield _text(GAP, top + 33, f"fork of {seq.parent}" if seq.parent else f"{len(seq.tokens)} tokens", "faint")
     for i, block in enumerate(seq.blocks):
         shared = " shared" if held[block].shared else ""
-        words = " ".join(recording.text(token) for token in seq.tokens[i * size : (i + 1) * size])
+        words = recording.words(seq.tokens[i * size : (i + 1) * size])
         yield _box(_left(i), top, f"cell s{colour}{shared}")
         yield _text(_left(i) + 6, top + 16, _cut(words))
         yield _text(_left(i) + 6, top + 33, f"in block {block}", "faint")
@@ -111,7 +111,7 @@ def _tier(recording: Recording, frame: Frame, name: str, size: int, top: int) ->
         kind = "cell copied" if i in copied else "cell shared" if block.shared else "cell"
         owners = [*(["tree"] if block.in_tree else []), *block.sequences]
         yield _box(_left(i), top, kind)
-        yield _text(_left(i) + 6, top + 16, _cut(" ".join(recording.text(token) for token in block.tokens)))
+        yield _text(_left(i) + 6, top + 16, _cut(recording.words(block.tokens)))
         yield _text(_left(i) + 6, top + 33, _cut(f"{i}: {' '.join(owners)}"), "faint")
 
 

@@ -138,7 +138,7 @@ def _blocks(recording: Recording, frame: Frame, tier: str, title: str) -> list[L
         style: Style = "moving" if block.moving else "shared" if block.shared else ""
         if block.block in copies:
             style = "copied"
-        text = " ".join(recording.text(token) for token in block.tokens)
+        text = recording.words(block.tokens)
         if block.block in copies:
             text = f"{text}  (copy of {copies[block.block]})"
         room = max(20, WIDTH - width - fills - 19)
