@@ -185,7 +185,7 @@ class Recording:
         return self.texts.get(token, str(token))
 
     def words(self, tokens: Iterable[int]) -> str:
-        """Tokens as one text: with blanks between them, unless the texts of this recording bring their own."""
+        """Tokens as one text, with blanks between them unless the recording's texts bring some."""
         bring_blanks = any(text[:1].isspace() or text[-1:].isspace() for text in self.texts.values())
         return ("" if bring_blanks else " ").join(self.text(token) for token in tokens)
 
