@@ -132,8 +132,10 @@ MAY: dict[str, dict[str, str]] = {
     "messages": {"pagedkv.events.sockets": "pyzmq, an extra: publishes KV events, and answers those who missed some"},
     "environment": {
         "pagedkv.adapters.llama_model": "a variable by which llama.cpp stores other numbers",
+        "pagedkv.kernels.autotune": "whether kernels are tried on a device before one is taken",
         "pagedkv.kernels.jit": "where compiled kernels are kept",
         "pagedkv.cpu.threads": "how many threads, and which instructions",
+        "pagedkv.tiers.device": "whether a move beside a captured graph that was not told of is refused",
         "pagedkv.tiers.remote.mooncake": "limits of Mooncake's client, where the process has set none",
     },
     "changes files": {
@@ -141,6 +143,7 @@ MAY: dict[str, dict[str, str]] = {
         "pagedkv.adapters.probe": "the numeric fingerprint in such a folder",
         "pagedkv.cli": "sends what is left to print to /dev/null when the reader of stdout left",
         "pagedkv.kernels.jit": "keeps compiled kernels",
+        "pagedkv.kernels.tuning": "keeps which kernel is right and fastest on a device",
         "pagedkv.kernels.cupy_backend": "hands a compiled kernel to CuPy in a private temporary folder",
         "pagedkv.lab.replay.report": "--json FILE",
         "pagedkv.lab.replay.plot": "--plot FILE",

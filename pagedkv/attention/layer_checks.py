@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pagedkv.attention.checks import check_contiguous, check_dtype, check_rows, check_shape
-from pagedkv.errors import InvalidArgument, LayoutMismatch
+from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.kernels.arrays import check_place
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.batch import Batch
@@ -24,13 +24,15 @@ def values_in(config: AttentionConfig, num_kv_heads: int, k_cache: Any, v_cache:
 
     Raises
     ------
-    InvalidArgument
+    InvalidArgument, WrongType
         V is given with ``v_in_k``, or missing without it.
     LayoutMismatch
         Latents of another width.
     """
-    if (v_cache is None) != config.v_in_k:
-        raise InvalidArgument(f"v_in_k = {config.v_in_k}: v_cache must {'not ' if config.v_in_k else ''}be given")
+    if v_cache is None and not config.v_in_k:
+        raise WrongType("v_cache must be an array, not NoneType: only with v_in_k = True do latents hold V")
+    if v_cache is not None and config.v_in_k:
+        raise InvalidArgument("v_in_k = True: v_cache must not be given, the latents hold it")
     if not config.v_in_k:
         return v_cache
     latents = ("num_blocks", config.block_size) if config.block_size else ("num_kv_tokens",)

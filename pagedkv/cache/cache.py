@@ -209,7 +209,8 @@ class KVCache:
         blocks_in = blocks_of if ranks is None else partial(budgets.rank_blocks, ranks)
         sizes = blocks_in(first, host_memory, disk, spec, "device_memory" if memory is None else "memory")
         remote = check_remote(remote, spec)
-        on_gpu = device != "cpu" or backend is not None or getattr(storage, "on_gpu", False)
+        is_gpu = backend is not None or (isinstance(device, str) and device != "cpu")
+        on_gpu = is_gpu or getattr(storage, "on_gpu", False)
         shared = remote is not None or ranks is not None or getattr(storage, "shares", False)
         spec = with_layout(spec, disk, on_gpu=on_gpu, shared=shared)
         write = "never" if disk is None else disk.writes(sizes[Tier.DISK], sum(sizes[: Tier.DISK]))  # counts blocks

@@ -224,7 +224,7 @@ def test_latents_of_another_width_or_a_second_array_are_refused() -> None:
     assert (out == 7).all()
     plain = latent_attention("cpu", v_in_k=False)
     plain.plan(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
-    with pytest.raises(pk.errors.InvalidArgument, match="v_cache must be given"):
+    with pytest.raises(pk.errors.WrongType, match="v_cache must be an array"):
         plain.run(q, latents)
     with pytest.raises(pk.errors.InvalidArgument, match="head_dim_v = 512 is more"):
         latent_attention("cpu", head_dim_v=512)

@@ -35,9 +35,9 @@ NOT_OF_A_CACHE = {
     "config", "layers",  # what reads a model's file
     "ranks",  # processes of their own: tests/ranks
     "reach",  # of specs with windows; its callers only choose tables
-    "disk_lanes", "group_kv", "group_mover", "grouped", "groups", "points_found",  # by groups, not opened here yet
+    "disk_lanes", "gpu_group_kv", "group_kv", "group_mover", "grouped", "groups", "points_found",  # by groups
     "adapters", "extras",  # above a cache, whose calls are interrupted; texts of errors
-    "layer_scales", "scales", "server_url",  # read when a cache is opened; its callers only look numbers up
+    "layer_scales", "layout", "scales", "server_url",  # read when a cache is opened; its callers only look numbers up
     "c_api", "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "load", "moves", "prefetch", "scheduler", "sequence", "step")
