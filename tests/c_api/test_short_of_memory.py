@@ -32,9 +32,10 @@ def refusing() -> set[str]:
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer brings an allocator of its own")
 def test_whichever_allocation_of_a_call_fails_the_books_agree_and_it_succeeds_later(tmp_path: Path) -> None:
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT)]).lstrip(os.pathsep)  # an installed wheel first
     ended = subprocess.run(
         [sys.executable, "-m", "tests.c_api.short_of_memory"],
-        cwd=ROOT, env=os.environ | environment(tmp_path) | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        cwd=ROOT, env=os.environ | environment(tmp_path) | {"PYTHONPATH": path}, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
     refused = {name for name, count in ast.literal_eval(ended.stdout).items() if count}
