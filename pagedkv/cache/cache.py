@@ -421,6 +421,7 @@ class KVCache:
             await_remote_s=await_remote_s,
         )  # fmt: skip
         try:
+            load.waits_for_room = True
             load.done()
         except BaseException:
             load.cancel()
@@ -465,6 +466,7 @@ class KVCache:
             return seq
 
         load.opens_by(opens)
+        load.waits_for_room = False
         load.match()
         return load
 
@@ -509,7 +511,7 @@ class KVCache:
         try:
             if other is not None:
                 with other:
-                    seq.hit_tokens["partial"] = self._engine.reuse_part(seq.row, block, common)
+                    seq.hit_tokens["partial"] = self._engine.reuse_part(seq.row, block, common, load.waits_for_room)
             with self._counts:
                 self._missed_promotions += wanted - kept
         except BaseException:  # it would let go by itself, but only once the traceback is gone

@@ -221,13 +221,16 @@ class Engine:
         result: tuple[Any, Any] = self.kv.gather_pages(tables, start, stop, out, layout)  # type: ignore[attr-defined]
         return result
 
-    def reuse_part(self, row: int, block: int, common: int) -> int:
+    def reuse_part(self, row: int, block: int, common: int, waits: bool = True) -> int:
         """Copy a block whose first `common` tokens are this row's next ones.
 
-        Tokens reused (0: there is no room for another block).
+        Tokens reused (0: there is no room for another block). `waits`: False for a scheduler's loads, whose queue may
+        hold the blocks that it would wait for.
         """
         target = self.table.seed(row, common)
-        if target < 0 and self.moves.may_wait:  # the block that it needs for its next step in any case
+        if target < 0 and not waits and self.moves.may_wait and self.moves.try_make_room(1, 1.0):
+            target = self.table.seed(row, common)
+        if target < 0 and waits and self.moves.may_wait:  # the block that it needs for its next step in any case
             with contextlib.suppress(OutOfBlocks):
                 self.moves.make_room(1)
                 target = self.table.seed(row, common)

@@ -53,6 +53,7 @@ class Load:
     """
 
     __slots__ = (
+        "waits_for_room",
         *("_asking", "_began_s", "_error", "_held", "_hooks", "_latencies", "_limit", "_moves", "_opens", "_placement"),
         *("_prompt", "_remainder", "_root", "_stage", "_trace", "_until", "_worth", "found", "kept", "tiers"),
     )
@@ -83,6 +84,7 @@ class Load:
         self._asking = asking
         self._error: OutOfBlocks | None = None
         self._opens: Callable[[Load], Sequence] | None = None
+        self.waits_for_room = True  # False where its caller's other loads may hold all of it
         self.tiers: NDArray[np.uint8] | None = None
         self.found = self.kept = 0
 

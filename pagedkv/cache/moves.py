@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TypeAlias
@@ -146,6 +147,17 @@ class Moves(Waits):
             if below:
                 self._decides()
                 self.placement.reserve(min(2 * low, pool.num_available + below), Tier.DEVICE)
+
+    def try_make_room(self, num_blocks: int, seconds: float) -> bool:
+        """As :meth:`make_room` on the device, waiting no longer than this; False if there is no room then."""
+        self._decides()
+        until = time.monotonic() + seconds
+        while not self._reserves(num_blocks, Tier.DEVICE):
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            self.wait_since(self._dispatch.num_announced, min(left, 0.05))
+        return True
 
     def _has_made_room(self, amount: Amount, tier: int) -> bool:
         """Decide what goes and wait for that, until there is room; False if none can be made."""

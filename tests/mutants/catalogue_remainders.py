@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "a part is copied only into a block that is free already",
         "pagedkv/cache/engine.py",
-        (("        if target < 0 and self.moves.may_wait:", "        if False:"),),
+        (("        if target < 0 and waits and self.moves.may_wait:", "        if False:"),),
         ("test_a_part_is_copied_into_the_room_of_a_colder_block",),
     ),
     Mutant(
