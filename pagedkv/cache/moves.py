@@ -149,7 +149,7 @@ class Moves(Waits):
                 self.placement.reserve(min(2 * low, pool.num_available + below), Tier.DEVICE)
 
     def try_make_room(self, num_blocks: int, seconds: float) -> bool:
-        """As :meth:`make_room` on the device, waiting no longer than this; False if there is no room then."""
+        """As :meth:`make_room` on the device, for so long; False if there is no room then."""
         self._decides()
         until = time.monotonic() + seconds
         while not self._reserves(num_blocks, Tier.DEVICE):
