@@ -421,7 +421,7 @@ class KVCache:
             await_remote_s=await_remote_s,
         )  # fmt: skip
         try:
-            load.waits_for_room = True
+            load.awaits_reads = True
             load.done()
         except BaseException:
             load.cancel()
@@ -466,7 +466,7 @@ class KVCache:
             return seq
 
         load.opens_by(opens)
-        load.waits_for_room = False
+        load.awaits_reads = False
         load.match()
         return load
 
@@ -511,7 +511,8 @@ class KVCache:
         try:
             if other is not None:
                 with other:
-                    seq.hit_tokens["partial"] = self._engine.reuse_part(seq.row, block, common, load.waits_for_room)
+                    reads = load.awaits_reads
+                    seq.hit_tokens["partial"] = self._engine.reuse_part(seq.row, block, common, awaits_reads=reads)
             with self._counts:
                 self._missed_promotions += wanted - kept
         except BaseException:  # it would let go by itself, but only once the traceback is gone

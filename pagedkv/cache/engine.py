@@ -221,18 +221,15 @@ class Engine:
         result: tuple[Any, Any] = self.kv.gather_pages(tables, start, stop, out, layout)  # type: ignore[attr-defined]
         return result
 
-    def reuse_part(self, row: int, block: int, common: int, waits: bool = True) -> int:
+    def reuse_part(self, row: int, block: int, common: int, *, awaits_reads: bool) -> int:
         """Copy a block whose first `common` tokens are this row's next ones.
 
-        Tokens reused (0: there is no room for another block). `waits`: False for a scheduler's loads, whose queue may
-        hold the blocks that it would wait for.
+        Tokens reused (0: there is no room for another block). `awaits_reads`: as :meth:`Moves.make_room`.
         """
         target = self.table.seed(row, common)
-        if target < 0 and not waits and self.moves.may_wait and self.moves.try_make_room(1, 1.0):
-            target = self.table.seed(row, common)
-        if target < 0 and waits and self.moves.may_wait:  # the block that it needs for its next step in any case
+        if target < 0 and self.moves.may_wait:  # the block that it needs for its next step in any case
             with contextlib.suppress(OutOfBlocks):
-                self.moves.make_room(1)
+                self.moves.make_room(1, awaits_reads=awaits_reads)
                 target = self.table.seed(row, common)
         if target < 0:
             return 0

@@ -53,7 +53,7 @@ class Load:
     """
 
     __slots__ = (
-        "waits_for_room",
+        "awaits_reads",
         *("_asking", "_began_s", "_error", "_held", "_hooks", "_latencies", "_limit", "_moves", "_opens", "_placement"),
         *("_prompt", "_remainder", "_root", "_stage", "_trace", "_until", "_worth", "found", "kept", "tiers"),
     )
@@ -84,7 +84,7 @@ class Load:
         self._asking = asking
         self._error: OutOfBlocks | None = None
         self._opens: Callable[[Load], Sequence] | None = None
-        self.waits_for_room = True  # False where its caller's other loads may hold all of it
+        self.awaits_reads = True  # for room for a part of a block; False: they may be those of its caller's other loads
         self.tiers: NDArray[np.uint8] | None = None
         self.found = self.kept = 0
 

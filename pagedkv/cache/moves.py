@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import TypeAlias
@@ -109,10 +108,11 @@ class Moves(Waits):
 
     # ---- room
 
-    def make_room(self, amount: Amount, tier: int = Tier.DEVICE) -> None:
+    def make_room(self, amount: Amount, tier: int = Tier.DEVICE, *, awaits_reads: bool = True) -> None:
         """Make so many free blocks in `tier`.
 
-        Demotes and drops as the policy says, and returns once they are free.
+        Demotes and drops as the policy says, and returns once they are free. `awaits_reads`: whether to wait for
+        promotions, too, which may take long, and which schedulers carry out beside this call.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class Moves(Waits):
         with self._hooks.span("make_room", blocks=_total(amount), tier=TIER_NAMES[tier]):
             while True:
                 goal = self._goal(amount, tier)
-                if not self._has_made_room(goal, tier):
+                if not self._has_made_room(goal, tier, awaits_reads):
                     raise self._out_of(amount, tier)
                 if goal is amount:  # all of it, not a part
                     break
@@ -148,25 +148,14 @@ class Moves(Waits):
                 self._decides()
                 self.placement.reserve(min(2 * low, pool.num_available + below), Tier.DEVICE)
 
-    def try_make_room(self, num_blocks: int, seconds: float) -> bool:
-        """As :meth:`make_room` on the device, for so long; False if there is no room then."""
-        self._decides()
-        until = time.monotonic() + seconds
-        while not self._reserves(num_blocks, Tier.DEVICE):
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
-            self.wait_since(self._dispatch.num_announced, min(left, 0.05))
-        return True
-
-    def _has_made_room(self, amount: Amount, tier: int) -> bool:
+    def _has_made_room(self, amount: Amount, tier: int, awaits_reads: bool = True) -> bool:
         """Decide what goes and wait for that, until there is room; False if none can be made."""
         self._decides()
         while True:
             seen = self._dispatch.num_announced
             if self._reserves(amount, tier):
                 return True
-            if not self.wait_since(seen):
+            if not (awaits_reads or self._dispatch.num_coming) or not self.wait_since(seen):
                 return self._reserves(amount, tier)
 
     def _reserves(self, amount: Amount, tier: int) -> bool:

@@ -104,6 +104,7 @@ class Running(Room):
             if not may_run:
                 return NO_PLACE_IN_STEP, nothing
             try:
+                load.awaits_reads = alone and not self.is_room_coming()
                 seq = load.sequence()
             except OutOfBlocks:
                 if alone:
@@ -177,6 +178,8 @@ class Running(Room):
 
     def _run_loaded(self, request: Request, entry: Entry) -> None:
         first, *others = request.live()
+        alone = not self.requests and self.loading.requests == [request]
+        entry.loads[first].awaits_reads = alone and not self.is_room_coming()
         first.seq = entry.loads[first].sequence()
         self.loading.leave(request)
         self.loading.pins.update({branch: entry.loads[branch] for branch in others})

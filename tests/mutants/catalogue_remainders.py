@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "a part is copied only into a block that is free already",
         "pagedkv/cache/engine.py",
-        (("        if target < 0 and waits and self.moves.may_wait:", "        if False:"),),
+        (("        if target < 0 and self.moves.may_wait:", "        if False:"),),
         ("test_a_part_is_copied_into_the_room_of_a_colder_block",),
     ),
     Mutant(
@@ -148,6 +148,13 @@ MUTANTS = (
         "pagedkv/cache/matcher.py",
         (("                load.do_without_remainder()\n", "                pass\n"),),
         ("test_a_prefetch_without_room_for_it_brings_the_prefix_alone",),
+    ),
+    Mutant(
+        "a scheduler waits for its other loads to copy a part of a block",
+        "pagedkv/scheduler/running.py",
+        (("                load.awaits_reads = alone and not self.is_room_coming()\n",
+          "                load.awaits_reads = True\n"),),
+        ("test_a_part_of_a_block_is_not_waited_for_while_other_requests_load",),
     ),
     Mutant(
         "nothing is reserved for a partly filled block beside a request's own",

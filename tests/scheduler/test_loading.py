@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import pagedkv as pk
+from pagedkv.cache.engine import Engine
 from pagedkv.scheduler import Request, SchedulerOptions
 from tests.held_storage import HeldStorage, held_cache
 from tests.slices import one_in
@@ -568,6 +569,22 @@ def test_random_queues_all_end(first):
     for seed in range(first, first + 10):
         with ExitStack() as stack:
             one_queue(seed, stack)
+
+
+@pytest.mark.parametrize("seed", [49, 55])
+def test_a_part_of_a_block_is_not_waited_for_while_other_requests_load(seed, monkeypatch):
+    """In these queues a copy without a block once waited for reads that only this thread brings to their end."""
+    copies, original = [], Engine.reuse_part
+
+    def checked(engine, row, block, common, *, awaits_reads):
+        copies.append(awaits_reads)
+        assert not (awaits_reads and engine.moves.placement.num_in_flight), "it may wait for the reads of others"
+        return original(engine, row, block, common, awaits_reads=awaits_reads)
+
+    monkeypatch.setattr(Engine, "reuse_part", checked)
+    with ExitStack() as stack:
+        one_queue(seed, stack)
+    assert False in copies
 
 
 def test_the_time_of_a_load_is_time_in_the_queue_and_it_begins_once(world):
