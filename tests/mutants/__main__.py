@@ -25,7 +25,9 @@ def main(argv: list[str]) -> int:
     if not asked.table:
         rooms = asked.room or list(NAMES)
         recorder = Recorder(rooms)
-        pytest.main([*files_of(rooms), "-m", "", "-q"], plugins=[recorder])
+        # the names of CUDA mutants come with their test modules, and Hypothesis with those, before pytest has begun
+        early = "ignore::pytest.PytestAssertRewriteWarning"
+        pytest.main([*files_of(rooms), "-m", "", "-q", "-W", early], plugins=[recorder])
         written(RESULTS, {**kept(RESULTS), **recorder.outcomes()})
     PAGE.write_text(drawn(PAGE.read_text(encoding="utf-8"), kept(RESULTS)), encoding="utf-8")
     return int(any(room.survived or room.untried for room in kept(RESULTS).values()))

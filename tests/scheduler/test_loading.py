@@ -573,7 +573,7 @@ def test_random_queues_all_end(first):
 
 @pytest.mark.parametrize("seed", [49, 55])
 def test_a_part_of_a_block_is_not_waited_for_while_other_requests_load(seed, monkeypatch):
-    """In these queues a copy without a block once waited for reads that only this thread brings to their end."""
+    """In these queues it once waited for reads that only this thread brings to their end."""
     copies, original = [], Engine.reuse_part
 
     def checked(engine, row, block, common, *, awaits_reads):
