@@ -27,6 +27,7 @@ from pagedkv.errors import FileFormatError, InvalidArgument, LayoutMismatch, Tie
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.sizes import Blocks, format_size, parse_size
 from pagedkv.tiers.disk import file_system
+from pagedkv.tiers.disk.descriptors import close_quietly
 
 LEAST_SHARE = 8  # of the budget, for a new folder
 MISMATCHES = ("beside", "reset", "refuse")
@@ -68,9 +69,9 @@ class Folder:
 
     def close(self) -> None:
         """Let other processes use or remove it. Twice is fine."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            close_quietly(lock)
 
     __del__ = close
 
@@ -123,7 +124,7 @@ def open_folder(disk: Disk, name: str, about: str, probe: Probe | None = None, o
                     probe.write(path / "PROBE")
                 os.utime(path / "IN_USE")
             except BaseException:
-                os.close(lock)
+                close_quietly(lock)
                 raise
     except OSError as problem:
         raise TierError(f"cannot open the adapters' directory {root}: {problem.strerror or problem}") from problem
@@ -144,7 +145,7 @@ def _choosing(root: Path) -> Iterator[None]:
         file_system.wait_and_lock(lock)
         yield
     finally:
-        os.close(lock)
+        close_quietly(lock)
 
 
 def _open_lock(path: Path) -> int:
@@ -157,10 +158,10 @@ def _try_lock(folder: Path) -> int:
     try:
         file_system.lock(lock)
     except BlockingIOError:
-        os.close(lock)
+        close_quietly(lock)
         return -1
     except BaseException:
-        os.close(lock)
+        close_quietly(lock)
         raise
     return lock
 
@@ -191,7 +192,7 @@ def _claim(root: Path, name: str, probe: Probe | None, on_mismatch: str) -> tupl
             _empty(path)
             return path, lock, note
         if lock >= 0:
-            os.close(lock)
+            close_quietly(lock)
         if on_mismatch != "beside":
             raise LayoutMismatch(f"{note}; name another directory, or reset it (on_mismatch='reset')")
     raise TierError(f"{root} has {_BESIDE} folders of {name}, all of other models; delete some")
@@ -244,7 +245,7 @@ def _removed(folder: Path) -> bool:
         try:
             _remove(folder)
         finally:
-            os.close(lock)
+            close_quietly(lock)
     except OSError:
         return False
     return True

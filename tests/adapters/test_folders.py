@@ -44,6 +44,24 @@ def test_a_new_model_gets_half_of_what_is_free(tmp_path: Path) -> None:
     assert opened(tmp_path, "a").num_bytes == 32 * MIB  # and keeps it
 
 
+def test_a_lock_whose_close_fails_is_not_closed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = opened(tmp_path, "a")
+    close = os.close
+
+    def closes_and_fails(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closes_and_fails)
+        folder.close()
+    other = os.open(tmp_path, os.O_RDONLY)  # gets the number that the lock had
+    folder.close()
+    os.fstat(other)
+    os.close(other)
+    opened(tmp_path, "a").close()
+
+
 def test_the_least_recently_opened_goes_first_and_as_a_whole(tmp_path: Path) -> None:
     for name in "abcd":  # 32, 16, 8, 8 MiB
         opened(tmp_path, name).close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +104,21 @@ def test_a_directory_of_another_model_is_refused_whichever_layout_it_has(tmp_pat
     with pk.KVCache(other, pk.Blocks(16), disk=emptied, backend=on_gpu()) as cache:
         assert cache.spec.layout == "HND"
         assert stored_fingerprint(str(tmp_path / "kv")) == cache.spec.fingerprint()
+
+
+def test_a_failing_close_after_the_look_keeps_no_cache_from_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served(pk.KVCache(NAMED["HND"], pk.Blocks(16), disk=disk_in(tmp_path)))
+    close = os.close
+
+    def closes_and_fails(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closes_and_fails)
+        assert with_layout(left_open(None), disk_in(tmp_path), on_gpu=False, shared=False) == NAMED["HND"]
 
 
 @pytest.mark.parametrize("copies", [[0], [1], [0, 1]])

@@ -37,6 +37,13 @@ MUTANTS = (
         ("test_a_folder_that_is_open_does_not_go",),
     ),
     Mutant(
+        "a lock that has failed to close is closed again",
+        ADAPTERS + "folders.py",
+        (("        lock, self._lock = self._lock, -1\n        if lock >= 0:\n            close_quietly(lock)\n",
+          "        if self._lock >= 0:\n            os.close(self._lock)\n            self._lock = -1\n"),),
+        ("test_a_lock_whose_close_fails_is_not_closed_again",),
+    ),
+    Mutant(
         "the folder that was opened last goes first",
         ADAPTERS + "folders.py",
         (("sorted(others, key=_last_opened)", "sorted(others, key=_last_opened, reverse=True)"),),

@@ -226,6 +226,11 @@ MUTANTS = (
         ("test_a_directory_of_nhd_is_found_again_on_a_gpu", "test_a_directory_of_a_gpu_is_found_again_without_one"),
     ),
     Mutant(
+        "a failing close of the superblock refuses the cache", "pagedkv/tiers/disk/peek.py",
+        (("        close_quietly(fd)\n", "        os.close(fd)\n"),),
+        ("test_a_failing_close_after_the_look_keeps_no_cache_from_opening",),
+    ),
+    Mutant(
         "a GPU gets the layout of a CPU", CHOICE,
         (('("HND", "NHD") if on_gpu else ("NHD", "HND")', '("NHD", "HND")'),),
         ("test_a_new_cache_takes_hnd_on_a_gpu_and_nhd_elsewhere",),

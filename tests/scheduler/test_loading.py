@@ -176,8 +176,8 @@ def test_a_share_of_none_loads_in_the_call_that_begins_it(world):
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_two_loads_that_would_fill_the_device_exactly_do_not_lock_up(world, lookahead, share):
-    """Each needs one block more than its prompt: others forgot it (vLLM 57104)."""
-    one = world(2 * LONG, lookahead=lookahead, loading_share=share)
+    """Each needs one block more than its prompt and its copy: others forgot it (vLLM 57104)."""
+    one = world(2 * (LONG + 1), lookahead=lookahead, loading_share=share)
     one.cool(1, 2)
     whole = [prompt(start, LONG * BLOCK) for start in (1, 2)]
     requests = [one.submit(tokens, 4) for tokens in whole]

@@ -6,7 +6,7 @@ import os
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.tiers.disk import file_system
-from pagedkv.tiers.disk.descriptors import read_start
+from pagedkv.tiers.disk.descriptors import close_quietly, read_start
 from pagedkv.tiers.disk.directory import SUPER
 from pagedkv.tiers.disk.format import PAGE
 from pagedkv.tiers.disk.superblock import newest_copy
@@ -30,5 +30,5 @@ def stored_fingerprint(path: str) -> bytes | None:
     except (OSError, InvalidArgument):
         return None
     finally:
-        os.close(fd)
+        close_quietly(fd)
     return found.fingerprint if found is not None and found.is_known else None
