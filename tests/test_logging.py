@@ -67,16 +67,16 @@ def calls_of(path: Path) -> list[ast.Call]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_prints_but_those_of_the_commands_and_none_configures_logging(path: Path) -> None:
-    room = room_of(module_of(path, PACKAGE))
-    calls = calls_of(path)
-    if room not in SPEAKS:
-        assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
-    names = {called_name(call) for call in calls}
-    assert not names & {"basicConfig", "dictConfig", "fileConfig", "setLevel"} or room == "cli"
-    loggers = {literal(call) for call in calls if called_name(call) == "getLogger"}
-    assert all(name == "pagedkv" or name.startswith("pagedkv.") for name in loggers), loggers
+def test_no_file_prints_but_those_of_the_commands_and_none_configures_logging() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        room = room_of(module_of(path, PACKAGE))
+        calls = calls_of(path)
+        if room not in SPEAKS:
+            assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"], path
+        names = {called_name(call) for call in calls}
+        assert not names & {"basicConfig", "dictConfig", "fileConfig", "setLevel"} or room == "cli", path
+        loggers = {literal(call) for call in calls if called_name(call) == "getLogger"}
+        assert all(name == "pagedkv" or name.startswith("pagedkv.") for name in loggers), (path, loggers)
 
 
 def test_everything_is_logged_so_that_a_handler_that_raises_stops_nothing() -> None:

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.results import ROOT, read_results
 
 
+@pytest.mark.slow
 def test_the_bench_of_hooks_has_a_row_for_each_work_and_kind(tmp_path: Path) -> None:
     out = tmp_path / "hooks.json"
     command = [sys.executable, "-m", "bench.hooks", "--sequences", "2", "--recorder", "--trace", "--json", str(out)]

@@ -86,7 +86,7 @@ def worker(cache, seed, operations, namespace=None, salt=0):
     return job
 
 
-@pytest.mark.parametrize("demotion", ["leaf_first", "oldest_first"])
+@pytest.mark.parametrize("demotion", one_in(2, ["oldest_first", "leaf_first"]))
 @pytest.mark.parametrize("policy", one_in(3, ["hazard", "s3fifo", "lru"]))
 def test_threads_with_their_own_sequences_read_what_was_computed(open_cache, policy, demotion):
     cache = open_cache(48, host=16, disk=60, policy=policy, demotion=demotion)

@@ -84,6 +84,7 @@ def test_events_name_the_namespace_that_they_were_of_and_never_the_one_after_it(
     sound(placement)
 
 
+@pytest.mark.slow
 def test_what_the_policy_remembers_keeps_a_namespace_until_it_is_forgotten(native_hazard: ModuleType) -> None:
     tree, _, placement = single(1, 8, policy="hazard", history_blocks=8)
     table = BlockTable(placement, 4)

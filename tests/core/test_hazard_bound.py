@@ -143,7 +143,7 @@ TRACES: dict[str, tuple[Callable[[Random], Ask], int]] = {
 }
 
 
-@pytest.mark.parametrize("stake", [0.0, 1.0])
+@pytest.mark.parametrize("stake", one_in(2, [1.0, 0.0]))
 @pytest.mark.parametrize("wrong", [True, False], ids=["tables that are wrong", "learning"])
 @pytest.mark.parametrize("name", TRACES)
 def test_it_falls_no_further_below_lru_than_was_allowed(name: str, wrong: bool, stake: float) -> None:

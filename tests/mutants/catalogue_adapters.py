@@ -10,7 +10,6 @@ MUTANTS = (
         ADAPTERS + "llama_state.py",
         (("        if not layout.frames(state, cells):\n", "        if False:\n"),),
         ("test_ten_thousand_damaged_states_are_refused_or_only_their_rows_differ",),
-        quick=True,
     ),
     Mutant(
         "a short prompt is looked for",

@@ -12,7 +12,6 @@ MUTANTS = (
         PREFIXES,
         (("        elif waits(p, ends[i].transfer):\n", "        elif False:\n"),),
         ("test_a_transfer_that_was_not_handed_out_cannot_be_completed",),
-        quick=True,
     ),
     Mutant(
         "the handle of the first owner is 0",

@@ -125,7 +125,6 @@ WRITING = (
         "rows that lie in the cache are read while it is written", "pagedkv/cpu/numbers.py",
         (("return array.copy() if shared else array", "return array"),),
         ("test_rows_that_lie_in_the_cache_itself_are_read_before_anything_is_written",),
-        quick=True,
     ),
     WriteMutant(
         "a number that becomes infinity is not told", WRITE,

@@ -72,7 +72,6 @@ MUTANTS = (
         EVENTS + "publisher.py",
         (("            if lost == self._lost:\n", "            if True:\n"),),
         ("test_an_overflow_of_the_ring_clears_and_tells_all",),
-        quick=True,
     ),
     Mutant(
         "an exception loses the events that were taken",

@@ -138,7 +138,6 @@ MUTANTS = (
         ENGINE,
         (("            self._requests.begin(rows)\n", "            pass\n"),),
         ("test_room_that_a_step_makes_is_made_by_lru_too",),
-        quick=True,
     ),
     Mutant(
         "a request is over although a fork goes on with it",

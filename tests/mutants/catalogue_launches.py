@@ -16,7 +16,6 @@ MUTANTS = (
         (("return array.shape, array.strides, array.dtype, address(array) & 15, array.flags.writeable",
           "return array.shape, array.dtype, address(array) & 15, array.flags.writeable"),),
         ("test_another_form_that_fits_is_worked_out_anew", "test_another_array_on_the_host_has_another_signature"),
-        quick=True,
     ),
     Mutant(
         "an array on another GPU has the same signature",

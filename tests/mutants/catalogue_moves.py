@@ -46,7 +46,6 @@ CONDUCTOR = (
         "what loads slower than it computes is loaded", "pagedkv/cache/matcher.py",
         (("        if worth < len(tiers):", "        if False:"),),
         ("test_a_disk_hit_slower_than_computing_is_declined_counted_and_kept",),
-        quick=True,
     ),
     Mutant(
         "the write budget is never used up", ADMISSION,

@@ -95,7 +95,6 @@ NAMES = (
         (("return self._tokens(tokens), self._roots.find(self._digest(namespace))",
           "return self._tokens(tokens), self._root(namespace)"),),
         ("test_explain_of_a_namespace_that_was_never_used_makes_nothing",),
-        quick=True,
     ),
     Mutant(
         "a row says the slot of its namespace and not its number", TABLE,

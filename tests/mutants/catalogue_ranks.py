@@ -14,7 +14,6 @@ MUTANTS = (
         "a transfer arrives if it has at one rank", MOVER,
         (("                ok &= answer.ok\n", "                ok = ok & answer.ok if rank == 0 else ok\n"),),
         ("test_a_transfer_arrives_if_it_has_at_all_ranks",),
-        quick=True,
     ),
     Mutant(
         "a rank that was lost has moved its part", MOVER,

@@ -11,7 +11,6 @@ MUTANTS = (
         CORE + "owners.pyx",
         (("        if child == NIL or is_remainder(t, child):\n", "        if child == NIL:\n"),),
         NOT_WHOLE,
-        quick=True,
     ),
     Mutant(
         "a row takes over a partly filled block that reads like its own",

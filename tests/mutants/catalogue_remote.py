@@ -17,7 +17,6 @@ MUTANTS = (
         ("test_an_answer_that_comes_with_the_next_question_is_not_taken_for_its_own",
          "test_a_call_that_ends_in_time_is_answered_after_one_that_did_not",
          "test_an_exception_in_the_callback_closes_the_connection"),
-        quick=True,
     ),
     Mutant(
         "a value of another key is served", VALUE,

@@ -59,7 +59,6 @@ MUTANTS = (
         SCHEDULE,
         (("np.lexsort((ends, request, time))", "np.lexsort((request, ends, time))"),),
         ("test_who_is_over_goes_before_who_arrives_in_order_of_the_ends_and_then_of_arrival",),
-        quick=True,
     ),
     Mutant(
         "cold blocks that find no room on the device count as hits",

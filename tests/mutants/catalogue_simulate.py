@@ -40,7 +40,6 @@ MUTANTS = (
         "a page of a tail is as long as one of the layers that see everything", VIRTUAL,
         (("int(pages[link] @ self._real_bytes)", "int(pages[link].sum() * self._real_bytes[0])"),),
         ("test_bytes_moved_are_the_pages_of_their_groups[window]",),
-        quick=True,
     ),
     Mutant(
         "tails are not held", VIRTUAL,

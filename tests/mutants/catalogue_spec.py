@@ -121,7 +121,6 @@ MUTANTS = (
         (("values = (*values, self.width_of_v, scales)", "values = (*values, self.width_of_v)"),),
         ("test_what_changes_the_bytes_changes_the_fingerprint_and_nothing_else_does",
          "test_a_directory_of_other_scales_is_refused"),
-        quick=True,
     ),
     Mutant(
         "the width of V is not part of the fingerprint", SPEC,

@@ -19,7 +19,7 @@ def test_it():
 pytestmark = pytest.mark.checkout
 
 
-@pytest.mark.parametrize(("passes", "code"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize(("passes", "code"), [pytest.param(True, 0, marks=pytest.mark.slow), (False, 1)])
 def test_the_exit_code_is_pytests_own_though_the_interpreters_end_aborts(
     tmp_path: Path, passes: bool, code: int
 ) -> None:

@@ -21,6 +21,7 @@ from tests.mutants.workshop import ROOT, ids_of, trial
 
 pytestmark = pytest.mark.checkout
 
+QUICK_ROOMS = frozenset({"core", "groups", "cache", "disk", "scheduler"})
 FEW_CASES = 200  # of each proof among the killers, where nothing is wrong
 ALL_KILLERS = tuple(sorted({test for mutant in MUTANTS for test in mutant.killers}))
 ALL_MODULES = tuple(sorted({mutant.module for mutant in MUTANTS if mutant.module}))
@@ -49,8 +50,9 @@ def test_every_mutant_fits_the_source_and_has_tests_that_exist() -> None:
     assert len(ids_of(ROOT, ALL_KILLERS)) == len(ALL_KILLERS)
 
 
-def test_every_room_has_one_mutant_in_the_quick_run() -> None:
-    assert {room: sum(mutant.quick for mutant in mutants) for room, mutants in ROOMS.items()} == dict.fromkeys(ROOMS, 1)
+def test_a_few_rooms_have_one_mutant_in_the_quick_run() -> None:
+    quick = {room: sum(mutant.quick for mutant in mutants) for room, mutants in ROOMS.items()}
+    assert quick == {room: int(room in QUICK_ROOMS) for room in ROOMS}
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.reliability import small_store as small
 from tests.reliability.api_world import ApiWorld
 from tests.reliability.proof import Tally
 from tests.reliability.proofs import api
+from tests.slices import one_in
 
 with small.quiet(), small.scratch() as _folder:
     _world = ApiWorld(_folder)
@@ -25,7 +26,7 @@ with small.quiet(), small.scratch() as _folder:
     _world.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(3, NAMES))
 def test_every_oddity_in_every_place(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some oddities are good names of directories
     with small.small_files():

@@ -10,6 +10,7 @@ import pytest
 import pagedkv as pk
 from tests.remote.servers import Server, cluster, server
 from tests.remote.test_sharing import open_cache, prompt_of, remote_stats, run
+from tests.slices import one_in
 
 CLUSTER = {"cluster": True, "insecure": True}
 TENANT = pk.Namespace(tenant="a")
@@ -26,7 +27,7 @@ def nodes() -> Iterator[list[Server]]:
         yield found
 
 
-@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("seal", one_in(2, [True, False]))
 def test_a_second_cache_finds_all_blocks_in_a_cluster(nodes: list[Server], seal: bool) -> None:
     prompts = [prompt_of(number) for number in range(3)]
     with open_cache(nodes[0].tcp, **CLUSTER, required=True, seal=seal) as first:
@@ -40,6 +41,7 @@ def test_a_second_cache_finds_all_blocks_in_a_cluster(nodes: list[Server], seal:
         second.check_integrity()
 
 
+@pytest.mark.slow
 def test_a_purge_deletes_a_namespace_on_all_nodes_and_no_other(nodes: list[Server]) -> None:
     with open_cache(nodes[2].tcp, **CLUSTER, required=True) as cache:
         for namespace in (None, TENANT):
@@ -68,6 +70,7 @@ def test_a_node_that_dies_costs_nothing_but_hits(nodes: list[Server]) -> None:
         second.check_integrity()
 
 
+@pytest.mark.slow
 def test_a_single_server_as_a_cluster_costs_nothing_but_hits(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "pagedkv")
     with server() as running:

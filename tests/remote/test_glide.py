@@ -216,12 +216,11 @@ def test_no_late_reply_of_a_cluster_answers_the_next_question(store: ClusterStor
 
 
 @pytest.mark.slow
-def test_none_of_a_thousand_late_replies_of_a_cluster_answers_another(
-    store: ClusterStore, nodes: list[Server]
-) -> None:
+def test_none_of_a_thousand_late_replies_of_a_cluster_answers_another(store: ClusterStore, nodes: list[Server]) -> None:
     late_replies(store, nodes, 1000)
 
 
+@pytest.mark.slow
 def test_a_killed_node_costs_its_values_alone() -> None:
     with cluster() as mortal, contextlib.closing(ClusterStore(url_of(mortal[0]), connect_s=CONNECT_S)) as store:
         assert store.put(KEYS, VALUES, soon()) == [""] * COUNT

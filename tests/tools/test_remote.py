@@ -140,6 +140,7 @@ def test_inspect_counts_blocks_and_bytes_by_group(capsys: pytest.CaptureFixture[
         check_groups(spec, capsys, "--remote", running.unix)
 
 
+@pytest.mark.slow
 def test_a_cluster_is_measured_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("glide_sync", reason="valkey-glide-sync is not installed: pip install '.[valkey-cluster]'")
     with cluster() as nodes:
