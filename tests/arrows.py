@@ -148,7 +148,7 @@ ARROWS: dict[str, set[str]] = {
     "adapters.failures": {"errors", "observe.callbacks"},
     "adapters.store_stats": {"observe.stats"},
     "adapters.model_cache": {
-        *("errors", "spec", "cache.cache", "adapters.failures", "adapters.folders", "adapters.probe"),
+        *("errors", "spec", "cache.cache", "cache.parts", "adapters.failures", "adapters.folders", "adapters.probe"),
     },
     "adapters.store": {
         *("errors", "spec", "cache.cost_model", "cache.explain"),

@@ -67,6 +67,16 @@ class Folder:
             else:
                 (self.path / "FULL").unlink(missing_ok=True)
 
+    def give_up(self) -> None:
+        """Close it because its store could not be opened.
+
+        A new one is made anew next time, with the size that it gets then.
+        """
+        if not self.kept_bytes:
+            with contextlib.suppress(OSError):
+                (self.path / "ABOUT").unlink(missing_ok=True)
+        self.close()
+
     def close(self) -> None:
         """Let other processes use or remove it. Twice is fine."""
         lock, self._lock = self._lock, -1

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 from pagedkv.adapters.failures import log
 from pagedkv.adapters.folders import Folder, open_folder
 from pagedkv.adapters.probe import Probe
 from pagedkv.cache.cache import KVCache
-from pagedkv.errors import TierError, WrongType
+from pagedkv.cache.parts import disk_blocks
+from pagedkv.errors import InvalidArgument, TierError, WrongType
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Bytes, Size
 
+_NAMED = {"spec", "memory", "device_memory", "disk", "require_namespace"}  # the adapter has its own
+OPTIONS = frozenset(inspect.signature(KVCache).parameters) - _NAMED
 WRITE_BUDGET = "50GiB"  # per day, where the caller sets none: disks wear
 
 
@@ -26,6 +30,10 @@ def open_model_cache(
     ------
     WrongType, InvalidArgument, LayoutMismatch, TierError
     """
+    unknown = ", ".join(sorted(repr(name) for name in options.keys() - OPTIONS))
+    if unknown:
+        known = ", ".join(sorted(OPTIONS))
+        raise WrongType(f"there is no option {unknown}; beside the adapter's own there are {known}")
     if disk is None:
         return KVCache(spec, memory=memory, **options), None
     if not isinstance(disk, Disk):
@@ -39,7 +47,7 @@ def open_model_cache(
         return _open_in(folder, spec, memory, disk, options), folder
     except BaseException as problem:
         if folder is not None:
-            folder.close()
+            folder.give_up()
         if disk.required or not isinstance(problem, TierError):
             raise
         log.warning("the disk is left out: %s", problem)
@@ -62,6 +70,13 @@ def with_defaults(disk: Disk) -> Disk:
 def _open_in(folder: Folder, spec: KVSpec, memory: Size, disk: Disk, options: dict[str, Any]) -> KVCache:
     while True:
         place = dataclasses.replace(disk, path=folder.store, size=Bytes(folder.num_bytes))
+        try:
+            disk_blocks(place, spec)
+        except InvalidArgument as problem:
+            raise InvalidArgument(
+                f"Disk(size={disk.size!r}) is for all models of the directory, and this one's share is too small: "
+                f"{problem}; give it a larger size"
+            ) from problem
         try:
             cache = KVCache(spec, memory=memory, disk=place, **options)
         except TierError:

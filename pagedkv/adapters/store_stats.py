@@ -42,3 +42,11 @@ class StoreStats:
     failures: Mapping[str, int]
     hit_tokens: Mapping[str, int]
     cache: CacheStats
+
+    def __str__(self) -> str:
+        share = self.loaded_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+        failed = ", ".join(f"{kind} {count}" for kind, count in self.failures.items()) or "none"
+        return (
+            f"{self.prompts} prompts; {self.loaded_tokens} of {self.prompt_tokens} tokens loaded ({share:.1%}) in "
+            f"{self.load_s:.3g} s, {self.saved_tokens} saved in {self.save_s:.3g} s; failures: {failed}\n{self.cache}"
+        )

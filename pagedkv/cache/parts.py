@@ -96,18 +96,24 @@ def blocks_of(
         )
     on_device = blocks_for(device, spec, name)
     on_host = 0 if host is None else blocks_for(host, spec, "host_memory")
-    return [on_device, on_host, 0 if disk is None else _disk_blocks(disk, spec)]
+    return [on_device, on_host, 0 if disk is None else disk_blocks(disk, spec)]
 
 
-def _disk_blocks(disk: Disk, spec: KVSpec) -> int:
-    """Blocks of a disk tier: a size in bytes is for headers, padding and the small files, too."""
+def disk_blocks(disk: Disk, spec: KVSpec) -> int:
+    """Blocks of a disk tier: a size in bytes is for headers, padding and the small files, too.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        Not a size, less than one block, or more blocks than there are ids.
+    """
     if isinstance(disk.size, Blocks):
         return blocks_for(disk.size, spec, "size")
     slot_bytes = Geometry(1, spec.block_bytes, spec.block_size, shards_of(disk, spec), 1).slot_bytes
     num_blocks = (parse_size(disk.size) - SMALL_FILES_BYTES) // slot_bytes
     if num_blocks < 1:
-        needed = format_size(slot_bytes + SMALL_FILES_BYTES)
-        raise InvalidArgument(f"a disk tier of {disk.size!r} does not hold one block with its header: {needed}")
+        given, needed = format_size(parse_size(disk.size)), format_size(slot_bytes + SMALL_FILES_BYTES)
+        raise InvalidArgument(f"a disk tier of {given} does not hold one block with its header, which takes {needed}")
     if num_blocks > MAX_BLOCKS:
         most = format_size(MAX_BLOCKS * slot_bytes)
         raise InvalidArgument(

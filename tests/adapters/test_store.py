@@ -268,6 +268,36 @@ def test_by_default_all_is_written_within_a_budget(opened: Any) -> None:
     assert load(other, TEXT) == 599
 
 
+def test_an_option_that_nobody_has_is_named_with_those_there_are(tmp_path: Path) -> None:
+    for disk in (None, pk.Disk(tmp_path / "kv", "1MiB")):
+        with pytest.raises(pk.WrongType, match=r"no option 'rule'; .* pin_budget, policy, "):
+            PrefixStore(SPEC, "1MiB", disk, rule="lru")
+    assert not (tmp_path / "kv").exists()
+
+
+def test_a_disk_whose_share_holds_no_block_is_refused_by_the_size_that_was_given(tmp_path: Path) -> None:
+    with pytest.raises(pk.InvalidArgument, match=r"Disk\(size='20KiB'\) .* does not hold one block .* larger size"):
+        PrefixStore(SPEC, "1MiB", pk.Disk(tmp_path / "kv", "20KiB"))
+    PrefixStore(SPEC, "1MiB", pk.Disk(tmp_path / "kv", "1MiB")).close()
+
+
+def test_a_store_that_cannot_be_opened_for_a_while_is_there_afterwards(tmp_path: Path) -> None:
+    disk = pk.Disk(tmp_path / "kv", "1MiB")
+    with PrefixStore(SPEC, "1MiB", disk) as store:
+        assert save(store, TEXT) == 600
+    with pytest.raises(pk.InvalidArgument, match="policy"):
+        PrefixStore(SPEC, "1MiB", disk, policy="unknown")
+    with PrefixStore(SPEC, "1MiB", disk) as store:
+        assert store.find(TEXT) >= 592
+
+
+def test_stats_say_in_words_what_was_saved(tmp_path: Path) -> None:
+    with PrefixStore(SPEC, "1MiB") as store:
+        of_store, of_cache = str(store.stats()).split("\n")
+    assert of_store == "0 prompts; 0 of 0 tokens loaded (0.0%) in 0 s, 0 saved in 0 s; failures: none"
+    assert of_cache.startswith("0 sequences;")
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [

@@ -36,6 +36,19 @@ MUTANTS = (
         ("test_a_folder_that_is_open_does_not_go",),
     ),
     Mutant(
+        "a folder whose store could not be opened keeps its size",
+        ADAPTERS + "folders.py",
+        (("                (self.path / \"ABOUT\").unlink(missing_ok=True)\n", "                pass\n"),),
+        ("test_a_disk_whose_share_holds_no_block_is_refused_by_the_size_that_was_given",),
+    ),
+    Mutant(
+        "a store that could not be opened is forgotten with its folder",
+        ADAPTERS + "folders.py",
+        (("        if not self.kept_bytes:\n            with contextlib.suppress(OSError):\n                (self",
+          "        if True:\n            with contextlib.suppress(OSError):\n                (self"),),
+        ("test_a_store_that_cannot_be_opened_for_a_while_is_there_afterwards",),
+    ),
+    Mutant(
         "a lock that has failed to close is closed again",
         ADAPTERS + "folders.py",
         (("        lock, self._lock = self._lock, -1\n        if lock >= 0:\n            close_quietly(lock)\n",
