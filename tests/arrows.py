@@ -21,7 +21,8 @@ ARROWS: dict[str, set[str]] = {
     "threads.pthread": set(),
     "threads.monitor": {"threads.pthread"},
     "_core": {"errors", "threads.pthread"},
-    "threads.crew": {"threads.monitor"},
+    "threads.spawn": set(),
+    "threads.crew": {"threads.monitor", "threads.spawn"},
     "core": {"_core"},
     "c_api": {"_core", "errors"},
     "kernels": {"extras", "errors", "_version", "threads.monitor", "observe.callbacks", "threads.crew"},
@@ -49,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
         "cache.storage",
     },
     "cache.gpu_kv": {"errors", "spec", "attention", "kernels", "cache.storage"},
-    "cache.runtime": {"_core", "threads.crew"},
+    "cache.runtime": {"_core", "threads.crew", "threads.spawn"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),
         *("cache.device_kv", "cache.gpu_kv", "cache.group_kv", "cache.group_mover", "cache.disk_lanes"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from pagedkv.threads import crew
+from pagedkv.threads import spawn as spawning
 from pagedkv.threads.crew import Crew, Errand
 
 WATCHDOG_S = 60.0
@@ -107,14 +110,14 @@ def test_an_errand_is_done_once_and_its_error_comes_out_of_every_wait() -> None:
 
 
 def test_an_errand_whose_thread_never_begins_is_begun_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, started = crew._thread.start_new_thread, []
+    real, started = _thread.start_new_thread, []
 
     def start(work: Any, arguments: Any) -> int:
         started.append(work)
         return 0 if len(started) == 1 else real(work, arguments)
 
     monkeypatch.setattr(crew, "START_S", 0.01)
-    monkeypatch.setattr(crew._thread, "start_new_thread", start)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
     done: list[int] = []
     assert Errand(lambda: done.append(1)).ends_within(60)
     assert done == [1]
@@ -129,3 +132,40 @@ def test_a_thread_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MemoryError, match="thread lost did not begin"):
         crew.start(thread)
     never.set()
+
+
+ENDS_AT_ONCE = """
+import atexit, sys
+begun = []
+atexit.register(lambda: print(len(begun)))  # before pagedkv's handlers, so it is called after them
+from pagedkv.threads.spawn import spawn
+atexit.register(lambda: spawn(lambda: begun.append("at the end")))
+sys.setswitchinterval(60)  # seconds: no other thread gets a turn unless this one waits
+spawn(lambda: begun.append("before it"))
+"""
+
+
+def test_a_process_ends_only_when_its_threads_have_begun() -> None:
+    ran = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "2\n"
+
+
+def test_a_thread_that_never_begins_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_thread, "start_new_thread", lambda work, arguments: None)
+    monkeypatch.setattr(spawning, "BEGIN_S", 0.05)
+    monkeypatch.setattr(spawning, "_unbegun", set())
+    spawning.spawn(list)
+    started = time.monotonic()
+    spawning._let_begin()
+    assert 0.05 <= time.monotonic() - started < 10
+
+
+def test_the_end_waits_for_no_thread_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(work: Callable[[], object], arguments: object) -> None:
+        raise RuntimeError("no more threads")
+
+    monkeypatch.setattr(_thread, "start_new_thread", none)
+    monkeypatch.setattr(spawning, "_unbegun", set())
+    with pytest.raises(RuntimeError):
+        spawning.spawn(list)
+    assert not spawning._unbegun

@@ -6,7 +6,6 @@ test that decides what happens next.
 
 from __future__ import annotations
 
-import _thread
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from pagedkv._core.dispatch import Dispatch
 from pagedkv.threads.crew import Thread
+from pagedkv.threads.spawn import spawn
 
 SLICE_S = 0.05  # a caller that waits runs Python this often, which is when a signal's exception can arrive
 
@@ -55,8 +55,8 @@ class SystemRuntime:
         return threading.Thread(target=work, name=name, daemon=True)
 
     def spawn(self, work: Callable[[], object]) -> None:
-        """Without a Python lock: an interrupted `threading.Thread.start` can leave one taken."""
-        _thread.start_new_thread(work, ())
+        """Another one of the interpreter's threads."""
+        spawn(work)
 
     def pause(self, dispatch: Dispatch, seen: int, others: bool) -> None:
         """Wait for the end of a move, outside the interpreter's lock."""

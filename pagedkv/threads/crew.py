@@ -7,13 +7,13 @@ callers wait in a Monitor.
 
 from __future__ import annotations
 
-import _thread
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from pagedkv.threads.monitor import Monitor
+from pagedkv.threads.spawn import spawn
 
 BEGIN_S = 60.0  # until a thread that does not say that it has begun is given up
 START_S = 1.0  # until a thread that has not begun is taken for one that never will
@@ -72,7 +72,7 @@ class Errand:
         """
         while self._state == "waits":
             try:
-                _thread.start_new_thread(self._run, ())
+                spawn(self._run)
             except RuntimeError:  # the interpreter is ending, and has no more threads
                 self._run()
             with self._changed:
@@ -139,7 +139,7 @@ class Crew(Generic[Item, Result]):
         started = 0
         try:
             for _ in range(min(self._num_threads, len(self._items))):
-                _thread.start_new_thread(self._serve, ())
+                spawn(self._serve)
                 started += 1
         except RuntimeError:  # no more threads: those that there are do it, or the caller
             if not started:

@@ -232,6 +232,21 @@ MOVERS = (
         ("test_a_thread_that_waits_does_not_have_the_monitor_meanwhile_and_has_it_again_afterwards",),
     ),
     Mutant(
+        "the interpreter ends before a thread has begun", "pagedkv/threads/spawn.py",
+        (("    while _unbegun and time", "    while False and time"),),
+        ("test_a_process_ends_only_when_its_threads_have_begun",),
+    ),
+    Mutant(
+        "the end waits for a thread that could not be started", "pagedkv/threads/spawn.py",
+        (("may be a thread\n        _unbegun.discard(mark)\n", "may be a thread\n"),),
+        ("test_the_end_waits_for_no_thread_that_there_is_not",),
+    ),
+    Mutant(
+        "the end waits long for a thread that never begins", "pagedkv/threads/spawn.py",
+        (("time.monotonic() + BEGIN_S", "time.monotonic() + 300 * BEGIN_S"),),
+        ("test_a_thread_that_never_begins_does_not_hold_up_the_end",),
+    ),
+    Mutant(
         "a thread that dies before it begins is waited for", "pagedkv/threads/crew.py",
         (('        while self._state == "waits":\n', '        for _ in range(self._state == "waits"):\n'),),
         ("test_an_errand_whose_thread_never_begins_is_begun_by_another",),

@@ -26,8 +26,8 @@ ROOMS = (
     "cost_model", "cpu", "crew", "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks",
     "interop", "jobs", "journal", "latency", "kernels", "kv_spec", "learned", "load", "matcher", "metrics", "moves",
     "namespace", "parts", "paths", "pin", "place", "policies", "prefetch", "recording", "records", "remainder",
-    "remote", "roots", "runtime", "scheduler", "scrub", "sequence", "sizes", "stats", "step", "storage", "tiered",
-    "tiers", "traced_step", "waits",
+    "remote", "roots", "runtime", "scheduler", "scrub", "sequence", "sizes", "spawn", "stats", "step", "storage",
+    "tiered", "tiers", "traced_step", "waits",
 )  # fmt: skip
 NOT_OF_A_CACHE = {
     "cli", "doctor", "payoff", "store", "main__", "replay", "show", "simulate", "sizing", "traces",  # commands
