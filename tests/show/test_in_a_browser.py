@@ -196,6 +196,24 @@ def test_buttons_go_both_ways_and_stop_at_the_ends(shown, demo):
     assert shown.run(disabled) == ["next", "last"]
 
 
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_nothing_is_cut_off_whatever_the_windows_width(shown, demo, width):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    shown.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for _ in demo.frames:
+            assert shown.run("return window.innerWidth") == width
+            assert shown.run("return document.documentElement.scrollWidth") <= width, f"step {shown.step} is wider"
+            cut = """return [...document.querySelectorAll(arguments[0])].filter((cell) =>
+                       cell.scrollWidth > cell.clientWidth + 1 || cell.scrollHeight > cell.clientHeight + 1)
+                       .map((cell) => cell.textContent)"""
+            assert shown.run(cut, ".block, .logical, #caption") == [], f"step {shown.step}"
+            if shown.step < len(demo.frames):
+                shown.click("next")
+    finally:
+        shown.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_keys_step_and_play(shown, demo):
     right, left, home, end, space = "\ue014", "\ue012", "\ue011", "\ue010", " "
     for key, step in ((right, 2), (right, 3), (left, 2), (end, len(demo.frames)), (right, len(demo.frames)), (home, 1)):
