@@ -133,8 +133,11 @@ class TieredStorage:
         )
         from pagedkv.cache.gpu_group_kv import GpuGroupKV
         from pagedkv.cache.gpu_kv import GpuKV
+        from pagedkv.kernels.block_moves import BlockMoves
 
-        device = (self._backend or cuda_backend(self._gpu or 0), tier.launched_on, tier.before_use)
+        backend = self._backend or cuda_backend(self._gpu or 0)
+        tier.copy_small_by(BlockMoves(backend))
+        device = (backend, tier.launched_on, tier.before_use)
         if self._layout is None:
             return GpuKV(spec, tier.arena, *device)
         return GpuGroupKV(spec, self._layout, tier.arena, *device)

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +23,24 @@ from pagedkv.errors import TierError
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.place import cuda_number
 from pagedkv.tiers.base import check_size
-from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
+from pagedkv.tiers.memory import ArenaTier, anonymous_arena
 
-MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the two addresses
+HOST_POINTERS = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
 
 log = Log(logging.getLogger("pagedkv.tiers"))
 _NOTHING = contextlib.nullcontext()
-_local = threading.local()
+
+
+class BlockKernel(Protocol):
+    """What copies blocks by a kernel."""
+
+    def __call__(
+        self, src: Any, src_blocks: NDArray[np.int32], dst: Any, dst_blocks: NDArray[np.int32], stream: Any
+    ) -> None:
+        """Launch copies of blocks ``src_blocks[i] -> dst_blocks[i]`` on a stream.
+
+        One arena is on the GPU, the other in page-locked memory. The thread waits for the stream before its next call.
+        """
 
 
 class DeviceTier(ArenaTier):
@@ -77,6 +86,15 @@ class DeviceTier(ArenaTier):
         self._untold_graph = False  # captured over the arena, and no launch has been told since
         self._last: int | None = None  # pointer of the stream that used the arena last
         self._using = threading.Lock()
+        self.kernel: BlockKernel | None = None
+
+    def copy_small_by(self, kernel: BlockKernel) -> None:
+        """Let a kernel copy small blocks from and to page-locked memory.
+
+        Not on a device that reaches such memory by other addresses than the host.
+        """
+        if self.gpu is not None and self._cupy.cuda.runtime.deviceGetAttribute(HOST_POINTERS, self.gpu):
+            self.kernel = kernel
 
     def used_by(self, stream: Any = None) -> None:
         """Make copies wait for kernels or graphs that the caller launched on a stream.
@@ -184,7 +202,7 @@ class DeviceLane(ArenaTier):
 
     def __init__(self, tier: DeviceTier, rows: Any) -> None:
         super().__init__(tier.name, rows, tier.gpu)
-        self.wait_for_users = tier.wait_for_users
+        self.wait_for_users, self.kernel = tier.wait_for_users, tier.kernel
 
 
 def import_cupy() -> Any:
@@ -202,69 +220,6 @@ def import_cupy() -> Any:
             f"a GPU tier needs CuPy: {extras.command('cuda12')}, or the packages of the extra [cuda13], "
             "whichever your driver has"
         ) from problem
-
-
-def cuda_copy(
-    src: Any,
-    src_blocks: NDArray[np.int32],
-    dst: Any,
-    dst_blocks: NDArray[np.int32],
-    gpu: int,
-    device: DeviceTier | DeviceLane | None = None,
-) -> None:
-    """Copy blocks to, from or on a GPU, on this thread's own stream, and wait for them.
-
-    Parameters
-    ----------
-    src, dst : uint8 [*, block_bytes], CuPy or NumPy (page-locked, or the copy is staged by the driver). The bytes of a
-        block are adjacent; blocks may be apart.
-    src_blocks, dst_blocks : int32 [n]. Neighbours in both become one copy, where both have no bytes between blocks.
-    gpu : CUDA device whose stream is used.
-    device : the tier whose kernels are waited for before anything is copied.
-    """
-    cupy = import_cupy()
-    block_bytes = int(src.shape[1])
-    with cupy.cuda.Device(gpu):
-        stream = _stream(cupy, gpu)
-        if device is not None:
-            device.wait_for_users(stream)
-        host = src_blocks if isinstance(src, np.ndarray) else dst_blocks if isinstance(dst, np.ndarray) else None
-        pieces = None if host is None else host // lock_blocks(block_bytes)
-        src_stride, dst_stride = int(src.strides[0]), int(dst.strides[0])
-        if not src_stride == dst_stride == block_bytes:
-            pieces = np.arange(src_blocks.size, dtype=np.int32)  # each block alone
-        for src_block, dst_block, count in neighbours(src_blocks, dst_blocks, pieces):
-            cupy.cuda.runtime.memcpyAsync(
-                _address(dst) + dst_block * dst_stride,
-                _address(src) + src_block * src_stride,
-                count * block_bytes,
-                MEMCPY_DEFAULT,
-                stream.ptr,
-            )
-        stream.synchronize()
-
-
-def neighbours(
-    src_blocks: NDArray[np.int32], dst_blocks: NDArray[np.int32], pieces: NDArray[np.int32] | None = None
-) -> Iterator[tuple[int, int, int]]:
-    """Cut two lists of block ids into runs that are consecutive in both.
-
-    Runs are ``(src_block, dst_block, count)``.
-
-    ``pieces`` says for each block in which piece of memory it lies: a run stays in one.
-    """
-    if not src_blocks.size:
-        return
-    breaks = (np.diff(src_blocks) != 1) | (np.diff(dst_blocks) != 1)
-    if pieces is not None:
-        breaks |= np.diff(pieces) != 0
-    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1, [src_blocks.size]))
-    for start, end in itertools.pairwise(starts):
-        yield int(src_blocks[start]), int(dst_blocks[start]), int(end - start)
-
-
-def _address(arena: Any) -> int:
-    return int(arena.ctypes.data) if isinstance(arena, np.ndarray) else int(arena.data.ptr)
 
 
 def _as_stream(cupy: Any, stream: Any) -> Any:
@@ -289,11 +244,3 @@ class _Foreign:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._pointer
-
-
-def _stream(cupy: Any, gpu: int) -> Any:
-    """This thread's copy stream on `gpu`: does not wait for, or hold up, the default stream."""
-    streams: dict[int, Any] = _local.__dict__.setdefault("streams", {})
-    if gpu not in streams:
-        streams[gpu] = cupy.cuda.Stream(non_blocking=True)
-    return streams[gpu]

@@ -18,7 +18,7 @@ from pagedkv.tiers.device import import_cupy
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
 
 TOUCH_THREADS = 8
-HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context
+PORTABLE_AND_MAPPED = 1 | 2  # cudaHostRegister...: page-locked for every context, and in reach of kernels
 
 
 class LockedMapping(mmap.mmap):
@@ -26,7 +26,7 @@ class LockedMapping(mmap.mmap):
 
     def lock(self, runtime: Any, chunk: NDArray[np.uint8]) -> None:
         """Lock a part of it; `runtime` is ``cupy.cuda.runtime``."""
-        runtime.hostRegister(chunk.ctypes.data, chunk.nbytes, HOST_REGISTER_PORTABLE)
+        runtime.hostRegister(chunk.ctypes.data, chunk.nbytes, PORTABLE_AND_MAPPED)
         self.__dict__.setdefault("locks", []).append((os.getpid(), runtime, chunk.ctypes.data))
 
     def __del__(self) -> None:

@@ -421,13 +421,13 @@ MUTANTS = (
         ("test_books_over_groups_that_contradict_themselves_are_refused_with_the_place",),
     ),
     Mutant(
-        "a copy takes pages that lie apart for neighbours", "pagedkv/tiers/device.py",
-        (("        if not src_stride == dst_stride == block_bytes:\n", "        if False:\n"),),
+        "a copy takes pages that lie apart for neighbours", "pagedkv/tiers/cuda_copy.py",
+        (("    if not src_stride == dst_stride == block_bytes:\n", "    if False:\n"),),
         ("test_pages_that_lie_apart_move_one_by_one_and_after_the_kernels",),
     ),
     Mutant(
-        "a copy forgets the distance between pages", "pagedkv/tiers/device.py",
-        (("_address(dst) + dst_block * dst_stride", "_address(dst) + dst_block * block_bytes"),),
+        "a copy forgets the distance between pages", "pagedkv/tiers/cuda_copy.py",
+        (("int(dst_blocks[start]) * dst_stride", "int(dst_blocks[start]) * block_bytes"),),
         ("test_pages_that_lie_apart_move_one_by_one_and_after_the_kernels",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Mistakes in launches: repeated ones, the choice of a kernel, and the order of streams."""
+"""Mistakes in launches: repeated ones, the choice of a kernel, streams, small blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
 AUTOTUNE = "pagedkv/kernels/autotune.py"
 IN_TURN = "pagedkv/kernels/in_turn.py"
+COPY = "pagedkv/tiers/cuda_copy.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
 
 MUTANTS = (
@@ -162,5 +163,100 @@ MUTANTS = (
         (("            event.record(stream)\n        return True\n",
           "            event.record(stream)\n            self._untold_graph = False\n        return True\n"),),
         ("test_a_move_complains_of_a_captured_graph_whose_launches_were_not_reported",),
+    ),
+    Mutant(
+        "a kernel copies large runs too",
+        COPY,
+        (("small = counts * block_bytes < SMALL_RUN", "small = counts > 0"),),
+        (
+            "test_few_runs_or_large_ones_stay_with_the_copy_engine",
+            "test_a_large_run_among_small_ones_is_not_the_kernels",
+        ),
+    ),
+    Mutant(
+        "a launch for a few runs",
+        COPY,
+        (("np.count_nonzero(small) <= FEW_RUNS", "not small.any()"),),
+        ("test_few_runs_or_large_ones_stay_with_the_copy_engine",),
+    ),
+    Mutant(
+        "a kernel copies the blocks of large runs again",
+        COPY,
+        (("listed = np.repeat(small, counts)", "listed = np.ones(src_blocks.size, np.bool_)"),),
+        ("test_a_large_run_among_small_ones_is_not_the_kernels",),
+    ),
+    Mutant(
+        "the copy engine copies the blocks of small runs again",
+        COPY,
+        (("starts[~small].tolist(), counts[~small].tolist()", "starts.tolist(), counts.tolist()"),),
+        ("test_a_large_run_among_small_ones_is_not_the_kernels",),
+    ),
+    Mutant(
+        "a failed copy is not waited for",
+        COPY,
+        (("        finally:  # after an error too: its blocks are used again\n            stream",
+          "        finally:\n            pass\n        stream"),),
+        ("test_a_copy_that_fails_is_waited_for_before_its_blocks_are_used_again",),
+    ),
+    Mutant(
+        "a kernel copies from memory that is not page-locked",
+        "pagedkv/tiers/mover/transfer.py",
+        (("reached = all(tier.gpu is not None for tier in tiers)", "reached = True"),),
+        ("test_host_memory_out_of_the_kernels_reach_stays_with_the_copy_engine",),
+    ),
+    Mutant(
+        "a kernel copies by host addresses on a device that has others",
+        "pagedkv/tiers/device.py",
+        (("if self.gpu is not None and self._cupy.cuda.runtime.deviceGetAttribute(HOST_POINTERS, self.gpu):",
+          "if self.gpu is not None:"),),
+        ("test_host_memory_out_of_the_kernels_reach_stays_with_the_copy_engine",),
+    ),
+    Mutant(
+        "page-locked memory is out of reach of kernels",
+        "pagedkv/tiers/host.py",
+        (("PORTABLE_AND_MAPPED = 1 | 2", "PORTABLE_AND_MAPPED = 1"),),
+        ("test_page_locked_memory_is_locked_in_chunks_and_unlocked_with_its_last_view",),
+    ),
+    Mutant(
+        "the kernel for small blocks is unknown to lanes of pages",
+        "pagedkv/tiers/device.py",
+        (("tier.wait_for_users, tier.kernel\n", "tier.wait_for_users, None\n"),),
+        ("test_pages_of_groups_that_lie_apart_are_one_launch_and_the_bytes_between_stay",),
+    ),
+    Mutant(
+        "every move of small blocks takes device memory",
+        "pagedkv/kernels/block_moves.py",
+        (("if found is None or len(found) < count:", "if True:"),),
+        ("test_many_small_runs_are_one_launch_in_either_direction",),
+    ),
+    Mutant(
+        "a list of blocks is longer than its memory",
+        "pagedkv/kernels/block_moves.py",
+        (("if found is None or len(found) < count:", "if found is None:"),),
+        ("test_a_longer_list_takes_more_memory_once",),
+    ),
+    Mutant(
+        "small blocks are copied on another stream than the copies'",
+        "pagedkv/kernels/block_moves.py",
+        (("max_ctas=MOST_CTAS, stream=stream)", "max_ctas=MOST_CTAS)"),),
+        ("test_many_small_runs_are_one_launch_in_either_direction",),
+    ),
+    Mutant(
+        "moves of small blocks take the whole GPU",
+        "pagedkv/kernels/block_moves.py",
+        (("max_ctas=MOST_CTAS, stream", "stream"),),
+        ("test_the_kernel_leaves_multiprocessors_to_attention",),
+    ),
+    Mutant(
+        "a cache gives its tier no kernel for small blocks",
+        "pagedkv/cache/tiered.py",
+        (("        tier.copy_small_by(BlockMoves(backend))\n", ""),),
+        ("test_a_caches_small_blocks_go_to_the_host_and_come_back_with_their_scales",),
+    ),
+    Mutant(
+        "small blocks go through a bounce buffer a few at a time",
+        "pagedkv/tiers/mover/transfer.py",
+        (("max(BOUNCE_BLOCKS, BOUNCE_BYTES // tier.block_bytes)", "BOUNCE_BLOCKS"),),
+        ("test_small_blocks_fill_a_bounce_buffer_and_are_one_launch_of_it",),
     ),
 )

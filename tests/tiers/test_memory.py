@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import resource
 import sys
 import time
-import types
 import weakref
 from pathlib import Path
 
@@ -21,12 +18,15 @@ from pagedkv.spec.groups import layout_of
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Blocks, Bytes
 from pagedkv.tiers import DeviceTier, DiskTier, HostTier, Mover, Record
-from pagedkv.tiers.device import DeviceLane, neighbours
+from pagedkv.tiers.cuda_copy import runs
+from pagedkv.tiers.device import DeviceLane
 from pagedkv.tiers.disk import _io
 from pagedkv.tiers.memory import ArenaTier
 from pagedkv.tiers.mover import transfer
+from tests.tiers.fake_gpu import fake_cupy_fixture
 
 TIERS = [DeviceTier, HostTier]
+fake_cupy = fake_cupy_fixture()
 
 
 @pytest.mark.parametrize("tier_class", TIERS)
@@ -161,102 +161,16 @@ def test_the_low_level_calls_check_rows_and_lengths():
 def test_neighbours_in_both_lists_become_one_run():
     src = np.array([4, 5, 6, 9, 10, 3], np.int32)
     dst = np.array([0, 1, 3, 4, 5, 6], np.int32)
-    assert list(neighbours(src, dst)) == [(4, 0, 2), (6, 3, 1), (9, 4, 2), (3, 6, 1)]
-    assert not list(neighbours(src[:0], dst[:0]))
+    assert [array.tolist() for array in runs(src, dst)] == [[0, 2, 3, 5], [2, 1, 2, 1]]
+    assert [array.tolist() for array in runs(src, dst, np.array([0, 1, 1, 1, 1, 1]))] == [
+        [0, 1, 2, 3, 5],
+        [1, 1, 1, 2, 1],
+    ]
+    assert [array.tolist() for array in runs(src[:0], dst[:0])] == [[], []]
 
 
-class FakeArray:
-    """A CuPy array's shape and address; the bytes lie in a NumPy array."""
-
-    def __init__(self, shape: tuple[int, int], dtype: object, of: np.ndarray | None = None) -> None:
-        self.bytes = np.zeros(shape, np.uint8) if of is None else of
-        self.shape, self.dtype, self.strides = self.bytes.shape, dtype, self.bytes.strides
-        self.data = types.SimpleNamespace(ptr=self.bytes.ctypes.data)
-
-    def reshape(self, *shape: int) -> FakeArray:
-        return FakeArray((0, 0), self.dtype, self.bytes.reshape(shape))
-
-    def __getitem__(self, index: object) -> FakeArray:
-        return FakeArray((0, 0), self.dtype, self.bytes[index])
-
-
-@pytest.fixture
-def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """As much of CuPy as the tiers call; copies run at once and are counted."""
-    fake = types.SimpleNamespace(copies=0, synchronised=0, devices=[], locked={}, waits=[], limit=1 << 30)
-    fake.capturing = fake.zeros_waits = fake.event_waits = 0
-
-    class Stream:
-        ptr = 77
-
-        def __init__(self, *, non_blocking: bool) -> None:
-            assert non_blocking
-
-        def synchronize(self) -> None:
-            fake.synchronised += 1
-
-        def wait_event(self, event: Event) -> None:
-            fake.waits.append(event.recorded)
-
-    class Current:
-        ptr = 5
-
-        def synchronize(self) -> None:
-            fake.zeros_waits += 1
-
-        def wait_event(self, event: Event) -> None:
-            fake.waits.append((5, event.recorded))
-
-    class Event:
-        def __init__(self, *, disable_timing: bool) -> None:
-            assert disable_timing
-
-        def record(self, stream: types.SimpleNamespace) -> None:
-            self.recorded = stream.ptr
-
-        def synchronize(self) -> None:
-            fake.event_waits += 1
-
-    class Error(Exception):
-        pass
-
-    def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
-        assert (kind, stream) == (4, 77)
-        for start, locked in fake.locked.items():  # the driver refuses a range that leaves a locked piece
-            for at in (dst, src):
-                assert at + size <= start or start + locked <= at or start <= at <= at + size <= start + locked
-        ctypes.memmove(dst, src, size)
-        fake.copies += 1
-
-    def zeros(shape: tuple[int, int], dtype: object) -> FakeArray:
-        if shape[0] * shape[1] > fake.limit:
-            raise Error("out of memory")
-        return FakeArray(shape, dtype)
-
-    def register(address: int, size: int, flags: int) -> None:
-        if size + sum(fake.locked.values()) > fake.limit:
-            raise Error("cannot lock")
-        fake.locked[address] = size
-
-    def device(gpu: int) -> contextlib.AbstractContextManager[None]:
-        fake.devices.append(gpu)
-        return contextlib.nullcontext()
-
-    fake.zeros = zeros
-    fake.cuda = types.SimpleNamespace(
-        Device=device, Stream=Stream, Event=Event,
-        ExternalStream=lambda ptr: types.SimpleNamespace(ptr=ptr), get_current_stream=Current,
-        memory=types.SimpleNamespace(OutOfMemoryError=Error),
-        runtime=types.SimpleNamespace(
-            streamIsCapturing=lambda stream: stream == fake.capturing, CUDARuntimeError=Error,
-            getDevice=lambda: 3, memcpyAsync=memcpy_async, hostRegister=register, hostUnregister=fake.locked.pop,
-        ),
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    return fake
-
-
-def test_a_gpu_arena_moves_to_page_locked_host_to_disk_and_back(fake_cupy, tmp_path):
+def test_a_gpu_arena_moves_to_page_locked_host_to_disk_and_back(fake_cupy, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "BOUNCE_BYTES", 4 * 4096)
     device, host = DeviceTier(12, 4096, device="cuda:3"), HostTier(12, 4096, device="cuda:3")
     assert not host.arena.any()
     disk = DiskTier(tmp_path / "kv", 12, 4096, fingerprint=bytes(32), block_tokens=1)

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.tiers.base import Name, OpenTier, RamTier, Record, StoreTier, is_store
-from pagedkv.tiers.device import DeviceLane, DeviceTier, cuda_copy
+from pagedkv.tiers.cuda_copy import cuda_copy
+from pagedkv.tiers.device import BlockKernel, DeviceLane, DeviceTier
 from pagedkv.tiers.disk import _io
 from pagedkv.tiers.host import page_locked_arena
 
-BOUNCE_BLOCKS = 4
+BOUNCE_BLOCKS, BOUNCE_BYTES = 4, 1 << 20  # of a bounce buffer: small blocks fill the bytes
 
 _local = threading.local()
 
@@ -60,7 +61,7 @@ def copy(src: RamTier, src_blocks: NDArray[np.int32], dst: RamTier, dst_blocks: 
     if isinstance(src.arena, np.ndarray) and isinstance(dst.arena, np.ndarray):
         _io.copy_blocks(src.arena, src_blocks, dst.arena, dst_blocks)
     else:
-        cuda_copy(src.arena, src_blocks, dst.arena, dst_blocks, _gpu(src, dst), _device(src, dst))
+        cuda_copy(src.arena, src_blocks, dst.arena, dst_blocks, _gpu(src, dst), _device(src, dst), _kernel(src, dst))
 
 
 def _gpu(*tiers: RamTier) -> int:
@@ -72,6 +73,13 @@ def _device(*tiers: RamTier) -> DeviceTier | DeviceLane | None:
     return next((tier for tier in tiers if isinstance(tier, DeviceTier | DeviceLane)), None)
 
 
+def _kernel(*tiers: RamTier) -> BlockKernel | None:
+    """The device's kernel for small blocks, if the other end is page-locked for a GPU."""
+    device = _device(*tiers)
+    reached = all(tier.gpu is not None for tier in tiers)
+    return device.kernel if reached and device is not None else None
+
+
 def _bounce_out(
     src: RamTier,
     src_blocks: NDArray[np.int32],
@@ -81,10 +89,10 @@ def _bounce_out(
 ) -> NDArray[np.bool_]:
     ok = np.zeros(src_blocks.size, np.bool_)
     buffer = _bounce_buffer(src)
-    for start in range(0, src_blocks.size, BOUNCE_BLOCKS):
-        part = slice(start, min(start + BOUNCE_BLOCKS, src_blocks.size))
+    for start in range(0, src_blocks.size, len(buffer)):
+        part = slice(start, min(start + len(buffer), src_blocks.size))
         rows = np.arange(part.stop - part.start, dtype=np.int32)
-        cuda_copy(src.arena, src_blocks[part], buffer, rows, _gpu(src), _device(src))
+        cuda_copy(src.arena, src_blocks[part], buffer, rows, _gpu(src), _device(src), _kernel(src))
         ok[part] = dst.write(dst_blocks[part], records[part], buffer, rows)
     return ok
 
@@ -98,19 +106,20 @@ def _bounce_in(
 ) -> NDArray[np.bool_]:
     ok = np.zeros(src_blocks.size, np.bool_)
     buffer = _bounce_buffer(dst)
-    for start in range(0, src_blocks.size, BOUNCE_BLOCKS):
-        part = slice(start, min(start + BOUNCE_BLOCKS, src_blocks.size))
+    for start in range(0, src_blocks.size, len(buffer)):
+        part = slice(start, min(start + len(buffer), src_blocks.size))
         rows = np.arange(part.stop - part.start, dtype=np.int32)
         ok[part] = src.read(src_blocks[part], records[part], buffer, rows)
-        cuda_copy(buffer, rows, dst.arena, dst_blocks[part], _gpu(dst), _device(dst))
+        cuda_copy(buffer, rows, dst.arena, dst_blocks[part], _gpu(dst), _device(dst), _kernel(dst))
     return ok
 
 
 def _bounce_buffer(tier: RamTier) -> NDArray[np.uint8]:
-    """This thread's page-locked uint8 [BOUNCE_BLOCKS, block_bytes]."""
+    """This thread's page-locked uint8 [num_blocks, block_bytes]."""
     buffers: dict[tuple[int, int], Any] = _local.__dict__.setdefault("buffers", {})
     wanted = (_gpu(tier), tier.block_bytes)
     if wanted not in buffers:
-        buffers[wanted] = page_locked_arena(BOUNCE_BLOCKS, tier.block_bytes, _gpu(tier))
+        num_blocks = max(BOUNCE_BLOCKS, BOUNCE_BYTES // tier.block_bytes)
+        buffers[wanted] = page_locked_arena(num_blocks, tier.block_bytes, _gpu(tier))
     buffer: NDArray[np.uint8] = buffers[wanted]
     return buffer
