@@ -441,6 +441,11 @@ MUTANTS = (
         ("test_a_mover_of_groups_moves_the_pages_of_a_gpu",),
     ),
     Mutant(
+        "pages leave their scales behind", "pagedkv/cache/group_mover.py",
+        (("tier.arena.reshape(-1, stride)[:, :size]", "tier.arena.reshape(-1, stride)[:, : size * 2 // 3]"),),
+        ("test_a_request_that_was_swapped_to_the_host_goes_on_with_the_right_tokens",),
+    ),
+    Mutant(
         "a gather on a GPU puts a group's layers first", "pagedkv/cache/gpu_group_kv.py",
         (("out, self.layout.groups[number].layers, layout)", "out, range(len(kv._layers)), layout)"),),
         ("test_gathers_of_all_groups_are_those_of_the_cpu",),
