@@ -17,7 +17,7 @@ from typing import Any
 
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.jit import default_folder
-from pagedkv.kernels.trial import Make, TimedBackend, difference, is_timed, microseconds, results
+from pagedkv.kernels.trial import Budget, Make, TimedBackend, difference, is_timed, microseconds, results
 from pagedkv.kernels.tuning import Verdict, Verdicts
 from pagedkv.observe.callbacks import Log
 
@@ -25,6 +25,7 @@ log = Log(logging.getLogger("pagedkv.kernels"))
 REFERENCE = "decode_simt"
 MOST_ROWS = 128  # of a CTA
 CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
+TRIAL_S = 1.5  # of a trial, without compiling and loading; the step under way when they are over is finished
 
 _lock = threading.RLock()  # trials use the device alone
 _verdicts: dict[tuple[str, str, str], Verdicts] = {}
@@ -60,24 +61,30 @@ def best(
     make : gives what makes a kernel's plan for a trial.
 
     While the current stream is being captured nothing is tried: an earlier verdict counts, else decode_simt is taken.
+    Kernels that there was no time for are tried by the next process.
     """
     verdicts, name = verdicts_of(backend), text_of(config, max_q_len, candidates)
-    found = verdicts.get(name)
-    if found is None and backend.is_capturing():
-        log.warning("a graph is being captured, so no kernel is tried for %s: %s is taken", name, REFERENCE)
-        return REFERENCE
-    if found is None:
-        with _lock:
-            found = verdicts.get(name)
-            if found is None:
-                try:
-                    found = _tried(backend, config, max_q_len, candidates, make)
-                except MemoryError as error:
-                    log.warning("no memory to try kernels for %s (%s): %s is taken for now", name, error, REFERENCE)
-                    return REFERENCE
-                verdicts.put(name, found)
-                _warn_of_wrong(backend, found)
-    return found.kernel
+    final = verdicts.final(name)
+    if final is not None:
+        return final.kernel
+    taken = verdicts.get(name) or Verdict(REFERENCE)
+    if backend.is_capturing():
+        log.warning("a graph is being captured, so no kernel is tried for %s: %s is taken", name, taken.kernel)
+        return taken.kernel
+    with _lock:
+        final = verdicts.final(name)
+        if final is None:
+            try:
+                final = _tried(backend, config, max_q_len, candidates, make, taken)
+            except MemoryError as error:
+                log.warning("no memory to try kernels for %s (%s): %s is taken for now", name, error, taken.kernel)
+                return taken.kernel
+            verdicts.put(name, final)
+            _warn_of_wrong(backend, final, taken)
+            if final.late:
+                untried = ", ".join(final.late)
+                log.warning("no time to try %s for %s: the next process does, %s is taken", untried, name, final.kernel)
+    return final.kernel
 
 
 def text_of(config: AttentionConfig, max_q_len: int, candidates: Sequence[str]) -> str:
@@ -97,16 +104,21 @@ def _tried(
     max_q_len: int,
     candidates: Sequence[str],
     make: Callable[[str], Make],
+    before: Verdict,
 ) -> Verdict:
-    begin = time.perf_counter()
-    expected = results(backend, config, make(REFERENCE), max_q_len)
-    us: dict[str, float] = {}
-    wrong: dict[str, str] = {}
-    for kernel in candidates:
+    """The verdict on candidates for which there is time; `before` has those tried."""
+    begin, budget = time.perf_counter(), Budget(TRIAL_S)
+    expected = results(backend, config, make(REFERENCE), max_q_len, budget)
+    us, wrong, late = dict(before.us), dict(before.wrong), []
+    new = [kernel for kernel in candidates if kernel not in us and kernel not in wrong]
+    for number, kernel in enumerate(new):
+        if budget.left <= 0:
+            late.append(kernel)
+            continue
         try:
-            why = difference(results(backend, config, make(kernel), max_q_len), expected, config.q_dtype)
+            why = difference(results(backend, config, make(kernel), max_q_len, budget), expected, config.q_dtype)
             if not why:
-                us[kernel] = microseconds(backend, config, make(kernel), max_q_len)
+                us[kernel] = microseconds(backend, config, make(kernel), max_q_len, budget, 1 / (len(new) - number))
         except MemoryError:  # of the device, too: it says nothing of the kernel
             raise
         except Exception as error:  # of the compiler, CuPy or the driver: a kernel that does not run is not taken
@@ -115,15 +127,17 @@ def _tried(
             wrong[kernel] = why
             us.pop(kernel, None)
     chosen = REFERENCE
-    for kernel in us:
+    for kernel in filter(us.__contains__, candidates):
         if chosen == REFERENCE or us[kernel] < CLEARLY * us[chosen]:
             chosen = kernel
     log.info("tried %s in %.2f s: %s of %s", ", ".join(candidates), time.perf_counter() - begin, chosen, us)
-    return Verdict(chosen, us, wrong)
+    return Verdict(chosen, us, wrong, tuple(late))
 
 
-def _warn_of_wrong(backend: TimedBackend, verdict: Verdict) -> None:
+def _warn_of_wrong(backend: TimedBackend, verdict: Verdict, before: Verdict) -> None:
     for kernel, why in verdict.wrong.items():
+        if kernel in before.wrong:
+            continue
         warnings.warn(
             f"{kernel} is wrong on {backend.device_name} (driver for CUDA {backend.driver}) and is not used: {why}; "
             f"{verdict.kernel} is taken. Please report it with the output of `pagedkv doctor`",

@@ -222,21 +222,29 @@ class CupyBackend:
         """Whether the current stream is being captured into a graph."""
         return bool(self._cupy.cuda.runtime.streamIsCapturing(self._stream_of(None).ptr))
 
-    def time_us(self, launch: Callable[[Any], None], runs: int) -> float:
-        """Device microseconds of a run: the median of some series on a stream of its own."""
-        cupy, times = self._cupy, []
+    def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
+        """Device microseconds of a run: the median of some series on a stream of its own.
+
+        A second run tells how many more there is time for: up to `runs` a series, and fewer series where that is one.
+        """
         with self._current():
-            stream = cupy.cuda.Stream(non_blocking=True)
-            launch(stream)  # compiled, loaded and warm
-            for _ in range(_SERIES):
-                begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-                begin.record(stream)
-                for _ in range(runs):
-                    launch(stream)
-                end.record(stream)
-                end.synchronize()
-                times.append(1e3 * float(cupy.cuda.get_elapsed_time(begin, end)) / runs)
-        return statistics.median(times)
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+            self._run_us(launch, stream, 1)  # loaded and warm
+            once = self._run_us(launch, stream, 1)
+            fits = int(1e6 * most_s / max(once, 1.0))
+            each = max(1, min(runs, fits // _SERIES))
+            times = [self._run_us(launch, stream, each) for _ in range(min(_SERIES, fits))]
+        return statistics.median(times or [once])
+
+    def _run_us(self, launch: Callable[[Any], None], stream: Any, runs: int) -> float:
+        """Device microseconds of a run, over a series of them."""
+        begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        begin.record(stream)
+        for _ in range(runs):
+            launch(stream)
+        end.record(stream)
+        end.synchronize()
+        return 1e3 * float(self._cupy.cuda.get_elapsed_time(begin, end)) / runs
 
     def _stream_of(self, stream: Any) -> Any:
         """A caller's stream, or this device's current one, as an object with ``ptr``."""

@@ -6,8 +6,10 @@ that will run. The time is that of a batch of zeros, too large for most caches o
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,13 +45,43 @@ class TimedBackend(Backend, Protocol):
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
 
-    def time_us(self, launch: Callable[[Any], None], runs: int) -> float:
-        """Device microseconds of a run, given launches on a stream; waits for them."""
+    def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
+        """Device microseconds of a run, given launches on a stream; waits for them.
+
+        After a second run it knows how many there is time for: none, or up to some series of `runs`.
+        """
 
 
 def is_timed(backend: Any) -> bool:
     """Whether a backend can try kernels."""
     return all(hasattr(backend, name) for name in ("device_name", "driver", "is_capturing", "time_us"))
+
+
+class Budget:
+    """Seconds that a trial may take, without those in pauses.
+
+    Parameters
+    ----------
+    seconds : from now.
+    clock : seconds; it never goes back.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._end = clock, clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds; negative once they are over."""
+        return self._end - self._clock()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens within does not count."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._end += self._clock() - begin
 
 
 @dataclass(slots=True)
@@ -70,10 +102,14 @@ class Problem:
         plan.run(self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, stream=stream, **self.scales)
 
 
-def results(backend: Backend, config: AttentionConfig, make: Make, max_q_len: int) -> NDArray[np.float32]:
+def results(
+    backend: Backend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget
+) -> NDArray[np.float32]:
     """Outputs and log-sum-exps of the small batch, [num_tokens, num_qo_heads, head_dim_v + 1]."""
     q_lens = [min(max_q_len, length, longest) for length, longest in zip(SEQ_LENS, (1, 5, 130), strict=True)]
     plan = make(num_kv_heads=CHECKED_HEADS, max_sequences=len(q_lens), max_q_len=max(q_lens), max_tokens=sum(q_lens))
+    with budget.paused():
+        backend.prepare(plan.variants())
     problem = small_problem(backend, config, q_lens)
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
@@ -98,8 +134,10 @@ def difference(found: NDArray[np.float32], expected: NDArray[np.float32], dtype:
     return ""
 
 
-def microseconds(backend: TimedBackend, config: AttentionConfig, make: Make, max_q_len: int) -> float:
-    """Device time of the larger batch."""
+def microseconds(
+    backend: TimedBackend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget, share: float
+) -> float:
+    """Device time of the larger batch, measured within a share of the seconds that are left."""
     size = TIMED_HEADS * (config.head_dim + config.head_dim_v) * ITEMSIZES[config.kv_dtype]
     keys = max(min(TIMED_BYTES // size, 16 * TIMED_KEYS), 1)
     length = min(keys, TIMED_KEYS)
@@ -109,10 +147,12 @@ def microseconds(backend: TimedBackend, config: AttentionConfig, make: Make, max
         num_seqs = 1
     problem = zero_problem(backend, config, num_seqs, length, q_len)
     plan = make(num_kv_heads=TIMED_HEADS, max_sequences=num_seqs, max_q_len=q_len, max_tokens=num_seqs * q_len)
+    with budget.paused():
+        backend.prepare(plan.variants())
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
     backend.synchronize()  # the timed runs are on another stream
-    return backend.time_us(lambda stream: problem.run(plan, stream), TIMED_RUNS)
+    return backend.time_us(lambda stream: problem.run(plan, stream), TIMED_RUNS, share * max(budget.left, 0.0))
 
 
 def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) -> Problem:

@@ -31,11 +31,13 @@ class Verdict:
     kernel : the one to take.
     us : device microseconds by kernel, of those that were right.
     wrong : by kernel, how its results differ or why it did not run.
+    late : kernels that there was no time to try.
     """
 
     kernel: str
     us: dict[str, float] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
+    late: tuple[str, ...] = ()
 
 
 class Verdicts:
@@ -53,6 +55,7 @@ class Verdicts:
         self._about = {"version": VERSION, "device": device, "driver": driver, "sources": sources_digest()}
         self._lock = threading.Lock()
         self._known: dict[str, Verdict] = self._read()
+        self._own: set[str] = set()  # configs whose verdict is of this process
 
     def all(self) -> dict[str, Verdict]:
         """Every verdict, by the config's text."""
@@ -62,9 +65,15 @@ class Verdicts:
         """The verdict on a config."""
         return self._known.get(config)
 
+    def final(self, config: str) -> Verdict | None:
+        """The verdict on a config, unless kernels are left that an earlier process had no time for."""
+        found = self._known.get(config)
+        return None if found is not None and found.late and config not in self._own else found
+
     def put(self, config: str, verdict: Verdict) -> None:
         """Keep a verdict, also those that another process has written meanwhile."""
         with self._lock:
+            self._own.add(config)
             self._known = {**self._read(), **self._known, config: verdict}
             if self.path is None:
                 return
@@ -80,6 +89,7 @@ class Verdicts:
         """Drop all verdicts, in the file as well."""
         with self._lock:
             self._known = {}
+            self._own.clear()
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
 
@@ -122,4 +132,4 @@ def _verdict(found: Any) -> Verdict:
     wrong = {str(name): str(why) for name, why in found["wrong"].items()}
     if not isinstance(found["kernel"], str):
         raise TypeError("kernel is no name")
-    return Verdict(found["kernel"], us, wrong)
+    return Verdict(found["kernel"], us, wrong, tuple(map(str, found.get("late", ()))))

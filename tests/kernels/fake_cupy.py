@@ -34,6 +34,7 @@ class FakeCupy:
     modules : paths that were loaded, with their content then.
     allocations : device and pinned, counted.
     waits : how often the host waited for the device.
+    now_ms : the device's clock, which tests move.
     """
 
     __version__ = "14.2.0"
@@ -47,6 +48,7 @@ class FakeCupy:
         self.launches: list[tuple[Any, ...]] = []
         self.modules: list[tuple[str, bytes]] = []
         self.allocations = self.waits = 0
+        self.now_ms = 0.0
         self.pending: list[Any] = []
         self.kernels: list[Any] = []
         module = self
@@ -123,10 +125,21 @@ class FakeCupy:
         class Event:
             ptr = 5
 
-            def __init__(self, *, disable_timing: bool) -> None:
-                assert disable_timing
+            def __init__(self, *, disable_timing: bool = False) -> None:
+                self.timed = not disable_timing
 
             done = property(lambda self: not module.pending)
+
+            def record(self, stream: Any) -> None:
+                self.at_ms = module.now_ms
+
+            def synchronize(self) -> None:
+                assert self.timed
+
+        class Stream(ExternalStream):
+            def __init__(self, *, non_blocking: bool) -> None:
+                assert non_blocking
+                super().__init__(88)
 
         self.ndarray, self.RawModule = Array, RawModule
         self.empty, self.zeros = Array, self._zeros
@@ -134,6 +147,8 @@ class FakeCupy:
             Device=Device,
             Event=Event,
             ExternalStream=ExternalStream,
+            Stream=Stream,
+            get_elapsed_time=lambda begin, end: end.at_ms - begin.at_ms,
             alloc_pinned_memory=self._pinned,
             get_current_stream=lambda: SimpleNamespace(ptr=77, synchronize=self.synchronise),
             runtime=SimpleNamespace(

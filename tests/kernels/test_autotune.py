@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.params import Params
 from pagedkv.kernels.select import choose, make_plan
-from pagedkv.kernels.trial import difference
+from pagedkv.kernels.trial import Budget, difference
 from pagedkv.kernels.variant import Variant
 from pagedkv.tools import doctor
 from tests.ptxsim.backend import PtxsimBackend
@@ -29,6 +29,7 @@ from tests.ptxsim.fixture import interpreted_backend
 from tests.slices import one_in
 
 CONFIG = AttentionConfig(64, 64, 4)
+COMPILING_S = 1000.0
 SIZES = {"num_kv_heads": 1, "max_sequences": 1}
 backend = interpreted_backend()  # skips where there is no NVRTC
 
@@ -40,6 +41,8 @@ class Timed(PtxsimBackend):
     ----------
     tried : kernels in the order of their launches, attention kernels alone.
     wrong : kernels whose output is spoilt after a launch; broken: those that do not launch.
+    computes : whether launches run; else all outputs are 0.
+    clock : seconds of a launch (`each_s`), of compiling, and of the timings, which take all that they are given.
     """
 
     device_name, driver = "a device", "12.8"
@@ -48,6 +51,8 @@ class Timed(PtxsimBackend):
         super().__init__((9, 0), races=False)
         self.us, self.wrong, self.broken = us, wrong, broken
         self.tried: list[str] = []
+        self.computes = True
+        self.clock, self.each_s, self.given_s = 0.0, 0.0, []
         self.capturing = False
         self.error: Exception = RuntimeError("an illegal instruction")
         self._timing = False
@@ -63,21 +68,29 @@ class Timed(PtxsimBackend):
         stream: Any = None,
     ) -> None:
         if not variant.kernel.startswith(("decode", "prefill_m", "prefill_w")):
-            super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
+            if self.computes:
+                super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
             return
         self.tried.append(variant.kernel)
+        self.clock += self.each_s
         if variant.kernel in self.broken:
             raise self.error
         if self._timing:
             return
-        super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
+        if self.computes:
+            super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
         if variant.kernel in self.wrong:
             params.arrays[1][-1, -1, -1] += 1  # the output, in one place
 
     def is_capturing(self) -> bool:
         return self.capturing
 
-    def time_us(self, launch: Callable[[Any], None], runs: int) -> float:
+    def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
+        self.clock += COMPILING_S
+
+    def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
+        self.given_s.append(most_s)
+        self.clock += most_s
         self._timing = True
         launch(5)
         self._timing = False
@@ -88,6 +101,7 @@ class Timed(PtxsimBackend):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any) -> Path:
     monkeypatch.setenv("PAGEDKV_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("PAGEDKV_AUTOTUNE", raising=False)
+    monkeypatch.setattr(autotune, "Budget", lambda seconds: Budget(seconds, lambda: 0.0))  # no test times anything
     again(monkeypatch)
     return tmp_path
 
@@ -158,6 +172,74 @@ def test_without_memory_for_a_trial_decode_simt_is_taken_until_there_is(
     assert "no memory to try kernels" in caplog.text
     device.broken = ()
     assert chosen(device) == "decode_tma"
+
+
+@pytest.fixture
+def on_the_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Timed], Timed]:
+    """Has a device's own clock count the seconds of trials."""
+
+    def watched(device: Timed) -> Timed:
+        again(monkeypatch)
+        monkeypatch.setattr(autotune, "Budget", lambda seconds: Budget(seconds, lambda: device.clock))
+        device.computes = False
+        return device
+
+    return watched
+
+
+def test_a_trial_takes_its_seconds_and_compiling_does_not_count(on_the_clock: Callable[[Timed], Timed]) -> None:
+    device = on_the_clock(Timed({"decode_mma": 20.0, "decode_tma": 15.0}))
+    device.each_s = 0.1
+    assert chosen(device) == "decode_tma"
+    compiled = round(device.clock // COMPILING_S)
+    assert compiled == 5, "the reference, and two plans of each candidate"
+    counted = device.clock - compiled * COMPILING_S
+    assert counted <= autotune.TRIAL_S + device.each_s + 1e-9, "and one launch that was begun in time"
+    first, second = device.given_s
+    assert first == pytest.approx((autotune.TRIAL_S - 0.2) / 2), "half of the time left, as two are to be timed"
+    assert second == pytest.approx(autotune.TRIAL_S - 0.2 - first - 2 * 0.1)
+
+
+def test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process(
+    on_the_clock: Callable[[Timed], Timed], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    us = {"decode_mma": 20.0, "decode_tma": 15.0}
+    slow = on_the_clock(Timed(us))
+    slow.each_s = 0.6 * autotune.TRIAL_S
+    assert chosen(slow) == "decode_mma"
+    assert "no time to try decode_tma for decode 64/64" in caplog.text
+    (check,) = doctor.verdict_checks(slow, False)
+    assert check.detail.endswith("decode_mma (decode_mma 20.0 us); decode_tma was not tried in time")
+    slow.tried.clear()
+    assert (chosen(slow), slow.tried) == ("decode_mma", []), "not again by this process"
+    device = on_the_clock(Timed(us))
+    device.capturing = True
+    assert (chosen(device), device.tried) == ("decode_mma", [])
+    device.capturing = False
+    assert chosen(device) == "decode_tma"
+    assert set(device.tried) == {"decode_simt", "decode_tma"}
+    another = on_the_clock(Timed(us))
+    assert (chosen(another), another.tried) == ("decode_tma", [])
+
+
+def test_without_time_for_any_kernel_decode_simt_is_taken_by_this_process(
+    on_the_clock: Callable[[Timed], Timed],
+) -> None:
+    slow = on_the_clock(Timed({}))
+    slow.each_s = autotune.TRIAL_S
+    assert chosen(slow) == "decode_simt"
+    assert slow.tried == ["decode_simt"]
+    assert chosen(on_the_clock(Timed({"decode_mma": 20.0, "decode_tma": 15.0}))) == "decode_tma"
+
+
+def test_a_kernel_found_wrong_earlier_is_told_once(
+    on_the_clock: Callable[[Timed], Timed], recwarn: pytest.WarningsRecorder
+) -> None:
+    slow = on_the_clock(Timed({"decode_tma": 15.0}, wrong=("decode_mma",)))
+    slow.each_s = 0.6 * autotune.TRIAL_S
+    assert chosen(slow) == "decode_simt"
+    assert chosen(on_the_clock(Timed({"decode_tma": 15.0}))) == "decode_tma"
+    assert [str(one.message).partition(" ")[0] for one in recwarn] == ["decode_mma"]
 
 
 def test_prefill_has_candidates_of_its_own() -> None:

@@ -252,6 +252,25 @@ def test_an_upload_of_nothing_does_nothing_and_one_of_another_size_is_refused(
         backend.upload(backend.zeros((4,), np.int32), np.zeros(2, np.int32))
 
 
+@pytest.mark.parametrize(
+    ("each_ms", "most_s", "launches"),
+    [(0.01, 1.0, 2 + 5 * 20), (10.0, 1.0, 2 + 5 * 20), (40.0, 1.0, 2 + 5 * 5), (300.0, 1.0, 2 + 3), (700.0, 0.5, 2)],
+    ids=["quick", "just in time", "shorter series", "fewer series", "no time"],
+)
+def test_a_kernel_is_timed_within_the_seconds_given_but_for_two_runs(
+    each_ms: float, most_s: float, launches: int, backend: CupyBackend, cupy: FakeCupy
+) -> None:
+    streams = []
+
+    def launch(stream: Any) -> None:
+        streams.append(stream.ptr)
+        cupy.now_ms += each_ms
+
+    assert backend.time_us(launch, 20, most_s) == pytest.approx(1e3 * each_ms)
+    assert streams == [88] * launches
+    assert cupy.now_ms <= 1e3 * most_s + 2 * each_ms + 1e-6
+
+
 def test_an_upload_into_a_graph_being_captured_is_refused(backend: CupyBackend, cupy: FakeCupy) -> None:
     target = backend.zeros((4,), np.int32)
     cupy.capturing = True

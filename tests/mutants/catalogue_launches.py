@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
-AUTOTUNE = "pagedkv/kernels/autotune.py"
+AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 IN_TURN = "pagedkv/kernels/in_turn.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant(
         "kernels are tried within a capture",
         AUTOTUNE,
-        (("if found is None and backend.is_capturing():", "if False:"),),
+        (("    if backend.is_capturing():\n", "    if False:\n"),),
         ("test_within_a_capture_an_earlier_verdict_counts_and_else_decode_simt",),
     ),
     Mutant(
@@ -258,5 +258,53 @@ MUTANTS = (
         "pagedkv/tiers/mover/transfer.py",
         (("max(BOUNCE_BLOCKS, BOUNCE_BYTES // tier.block_bytes)", "BOUNCE_BLOCKS"),),
         ("test_small_blocks_fill_a_bounce_buffer_and_are_one_launch_of_it",),
+    ),
+    Mutant(
+        "a trial has no end",
+        AUTOTUNE,
+        (("if budget.left <= 0:", "if False:"),),
+        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
+    ),
+    Mutant(
+        "compiling takes the time of a trial",
+        TRIAL,
+        (("            self._end += self._clock() - begin\n", "            pass\n"),),
+        ("test_a_trial_takes_its_seconds_and_compiling_does_not_count",),
+    ),
+    Mutant(
+        "a kernel compiles while its launches are counted",
+        TRIAL,
+        (("    with budget.paused():\n        backend.prepare(plan.variants())\n    problem = ", "    problem = "),),
+        ("test_a_trial_takes_its_seconds_and_compiling_does_not_count",),
+    ),
+    Mutant(
+        "the first kernel is timed for as long as all have",
+        AUTOTUNE,
+        (("budget, 1 / (len(new) - number))", "budget, 1.0)"),),
+        ("test_a_trial_takes_its_seconds_and_compiling_does_not_count",),
+    ),
+    Mutant(
+        "a kernel is timed however long it takes",
+        "pagedkv/kernels/cupy_backend.py",
+        (("fits = int(1e6 * most_s / max(once, 1.0))", "fits = _SERIES * runs"),),
+        ("test_a_kernel_is_timed_within_the_seconds_given_but_for_two_runs",),
+    ),
+    Mutant(
+        "a kernel that was late is never tried",
+        "pagedkv/kernels/tuning.py",
+        (("found.late and config not in self._own", "False"),),
+        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
+    ),
+    Mutant(
+        "a kernel that was late is tried whenever a plan is made",
+        "pagedkv/kernels/tuning.py",
+        (("            self._own.add(config)\n", ""),),
+        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
+    ),
+    Mutant(
+        "kernels that were tried are tried again with the late ones",
+        AUTOTUNE,
+        (("us, wrong, late = dict(before.us), dict(before.wrong), []", "us, wrong, late = {}, {}, []"),),
+        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
     ),
 )
