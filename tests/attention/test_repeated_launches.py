@@ -219,3 +219,53 @@ def test_a_batch_without_queries_launches_nothing_twice() -> None:
     for _ in range(2):
         assert len(attention.run(**empty)) == 0
     assert [launch.kernel for launch in backend.launches] == ["plan"]
+
+
+SCALES = {"tensor": (1,), "head": (HEADS,), "token_head": (5, BLOCK, HEADS)}
+
+
+@pytest.mark.parametrize("mode", SCALES)
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_scales_of_another_shape_dtype_or_strides_launch_nothing(mode: Any, name: str) -> None:
+    backend = Noting()
+    attention = made(backend, kernel="decode_mma", dtype="float16", kv_dtype="int8", scale_mode=mode)
+    attention.plan(**batch())
+    pools = {pool: aligned((5, BLOCK, HEADS, DIM), np.int8) for pool in ("k_cache", "v_cache")}
+    fitting = {**layer(), **pools, "k_scale": aligned(SCALES[mode], np.float32)}
+    fitting["v_scale"] = aligned(SCALES[mode], np.float32)
+    attention.run(**fitting)
+    before, shape = len(backend.launches), SCALES[mode]
+    wanted = ", ".join(map(str, shape))
+    for wrong in ((3,), (*shape, 1), (*shape[:-1], shape[-1] + 1)):
+        with pytest.raises(pk.errors.LayoutMismatch, match=rf"{name} must be \[{wanted}\], got"):
+            attention.run(**{**fitting, name: aligned(wrong, np.float32)})
+    with pytest.raises(pk.errors.WrongType, match=f"{name} must be float32"):
+        attention.run(**{**fitting, name: aligned(shape, np.float64)})
+    with pytest.raises(pk.errors.InvalidArgument, match=f"{name} must be given"):
+        attention.run(**{**fitting, name: None})
+    if shape != (1,):
+        with pytest.raises(pk.errors.LayoutMismatch, match="must have the same strides"):
+            attention.run(**{**fitting, name: aligned((*shape, 2), np.float32)[..., 0]})
+    assert len(backend.launches) == before
+
+
+def test_latents_of_another_width_launch_nothing() -> None:
+    backend = Noting()
+    attention = PagedAttention(
+        num_qo_heads=16, num_kv_heads=1, head_dim=576, head_dim_v=512, v_in_k=True, dtype="bfloat16", max_sequences=8,
+        block_size=BLOCK, device=backend,
+    )  # fmt: skip
+    assert attention.kernel == "decode_mla"
+    attention.plan(**batch())
+    q, latents = aligned((SEQS, 16, 576), ml_dtypes.bfloat16), aligned((5, BLOCK, 1, 576), ml_dtypes.bfloat16)
+    attention.run(q, latents)
+    before = len(backend.launches)
+    for width in (512, 575, 640):
+        wrong = aligned((5, BLOCK, 1, width), ml_dtypes.bfloat16)
+        with pytest.raises(pk.errors.LayoutMismatch, match=rf"k_cache must be \[num_blocks, 16, 1, 576\].*{width}"):
+            attention.run(q, wrong)
+        with pytest.raises(pk.errors.LayoutMismatch, match=r"q must be \[num_tokens, 16, 576\]"):
+            attention.run(aligned((SEQS, 16, width), ml_dtypes.bfloat16), latents)
+    with pytest.raises(pk.errors.LayoutMismatch, match="out must be"):
+        attention.run(q, latents, out=q)
+    assert len(backend.launches) == before
