@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-ATTRIBUTES = {16: 132, 97: 227 << 10, 75: 9, 76: 0}  # of an H100: multiprocessors, shared memory, compute capability
+ATTRIBUTES = {16: 132, 97: 227 << 10, 75: 9, 76: 0, 91: 1}  # of an H100, by number of cudaDeviceAttr
 
 
 class Pointer:
