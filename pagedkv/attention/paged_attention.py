@@ -40,9 +40,9 @@ Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a s
 class PagedAttention:
     """Attention of batches of sequences over paged (or contiguous) KV.
 
-    One object serves one stream at a time, because its runs share a workspace: a call on another stream waits there for
-    the earlier ones. Launches of captured graphs are not seen: graphs of one object must not run at once, nor beside
-    its eager runs. Make one object for each stream or graph that runs at once.
+    One object serves one stream at a time, because its runs share a workspace: a call on another stream, from whatever
+    thread, waits there for the earlier ones. Launches of captured graphs are not seen: graphs of one object must not
+    run at once, nor beside its eager runs. Make one object for each stream or graph that runs at once.
 
     Parameters
     ----------
@@ -202,9 +202,7 @@ class PagedAttention:
         Raises InvalidArgument while the stream is being captured.
         """
         if self._plan is not None:
-            if self._in_turn is not None:
-                self._in_turn.before(stream)
-            self._plan.reset(stream)
+            self._in_order(stream, self._plan.reset, stream)
         self._batch, self._places, self._launches = None, None, {}
 
     def plan(
@@ -246,12 +244,17 @@ class PagedAttention:
         if isinstance(seq_lens, np.ndarray):
             check_values(batch, self.config.block_size, self.max_q_len, self._options.window, num_blocks)
         if self._plan is not None:
-            if self._in_turn is not None:
-                self._in_turn.before(stream)
-            self._plan.update(batch, self._options.window, stream)
+            self._in_order(stream, self._plan.update, batch, self._options.window, stream)
         self._batch = batch
         if places != self._places:
             self._places, self._launches = places, {}
+
+    def _in_order(self, stream: Any, launch: Callable[..., None], *arguments: Any) -> None:
+        """Launch after the workspace's earlier launches on other streams."""
+        if self._in_turn is None:
+            launch(*arguments)
+        else:
+            self._in_turn.take(stream, launch, *arguments)
 
     def _check_batch(self, batch: Batch) -> None:
         """Check all of a batch's arrays but the values."""
@@ -360,9 +363,10 @@ class PagedAttention:
             arrays = (q, out, *arrays[2:])
         if launch is None:
             launch = self._new_launch(form, batch, arrays)
-        if self._in_turn is not None:
-            self._in_turn.before(stream)
-        launch(arrays, stream)
+        if self._in_turn is None:
+            launch(arrays, stream)
+        else:
+            self._in_turn.take(stream, launch, arrays, stream)
         return out
 
     def _new_launch(self, form: Hashable, batch: Batch, arrays: tuple[Any, ...]) -> Launch:

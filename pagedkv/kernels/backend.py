@@ -5,7 +5,7 @@ CuPy on a GPU is one; the tests' PTX interpreter is another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -21,8 +21,8 @@ Dim3 = tuple[int, int, int]
 class Turns(Protocol):
     """The streams of one workspace, one after another."""
 
-    def before(self, stream: Any) -> None:
-        """Make a stream wait for the launches so far on another one."""
+    def take(self, stream: Any, launch: Callable[..., None], *arguments: Any) -> None:
+        """Call ``launch(*arguments)`` once a stream waits for the launches so far on another one."""
 
 
 class Backend(Protocol):

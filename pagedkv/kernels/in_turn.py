@@ -5,6 +5,7 @@ An event on the earlier stream is recorded only when the stream changes, so a st
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +26,16 @@ class InTurn:
         self._event: Any = None
         self._last: Any = None  # held: CuPy destroys a stream with its last reference
         self._pointer: int | None = None
+        self._launching = threading.RLock()
 
-    def before(self, stream: Any) -> None:
-        """Make a stream wait for the launches so far on another one.
+    def take(self, stream: Any, launch: Callable[..., None], *arguments: Any) -> None:
+        """Call ``launch(*arguments)`` once a stream waits for the launches so far on another one.
+
+        A thread whose turn it is not waits until the other's launches are made.
 
         Parameters
         ----------
-        stream : as a backend's launch takes it.
+        stream : as a backend's launch takes it; `launch` launches on it alone.
 
         Raises
         ------
@@ -40,11 +44,12 @@ class InTurn:
         """
         given = self._stream_of(stream)
         pointer = int(given.ptr)
-        if pointer == self._pointer:
-            return
-        if self._pointer is not None:
-            self._wait(pointer, self._pointer)
-        self._last, self._pointer = given, pointer
+        with self._launching:
+            if pointer != self._pointer:
+                if self._pointer is not None:
+                    self._wait(pointer, self._pointer)
+                self._last, self._pointer = given, pointer
+            launch(*arguments)
 
     def _wait(self, pointer: int, last: int) -> None:
         runtime = self._cupy.cuda.runtime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,6 +101,27 @@ def test_a_run_beside_a_capture_of_the_same_workspace_is_refused_before_it_is_la
     assert streams.done[4:] == [("record", 8), ("wait", 9), ("launch",)]
 
 
+def test_a_thread_that_runs_during_anothers_launch_waits_for_that_launch() -> None:
+    streams = Streams()
+    backend = Turning(streams)
+    paged, layer = attention(backend), arrays()
+    paged.plan(*PLAN, stream=7)
+    paged.run(*layer, stream=7)
+    streams.done.clear()
+    other = threading.Thread(target=paged.run, args=layer, kwargs={"stream": 8}, daemon=True)
+
+    def meanwhile() -> None:
+        backend.during = lambda: streams.done.append(("launch",))
+        other.start()
+        other.join(0.1)  # it cannot be done before this launch is
+        streams.done.append(("launch",))
+
+    backend.during = meanwhile
+    paged.run(*layer, stream=7)
+    other.join(30.0)  # only tells a hang
+    assert streams.done == [("launch",), ("record", 7), ("wait", 8), ("launch",)]
+
+
 def test_a_capture_does_not_wait_for_work_outside() -> None:
     streams = Streams()
     paged, layer = attention(Turning(streams)), arrays()
@@ -139,8 +161,7 @@ def test_the_backend_orders_by_its_own_devices_streams(monkeypatch: pytest.Monke
     fake.cuda.get_current_stream = lambda: SimpleNamespace(ptr=100 + fake.current)
     cache: Any = SimpleNamespace(get=None)
     turns = CupyBackend(1, cache).in_turn()
-    turns.before(None)
-    turns.before(101)
-    assert waits == []
-    turns.before(7)
-    assert waits == [101, 7]
+    turns.take(None, waits.append, "on the current one")
+    turns.take(101, waits.append, "on the same")
+    turns.take(7, waits.append, "on another")
+    assert waits == ["on the current one", "on the same", 101, 7, "on another"]

@@ -140,6 +140,12 @@ MUTANTS = (
         ("test_a_run_beside_a_capture_of_the_same_workspace_is_refused_before_it_is_launched",),
     ),
     Mutant(
+        "two threads launch over one workspace at once",
+        IN_TURN,
+        (("        with self._launching:\n", "        if True:\n"),),
+        ("test_a_thread_that_runs_during_anothers_launch_waits_for_that_launch",),
+    ),
+    Mutant(
         "a capture waits for work outside",
         IN_TURN,
         (("if is_captured and not was_captured:", "if False:"),),
