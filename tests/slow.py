@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- slow tests: python -m tests.slow -->", "<!-- end of slow tests -->"
 WHAT = {
     "tests/adapters/test_onnx.py": "SmolLM2 in ONNX Runtime",
+    "tests/attention/test_graphs.py": "captured graphs of the other attention kernels",
     "tests/bench/test_attention_bench.py": "a run of the whole bench in the interpreter",
     "tests/bench/test_c_api_bench.py": "compiles a loop in C",
     "tests/bench/test_cpu_attention_bench.py": "a run of the whole bench, with its peers",

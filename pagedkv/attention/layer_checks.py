@@ -19,25 +19,29 @@ from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.dtypes import ITEMSIZES, kernel_dtype
 
 
-def values_in(config: AttentionConfig, num_kv_heads: int, k_cache: Any, v_cache: Any) -> Any:
-    """V as it was given, or with ``v_in_k`` the first numbers of K's rows.
+def values_in(
+    config: AttentionConfig, num_kv_heads: int, k_cache: Any, v_cache: Any, k_scale: Any, v_scale: Any
+) -> tuple[Any, Any]:
+    """V and its scale as given; with ``v_in_k`` the first numbers of K's rows, and K's scale.
 
     Raises
     ------
     InvalidArgument, WrongType
-        V is given with ``v_in_k``, or missing without it.
+        V or its scale is given with ``v_in_k``, or V is missing without it.
     LayoutMismatch
         Latents of another width.
     """
     if v_cache is None and not config.v_in_k:
         raise WrongType("v_cache must be an array, not NoneType: only with v_in_k = True do latents hold V")
-    if v_cache is not None and config.v_in_k:
-        raise InvalidArgument("v_in_k = True: v_cache must not be given, the latents hold it")
     if not config.v_in_k:
-        return v_cache
+        return v_cache, v_scale
+    if v_cache is not None:
+        raise InvalidArgument("v_in_k = True: v_cache must not be given, the latents hold it")
+    if v_scale is not None:
+        raise InvalidArgument("v_in_k = True: v_scale must not be given, k_scale is that of the latents")
     latents = ("num_blocks", config.block_size) if config.block_size else ("num_kv_tokens",)
     check_shape("k_cache", k_cache, (*latents, num_kv_heads, config.head_dim))
-    return k_cache[..., : config.head_dim_v]
+    return k_cache[..., : config.head_dim_v], k_scale
 
 
 def check_inputs(

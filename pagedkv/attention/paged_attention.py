@@ -310,7 +310,7 @@ class PagedAttention:
         lse : float32 [num_tokens, num_qo_heads], contiguous: also write the natural log-sum-exp; -inf where no key
             was seen.
         k_scale, v_scale : float32 [1], [num_kv_heads] or [num_blocks, block_size, num_kv_heads] by scale_mode, alike
-            in strides.
+            in strides. With ``v_in_k`` k_scale alone: it is that of the latents.
         stream : where the kernel runs. The host does not wait for it.
 
         Raises
@@ -323,7 +323,7 @@ class PagedAttention:
         batch, config = self._batch, self.config
         if batch is None:
             raise ClosedError("nothing is planned: call plan(block_tables, seq_lens, ...) once per step, before run")
-        v_cache = values_in(config, self.num_kv_heads, k_cache, v_cache)
+        v_cache, v_scale = values_in(config, self.num_kv_heads, k_cache, v_cache, k_scale, v_scale)
         if self._plan is None:
             check_inputs(config, self.num_kv_heads, batch, self.max_tokens, q, k_cache, v_cache, k_scale, v_scale)
             self._check_queries(batch, q)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from pagedkv.attention.places import Device, home_of
 from pagedkv.reference import pack_mask, paged_attention
 
 HEADS, GROUP, DIM, SIZE = 2, 2, 32, 8
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def batch(seed: int = 0, seq_lens: tuple[int, ...] = (5, 17, 1), q_lens: tuple[int, ...] = (1, 1, 1)) -> dict[str, Any]:
@@ -194,34 +196,52 @@ def latent_attention(device: Device, **options: Any) -> PagedAttention:
     return PagedAttention(**{**sizes, "max_sequences": 2, "v_in_k": True, "device": device, **options})
 
 
-def test_latents_are_given_once(device: Device) -> None:
+@pytest.mark.parametrize("kv_dtype", ["float16", "float8_e4m3"])
+def test_latents_are_given_once(device: Device, kv_dtype: str) -> None:
     rng = np.random.default_rng(0)
-    latents = rng.standard_normal((9, 16, 1, 320)).astype(np.float16)
+    latents = rng.standard_normal((9, 16, 1, 320)).astype(kv_dtype if kv_dtype == "float16" else E4M3)
     q = rng.standard_normal((2, 16, 320)).astype(np.float16)
     tables, lens = np.array([[7, 2, 5], [1, -1, -1]], np.int32), np.array([40, 9], np.int32)
-    attention, two = latent_attention(device), latent_attention("cpu", v_in_k=False)
+    scale = None if kv_dtype == "float16" else np.array([0.7], np.float32)
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "scale_mode": "none" if scale is None else "tensor"}
+    attention, two = latent_attention(device, **options), latent_attention("cpu", v_in_k=False, **options)
+    to: Any = np.asarray
     if attention.backend is not None:
         assert attention.kernel == "decode_mla" or attention.backend.capability[0] not in (9, 10)
-    arrays = (tables, lens, q, latents)
-    there = arrays if attention.backend is None else [attention.backend.asarray(array) for array in arrays]
-    attention.plan(*there[:2])
-    out = attention.run(*there[2:])
-    found = out if attention.backend is None else attention.backend.to_host(out)
+        to = attention.backend.asarray
+    attention.plan(to(tables), to(lens))
+    found = attention.run(to(q), to(latents), k_scale=None if scale is None else to(scale))
     two.plan(tables, lens)
-    wanted = two.run(q, latents, latents[..., :256])
-    assert np.abs(found.astype(np.float32) - wanted.astype(np.float32)).max() < 5e-3
+    wanted = two.run(q, latents, latents[..., :256], k_scale=scale, v_scale=scale)
+    assert np.abs(np.asarray(found, np.float32) - wanted.astype(np.float32)).max() < 5e-3
 
 
-def test_latents_of_another_width_or_a_second_array_are_refused() -> None:
-    attention = latent_attention("cpu")
-    q, latents = np.zeros((1, 16, 320), np.float16), np.zeros((2, 16, 1, 320), np.float16)
-    attention.plan(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
-    out = np.full((1, 16, 256), 7, np.float16)
+def test_latents_that_do_not_fit_are_refused_and_nothing_is_launched(device: Device) -> None:
+    attention = latent_attention(device)
+    backend = attention.backend
+    to: Any = np.asarray if backend is None else backend.asarray
+    q, latents = to(np.zeros((1, 16, 320), np.float16)), to(np.zeros((2, 16, 1, 320), np.float16))
+    attention.plan(to(np.zeros((1, 1), np.int32)), to(np.ones(1, np.int32)))
+    steps = getattr(backend, "steps", 0)
+    out = to(np.full((1, 16, 256), 7, np.float16))
     with pytest.raises(pk.errors.LayoutMismatch, match=r"k_cache must be \[num_blocks, 16, 1, 320\], got .*256"):
         attention.run(q, latents[..., :256], out=out)
     with pytest.raises(pk.errors.InvalidArgument, match="v_cache must not be given"):
         attention.run(q, latents, latents[..., :256], out=out)
+    with pytest.raises(pk.errors.WrongType, match=r"k_cache.*float32"):
+        attention.run(q, to(np.zeros((2, 16, 1, 320), np.float32)), out=out)
+    with pytest.raises(pk.errors.InvalidArgument, match="k_scale must not be given"):
+        attention.run(q, latents, out=out, k_scale=to(np.ones(1, np.float32)))
+    with pytest.raises(pk.errors.InvalidArgument, match="v_scale must not be given"):
+        attention.run(q, latents, out=out, v_scale=to(np.ones(1, np.float32)))
+    with pytest.raises(pk.errors.LayoutMismatch, match="out must be"):
+        attention.run(q, latents, out=to(np.full((1, 16, 320), 7, np.float16)))
     assert (out == 7).all()
+    assert getattr(backend, "steps", 0) == steps
+
+
+def test_values_are_part_of_latents_alone_and_not_wider() -> None:
+    q, latents = np.zeros((1, 16, 320), np.float16), np.zeros((2, 16, 1, 320), np.float16)
     plain = latent_attention("cpu", v_in_k=False)
     plain.plan(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
     with pytest.raises(pk.errors.WrongType, match="v_cache must be an array"):

@@ -38,6 +38,18 @@ def gpu() -> Any:
     return cupy
 
 
+def heads_of(kernel: str) -> dict[str, Any]:
+    """The model's part of an attention: latents for the kernel that takes nothing else."""
+    if kernel == "decode_mla":
+        return {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256, "v_in_k": True}
+    return {"num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS, "head_dim": DIM, "head_dim_v": DIM}
+
+
+def kv_of(pool: Any, heads: dict[str, Any]) -> tuple[Any, Any]:
+    """K and V of a pool [num_blocks, 2, ...]; of latents both are K's."""
+    return pool[:, 0], pool[:, 0, ..., : heads["head_dim_v"]] if "v_in_k" in heads else pool[:, 1]
+
+
 def batch(rng: np.random.Generator, num_blocks: int, lens: list[int]) -> tuple[Any, Any]:
     """Block tables of fixed width and lengths."""
     width = 40
@@ -47,23 +59,23 @@ def batch(rng: np.random.Generator, num_blocks: int, lens: list[int]) -> tuple[A
 
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
 def test_a_captured_graph_replays_with_other_lengths(gpu: Any, kernel: str) -> None:
-    rng = np.random.default_rng(0)
-    pool = gpu.asarray(rng.standard_normal((200, 2, SIZE, HEADS, DIM)).astype(np.float16))
-    q = gpu.asarray(rng.standard_normal((4, HEADS * GROUP, DIM)).astype(np.float16))
-    out = gpu.full_like(q, np.nan)
-    attention = PagedAttention(
-        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_sequences=4, kernel=kernel
-    )
+    rng, heads = np.random.default_rng(0), heads_of(kernel)
+    dim = heads["head_dim"]
+    pool = gpu.asarray(rng.standard_normal((200, 2, SIZE, heads["num_kv_heads"], dim)).astype(np.float16))
+    q = gpu.asarray(rng.standard_normal((4, heads["num_qo_heads"], dim)).astype(np.float16))
+    out = gpu.full((4, heads["num_qo_heads"], heads["head_dim_v"]), np.nan, np.float16)
+    attention = PagedAttention(**heads, block_size=SIZE, max_sequences=4, kernel=kernel)
     attention.prepare()
+    k, v = kv_of(pool, heads)
     tables, lens = (gpu.asarray(array) for array in batch(rng, 200, [1, 1, 1, 1]))
     stream = gpu.cuda.Stream(non_blocking=True)
     gpu.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
         attention.plan(tables, lens, stream=stream)
-        attention.run(q, pool[:, 0], pool[:, 1], out=out, stream=stream)
+        attention.run(q, k, None if "v_in_k" in heads else v, out=out, stream=stream)
         graph = stream.end_capture()
-    host = pool.get()
+    host_k, host_v = kv_of(pool.get(), heads)
     for round_lens in ([5, 600, 0, 17], [640, 640, 640, 640], [1, 2, 3, 4], [0, 0, 0, 0]):
         new_tables, new_lens = batch(rng, 200, round_lens)
         tables.set(new_tables)
@@ -72,30 +84,35 @@ def test_a_captured_graph_replays_with_other_lengths(gpu: Any, kernel: str) -> N
         gpu.cuda.Device().synchronize()
         graph.launch(stream)
         stream.synchronize()
-        exact = paged_attention(q.get().astype(np.float64), host[:, 0], host[:, 1], new_tables, new_lens, np.arange(5))
+        exact = paged_attention(
+            q.get().astype(np.float64), host_k, host_v, new_tables, new_lens, np.arange(5),
+            out=np.zeros(out.shape, np.float64),
+        )  # fmt: skip
         assert np.abs(out.get() - exact).max() < 2e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
 def test_a_pool_past_two_to_the_31_elements_is_read_at_its_end(gpu: Any, kernel: str) -> None:
-    num_blocks = 2**31 // (2 * SIZE * HEADS * DIM) + 100
-    if gpu.cuda.Device().mem_info[0] < num_blocks * 2 * SIZE * HEADS * DIM * 2 + (1 << 30):
+    heads = heads_of(kernel)
+    kv_heads, dim = heads["num_kv_heads"], heads["head_dim"]
+    num_blocks = 2**31 // (2 * SIZE * kv_heads * dim) + 100
+    if gpu.cuda.Device().mem_info[0] < num_blocks * 2 * SIZE * kv_heads * dim * 2 + (1 << 30):
         pytest.skip("less than 6 GiB of GPU memory are free")
     rng = np.random.default_rng(1)
-    pool = gpu.full((num_blocks, 2, SIZE, HEADS, DIM), np.nan, np.float16)
-    used = rng.standard_normal((3, 2, SIZE, HEADS, DIM)).astype(np.float16)
+    pool = gpu.full((num_blocks, 2, SIZE, kv_heads, dim), np.nan, np.float16)
+    used = rng.standard_normal((3, 2, SIZE, kv_heads, dim)).astype(np.float16)
     pool[-3:] = gpu.asarray(used)
     table = np.arange(num_blocks - 3, num_blocks, dtype=np.int32)[None]
-    q = rng.standard_normal((1, HEADS * GROUP, DIM)).astype(np.float16)
-    attention = PagedAttention(
-        num_qo_heads=HEADS * GROUP, num_kv_heads=HEADS, head_dim=DIM, block_size=SIZE, max_sequences=1, kernel=kernel
-    )
+    q = rng.standard_normal((1, heads["num_qo_heads"], dim)).astype(np.float16)
+    attention = PagedAttention(**heads, block_size=SIZE, max_sequences=1, kernel=kernel)
     attention.plan(gpu.asarray(table), gpu.asarray(np.array([45], np.int32)))
-    found = attention.run(gpu.asarray(q), pool[:, 0], pool[:, 1])
+    k, v = kv_of(pool, heads)
+    found = attention.run(gpu.asarray(q), k, None if "v_in_k" in heads else v)
     exact = paged_attention(
-        q.astype(np.float64), used[:, 0], used[:, 1], np.array([[0, 1, 2]]), np.array([45]), np.array([0, 1])
-    )
+        q.astype(np.float64), *kv_of(used, heads), np.array([[0, 1, 2]]), np.array([45]), np.array([0, 1]),
+        out=np.zeros(found.shape, np.float64),
+    )  # fmt: skip
     assert np.abs(found.get() - exact).max() < 2e-3
 
 

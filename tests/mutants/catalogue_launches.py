@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
 AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
+CHECKS = "pagedkv/attention/layer_checks.py"
+AUTOTUNE = "pagedkv/kernels/autotune.py"
 IN_TURN = "pagedkv/kernels/in_turn.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
@@ -47,6 +49,18 @@ MUTANTS = (
         RECIPE,
         (("        filled.params.arrays = ()\n", ""),),
         ("test_a_launch_holds_no_array_of_a_layer_that_is_gone",),
+    ),
+    Mutant(
+        "a second scale beside that of latents is ignored",
+        CHECKS,
+        (("    if v_scale is not None:\n", "    if False:\n"),),
+        ("test_latents_that_do_not_fit_are_refused_and_nothing_is_launched",),
+    ),
+    Mutant(
+        "V of latents is not scaled",
+        CHECKS,
+        ((": config.head_dim_v], k_scale\n", ": config.head_dim_v], k_scale and k_scale / k_scale\n"),),
+        ("test_latents_are_given_once",),
     ),
     Mutant(
         "launches outlive the arrays of their batch",

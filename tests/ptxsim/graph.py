@@ -1,0 +1,73 @@
+"""Captured graphs in the interpreter: launches kept with their parameters, and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pagedkv.errors import InvalidArgument
+from pagedkv.kernels.params import Params
+from pagedkv.kernels.variant import Variant
+from tests.ptxsim.backend import PtxsimBackend
+from tests.ptxsim.machine import Dim3
+
+
+@dataclass(frozen=True)
+class _Node:
+    variant: Variant
+    grid: Dim3
+    block: Dim3
+    params: Params
+    shared_bytes: int
+
+
+class CapturingBackend(PtxsimBackend):
+    """A backend that can keep launches, for `replay`, in place of running them.
+
+    As in a CUDA graph, a launch keeps its grid and the bytes of its parameters; the arrays at its pointers are read
+    when it runs. An upload during the capture is refused, as
+    :class:`pagedkv.kernels.cupy_backend.CupyBackend` refuses it.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._captured: list[_Node] | None = None
+
+    def begin_capture(self) -> None:
+        """Keep the launches from now on."""
+        self._captured = []
+
+    def end_capture(self) -> list[_Node]:
+        """The launches since the capture began; later ones run again."""
+        found, self._captured = self._captured, None
+        assert found is not None
+        return found
+
+    def replay(self, graph: list[_Node]) -> None:
+        """Run captured launches in their order."""
+        for node in graph:
+            super().launch(node.variant, node.grid, node.block, node.params, shared_bytes=node.shared_bytes)
+
+    def launch(
+        self, variant: Variant, grid: Dim3, block: Dim3, params: Params, *, shared_bytes: int = 0, stream: Any = None
+    ) -> None:
+        """Run a kernel, or keep its launch with a copy of the parameters."""
+        if self._captured is None:
+            super().launch(variant, grid, block, params, shared_bytes=shared_bytes, stream=stream)
+            return
+        kept = Params(params.record.copy(), params.arrays)
+        self._captured.append(_Node(variant, grid, block, kept, shared_bytes))
+
+    def upload(self, target: Any, source: NDArray[Any], stream: Any = None) -> None:
+        """Copy, outside a capture.
+
+        Raises
+        ------
+        InvalidArgument
+            A replay would copy whatever the source holds by then.
+        """
+        if self._captured is not None:
+            raise InvalidArgument("an upload while a graph is captured")
+        super().upload(target, source, stream)
