@@ -1,6 +1,8 @@
 """The hot loops under the bar, variants of the attention kernels, and the figures of each.
 
-A row has one loop on one GPU. Decode's figures are per KiB of KV, prefill's per MFLOP.
+A row has one loop on one GPU. Decode's figures are per KiB of KV, prefill's per MFLOP. Where the query heads of a KV
+head need several CTAs, each reads the KV, one from the memory and the others from the L2: a KiB then costs the work of
+them all.
 """
 
 from __future__ import annotations
@@ -21,19 +23,25 @@ from pagedkv.kernels.nvrtc import Nvrtc
 from pagedkv.kernels.precompile import architecture
 from pagedkv.kernels.recorder import Recorder
 from pagedkv.kernels.select import KERNELS, Kernel, make_plan
-from pagedkv.kernels.shipped import FLAGSHIP, PREFILL_TOKENS
+from pagedkv.kernels.shipped import FLAGSHIP, LATENTS, PREFILL_TOKENS
 from pagedkv.kernels.source import translation_unit
 from pagedkv.kernels.toolkits import installed_nvrtcs
 from pagedkv.kernels.variant import Variant
 
 TOOLKIT = 13  # major version of the NVRTC that the bar is for
-LOOPS = ("decode_mma", "decode_tma", "prefill_mma", "prefill_wgmma")
+LOOPS = ("decode_mla", "decode_mma", "decode_tma", "prefill_mma", "prefill_wgmma")
 DECODE_ONLY = ("16 rows", "int8")
+KEYS, LOAD_BYTES = 16, 32  # of decode_mla's scores: keys of a warp, and bytes of a key in one load
 CONFIGS = {
     "bf16": FLAGSHIP,
     "16 rows": replace(FLAGSHIP, group_size=16),
     "e4m3": replace(FLAGSHIP, kv_dtype="float8_e4m3", scale_mode="tensor"),
     "int8": replace(FLAGSHIP, kv_dtype="int8", scale_mode="token_head"),
+    **{f"{heads} heads": replace(LATENTS, group_size=heads) for heads in (16, 32, 64, 128)},
+    **{
+        f"{heads} heads, e4m3": replace(LATENTS, group_size=heads, kv_dtype="float8_e4m3", scale_mode="tensor")
+        for heads in (16, 128)
+    },
 }
 _USED = re.compile(r"Used (\d+) registers(?:.*?, (\d+) bytes smem)?")
 _SPILLS = re.compile(r"(\d+) bytes (?:spill stores|spill loads)")
@@ -51,7 +59,7 @@ class Case:
     @property
     def decodes(self) -> bool:
         """Whether it is bound to KV's bytes, not to operations."""
-        return self.kernel.max_rows > 0
+        return self.kernel.name.startswith("decode")
 
     def arch(self, nvrtc: Nvrtc) -> str:
         """The architecture to compile for, such as ``sm_90a``."""
@@ -82,8 +90,9 @@ def cases() -> Iterator[Case]:
             for name, config in CONFIGS.items():
                 if kernel.unsupported(config, machine.capability) is not None:
                     continue
-                if kernel.max_rows or name not in DECODE_ONLY:
-                    yield Case(machine, kernel, name, config)
+                case = Case(machine, kernel, name, config)
+                if case.decodes or name not in DECODE_ONLY:
+                    yield case
 
 
 def toolkit() -> Nvrtc:
@@ -127,12 +136,14 @@ def measure(case: Case, nvrtc: Nvrtc, text: Callable[[str], str] = translation_u
     if used is None:
         raise SassError(f"{variant.kernel}: the compiler does not say how many registers it used")
     shape = Shape.of(case.config, tiling)
-    made = hot_pass(Flow(parse(disassemble(compiled.code))), shape.tile_flops // shape.warps)
+    made = hot_pass(Flow(parse(disassemble(compiled.code))), shape.warp_flops)
     kv_bytes = made.tiles * shape.tile_bytes / shape.warps
     units = cycles(made, case.machine, kv_bytes if tiling.box_tokens else 0)
-    work = kv_bytes if case.decodes else float(made.flops)
+    readers = -(-case.config.group_size // tiling.row_tile) if case.decodes else 1
+    work = kv_bytes / readers if case.decodes else float(made.flops)
     per = work / 1024 if case.decodes else work / 1e6
-    binds, most = bound(units, case.machine, work, [("memory", case.machine.memory)] if case.decodes else [])
+    limits = [("memory", case.machine.memory), ("L2", case.machine.l2 / readers)] if case.decodes else []
+    binds, most = bound(units, case.machine, work, limits)
     ctas = ctas_per_sm(
         case.machine,
         threads=tiling.threads,
@@ -165,12 +176,13 @@ class Shape:
 
     Attributes
     ----------
-    tile_flops, tile_bytes : tensor operations for a tile of keys, and the bytes of its K and V.
+    warp_flops : tensor operations of a warp for a tile of keys; of the busiest, where they are not alike.
+    tile_bytes : of a tile's K and V; of latents, K's alone.
     warps : that compute.
     bytes_in_flight : of K and V that a CTA has asked for while it computes a tile.
     """
 
-    tile_flops: int
+    warp_flops: int
     tile_bytes: int
     warps: int
     bytes_in_flight: int
@@ -182,12 +194,14 @@ class Shape:
         The ring has STAGES tiles, or halves of them where TMA fetches.
         """
         macros = dict(tiling.macros)
-        elements = tiling.tile_tokens * (config.head_dim + config.head_dim_v)
-        tile = elements * ITEMSIZES[config.kv_dtype]
+        dims = config.head_dim + config.head_dim_v
+        size = ITEMSIZES[config.kv_dtype]
+        tile = tiling.tile_tokens * (config.head_dim if config.v_in_k else dims) * size
         stage = tile // 2 if tiling.box_tokens else tile
-        return cls(
-            tile_flops=2 * tiling.row_tile * elements,
-            tile_bytes=tile,
-            warps=macros.get("COMPUTE_THREADS", tiling.threads) // 32,
-            bytes_in_flight=macros["STAGES"] * stage - tile,
-        )
+        warps = macros.get("COMPUTE_THREADS", tiling.threads) // 32
+        flops = 2 * tiling.row_tile * tiling.tile_tokens * dims // warps
+        if tiling.kernel == "decode_mla":
+            groups, loads = tiling.tile_tokens // KEYS, config.head_dim * size // LOAD_BYTES
+            most = -(-loads // (warps // groups)) * LOAD_BYTES // size  # of K's dims
+            flops = 2 * tiling.row_tile * (KEYS * most + tiling.tile_tokens * config.head_dim_v // warps)
+        return cls(warp_flops=flops, tile_bytes=tile, warps=warps, bytes_in_flight=macros["STAGES"] * stage - tile)

@@ -5,7 +5,8 @@ Cycles are those for which one warp instruction occupies a unit of its sub-parti
 H100: 62 % of 989 TFLOP/s, which is what ``mma.sync`` reaches of the peak that only ``wgmma`` has. B200: as the H100, an
 assumption, because nothing is published for ``mma.sync`` on it. RTX 5090: 209.5 TFLOP/s with float32 accumulation.
 ``memory`` is 90 % of the data sheet's bandwidth, as an H100's 3.0 of 3.35 TB/s. The rates of ``alu``, ``imad`` and
-``convert`` are those of the CUDA programming guide's table of throughputs; where sources differ, the faster.
+``convert`` are those of the CUDA programming guide's table of throughputs; where sources differ, the faster. The L2's
+reads: 5,120 bytes a cycle, of the A100's white paper; that the others reach as many is an assumption.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ SUB_PARTITIONS = 4
 SHARED_BYTES = 128  # that a multiprocessor's shared memory moves in a cycle
 REGISTERS = 65536  # of a multiprocessor
 RESERVED_SHARED_BYTES = 1 << 10  # of each CTA, for the driver
+L2_BYTES = 5120  # that the L2 gives all multiprocessors in a cycle
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Machine:
     sm_shared_bytes: int
     sm_threads: int
     cycles: MappingProxyType[str, float] = field(repr=False)
+
+    @property
+    def l2(self) -> float:
+        """Bandwidth of reads from the L2 in TB/s."""
+        return L2_BYTES * self.clock / 1e3
 
 
 def _rates(*, fma: float = 1.0, alu: float = 2.0, imad: float = 2.0) -> MappingProxyType[str, float]:

@@ -30,6 +30,7 @@ from pagedkv.kernels.write_kv import write_kv
 _HOLDERS = {"float32": "f4", "float16": "f2", "bfloat16": "u2", "float8_e4m3": "u1", "float8_e5m2": "u1", "int8": "i1"}
 PREFILL_TOKENS = 512
 FLAGSHIP = AttentionConfig(128, 128, 4, "bfloat16", "bfloat16")
+LATENTS = AttentionConfig(576, 512, 16, "bfloat16", "bfloat16", v_in_k=True)
 
 
 def attention_configs() -> Iterator[AttentionConfig]:
@@ -41,12 +42,11 @@ def attention_configs() -> Iterator[AttentionConfig]:
                 yield replace(FLAGSHIP, head_dim=dim, head_dim_v=dim, group_size=group, q_dtype=dtype, kv_dtype=dtype)
     for dim in (80, 96, 192, 256):
         yield replace(FLAGSHIP, head_dim=dim, head_dim_v=dim)
-    latents = replace(FLAGSHIP, head_dim=576, head_dim_v=512, group_size=16, v_in_k=True)
-    yield replace(latents, v_in_k=False)
+    yield replace(LATENTS, v_in_k=False)
     for heads in (16, 128):
         for kv_dtype in ("bfloat16", "float8_e4m3"):
             mode: ScaleMode = "none" if kv_dtype == "bfloat16" else "tensor"
-            yield replace(latents, group_size=heads, kv_dtype=kv_dtype, scale_mode=mode)
+            yield replace(LATENTS, group_size=heads, kv_dtype=kv_dtype, scale_mode=mode)
     yield replace(FLAGSHIP, q_dtype="float32", kv_dtype="float32")
     for group in (2, 3, 5, 7, 16):
         yield replace(FLAGSHIP, group_size=group)

@@ -361,7 +361,32 @@ def test_decodes_tile_is_what_its_warps_fetch() -> None:
     case = flagship("decode_mma")
     shape = Shape.of(case.config, case.planned()[0])
     assert shape.tile_bytes // shape.warps == 16 * (128 + 128) * 2
-    assert shape.tile_flops // shape.warps == 16 * HMMA_FLOPS
+    assert shape.warp_flops == 16 * HMMA_FLOPS
+
+
+def of_latents(name: str) -> Shape:
+    case = next(one for one in cases() if (one.machine, one.kernel.name, one.name) == (H100, "decode_mla", name))
+    return Shape.of(case.config, case.planned()[0])
+
+
+def test_a_tile_of_latents_is_fetched_once_for_both_products() -> None:
+    shape = of_latents("16 heads")
+    assert shape.tile_bytes == 32 * 576 * 2
+    assert shape.warp_flops * shape.warps == 2 * 16 * 32 * (576 + 512)
+    assert of_latents("32 heads").warp_flops == 2 * shape.warp_flops
+
+
+def test_the_busiest_warp_counts_where_scores_are_not_divided_evenly() -> None:
+    """Of 18 loads of 32 dims a quarter of the warps' groups has five."""
+    assert of_latents("16 heads, e4m3").warp_flops == 2 * 16 * (16 * 5 * 32 + 32 * 512 // 8)
+
+
+def test_latents_are_bound_by_memory_up_to_32_heads_on_an_h100_and_more_heads_read_them_again() -> None:
+    rows = {row["variant"]: row for row in read_results(COMMITTED)["rows"]
+            if (row["gpu"], row["kernel"]) == (H100.name, "decode_mla")}  # fmt: skip
+    assert [rows[f"{heads} heads"]["binds"] for heads in (16, 32)] == ["memory", "memory"]
+    for figure in ("issue_slots", "tensor_cycles", "shared_cycles"):
+        assert rows["128 heads"][figure] == pytest.approx(4 * rows["32 heads"][figure], rel=1e-3)
 
 
 @pytest.mark.slow
