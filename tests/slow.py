@@ -32,6 +32,7 @@ WHAT = {
     "tests/cache/test_by_group_on_disk.py": "restarts under the other kinds of groups",
     "tests/cache/test_by_group_on_kernels.py": "other kinds of groups on the interpreter",
     "tests/cache/test_by_group_power_loss.py": "more power failures under a cache by groups of layers",
+    "tests/cache/test_latents.py": "latents of other dtypes on the interpreter",
     "tests/cache/test_names_forgotten.py": "many names under each policy",
     "tests/cache/test_remainders.py": "more random chats over restarts",
     "tests/cache/test_threads.py": "threads under each policy",

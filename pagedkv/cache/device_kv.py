@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pagedkv import cpu
 from pagedkv.cache.layer_scales import LayerScales
 from pagedkv.cache.storage import StepTables
-from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
+from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
 from pagedkv.interop import as_array, exchanges
 from pagedkv.observe.callbacks import Log
 from pagedkv.reference import paged_attention
@@ -71,6 +71,11 @@ class DeviceKV:
             layer = whole_number(layer, "layer", 0, self.spec.num_layers - 1)
         return self._layers[layer]
 
+    def attended(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """K and V of a layer as attention reads them: V may be a part of K."""
+        k, v = self.layer(layer)
+        return (k, k[..., : self.spec.output_dim]) if self.spec.v_in_k else (k, v)
+
     def layer_scales(self, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         """Scales of K and V of a layer; None where the dtype has none.
 
@@ -91,7 +96,7 @@ class DeviceKV:
 
         Where numbers have scales, float64 copies of the blocks that the tables name.
         """
-        k, v = self.layer(layer)
+        k, v = self.attended(layer)
         if self._scales is None:
             return k, v, tables
         used, columns = np.unique(tables[tables >= 0], return_inverse=True)
@@ -108,26 +113,38 @@ class DeviceKV:
         """What one step writes and reads."""
         return StepKV(self, arrays)
 
-    def write(self, layer: int, slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]) -> None:
+    def write(self, layer: int, slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any] | None) -> None:
         """Put K and V [num_tokens, num_kv_heads, head_dim] into slots int64 [num_tokens].
 
-        -1 skips a token. The first call that stores a finite number as infinity logs a warning.
+        -1 skips a token. V is None, or has no width, where a block holds none. The first call that stores a finite
+        number as infinity logs a warning.
 
         Raises
         ------
         LayoutMismatch
             Shape or dtype does not fit. Nothing was written.
+        InvalidArgument
+            V is given or missing, against the spec.
         """
         k_view, v_view = self.layer(layer)
+        if v is None or self.spec.v_in_k:
+            self._check_is_v(v)
         if self.spec.dtype == BYTES and getattr(k, "dtype", None) in _WORDS:
-            self._write_words(k_view, v_view, slots, k, v)
+            self._write_words(k_view, v_view, slots, k, k[..., :0] if v is None else v)
             return
         spec, (heads, k_width, v_width) = self.spec, self._rows
         k = self._checked("k", k, (len(slots), heads, k_width))
-        v = self._checked("v", v, (len(slots), heads, v_width))
+        v = k[..., :0] if v is None else self._checked("v", v, (len(slots), heads, v_width))
         scaled = {} if self._scales is None else self.scales(layer) | {"scale_mode": spec.scale_mode}
         if cpu.write_kv(k, v, k_view, v_view, slots, k_dtype=self._bits, kv_dtype=spec.dtype, **scaled):
             self._overflowed(layer)
+
+    def _check_is_v(self, v: Any) -> None:
+        """Raise InvalidArgument where V is missing, or given though blocks hold none."""
+        if v is None and self.spec.width_of_v:
+            raise InvalidArgument("v is missing, and the cache has a V")
+        if v is not None and getattr(v, "shape", ())[-1:] != (0,):
+            raise InvalidArgument("v is given, and the cache has no V")
 
     def _write_words(
         self, k_view: NDArray[Any], v_view: NDArray[Any], slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]
@@ -279,7 +296,7 @@ class StepKV:
         spec.check_can_attend()
         if (q.dtype.num in _USUAL or q.dtype.name in _FAST) and (out is None or out.dtype == q.dtype):
             lse = np.empty(q.shape[:2], np.float32) if return_lse else None
-            k, v = self._kv.layer(layer)
+            k, v = self._kv.attended(layer)
             o = cpu.attend(
                 q if q.flags.c_contiguous else np.ascontiguousarray(q), k, v, arrays.seq_lens,
                 block_tables=arrays.block_tables, q_indptr=arrays.q_indptr, kv_dtype=spec.dtype, out=out, lse=lse,

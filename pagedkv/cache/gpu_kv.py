@@ -62,10 +62,11 @@ class GpuKV:
         self._views = [layer_view(arena, layer, spec, row_bytes) for layer in range(spec.num_layers)]
         self._scales = [_scales(arena, spec, layer, backend, row_bytes) for layer in range(spec.num_layers)]
         self._arena = arena[:, : spec.block_bytes]
-        self._layers = [
-            LayerKv(backend, *_with_v(views), dtype=_kernel_dtype(spec), scale_mode=spec.scale_mode, **scales)  # type: ignore[arg-type]
-            for views, scales in zip(self._views, self._scales, strict=True)
-        ]
+        self._layers = [_layer(spec, backend, *given) for given in zip(self._views, self._scales, strict=True)]
+        self._attended = self._layers
+        if spec.v_in_k:
+            parts = [(k, k[..., : spec.output_dim]) for k, _ in self._views]
+            self._attended = [_layer(spec, backend, *given) for given in zip(parts, self._scales, strict=True)]
         self._buffers: dict[str, Any] = {}
         self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
         self._outgrown: list[PagedAttention] = []  # kernels may still use their workspaces, on whatever stream
@@ -89,6 +90,13 @@ class GpuKV:
         if type(layer) is int and 0 <= layer < len(self._layers):
             return self._layers[layer]
         return self._layers[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
+
+    def attended(self, layer: int) -> LayerKv:
+        """A layer as attention reads it: V may be a part of K."""
+        found = self._attended
+        if type(layer) is int and 0 <= layer < len(found):
+            return found[layer]
+        return found[whole_number(layer, "layer", 0, self.spec.num_layers - 1)]
 
     def bind(self, arrays: StepTables, part: int = 0) -> GpuStepKV:
         """What one step writes and reads."""
@@ -183,7 +191,8 @@ class GpuKV:
                 self._outgrown.append(found)
             found = self._attentions[key] = PagedAttention(
                 num_qo_heads=num_qo_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-                head_dim_v=spec.width_of_v, dtype=dtype, kv_dtype=spec.dtype, scale_mode=spec.scale_mode,  # type: ignore[arg-type]
+                head_dim_v=spec.output_dim, v_in_k=spec.v_in_k, dtype=dtype, kv_dtype=spec.dtype,
+                scale_mode=spec.scale_mode,  # type: ignore[arg-type]
                 block_size=spec.block_size, max_sequences=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
                 max_tokens=_room(num_tokens), device=self.backend, **variant, **arrays,
             )  # fmt: skip
@@ -222,7 +231,7 @@ class GpuStepKV:
                 "mark_written"
             )
         arrays = self._upload(stream)
-        write_kv(self._kv.cache(layer), arrays["slot_mapping"], k, v, stream=stream)
+        write_kv(self._kv.cache(layer), arrays["slot_mapping"], *_with_v((k, v)), stream=stream)
         self._kv.on_work(stream)
 
     def attend(
@@ -252,7 +261,7 @@ class GpuStepKV:
             )  # fmt: skip
             self._planned[attention] = (mask, mask_indptr)
         lse = kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
-        o = attention.run_layer(kv.cache(layer), q, out=out, lse=lse, stream=stream)
+        o = attention.run_layer(kv.attended(layer), q, out=out, lse=lse, stream=stream)
         kv.on_work(stream)
         return (o, lse) if return_lse else o
 
@@ -294,7 +303,15 @@ def _known_by(name: str, value: Any) -> Hashable:
 def _with_v(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     """K and V as kernels take them: None in the place of a V of no width."""
     k, v = pair
-    return k, v if v.shape[-1] else None
+    return k, None if getattr(v, "shape", ())[-1:] == (0,) else v
+
+
+def _layer(spec: KVSpec, backend: Backend, views: tuple[Any, Any], scales: dict[str, Any]) -> LayerKv:
+    """A layer of these views; one without V has no scales of V."""
+    k, v = _with_v(views)
+    if v is None and scales:
+        scales = scales | {"v_scale": None}
+    return LayerKv(backend, k, v, dtype=_kernel_dtype(spec), scale_mode=spec.scale_mode, **scales)  # type: ignore[arg-type]
 
 
 def _scales(arena: Any, spec: KVSpec, layer: int, backend: Backend, row_bytes: int | None) -> dict[str, Any]:

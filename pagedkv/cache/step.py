@@ -155,7 +155,7 @@ class Step:
         """``kv_indptr``, ``kv_indices``, ``kv_last_block_len`` of the tables."""
         return self.arrays.to_csr()
 
-    def write(self, layer: int, k: Any, v: Any, *, stream: Any = None) -> None:
+    def write(self, layer: int, k: Any, v: Any = None, *, stream: Any = None) -> None:
         """Put the new tokens' K and V of one layer into their slots.
 
         Parameters
@@ -163,8 +163,8 @@ class Step:
         layer : int, of the model's; not one that shares another's KV.
         k, v : [num_tokens, num_kv_heads, head_dim]
             In the cache's dtype, or float32/float64/float16, which are converted (to nearest even); for int8 and fp8
-            also bfloat16, and they are divided by the scales. V: [.., head_dim_v]. Arrays of any framework, where the
-            cache's device is; read without a copy.
+            also bfloat16, and they are divided by the scales. V: [.., head_dim_v], or None where it is a part of K.
+            Arrays of any framework, where the cache's device is; read without a copy.
         stream : CUDA stream
             Where the kernel runs; only on a GPU, and there by default the current stream. The host does not wait.
 
@@ -179,7 +179,8 @@ class Step:
         """
         bound = self._under_way
         self._check_rows()
-        bound.write(layer, as_argument("k", k, stream=stream), as_argument("v", v, stream=stream), stream)
+        v = None if v is None else as_argument("v", v, stream=stream)
+        bound.write(layer, as_argument("k", k, stream=stream), v, stream)
         self._written.add(int(layer) if self._engine.spec.reads is None else self._engine.spec.own_layer(layer))
 
     def mark_written(self, layer: int) -> None:
@@ -252,7 +253,8 @@ class Step:
             num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype, or in any
             float dtype where the cache's numbers have scales.
         window : tokens that a query sees, its own included; None: as the spec says of this layer, by default all.
-        softmax_scale, causal, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
+        softmax_scale : None: ``head_dim ** -0.5``. Models with latents have another: give it.
+        causal, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
             As :func:`pagedkv.reference.paged_attention`. On the CPU :mod:`pagedkv.cpu` computes (float32 inside), and
             that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of
             :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.

@@ -117,7 +117,8 @@ static void write_owned(void *argument, long item, int worker)
         if (slot < 0 || owner_of(slot, shared->items) != item)
             continue;
         for (int side = 0; side < 2; side++)
-            write_token(c, &c->sides[side], token, slot / c->block_size, slot % c->block_size);
+            if (c->sides[side].dim) /* rows of no width have no scale either */
+                write_token(c, &c->sides[side], token, slot / c->block_size, slot % c->block_size);
     }
 }
 

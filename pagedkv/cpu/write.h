@@ -8,7 +8,7 @@
 typedef struct {
     const char *from; /* [num_tokens, num_heads, dim] of float32, float16, bfloat16 or float64 */
     char *to;         /* [num_blocks, block_size, num_heads, dim] of a cache's dtype */
-    char *scale;      /* float32 as the strides say, or NULL: numbers are divided by it */
+    char *scale;      /* float32 as the strides say, or NULL: numbers are divided by it; not touched where dim is 0 */
     int64_t from_token, from_head, from_item;
     int64_t to_block, to_token, to_head, to_item;
     int64_t scale_block, scale_token, scale_head;

@@ -1,9 +1,9 @@
 """Where the bytes of a block are: a layer's K, V and scales as views into an arena.
 
 A block is its layers one after the other; a layer is its *planes* one after the other: K, V, and where each token and
-head has a scale, K's scales and V's. A plane is in C order and native byte order, [block_size, num_kv_heads, head_dim]
-(layout NHD) or [num_kv_heads, block_size, head_dim] (HND); scales have no last axis. With scales every plane is filled
-up to a multiple of 16 bytes.
+head has a scale, K's scales and V's. Where V is a part of K, its plane is empty, and K's scales are V's too. A plane is
+in C order and native byte order, [block_size, num_kv_heads, head_dim] (layout NHD) or [num_kv_heads, block_size,
+head_dim] (HND); scales have no last axis. With scales every plane is filled up to a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def planes(spec: KVSpec) -> tuple[dict[str, Plane], int]:
     add("v", (spec.width_of_v,), spec.np_dtype)
     if spec.has_scale_planes:
         add("k_scale", (), np.dtype(np.float32))
-        add("v_scale", (), np.dtype(np.float32))
+        if spec.v_in_k:
+            found["v_scale"] = found["k_scale"]
+        else:
+            add("v_scale", (), np.dtype(np.float32))
     return found, first
 
 

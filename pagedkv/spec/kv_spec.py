@@ -21,8 +21,9 @@ from pagedkv.errors import InvalidArgument, UnsupportedVariant, WrongType
 from pagedkv.spec.block_layout import planes
 from pagedkv.spec.config import read_config
 from pagedkv.spec.dtypes import BYTES, ITEMSIZES, LARGEST, dtype_name, numpy_dtype
-from pagedkv.spec.layers import MOST_TOKENS, Attention, Layer, Rows, SameAs, check_layers
+from pagedkv.spec.layers import Attention, Latent, Layer, Rows, SameAs, check_layers
 from pagedkv.spec.namespace import DIGEST_BYTES, MAX_FIELD_BYTES, encode_fields
+from pagedkv.spec.per_layer import checked_reads, reach_of_layers
 from pagedkv.spec.scales import TOKEN_HEAD, Scales, check_kind
 from pagedkv.spec.sizes import format_size, whole_number
 
@@ -50,6 +51,8 @@ class KVSpec:
         which refuse ``"auto"``. Until a cache has chosen, such a spec counts as NHD.
     model : name and revision of the weights. Part of the fingerprint: files written for others are refused.
     head_dim_v : of V; None: that of K.
+    v_in_k : V is the first ``head_dim_v`` numbers of K, as in latents (MLA): a block holds K alone, and V and its
+        scales have no bytes.
     scales : of int8 and fp8, value = stored * scale
         ``"token_head"``: one for each token and head, computed when KV is written; they lie in the block. That is the
         default. A :class:`Scales`: fixed ones, part of the fingerprint.
@@ -76,6 +79,7 @@ class KVSpec:
     layout: str | None = None
     model: str = ""
     head_dim_v: int | None = None
+    v_in_k: bool = False
     scales: str | Scales | None = None
     windows: tuple[int | None, ...] | None = None
     chunks: tuple[int | None, ...] | None = None
@@ -97,6 +101,7 @@ class KVSpec:
         if self.head_dim_v is not None:
             width = whole_number(self.head_dim_v, "head_dim_v", 0 if self.dtype == BYTES else 1, MAX_DIMENSION)
             self._store("head_dim_v", None if width == self.head_dim else width)
+        self._check_v_in_k()
         self._check_scales()
         self._check_reach()
         if self.block_bytes > MAX_BLOCK_BYTES:
@@ -105,6 +110,18 @@ class KVSpec:
                 f"{self.model_layer(0)} alone {format_size(self.block_bytes // self.num_layers)}; at most 2 GiB: "
                 "take a smaller block_size"
             )
+
+    def _check_v_in_k(self) -> None:
+        if self.v_in_k is not True and self.v_in_k is not False:
+            raise WrongType(f"v_in_k must be a bool, not {type(self.v_in_k).__name__}")
+        if not self.v_in_k:
+            return
+        if self.dtype == BYTES:
+            raise InvalidArgument("v_in_k is for numbers, not for rows of bytes: give them head_dim_v = 0")
+        if self.output_dim > self.head_dim:
+            raise InvalidArgument(f"v_in_k: head_dim_v = {self.output_dim} is more than head_dim = {self.head_dim}")
+        if isinstance(self.scales, Scales) and self.scales.k != self.scales.v:
+            raise InvalidArgument("v_in_k: V is a part of K, so its scales must be those of K")
 
     def _check_scales(self) -> None:
         if self.dtype not in LARGEST:
@@ -117,9 +134,9 @@ class KVSpec:
             self._store("scales", TOKEN_HEAD)
 
     def _check_reach(self) -> None:
-        self._store("reads", _checked_reads(self.reads, self.num_layers))
+        self._store("reads", checked_reads(self.reads, self.num_layers))
         for name in ("windows", "chunks"):
-            self._store(name, _reach_of_layers(getattr(self, name), name, self.num_layers))
+            self._store(name, reach_of_layers(getattr(self, name), name, self.num_layers))
         for own, chunk in enumerate(self.chunks or ()):
             layer = self.model_layer(own)
             if chunk is not None and chunk % self.block_size:
@@ -139,7 +156,7 @@ class KVSpec:
 
         Parameters
         ----------
-        layers : all of one shape: :class:`Attention`, or :class:`Rows`, and :class:`SameAs`
+        layers : all of one shape: :class:`Attention`, :class:`Latent` or :class:`Rows`, and :class:`SameAs`
             :meth:`pagedkv.Step.attend` keeps to their windows and chunks. A cache keeps all tokens of every layer, or
             with ``by_group=True`` those that each can still read.
         dtype : of layers that name none.
@@ -154,13 +171,13 @@ class KVSpec:
         if not isinstance(layers, list | tuple) or not layers:
             raise WrongType("layers must be a list of layers, at least one")
         dtype = dtype_name(dtype)
-        own: list[Attention | Rows] = []
+        own: list[Attention | Latent | Rows] = []
         reads: list[int] = []
         for number, layer in enumerate(check_layers(tuple(layers))):
             if isinstance(layer, SameAs):
                 reads.append(reads[layer.layer])
                 continue
-            if not isinstance(layer, Attention | Rows):
+            if not isinstance(layer, Attention | Latent | Rows):
                 raise UnsupportedVariant(
                     f"layer {number} is {str(layer)[:120]}: a cache holds K and V of every layer in one shape"
                 )
@@ -172,6 +189,11 @@ class KVSpec:
                     f"layer {number} keeps {layer.stored} and layer 0 {own[0].stored}: a cache holds layers of a shape"
                 )
         one = own[0]
+        if isinstance(one, Latent):
+            return cls(
+                len(own), 1, one.rank + one.rope_dim, one.dtype, block_size, layout=layout, model=model,
+                head_dim_v=one.rank, v_in_k=True, scales=one.scales, reads=tuple(reads),
+            )  # fmt: skip
         if isinstance(one, Rows):
             return cls(
                 len(own), 1, one.k_bytes, BYTES, block_size, layout=layout, model=model, head_dim_v=one.v_bytes,
@@ -206,7 +228,7 @@ class KVSpec:
         """
         found, layers = read_config(config), []
         for number, layer in enumerate(found.layers):
-            if not isinstance(layer, Attention | SameAs):
+            if not isinstance(layer, Attention | Latent | SameAs):
                 raise UnsupportedVariant(
                     f"layer {number} of this {found.model_type} model is {layer!r}: a cache holds K and V of every "
                     "layer in one shape; pagedkv plan --config shows the model's needs"
@@ -272,9 +294,14 @@ class KVSpec:
         return np.dtype(np.float32) if self.scales is not None else self.np_dtype
 
     @property
-    def width_of_v(self) -> int:
-        """Numbers of V for each token and head."""
+    def output_dim(self) -> int:
+        """Numbers of V, and so of attention's output, for each token and head."""
         return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def width_of_v(self) -> int:
+        """Numbers of V that a block holds for each token and head; 0 where V is a part of K."""
+        return 0 if self.v_in_k else self.output_dim
 
     @property
     def has_scale_planes(self) -> bool:
@@ -295,7 +322,7 @@ class KVSpec:
         UnsupportedVariant
             A block is not one array: it holds scales, or V is not as wide as K.
         """
-        if self.has_scale_planes or self.head_dim_v is not None:
+        if self.has_scale_planes or self.width_of_v != self.head_dim:
             kind = "with scales inside" if self.has_scale_planes else "whose V is not as wide as K"
             raise UnsupportedVariant(f"a block {kind} is not one array: take the views of KVCache.layer()")
         if self.layout == "HND":
@@ -310,7 +337,8 @@ class KVSpec:
     @property
     def bytes_per_token(self) -> int:
         """K and V of one token over all layers, with its scales; a block may need some bytes more."""
-        one = (self.head_dim + self.width_of_v) * self.itemsize + (8 if self.has_scale_planes else 0)
+        scales = 4 * (1 if self.v_in_k else 2) if self.has_scale_planes else 0
+        one = (self.head_dim + self.width_of_v) * self.itemsize + scales
         return self.num_layers * self.num_kv_heads * one
 
     @property
@@ -337,64 +365,22 @@ class KVSpec:
             sys.byteorder,
         )
         has_reach = not (self.windows is self.chunks is self.reads is None)
-        if self.head_dim_v is not None or self.scales is not None or has_reach:
+        if self.width_of_v != self.head_dim or self.scales is not None or has_reach:
             scales = self.scales.digest() if isinstance(self.scales, Scales) else self.scales or ""
             values = (*values, self.width_of_v, scales)
         if has_reach:
             listed = (self.windows, self.chunks, self.reads)
             values = (*values, *(" ".join(map(str, numbers or ())) for numbers in listed))
+        if self.v_in_k:
+            values = (*values, "v_in_k", self.output_dim)
         encoded = encode_fields(enumerate(values, start=1))
         return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES, person=b"pagedkv:spec:1").digest()
 
 
-def _reach_of_layers(given: Any, name: str, num_layers: int) -> tuple[int | None, ...] | None:
-    """A number or None for each layer; None where all are None.
-
-    Raises
-    ------
-    WrongType, InvalidArgument
-        The message names the layer.
-    """
-    if given is None:
-        return None
-    if not isinstance(given, list | tuple):
-        raise WrongType(f"{name} must be a list with a number or None for each layer, not {type(given).__name__}")
-    if len(given) != num_layers:
-        raise InvalidArgument(f"{name} must have an entry for each of {num_layers} layers, got {len(given)}")
-    limits = tuple(
-        None if limit is None else whole_number(limit, f"{name}[{layer}]", 1, MOST_TOKENS)
-        for layer, limit in enumerate(given)
-    )
-    return None if limits.count(None) == num_layers else limits
-
-
-def _resolved(layer: Attention | Rows, dtype: str) -> Attention | Rows:
+def _resolved(layer: Attention | Latent | Rows, dtype: str) -> Attention | Latent | Rows:
     """The layer with its dtype and scales as a cache takes them."""
     if isinstance(layer, Rows):
         return layer
     dtype = layer.dtype or dtype
     scales = TOKEN_HEAD if layer.scales is None and dtype in LARGEST else layer.scales
     return dataclasses.replace(layer, dtype=dtype, scales=scales)
-
-
-def _checked_reads(given: Any, num_layers: int) -> tuple[int, ...] | None:
-    """The layers that a model's layers read; None where each reads its own.
-
-    Raises
-    ------
-    WrongType, InvalidArgument
-        The message names the layer.
-    """
-    if given is None:
-        return None
-    if not isinstance(given, list | tuple):
-        raise WrongType(f"reads must be a list with a number for each layer, not {type(given).__name__}")
-    reads, own = [], 0
-    for layer, read in enumerate(given):
-        reads.append(whole_number(read, f"reads[{layer}]", 0, num_layers - 1))
-        if reads[-1] > own:
-            raise InvalidArgument(f"reads[{layer}] = {read}, but only {own} of the layers before have KV of their own")
-        own += reads[-1] == own
-    if own != num_layers:
-        raise InvalidArgument(f"reads names {own} layers with KV of their own, and num_layers is {num_layers}")
-    return None if len(reads) == num_layers else tuple(reads)

@@ -127,8 +127,9 @@ class Latent:
 
     Parameters
     ----------
-    rank : numbers of the compressed K and V.
+    rank : numbers of the compressed K and V, the vector's first.
     rope_dim : numbers of the part of K with positions.
+    dtype, scales : as of :class:`Attention`.
 
     Raises
     ------
@@ -137,10 +138,21 @@ class Latent:
 
     rank: int
     rope_dim: int = 0
+    _: KW_ONLY
+    dtype: str = ""
+    scales: str | Scales | None = None
 
     def __post_init__(self) -> None:
         whole_number(self.rank, "rank", 1, MOST_VALUES)
         whole_number(self.rope_dim, "rope_dim", 0, MOST_VALUES)
+        if not isinstance(self.dtype, str) or self.dtype:
+            object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        check_kind(self.scales)
+
+    @property
+    def stored(self) -> tuple[object, ...]:
+        """All that decides which bytes it keeps of a token."""
+        return self.rank, self.rope_dim, self.dtype, self.scales
 
     @property
     def values_per_token(self) -> int:

@@ -52,7 +52,7 @@ def write(
             cache[place] = converted(row, cache.dtype)
             continue
         with np.errstate(all="ignore"):
-            if mode == "token_head":
+            if mode == "token_head" and row.size:
                 scale[place] = scale_of(row, cache.dtype)
             by = np.broadcast_to(scale[place] if mode == "token_head" else scale, row.shape[:1])[:, None]
             cache[place] = converted(np.where(by == 0, np.float32(0), row.astype(np.float32) / by), cache.dtype)

@@ -197,4 +197,9 @@ MUTANTS = (
         (("size += 0xfff + (size >> 13 & 1);", "size += 0x2000;"),),
         ("test_outputs_are_rounded_to_nearest_even",),
     ),
+    WriteMutant(
+        "a V of no width takes the scale of its K", WRITE,
+        (("            if (c->sides[side].dim) /*", "            if (1) /*"),),
+        ("test_latents_move_between_tiers_and_outlive_a_restart",),
+    ),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 LAYOUT, SPEC = "pagedkv/spec/block_layout.py", "pagedkv/spec/kv_spec.py"
 DEVICE, SCALES = "pagedkv/cache/device_kv.py", "pagedkv/cache/layer_scales.py"
+GPU = "pagedkv/cache/gpu_kv.py"
 LAYERS = "pagedkv/spec/layers.py"
 CHOICE = "pagedkv/cache/layout.py"
 REACH = "pagedkv/cache/reach.py"
@@ -184,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows of bytes are computed with", SPEC,
-        (("        if self.dtype == BYTES:\n            raise", "        if False:\n            raise"),),
+        (("if self.dtype == BYTES:\n            raise Unsupported", "if False:\n            raise Unsupported"),),
         ("test_nobody_computes_with_rows_of_bytes",),
     ),
     Mutant(
@@ -209,8 +210,8 @@ MUTANTS = (
     ),
     Mutant(
         "a block with scales has the shape of one without", SPEC,
-        (("if self.has_scale_planes or self.head_dim_v is not None:\n            kind",
-          "if self.head_dim_v is not None:\n            kind"),),
+        (("if self.has_scale_planes or self.width_of_v != self.head_dim:\n            kind",
+          "if self.width_of_v != self.head_dim:\n            kind"),),
         ("test_a_block_that_is_not_one_array_has_no_shape",
          "test_a_block_with_scales_is_not_handed_out_as_one_array"),
     ),
@@ -268,5 +269,35 @@ MUTANTS = (
         "a spec without a layout has a fingerprint of its own", SPEC,
         (('self.layout if self.layout in LAYOUTS else "NHD"', "str(self.layout)"),),
         ("test_until_a_cache_chooses_a_spec_counts_as_nhd", "test_the_fingerprint_is_what_it_was_in_the_first_release"),
+    ),
+    Mutant(
+        "a V within K is no part of the fingerprint", SPEC,
+        (("        if self.v_in_k:\n            values = (*values, \"v_in_k\", self.output_dim)\n", ""),),
+        ("test_what_changes_the_bytes_changes_the_fingerprint_and_nothing_else_does",),
+    ),
+    Mutant(
+        "a V within K has bytes of its own", SPEC,
+        (("return 0 if self.v_in_k else self.output_dim", "return self.output_dim"),),
+        ("test_a_spec_layer_by_layer_is_the_same_spec",),
+    ),
+    Mutant(
+        "a V within K has scales of its own", LAYOUT,
+        (("if spec.v_in_k:\n            found", "if False:\n            found"),),
+        ("test_a_spec_layer_by_layer_is_the_same_spec",),
+    ),
+    Mutant(
+        "another scale for the V within K is taken", SPEC,
+        (("isinstance(self.scales, Scales) and self.scales.k != self.scales.v", "False"),),
+        ("test_specs_that_contradict_themselves_are_refused",),
+    ),
+    Mutant(
+        "attention reads all of K as V", DEVICE,
+        (("(k, k[..., : self.spec.output_dim]) if self.spec.v_in_k", "(k, k) if self.spec.v_in_k"),),
+        ("test_attention_over_latents_is_that_of_float64",),
+    ),
+    Mutant(
+        "the kernels get no V within K", GPU,
+        (("        found = self._attended\n", "        found = self._layers\n"),),
+        ("test_attention_over_latents_is_that_of_float64",),
     ),
 )  # fmt: skip

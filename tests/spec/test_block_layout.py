@@ -23,15 +23,21 @@ def specs(draw: Any) -> pk.KVSpec:
     dtype = draw(st.sampled_from(("float32", "float16", "bfloat16", *QUANTISED, "uint8")))
     layers, heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     scales: Any = None
+    in_k = dtype != "uint8" and draw(st.booleans())
     if dtype in QUANTISED:
         scales = draw(
             st.sampled_from(
-                ["token_head", pk.Scales(1, 2), pk.Scales(np.ones((layers, heads)), np.ones((layers, heads)))]
+                [
+                    "token_head",
+                    pk.Scales(1, 1 if in_k else 2),
+                    pk.Scales(np.ones((layers, heads)), np.ones((layers, heads))),
+                ]
             )
         )
+    dim = draw(st.integers(1, 9))
     return pk.KVSpec(
-        layers, heads, draw(st.integers(1, 9)), dtype, draw(st.integers(1, 5)),
-        layout=draw(st.sampled_from(["NHD", "HND"])), head_dim_v=draw(st.sampled_from([None, 1, 4])), scales=scales,
+        layers, heads, dim, dtype, draw(st.integers(1, 5)), layout=draw(st.sampled_from(["NHD", "HND"])),
+        head_dim_v=draw(st.sampled_from([None, 1, min(4, dim) if in_k else 4])), scales=scales, v_in_k=in_k,
     )  # fmt: skip
 
 
@@ -42,11 +48,13 @@ def test_planes_cover_each_byte_at_most_once_and_leave_only_their_filling(spec: 
     assert list(names) == ["k", "v", "k_scale", "v_scale"][: 4 if spec.scales == "token_head" else 2]
     assert layer_bytes * spec.num_layers == spec.block_bytes
     covered = 0
+    if spec.v_in_k and "v_scale" in names:
+        assert names.pop("v_scale") == names["k_scale"]
     for name in names:
         view = plane_view(arena, spec, name)
         width = {"k": (spec.head_dim,), "v": (spec.width_of_v,)}.get(name, ())
         assert view.shape == (num_blocks, spec.num_layers, spec.block_size, spec.num_kv_heads, *width)
-        assert np.shares_memory(view, arena) or num_blocks == 0
+        assert np.shares_memory(view, arena) or not view.size
         covered += view.nbytes
         bits = view.view(f"u{view.itemsize}") if width else view.view(np.uint32)
         bits += np.array(1, bits.dtype)
@@ -96,7 +104,8 @@ def test_an_arena_that_does_not_fit_is_refused_for_scales_as_for_values() -> Non
 def test_a_block_that_is_not_one_array_has_no_shape() -> None:
     assert pk.KVSpec(1, 2, 4, "int8", scales=pk.Scales(1, 1)).block_shape == (1, 2, 16, 2, 4)
     assert pk.KVSpec(1, 2, 4, head_dim_v=4).block_shape == (1, 2, 16, 2, 4)
-    for spec, why in ((pk.KVSpec(1, 2, 4, "int8"), "scales"), (pk.KVSpec(1, 2, 4, head_dim_v=3), "as wide")):
+    others = (pk.KVSpec(1, 2, 4, head_dim_v=3), pk.KVSpec(1, 2, 4, v_in_k=True))
+    for spec, why in ((pk.KVSpec(1, 2, 4, "int8"), "scales"), *((spec, "as wide") for spec in others)):
         with pytest.raises(UnsupportedVariant, match=why):
             _ = spec.block_shape
 
@@ -110,6 +119,9 @@ def test_what_changes_the_bytes_changes_the_fingerprint_and_nothing_else_does() 
         dataclasses.replace(base, head_dim_v=5), dataclasses.replace(base, dtype="float8_e4m3"),
         dataclasses.replace(base, dtype="uint8", scales=None), dataclasses.replace(base, dtype="float32", scales=None),
         dataclasses.replace(base, dtype="float32", scales=None, head_dim_v=3),
+        dataclasses.replace(base, v_in_k=True), dataclasses.replace(base, v_in_k=True, head_dim_v=3),
+        dataclasses.replace(base, scales=pk.Scales(1, 1), v_in_k=True),
+        dataclasses.replace(base, dtype="float32", scales=None, v_in_k=True),
     ]  # fmt: skip
     assert len({spec.fingerprint() for spec in others}) == len(others)
     assert dataclasses.replace(base, scales="token_head").fingerprint() == base.fingerprint()
@@ -126,6 +138,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "scales of other heads": ({"scales": pk.Scales([[1, 1]], [[1, 1]])}, InvalidArgument, r"\[1, 2\].*3 KV heads"),
     "a V of no width": ({"head_dim_v": 0}, InvalidArgument, "head_dim_v"),
     "a V of half a number": ({"head_dim_v": 1.5}, WrongType, "head_dim_v"),
+    "a V wider than the K that holds it": ({"v_in_k": True, "head_dim_v": 5}, InvalidArgument, "5 is more than .* 4"),
+    "a V in bytes": ({"v_in_k": True, "dtype": "uint8"}, InvalidArgument, "head_dim_v = 0"),
+    "V in K by a number": ({"v_in_k": 1}, WrongType, "v_in_k must be a bool"),
+    "scales of a V in K": ({"v_in_k": True, "scales": pk.Scales(1, 2)}, InvalidArgument, "must be those of K"),
     "the short name of fp8": ({"dtype": "fp8"}, InvalidArgument, "float8_e4m3"),
 }
 
@@ -146,6 +162,12 @@ def test_a_spec_layer_by_layer_is_the_same_spec() -> None:
     assert (rows.dtype, rows.head_dim, rows.width_of_v, rows.num_kv_heads) == ("uint8", 136, 128, 1)
     assert rows.block_bytes == 2 * 4 * (136 + 128)
     assert pk.KVSpec.of([pk.Rows(8, 0)]).bytes_per_token == 8
+    latents = pk.KVSpec.of([pk.Latent(512, 64), pk.SameAs(0), pk.Latent(512, 64)], dtype="bfloat16")
+    assert latents == pk.KVSpec(2, 1, 576, "bfloat16", head_dim_v=512, v_in_k=True, reads=(0, 0, 1))
+    assert (latents.bytes_per_token, latents.output_dim, latents.width_of_v) == (2 * 576 * 2, 512, 0)
+    quantised = pk.KVSpec.of([pk.Latent(512, 64, dtype="int8")])
+    assert (quantised.scales, quantised.bytes_per_token) == ("token_head", 576 + 4)
+    assert quantised.block_bytes == 16 * quantised.bytes_per_token
 
 
 @pytest.mark.parametrize(
@@ -158,6 +180,8 @@ def test_a_spec_layer_by_layer_is_the_same_spec() -> None:
         ([pk.Attention(1, 4), pk.Attention(1, 4, dtype="int8")], UnsupportedVariant, "layer 1 keeps"),
         ([pk.Rows(4, 4), pk.Rows(4, 5)], UnsupportedVariant, "layer 1 keeps"),
         ([pk.Rows(4, 4), pk.Attention(1, 4)], UnsupportedVariant, "layer 1 keeps"),
+        ([pk.Latent(4, 2), pk.Latent(4, 3)], UnsupportedVariant, "layer 1 keeps"),
+        ([pk.Attention(1, 6), pk.Latent(4, 2)], UnsupportedVariant, "layer 1 keeps"),
         ([pk.Attention(1, 4), pk.Attention(1, 4, chunk=8)], InvalidArgument, "layer 1 has a chunk of 8 .* 16"),
     ],
 )

@@ -95,7 +95,7 @@ class LayerGroup:
     @classmethod
     def of(cls, spec: KVSpec) -> LayerGroup:
         """The layers of a cache's spec."""
-        return cls(spec.num_layers, spec.num_kv_heads, spec.head_dim, v_head_dim=spec.head_dim_v)
+        return cls(spec.num_layers, spec.num_kv_heads, spec.head_dim, v_head_dim=spec.width_of_v)
 
     def token_bytes(self, kv: KVFormat) -> int:
         """K and V of one token over these layers, with their scales."""

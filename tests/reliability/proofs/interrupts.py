@@ -33,6 +33,7 @@ NOT_OF_A_CACHE = {
     "cli", "doctor", "payoff", "store", "main__", "replay", "show", "simulate", "sizing", "traces",  # commands
     "dispatcher_thread", "events", "serving",  # threads of their own
     "config", "layers",  # what reads a model's file
+    "per_layer",  # checks of a spec that a caller makes before there is a cache
     "ranks",  # processes of their own: tests/ranks
     "reach",  # of specs with windows; its callers only choose tables
     "disk_lanes", "gpu_group_kv", "group_kv", "group_mover", "grouped", "groups", "points_found",  # by groups
