@@ -210,7 +210,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
   copy_queries(p, s, shared, warp);
   __syncthreads();
   const int row = threadIdx.x / kLanes, used = min(row, s.num_rows - 1);
-  RowPart part{Scorer(p, s.seq, s.seq_len, s.q_len, s.query(used), s.qo_head(used))};
+  RowPart part{Scorer(p, s.seq, s.seq_len, s.position(p, s.query(used)), s.query(used), s.qo_head(used))};
   part.scorer.scale_log2 *= shared.power[row] * kv.k_scale({0, 0}, s.kv_head);
   float o[kRowGroups][kWarpSteps][4] = {};
   for (int i = 0; i < ring.num_tiles; ++i) {

@@ -68,7 +68,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Segment& 
 #pragma unroll
       for (int step = kTokenLanes / 2; step > 0; step /= 2) dot += __shfl_xor_sync(kFullMask, dot, step);
       const int used = min(row, s.num_rows - 1);
-      const Scorer scorer(p, s.seq, s.seq_len, s.q_len, s.query(used), s.qo_head(used));
+      const Scorer scorer(p, s.seq, s.seq_len, s.position(p, s.query(used)), s.query(used), s.qo_head(used));
       const float score = inside ? scorer(dot * k_scale, token) : neg_inf();
       state[row].raise(score);
       const float share = weight(score, state[row].m);

@@ -19,7 +19,8 @@ extern "C" __global__ __launch_bounds__(1024) void plan(const __grid_constant__ 
     int sum = 0;
     if (seq < p.num_seqs) {
       const int q_len = p.q_indptr ? p.q_indptr[seq + 1] - p.q_indptr[seq] : 1;
-      sum = sequence_units(p.seq_lens[seq], q_len, p.window, p.group_size, p.row_tile, p.tile_tokens);
+      const int seq_len = p.seq_lens[seq], first_position = span_of(p.position_spans, seq, seq_len, q_len, 0, q_len - 1).least;
+      sum = sequence_units(seq_len, q_len, first_position, p.window, p.group_size, p.row_tile, p.tile_tokens);
     }
 #pragma unroll
     for (int step = 1; step < kWarpSize; step *= 2) {

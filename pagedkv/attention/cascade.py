@@ -18,9 +18,10 @@ import numpy as np
 from pagedkv.attention.merge import merge_states
 from pagedkv.attention.paged_attention import PagedAttention
 from pagedkv.attention.places import Device
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, UnsupportedVariant
+from pagedkv.attention.positions import LevelPositions
+from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch
 
-_POSITIONAL = ("window", "alibi_slopes")  # they need a query's distance to a key, which a level alone does not know
+_POSITIONAL = ("window", "alibi_slopes")  # they need a query's distance to a key: levels are told where queries stand
 
 
 class CascadeAttention:
@@ -32,14 +33,12 @@ class CascadeAttention:
     max_groups : sequences of each level at most; the last is the number of requests.
     max_q_len : queries of one request at most.
     num_qo_heads, num_kv_heads, head_dim and others : as :class:`PagedAttention`. ``sinks`` and a custom mask belong
-        to the last level; ``window`` and ``alibi_slopes`` are not supported.
+        to the last level; ``window`` and ``alibi_slopes`` count from a request's queries back through all levels.
 
     Raises
     ------
     InvalidArgument
         Fewer than two levels, or lists of different lengths.
-    UnsupportedVariant
-        ``window`` or ``alibi_slopes`` was given.
     """
 
     def __init__(
@@ -60,21 +59,21 @@ class CascadeAttention:
                 f"a cascade has at least two levels, each with a block size and max_groups: got block_sizes "
                 f"{list(block_sizes)} and max_groups {list(max_groups)}"
             )
-        for name in _POSITIONAL:
-            if options.get(name) is not None:
-                raise UnsupportedVariant(f"{name} is not supported in a cascade: use PagedAttention")
         last = len(block_sizes) - 1
         max_tokens = max_groups[last] * max_q_len
+        placed = any(options.get(name) is not None for name in _POSITIONAL)
         self.levels = tuple(
             PagedAttention(
                 block_size=block_size, max_sequences=groups, max_tokens=max_tokens,
                 max_q_len=max_q_len if level == last else max_tokens, causal=causal and level == last,
                 sinks=sinks if level == last else None, custom_mask=custom_mask and level == last,
-                device=device, kernel=kernel, **options,
+                positions=placed and level != last, device=device, kernel=kernel, **options,
             )
             for level, (block_size, groups) in enumerate(zip(block_sizes, max_groups, strict=True))
         )  # fmt: skip
         self.backend = self.levels[0].backend
+        self._in_turn = None if self.backend is None else self.backend.in_turn()
+        self._places = LevelPositions(self.backend, max_groups, max_tokens) if placed else None
         config = self.levels[0].config
         heads = self.levels[0].num_qo_heads
         dtype = {"bfloat16": np.uint16}.get(config.q_dtype, config.q_dtype)
@@ -91,7 +90,8 @@ class CascadeAttention:
         Parameters
         ----------
         levels : per level ``(block_tables, seq_lens, q_indptr)`` as in :meth:`PagedAttention.plan`. All ``q_indptr``
-            end at the same number of queries; a group's queries are those of its requests, one after the other.
+            end at the same number of queries; a group's queries are those of its requests, one after the other. A
+            level's keys stand before those of the next one.
         mask, mask_indptr : of the last level.
 
         Raises
@@ -102,8 +102,12 @@ class CascadeAttention:
         if len(levels) != len(self.levels):
             raise InvalidArgument(f"this cascade has {len(self.levels)} levels, got {len(levels)}")
         self._planned = False
-        for level, (attention, arrays) in enumerate(zip(self.levels, levels, strict=True)):
-            attention.plan(*arrays, stream=stream, **(mask if level == len(levels) - 1 else {}))
+        if self._in_turn is not None:
+            self._in_turn.before(stream)
+        placed = [{}] * len(levels) if self._places is None else self._places.update(levels, stream)
+        placed[-1] = mask  # its queries stand at its keys
+        for attention, arrays, others in zip(self.levels, levels, placed, strict=True):
+            attention.plan(*arrays, stream=stream, **others)
         self._planned = True
 
     def run(self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
@@ -129,6 +133,8 @@ class CascadeAttention:
             raise InvalidArgument(f"caches must be one pair or {len(self.levels)} pairs, got {len(pairs)}")
         if len(q) > self._parts.shape[1]:
             raise LayoutMismatch(f"q has {len(q)} tokens, but this was made for {self._parts.shape[1]}")
+        if self._in_turn is not None:
+            self._in_turn.before(stream)
         parts, lses = self._parts[:, : len(q)], self._lses[:, : len(q)]
         if parts.dtype != q.dtype:
             parts = parts.view(q.dtype)

@@ -124,5 +124,9 @@ def check_values(
         if longest > max_q_len:
             raise InvalidArgument(f"a sequence has {longest} queries, but this was made for max_q_len = {max_q_len}")
     if batch.block_tables is not None:
-        first_keys = np.maximum(batch.seq_lens.astype(np.int64) - q_lens + 1 - (window or MAX_INT32), 0)
+        if batch.position_spans is None:
+            first_positions = batch.seq_lens.astype(np.int64) - q_lens
+        else:
+            first_positions = batch.position_spans[:, 0].astype(np.int64)
+        first_keys = np.maximum(first_positions + 1 - (window or MAX_INT32), 0)
         check_tables(batch.block_tables, batch.seq_lens, first_keys, num_blocks or MAX_INT32, block_size)

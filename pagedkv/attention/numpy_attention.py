@@ -64,7 +64,8 @@ def attend_on_cpu(
         q, k, v, batch.seq_lens, block_tables=batch.block_tables, q_indptr=batch.q_indptr, kv_indptr=batch.kv_indptr,
         out=out, lse=lse, softmax_scale=options.softmax_scale, causal=config.causal, window=options.window or None,
         soft_cap=options.soft_cap or None, alibi_slopes=options.alibi_slopes, sinks=options.sinks, mask=batch.mask,
-        mask_indptr=batch.mask_indptr, k_scale=k_scale, v_scale=v_scale, q_dtype=config.q_dtype,
+        mask_indptr=batch.mask_indptr, q_positions=_positions(batch, len(q)), k_scale=k_scale, v_scale=v_scale,
+        q_dtype=config.q_dtype,
         kv_dtype=config.kv_dtype,
     )  # fmt: skip
 
@@ -100,7 +101,7 @@ def _attend_exactly(
             floats, k, v, tables, batch.seq_lens, indptr,
             softmax_scale=options.softmax_scale, causal=config.causal, window=options.window or None,
             soft_cap=options.soft_cap or None, alibi_slopes=options.alibi_slopes, sinks=options.sinks,
-            mask=batch.mask, mask_indptr=batch.mask_indptr, return_lse=True,
+            mask=batch.mask, mask_indptr=batch.mask_indptr, q_positions=_positions(batch, len(q)), return_lse=True,
             out=np.zeros(out.shape, np.float64),
         )  # fmt: skip
     except (TypeError, ValueError) as error:
@@ -111,6 +112,11 @@ def _attend_exactly(
     _store(exact, out, config.q_dtype)
     if lse is not None:
         lse[...] = exact_lse
+
+
+def _positions(batch: Batch, num_tokens: int) -> NDArray[np.int32] | None:
+    positions: NDArray[np.int32] | None = batch.q_positions
+    return None if positions is None else positions[:num_tokens]
 
 
 def _floats(array: NDArray[Any], dtype: str) -> NDArray[Any]:

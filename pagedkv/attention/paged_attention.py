@@ -14,15 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.attention.checks import (
-    MAX_INT32,
-    check_contiguous,
-    check_dtype,
-    check_indptr,
-    check_int32,
-    check_shape,
-    check_values,
-)
+from pagedkv.attention.batch_checks import check_batch, check_queries
+from pagedkv.attention.checks import MAX_INT32, check_contiguous, check_dtype, check_shape, check_values
 from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, values_in
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
 from pagedkv.attention.places import Device, backend_of
@@ -71,6 +64,7 @@ class PagedAttention:
     device : ``"cpu"``, ``"cuda"``, ``"cuda:<number>"`` or a kernel backend.
     debug : block ids are checked on the device; a bad one traps the launch.
     v_in_k : V is the first head_dim_v numbers of K, as in latents (MLA, 576 and 512): :meth:`run` takes K alone.
+    positions : whether :meth:`plan` is told where queries stand, for keys that are only some of those they see.
 
     Raises
     ------
@@ -111,6 +105,7 @@ class PagedAttention:
         device: Device = "cuda",
         debug: bool = False,
         v_in_k: bool = False,
+        positions: bool = False,
     ) -> None:
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
         kv_dtype = dtype if kv_dtype is None else kv_dtype
@@ -151,7 +146,7 @@ class PagedAttention:
         self.config = AttentionConfig(
             int(head_dim), int(head_dim_v), int(num_qo_heads // num_kv_heads), dtype, kv_dtype, int(block_size), causal,
             window is not None, soft_cap is not None, alibi_slopes is not None, sinks is not None, custom_mask,
-            scale_mode, alignment, debug, v_in_k,
+            scale_mode, alignment, debug, v_in_k, positions,
         )  # fmt: skip
         self.num_qo_heads, self.num_kv_heads = int(num_qo_heads), int(num_kv_heads)
         self.max_sequences = int(max_sequences)
@@ -214,6 +209,8 @@ class PagedAttention:
         kv_indptr: Any = None,
         mask: Any = None,
         mask_indptr: Any = None,
+        q_positions: Any = None,
+        position_spans: Any = None,
         num_blocks: int | None = None,
         stream: Any = None,
     ) -> None:
@@ -228,6 +225,9 @@ class PagedAttention:
         q_indptr : int32 [num_seqs + 1], first query of each sequence; default one query each.
         kv_indptr : int32 [num_seqs + 1], first token of each sequence in contiguous KV.
         mask, mask_indptr : uint8 bits and int64 [num_seqs + 1] byte offsets (:func:`pagedkv.attention.pack_mask`).
+        q_positions : int32 [num_tokens or more], where each query stands, counted from its sequence's first key;
+            default a sequence's last query at its last key.
+        position_spans : int32 [num_seqs, 2], with q_positions: the least and the greatest of each sequence.
         num_blocks : blocks of the pool; when given and the arrays are on the host, ids are checked against it.
         stream : where the plan is computed.
 
@@ -236,11 +236,11 @@ class PagedAttention:
         WrongType, LayoutMismatch, InvalidArgument
             An array does not fit. The batch planned before stays.
         """
-        batch = Batch(seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr)
-        arrays = (seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr)
+        arrays = (seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr, q_positions, position_spans)
+        batch = Batch(*arrays)
         places = tuple(map(place, arrays))
         if places != self._places:
-            self._check_batch(batch)
+            check_batch(batch, self.config, self.backend, self.max_sequences)
         if isinstance(seq_lens, np.ndarray):
             check_values(batch, self.config.block_size, self.max_q_len, self._options.window, num_blocks)
         if self._plan is not None:
@@ -255,37 +255,6 @@ class PagedAttention:
             launch(*arguments)
         else:
             self._in_turn.take(stream, launch, *arguments)
-
-    def _check_batch(self, batch: Batch) -> None:
-        """Check all of a batch's arrays but the values."""
-        paged, masked = self.config.block_size > 0, self.config.mask
-        check_int32("seq_lens", batch.seq_lens, ("num_seqs",))
-        num_seqs = len(batch.seq_lens)
-        if num_seqs > self.max_sequences:
-            raise InvalidArgument(f"{num_seqs} sequences, but this was made for max_sequences = {self.max_sequences}")
-        if (batch.block_tables is not None) != paged or (batch.kv_indptr is not None) == paged:
-            wanted = "block_tables and no kv_indptr" if paged else "kv_indptr and no block_tables"
-            raise InvalidArgument(f"block_size = {self.config.block_size} needs {wanted}")
-        if (batch.mask is not None, batch.mask_indptr is not None) != (masked, masked):
-            raise InvalidArgument(
-                f"custom_mask = {masked}: mask and mask_indptr must {'both' if masked else 'not'} be given"
-            )
-        if paged:
-            check_int32("block_tables", batch.block_tables, (num_seqs, "max_blocks"))
-        else:
-            check_int32("kv_indptr", batch.kv_indptr, (num_seqs + 1,))
-        if batch.q_indptr is not None:
-            check_int32("q_indptr", batch.q_indptr, (num_seqs + 1,))
-        if masked:
-            check_shape("mask", batch.mask, ("num_bytes",))
-            check_dtype("mask", batch.mask, np.uint8)
-            check_shape("mask_indptr", batch.mask_indptr, (num_seqs + 1,))
-            check_dtype("mask_indptr", batch.mask_indptr, np.int64)
-        if self.backend is not None:
-            check_places(
-                self.backend, seq_lens=batch.seq_lens, block_tables=batch.block_tables, kv_indptr=batch.kv_indptr,
-                q_indptr=batch.q_indptr, mask=batch.mask, mask_indptr=batch.mask_indptr,
-            )  # fmt: skip
 
     def run(
         self,
@@ -326,7 +295,7 @@ class PagedAttention:
         v_cache, v_scale = values_in(config, self.num_kv_heads, k_cache, v_cache, k_scale, v_scale)
         if self._plan is None:
             check_inputs(config, self.num_kv_heads, batch, self.max_tokens, q, k_cache, v_cache, k_scale, v_scale)
-            self._check_queries(batch, q)
+            check_queries(batch, q)
             shape = (len(q), self.num_qo_heads, config.head_dim_v)
             out = np.empty(shape, q.dtype) if out is None else out
             check_outputs(config, shape, out, lse)
@@ -355,7 +324,7 @@ class PagedAttention:
         launch = self._launches.get(form)
         if launch is None:
             check_inputs(self.config, self.num_kv_heads, batch, self.max_tokens, q, *arrays[3:])
-        self._check_queries(batch, q)
+        check_queries(batch, q)
         if out is None:
             assert self.backend is not None
             shape = (q.shape[0], self.num_qo_heads, self.config.head_dim_v)
@@ -381,11 +350,6 @@ class PagedAttention:
             self._launches.clear()
         launch = self._launches[form] = _nothing if made is None else made
         return launch
-
-    @staticmethod
-    def _check_queries(batch: Batch, q: Any) -> None:
-        if isinstance(batch.q_indptr, np.ndarray):
-            check_indptr("q_indptr", batch.q_indptr, len(q))
 
 
 def _nothing(arrays: tuple[Any, ...], stream: Any) -> None:

@@ -22,6 +22,7 @@ def attend(
     sinks: NDArray[Any] | None,
     mask: NDArray[Any] | None,
     mask_indptr: NDArray[Any] | None,
+    q_positions: NDArray[Any] | None,
     k_scale: NDArray[Any] | None,
     v_scale: NDArray[Any] | None,
     q_dtype: str,

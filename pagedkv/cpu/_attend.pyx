@@ -29,6 +29,7 @@ cdef extern from "attend_call.h" nogil:
         const int32_t *kv_indptr
         const int32_t *seq_lens
         const int32_t *q_indptr
+        const int32_t *q_positions
         const float *slopes
         const float *sinks
         const uint8_t *mask
@@ -45,10 +46,10 @@ cdef extern from "attend_call.h" nogil:
         dtype_t q_dtype, kv_dtype
     int c_attend "attend"(const call_t *call, const isa_t *isa, int threads)
     const isa_t *isa_of(const char *name)
-    ctypedef struct sight_t:
+    ctypedef struct span_t:
         int begin, end
     int MOST_HEAD_DIM, MOST_BLOCK_SIZE, MOST_KEYS
-    sight_t sight_of(const call_t *c, int seq_len, int q_len, int query)
+    span_t span_of(const call_t *c, int seq, int first, int count)
     int queries_of(const call_t *c, int seq)
 
 cdef extern from "threads.h" nogil:
@@ -130,8 +131,8 @@ cdef bint is_dense(cnp.ndarray a, int kind):
 def attend(cnp.ndarray q not None, cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray out not None,
            cnp.ndarray seq_lens not None, cnp.ndarray block_tables, cnp.ndarray q_indptr, cnp.ndarray kv_indptr,
            cnp.ndarray lse, cnp.ndarray slopes, cnp.ndarray sinks, cnp.ndarray mask, cnp.ndarray mask_indptr,
-           cnp.ndarray k_scale, cnp.ndarray v_scale, str q_dtype, str kv_dtype, int block_size, float scale,
-           float soft_cap, int window, bint causal, int threads, str isa) -> None:
+           cnp.ndarray q_positions, cnp.ndarray k_scale, cnp.ndarray v_scale, str q_dtype, str kv_dtype, int block_size,
+           float scale, float soft_cap, int window, bint causal, int threads, str isa) -> None:
     """Attention of one layer into `out` and `lse`; see `pagedkv.cpu.attend`.
 
     Raises
@@ -157,6 +158,7 @@ def attend(cnp.ndarray q not None, cnp.ndarray k not None, cnp.ndarray v not Non
     c.k_scale, c.v_scale = <const float *> data(k_scale), <const float *> data(v_scale)
     c.tables, c.kv_indptr = <const int32_t *> data(block_tables), <const int32_t *> data(kv_indptr)
     c.seq_lens, c.q_indptr = <const int32_t *> data(seq_lens), <const int32_t *> data(q_indptr)
+    c.q_positions = <const int32_t *> data(q_positions)
     c.mask, c.mask_indptr = <const uint8_t *> data(mask), <const int64_t *> data(mask_indptr)
     c.q_token, c.q_head = step(q, 0), step(q, 1)
     c.o_token, c.o_head = step(out, 0), step(out, 1)
@@ -228,7 +230,7 @@ cdef int check_lengths(const call_t *c, Py_ssize_t num_tokens, Py_ssize_t num_pl
                 raise InvalidArgument(f"sequence {seq} has {seq_len} keys from {c.kv_indptr[seq]} on, but there are "
                                       f"{num_places} tokens of K and V")
             continue
-        first = sight_of(c, seq_len, q_len, 0).begin
+        first = span_of(c, seq, 0, q_len).begin
         for column in range(first // c.block_size, (seq_len + c.block_size - 1) // c.block_size):
             block = c.tables[seq * c.table_stride + column]
             if block < 0 or block >= num_places:

@@ -143,7 +143,7 @@ static int can_be_direct(const call_t *c, const isa_t *isa)
 static int cut_sequence(running_t *r, int seq)
 {
     const call_t *c = r->call;
-    const int q_len = queries_of(c, seq), seq_len = c->seq_lens[seq];
+    const int q_len = queries_of(c, seq);
     if (q_len <= 0)
         return 1;
     const int rows = q_len * c->group_size;
@@ -156,14 +156,14 @@ static int cut_sequence(running_t *r, int seq)
     heads = heads < c->num_kv_heads ? heads : c->num_kv_heads;
     for (int first = (q_len - 1) / tile * tile; first >= 0; first -= tile) { /* the longest first */
         const int count = q_len - first < tile ? q_len - first : tile;
-        const int begin = sight_of(c, seq_len, q_len, first).begin, end = sight_of(c, seq_len, q_len, first + count - 1).end;
-        const int keys = end > begin ? end - begin : 0;
+        const span_t seen = span_of(c, seq, first, count);
+        const int keys = seen.end > seen.begin ? seen.end - seen.begin : 0;
         const int part = rows <= TILED_ROWS ? part_of(keys) : keys;
         const int parts = keys ? (keys + part - 1) / part : 1;
         for (int head = 0; head < c->num_kv_heads; head += heads) {
             const int group = r->num_groups++;
             for (int p = 0; p < parts; p++) {
-                const int from = begin + p * part, until = p + 1 < parts ? from + part : begin + keys;
+                const int from = seen.begin + p * part, until = p + 1 < parts ? from + part : seen.begin + keys;
                 task_t task = {seq, first, count, head, c->num_kv_heads - head < heads ? c->num_kv_heads - head : heads,
                                from, until, p, parts, direct, 0, group};
                 if (!add_task(r, task))
@@ -206,8 +206,8 @@ static scratch_t *scratch_of(running_t *r, int worker)
 /* The reference's rules in float64 for one row: weights of 0 silence even infinite values; NaN spreads. */
 static float compute_again(const call_t *c, int seq, int query, int qo_head, float *o)
 {
-    const int q_len = queries_of(c, seq), seq_len = c->seq_lens[seq], head = qo_head / c->group_size;
-    const sight_t sight = sight_of(c, seq_len, q_len, query);
+    const int seq_len = c->seq_lens[seq], head = qo_head / c->group_size;
+    const sight_t sight = sight_of(c, seq, query);
     const int64_t q0 = (first_token(c, seq) + query) * c->q_token + qo_head * c->q_head;
     const double slope = c->slopes ? c->slopes[qo_head] : 0, sink = c->sinks ? c->sinks[qo_head] : -INFINITY;
     double top = sink, total = 0;
@@ -265,7 +265,7 @@ static void finish_row(running_t *r, const task_t *t, int row, float *o, float m
     const int64_t token = first_token(c, t->seq) + query, dim = c->head_dim_v;
     double factor = 1;
     /* Sums of keys that are there but weigh nothing: their products may have overflowed. */
-    const sight_t sight = m == -INFINITY ? sight_of(c, c->seq_lens[t->seq], queries_of(c, t->seq), query) : (sight_t){0, 0, 0};
+    const sight_t sight = m == -INFINITY ? sight_of(c, t->seq, query) : (sight_t){0, 0, 0};
     const int lost = sight.begin < sight.end;
     if (c->sinks && c->sinks[qo_head] > -INFINITY) {
         const float sink = (float)(c->sinks[qo_head] * LOG2_E), top = m > sink ? m : sink;

@@ -35,6 +35,7 @@ typedef struct {
     const int32_t *tables;    /* [num_seqs, table_stride], or NULL: contiguous */
     const int32_t *kv_indptr; /* [num_seqs + 1], of contiguous KV */
     const int32_t *seq_lens, *q_indptr; /* q_indptr NULL: one query each */
+    const int32_t *q_positions; /* [num_tokens], counted from key 0; NULL: a sequence's last query stands at its last key */
     const float *slopes, *sinks; /* [num_qo_heads], or NULL */
     const uint8_t *mask; /* bits, or NULL */
     const int64_t *mask_indptr;
@@ -87,25 +88,37 @@ extern const isa_t isa_avx2, isa_avx512;
 /* The query heads' rows of a task, and the keys that a query sees: begin .. end - 1. */
 static inline int rows_of(const call_t *c, const task_t *t) { return t->num_queries * c->group_size; }
 
+static inline int first_token(const call_t *c, int seq) { return c->q_indptr ? c->q_indptr[seq] : seq; }
+static inline int queries_of(const call_t *c, int seq) { return c->q_indptr ? c->q_indptr[seq + 1] - c->q_indptr[seq] : 1; }
+
 typedef struct { int position, begin, end; } sight_t;
 
-static inline sight_t sight_of(const call_t *c, int seq_len, int q_len, int query)
+static inline sight_t sight_of(const call_t *c, int seq, int query)
 {
+    const int seq_len = c->seq_lens[seq];
     sight_t s;
-    s.position = seq_len - q_len + query;
-    s.end = c->causal ? s.position + 1 : seq_len;
+    s.position = c->q_positions ? c->q_positions[first_token(c, seq) + query] : seq_len - queries_of(c, seq) + query;
+    s.end = c->causal && s.position + 1 < seq_len ? s.position + 1 : seq_len;
     if (s.end < 0)
         s.end = 0;
-    s.begin = c->window ? s.position + 1 - c->window : 0;
-    if (s.begin < 0)
-        s.begin = 0;
+    s.begin = c->window && s.position >= c->window ? s.position + 1 - c->window : 0;
     if (s.begin > s.end)
         s.begin = s.end;
     return s;
 }
 
-static inline int first_token(const call_t *c, int seq) { return c->q_indptr ? c->q_indptr[seq] : seq; }
-static inline int queries_of(const call_t *c, int seq) { return c->q_indptr ? c->q_indptr[seq + 1] - c->q_indptr[seq] : 1; }
+/* Keys that some of the queries first .. first + count - 1 see lie in begin .. end - 1. */
+static inline span_t span_of(const call_t *c, int seq, int first, int count)
+{
+    sight_t sight = sight_of(c, seq, first);
+    span_t span = {sight.begin, sight.end};
+    for (int i = c->q_positions ? 1 : count - 1; i < count; i++) { /* in order unless the caller says where they stand */
+        sight = sight_of(c, seq, first + i);
+        span.begin = sight.begin < span.begin ? sight.begin : span.begin;
+        span.end = sight.end > span.end ? sight.end : span.end;
+    }
+    return span;
+}
 
 /* Elements from the begin of K (or V, or the scales) to a token's first head, by its strides. */
 static inline int64_t place_of(const call_t *c, int seq, int token, int64_t block_stride, int64_t token_stride)

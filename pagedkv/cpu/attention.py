@@ -18,6 +18,7 @@ from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 
 _SCALES = np.dtype(np.float32)
 _QUERIES = ("float32", "float16", "bfloat16")
+MOST_POSITION = 1 << 30  # of a query, counted from its sequence's first key
 
 
 def attend(
@@ -39,6 +40,7 @@ def attend(
     sinks: NDArray[np.float32] | None = None,
     mask: NDArray[np.uint8] | None = None,
     mask_indptr: NDArray[np.int64] | None = None,
+    q_positions: NDArray[np.int32] | None = None,
     k_scale: NDArray[np.float32] | None = None,
     v_scale: NDArray[np.float32] | None = None,
     q_dtype: str = "",
@@ -61,8 +63,8 @@ def attend(
     kv_indptr : int32 [num_seqs + 1], first token of each sequence in contiguous KV.
     out : [num_tokens, num_qo_heads, head_dim_v] of q's dtype, the last axis contiguous; default a new array.
     lse : float32 [num_tokens, num_qo_heads], contiguous; written if given: the natural log-sum-exp.
-    softmax_scale, causal, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr
-        As :func:`pagedkv.reference.paged_attention`; arrays float32, uint8 and int64.
+    softmax_scale, causal, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, q_positions
+        As :func:`pagedkv.reference.paged_attention`; arrays float32, uint8, int64 and int32.
     k_scale, v_scale : float32 [1], [num_kv_heads], or like k without its last axis.
     q_dtype, kv_dtype : names where the arrays only hold bits: ``"bfloat16"`` in uint16, fp8 in uint8.
     threads : default :func:`num_threads`.
@@ -78,7 +80,7 @@ def attend(
     """
     paged = block_tables is not None
     q_name, kv_name = dtype_of("q", q, q_dtype, _QUERIES), dtype_of("k", k, kv_dtype)
-    unusual = (kv_indptr, alibi_slopes, sinks, mask, mask_indptr)
+    unusual = (kv_indptr, alibi_slopes, sinks, mask, mask_indptr, q_positions)
     usual = all(array is None for array in unusual) and _scales_are_plain(k_scale, v_scale, k)
     if not usual or not _attend.plainly_fits(q, k, v, seq_lens, block_tables, q_indptr, out, lse):
         _check_arrays(q, k, v, seq_lens, block_tables, q_indptr, out, lse, *unusual, k_scale, v_scale)
@@ -94,8 +96,8 @@ def attend(
         out = np.empty((*q.shape[:2], v.shape[-1]), q.dtype)
     _attend.attend(
         q, k, v, out, seq_lens, block_tables, q_indptr, kv_indptr, lse, alibi_slopes, sinks, mask, mask_indptr,
-        k_scale, v_scale, q_name, kv_name, k.shape[1] if paged else 0, scale, cap, 0 if window is None else window,
-        causal, num_threads() if threads is None else checked(threads), isa(),
+        q_positions, k_scale, v_scale, q_name, kv_name, k.shape[1] if paged else 0, scale, cap,
+        0 if window is None else window, causal, num_threads() if threads is None else checked(threads), isa(),
     )  # fmt: skip
     return out
 
@@ -134,6 +136,7 @@ def _check_arrays(
     sinks: NDArray[np.float32] | None,
     mask: NDArray[np.uint8] | None,
     mask_indptr: NDArray[np.int64] | None,
+    q_positions: NDArray[np.int32] | None,
     k_scale: NDArray[np.float32] | None,
     v_scale: NDArray[np.float32] | None,
 ) -> None:
@@ -174,6 +177,7 @@ def _check_arrays(
         ("sinks", sinks, np.float32, (q.shape[1],)),
         ("mask", mask, np.uint8, (None,)),
         ("mask_indptr", mask_indptr, np.int64, (num_seqs + 1,)),
+        ("q_positions", q_positions, np.int32, (len(q),)),
     )
     for name, array, dtype, wanted in arrays:
         if array is not None:
@@ -184,6 +188,11 @@ def _check_arrays(
         _check_scales(k_scale, v_scale, k)
     if alibi_slopes is not None and not np.isfinite(alibi_slopes).all():
         raise InvalidArgument("alibi_slopes must be finite")
+    if q_positions is not None and np.abs(q_positions.astype(np.int64)).max(initial=0) >= MOST_POSITION:
+        raise InvalidArgument(
+            f"q_positions must lie within {MOST_POSITION} of the first key, got {q_positions.min()} to "
+            f"{q_positions.max()}"
+        )
     if sinks is not None and not (sinks < np.inf).all():
         raise InvalidArgument("sinks must be finite, or -inf for a head without one")
 

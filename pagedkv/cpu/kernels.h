@@ -230,7 +230,6 @@ INLINE int direct_tile(int token_numbers, int number_bytes)
 static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
 {
     const int rows = rows_of(c, t), dim = c->head_dim, dim_v = c->head_dim_v, bytes = item_bytes(c->kv_dtype);
-    const int seq_len = c->seq_lens[t->seq], q_len = queries_of(c, t->seq);
     const long k_head = c->k_head * bytes, v_head = c->v_head * bytes;
     const char *k = c->k + t->first_head * k_head, *v = c->v + t->first_head * v_head;
     const char *ahead[TILE / 4], **k_row = w->k_row, **next = w->k_row + TILE;
@@ -263,7 +262,7 @@ static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
             }
             for (int r = 0; r < rows; r++) {
                 const int query = t->first_query + r / c->group_size, at = h * rows + r;
-                const sight_t sight = sight_of(c, seq_len, q_len, query);
+                const sight_t sight = sight_of(c, t->seq, query);
                 row_t row = row_of(c, t, &sight, query, (t->first_head + h) * c->group_size + r % c->group_size, from, n);
                 if (c->scale_per_token)
                     row.k_scale = w->k_scale, row.v_scale = w->v_scale;
@@ -287,7 +286,7 @@ static void run_direct(const call_t *c, const task_t *t, scratch_t *w)
 static void run_tiled(const call_t *c, const task_t *t, scratch_t *w)
 {
     const int rows = rows_of(c, t), dim = padded(c->head_dim), dim_v = padded(c->head_dim_v), bytes = item_bytes(c->kv_dtype);
-    const int seq_len = c->seq_lens[t->seq], q_len = queries_of(c, t->seq), head = t->first_head;
+    const int head = t->first_head;
     const int k_lies = c->kv_dtype == F32 && dim == c->head_dim, v_lies = c->kv_dtype == F32 && dim_v == c->head_dim_v;
     int64_t place[TILE];
     for (int from = t->begin, n; from < t->end; from += n) {
@@ -318,7 +317,7 @@ static void run_tiled(const call_t *c, const task_t *t, scratch_t *w)
             *span = (span_t){n, 0};
             for (int r = r0; r < r0 + count; r++) {
                 const int query = t->first_query + r / c->group_size;
-                const sight_t sight = sight_of(c, seq_len, q_len, query);
+                const sight_t sight = sight_of(c, t->seq, query);
                 row_t *row = &some[r - r0];
                 *row = row_of(c, t, &sight, query, head * c->group_size + r % c->group_size, from, n);
                 if (row->begin < row->end) {

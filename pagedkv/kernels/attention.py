@@ -149,6 +149,8 @@ class AttentionPlan:
             "lse": None,
             "seq_lens": batch.seq_lens,
             "q_indptr": batch.q_indptr,
+            "q_positions": batch.q_positions,
+            "position_spans": batch.position_spans,
             "alibi_slopes": options.alibi_slopes,
             "sinks": options.sinks,
             "mask": batch.mask,

@@ -21,6 +21,8 @@ class Batch:
     q_indptr: Any = None
     mask: Any = None
     mask_indptr: Any = None
+    q_positions: Any = None
+    position_spans: Any = None
 
 
 @dataclass(slots=True)

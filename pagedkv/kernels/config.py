@@ -30,6 +30,7 @@ class AttentionConfig:
     kv_alignment : bytes at a multiple of which every token's K and V begin; 16 in ordinary pools.
     debug : block ids are checked on the device.
     v_in_k : V is the first head_dim_v numbers of K (latents): a kernel may read K alone.
+    positions : the batch says where each query stands; else a sequence's last query stands at its last key.
     """
 
     head_dim: int
@@ -48,6 +49,7 @@ class AttentionConfig:
     kv_alignment: int = 16
     debug: bool = False
     v_in_k: bool = False
+    positions: bool = False
 
     @property
     def vector(self) -> int:
@@ -73,6 +75,7 @@ class AttentionConfig:
             "ALIBI": int(self.alibi),
             "SINKS": int(self.sinks),
             "MASK": int(self.mask),
+            "POSITIONS": int(self.positions),
             "SCALE_MODE": SCALE_MODES[self.scale_mode],
             "DEBUG": int(self.debug),
         }

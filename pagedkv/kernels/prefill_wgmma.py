@@ -29,7 +29,7 @@ def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | N
         return f"head_dim {config.head_dim}: 64 or 128"
     if config.head_dim_v != config.head_dim:
         return f"head_dim_v {config.head_dim_v}: that of K only"
-    for name in ("window", "soft_cap", "alibi", "sinks", "mask"):
+    for name in ("window", "soft_cap", "alibi", "sinks", "mask", "positions"):
         if getattr(config, name):
             return f"no {name}"
     if config.block_size < 8 or config.block_size % 8:

@@ -21,6 +21,7 @@ from pagedkv.kernels.dtypes import ITEMSIZES, QUANTISED
 from pagedkv.kernels.gather_kv import gather_kv, scatter_kv
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.merge import merge_state, merge_states
+from pagedkv.kernels.query_positions import place_queries
 from pagedkv.kernels.recorder import Recorder
 from pagedkv.kernels.rope import Rope, rope_frequencies, rope_inverse_frequencies
 from pagedkv.kernels.select import KERNELS, make_plan
@@ -59,6 +60,8 @@ def attention_configs() -> Iterator[AttentionConfig]:
     yield replace(FLAGSHIP, sinks=True)
     yield replace(FLAGSHIP, mask=True)
     yield replace(FLAGSHIP, causal=False)
+    yield replace(FLAGSHIP, causal=False, window=True, positions=True)
+    yield replace(FLAGSHIP, causal=False, alibi=True, positions=True)
     yield replace(FLAGSHIP, debug=True)
     yield replace(FLAGSHIP, kv_dtype="float8_e4m3", scale_mode="tensor")
     yield replace(FLAGSHIP, kv_dtype="float8_e4m3", scale_mode="head")
@@ -141,12 +144,19 @@ def _merges(recorder: Recorder) -> None:
             merge_states(recorder, partial, np.zeros((1, 2, 1), np.float32), o.copy())
 
 
+def _query_positions(recorder: Recorder) -> None:
+    lens = np.zeros(1, np.int32)
+    place_queries(recorder, lens, None, None, lens.copy(), np.zeros((1, 2), np.int32))
+
+
 def _bench_read(recorder: Recorder) -> None:
     ways = (PageRead(4096), PageRead(65536, heads=8, row_bytes=256), PageRead(4096, paged=False))
     recorder.prepare(how.variant() for how in ways)
 
 
-CALLS: tuple[Callable[[Recorder], None], ...] = (_attention, _write_kv, _gather_kv, _blocks, _merges, _bench_read)
+CALLS: tuple[Callable[[Recorder], None], ...] = (
+    _attention, _query_positions, _write_kv, _gather_kv, _blocks, _merges, _bench_read,
+)  # fmt: skip
 
 
 @functools.cache

@@ -185,7 +185,8 @@ def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) 
         bits = rng.integers(0, 256, (2, int(begins[-1])), np.uint8)
         masks = {"mask": backend.asarray(bits[0] | bits[1]), "mask_indptr": backend.asarray(begins.astype(np.int64))}
     q = backend.asarray(_random(rng, (int(indptr[-1]), qo_heads, config.head_dim), config.q_dtype))
-    batch = Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr), **places, **masks)
+    positions = _positions(backend, lens, indptr) if config.positions else {}
+    batch = Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr), **places, **masks, **positions)
     out = backend.zeros((int(indptr[-1]), qo_heads, config.head_dim_v), q.dtype)
     lse = backend.zeros((int(indptr[-1]), qo_heads), np.float32)
     options = _options(backend, config, qo_heads, rng)
@@ -217,9 +218,21 @@ def zero_problem(backend: Backend, config: AttentionConfig, num_seqs: int, lengt
     q, out = (
         backend.zeros((tokens, qo_heads, d), _carrier(config.q_dtype)) for d in (config.head_dim, config.head_dim_v)
     )
-    batch = Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr), **places, **masks)
+    positions = _positions(backend, lens, indptr) if config.positions else {}
+    batch = Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr), **places, **masks, **positions)
     options = _options(backend, config, qo_heads, np.random.default_rng(0))
     return Problem(q, k, v, out, backend.zeros((tokens, qo_heads), np.float32), batch, options, scales)
+
+
+def _positions(backend: Backend, lens: NDArray[np.int32], indptr: NDArray[np.int32]) -> dict[str, Any]:
+    """Where queries stand: each sequence's behind its keys, one after the other."""
+    q_lens = np.diff(indptr)
+    positions = np.repeat(lens, q_lens) + np.arange(indptr[-1]) - np.repeat(indptr[:-1], q_lens)
+    spans = np.stack([lens, lens + q_lens - 1], axis=1)
+    return {
+        "q_positions": backend.asarray(positions.astype(np.int32)),
+        "position_spans": backend.asarray(spans.astype(np.int32)),
+    }
 
 
 def _options(backend: Backend, config: AttentionConfig, qo_heads: int, rng: np.random.Generator) -> Options:

@@ -35,6 +35,7 @@ def paged_attention(
     sinks: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     mask_indptr: ArrayLike | None = None,
+    q_positions: ArrayLike | None = None,
     decode: Decode | None = None,
     return_lse: bool = False,
     out: NDArray[Any] | None = None,
@@ -59,6 +60,8 @@ def paged_attention(
     mask : uint8 [num_bytes], packed bits (:func:`pack_mask`); a query sees, of the keys that ``causal`` and
         ``window`` leave, only those whose bit is 1.
     mask_indptr : integers [num_seqs + 1], where each sequence's bits begin, in bytes; given with ``mask``.
+    q_positions : integers [num_tokens], where each query stands, counted from its sequence's first key, for queries
+        with further keys elsewhere; default: a sequence's last query is at its last key.
     decode : turns integer arrays (bfloat16 bits as uint16) into floating point.
     return_lse : return ``(o, lse)``.
     out : floating point [num_tokens, num_qo_heads, head_dim_v], written and returned; with float64 nothing is
@@ -77,7 +80,7 @@ def paged_attention(
         Arrays that do not fit together; nothing has been written then.
     """
     packed = _packed(mask, mask_indptr)
-    batch = _batch(q, k_cache, v_cache, block_tables, seq_lens, q_indptr, decode, causal, window, packed)
+    batch = _batch(q, k_cache, v_cache, block_tables, seq_lens, q_indptr, decode, causal, window, packed, q_positions)
     scoring = Scoring(batch, softmax_scale, soft_cap, alibi_slopes, sinks)
     results = _Results(batch, out)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -165,9 +168,11 @@ def _batch(
     causal: bool,
     window: int | None,
     mask: PackedMask | None,
+    q_positions: ArrayLike | None = None,
 ) -> PagedBatch:
     tables, lens, indptr = (np.asarray(array) for array in (block_tables, seq_lens, q_indptr))
-    return PagedBatch(q, k_cache, v_cache, tables, lens, indptr, decode, causal, window, mask)
+    positions = None if q_positions is None else np.asarray(q_positions)
+    return PagedBatch(q, k_cache, v_cache, tables, lens, indptr, decode, causal, window, mask, positions)
 
 
 def _packed(mask: ArrayLike | None, mask_indptr: ArrayLike | None) -> PackedMask | None:

@@ -20,7 +20,7 @@ Decode: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 class PagedBatch:
     """Queries of several sequences and the paged KV that they look at.
 
-    Query ``i`` of a sequence with ``q_len`` queries and ``seq_len`` keys stands at position
+    Without ``q_positions``, query ``i`` of a sequence with ``q_len`` queries and ``seq_len`` keys stands at position
     ``seq_len - q_len + i``: the last query is at the last key (bottom-right alignment).
 
     Parameters
@@ -35,6 +35,7 @@ class PagedBatch:
     causal : a query sees no key behind its own position.
     window : a query sees, of the keys up to its position, only the last ``window``; None for all.
     mask : which of the keys that are left a query sees; None for all. A hidden key's block must exist.
+    q_positions : integers [num_tokens], where each query stands, counted from its sequence's first key.
 
     Raises
     ------
@@ -54,6 +55,7 @@ class PagedBatch:
     causal: bool
     window: int | None
     mask: PackedMask | None
+    q_positions: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         self._check_kv()
@@ -80,7 +82,11 @@ class PagedBatch:
         """The tokens that the queries of a sequence see."""
         q_len, seq_len = int(self.q_indptr[seq + 1] - self.q_indptr[seq]), int(self.seq_lens[seq])
         mask = None if self.mask is None else self.mask.rows(seq, q_len, seq_len)
-        return Sight.of(q_len, seq_len, self.causal, self.window, mask)
+        if self.q_positions is None:
+            position = seq_len - q_len + np.arange(q_len, dtype=np.int64)
+        else:
+            position = self.q_positions[self.q_indptr[seq] : self.q_indptr[seq + 1]].astype(np.int64)
+        return Sight.of(position, seq_len, self.causal, self.window, mask)
 
     def queries(self, first: int, last: int) -> Floats:
         """Queries ``first..last - 1``.
@@ -143,6 +149,12 @@ class PagedBatch:
             raise ValueError(f"{len(tables)} tables, {len(lens)} lengths, {len(indptr)} offsets do not fit together")
         if indptr[0] != 0 or indptr[-1] != len(self.q) or np.any(indptr[1:] < indptr[:-1]):
             raise ValueError(f"q_indptr must rise from 0 to {len(self.q)}, the number of query tokens")
+        positions = self.q_positions
+        if positions is not None and (positions.dtype.kind not in "iu" or positions.shape != self.q.shape[:1]):
+            raise ValueError(
+                f"q_positions must be integers [{len(self.q)}], one for each query token, got {positions.dtype} "
+                f"{list(positions.shape)}"
+            )
         room = tables.shape[1] * self.k_cache.shape[1]
         if lens.size and (lens.min() < 0 or lens.max() > room):
             raise ValueError(f"seq_lens must be in 0..{room}, the tokens that the block tables can hold")

@@ -14,7 +14,7 @@ class Sight:
 
     Parameters
     ----------
-    position : int64 [q_len], the queries' positions among the keys; negative where they outnumber the keys.
+    position : int64 [q_len], the queries' positions, counted from key 0; negative where they outnumber the keys.
     begin, end : int64 [q_len], query ``i`` sees no keys but ``begin[i]..end[i] - 1``.
     mask : bool [q_len, seq_len], and of those only where this is True; None for all.
     """
@@ -25,14 +25,12 @@ class Sight:
     mask: NDArray[np.bool_] | None
 
     @staticmethod
-    def of(q_len: int, seq_len: int, causal: bool, window: int | None, mask: NDArray[np.bool_] | None) -> Sight:
-        """Sight of ``q_len`` queries over ``seq_len`` keys, aligned bottom-right.
-
-        The last query stands at the last key.
-        """
-        position = seq_len - q_len + np.arange(q_len, dtype=np.int64)
-        end = position + 1 if causal else np.full(q_len, seq_len, dtype=np.int64)
-        begin = np.zeros(q_len, dtype=np.int64) if window is None else position + 1 - window
+    def of(
+        position: NDArray[np.int64], seq_len: int, causal: bool, window: int | None, mask: NDArray[np.bool_] | None
+    ) -> Sight:
+        """Sight of queries at these positions over ``seq_len`` keys."""
+        end = position + 1 if causal else np.full_like(position, seq_len)
+        begin = np.zeros_like(position) if window is None else position + 1 - window
         end = np.clip(end, 0, seq_len)
         return Sight(position, np.clip(begin, 0, end), end, mask)
 

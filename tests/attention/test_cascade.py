@@ -105,11 +105,111 @@ def test_a_level_without_keys_for_a_request_leaves_the_others(device: Device) ->
     assert np.abs(o - one_by_one(q, indptr, own)[0]).max() < 3e-3
 
 
-@pytest.mark.parametrize("name", ["window", "alibi_slopes"])
-def test_what_needs_the_distance_to_a_key_is_refused(name: str) -> None:
-    value = 4 if name == "window" else np.ones(4, np.float32)
-    with pytest.raises(pk.errors.UnsupportedVariant, match=name):
-        CascadeAttention([16, 4], max_groups=[1, 2], device="cpu", **SIZES, **{name: value})
+SLOPES = np.exp2(-np.arange(1, HEADS * GROUP + 1)).astype(np.float32)
+
+
+def check_distances(
+    device: Device, kernel: str, q_len: int, shared: list[int], own: list[int], window: int | None, alibi: bool,
+    *, causal: bool = True, head_dim: int = DIM,
+) -> None:  # fmt: skip
+    """Three levels: what all share, what halves of the requests share, what each has alone.
+
+    Blocks of the first level that the window of every request has left are not there any more.
+    """
+    variants = {"window": window, "alibi_slopes": SLOPES if alibi else None, "causal": causal}
+    rng = np.random.default_rng(q_len)
+    count = len(own)
+    halves = [count // 2, count - count // 2]
+    system, *users = (kv(rng, n, head_dim) for n in shared)
+    alone = [kv(rng, n, head_dim) for n in own]
+    indptr = np.arange(count + 1, dtype=np.int32) * q_len
+    q = rng.standard_normal((count * q_len, HEADS * GROUP, head_dim)).astype(np.float16)
+    half = np.repeat([0, 1], halves)
+    wholes = [np.concatenate([system, users[h], part], axis=1) for h, part in zip(half, alone, strict=True)]
+    levels = [paged([system], 16), paged(users, 8), paged(alone, 8)]
+    left = min(whole.shape[1] for whole in wholes) - q_len + 1 - (window or 10**9)
+    levels[0][1][:, : max(left, 0) // 16] = -1
+    cascade = CascadeAttention(
+        [16, 8, 8], max_groups=[1, 2, count], max_q_len=q_len, device=device, kernel=kernel,
+        **{**SIZES, "head_dim": head_dim}, **variants,
+    )  # fmt: skip
+    queries = [np.array([0, indptr[-1]], np.int32), np.cumsum([0, *halves]).astype(np.int32) * q_len, indptr]
+    cascade.plan([(*level[1:], q_indptr.astype(np.int32)) for level, q_indptr in zip(levels, queries, strict=True)])
+    lse = np.full(q.shape[:2], np.nan, np.float32)
+    o = cascade.run(q, [(level[0][0], level[0][1]) for level in levels], lse=lse)
+    exact, exact_lse = one_by_one(q, indptr, wholes, **variants)
+    assert np.abs(o - exact).max() < 3e-3
+    assert np.abs(lse - exact_lse).max() < 3e-3
+
+
+@pytest.mark.parametrize(("q_len", "window", "alibi"), [(1, 25, False), (3, None, True), (2, 60, True)])
+def test_windows_and_alibi_reach_through_all_levels(device: Device, q_len: int, window: int, alibi: bool) -> None:
+    """A window of 25 leaves nothing of the shared levels to requests with 40 own keys."""
+    check_distances(device, "auto", q_len, [57, 9, 14], [20, 40, 3, 12, 23], window, alibi)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 1, 50, 130, 400, 10**6])
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("kernel", ["decode_simt", "decode_mma", "decode_tma", "prefill_mma", "cpu", "reference"])
+def test_every_kernel_knows_distances_in_every_level(kernel: str, alibi: bool, window: int | None) -> None:
+    if kernel in ("cpu", "reference"):
+        device: Device = "cpu"
+    else:
+        from tests.ptxsim.backend import PtxsimBackend
+
+        device = PtxsimBackend()
+    own, causal = [2, 90, 17, 64, 5, 130], window != 130
+    check_distances(device, kernel, 2, [500, 70, 3], own, window, alibi, causal=causal, head_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({0: {2: np.array([0, 1], np.int32)}}, "the levels have 1 and 2 queries"),
+        ({0: {2: np.array([0, 9], np.int32)}, 1: {2: np.array([0, 4, 9], np.int32)}}, "9 queries, but this was made"),
+        ({0: {1: np.array([8, 8], np.int32)}}, "2 sequences, but this level was made for 1"),
+    ],
+)
+def test_positions_of_a_batch_that_does_not_fit_are_refused(
+    device: Device, change: dict[int, dict[int, Any]], words: str
+) -> None:
+    cascade = CascadeAttention([16, 4], max_groups=[1, 2], device=device, window=9, **SIZES)
+    own = (np.array([[0], [1]], np.int32), np.array([1, 3], np.int32), np.array([0, 1, 2], np.int32))
+    levels = [[np.array([[0]], np.int32), np.array([8], np.int32), np.array([0, 2], np.int32)], list(own)]
+    for level, arrays in change.items():
+        for index, array in arrays.items():
+            levels[level][index] = array
+    with pytest.raises(pk.errors.InvalidArgument, match=words):
+        cascade.plan(levels)
+    with pytest.raises(pk.errors.ClosedError, match="plan"):
+        cascade.run(None, None)
+
+
+def check_division(device: Device) -> None:
+    """Queries 300 keys behind a prefix see 100 keys of it through a window of 400."""
+    lens, prefix = np.full(6, 300, np.int32), np.array([700], np.int32)
+    tables = np.zeros((1, 44), np.int32), np.zeros((6, 19), np.int32)
+    arrays = {}
+    for kernel in ("prefill_mma", "decode_mma"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(schedules, "MIN_PART_KEYS", 128)
+            cascade = CascadeAttention(
+                [16, 16], max_groups=[1, 6], device=device, window=400, kernel=kernel, **{**SIZES, "head_dim": 64}
+            )
+        cascade.plan([(tables[0], prefix, np.array([0, 6], np.int32)), (tables[1], lens, np.arange(7, dtype=np.int32))])
+        arrays[kernel] = cascade.levels[0]._plan.division.arrays
+    tiling = cascade.levels[0]._plan.tiling
+    tiles = -(-700 // tiling.tile_tokens) - 600 // tiling.tile_tokens
+    assert arrays["prefill_mma"]["work_list"][0, 3] == 1, "parts"
+    row_tiles = -(-6 * GROUP // tiling.row_tile)
+    assert arrays["decode_mma"]["unit_indptr"][1] == row_tiles * (tiles + schedules.OVERHEAD_UNITS)
+
+
+def test_a_schedule_divides_what_a_window_leaves_of_a_prefix() -> None:
+    from tests.ptxsim.backend import PtxsimBackend
+
+    check_division(PtxsimBackend())
 
 
 def test_levels_that_do_not_fit_are_refused() -> None:

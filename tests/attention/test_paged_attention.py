@@ -154,6 +154,20 @@ def test_a_bad_table_or_length_is_refused_on_the_host(tables: Any, lens: Any, wo
         attention("cpu").plan(np.array(tables, np.int32), np.array(lens, np.int32), num_blocks=10)
 
 
+def test_positions_are_given_where_they_were_asked_for(device: Device) -> None:
+    b, placed = batch(), attention(device, positions=True)
+    positions = {"q_positions": np.full(3, 40, np.int32), "position_spans": np.full((3, 2), 40, np.int32)}
+    with pytest.raises(pk.errors.InvalidArgument, match="positions = True: q_positions and position_spans must both"):
+        placed.plan(b["tables"], b["lens"])
+    with pytest.raises(pk.errors.InvalidArgument, match="positions = False: q_positions and position_spans must not"):
+        attention(device).plan(b["tables"], b["lens"], **positions)
+    with pytest.raises(pk.errors.LayoutMismatch, match=r"position_spans must be \[3, 2\]"):
+        placed.plan(b["tables"], b["lens"], **{**positions, "position_spans": np.zeros((3, 1), np.int32)})
+    placed.plan(b["tables"], b["lens"], **{**positions, "q_positions": np.zeros(2, np.int32)})
+    with pytest.raises(pk.errors.LayoutMismatch, match="q has 3 tokens, but q_positions only 2"):
+        placed.run(b["q"], b["k"], b["v"])
+
+
 def test_blocks_that_a_window_no_longer_sees_may_be_gone() -> None:
     attention("cpu", window=8).plan(np.array([[-1, 3, 4]], np.int32), np.array([24], np.int32), num_blocks=10)
     with pytest.raises(pk.errors.InvalidArgument, match="is -1"):

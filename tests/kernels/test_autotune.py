@@ -254,8 +254,9 @@ def test_prefill_has_candidates_of_its_own() -> None:
         AttentionConfig(64, 64, 4, "bfloat16", "bfloat16", window=True, soft_cap=True, alibi=True, sinks=True),
         AttentionConfig(64, 32, 2, "float16", "float8_e4m3", scale_mode="token_head", mask=True, causal=False),
         AttentionConfig(64, 64, 1, "bfloat16", "int8", scale_mode="head", block_size=0),
+        AttentionConfig(64, 64, 4, causal=False, window=True, alibi=True, positions=True),
     ],
-    ids=["variants", "fp8", "int8 contiguous"],
+    ids=["variants", "fp8", "int8 contiguous", "a level of a cascade"],
 )
 def test_right_kernels_pass_whatever_the_config(config: AttentionConfig) -> None:
     device = Timed({"decode_mma": 1.0, "decode_tma": 2.0})

@@ -62,7 +62,7 @@ def backend(cupy: FakeCupy, tmp_path: Path) -> CupyBackend:
 def params() -> Params:
     lens = np.array([3], np.int32)
     fields = {"group_size": 1, "row_tile": 1, "tile_tokens": 64, "num_seqs": 1, "window": 0}
-    return fill("PlanParams", seq_lens=lens, q_indptr=None, unit_indptr=lens, **fields)
+    return fill("PlanParams", seq_lens=lens, q_indptr=None, position_spans=None, unit_indptr=lens, **fields)
 
 
 def test_it_is_a_backend_and_knows_its_device(backend: CupyBackend) -> None:

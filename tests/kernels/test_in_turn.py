@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.attention import PagedAttention
+from pagedkv.attention import CascadeAttention, PagedAttention
 from pagedkv.errors import ClosedError, InvalidArgument
 from pagedkv.kernels.in_turn import InTurn
 from tests.attention.noting import Noting, aligned
@@ -55,6 +55,21 @@ def attention(backend: Noting) -> PagedAttention:
     return PagedAttention(
         num_qo_heads=4, num_kv_heads=1, head_dim=64, max_sequences=2, kernel="decode_mma", device=backend
     )
+
+
+def test_a_cascade_serves_one_stream_at_a_time() -> None:
+    """Its levels' results and the queries' positions lie in one workspace."""
+    streams = Streams()
+    cascade = CascadeAttention(
+        [16, 16], max_groups=[1, 1], num_qo_heads=4, num_kv_heads=1, head_dim=64, window=9, device=Turning(streams),
+        kernel="decode_mma",
+    )  # fmt: skip
+    level = (np.zeros((1, 1), np.int32), np.array([5], np.int32), np.array([0, 1], np.int32))
+    for stream in (3, 4):
+        streams.done.clear()
+        cascade.plan([level, level], stream=stream)
+        assert streams.done[-1] == ("launch",)
+    assert streams.done[:3] == [("record", 3), ("wait", 4), ("launch",)]
 
 
 def arrays() -> tuple[Any, Any, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from pagedkv.kernels import schedules
 from pagedkv.kernels.backend import Backend
+from tests.attention import test_cascade as cascades
 from tests.kernels import test_parts as parts
 from tests.kernels.cases import Case
 from tests.mutants.kernels import KernelMutant, assert_killed
@@ -23,6 +24,10 @@ on_hopper = partial(parts.check, case=replace(parts.LONG, group_size=2), kernel=
 several = partial(parts.check, case=replace(parts.MIXED, num_kv_heads=2), kernel="prefill_wgmma")  # segments per CTA
 all_keys = partial(parts.check, case=replace(parts.LONG, causal=False), kernel="prefill_wgmma")
 listed = parts.check_list
+through_levels = {"shared": [140, 9, 14], "own": [9, 40, 3, 12, 23], "window": 100, "alibi": False}
+window = partial(cascades.check_distances, kernel="prefill_mma", q_len=3, **through_levels)
+decoded_window = partial(cascades.check_distances, kernel="decode_mma", q_len=1, **through_levels)
+divided = cascades.check_division
 
 MUTANTS = (
     KernelMutant(
@@ -154,6 +159,54 @@ MUTANTS = (
         "prefill_plan",
         (("parts / kMergedParts : 0", "0 : 0"),),
         partial(listed, seq_lens=(40000,), q_lens=(1,), num_sms=132),
+    ),
+    KernelMutant(
+        "a level's queries stand at its last keys",
+        "decode_mma",
+        (("POSITIONS ? p.q_positions[q_first + query] : seq_len - q_len + query", "seq_len - q_len + query"),),
+        decoded_window,
+    ),
+    KernelMutant(
+        "a level's keys begin with the window of its last query",
+        "prefill_mma",
+        (("max(begin, visible_keys(at.least,", "max(begin, visible_keys(at.greatest,"),),
+        window,
+    ),
+    KernelMutant(
+        "a tile that the first query's window has is taken for seen by all",
+        "prefill_mma",
+        (("last = visible_keys(at.greatest,", "last = visible_keys(at.least,"),),
+        window,
+    ),
+    KernelMutant(
+        "a query stands behind a level's keys as if it were the last level",
+        "query_positions",
+        (("p.below ? p.below[query] : query - end", "query - end"),),
+        window,
+    ),
+    KernelMutant(
+        "the greatest position of a level is the least",
+        "query_positions",
+        (("atomicMax(&greatest", "atomicMin(&greatest"),),
+        window,
+    ),
+    KernelMutant(
+        "the least position of a level is any",
+        "query_positions",
+        (("    atomicMin(&least, position);\n", ""),),
+        window,
+    ),
+    KernelMutant(
+        "a list counts keys of a prefix that the window has left",
+        "prefill_plan",
+        (("spans) return {spans[2 * seq], spans[2 * seq + 1]};", "false) return {};"),),
+        divided,
+    ),
+    KernelMutant(
+        "slices count keys of a prefix that the window has left",
+        "plan",
+        (("spans) return {spans[2 * seq], spans[2 * seq + 1]};", "false) return {};"),),
+        divided,
     ),
     KernelMutant(
         "a window's first keys count",

@@ -44,6 +44,7 @@ struct TrickyParams {
 PLAN: dict[str, Any] = {
     "seq_lens": None,
     "q_indptr": None,
+    "position_spans": None,
     "unit_indptr": None,
     "num_seqs": 2,
     "window": 0,

@@ -163,6 +163,21 @@ WRITING = (
 )  # fmt: skip
 
 MUTANTS = (
+    Mutant(
+        "of queries in no order, the first has the first keys that any sees", SHAPES,
+        (("int i = c->q_positions ? 1 : count - 1;", "int i = count - 1;"),),
+        ("test_windows_and_alibi_reach_through_all_levels",),
+    ),
+    Mutant(
+        "a query stands at its sequence's keys, whatever the caller says", SHAPES,
+        (("s.position = c->q_positions ?", "s.position = 0 ?"),),
+        ("test_windows_and_alibi_reach_through_all_levels",),
+    ),
+    Mutant(
+        "positions may be any number", "pagedkv/cpu/attention.py",
+        ((".max(initial=0) >= MOST_POSITION:", ".max(initial=0) < 0:"),),
+        ("test_what_does_not_fit_is_refused_before_anything_is_written[a position beyond all keys]",),
+    ),
     *GATHERING,
     *WRITING,
     Mutant(
@@ -172,8 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "a window is one key too short", SHAPES,
-        (("s.begin = c->window ? s.position + 1 - c->window : 0;",
-          "s.begin = c->window ? s.position + 2 - c->window : 0;"),),
+        (("? s.position + 1 - c->window : 0;", "? s.position + 2 - c->window : 0;"),),
         (f"{VARIANTS}[portable-around a tile-window]",),
     ),
     Mutant(

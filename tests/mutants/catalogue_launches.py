@@ -166,6 +166,48 @@ MUTANTS = (
         ("test_a_capture_does_not_wait_for_work_outside",),
     ),
     Mutant(
+        "a cascade's launches on another stream do not wait",
+        "pagedkv/attention/cascade.py",
+        (("            self._in_turn.before(stream)\n        placed", "            pass\n        placed"),),
+        ("test_a_cascade_serves_one_stream_at_a_time",),
+    ),
+    Mutant(
+        "levels do not know what lies below them",
+        "pagedkv/attention/positions.py",
+        (("            below = positions\n", ""),),
+        ("test_windows_and_alibi_reach_through_all_levels",),
+    ),
+    Mutant(
+        "on the CPU a level's keys count once for all levels above",
+        "pagedkv/attention/positions.py",
+        (("below = below + np.repeat(seq_lens, counts)", "below = np.repeat(seq_lens, counts)"),),
+        ("test_windows_and_alibi_reach_through_all_levels",),
+    ),
+    Mutant(
+        "levels of different queries are placed",
+        "pagedkv/attention/positions.py",
+        (("        if len(set(ends)) > 1:\n", "        if False:\n"),),
+        ("test_positions_of_a_batch_that_does_not_fit_are_refused",),
+    ),
+    Mutant(
+        "more queries are placed than there is room for",
+        "pagedkv/attention/positions.py",
+        (("            if q_indptr[-1] > self._max_tokens:\n", "            if False:\n"),),
+        ("test_positions_of_a_batch_that_does_not_fit_are_refused",),
+    ),
+    Mutant(
+        "blocks that a level's windows have left must be there",
+        "pagedkv/attention/checks.py",
+        (("first_positions = batch.position_spans[:, 0]", "first_positions = batch.seq_lens - q_lens"),),
+        ("test_windows_and_alibi_reach_through_all_levels",),
+    ),
+    Mutant(
+        "more queries run than have a position",
+        "pagedkv/attention/batch_checks.py",
+        (("len(batch.q_positions) < len(q)", "len(batch.q_positions) < 0"),),
+        ("test_positions_are_given_where_they_were_asked_for",),
+    ),
+    Mutant(
         "reset leaves the counters",
         "pagedkv/kernels/attention.py",
         (("        if arrivals is not None:\n", "        if False:\n"),),

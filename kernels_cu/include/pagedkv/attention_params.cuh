@@ -46,6 +46,8 @@ struct AttentionParams {
   float* lse;                 // [num_tokens, num_qo_heads], natural logarithm; null: not wanted
   const int* seq_lens;        // [num_seqs] keys of each sequence, those of this call's queries included
   const int* q_indptr;        // [num_seqs + 1] first query of each sequence; null: one query each
+  const int* q_positions;     // [num_tokens] where each query stands, counted from its sequence's first key; POSITIONS only
+  const int* position_spans;  // [num_seqs, 2] the least and the greatest position of each sequence's queries; POSITIONS only
   const float* alibi_slopes;  // [num_qo_heads]; ALIBI only
   const float* sinks;         // [num_qo_heads]; SINKS only
   const u8* mask;             // bits: query i of sequence s sees key j if bit i * seq_len + j from byte mask_indptr[s] is set; MASK only
@@ -63,35 +65,46 @@ struct AttentionParams {
 
 // The plan kernel: how many units of work each sequence is.
 struct PlanParams {
-  const int* seq_lens;  // [num_seqs]
-  const int* q_indptr;  // [num_seqs + 1]; null: one query each
-  int* unit_indptr;     // [num_seqs + 1], written
+  const int* seq_lens;        // [num_seqs]
+  const int* q_indptr;        // [num_seqs + 1]; null: one query each
+  const int* position_spans;  // [num_seqs, 2] as in AttentionParams; null: a sequence's last query stands at its last key
+  int* unit_indptr;           // [num_seqs + 1], written
   int num_seqs;
-  int window;           // 0: none
-  int group_size;       // query heads per KV head
-  int row_tile;         // rows (query, head of the group) of one row tile
-  int tile_tokens;      // keys of one tile
+  int window;                 // 0: none
+  int group_size;             // query heads per KV head
+  int row_tile;               // rows (query, head of the group) of one row tile
+  int tile_tokens;            // keys of one tile
+};
+
+// The query_positions kernel: where queries stand, counted from the first key of a level of a cascade.
+struct PositionParams {
+  const int* seq_lens;        // [num_seqs] keys of the level's sequences
+  const int* q_indptr;        // [num_seqs + 1] first query of each; null: one query each
+  const int* below;           // [num_tokens] positions counted from the first key of the next level; null: this is the last one
+  int* q_positions;           // [num_tokens] written
+  int* position_spans;        // [num_seqs, 2] written: the least and the greatest of each sequence
 };
 
 // The prefill_plan kernel: the row tiles of all sequences, one KV head's, in one or more parts each, as a list.
 struct WorkListParams {
-  const int* seq_lens;  // [num_seqs]
-  const int* q_indptr;  // [num_seqs + 1]; null: one query each
-  int* order;           // [num_seqs] workspace: sequences by length, the longest first
-  int* tile_indptr;     // [num_seqs + 1] workspace: running sum of row tiles in that order
-  int* work_list;       // [max_tiles + part_slots, 5] written, as WorkItem of schedule.cuh
-  int* num_items;       // [1] written
+  const int* seq_lens;        // [num_seqs]
+  const int* q_indptr;        // [num_seqs + 1]; null: one query each
+  const int* position_spans;  // [num_seqs, 2] as in AttentionParams; null: a sequence's last query stands at its last key
+  int* order;                 // [num_seqs] workspace: sequences by length, the longest first
+  int* tile_indptr;           // [num_seqs + 1] workspace: running sum of row tiles in that order
+  int* work_list;             // [max_tiles + part_slots, 5] written, as WorkItem of schedule.cuh
+  int* num_items;             // [1] written
   int num_seqs;
-  int max_tiles;        // >= num_tokens * group_size / row_tile + num_seqs
-  int group_size;       // query heads per KV head
-  int row_tile;         // rows (query, head of the group) of one row tile
-  int tile_tokens;      // keys of one tile
-  int causal;           // 0 or 1
-  int window;           // 0: none
+  int max_tiles;              // >= num_tokens * group_size / row_tile + num_seqs
+  int group_size;             // query heads per KV head
+  int row_tile;               // rows (query, head of the group) of one row tile
+  int tile_tokens;            // keys of one tile
+  int causal;                 // 0 or 1
+  int window;                 // 0: none
   int num_kv_heads;
-  int num_ctas;         // that the GPU runs at once
-  int part_slots;       // parts of divided row tiles at most
-  int min_part_tiles;   // tiles of a part at least
+  int num_ctas;               // that the GPU runs at once
+  int part_slots;             // parts of divided row tiles at most
+  int min_part_tiles;         // tiles of a part at least
 };
 
 // The reduce kernel of the PARTITIONED schedule.

@@ -20,10 +20,11 @@ __device__ __forceinline__ int row_tiles_of(const WorkListParams& p, int seq) {
 
 // Key tiles that some row of a row tile sees.
 __device__ __forceinline__ int key_tiles_of(const WorkListParams& p, int seq, int row_tile) {
-  const int seq_len = p.seq_lens[seq], q_len = queries_of(p, seq), first_position = seq_len - q_len;
+  const int seq_len = p.seq_lens[seq], q_len = queries_of(p, seq);
   const int first_row = row_tile * p.row_tile, last_row = min(first_row + p.row_tile, q_len * p.group_size) - 1;
-  const int end = p.causal ? min(max(first_position + last_row / p.group_size + 1, 0), seq_len) : seq_len;
-  const int begin = p.window > 0 ? min(max(first_position + first_row / p.group_size + 1 - p.window, 0), end) : 0;
+  const PositionSpan at = span_of(p.position_spans, seq, seq_len, q_len, first_row / p.group_size, last_row / p.group_size);
+  const int end = p.causal ? min(max(at.greatest + 1, 0), seq_len) : seq_len;
+  const int begin = p.window > 0 ? min(max(at.least + 1 - p.window, 0), end) : 0;
   return ceil_div(end, p.tile_tokens) - begin / p.tile_tokens;
 }
 

@@ -17,9 +17,8 @@ struct WarpSees {
   __device__ __forceinline__ WarpSees(const AttentionParams& p, const Segment& s, int first_row, int num_rows) : any{0, 0}, all{0, 0} {
     const int last_row = min(first_row + num_rows, s.num_rows) - 1;
     if (last_row < first_row) return;
-    const int first_position = s.seq_len - s.q_len;
-    const KeyRange first = visible_keys(first_position + s.query(first_row), s.seq_len, p.window);
-    const KeyRange last = visible_keys(first_position + s.query(last_row), s.seq_len, p.window);
+    const PositionSpan at = s.positions(p, first_row, last_row);
+    const KeyRange first = visible_keys(at.least, s.seq_len, p.window), last = visible_keys(at.greatest, s.seq_len, p.window);
     any = {first.begin, last.end};
     all = {last.begin, first.end};
   }
@@ -67,7 +66,8 @@ template <int kFrags> struct QueryRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int used = min(static_cast<int>(first + f * 16 + h * 8 + lane / 4), segment.num_rows - 1);  // rows past the end are not written
-        const Scorer scorer(p, segment.seq, segment.seq_len, segment.q_len, segment.query(used), segment.qo_head(used));
+        const int query = segment.query(used);
+        const Scorer scorer(p, segment.seq, segment.seq_len, segment.position(p, query), query, segment.qo_head(used));
 #pragma unroll
         for (int n = 0; n < kKeyFrags; ++n)
 #pragma unroll

@@ -21,20 +21,30 @@ namespace pagedkv {
 constexpr int kWhole = 0, kPartitioned = 1, kEven = 2, kListed = 3;
 constexpr int kOverheadUnits = 2, kLeastUnits = 4;
 
-// First and one past the last tile that any query of a sequence sees. No query: none.
+// The least and the greatest position of some queries.
+struct PositionSpan {
+  int least, greatest;
+};
+// Of the queries from `first` to `last` of a sequence, in order from its last key back, or of all where `spans` are given.
+__device__ __forceinline__ PositionSpan span_of(const int* spans, int seq, int seq_len, int q_len, int first, int last) {
+  if (spans) return {spans[2 * seq], spans[2 * seq + 1]};
+  return {seq_len - q_len + first, seq_len - q_len + last};
+}
+
+// First and one past the last tile that any query of a sequence sees, the first of which stands at `first_position`. No query: none.
 struct TileRange {
   int begin, end;
 };
-__device__ __forceinline__ TileRange sequence_tiles(int seq_len, int q_len, int window, int tile_tokens) {
+__device__ __forceinline__ TileRange sequence_tiles(int seq_len, int q_len, int first_position, int window, int tile_tokens) {
   if (q_len == 0) return {0, 0};
-  const int first_position = seq_len - q_len;
   const int begin = window > 0 ? max(first_position + 1 - window, 0) : 0;
   return {min(begin, seq_len) / tile_tokens, ceil_div(seq_len, tile_tokens)};
 }
 
 // Units of a sequence for one KV head; 0 where it has no query.
-__device__ __forceinline__ int sequence_units(int seq_len, int q_len, int window, int group_size, int row_tile, int tile_tokens) {
-  const TileRange tiles = sequence_tiles(seq_len, q_len, window, tile_tokens);
+__device__ __forceinline__ int sequence_units(int seq_len, int q_len, int first_position, int window, int group_size, int row_tile,
+                                              int tile_tokens) {
+  const TileRange tiles = sequence_tiles(seq_len, q_len, first_position, window, tile_tokens);
   return ceil_div(q_len * group_size, row_tile) * (tiles.end - tiles.begin + kOverheadUnits);
 }
 
@@ -59,6 +69,13 @@ struct Segment {
   __device__ __forceinline__ int num_parts() const { return last_cta - first_cta + 1; }
 
   __device__ __forceinline__ int query(int row) const { return (row_begin + row) / GROUP_SIZE; }
+  __device__ __forceinline__ int position(const AttentionParams& p, int query) const {
+    return POSITIONS ? p.q_positions[q_first + query] : seq_len - q_len + query;
+  }
+  // Of the queries of rows first..last; POSITIONS: a bound, that of the whole sequence.
+  __device__ __forceinline__ PositionSpan positions(const AttentionParams& p, int first, int last) const {
+    return span_of(POSITIONS ? p.position_spans : nullptr, seq, seq_len, q_len, query(first), query(last));
+  }
   __device__ __forceinline__ int qo_head(int row) const { return kv_head * GROUP_SIZE + (row_begin + row) % GROUP_SIZE; }
 };
 
@@ -126,11 +143,9 @@ class Schedule {
 
   // Cuts the keys to what some row of the segment sees.
   __device__ __forceinline__ void clamp(Segment& s, int begin, int end) {
-    const int first_position = s.seq_len - s.q_len;
-    const KeyRange first = visible_keys(first_position + s.query(0), s.seq_len, p.window);
-    const KeyRange last = visible_keys(first_position + s.query(s.num_rows - 1), s.seq_len, p.window);
-    s.begin = max(begin, first.begin);
-    s.end = min(end, last.end);
+    const PositionSpan at = s.positions(p, 0, s.num_rows - 1);
+    s.begin = max(begin, visible_keys(at.least, s.seq_len, p.window).begin);
+    s.end = min(end, visible_keys(at.greatest, s.seq_len, p.window).end);
   }
 
   // The first items belong to the CTAs, the others to who comes for them. Every CTA that had a first one comes until there are no
@@ -216,7 +231,8 @@ class Schedule {
       s.last_cta = cta_of(item_end - 1);
       if (s.first_cta != s.last_cta) s.slot = even_slot(blockIdx.x, s.first_cta);
     }
-    const int first_tile = sequence_tiles(s.seq_len, s.q_len, WINDOW ? p.window : 0, TILE_TOKENS).begin;
+    const PositionSpan sequence = span_of(POSITIONS ? p.position_spans : nullptr, seq, s.seq_len, s.q_len, 0, s.q_len - 1);
+    const int first_tile = sequence_tiles(s.seq_len, s.q_len, sequence.least, WINDOW ? p.window : 0, TILE_TOKENS).begin;
     clamp(s, (first_tile + tile_begin) * TILE_TOKENS, (first_tile + tile_end) * TILE_TOKENS);
     return true;
   }

@@ -1,7 +1,8 @@
 // Attention variants: which keys a query sees, and what becomes of a raw score. Macros switch them: CAUSAL, WINDOW, SOFT_CAP,
 // ALIBI, SINKS, MASK. Scores are in base 2 from here on (multiplied by log2 e), so that the softmax is ex2.
 //
-// A sequence's last query stands at its last key (bottom-right alignment): query i of q_len stands at seq_len - q_len + i.
+// A sequence's last query stands at its last key (bottom-right alignment): query i of q_len stands at seq_len - q_len + i. With
+// POSITIONS the caller says where queries stand: in a cascade, a level's queries stand behind its keys, as far as further levels reach.
 #pragma once
 #include "pagedkv/attention_params.cuh"
 #include "pagedkv/ptx.cuh"
@@ -33,9 +34,9 @@ struct Scorer {
 
   Scorer() = default;
 
-  // Sequence `seq` of `seq_len` keys and `q_len` queries, its query `query`, query head `qo_head`.
-  __device__ __forceinline__ Scorer(const AttentionParams& p, int seq, int seq_len_, int q_len, int query, int qo_head)
-      : position(seq_len_ - q_len + query), seq_len(seq_len_) {
+  // Sequence `seq` of `seq_len` keys, its query `query`, which stands at `position`, query head `qo_head`.
+  __device__ __forceinline__ Scorer(const AttentionParams& p, int seq, int seq_len_, int position_, int query, int qo_head)
+      : position(position_), seq_len(seq_len_) {
     scale_log2 = SOFT_CAP ? 2.f * kLog2e * p.softmax_scale / p.soft_cap : p.softmax_scale * kLog2e;
     cap_log2 = p.soft_cap * kLog2e;
     slope_log2 = ALIBI ? p.alibi_slopes[qo_head] * kLog2e : 0.f;

@@ -32,7 +32,7 @@ template <int kKeyGroups> class WarpRows {
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
         const int own = min(own_row(group, column), last_row);
-        scorers[group][column] = Scorer(p, s.seq, s.seq_len, s.q_len, s.query(own), s.qo_head(own));
+        scorers[group][column] = Scorer(p, s.seq, s.seq_len, s.position(p, s.query(own)), s.query(own), s.qo_head(own));
         scorers[group][column].scale_log2 *= k_scale * __shfl_sync(kFullMask, power, own_row(0, column) * 4);
         m[group][column] = neg_inf();
         l[group][column] = 0.f;
@@ -43,9 +43,8 @@ template <int kKeyGroups> class WarpRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[group][step][i] = 0.f;
     }
-    const int first_position = s.seq_len - s.q_len;
-    all_see = {visible_keys(first_position + s.query(last_row), s.seq_len, p.window).begin,
-               visible_keys(first_position + s.query(0), s.seq_len, p.window).end};
+    const PositionSpan at = s.positions(p, 0, last_row);
+    all_see = {visible_keys(at.greatest, s.seq_len, p.window).begin, visible_keys(at.least, s.seq_len, p.window).end};
     all_see = {max(all_see.begin, s.begin), min(all_see.end, s.end)};
   }
 
