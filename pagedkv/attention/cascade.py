@@ -10,7 +10,7 @@ merged by their log-sum-exp.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,13 +102,18 @@ class CascadeAttention:
         if len(levels) != len(self.levels):
             raise InvalidArgument(f"this cascade has {len(self.levels)} levels, got {len(levels)}")
         self._planned = False
-        if self._in_turn is not None:
-            self._in_turn.before(stream)
+        self._in_order(stream, self._plan_levels, levels, mask, stream)
+        self._planned = True
+
+    def _in_order(self, stream: Any, launch: Callable[..., Any], *arguments: Any) -> Any:
+        """Launch after the earlier launches over the levels' results on other streams."""
+        return launch(*arguments) if self._in_turn is None else self._in_turn.take(stream, launch, *arguments)
+
+    def _plan_levels(self, levels: Sequence[tuple[Any, Any, Any]], mask: dict[str, Any], stream: Any) -> None:
         placed = [{}] * len(levels) if self._places is None else self._places.update(levels, stream)
         placed[-1] = mask  # its queries stand at its keys
         for attention, arrays, others in zip(self.levels, levels, placed, strict=True):
             attention.plan(*arrays, stream=stream, **others)
-        self._planned = True
 
     def run(self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
         """Attention of one layer for the planned batch.
@@ -133,8 +138,9 @@ class CascadeAttention:
             raise InvalidArgument(f"caches must be one pair or {len(self.levels)} pairs, got {len(pairs)}")
         if len(q) > self._parts.shape[1]:
             raise LayoutMismatch(f"q has {len(q)} tokens, but this was made for {self._parts.shape[1]}")
-        if self._in_turn is not None:
-            self._in_turn.before(stream)
+        return self._in_order(stream, self._run_levels, q, pairs, out, lse, stream)
+
+    def _run_levels(self, q: Any, pairs: list[Any], out: Any, lse: Any, stream: Any) -> Any:
         parts, lses = self._parts[:, : len(q)], self._lses[:, : len(q)]
         if parts.dtype != q.dtype:
             parts = parts.view(q.dtype)

@@ -6,7 +6,7 @@ CuPy on a GPU is one; the tests' PTX interpreter is another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,13 +16,14 @@ from pagedkv.kernels.tensor_map import Swizzle
 from pagedkv.kernels.variant import Variant
 
 Dim3 = tuple[int, int, int]
+Result = TypeVar("Result")
 
 
 class Turns(Protocol):
     """The streams of one workspace, one after another."""
 
-    def take(self, stream: Any, launch: Callable[..., None], *arguments: Any) -> None:
-        """Call ``launch(*arguments)`` once a stream waits for the launches so far on another one."""
+    def take(self, stream: Any, launch: Callable[..., Result], *arguments: Any) -> Result:
+        """Return ``launch(*arguments)``, called once a stream waits for the launches so far on another one."""
 
 
 class Backend(Protocol):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pagedkv.errors import InvalidArgument
+
+Result = TypeVar("Result")
 
 
 class InTurn:
@@ -28,8 +30,8 @@ class InTurn:
         self._pointer: int | None = None
         self._launching = threading.RLock()
 
-    def take(self, stream: Any, launch: Callable[..., None], *arguments: Any) -> None:
-        """Call ``launch(*arguments)`` once a stream waits for the launches so far on another one.
+    def take(self, stream: Any, launch: Callable[..., Result], *arguments: Any) -> Result:
+        """Return ``launch(*arguments)``, called once a stream waits for the launches so far on another one.
 
         A thread whose turn it is not waits until the other's launches are made.
 
@@ -49,7 +51,7 @@ class InTurn:
                 if self._pointer is not None:
                     self._wait(pointer, self._pointer)
                 self._last, self._pointer = given, pointer
-            launch(*arguments)
+            return launch(*arguments)
 
     def _wait(self, pointer: int, last: int) -> None:
         runtime = self._cupy.cuda.runtime

@@ -168,7 +168,7 @@ MUTANTS = (
     Mutant(
         "a cascade's launches on another stream do not wait",
         "pagedkv/attention/cascade.py",
-        (("            self._in_turn.before(stream)\n        placed", "            pass\n        placed"),),
+        (("if self._in_turn is None else self._in_turn.take(stream, launch, *arguments)", "if True else None"),),
         ("test_a_cascade_serves_one_stream_at_a_time",),
     ),
     Mutant(
