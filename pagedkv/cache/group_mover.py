@@ -56,7 +56,7 @@ class GroupMover:
                     lanes[number + LANE * lane] = (
                         DeviceLane(tier, pages)
                         if isinstance(tier, DeviceTier)
-                        else ArenaTier(tier.name, pages, tier.gpu)
+                        else ArenaTier(tier.name, pages, tier.gpu, tier.piece_bytes)
                     )
                 else:
                     assert isinstance(tier, DiskTier)

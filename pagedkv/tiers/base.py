@@ -119,6 +119,10 @@ class RamTier(OpenTier, Protocol):
     def gpu(self) -> int | None:
         """The CUDA device that can reach the arena by asynchronous copy, or None."""
 
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of the arena that are page-locked together, if any are."""
+
     def view(self, block: int) -> Any:
         """uint8 [block_bytes]: one block, without a copy."""
 

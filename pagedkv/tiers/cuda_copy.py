@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.tiers.device import BlockKernel, DeviceLane, DeviceTier, import_cupy
-from pagedkv.tiers.memory import lock_blocks
+from pagedkv.tiers.memory import piece_of
 
 MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the two addresses
 SMALL_RUN = 128 << 10  # bytes: a bus of 55 GB/s moves them in 2 to 3 us, which the host takes to call for them
@@ -29,6 +29,7 @@ def cuda_copy(
     gpu: int,
     device: DeviceTier | DeviceLane | None = None,
     kernel: BlockKernel | None = None,
+    piece_bytes: int | None = None,
 ) -> None:
     """Copy blocks to, from or on a GPU, on this thread's own stream, and wait for them.
 
@@ -41,11 +42,13 @@ def cuda_copy(
     device : the tier whose kernels are waited for before anything is copied.
     kernel : takes the runs below `SMALL_RUN` bytes if they are more than `FEW_RUNS`. None: the copy engine takes all,
         as it must for host memory that the GPU does not reach.
+    piece_bytes : of host memory that are page-locked together, into which no copy may reach from the piece before.
+        Default: as for an arena of these blocks.
     """
     cupy = import_cupy()
     block_bytes, src_stride, dst_stride = int(src.shape[1]), int(src.strides[0]), int(dst.strides[0])
     host = src_blocks if isinstance(src, np.ndarray) else dst_blocks if isinstance(dst, np.ndarray) else None
-    pieces = None if host is None else host // lock_blocks(block_bytes)
+    pieces = None if host is None else host // ((piece_bytes or piece_of(block_bytes)) // block_bytes)
     if not src_stride == dst_stride == block_bytes:
         pieces = np.arange(src_blocks.size, dtype=np.int32)  # each block alone
     starts, counts = runs(src_blocks, dst_blocks, pieces)

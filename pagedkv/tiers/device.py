@@ -39,7 +39,7 @@ class BlockKernel(Protocol):
     ) -> None:
         """Launch copies of blocks ``src_blocks[i] -> dst_blocks[i]`` on a stream.
 
-        One arena is on the GPU, the other in page-locked memory. The thread waits for the stream before its next call.
+        Each arena is on the GPU or in page-locked memory. The thread waits for the stream before its next call.
         """
 
 

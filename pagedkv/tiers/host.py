@@ -15,7 +15,7 @@ from pagedkv.spec.place import cuda_number
 from pagedkv.threads.crew import Crew
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.device import import_cupy
-from pagedkv.tiers.memory import ArenaTier, anonymous_arena, lock_blocks
+from pagedkv.tiers.memory import ArenaTier, anonymous_arena, piece_of
 
 TOUCH_THREADS = 8
 PORTABLE_AND_MAPPED = 1 | 2  # cudaHostRegister...: page-locked for every context, and in reach of kernels
@@ -83,7 +83,7 @@ def page_locked_arena(num_blocks: int, block_bytes: int, gpu: int) -> NDArray[np
     """
     cupy = import_cupy()
     arena = anonymous_arena(num_blocks, block_bytes, "host", LockedMapping)
-    flat, mapping, size = arena.reshape(-1), _mapping(arena), lock_blocks(block_bytes) * block_bytes
+    flat, mapping, size = arena.reshape(-1), _mapping(arena), piece_of(block_bytes)
     # A forked child cannot use the device; with its copy of the page tables gone, no write of ours moves a locked page.
     with contextlib.suppress(OSError, AttributeError):
         mapping.madvise(mmap.MADV_DONTFORK)

@@ -55,13 +55,13 @@ def anonymous_arena(
     return whole[start : start + wanted].reshape(num_blocks, block_bytes)
 
 
-def lock_blocks(block_bytes: int) -> int:
-    """Blocks that one call page-locks.
+def piece_of(block_bytes: int) -> int:
+    """Bytes that one call page-locks, of an arena of such blocks.
 
-    Whole ones: a copy must not reach from one locked piece into the next.
+    They are whole blocks: a copy must not reach from one locked piece into the next.
     """
     unit = math.lcm(block_bytes, mmap.PAGESIZE)
-    return max(LOCK_CHUNK // unit, 1) * unit // block_bytes
+    return max(LOCK_CHUNK // unit, 1) * unit
 
 
 class ArenaTier:
@@ -74,12 +74,13 @@ class ArenaTier:
     name : the tier's name.
     arena : uint8 [num_blocks, block_bytes], NumPy or CuPy.
     gpu : the CUDA device that reaches the arena by asynchronous copy, or None.
+    piece_bytes : of the arena's memory that are page-locked together, from its begin on. Default: as for its blocks.
     """
 
-    def __init__(self, name: str, arena: Any, gpu: int | None) -> None:
+    def __init__(self, name: str, arena: Any, gpu: int | None, piece_bytes: int | None = None) -> None:
         self.name = name
         self.num_blocks, self.block_bytes = int(arena.shape[0]), int(arena.shape[1])
-        self.gpu = gpu
+        self.gpu, self.piece_bytes = gpu, piece_bytes or piece_of(self.block_bytes)
         self._arena: Any = arena
 
     @property

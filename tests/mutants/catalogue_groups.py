@@ -441,6 +441,11 @@ MUTANTS = (
         ("test_a_mover_of_groups_moves_the_pages_of_a_gpu",),
     ),
     Mutant(
+        "pages move as if memory were page-locked by pages", "pagedkv/cache/group_mover.py",
+        (("ArenaTier(tier.name, pages, tier.gpu, tier.piece_bytes)", "ArenaTier(tier.name, pages, tier.gpu)"),),
+        ("test_no_copy_of_a_groups_pages_reaches_into_the_next_page_locked_piece",),
+    ),
+    Mutant(
         "pages leave their scales behind", "pagedkv/cache/group_mover.py",
         (("tier.arena.reshape(-1, stride)[:, :size]", "tier.arena.reshape(-1, stride)[:, : size * 2 // 3]"),),
         ("test_a_request_that_was_swapped_to_the_host_goes_on_with_the_right_tokens",),

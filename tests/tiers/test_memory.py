@@ -6,6 +6,7 @@ import gc
 import resource
 import sys
 import time
+import types
 import weakref
 from pathlib import Path
 
@@ -262,6 +263,21 @@ def test_no_copy_reaches_from_one_page_locked_piece_into_the_next(fake_cupy, mon
         np.testing.assert_array_equal(device.arena.bytes, host.arena)
         del host
         gc.collect()
+
+
+def test_no_copy_of_a_groups_pages_reaches_into_the_next_page_locked_piece(fake_cupy, monkeypatch):
+    monkeypatch.setattr("pagedkv.tiers.memory.LOCK_CHUNK", 10_000)
+    device, host = (kind(8, 3072, device="cuda:0") for kind in (DeviceTier, HostTier))
+    assert set(fake_cupy.locked.values()) == {12288}, "whole extents, and no whole number of 8 KiB of pages"
+    device.arena.bytes[:] = np.random.default_rng(0).integers(1, 256, device.arena.bytes.shape, np.uint8)
+    layout = types.SimpleNamespace(groups=[types.SimpleNamespace(page_bytes=1024)], strides=(1024,))
+    moves = np.zeros(24, [(n, "i8") for n in ("transfer", "src_tier", "dst_tier", "src_block", "dst_block", "lane")])
+    moves["dst_tier"], moves["src_block"], moves["dst_block"] = 1, np.arange(24), np.arange(24)
+    mover = GroupMover({0: device, 1: host}, layout, 1)
+    assert mover.submit(moves).results()[1].all()
+    mover.close()
+    np.testing.assert_array_equal(host.arena, device.arena.bytes)
+    assert fake_cupy.copies == 2
 
 
 def test_pages_that_lie_apart_move_one_by_one_and_after_the_kernels(fake_cupy):

@@ -61,7 +61,11 @@ def copy(src: RamTier, src_blocks: NDArray[np.int32], dst: RamTier, dst_blocks: 
     if isinstance(src.arena, np.ndarray) and isinstance(dst.arena, np.ndarray):
         _io.copy_blocks(src.arena, src_blocks, dst.arena, dst_blocks)
     else:
-        cuda_copy(src.arena, src_blocks, dst.arena, dst_blocks, _gpu(src, dst), _device(src, dst), _kernel(src, dst))
+        host = next((tier for tier in (src, dst) if isinstance(tier.arena, np.ndarray)), src)
+        cuda_copy(
+            src.arena, src_blocks, dst.arena, dst_blocks, _gpu(src, dst), _device(src, dst), _kernel(src, dst),
+            host.piece_bytes,
+        )  # fmt: skip
 
 
 def _gpu(*tiers: RamTier) -> int:
