@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 
 from pagedkv.attention import PagedAttention
-from pagedkv.errors import KernelsUnavailable
+from pagedkv.attention.places import cuda_backend
+from pagedkv.errors import KernelsUnavailable, UnsupportedVariant
+from pagedkv.kernels.block_moves import BlockMoves
 from pagedkv.kernels.select import KERNELS
 from pagedkv.reference import paged_attention
+from pagedkv.tiers import DeviceTier, HostTier
+from pagedkv.tiers.mover import transfer
 
 pytestmark = pytest.mark.gpu
 
@@ -27,8 +31,6 @@ HEADS, GROUP, DIM, SIZE = 2, 4, 64, 16
 @pytest.fixture(scope="module")
 def gpu() -> Any:
     """CuPy, where it has a device."""
-    from pagedkv.attention.places import cuda_backend
-
     try:
         cuda_backend(0)
     except KernelsUnavailable as error:
@@ -50,6 +52,14 @@ def kv_of(pool: Any, heads: dict[str, Any]) -> tuple[Any, Any]:
     return pool[:, 0], pool[:, 0, ..., : heads["head_dim_v"]] if "v_in_k" in heads else pool[:, 1]
 
 
+def attention_by(kernel: str, heads: dict[str, Any], max_sequences: int) -> PagedAttention:
+    """Attention by a kernel, where the GPU has its instructions."""
+    try:
+        return PagedAttention(**heads, block_size=SIZE, max_sequences=max_sequences, kernel=kernel)
+    except UnsupportedVariant as error:
+        pytest.skip(str(error))
+
+
 def batch(rng: np.random.Generator, num_blocks: int, lens: list[int]) -> tuple[Any, Any]:
     """Block tables of fixed width and lengths."""
     width = 40
@@ -64,7 +74,7 @@ def test_a_captured_graph_replays_with_other_lengths(gpu: Any, kernel: str) -> N
     pool = gpu.asarray(rng.standard_normal((200, 2, SIZE, heads["num_kv_heads"], dim)).astype(np.float16))
     q = gpu.asarray(rng.standard_normal((4, heads["num_qo_heads"], dim)).astype(np.float16))
     out = gpu.full((4, heads["num_qo_heads"], heads["head_dim_v"]), np.nan, np.float16)
-    attention = PagedAttention(**heads, block_size=SIZE, max_sequences=4, kernel=kernel)
+    attention = attention_by(kernel, heads, 4)
     attention.prepare()
     k, v = kv_of(pool, heads)
     tables, lens = (gpu.asarray(array) for array in batch(rng, 200, [1, 1, 1, 1]))
@@ -105,7 +115,7 @@ def test_a_pool_past_two_to_the_31_elements_is_read_at_its_end(gpu: Any, kernel:
     pool[-3:] = gpu.asarray(used)
     table = np.arange(num_blocks - 3, num_blocks, dtype=np.int32)[None]
     q = rng.standard_normal((1, heads["num_qo_heads"], dim)).astype(np.float16)
-    attention = PagedAttention(**heads, block_size=SIZE, max_sequences=1, kernel=kernel)
+    attention = attention_by(kernel, heads, 1)
     attention.plan(gpu.asarray(table), gpu.asarray(np.array([45], np.int32)))
     k, v = kv_of(pool, heads)
     found = attention.run(gpu.asarray(q), k, None if "v_in_k" in heads else v)
@@ -140,6 +150,34 @@ def test_two_streams_with_plans_of_their_own_do_not_disturb_each_other(gpu: Any)
     for out in outs:
         assert np.abs(out.get() - exact).max() < 2e-3
     assert (outs[0] == outs[1]).all()
+
+
+@pytest.mark.parametrize("block_bytes", [96, 4096, 96 * 1024])
+def test_small_blocks_move_to_page_locked_memory_and_back_by_a_kernel(gpu: Any, block_bytes: int) -> None:
+    device, host = (kind(200, block_bytes, device="cuda:0") for kind in (DeviceTier, HostTier))
+    copied: list[int] = []
+    moves = BlockMoves(cuda_backend(0))
+
+    def noted(src: Any, src_blocks: Any, dst: Any, dst_blocks: Any, stream: Any) -> None:
+        copied.append(len(src_blocks))
+        moves(src, src_blocks, dst, dst_blocks, stream)
+
+    device.copy_small_by(noted)
+    if device.kernel is None:
+        pytest.skip("this GPU reaches page-locked memory by other addresses than the host")
+    rng = np.random.default_rng(3)
+    content = rng.integers(0, 256, (200, block_bytes), np.uint8)
+    device.arena.set(content)
+    out, back = (rng.permutation(200)[:150].astype(np.int32) for _ in range(2))
+    transfer.copy(device, out, host, back)
+    assert (host.arena[back] == content[out]).all()
+    device.arena.fill(0)
+    gpu.cuda.Device().synchronize()
+    transfer.copy(host, back, device, out)
+    content[np.setdiff1d(np.arange(200), out)] = 0
+    assert (device.arena.get() == content).all()
+    assert len(copied) == 2
+    assert min(copied) > 100, "most of them are no neighbours"
 
 
 @pytest.mark.slow
