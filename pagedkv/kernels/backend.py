@@ -23,7 +23,7 @@ class Turns(Protocol):
     """The streams of one workspace, one after another."""
 
     def take(self, stream: Any, launch: Callable[..., Result], *arguments: Any) -> Result:
-        """Return ``launch(*arguments)``, called once a stream waits for the launches so far on another one."""
+        """Return ``launch(*arguments)``; the stream waits for the earlier launches on others."""
 
 
 class Backend(Protocol):

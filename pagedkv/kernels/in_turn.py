@@ -31,7 +31,7 @@ class InTurn:
         self._launching = threading.RLock()
 
     def take(self, stream: Any, launch: Callable[..., Result], *arguments: Any) -> Result:
-        """Return ``launch(*arguments)``, called once a stream waits for the launches so far on another one.
+        """Return ``launch(*arguments)``; the stream waits for the earlier launches on others.
 
         A thread whose turn it is not waits until the other's launches are made.
 
