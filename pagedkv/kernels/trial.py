@@ -138,7 +138,8 @@ def microseconds(
     backend: TimedBackend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget, share: float
 ) -> float:
     """Device time of the larger batch, measured within a share of the seconds that are left."""
-    size = TIMED_HEADS * (config.head_dim + config.head_dim_v) * ITEMSIZES[config.kv_dtype]
+    dims = config.head_dim + (0 if config.v_in_k else config.head_dim_v)
+    size = TIMED_HEADS * dims * ITEMSIZES[config.kv_dtype]
     keys = max(min(TIMED_BYTES // size, 16 * TIMED_KEYS), 1)
     length = min(keys, TIMED_KEYS)
     num_seqs = max(keys // length, 1)
@@ -172,13 +173,12 @@ def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) 
     else:
         rows = (int(lens.sum()), heads)
         places = {"kv_indptr": backend.asarray(np.cumsum([0, *lens]).astype(np.int32))}
-    k, v = (_random(rng, (*rows, dim), config.kv_dtype) for dim in (config.head_dim, config.head_dim_v))
+    k, v = _kv(config, lambda dim: backend.asarray(_random(rng, (*rows, dim), config.kv_dtype)))
     scales = {}
     if config.scale_mode != "none":
         form = {"tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
-        scales = {
-            name: backend.asarray(rng.uniform(0.01, 0.02, form).astype(np.float32)) for name in ("k_scale", "v_scale")
-        }
+        k_scale, v_scale = (backend.asarray(rng.uniform(0.01, 0.02, form).astype(np.float32)) for _ in range(2))
+        scales = {"k_scale": k_scale, "v_scale": k_scale if config.v_in_k else v_scale}
     masks = {}
     if config.mask:
         begins = np.cumsum([0, *(-(-n * length // 8) for n, length in zip(q_lens, SEQ_LENS, strict=True))])
@@ -190,7 +190,7 @@ def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) 
     out = backend.zeros((int(indptr[-1]), qo_heads, config.head_dim_v), q.dtype)
     lse = backend.zeros((int(indptr[-1]), qo_heads), np.float32)
     options = _options(backend, config, qo_heads, rng)
-    return Problem(q, backend.asarray(k), backend.asarray(v), out, lse, batch, options, scales)
+    return Problem(q, k, v, out, lse, batch, options, scales)
 
 
 def zero_problem(backend: Backend, config: AttentionConfig, num_seqs: int, length: int, q_len: int) -> Problem:
@@ -205,7 +205,7 @@ def zero_problem(backend: Backend, config: AttentionConfig, num_seqs: int, lengt
     else:
         rows = (num_seqs * length, heads)
         places = {"kv_indptr": backend.asarray((np.arange(num_seqs + 1) * length).astype(np.int32))}
-    k, v = (backend.zeros((*rows, dim), _carrier(config.kv_dtype)) for dim in (config.head_dim, config.head_dim_v))
+    k, v = _kv(config, lambda dim: backend.zeros((*rows, dim), _carrier(config.kv_dtype)))
     form = {"none": (), "tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
     scales = {name: backend.zeros(form, np.float32) for name in ("k_scale", "v_scale")} if form else {}
     masks = {}
@@ -233,6 +233,12 @@ def _positions(backend: Backend, lens: NDArray[np.int32], indptr: NDArray[np.int
         "q_positions": backend.asarray(positions.astype(np.int32)),
         "position_spans": backend.asarray(spans.astype(np.int32)),
     }
+
+
+def _kv(config: AttentionConfig, make: Callable[[int], Any]) -> tuple[Any, Any]:
+    """K and V, made of so many numbers for each token and head; of latents V is a part of K."""
+    k = make(config.head_dim)
+    return k, k[..., : config.head_dim_v] if config.v_in_k else make(config.head_dim_v)
 
 
 def _options(backend: Backend, config: AttentionConfig, qo_heads: int, rng: np.random.Generator) -> Options:

@@ -242,6 +242,17 @@ def test_a_kernel_found_wrong_earlier_is_told_once(
     assert [str(one.message).partition(" ")[0] for one in recwarn] == ["decode_mma"]
 
 
+LATENTS = AttentionConfig(320, 256, 1, kv_dtype="float8_e4m3", scale_mode="tensor", v_in_k=True)
+
+
+def test_kernels_for_latents_are_right_in_their_trial() -> None:
+    device = Timed({"decode_mla": 5.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(device, LATENTS) == "decode_mla"
+    assert set(device.tried) == {"decode_simt", "decode_mla"}
+
+
 def test_prefill_has_candidates_of_its_own() -> None:
     device = Timed({"prefill_mma": 20.0, "prefill_wgmma": 5.0})
     assert chosen(device, AttentionConfig(64, 64, 2), max_q_len=32) == "prefill_wgmma"

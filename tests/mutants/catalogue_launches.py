@@ -63,6 +63,12 @@ MUTANTS = (
         ("test_latents_are_given_once",),
     ),
     Mutant(
+        "latents of a trial do not hold V",
+        "pagedkv/kernels/trial.py",
+        (("k[..., : config.head_dim_v] if config.v_in_k else make", "make(1) if False else make"),),
+        ("test_kernels_for_latents_are_right_in_their_trial",),
+    ),
+    Mutant(
         "launches outlive the arrays of their batch",
         ATTENTION,
         (("self._places, self._launches = places, {}", "self._places = places"),),
