@@ -52,6 +52,8 @@ WHAT = {
     "tests/events/test_consumers.py": "Dynamo's indexer and smg's relay, where they are installed",
     "tests/kernels/test_autotune.py": "other damage to the file of verdicts",
     "tests/kernels/test_compile.py": "a sample of all variants on all architectures",
+    "tests/kernels/test_autotune.py": "a trial of the kernels for latents under many heads",
+    "tests/kernels/test_decode_mla_wgmma.py": "other lengths, blocks, variants, and mutants",
     "tests/kernels/test_doctor.py": "compiles every kernel",
     "tests/kernels/test_matrix.py": "pairs of values of the PTX matrix",
     "tests/kernels/test_mutants_cache.py": "three in four mutants",

@@ -29,7 +29,7 @@ from pagedkv.kernels.toolkits import installed_nvrtcs
 from pagedkv.kernels.variant import Variant
 
 TOOLKIT = 13  # major version of the NVRTC that the bar is for
-LOOPS = ("decode_mla", "decode_mma", "decode_tma", "prefill_mma", "prefill_wgmma")
+LOOPS = ("decode_mla", "decode_mla_wgmma", "decode_mma", "decode_tma", "prefill_mma", "prefill_wgmma")
 DECODE_ONLY = ("16 rows", "int8")
 KEYS, LOAD_BYTES = 16, 32  # of decode_mla's scores: keys of a warp, and bytes of a key in one load
 CONFIGS = {
@@ -191,13 +191,13 @@ class Shape:
     def of(cls, config: AttentionConfig, tiling: Tiling) -> Shape:
         """The tile of a config's tiling.
 
-        The ring has STAGES tiles, or halves of them where TMA fetches.
+        The ring has STAGES tiles, or halves of them where TMA fetches K and V.
         """
         macros = dict(tiling.macros)
         dims = config.head_dim + config.head_dim_v
         size = ITEMSIZES[config.kv_dtype]
         tile = tiling.tile_tokens * (config.head_dim if config.v_in_k else dims) * size
-        stage = tile // 2 if tiling.box_tokens else tile
+        stage = tile // 2 if tiling.box_tokens and not config.v_in_k else tile
         warps = macros.get("COMPUTE_THREADS", tiling.threads) // 32
         flops = 2 * tiling.row_tile * tiling.tile_tokens * dims // warps
         if tiling.kernel == "decode_mla":

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pagedkv.errors import InvalidArgument, UnsupportedVariant
-from pagedkv.kernels import autotune, decode_mla, decode_mma, decode_simt, decode_tma, prefill_mma, prefill_wgmma
+from pagedkv.kernels import (
+    autotune,
+    decode_mla,
+    decode_mla_wgmma,
+    decode_mma,
+    decode_simt,
+    decode_tma,
+    prefill_mma,
+    prefill_wgmma,
+)
 from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCHEDULES, AttentionConfig, Schedule, Tiling
@@ -48,6 +57,7 @@ KERNELS: list[Kernel] = [
     Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=16),
     Kernel("prefill_wgmma", prefill_wgmma.unsupported, prefill_wgmma.tiling, schedules=("listed", "whole")),
     Kernel("decode_mla", decode_mla.unsupported, decode_mla.tiling),
+    Kernel("decode_mla_wgmma", decode_mla_wgmma.unsupported, decode_mla_wgmma.tiling),
     Kernel("decode_simt", decode_simt.unsupported, lambda config, max_q_len: decode_simt.tiling(config)),
 ]
 

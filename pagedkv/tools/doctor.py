@@ -53,6 +53,7 @@ WITHOUT_GPU = (9, 0)  # compiled for then
 DISK_SIZE = "1GiB"
 LARGEST_ERROR = 1e-3  # of float16 against float64, relative to the largest output
 SEQ_LENS, Q_LENS = (1, 17, 300), (1, 3, 2)
+HEADS, MANY_HEADS = 8, 40  # of queries; the kernel for many heads takes no fewer than 33
 TUNED_AGAIN, TUNED_AGAIN_Q_LEN = AttentionConfig(128, 128, 4), 2048  # other configs are tried at their first use
 
 
@@ -324,16 +325,16 @@ def self_test(backend: Backend) -> Iterator[Check]:
 
     Unused memory is NaN.
     """
-    problems = {latents: _problem(latents) for latents in (False, True)}
+    problem_of = functools.cache(_problem)
     for kernel in KERNELS:
-        name, latents = f"self-test {kernel.name}", kernel.name == "decode_mla"
-        problem, expected = problems[latents]
+        name, latents = f"self-test {kernel.name}", kernel.name.startswith("decode_mla")
+        problem, expected = problem_of(latents, MANY_HEADS if kernel.name == "decode_mla_wgmma" else HEADS)
         start = time.perf_counter()
         try:
             make = functools.partial(
-                PagedAttention, num_qo_heads=8, num_kv_heads=problem["k"].shape[2], head_dim=problem["k"].shape[3],
-                head_dim_v=problem["v"].shape[3], v_in_k=latents, block_size=16, max_sequences=len(SEQ_LENS),
-                max_q_len=max(Q_LENS), max_tokens=sum(Q_LENS), device=backend,
+                PagedAttention, num_qo_heads=problem["q"].shape[1], num_kv_heads=problem["k"].shape[2],
+                head_dim=problem["k"].shape[3], head_dim_v=problem["v"].shape[3], v_in_k=latents, block_size=16,
+                max_sequences=len(SEQ_LENS), max_q_len=max(Q_LENS), max_tokens=sum(Q_LENS), device=backend,
             )  # fmt: skip
             reason = kernel.unsupported(make(kernel="decode_simt").config, backend.capability)
             if reason is not None:
@@ -352,7 +353,7 @@ def self_test(backend: Backend) -> Iterator[Check]:
         yield Check(name, status, f"largest error {largest:.1e} of the largest output", time.perf_counter() - start)
 
 
-def _problem(latents: bool = False) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+def _problem(latents: bool = False, qo_heads: int = HEADS) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
     """Arrays of a batch, and the attention that float64 computes of them.
 
     With ``latents`` V is a part of K.
@@ -370,7 +371,7 @@ def _problem(latents: bool = False) -> tuple[dict[str, NDArray[Any]], NDArray[np
             k[slot], v[slot] = rng.standard_normal((2, heads, dim)).astype(np.float16)
     if latents:
         v = k[..., :256]
-    q = rng.standard_normal((sum(Q_LENS), 8, dim)).astype(np.float16)
+    q = rng.standard_normal((sum(Q_LENS), qo_heads, dim)).astype(np.float16)
     lens, indptr = np.array(SEQ_LENS, np.int32), np.cumsum([0, *Q_LENS]).astype(np.int32)
     expected = paged_attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), tables, lens, indptr)
     arrays: dict[str, NDArray[Any]] = {

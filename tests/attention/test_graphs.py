@@ -28,8 +28,8 @@ def test_a_captured_graph_replays_with_other_lengths(kernel: str) -> None:
     except KernelsUnavailable as error:
         pytest.skip(str(error))
     backend, rng = CapturingBackend(num_sms=2), np.random.default_rng(0)
-    latent = kernel == "decode_mla"
-    kv_heads, group, dim, dim_v = (1, 16, 320, 256) if latent else (2, 4, 64, 64)
+    latent = kernel.startswith("decode_mla")
+    kv_heads, group, dim, dim_v = (1, 16 if kernel == "decode_mla" else 64, 320, 256) if latent else (2, 4, 64, 64)
     pool = rng.standard_normal((2 * WIDTH, 2, SIZE, kv_heads, dim)).astype(np.float16)
     pool[:, 1, ..., :dim_v] = pool[:, 0, ..., :dim_v] if latent else pool[:, 1]
     q = rng.standard_normal((2, kv_heads * group, dim)).astype(np.float16)

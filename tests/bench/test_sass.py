@@ -364,8 +364,8 @@ def test_decodes_tile_is_what_its_warps_fetch() -> None:
     assert shape.warp_flops == 16 * HMMA_FLOPS
 
 
-def of_latents(name: str) -> Shape:
-    case = next(one for one in cases() if (one.machine, one.kernel.name, one.name) == (H100, "decode_mla", name))
+def of_latents(name: str, kernel: str = "decode_mla") -> Shape:
+    case = next(one for one in cases() if (one.machine, one.kernel.name, one.name) == (H100, kernel, name))
     return Shape.of(case.config, case.planned()[0])
 
 
@@ -374,6 +374,12 @@ def test_a_tile_of_latents_is_fetched_once_for_both_products() -> None:
     assert shape.tile_bytes == 32 * 576 * 2
     assert shape.warp_flops * shape.warps == 2 * 16 * 32 * (576 + 512)
     assert of_latents("32 heads").warp_flops == 2 * shape.warp_flops
+
+
+def test_a_tile_that_tma_fetches_is_a_latents_whole_stage() -> None:
+    shape = of_latents("64 heads", "decode_mla_wgmma")
+    assert shape.warp_flops * shape.warps == 2 * 64 * 64 * (576 + 512)
+    assert shape.bytes_in_flight == shape.tile_bytes == 64 * 576 * 2
 
 
 def test_the_busiest_warp_counts_where_scores_are_not_divided_evenly() -> None:

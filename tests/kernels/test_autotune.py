@@ -253,6 +253,14 @@ def test_kernels_for_latents_are_right_in_their_trial() -> None:
     assert set(device.tried) == {"decode_simt", "decode_mla"}
 
 
+@pytest.mark.slow
+def test_for_many_heads_both_kernels_for_latents_are_tried() -> None:
+    device = Timed({"decode_mla": 20.0, "decode_mla_wgmma": 5.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(device, AttentionConfig(320, 256, 64, v_in_k=True)) == "decode_mla_wgmma"
+
+
 def test_prefill_has_candidates_of_its_own() -> None:
     device = Timed({"prefill_mma": 20.0, "prefill_wgmma": 5.0})
     assert chosen(device, AttentionConfig(64, 64, 2), max_q_len=32) == "prefill_wgmma"

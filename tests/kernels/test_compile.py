@@ -30,7 +30,7 @@ SAMPLE = {"decode_mma": 10, "decode_tma": 8, "prefill_mma": 10, "prefill_wgmma":
 SAMPLE_OF_OTHERS = 4
 
 # Bytes of stack and spills that the attention kernels may have, for these head dims: the hot ones none.
-SPILL_BUDGETS = dict.fromkeys(("decode_mla", "decode_mma", "prefill_mma", "prefill_wgmma"), 0)
+SPILL_BUDGETS = dict.fromkeys(("decode_mla", "decode_mla_wgmma", "decode_mma", "prefill_mma", "prefill_wgmma"), 0)
 SPILL_BUDGETS |= dict.fromkeys(("decode_tma", "decode_simt"), 16)
 BUDGETED_DIMS = {"64", "128", "576"}
 # Of prefill_mma with 32 rows per warp, whose loop takes all 255 registers: in some variants one of the compilers keeps
@@ -43,6 +43,7 @@ EXPECTED = {
     "decode_mma": (r"LDGSTS\.E\.BYPASS\..*128", r"LDSM\..*", r"HMMA\.16816\.F32.*"),
     "decode_tma": (r"UTMALDG.*", r"LDSM\..*", r"HMMA\.16816\.F32.*", r"SYNCS\..*"),
     "decode_mla": (r"LDGSTS\.E\.BYPASS\..*128", r"LDSM\..*", r"HMMA\.16816\.F32.*"),
+    "decode_mla_wgmma": (r"HGMMA\..*", r"UTMALDG.*", r"LDSM\..*", r"UTMACCTL\.PF.*"),
     "prefill_mma": (r"LDGSTS\.E\.BYPASS\..*128", r"LDSM\..*", r"HMMA\.16816\.F32.*"),
     "prefill_wgmma": (r"HGMMA\..*", r"UTMALDG.*", r"UTMACCTL\.PF.*"),
     "write_kv": (WIDE_LOADS, WIDE_STORES),

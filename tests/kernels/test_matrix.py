@@ -53,9 +53,12 @@ IN_PARTS = "in parts"  # the listed schedule, dividing row tiles of more than on
 
 def values_of(kernel: Kernel) -> list[list[Any]]:
     """What each parameter of a case can be for a kernel."""
-    if kernel.name == "decode_mla":  # values that it never takes would make the search for pairs long
-        types, places = [name for name in KV_TYPES if name != "i8"], PLACES[:-1]
-        return [types, LATENT_DIMS, LATENT_GROUPS, places, LENGTHS, list(VARIANTS), Q_LENS[:-1], list(kernel.schedules)]
+    if kernel.name.startswith("decode_mla"):  # values that it never takes would make the search for pairs long
+        wide = kernel.name == "decode_mla_wgmma"
+        types = ["f16", "bf16"] if wide else [name for name in KV_TYPES if name != "i8"]
+        places = [place for place in PLACES if place[1] >= (8 if wide else 1)]
+        groups = [33, 64, 128] if wide else LATENT_GROUPS
+        return [types, LATENT_DIMS, groups, places, LENGTHS, list(VARIANTS), Q_LENS[:-1], list(kernel.schedules)]
     divided = [IN_PARTS] if "listed" in kernel.schedules else []
     how = [*kernel.schedules, *divided]
     return [list(KV_TYPES), HEAD_DIMS, GROUP_SIZES, PLACES, LENGTHS, list(VARIANTS), Q_LENS, how]
@@ -87,7 +90,9 @@ def fits(kernel: Kernel, row: list[Any]) -> bool:
     kv_type, head_dim = row[0], row[1] if len(row) > 1 else values_of(kernel)[1][0]
     types = {name: value for name, value in KV_TYPES[kv_type].items() if name != "scale_mode"}
     size = row[3][1] if len(row) > 3 else 16
-    if kernel.unsupported(Case(**dims_of(head_dim), block_size=size, **types).config, (9, 0)) is not None:
+    group_size = row[2] if len(row) > 2 else values_of(kernel)[2][0]
+    case = Case(**dims_of(head_dim), group_size=group_size, block_size=size, **types)
+    if kernel.unsupported(case.config, (9, 0)) is not None:
         return False
     rows = (row[6] or 1) * row[2] if len(row) > 6 else 0
     if rows and ((row[6] == 40 and (row[4] == (1000,) or row[2] > 8)) or (rows > 128 and row[4] == (1000,))):

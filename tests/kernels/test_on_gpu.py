@@ -41,9 +41,10 @@ def gpu() -> Any:
 
 
 def heads_of(kernel: str) -> dict[str, Any]:
-    """The model's part of an attention: latents for the kernel that takes nothing else."""
-    if kernel == "decode_mla":
-        return {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256, "v_in_k": True}
+    """The model's part of an attention: latents for the kernels that take nothing else."""
+    if kernel.startswith("decode_mla"):
+        qo_heads = 16 if kernel == "decode_mla" else 64
+        return {"num_qo_heads": qo_heads, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256, "v_in_k": True}
     return {"num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS, "head_dim": DIM, "head_dim_v": DIM}
 
 

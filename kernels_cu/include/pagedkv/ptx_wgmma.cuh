@@ -55,26 +55,41 @@ __device__ __forceinline__ u64 wgmma_advance(u64 operand, int bytes) { return op
 #define PAGEDKV_SUMS_32(n)                                                                                                    \
   PAGEDKV_SUMS_4(n), PAGEDKV_SUMS_4(n + 1), PAGEDKV_SUMS_4(n + 2), PAGEDKV_SUMS_4(n + 3), PAGEDKV_SUMS_4(n + 4),              \
       PAGEDKV_SUMS_4(n + 5), PAGEDKV_SUMS_4(n + 6), PAGEDKV_SUMS_4(n + 7)
+#define PAGEDKV_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define PAGEDKV_NAMES_32                                                                                                      \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define PAGEDKV_NAMES_64                                                                                                      \
   PAGEDKV_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57" \
                    ",%58,%59,%60,%61,%62,%63"
 
-// d[64 x 128] = a[64 x 16] b[128 x 16]^T, or += where `add`; both in shared memory, by rows. A warp has 16 of the 64 rows, spread
-// over it as mma_16816 does it.
-#define PAGEDKV_WGMMA_ROWS(TYPE)                                                                                              \
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE     \
-               " {" PAGEDKV_NAMES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"                                                       \
-               : PAGEDKV_SUMS_32(0), PAGEDKV_SUMS_32(8)                                                                       \
+// d[64 x 32 or 128] = a[64 x 16] b[32 or 128 x 16]^T, or += where `add`; both in shared memory, by rows. A warp has 16 of the 64
+// rows, spread over it as mma_16816 does it.
+#define PAGEDKV_WGMMA_ROWS(TYPE, COLUMNS, NAMES, A, B, ADD, ...)                                                              \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE  \
+               "." TYPE " {" NAMES "}, " A ", " B ", add, 1, 1, 0, 0;\n}"                                                     \
+               : __VA_ARGS__                                                                                                  \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-template <class T> __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], u64 a, u64 b, bool add) {
+#define PAGEDKV_WGMMA_ROWS_32(TYPE)                                                                                           \
+  PAGEDKV_WGMMA_ROWS(TYPE, "32", PAGEDKV_NAMES_16, "%16", "%17", "%18", PAGEDKV_SUMS_4(0), PAGEDKV_SUMS_4(1),                 \
+                     PAGEDKV_SUMS_4(2), PAGEDKV_SUMS_4(3))
+#define PAGEDKV_WGMMA_ROWS_128(TYPE) \
+  PAGEDKV_WGMMA_ROWS(TYPE, "128", PAGEDKV_NAMES_64, "%64", "%65", "%66", PAGEDKV_SUMS_32(0), PAGEDKV_SUMS_32(8))
+template <class T> __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], u64 a, u64 b, bool add) {
   if constexpr (kSame<T, f16>) {
-    PAGEDKV_WGMMA_ROWS("f16");
+    PAGEDKV_WGMMA_ROWS_32("f16");
   } else {
-    PAGEDKV_WGMMA_ROWS("bf16");
+    PAGEDKV_WGMMA_ROWS_32("bf16");
   }
 }
+template <class T> __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], u64 a, u64 b, bool add) {
+  if constexpr (kSame<T, f16>) {
+    PAGEDKV_WGMMA_ROWS_128("f16");
+  } else {
+    PAGEDKV_WGMMA_ROWS_128("bf16");
+  }
+}
+#undef PAGEDKV_WGMMA_ROWS_128
+#undef PAGEDKV_WGMMA_ROWS_32
 #undef PAGEDKV_WGMMA_ROWS
 
 // d[64 x 64 or 128] += a[64 x 16] b[16 x 64 or 128]; a in registers, as operand a of mma_16816, b in shared memory with its inner
@@ -107,6 +122,7 @@ template <class T> __device__ __forceinline__ void wgmma_across(float (&d)[16][4
 #undef PAGEDKV_WGMMA_ACROSS
 #undef PAGEDKV_NAMES_64
 #undef PAGEDKV_NAMES_32
+#undef PAGEDKV_NAMES_16
 #undef PAGEDKV_SUMS_32
 #undef PAGEDKV_SUMS_4
 
