@@ -103,7 +103,7 @@ struct Rows {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int used = min(first + 8 * half, s.num_rows - 1);
-      scorers[half] = Scorer(p, s.seq, s.seq_len, s.q_len, s.query(used), s.qo_head(used));
+      scorers[half] = Scorer(p, s.seq, s.seq_len, s.position(p, s.query(used)), s.query(used), s.qo_head(used));
     }
   }
 
