@@ -121,7 +121,7 @@ class CascadeAttention:
         Parameters
         ----------
         q : [num_tokens, num_qo_heads, head_dim].
-        caches : ``(k_cache, v_cache)`` of all levels, or one such pair per level.
+        caches : ``(k_cache, v_cache)`` of all levels, or one such pair per level; v_cache is None with ``v_in_k``.
         out, lse, stream : as :meth:`PagedAttention.run`.
 
         Raises

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.attention import CascadeAttention, merge_states
+from pagedkv.attention import CascadeAttention, PagedAttention, merge_states
 from pagedkv.attention.places import Device
 from pagedkv.kernels import schedules
 from pagedkv.reference import pack_mask, paged_attention
@@ -261,3 +261,21 @@ def test_a_long_prefix_is_divided_among_multiprocessors(
     assert division.arrays["work_list"][0, 3] > 1, "the prefix was not divided"
     wholes = [np.concatenate([prefix, suffix], axis=1) for suffix in own]
     assert np.abs(o - one_by_one(q, indptr, wholes)[0]).max() < 3e-3
+
+
+def test_latents_are_given_to_every_level_without_v() -> None:
+    rng = np.random.default_rng(0)
+    latents, q = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 4, 1, 24), (2, 3, 24)))
+    options: dict[str, Any] = {
+        "num_qo_heads": 3, "num_kv_heads": 1, "head_dim": 24, "head_dim_v": 16, "dtype": "float32", "v_in_k": True,
+        "device": "cpu",
+    }  # fmt: skip
+    shared, own = np.array([[4, 2]], np.int32), np.array([[1], [5]], np.int32)
+    cascade = CascadeAttention(block_sizes=(4, 4), max_groups=(1, 2), **options)
+    cascade.plan([
+        (shared, np.array([8], np.int32), np.array([0, 2], np.int32)),
+        (own, np.array([3, 1], np.int32), np.array([0, 1, 2], np.int32)),
+    ])  # fmt: skip
+    whole = PagedAttention(block_size=4, max_sequences=2, **options)
+    whole.plan(np.hstack([np.repeat(shared, 2, axis=0), own]), np.array([11, 9], np.int32))
+    assert np.abs(cascade.run(q, (latents, None)) - whole.run(q, latents)).max() < 1e-5
