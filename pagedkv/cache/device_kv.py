@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pagedkv import cpu
 from pagedkv.cache.layer_scales import LayerScales
 from pagedkv.cache.storage import StepTables
-from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
+from pagedkv.errors import LayoutMismatch, PagedKVError, WrongType
 from pagedkv.interop import as_array, exchanges
 from pagedkv.observe.callbacks import Log
 from pagedkv.reference import paged_attention
@@ -122,9 +122,7 @@ class DeviceKV:
         Raises
         ------
         LayoutMismatch
-            Shape or dtype does not fit. Nothing was written.
-        InvalidArgument
-            V is given or missing, against the spec.
+            Shape or dtype does not fit, or V is given or missing against the spec. Nothing was written.
         """
         k_view, v_view = self.layer(layer)
         if v is None or self.spec.v_in_k:
@@ -140,11 +138,11 @@ class DeviceKV:
             self._overflowed(layer)
 
     def _check_is_v(self, v: Any) -> None:
-        """Raise InvalidArgument where V is missing, or given though blocks hold none."""
+        """Raise LayoutMismatch where V is missing, or given though blocks hold none."""
         if v is None and self.spec.width_of_v:
-            raise InvalidArgument("v is missing, and the cache has a V")
+            raise LayoutMismatch("v is missing, and the cache has a V")
         if v is not None and getattr(v, "shape", ())[-1:] != (0,):
-            raise InvalidArgument("v is given, and the cache has no V")
+            raise LayoutMismatch("v is given, and the cache has no V")
 
     def _write_words(
         self, k_view: NDArray[Any], v_view: NDArray[Any], slots: NDArray[np.int64], k: NDArray[Any], v: NDArray[Any]
