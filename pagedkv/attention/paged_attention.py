@@ -18,7 +18,7 @@ from pagedkv.attention.batch_checks import check_batch, check_queries
 from pagedkv.attention.checks import MAX_INT32, check_contiguous, check_dtype, check_shape, check_values
 from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, values_in
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
-from pagedkv.attention.places import Device, backend_of
+from pagedkv.attention.places import Device, backend_of, check_may_wait
 from pagedkv.errors import ClosedError, InvalidArgument, WrongType
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig, ScaleMode
@@ -162,6 +162,7 @@ class PagedAttention:
         self._plan, self._in_turn = None, None  # on a GPU
         self._kernel_on_cpu = kernel_on_cpu(kernel) if self.backend is None else ""
         if self.backend is not None:
+            check_may_wait(self.backend)
             self._plan = make_plan(
                 self.backend, self.config, kernel=kernel, schedule=schedule, num_kv_heads=self.num_kv_heads,
                 max_sequences=self.max_sequences, max_q_len=self.max_q_len, max_tokens=self.max_tokens,

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pagedkv.errors import WrongType
+from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.kernels.backend import Backend, is_backend
 from pagedkv.spec.place import cuda_number
 
@@ -29,6 +29,18 @@ def backend_of(device: Device) -> Backend | None:
         return device
     number = cuda_number(device)
     return None if number is None else cuda_backend(number)
+
+
+def check_may_wait(backend: Backend, stream: Any = None) -> None:
+    """Raise InvalidArgument where a stream is being captured: the device cannot be waited for then.
+
+    Workspaces are made with a wait, and kernels are tried with many.
+    """
+    if backend.is_capturing(stream):
+        raise InvalidArgument(
+            "a graph is being captured, and nothing can be made ready for a new form of attention meanwhile: before "
+            "the capture, make the PagedAttention, or call step.attend once with as many sequences and tokens"
+        )
 
 
 def home_of(**arrays: Any) -> Backend | None:

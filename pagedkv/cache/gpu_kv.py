@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.attention import PagedAttention
+from pagedkv.attention.places import check_may_wait
 from pagedkv.cache.storage import StepTables
 from pagedkv.errors import UnsupportedVariant
 from pagedkv.kernels.backend import Backend
@@ -162,6 +163,7 @@ class GpuKV:
         flat = np.ascontiguousarray(array).reshape(-1)
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < flat.size:
+            check_may_wait(self.backend, stream)
             room = max(64, 1 << max(0, flat.size - 1).bit_length())
             buffer = self._buffers[name] = self.backend.zeros((room,), flat.dtype)
         view = buffer[: flat.size]
@@ -170,11 +172,12 @@ class GpuKV:
         return view.reshape(array.shape)
 
     def attention(
-        self, part: int, dtype: str, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, **variant: Any
+        self, part: int, dtype: str, num_qo_heads: int, num_seqs: int, max_q_len: int, num_tokens: int, stream: Any,
+        **variant: Any,
     ) -> PagedAttention:
         """Workspaces and kernels for a part of steps, a variant, and queries of a dtype.
 
-        Made anew, twice as large, when a batch outgrows them.
+        Made anew, twice as large, when a batch outgrows them, unless `stream` is being captured: InvalidArgument.
         """
         arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
@@ -187,6 +190,7 @@ class GpuKV:
             or found.max_q_len < max_q_len
         ):
             spec = self.spec
+            check_may_wait(self.backend, stream)
             if found is not None:
                 self._outgrown.append(found)
             found = self._attentions[key] = PagedAttention(
@@ -251,7 +255,7 @@ class GpuStepKV:
         form = (q.shape, q.dtype, mask is None, *[(name, _known_by(name, value)) for name, value in variant.items()])
         attention = self._attentions.get(form)
         if attention is None:
-            attention = self._attentions[form] = self._attention(q, mask is not None, variant)
+            attention = self._attentions[form] = self._attention(q, mask is not None, variant, stream)
         masks = self._planned.get(attention)
         # once per step: every layer with this variant has the same batch, but need not have the same mask
         if masks is None or masks[0] is not mask or masks[1] is not mask_indptr:
@@ -265,14 +269,14 @@ class GpuStepKV:
         kv.on_work(stream)
         return (o, lse) if return_lse else o
 
-    def _attention(self, q: Any, masked: bool, variant: dict[str, Any]) -> PagedAttention:
+    def _attention(self, q: Any, masked: bool, variant: dict[str, Any], stream: Any) -> PagedAttention:
         """The workspaces and kernels for queries of a form and a variant."""
         spec = self._kv.spec
         spec.check_can_attend()
         dtype = spec.dtype if spec.scales is None else kernel_dtype("q", q)
         q_lens = np.diff(self._arrays.q_indptr)
         return self._kv.attention(
-            self._part, dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q),
+            self._part, dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q), stream,
             custom_mask=masked, **variant,
         )  # fmt: skip
 

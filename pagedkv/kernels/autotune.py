@@ -60,17 +60,14 @@ def best(
     candidates : names of kernels that compute this, the preferred first, without decode_simt.
     make : gives what makes a kernel's plan for a trial.
 
-    While the current stream is being captured nothing is tried: an earlier verdict counts, else decode_simt is taken.
-    Kernels that there was no time for are tried by the next process.
+    A trial waits for the device, so never within a capture. Kernels that there was no time for are tried by the next
+    process.
     """
     verdicts, name = verdicts_of(backend), text_of(config, max_q_len, candidates)
     final = verdicts.final(name)
     if final is not None:
         return final.kernel
     taken = verdicts.get(name) or Verdict(REFERENCE)
-    if backend.is_capturing():
-        log.warning("a graph is being captured, so no kernel is tried for %s: %s is taken", name, taken.kernel)
-        return taken.kernel
     with _lock:
         final = verdicts.final(name)
         if final is None:

@@ -89,6 +89,12 @@ class Backend(Protocol):
     def in_turn(self) -> Turns | None:
         """Orders launches of one workspace across streams; None if each ends before the next."""
 
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Whether a stream, or None for the current one, is being captured into a graph.
+
+        Nobody may wait for the device then.
+        """
+
     def synchronize(self) -> None:
         """Wait for the device.
 

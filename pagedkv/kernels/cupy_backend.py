@@ -218,9 +218,9 @@ class CupyBackend:
                 self._tensor_maps[key] = found
         return found
 
-    def is_capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph."""
-        return bool(self._cupy.cuda.runtime.streamIsCapturing(self._stream_of(None).ptr))
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Whether a stream, or None for the current one, is being captured into a graph."""
+        return bool(self._cupy.cuda.runtime.streamIsCapturing(self._stream_of(stream).ptr))
 
     def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
         """Device microseconds of a run: the median of some series on a stream of its own.

@@ -73,6 +73,10 @@ class Recorder:
     def in_turn(self) -> None:
         """Nothing runs."""
 
+    def is_capturing(self, stream: Any = None) -> bool:
+        """There are no graphs."""
+        return False
+
     def synchronize(self) -> None:
         """Nothing runs."""
 

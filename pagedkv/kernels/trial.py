@@ -42,9 +42,6 @@ class TimedBackend(Backend, Protocol):
     device_name: str
     driver: str
 
-    def is_capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph."""
-
     def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
         """Device microseconds of a run, given launches on a stream; waits for them.
 
@@ -54,7 +51,7 @@ class TimedBackend(Backend, Protocol):
 
 def is_timed(backend: Any) -> bool:
     """Whether a backend can try kernels."""
-    return all(hasattr(backend, name) for name in ("device_name", "driver", "is_capturing", "time_us"))
+    return all(hasattr(backend, name) for name in ("device_name", "driver", "time_us"))
 
 
 class Budget:

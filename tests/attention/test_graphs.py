@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import pagedkv as pk
 from pagedkv.attention import PagedAttention
-from pagedkv.errors import KernelsUnavailable
+from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.nvrtc import default_nvrtc
 from pagedkv.kernels.select import KERNELS
 from pagedkv.reference import paged_attention
@@ -19,15 +22,21 @@ KERNEL_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("kernel", KERNEL_NAMES)
-def test_a_captured_graph_replays_with_other_lengths(kernel: str) -> None:
+@pytest.fixture
+def backend() -> Any:
+    """An interpreter that captures."""
     from tests.ptxsim.graph import CapturingBackend
 
     try:
         default_nvrtc()
     except KernelsUnavailable as error:
         pytest.skip(str(error))
-    backend, rng = CapturingBackend(num_sms=2), np.random.default_rng(0)
+    return CapturingBackend(num_sms=2)
+
+
+@pytest.mark.parametrize("kernel", KERNEL_NAMES)
+def test_a_captured_graph_replays_with_other_lengths(kernel: str, backend: Any) -> None:
+    rng = np.random.default_rng(0)
     latent = kernel.startswith("decode_mla")
     kv_heads, group, dim, dim_v = (1, 16 if kernel == "decode_mla" else 64, 320, 256) if latent else (2, 4, 64, 64)
     pool = rng.standard_normal((2 * WIDTH, 2, SIZE, kv_heads, dim)).astype(np.float16)
@@ -56,3 +65,35 @@ def test_a_captured_graph_replays_with_other_lengths(kernel: str) -> None:
             out=np.zeros(out.shape, np.float64),
         )  # fmt: skip
         assert np.abs(np.asarray(out, np.float64) - exact).max() < 2e-3
+
+
+def test_no_attention_is_made_within_a_capture(backend: Any) -> None:
+    sizes: dict[str, Any] = {"num_qo_heads": 4, "num_kv_heads": 1, "head_dim": 64, "device": backend}
+    backend.begin_capture()
+    with pytest.raises(InvalidArgument, match="a graph is being captured"):
+        PagedAttention(**sizes, block_size=SIZE, max_sequences=2)
+    assert backend.end_capture() == []
+    PagedAttention(**sizes, block_size=SIZE, max_sequences=2)
+
+
+def test_a_steps_first_attention_within_a_capture_is_refused_and_works_later(backend: Any) -> None:
+    spec = pk.KVSpec(num_layers=1, num_kv_heads=1, head_dim=64, dtype="float16", block_size=SIZE, model="toy")
+    ones = backend.asarray(np.ones((20, 1, 64), np.float16))
+    with (
+        pk.KVCache(spec, pk.Blocks(8), backend=backend) as cache,
+        cache.sequence(range(20)) as seq,
+        cache.step([seq]) as step,
+    ):
+        backend.begin_capture()
+        with pytest.raises(InvalidArgument, match="a graph is being captured"):
+            step.write(0, ones, ones)
+        assert backend.end_capture() == [], "the step's arrays are not on the device yet"
+        step.write(0, ones, ones)
+        backend.begin_capture()
+        with pytest.raises(InvalidArgument, match="or call step"):
+            step.attend(0, ones)
+        assert backend.end_capture() == []
+        assert np.allclose(backend.to_host(step.attend(0, ones)).astype(float), 1.0, atol=1e-3)
+        backend.begin_capture()
+        step.attend(0, ones)
+        assert len(backend.end_capture()) == 1, "the plan is of the step"

@@ -53,7 +53,6 @@ class Timed(PtxsimBackend):
         self.tried: list[str] = []
         self.computes = True
         self.clock, self.each_s, self.given_s = 0.0, 0.0, []
-        self.capturing = False
         self.error: Exception = RuntimeError("an illegal instruction")
         self._timing = False
 
@@ -81,9 +80,6 @@ class Timed(PtxsimBackend):
             super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
         if variant.kernel in self.wrong:
             params.arrays[1][-1, -1, -1] += 1  # the output, in one place
-
-    def is_capturing(self) -> bool:
-        return self.capturing
 
     def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
         self.clock += COMPILING_S
@@ -213,9 +209,6 @@ def test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process(
     slow.tried.clear()
     assert (chosen(slow), slow.tried) == ("decode_mma", []), "not again by this process"
     device = on_the_clock(Timed(us))
-    device.capturing = True
-    assert (chosen(device), device.tried) == ("decode_mma", [])
-    device.capturing = False
     assert chosen(device) == "decode_tma"
     assert set(device.tried) == {"decode_simt", "decode_tma"}
     another = on_the_clock(Timed(us))
@@ -291,18 +284,6 @@ def test_nothing_is_tried_for_a_named_kernel_or_schedule_or_when_it_is_off(monke
     monkeypatch.setenv("PAGEDKV_AUTOTUNE", "0")
     assert chosen(device) == "decode_mma"
     assert device.tried == []
-
-
-def test_within_a_capture_an_earlier_verdict_counts_and_else_decode_simt(caplog: pytest.LogCaptureFixture) -> None:
-    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
-    device.capturing = True
-    assert chosen(device) == "decode_simt"
-    assert "a graph is being captured" in caplog.text
-    assert device.tried == []
-    device.capturing = False
-    assert chosen(device) == "decode_tma"
-    device.capturing = True
-    assert chosen(device) == "decode_tma"
 
 
 def test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them() -> None:

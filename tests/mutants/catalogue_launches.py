@@ -118,10 +118,22 @@ MUTANTS = (
         ("test_the_kernel_that_is_clearly_faster_is_taken_and_tried_once",),
     ),
     Mutant(
-        "kernels are tried within a capture",
-        AUTOTUNE,
-        (("    if backend.is_capturing():\n", "    if False:\n"),),
-        ("test_within_a_capture_an_earlier_verdict_counts_and_else_decode_simt",),
+        "an attention is made within a capture",
+        "pagedkv/attention/paged_attention.py",
+        (("            check_may_wait(self.backend)\n", ""),),
+        ("test_no_attention_is_made_within_a_capture",),
+    ),
+    Mutant(
+        "a step's first attention is made within its stream's capture",
+        "pagedkv/cache/gpu_kv.py",
+        (("spec = self.spec\n            check_may_wait(self.backend, stream)\n", "spec = self.spec\n"),),
+        ("test_a_steps_first_attention_within_a_capture_is_refused_and_works_later",),
+    ),
+    Mutant(
+        "a step's buffers grow within a capture",
+        "pagedkv/cache/gpu_kv.py",
+        (("< flat.size:\n            check_may_wait(self.backend, stream)\n", "< flat.size:\n"),),
+        ("test_a_steps_first_attention_within_a_capture_is_refused_and_works_later",),
     ),
     Mutant(
         "a NaN passes the check",

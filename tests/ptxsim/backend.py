@@ -154,6 +154,10 @@ class PtxsimBackend:
     def in_turn(self) -> None:
         """Every launch ends before the next."""
 
+    def is_capturing(self, stream: Any = None) -> bool:
+        """There are no graphs; those of tests are in tests.ptxsim.graph."""
+        return False
+
     def synchronize(self) -> None:
         """Every launch has ended before."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from pagedkv.errors import InvalidArgument
 from pagedkv.kernels.params import Params
@@ -59,6 +59,19 @@ class CapturingBackend(PtxsimBackend):
             return
         kept = Params(params.record.copy(), params.arrays)
         self._captured.append(_Node(variant, grid, block, kept, shared_bytes))
+
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Whether launches are kept: those of all streams are."""
+        return self._captured is not None
+
+    def synchronize(self) -> None:
+        """As CUDA, which breaks the capture."""
+        assert self._captured is None, "the device was waited for while a graph is captured"
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+        """As CuPy, which fills them by a kernel that would be captured, and waits."""
+        self.synchronize()
+        return super().zeros(shape, dtype)
 
     def upload(self, target: Any, source: NDArray[Any], stream: Any = None) -> None:
         """Copy, outside a capture.
