@@ -30,6 +30,7 @@ struct Parked {
   WarpSees sees[kWarps];
   Segment segment;
   bool found;  // whether there is a segment
+  float powers[kPowers ? ROW_TILE : 1];  // divisors of the rows of queries
 };
 // Shared memory: the warps' queries, the ring, what is parked.
 constexpr int kRingAt = kWarps * kWarpBytes, kParkedAt = kRingAt + Ring::kBytes;
@@ -46,6 +47,18 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& p, const Seg
   }
 }
 
+// The same where K becomes f16: converted, with the dims of each step permuted as K's are. A row is four lanes'.
+__device__ __forceinline__ void convert_queries(const AttentionParams& p, const Segment& s, int first_row, const QTile& to, float* powers) {
+  for (int row = lane_id() / 4; row < WARP_ROWS; row += 8) {
+    u32 words[2 * kSteps];
+    const float power = load_queries(words, query_row(p, s, min(first_row + row, s.num_rows - 1)));
+    if (kPowers && lane_id() % 4 == 0) powers[first_row + row] = power;
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps; ++i) *reinterpret_cast<u32*>(to.chunk(row, i) + lane_id() % 4 * 4) = words[i];
+  }
+  __syncwarp();
+}
+
 extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(const __grid_constant__ AttentionParams p) {
   Parked& parked = *reinterpret_cast<Parked*>(dynamic_shared + kParkedAt);
   Segment& s = parked.segment;
@@ -60,16 +73,17 @@ extern "C" __global__ __launch_bounds__(kThreads, MIN_CTAS) void prefill_mma(con
   const QTile queries{warp_shared};
   Ring ring(dynamic_shared + kRingAt, p, s);
   if (s.begin < s.end) {
-    copy_queries(p, s, first_row, queries);
+    if (!kInRegisters) copy_queries(p, s, first_row, queries);
     ring.start();
   }
+  if (kInRegisters) convert_queries(p, s, first_row, queries, parked.powers);
 
   constexpr bool kFolded = SCALE_MODE == kScaleTensor || SCALE_MODE == kScaleHead;  // one scale for all keys
   const SequenceKv kv(p.kv, s.seq);
   WarpSees& sees = parked.sees[warp_id()];
   if (lane_id() == 0) sees = WarpSees(p, s, first_row, WARP_ROWS);
   __syncwarp();
-  QueryRows<kFrags> rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f);
+  QueryRows<kFrags> rows(p, s, kFolded ? kv.k_scale({0, 0}, s.kv_head) : 1.f, parked.powers);
   u32 q[Q_REGISTERS ? kFrags : 1][Q_REGISTERS ? kSteps : 1][4];
   const auto load_q = [&](u32 lane, int f, int step, u32(&a)[4]) {
     if constexpr (Q_REGISTERS) {

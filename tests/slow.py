@@ -54,6 +54,7 @@ WHAT = {
     "tests/kernels/test_compile.py": "a sample of all variants on all architectures",
     "tests/kernels/test_decode_mla_wgmma.py": "other lengths, blocks, variants, and mutants",
     "tests/kernels/test_doctor.py": "compiles every kernel",
+    "tests/kernels/test_prefill_mma.py": "every head dim with fp8 and int8",
     "tests/kernels/test_matrix.py": "pairs of values of the PTX matrix",
     "tests/kernels/test_mutants_cache.py": "three in four mutants",
     "tests/kernels/test_mutants_decode.py": "three in four mutants",

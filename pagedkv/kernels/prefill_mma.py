@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagedkv.kernels.config import AttentionConfig, Tiling
-from pagedkv.kernels.dtypes import ITEMSIZES
+from pagedkv.kernels.dtypes import ITEMSIZES, QUANTISED
 
 MAX_HEAD_DIM = 256
 MANY = 1 << 20  # queries
@@ -64,11 +64,14 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
 def shared_bytes(config: AttentionConfig, row_tile: int, tile_tokens: int, stages: int) -> int:
     """Shared memory of a CTA.
 
-    Queries (later the output), rings of tiles and of block ids, a converted tile.
+    Queries (later the output), rings of tiles and of block ids, and a converted tile or the queries' divisors.
     """
     rows = row_tile * 2 * max(config.head_dim, config.head_dim_v)
     elements = tile_tokens * (config.head_dim + config.head_dim_v)
     scales = 8 * tile_tokens if config.scale_mode == "token_head" else 0
-    converted = 2 * elements if config.kv_dtype != config.q_dtype else 0
+    in_registers = config.kv_dtype in QUANTISED and config.scale_mode != "token_head"
+    powers = 4 * row_tile if in_registers and config.q_dtype == "bfloat16" else 0
+    always = in_registers and config.kv_dtype != "float8_e4m3"  # which needs a device of 8.9
+    converted = 2 * elements if config.kv_dtype != config.q_dtype and not always else 0
     ids = 4 * tile_tokens if config.block_size else 0  # one per key at most
-    return rows + stages * (elements * ITEMSIZES[config.kv_dtype] + scales + ids) + converted
+    return rows + stages * (elements * ITEMSIZES[config.kv_dtype] + scales + ids) + max(converted, powers)

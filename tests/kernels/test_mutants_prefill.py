@@ -20,6 +20,8 @@ long = partial(prefills.check, case=Case((300,), (5,), group_size=2, num_kv_head
 # Head dim 128: the queries stay in shared memory.
 wide = partial(prefills.check, case=Case((150,), (7,), 128, group_size=2, num_kv_heads=1))
 
+of_bytes = partial(prefills.check, case=Case((70,), (21,), group_size=2, num_kv_heads=1, **prefills.BYTES))
+
 many_sequences = partial(prefills.test_the_work_list_has_every_row_tile_once_longest_first, num_seqs=1500)
 
 MUTANTS = (
@@ -76,6 +78,36 @@ MUTANTS = (
         "prefill_mma",
         (("      convert(i);\n      __syncthreads();\n", "      convert(i);\n"),),
         partial(prefills.check, case=Case((70,), (21,), group_size=2, num_kv_heads=1, kv_dtype="bfloat16")),
+    ),
+    KernelMutant(
+        "a row of queries has the divisor of another",
+        "prefill_mma",
+        (("powers[first_row() + f * 16 + h * 8 + fresh_thread_id() % kWarpSize / 4]", "powers[first_row()]"),),
+        prefills.test_each_row_of_queries_has_a_divisor_of_its_own,
+    ),
+    KernelMutant(
+        "the divisor of a row of zeros makes its scale zero",
+        "prefill_mma",
+        (("fmaxf(largest * 0x1p-12f, 0x1p-60f)", "largest * 0x1p-12f"),),
+        prefills.test_each_row_of_queries_has_a_divisor_of_its_own,
+    ),
+    KernelMutant(
+        "dims of queries stand in another order than those of bytes of K",
+        "prefill_mma",
+        (("kStepsPerLoad == 1 ? 2 * lane + 8 * i : 4 * lane + 2 * i", "2 * lane + 8 * i"),),
+        of_bytes,
+    ),
+    KernelMutant(
+        "dims of bytes of V are written where other types have theirs",
+        "prefill_mma",
+        (("? n / 2 * 16 + lane % 4 * 4 + n % 2 * 2", "? n * 8 + lane % 4 * 2"),),
+        of_bytes,
+    ),
+    KernelMutant(
+        "shares beside bytes of V have the queries' type",
+        "prefill_mma",
+        (("a[i] = pack2<Operand>(", "a[i] = pack2<Q_TYPE>("),),
+        of_bytes,
     ),
     KernelMutant(
         "V takes the scales of K in a prefill",

@@ -18,7 +18,7 @@ from pagedkv.kernels.attention import AttentionPlan, Batch
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.select import choose
-from tests.kernels.cases import Case, Problem, assert_close, contiguous, far_away, problem, run
+from tests.kernels.cases import Case, Problem, assert_close, assert_rows_close, contiguous, far_away, problem, run
 from tests.ptxsim.errors import PtxsimError
 from tests.slices import one_in
 
@@ -117,13 +117,68 @@ def test_kv_of_another_type_than_q(backend: Backend, kv_dtype: str, scale_mode: 
     check(backend, replace(SMALL, kv_dtype=kv_dtype, q_dtype=q_dtype, scale_mode=scale_mode))
 
 
+BYTES = {"kv_dtype": "float8_e4m3", "scale_mode": "tensor", "q_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("size", [2.0**60, 2.0**-60])
+def test_queries_that_f16_does_not_reach_beside_bytes(backend: Backend, size: float) -> None:
+    case = Case((70,), (9,), num_kv_heads=1, q_size=size, softmax_scale=0.125 / size, **BYTES)
+    given = problem(case)
+    assert_rows_close(given, *prefill(backend, given), bound=1e-2)
+
+
+def test_each_row_of_queries_has_a_divisor_of_its_own(backend: Backend) -> None:
+    """A row of zeros and one that is not finite leave the others exact."""
+    given = problem(Case((70,), (9,), num_kv_heads=1, **BYTES))
+    given.q[3, 1], given.q[4, 2, 5] = 0, np.inf
+    o, lse = prefill(backend, given)
+    assert np.isnan(o[4, 2]).any()
+    assert np.isfinite(o[3, 1]).all()
+    o[3, 1], o[4, 2], lse[3, 1], lse[4, 2] = given.o[3, 1], given.o[4, 2], given.lse[3, 1], given.lse[4, 2]
+    assert_close(given, o, lse)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3", "float8_e5m2", "int8"])
+def test_every_stored_byte_is_the_number_that_it_stands_for(backend: Backend, kv_dtype: str) -> None:
+    """The first query sees one key: its share is 1, and the output is V to the bit."""
+    given = problem(
+        Case((1,), (1,), head_dim=256, group_size=1, num_kv_heads=1, kv_dtype=kv_dtype, scale_mode="tensor")
+    )
+    stored = given.v.view(given.v.whole)
+    every = np.arange(256, dtype=np.uint8).view(stored.dtype)
+    number = np.where(np.isfinite(every.astype(np.float32)), every.astype(np.float32), 0)
+    stored[given.batch.block_tables[0, 0], 0, 0] = number.astype(stored.dtype)
+    given.v_scale[:] = 1
+    assert np.array_equal(prefill(backend, given)[0][0, 0], number.astype(np.float64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shaped", [False, True])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 16), (48, 80), (80, 48), (96, 128), (128, 128), (256, 176)])
+@pytest.mark.parametrize("q_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3", "float8_e5m2", "int8"])
+def test_bytes_of_every_head_dim(
+    backend: Backend, kv_dtype: str, q_dtype: str, head_dim: int, head_dim_v: int, shaped: bool
+) -> None:
+    case = Case(
+        (200, 31), (40, 3), head_dim, head_dim_v, q_dtype=q_dtype, kv_dtype=kv_dtype,
+        scale_mode="head" if shaped else "tensor", alibi=shaped, soft_cap=8.0 if shaped else 0.0,
+    )  # fmt: skip
+    for row_tile in (None, 16, 128):
+        check(backend, case, row_tile if head_dim <= 128 or row_tile != 128 else None)
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.2])
 def test_a_softmax_scale_that_is_not_positive(backend: Backend, scale: float) -> None:
     check(backend, replace(SMALL, softmax_scale=scale))
 
 
-def test_queries_before_the_first_key_see_nothing(backend: Backend) -> None:
-    check(backend, Case((3, 0), (9, 4)))
+BLIND = Case((3, 0), (9, 4))
+
+
+@pytest.mark.parametrize("case", [BLIND, replace(BLIND, **BYTES)], ids=str)
+def test_queries_before_the_first_key_see_nothing(backend: Backend, case: Case) -> None:
+    check(backend, case)
 
 
 def test_chunks_give_what_one_call_gives(backend: Backend) -> None:

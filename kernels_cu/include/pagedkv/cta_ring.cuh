@@ -10,21 +10,22 @@
 // Block ids travel through the ring as well: the copies of tile i bring those that the copies of tile i + STAGES - 1 will need, so
 // that no warp waits for the table. A warp copies and reads the ids of its own keys alone.
 //
-// Where KV_TYPE is not Q_TYPE, the ring holds the bits as they are, and acquire() converts the tile into one more buffer behind the
-// ring, with scales of token_head multiplied in; scales of tensor and head are for the caller to fold.
+// The ring holds the bits as they are. Where they are neither operands nor become them in registers (kv_tile.cuh), acquire() converts
+// the tile into one more buffer behind the ring, with scales of token_head multiplied in; those of tensor and head are for the caller
+// to fold.
 #pragma once
 #include "pagedkv/convert.cuh"
 #include "pagedkv/kv.cuh"
-#include "pagedkv/shared_tile.cuh"
+#include "pagedkv/kv_tile.cuh"
 
 namespace pagedkv {
 
-constexpr bool kConverted = !kSame<Q_TYPE, KV_TYPE>;
+constexpr bool kConverted = !kSame<Q_TYPE, KV_TYPE> && !kInRegisters;
 constexpr int kVecElements = 16 / sizeof(KV_TYPE);  // of one copy
 constexpr int kScaleTokens = SCALE_MODE == kScaleTokenHead ? TILE_TOKENS : 0;
 
-using KTile = SharedTile<TILE_TOKENS, HEAD_DIM>;
-using VTile = SharedTile<TILE_TOKENS, HEAD_DIM_V>;
+using KTile = KvTile<TILE_TOKENS, HEAD_DIM>;
+using VTile = KvTile<TILE_TOKENS, HEAD_DIM_V>;
 
 template <int kWarps> class CtaRing {
   static constexpr int kThreads = kWarps * kWarpSize;
@@ -73,9 +74,9 @@ template <int kWarps> class CtaRing {
     }
   }
 
-  __device__ __forceinline__ KTile k(int i) const { return {kConverted ? shared + STAGES * kStageBytes : raw(i)}; }
+  __device__ __forceinline__ KTile k(int i) const { return {{kConverted ? shared + STAGES * kStageBytes : raw(i)}}; }
   __device__ __forceinline__ VTile v(int i) const {
-    return {kConverted ? shared + STAGES * kStageBytes + KTile::kBytes : raw(i) + kRawK};
+    return {{kConverted ? shared + STAGES * kStageBytes + KTile::kBytes : raw(i) + kRawK}};
   }
 
  private:
@@ -151,7 +152,7 @@ template <int kWarps> class CtaRing {
 #pragma unroll
       for (int n = 0; n < kVecs; n += kLanes) {
         const int vec = n + c.lane % kLanes;
-        u8* at = kConverted ? to + (row * kVecs + vec) * 16 : Tile{to}.chunk(row, vec);
+        u8* at = kConverted ? to + (row * kVecs + vec) * 16 : Tile{{to}}.chunk(row, vec);
         if (kWarpKeys % kRows == 0 || key < kWarpKeys) cp_async16<kRowL2Bytes>(at, from + n * kVecElements, c.inside(key));
       }
     }

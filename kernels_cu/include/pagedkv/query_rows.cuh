@@ -6,8 +6,16 @@
 // and o stay spread over the four lanes until the end.
 #pragma once
 #include "pagedkv/finish.cuh"
+#include "pagedkv/kv.cuh"
+#include "pagedkv/operands.cuh"
 
 namespace pagedkv {
+
+// Whether K and V become operands in registers, as f16; else they are operands already, in shared memory. Every warp converts all
+// of them, which does not pay before sm_89, where e4m3 takes some twenty instructions.
+constexpr bool kInRegisters = kQuantised<KV_TYPE> && SCALE_MODE != kScaleTokenHead && (!kSame<KV_TYPE, e4m3> || kConvertsE4m3);
+using Operand = typename Either<kInRegisters, f16, Q_TYPE>::Type;  // of both products
+constexpr bool kPowers = !kSame<Operand, Q_TYPE>;                  // whether queries were divided by a power of two per row
 
 // What a warp may skip: tiles that none of its rows sees, and masks on tiles that all of them see whole.
 struct WarpSees {
@@ -34,6 +42,7 @@ template <int kFrags> struct QueryRows {
 
   const AttentionParams& p;
   const Segment& segment;
+  const float* powers;  // [ROW_TILE] the rows' divisors; kPowers only
   float k_scale, fold;
   float m[kFrags][2], l[kFrags][2];
   float o[kFrags][kDimFrags][4];
@@ -41,9 +50,9 @@ template <int kFrags> struct QueryRows {
   // First of the warp's rows in the row tile, computed anew: registers are scarce in the loop.
   __device__ __forceinline__ static int first_row() { return static_cast<int>(fresh_thread_id() / kWarpSize) * (kFrags * 16); }
 
-  // `k_scale`: of all keys alike; 1 where K has none or has been multiplied by it.
-  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, float k_scale_)
-      : p(params), segment(s), k_scale(k_scale_) {
+  // `k_scale`: of all keys alike; 1 where K has none or has been multiplied by it. `powers_`: in shared memory.
+  __device__ __forceinline__ QueryRows(const AttentionParams& params, const Segment& s, float k_scale_, const float* powers_ = nullptr)
+      : p(params), segment(s), powers(powers_), k_scale(k_scale_) {
     fold = kShaped || !(to_log2() > 0.f) ? 1.f : to_log2();  // else shape() scales
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) {
@@ -67,6 +76,7 @@ template <int kFrags> struct QueryRows {
       for (int h = 0; h < 2; ++h) {
         const int used = min(static_cast<int>(first + f * 16 + h * 8 + lane / 4), segment.num_rows - 1);  // rows past the end are not written
         const int query = segment.query(used);
+        const float scale = k_scale * row_power(f, h);
         const Scorer scorer(p, segment.seq, segment.seq_len, segment.position(p, query), query, segment.qo_head(used));
 #pragma unroll
         for (int n = 0; n < kKeyFrags; ++n)
@@ -74,7 +84,7 @@ template <int kFrags> struct QueryRows {
           for (int e = 0; e < 2; ++e) {
             const int at = key + n * 8 + lane % 4 * 2 + e;
             float& x = s[f][n][2 * h + e];
-            if (kShaped) x = scorer.score(x * k_scale, at);
+            if (kShaped) x = scorer.score(x * scale, at);
             else if (!(to_log2() > 0.f)) x *= to_log2();
             if (masked && !scorer.sees(at)) x = neg_inf();
           }
@@ -90,6 +100,7 @@ template <int kFrags> struct QueryRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float largest = m[f][h];
+        const float fold = row_fold(f, h);
 #pragma unroll
         for (int n = 0; n < kKeyFrags; ++n) largest = fmaxf(largest, fmaxf(s[f][n][2 * h], s[f][n][2 * h + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 1));
@@ -124,7 +135,7 @@ template <int kFrags> struct QueryRows {
   // 16 of the shares, from key fragment 2 * step on, as operand a of mma.
   __device__ __forceinline__ static void pack_shares(const float (&s)[kKeyFrags][4], int step, u32 (&a)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = pack2<Q_TYPE>(s[2 * step + i / 2][i % 2 * 2], s[2 * step + i / 2][i % 2 * 2 + 1]);
+    for (int i = 0; i < 4; ++i) a[i] = pack2<Operand>(s[2 * step + i / 2][i % 2 * 2], s[2 * step + i / 2][i % 2 * 2 + 1]);
   }
 
   // Ends the segment; all computing warps call it. `tile`: shared memory for the warp's rows alone. `v_scale` as k_scale.
@@ -138,6 +149,20 @@ template <int kFrags> struct QueryRows {
  private:
   __device__ __forceinline__ float to_log2() const { return p.softmax_scale * kLog2e * k_scale; }
 
+  __device__ __forceinline__ float row_power(int f, int h) const {
+    return kPowers ? powers[first_row() + f * 16 + h * 8 + fresh_thread_id() % kWarpSize / 4] : 1.f;
+  }
+  __device__ __forceinline__ float row_fold(int f, int h) const { return kShaped ? fold : fold * row_power(f, h); }
+
+  // Two neighbouring dims of a row that the lane holds, of kDimFrags: the first of them, and their sums.
+  __device__ __forceinline__ static int pair_dim(u32 lane, int n) {
+    return static_cast<int>(kInRegisters ? n / 2 * 16 + lane % 4 * 4 + n % 2 * 2 : n * 8 + lane % 4 * 2);
+  }
+  __device__ __forceinline__ float2 pair_of(int f, int h, int n) const {
+    if constexpr (kInRegisters) return {o[f][n & ~1][2 * h + n % 2], o[f][n | 1][2 * h + n % 2]};
+    else return {o[f][n][2 * h], o[f][n][2 * h + 1]};
+  }
+
   // Sums of whole rows, of the four lanes that hold each, and maxima in base 2.
   __device__ __forceinline__ void sum_rows() {
 #pragma unroll
@@ -146,7 +171,7 @@ template <int kFrags> struct QueryRows {
       for (int h = 0; h < 2; ++h) {
         l[f][h] += __shfl_xor_sync(kFullMask, l[f][h], 1);
         l[f][h] += __shfl_xor_sync(kFullMask, l[f][h], 2);
-        m[f][h] *= fold;
+        m[f][h] *= row_fold(f, h);
       }
   }
 
@@ -162,10 +187,12 @@ template <int kFrags> struct QueryRows {
         if (r >= segment.num_rows) continue;
         const i64 at = static_cast<i64>(segment.slot) * ROW_TILE + r;
         if (lane % 4 == 0) reinterpret_cast<float2*>(p.schedule.partial_ml)[at] = {m[f][h], l[f][h]};
-        float* to = p.schedule.partial_o + at * HEAD_DIM_V + lane % 4 * 2;
+        float* to = p.schedule.partial_o + at * HEAD_DIM_V;
 #pragma unroll
-        for (int n = 0; n < kDimFrags; ++n)
-          *reinterpret_cast<float2*>(to + n * 8) = {o[f][n][2 * h] * v_scale, o[f][n][2 * h + 1] * v_scale};
+        for (int n = 0; n < kDimFrags; ++n) {
+          const float2 pair = pair_of(f, h, n);
+          *reinterpret_cast<float2*>(to + pair_dim(lane, n)) = {pair.x * v_scale, pair.y * v_scale};
+        }
       }
   }
 
@@ -187,8 +214,11 @@ template <int kFrags> struct QueryRows {
         if (p.lse && used && lane % 4 == 0)
           p.lse[static_cast<i64>(segment.q_first + segment.query(r)) * (p.num_kv_heads * GROUP_SIZE) + head] = natural_lse(largest, sum);
 #pragma unroll
-        for (int n = 0; n < kDimFrags; ++n)
-          *reinterpret_cast<u32*>(tile.chunk(own, n) + lane % 4 * 4) = pack2<Q_TYPE>(o[f][n][2 * h] * factor, o[f][n][2 * h + 1] * factor);
+        for (int n = 0; n < kDimFrags; ++n) {
+          const float2 pair = pair_of(f, h, n);
+          const int dim = pair_dim(lane, n);
+          *reinterpret_cast<u32*>(tile.chunk(own, dim / 8) + dim % 8 * 2) = pack2<Q_TYPE>(pair.x * factor, pair.y * factor);
+        }
       }
     __syncwarp();
     constexpr int kChunks = HEAD_DIM_V / 8;

@@ -3,8 +3,7 @@
 // P stays in registers: the sums of S are laid out as the operand of P V. A fragment of K or V that has been read from shared
 // memory serves all kFrags fragments of rows.
 #pragma once
-#include "pagedkv/query_rows.cuh"
-#include "pagedkv/shared_tile.cuh"
+#include "pagedkv/kv_tile.cuh"
 
 namespace pagedkv {
 
@@ -20,14 +19,13 @@ __device__ __forceinline__ void multiply_keys(float (&s)[kFrags][TILE_TOKENS / 8
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) load_q(lane, f, step, a[f]);
 #pragma unroll
-    for (int n = 0; n < TILE_TOKENS / 8; n += 2) {
-      u32 b[4];
-      k.load_b(b, lane, n * 8, step);
+    for (int n = 0; n < TILE_TOKENS / 8; n += K::kLoaded) {
+      u32 b[K::kLoaded][2];
+      k.load_keys(b, lane, n * 8, step);
 #pragma unroll
-      for (int f = 0; f < kFrags; ++f) {
-        mma_16816<Q_TYPE>(s[f][n], a[f], b[0], b[1]);
-        mma_16816<Q_TYPE>(s[f][n + 1], a[f], b[2], b[3]);
-      }
+      for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+        for (int j = 0; j < min_of(K::kLoaded, TILE_TOKENS / 8 - n); ++j) mma_16816<Operand>(s[f][n + j], a[f], b[j][0], b[j][1]);
     }
   }
 }
@@ -42,14 +40,13 @@ __device__ __forceinline__ void add_values(float (&o)[kFrags][HEAD_DIM_V / 8][4]
 #pragma unroll
     for (int f = 0; f < kFrags; ++f) QueryRows<kFrags>::pack_shares(s[f], step, a[f]);
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM_V / 8; n += 2) {
-      u32 b[4];
-      v.load_b_trans(b, lane, step * 16, n / 2);
+    for (int n = 0; n < HEAD_DIM_V / 8; n += V::kLoaded) {
+      u32 b[V::kLoaded][2];
+      v.load_values(b, lane, step * 16, n / V::kLoaded);
 #pragma unroll
-      for (int f = 0; f < kFrags; ++f) {
-        mma_16816<Q_TYPE>(o[f][n], a[f], b[0], b[1]);
-        mma_16816<Q_TYPE>(o[f][n + 1], a[f], b[2], b[3]);
-      }
+      for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+        for (int j = 0; j < min_of(V::kLoaded, HEAD_DIM_V / 8 - n); ++j) mma_16816<Operand>(o[f][n + j], a[f], b[j][0], b[j][1]);
     }
   }
 }
