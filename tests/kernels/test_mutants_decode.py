@@ -207,8 +207,8 @@ MUTANTS = (
     mutant(
         "tiles that only some rows see wholly are not masked",
         "decode_mma",
-        "visible_keys(first_position + s.query(0), s.seq_len, p.window).end};",
-        "visible_keys(first_position + s.query(last_row), s.seq_len, p.window).end};",
+        "visible_keys(at.least, s.seq_len, p.window).end};",
+        "visible_keys(at.greatest, s.seq_len, p.window).end};",
         partial(mma.check, case=Case((80,), (4,), num_kv_heads=1), max_q_len=4),
     ),
     mutant(
@@ -305,7 +305,7 @@ MUTANTS = (
     mutant(
         "queries beyond f16 become infinite",
         "decode_mma",
-        "power_below(largest * 0x1p-12f)",
+        "power_below(fmaxf(largest * 0x1p-12f, 0x1p-60f))",
         "1.f",
         large_queries,
     ),

@@ -75,13 +75,13 @@ MUTANTS = (
     KernelMutant(
         "a part's maximum is not in base 2",
         "prefill_mma",
-        (("        m[f][h] *= fold;\n", ""),),
+        (("        m[f][h] *= row_fold(f, h);\n", ""),),
         long,
     ),
     KernelMutant(
         "parts forget the scale of V",
         "prefill_mma",
-        (("{o[f][n][2 * h] * v_scale, o[f][n][2 * h + 1] * v_scale};", "{o[f][n][2 * h], o[f][n][2 * h + 1]};"),),
+        (("{pair.x * v_scale, pair.y * v_scale};", "{pair.x, pair.y};"),),
         partial(
             parts.check,
             case=Case((500,), (3,), group_size=2, num_kv_heads=1, kv_dtype="int8", scale_mode="head"),
