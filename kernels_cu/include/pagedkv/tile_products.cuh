@@ -11,7 +11,8 @@ namespace pagedkv {
 template <int kFrags, class LoadQ, class K>
 __device__ __forceinline__ void multiply_keys(float (&s)[kFrags][TILE_TOKENS / 8][4], const LoadQ& load_q, const K& k) {
   // Steps that the compiler may mix: with more of them it reads operands so far ahead that others have to leave the registers.
-  constexpr int kMixed = Q_REGISTERS ? HEAD_DIM / 16 : QueryRows<kFrags>::kShaped || MASK ? 2 : 4;
+  constexpr bool kFew = QueryRows<kFrags>::kShaped || (!kSame<Q_TYPE, KV_TYPE> && !kInRegisters);
+  constexpr int kMixed = Q_REGISTERS ? HEAD_DIM / 16 : MASK ? 1 : kFew ? 2 : 4;
   const u32 lane = fresh_thread_id() % kWarpSize;
 #pragma unroll kMixed
   for (int step = 0; step < HEAD_DIM / 16; ++step) {
