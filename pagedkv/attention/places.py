@@ -32,9 +32,9 @@ def backend_of(device: Device) -> Backend | None:
 
 
 def check_may_wait(backend: Backend, stream: Any = None) -> None:
-    """Raise InvalidArgument where a stream is being captured: the device cannot be waited for then.
+    """Raise InvalidArgument where a stream is being captured into a graph.
 
-    Workspaces are made with a wait, and kernels are tried with many.
+    The device cannot be waited for then: workspaces are made with a wait, and kernels are tried with many.
     """
     if backend.is_capturing(stream):
         raise InvalidArgument(

@@ -60,8 +60,7 @@ def best(
     candidates : names of kernels that compute this, the preferred first, without decode_simt.
     make : gives what makes a kernel's plan for a trial.
 
-    A trial waits for the device, so never within a capture. Kernels that there was no time for are tried by the next
-    process.
+    A trial waits for the device, so never within a capture. The next process tries kernels that there was no time for.
     """
     verdicts, name = verdicts_of(backend), text_of(config, max_q_len, candidates)
     final = verdicts.final(name)

@@ -92,7 +92,7 @@ class Backend(Protocol):
     def is_capturing(self, stream: Any = None) -> bool:
         """Whether a stream, or None for the current one, is being captured into a graph.
 
-        Nobody may wait for the device then.
+        The device cannot be waited for then.
         """
 
     def synchronize(self) -> None:

@@ -387,6 +387,24 @@ def test_the_busiest_warp_counts_where_scores_are_not_divided_evenly() -> None:
     assert of_latents("16 heads, e4m3").warp_flops == 2 * 16 * (16 * 5 * 32 + 32 * 512 // 8)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "variant", "figure", "most"),
+    [
+        ("decode_mma", "bf16", "issue_slots", 45), ("decode_tma", "bf16", "issue_slots", 32),
+        ("decode_mma", "e4m3", "issue_slots", 110), ("decode_tma", "e4m3", "issue_slots", 100),
+        ("decode_tma", "16 rows", "ctas_per_sm", -2), ("prefill_wgmma", "bf16", "bound", -949),
+    ],
+)  # fmt: skip
+def test_the_loops_keep_to_their_bars_on_an_h100(kernel: str, variant: str, figure: str, most: float) -> None:
+    """The bars of the committed figures; a negative one is the least."""
+    (row,) = [
+        row
+        for row in read_results(COMMITTED)["rows"]
+        if (row["gpu"], row["kernel"], row["variant"]) == (H100.name, kernel, variant)
+    ]
+    assert row[figure] <= most if most > 0 else row[figure] >= -most
+
+
 def test_latents_are_bound_by_memory_up_to_32_heads_on_an_h100_and_more_heads_read_them_again() -> None:
     rows = {row["variant"]: row for row in read_results(COMMITTED)["rows"]
             if (row["gpu"], row["kernel"]) == (H100.name, "decode_mla")}  # fmt: skip
