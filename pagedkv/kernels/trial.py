@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from pagedkv.kernels.dtypes import ITEMSIZES
 
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-3}  # relative to the largest output; of lse absolute
 SEQ_LENS = (1, 37, 300)
+DIVIDED_LEN = 2200  # of the last one where prefill may divide keys: more than two of its shortest parts
 CHECKED_HEADS, TIMED_HEADS = 2, 8
 TIMED_BYTES = 64 << 20  # of K and V together
 TIMED_KEYS = 2048  # of one sequence at most
@@ -103,11 +104,12 @@ def results(
     backend: Backend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget
 ) -> NDArray[np.float32]:
     """Outputs and log-sum-exps of the small batch, [num_tokens, num_qo_heads, head_dim_v + 1]."""
-    q_lens = [min(max_q_len, length, longest) for length, longest in zip(SEQ_LENS, (1, 5, 130), strict=True)]
+    lens = SEQ_LENS if max_q_len == 1 else (*SEQ_LENS[:-1], DIVIDED_LEN)
+    q_lens = [min(max_q_len, length, longest) for length, longest in zip(lens, (1, 5, 130), strict=True)]
     plan = make(num_kv_heads=CHECKED_HEADS, max_sequences=len(q_lens), max_q_len=max(q_lens), max_tokens=sum(q_lens))
     with budget.paused():
         backend.prepare(plan.variants())
-    problem = small_problem(backend, config, q_lens)
+    problem = small_problem(backend, config, lens, q_lens)
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
     problem.run(plan)
@@ -153,10 +155,12 @@ def microseconds(
     return backend.time_us(lambda stream: problem.run(plan, stream), TIMED_RUNS, share * max(budget.left, 0.0))
 
 
-def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) -> Problem:
+def small_problem(
+    backend: Backend, config: AttentionConfig, seq_lens: Sequence[int], q_lens: Sequence[int]
+) -> Problem:
     """A ragged batch of random numbers, whose blocks lie in no order."""
     rng = np.random.default_rng(0)
-    heads, lens = CHECKED_HEADS, np.array(SEQ_LENS, np.int32)
+    heads, lens = CHECKED_HEADS, np.array(seq_lens, np.int32)
     indptr = np.cumsum([0, *q_lens]).astype(np.int32)
     qo_heads, size = heads * config.group_size, config.block_size
     if size:
@@ -170,7 +174,7 @@ def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) 
     else:
         rows = (int(lens.sum()), heads)
         places = {"kv_indptr": backend.asarray(np.cumsum([0, *lens]).astype(np.int32))}
-    k, v = _kv(config, lambda dim: backend.asarray(_random(rng, (*rows, dim), config.kv_dtype)))
+    k, v = _kv(config, rows, lambda shape: backend.asarray(_random(rng, shape, config.kv_dtype)))
     scales = {}
     if config.scale_mode != "none":
         form = {"tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
@@ -178,7 +182,7 @@ def small_problem(backend: Backend, config: AttentionConfig, q_lens: list[int]) 
         scales = {"k_scale": k_scale, "v_scale": k_scale if config.v_in_k else v_scale}
     masks = {}
     if config.mask:
-        begins = np.cumsum([0, *(-(-n * length // 8) for n, length in zip(q_lens, SEQ_LENS, strict=True))])
+        begins = np.cumsum([0, *(-(-n * length // 8) for n, length in zip(q_lens, seq_lens, strict=True))])
         bits = rng.integers(0, 256, (2, int(begins[-1])), np.uint8)
         masks = {"mask": backend.asarray(bits[0] | bits[1]), "mask_indptr": backend.asarray(begins.astype(np.int64))}
     q = backend.asarray(_random(rng, (int(indptr[-1]), qo_heads, config.head_dim), config.q_dtype))
@@ -202,7 +206,7 @@ def zero_problem(backend: Backend, config: AttentionConfig, num_seqs: int, lengt
     else:
         rows = (num_seqs * length, heads)
         places = {"kv_indptr": backend.asarray((np.arange(num_seqs + 1) * length).astype(np.int32))}
-    k, v = _kv(config, lambda dim: backend.zeros((*rows, dim), _carrier(config.kv_dtype)))
+    k, v = _kv(config, rows, lambda shape: backend.zeros(shape, _carrier(config.kv_dtype)))
     form = {"none": (), "tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
     scales = {name: backend.zeros(form, np.float32) for name in ("k_scale", "v_scale")} if form else {}
     masks = {}
@@ -232,10 +236,20 @@ def _positions(backend: Backend, lens: NDArray[np.int32], indptr: NDArray[np.int
     }
 
 
-def _kv(config: AttentionConfig, make: Callable[[int], Any]) -> tuple[Any, Any]:
-    """K and V, made of so many numbers for each token and head; of latents V is a part of K."""
-    k = make(config.head_dim)
-    return k, k[..., : config.head_dim_v] if config.v_in_k else make(config.head_dim_v)
+def _kv(config: AttentionConfig, rows: tuple[int, ...], make: Callable[[tuple[int, ...]], Any]) -> tuple[Any, Any]:
+    """K and V with such rows; of latents V is a part of K.
+
+    Blocks are in the layout that a cache on a GPU chooses, HND.
+    """
+
+    def made(dim: int) -> Any:
+        if len(rows) == 2:  # contiguous
+            return make((*rows, dim))
+        num_blocks, size, heads = rows
+        return make((num_blocks, heads, size, dim)).swapaxes(1, 2)
+
+    k = made(config.head_dim)
+    return k, k[..., : config.head_dim_v] if config.v_in_k else made(config.head_dim_v)
 
 
 def _options(backend: Backend, config: AttentionConfig, qo_heads: int, rng: np.random.Generator) -> Options:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.kernels import autotune, driver, select
+from pagedkv.kernels import autotune, driver, select, trial
 from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.params import Params
@@ -24,12 +24,14 @@ from pagedkv.kernels.select import choose, make_plan
 from pagedkv.kernels.trial import Budget, difference
 from pagedkv.kernels.variant import Variant
 from pagedkv.tools import doctor
+from tests.kernels.test_parts import items
 from tests.ptxsim.backend import PtxsimBackend
 from tests.ptxsim.fixture import interpreted_backend
 from tests.slices import one_in
 
 CONFIG = AttentionConfig(64, 64, 4)
 COMPILING_S = 1000.0
+DIVIDED_LEN = trial.DIVIDED_LEN
 SIZES = {"num_kv_heads": 1, "max_sequences": 1}
 backend = interpreted_backend()  # skips where there is no NVRTC
 
@@ -98,6 +100,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any) -> Pat
     monkeypatch.setenv("PAGEDKV_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("PAGEDKV_AUTOTUNE", raising=False)
     monkeypatch.setattr(autotune, "Budget", lambda seconds: Budget(seconds, lambda: 0.0))  # no test times anything
+    monkeypatch.setattr(trial, "DIVIDED_LEN", 300)  # which the interpreter computes in a second
     again(monkeypatch)
     return tmp_path
 
@@ -258,6 +261,34 @@ def test_prefill_has_candidates_of_its_own() -> None:
     device = Timed({"prefill_mma": 20.0, "prefill_wgmma": 5.0})
     assert chosen(device, AttentionConfig(64, 64, 2), max_q_len=32) == "prefill_wgmma"
     assert set(device.tried) == {"decode_simt", "prefill_mma", "prefill_wgmma"}
+
+
+@pytest.mark.slow
+def test_a_trial_of_prefill_has_row_tiles_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "DIVIDED_LEN", DIVIDED_LEN)
+    plans, run = [], trial.Problem.run
+
+    def watched(problem: trial.Problem, plan: Any, stream: Any = None) -> None:
+        plans.append(plan)
+        run(problem, plan, stream)
+
+    monkeypatch.setattr(trial.Problem, "run", watched)
+    device = Timed({"prefill_mma": 20.0, "prefill_wgmma": 5.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(device, AttentionConfig(64, 64, 2), max_q_len=32) == "prefill_wgmma"
+    checked = {plan.tiling.kernel: plan for plan in reversed(plans)}
+    for kernel in ("prefill_mma", "prefill_wgmma"):
+        assert max(item[3] for item in items(device, checked[kernel])) > 1
+
+
+def test_a_trials_blocks_lie_as_a_cache_on_a_gpu_lays_them() -> None:
+    problem = trial.small_problem(PtxsimBackend((9, 0)), CONFIG, (1, 37), (1, 1))
+    for array in (problem.k, problem.v):
+        _, size, heads, dim = array.shape
+        assert array.strides == (heads * size * dim * 2, dim * 2, size * dim * 2, 2)
+    flat = trial.small_problem(PtxsimBackend((9, 0)), AttentionConfig(64, 64, 4, block_size=0), (1, 37), (1, 1))
+    assert flat.k.flags.c_contiguous
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "latents of a trial do not hold V",
         "pagedkv/kernels/trial.py",
-        (("k[..., : config.head_dim_v] if config.v_in_k else make", "make(1) if False else make"),),
+        (("k[..., : config.head_dim_v] if config.v_in_k else made", "made"),),
         ("test_kernels_for_latents_are_right_in_their_trial",),
     ),
     Mutant(
@@ -116,6 +116,18 @@ MUTANTS = (
         AUTOTUNE,
         (("CLEARLY = 0.97", "CLEARLY = 1.0"),),
         ("test_the_kernel_that_is_clearly_faster_is_taken_and_tried_once",),
+    ),
+    Mutant(
+        "a trial of prefill divides no row tile",
+        "pagedkv/kernels/trial.py",
+        (("DIVIDED_LEN = 2200", "DIVIDED_LEN = 1000"),),
+        ("test_a_trial_of_prefill_has_row_tiles_in_parts",),
+    ),
+    Mutant(
+        "a trial's blocks are NHD",
+        "pagedkv/kernels/trial.py",
+        (("make((num_blocks, heads, size, dim)).swapaxes(1, 2)", "make((num_blocks, size, heads, dim))"),),
+        ("test_a_trials_blocks_lie_as_a_cache_on_a_gpu_lays_them",),
     ),
     Mutant(
         "an attention is made within a capture",
