@@ -61,6 +61,8 @@ from pagedkv.spec.sizes import Blocks as Blocks
 from pagedkv.spec.sizes import Bytes as Bytes
 from pagedkv.spec.sizes import Size as Size
 
+importlib.import_module("pagedkv.threads.ending")  # before handlers that a program registers from now on
+
 if typing.TYPE_CHECKING:
     from pagedkv import core as core
     from pagedkv import events as events

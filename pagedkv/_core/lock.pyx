@@ -2,9 +2,9 @@
 
 cimport cython
 
-import atexit
 import os
 
+from pagedkv.threads.ending import at_end
 from pagedkv.threads.pthread cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
 )
@@ -32,7 +32,7 @@ def _end():
 
 
 os.register_at_fork(after_in_child=_forked)
-atexit.register(_end)
+at_end(_end)
 
 
 @cython.final

@@ -87,7 +87,7 @@ class Dispatcher:
         self._thread: Thread | None = None
         self._pumping = Monitor()  # rounds of callers, where there is no thread, come one after the other
         self._taken: Taken | None = None  # by a caller's round that is not over, or was interrupted
-        self.closing = self._stopping = False
+        self.closing = self._stopping = self.has_stopped = False  # stopped with the process: no move ends any more
         self.context: contextvars.Context | None = None
         self.interrupts: deque[BaseException] = deque()
         self._pid = os.getpid()
@@ -139,6 +139,7 @@ class Dispatcher:
             self._stopping = True
             self._dispatch.wake()
             self._thread.join()
+            self.has_stopped = True
 
     # ---- the dispatcher's round
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import time
 import weakref
 from typing import Any, Protocol
 
 from pagedkv._core.dispatch import LONGEST_S, Dispatch, Taken
+from pagedkv.threads.ending import at_end
 
 AGAIN_S = 0.01  # until a round that failed is made again
 
@@ -33,7 +33,7 @@ def stop_at_exit(dispatcher: Rounds) -> None:
     _started.add(dispatcher)
 
 
-@atexit.register
+@at_end
 def _stop_all() -> None:
     """No thread may still copy when the interpreter frees the arenas.
 

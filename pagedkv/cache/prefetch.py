@@ -5,7 +5,6 @@ On demand, or for requests that the policy ``hazard`` expects.
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import threading
@@ -24,6 +23,7 @@ from pagedkv._core.policies.hazard.face import HazardPolicy
 from pagedkv.cache.matcher import Matcher
 from pagedkv.cache.runtime import SYSTEM, Runtime
 from pagedkv.errors import ClosedError, InvalidArgument, StaleHandle
+from pagedkv.threads.ending import at_end
 from pagedkv.threads.monitor import Monitor
 
 State: TypeAlias = Literal["waits", "runs", "cancelled", "over"]
@@ -195,7 +195,7 @@ class Prefetcher:
 _serving: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
-@atexit.register
+@at_end
 def _stop_all() -> None:
     """Before the dispatchers are stopped, without which no prefetch ends."""
     for prefetcher in list(_serving):

@@ -104,6 +104,8 @@ class Waits:
         while (said := wait(seen, 0.0, others)) == NOT_YET:
             if until is not None and self.seconds() >= until:
                 return True
+            if dispatcher.has_stopped:
+                raise ClosedError("the process is ending, and the threads of this cache are stopped: close it earlier")
             self._runtime.pause(self._dispatch, seen, others)
             if not dispatcher.has_thread:  # another caller was interrupted with moves of this one
                 dispatcher.pump()

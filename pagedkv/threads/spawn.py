@@ -8,10 +8,11 @@ asks for the GIL, as any daemon thread is.
 from __future__ import annotations
 
 import _thread
-import atexit
 import os
 import time
 from collections.abc import Callable
+
+from pagedkv.threads.ending import at_end
 
 BEGIN_S = 1.0  # that the end waits: without memory a thread may die before it begins
 LOOK_S = 0.001
@@ -43,7 +44,7 @@ def spawn(work: Callable[[], object]) -> None:
         raise
 
 
-@atexit.register  # before the handlers of modules that import this one, so it is called after them
+@at_end  # before the steps of modules that import this one, so it is called after them
 def _let_begin() -> None:
     until = time.monotonic() + BEGIN_S
     while _unbegun and time.monotonic() < until:

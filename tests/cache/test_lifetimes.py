@@ -307,6 +307,46 @@ def test_a_process_ends_cleanly_whatever_it_left_open(tmp_path, closing):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+ENDS = """
+import atexit, sys
+def last():
+    try:
+        %s
+    except pk.ClosedError as error:
+        print("refused:", error)
+    else:
+        print("done")
+    cache.close()
+if sys.argv[2] == "before":
+    atexit.register(last)
+import numpy as np
+import pagedkv as pk
+if sys.argv[2] == "after":
+    atexit.register(last)
+spec = pk.KVSpec(1, 1, 8, "float32", 4, model="toy")
+disk = pk.Disk(sys.argv[1], pk.Blocks(20), write="all", admission="all")
+cache = pk.KVCache(spec, pk.Blocks(16), pk.Blocks(16), disk)
+with cache.sequence(range(24)) as seq:
+    seq.scatter(*np.ones((2, 1, 24, 1, 8), np.float32))
+"""
+
+
+@pytest.mark.parametrize("registered", ["before", "after"])
+@pytest.mark.parametrize("call", ["cache.close()", "cache.flush()", "cache.checkpoint()"])
+def test_a_handler_that_a_program_registers_for_its_end_never_hangs(tmp_path, call, registered):
+    """Registered after the import it finds all at work, although caches are loaded later."""
+    path = str(tmp_path / "kv")
+    ran = subprocess.run(
+        [sys.executable, "-c", ENDS % call, path, registered], capture_output=True, text=True, timeout=60, check=True
+    )
+    is_done = registered == "after" or call == "cache.close()"
+    assert ran.stdout.startswith("done" if is_done else "refused: the process is ending"), ran.stderr
+    spec = pk.KVSpec(1, 1, 8, "float32", 4, model="toy")
+    with pk.KVCache(spec, pk.Blocks(16), disk=pk.Disk(path, pk.Blocks(20))) as again:
+        if registered == "after":
+            assert again.match(range(24))["disk"] == 24
+
+
 def test_opening_and_closing_many_times_leaks_no_descriptor(tmp_path):
     from pathlib import Path
 

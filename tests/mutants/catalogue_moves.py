@@ -232,6 +232,16 @@ MOVERS = (
         ("test_a_thread_that_waits_does_not_have_the_monitor_meanwhile_and_has_it_again_afterwards",),
     ),
     Mutant(
+        "parts loaded after a program's handler end before it", "pagedkv/__init__.py",
+        (('importlib.import_module("pagedkv.threads.ending")', "pass"),),
+        ("test_a_handler_that_a_program_registers_for_its_end_never_hangs",),
+    ),
+    Mutant(
+        "who waits at the end does not see that the threads are stopped", "pagedkv/cache/waits.py",
+        (("            if dispatcher.has_stopped:\n", "            if False:\n"),),
+        ("test_a_handler_that_a_program_registers_for_its_end_never_hangs",),
+    ),
+    Mutant(
         "the interpreter ends before a thread has begun", "pagedkv/threads/spawn.py",
         (("    while _unbegun and time", "    while False and time"),),
         ("test_a_process_ends_only_when_its_threads_have_begun",),

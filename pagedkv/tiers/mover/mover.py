@@ -13,7 +13,6 @@ a call hangs, no other is made into that store.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -30,6 +29,7 @@ from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.sizes import check_plain
 from pagedkv.threads import crew
+from pagedkv.threads.ending import at_end
 from pagedkv.tiers.base import Name, OpenTier, Record, is_store
 from pagedkv.tiers.mover.hangs import HANG_S, LANE
 from pagedkv.tiers.mover.parts import check_moves, cut, stored_moves
@@ -328,7 +328,7 @@ def _tell_to_stop(queue: WorkQueue, *, cancel: bool) -> None:
         queue.changed.notify_all()
 
 
-@atexit.register
+@at_end
 def _stop_all() -> None:
     """No thread may still copy when the interpreter frees the arenas."""
     for queue in list(_running):

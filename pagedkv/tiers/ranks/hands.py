@@ -6,7 +6,6 @@ have a thread of their own, so that a disk that hangs does not make the rank loo
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import itertools
 import json
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from pagedkv.errors import RankLost, TierError
 from pagedkv.observe.callbacks import Log
 from pagedkv.threads import crew
+from pagedkv.threads.ending import at_end
 from pagedkv.threads.monitor import Monitor
 from pagedkv.tiers.base import Name, Record
 from pagedkv.tiers.disk.tier import DiskTier, StoredBlock
@@ -205,7 +205,7 @@ class Hands:
 _running: weakref.WeakSet[Hands] = weakref.WeakSet()
 
 
-@atexit.register
+@at_end
 def _stop_all() -> None:
     """No thread may still copy when the interpreter frees the arenas.
 

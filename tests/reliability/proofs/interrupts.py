@@ -39,7 +39,7 @@ NOT_OF_A_CACHE = {
     "disk_lanes", "gpu_group_kv", "group_kv", "group_mover", "grouped", "groups", "points_found",  # by groups
     "adapters", "extras",  # above a cache, whose calls are interrupted; texts of errors
     "layer_scales", "layout", "scales", "server_url",  # read when a cache is opened; its callers only look numbers up
-    "c_api", "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
+    "c_api", "ending", "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "load", "moves", "prefetch", "scheduler", "sequence", "step")
 NEED_NVRTC = {"attention", "gpu_kv", "kernels"}
