@@ -149,7 +149,7 @@ ARROWS: dict[str, set[str]] = {
         "_version",
     },
     "adapters.probe": {"errors"},
-    "adapters.folders": {"errors", "spec", "adapters.probe", "tiers"},
+    "adapters.folders": {"errors", "spec", "adapters.probe", "cache.parts", "tiers"},
     "adapters.failures": {"errors", "observe.callbacks"},
     "adapters.store_stats": {"observe.stats"},
     "adapters.model_cache": {

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedkv.adapters.probe import Probe
+from pagedkv.cache.parts import SMALL_FILES_BYTES
 from pagedkv.errors import FileFormatError, InvalidArgument, LayoutMismatch, TierError, WrongType
 from pagedkv.spec.budgets import Disk
 from pagedkv.spec.sizes import Blocks, format_size, parse_size
@@ -57,7 +58,8 @@ class Folder:
     def keep_size(self) -> None:
         """Go on with the size that the store had: it could not grow."""
         self.num_bytes = self.kept_bytes
-        _write_about(self.path, self.num_bytes, self._about)
+        with contextlib.suppress(OSError):  # the next opening goes by the store itself
+            _write_about(self.path, self.num_bytes, self._about)
 
     def note_use(self, used: int, capacity: int) -> None:
         """Remember how full the store is: more than half lets it grow at its next opening."""
@@ -70,9 +72,11 @@ class Folder:
     def give_up(self) -> None:
         """Close it because its store could not be opened.
 
-        A new one is made anew next time, with the size that it gets then.
+        It keeps the size that its store had; a new one is made anew next time, with the size that it gets then.
         """
-        if not self.kept_bytes:
+        if self.kept_bytes:
+            self.keep_size()
+        else:
             with contextlib.suppress(OSError):
                 (self.path / "ABOUT").unlink(missing_ok=True)
         self.close()
@@ -127,7 +131,7 @@ def open_folder(disk: Disk, name: str, about: str, probe: Probe | None = None, o
         with _choosing(root):
             path, lock, note = _claim(root, name, probe, on_mismatch)
             try:
-                kept = _size_in(path)
+                kept = _kept_in(path)
                 size = _make_room(root, path, budget, kept)
                 _write_about(path, size, about)
                 if probe is not None and not (path / "PROBE").exists():
@@ -189,7 +193,7 @@ def _claim(root: Path, name: str, probe: Probe | None, on_mismatch: str) -> tupl
         path.mkdir(mode=0o700, exist_ok=True)
         lock = _try_lock(path)
         differs = ""
-        if lock >= 0 and not ((path / "ABOUT").exists() and (probe is None or (path / "PROBE").exists())):
+        if lock >= 0 and not ((path / "ABOUT").exists() and (_kept_in(path) or (path / "PROBE").exists())):
             _empty(path)  # made halfway, by a process that has ended
         elif probe is not None:
             differs = _difference(path, probe)
@@ -261,18 +265,34 @@ def _removed(folder: Path) -> bool:
     return True
 
 
+def _kept_in(folder: Path) -> int:
+    """The size that the folder's store was made with; 0 where there is none.
+
+    By its files, where ABOUT is damaged or has the size to which the store was to grow when its opening failed.
+    """
+    with contextlib.suppress(OSError):
+        files = [file.lstat().st_size for file in (folder / "store").iterdir()]
+        least, most = sum(files), sum(files) + SMALL_FILES_BYTES
+        noted = _noted_in(folder)
+        if files:
+            return min(noted, most) if noted is not None and noted >= least else most
+    return 0
+
+
 def _size_in(folder: Path) -> int:
     """Bytes that the folder's store may use; 0 where there is none."""
+    noted = _noted_in(folder)
+    return _kept_in(folder) if noted is None else noted
+
+
+def _noted_in(folder: Path) -> int | None:
+    """The size in ABOUT; None where that cannot be read."""
     try:
         about: Any = json.loads((folder / "ABOUT").read_text())
         size = about["bytes"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        size = None
-    if isinstance(size, int) and size >= 0:
-        return size
-    with contextlib.suppress(OSError):
-        return sum(file.lstat().st_size for file in (folder / "store").iterdir())
-    return 0
+        return None
+    return size if isinstance(size, int) and size >= 0 else None
 
 
 def _last_opened(folder: Path) -> float:

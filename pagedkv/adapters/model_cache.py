@@ -69,7 +69,8 @@ def with_defaults(disk: Disk) -> Disk:
 
 def _open_in(folder: Folder, spec: KVSpec, memory: Size, disk: Disk, options: dict[str, Any]) -> KVCache:
     while True:
-        place = dataclasses.replace(disk, path=folder.store, size=Bytes(folder.num_bytes))
+        # a store that cannot be opened is left out by the caller, who gives the folder up, and not by the cache
+        place = dataclasses.replace(disk, path=folder.store, size=Bytes(folder.num_bytes), required=True)
         try:
             disk_blocks(place, spec)
         except InvalidArgument as problem:

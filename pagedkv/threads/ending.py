@@ -13,7 +13,7 @@ _steps: list[Callable[[], object]] = []
 
 
 def at_end(step: Callable[[], object]) -> Callable[[], object]:
-    """Decorate a function that is called when the interpreter ends, before those registered earlier."""
+    """Decorate a function that the end of the interpreter calls, the last one first."""
     _steps.append(step)
     return step
 

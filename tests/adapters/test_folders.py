@@ -15,6 +15,7 @@ import pagedkv as pk
 from pagedkv.adapters.folders import Folder, open_folder
 from pagedkv.adapters.probe import Probe
 from pagedkv.adapters.store import PrefixStore
+from pagedkv.cache.parts import SMALL_FILES_BYTES
 from pagedkv.errors import TierError
 from pagedkv.tiers.disk import file_system
 
@@ -22,7 +23,12 @@ MIB = 2**20
 
 
 def opened(root: Path, name: str, size: str = "64MiB", **options: object) -> Folder:
-    return open_folder(pk.Disk(str(root), size), name, f"model {name}", **options)  # type: ignore[arg-type]
+    folder = open_folder(pk.Disk(str(root), size), name, f"model {name}", **options)  # type: ignore[arg-type]
+    store = Path(folder.store)
+    store.mkdir(exist_ok=True)
+    with open(store / "DATA", "ab") as file:
+        file.truncate(folder.num_bytes - SMALL_FILES_BYTES)
+    return folder
 
 
 def names(root: Path) -> list[str]:
@@ -104,7 +110,7 @@ sys.stdin.read()
             opened(tmp_path, "a")
         opened(tmp_path, "b").close()
         process.kill()
-    assert opened(tmp_path, "a").num_bytes == 32 * MIB  # a killed process holds nothing
+    assert opened(tmp_path, "a").num_bytes == 24 * MIB  # a killed process holds nothing, and had no store yet
 
 
 def test_a_full_store_grows_at_a_later_opening(tmp_path: Path) -> None:
@@ -122,7 +128,8 @@ def test_a_store_that_cannot_grow_goes_on(tmp_path: Path) -> None:
     folder = opened(tmp_path, "a")
     folder.note_use(51, 100)
     folder.close()
-    folder = opened(tmp_path, "a")
+    folder = open_folder(pk.Disk(str(tmp_path), "64MiB"), "a", "model a")
+    assert folder.num_bytes == 48 * MIB
     folder.keep_size()
     folder.close()
     (tmp_path / "a" / "FULL").unlink()
@@ -163,13 +170,9 @@ def test_on_mismatch_is_checked(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_made_halfway_is_made_anew(tmp_path: Path) -> None:
-    probe = Probe(np.ones((2, 3)), np.ones((2, 3)))
-    folder = opened(tmp_path, "a", probe=probe)
-    folder.close()
-    (tmp_path / "a" / "PROBE").unlink()
-    (tmp_path / "a" / "store").mkdir()
-    (tmp_path / "a" / "store" / "data.0000").touch()
-    folder = opened(tmp_path, "a", probe=probe)
+    opened(tmp_path, "a").close()
+    (tmp_path / "a" / "ABOUT").unlink()
+    folder = open_folder(pk.Disk(str(tmp_path), "64MiB"), "a", "model a")
     assert folder.kept_bytes == 0
     assert not (tmp_path / "a" / "store").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.adapters import model_cache
 from pagedkv.adapters.model_cache import with_defaults
 from pagedkv.adapters.probe import Probe
 from pagedkv.adapters.store import PrefixStore
@@ -278,15 +280,70 @@ def test_an_option_that_nobody_has_is_named_with_those_there_are(tmp_path: Path)
 def test_a_disk_whose_share_holds_no_block_is_refused_by_the_size_that_was_given(tmp_path: Path) -> None:
     with pytest.raises(pk.InvalidArgument, match=r"Disk\(size='20KiB'\) .* does not hold one block .* larger size"):
         PrefixStore(SPEC, "1MiB", pk.Disk(tmp_path / "kv", "20KiB"))
+    assert not list((tmp_path / "kv").glob("*/ABOUT")), "other models may have its room"
     PrefixStore(SPEC, "1MiB", pk.Disk(tmp_path / "kv", "1MiB")).close()
 
 
-def test_a_store_that_cannot_be_opened_for_a_while_is_there_afterwards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failures", [1, 6])
+def test_a_store_that_cannot_be_opened_for_a_while_is_there_afterwards(tmp_path: Path, failures: int) -> None:
     disk = pk.Disk(tmp_path / "kv", "1MiB")
     with PrefixStore(SPEC, "1MiB", disk) as store:
         assert save(store, TEXT) == 600
-    with pytest.raises(pk.InvalidArgument, match="policy"):
-        PrefixStore(SPEC, "1MiB", disk, policy="unknown")
+        size = store.cache.stats().blocks["disk"]["capacity"]
+    folder = folder_in(tmp_path)
+    (folder / "FULL").touch()  # so that it is to grow
+    for _ in range(failures):
+        with pytest.raises(pk.InvalidArgument, match="policy"):
+            PrefixStore(SPEC, "1MiB", disk, policy="unknown")
+    assert json.loads((folder / "ABOUT").read_text())["bytes"] < (1 << 20) * 5 // 8, "others may have the rest"
+    (folder / "FULL").unlink()
+    with PrefixStore(SPEC, "1MiB", disk) as store:
+        assert store.find(TEXT) >= 592
+        assert store.cache.stats().blocks["disk"]["capacity"] <= size + 1, "by its files"
+
+
+def folder_in(root: Path) -> Path:
+    (found,) = [path for path in (root / "kv").iterdir() if path.is_dir()]
+    return found
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"bytes": -1}', '{"bytes": 5}', '{"bytes": 0.5}', '{"bytes": 99999999999}'])
+def test_a_damaged_note_of_the_size_costs_nothing(tmp_path: Path, text: str) -> None:
+    disk = pk.Disk(tmp_path / "kv", "1MiB")
+    with PrefixStore(SPEC, "1MiB", disk) as store:
+        save(store, TEXT)
+    (folder_in(tmp_path) / "ABOUT").write_text(text)
+    for _ in range(2):
+        with PrefixStore(SPEC, "1MiB", disk) as store:
+            assert store.find(TEXT) >= 592
+
+
+def test_a_full_store_without_room_to_grow_is_opened_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = pk.Disk(tmp_path / "kv", "1MiB", required=False)
+    with PrefixStore(SPEC, "1MiB", disk) as store:
+        save(store, TEXT)
+    (folder_in(tmp_path) / "FULL").touch()
+    opened = model_cache.KVCache
+
+    def without_room(*args: Any, disk: pk.Disk, **options: Any) -> pk.KVCache:
+        if int(disk.size) > 600_000:  # half of the budget, and a part of the rest
+            if disk.required:
+                raise pk.TierError("needs more bytes to grow")
+            return opened(*args, **options)
+        return opened(*args, disk=disk, **options)
+
+    monkeypatch.setattr(model_cache, "KVCache", without_room)
+    with PrefixStore(SPEC, "1MiB", disk) as store:
+        assert store.find(TEXT) >= 592
+
+
+def test_a_folder_made_without_a_probe_is_not_emptied_by_one(tmp_path: Path) -> None:
+    disk = pk.Disk(tmp_path / "kv", "1MiB")
+    with PrefixStore(SPEC, "1MiB", disk) as store:
+        save(store, TEXT)
+    probe = Probe(np.ones((2, 3)), np.ones((2, 3)))
+    with PrefixStore(SPEC, "1MiB", disk, probe=probe) as store:
+        assert store.find(TEXT) == 0, "whose KV that is nothing says"
     with PrefixStore(SPEC, "1MiB", disk) as store:
         assert store.find(TEXT) >= 592
 

@@ -36,6 +36,30 @@ MUTANTS = (
         ("test_a_folder_that_is_open_does_not_go",),
     ),
     Mutant(
+        "a store that could not be opened is taken for as large as it was to become",
+        ADAPTERS + "folders.py",
+        (("            self.keep_size()\n        else:", "            pass\n        else:"),),
+        ("test_a_store_that_cannot_be_opened_for_a_while_is_there_afterwards",),
+    ),
+    Mutant(
+        "a damaged size counts",
+        ADAPTERS + "folders.py",
+        (("min(noted, most) if noted is not None and noted >= least else most", "most if noted is None else noted"),),
+        ("test_a_damaged_note_of_the_size_costs_nothing",),
+    ),
+    Mutant(
+        "a cache leaves out a disk that cannot grow",
+        ADAPTERS + "model_cache.py",
+        (("size=Bytes(folder.num_bytes), required=True)", "size=Bytes(folder.num_bytes))"),),
+        ("test_a_full_store_without_room_to_grow_is_opened_as_it_is",),
+    ),
+    Mutant(
+        "a folder without a probe is emptied",
+        ADAPTERS + "folders.py",
+        (("(_kept_in(path) or (path", "(probe is None or (path"),),
+        ("test_a_folder_made_without_a_probe_is_not_emptied_by_one",),
+    ),
+    Mutant(
         "a folder whose store could not be opened keeps its size",
         ADAPTERS + "folders.py",
         (("                (self.path / \"ABOUT\").unlink(missing_ok=True)\n", "                pass\n"),),
@@ -44,8 +68,7 @@ MUTANTS = (
     Mutant(
         "a store that could not be opened is forgotten with its folder",
         ADAPTERS + "folders.py",
-        (("        if not self.kept_bytes:\n            with contextlib.suppress(OSError):\n                (self",
-          "        if True:\n            with contextlib.suppress(OSError):\n                (self"),),
+        (("        if self.kept_bytes:\n            self.keep_size()\n", "        if False:\n            pass\n"),),
         ("test_a_store_that_cannot_be_opened_for_a_while_is_there_afterwards",),
     ),
     Mutant(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 
+from pagedkv.kernels.toolkits import installed_nvrtcs
 from tests.reliability.proof import Proof, Tally, Tick
 from tests.reliability.sanitizers import ADDRESS, Copy, instrumented
 
@@ -40,7 +42,7 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
         sample = [] if everything else ["-p", "tests.reliability.sampled"]
         ran = copy.python(
             *("-m", "pytest", "-v", "-s", "-n", "0", "-m", "not full", "-p", "no:cacheprovider"),
-            *sample, *chosen, PAGEDKV_SAMPLE=f"{count}:{seed}",
+            *sample, *chosen, PAGEDKV_SAMPLE=f"{count}:{seed}", **_where_nvrtc_is(),
         )  # fmt: skip
     tally.count = len(re.findall(r"\bPASSED\b", ran.stdout))
     tick(tally.count)
@@ -59,6 +61,12 @@ def run(count: int, seed: int, tick: Tick) -> Tally:
         tally.fail(f"pytest ended with exit code {ran.returncode}:\n{ran.stdout[-4000:]}")
     tally.found |= {"reports": len(reports), "tests failed": len(failed)}
     return tally
+
+
+def _where_nvrtc_is() -> dict[str, str]:
+    """For the loader: beside the sanitizer NVRTC does not find the library that lies beside it."""
+    folders = [str(nvrtc.library.parent) for nvrtc in installed_nvrtcs()]
+    return {"LD_LIBRARY_PATH": ":".join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])}
 
 
 def _expect(copy: Copy, mistake: str, tally: Tally) -> None:
