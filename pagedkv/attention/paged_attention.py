@@ -27,6 +27,7 @@ from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.recipe import MAX_RECIPES, place, signature
 from pagedkv.kernels.select import make_plan
 
+MAX_WINDOW = 1 << 30  # a wider one is the same: kernels subtract it from positions in int32, which may be negative
 Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a stream
 
 
@@ -155,7 +156,8 @@ class PagedAttention:
                 check_shape(name, array, (self.num_qo_heads,))
                 check_dtype(name, array, np.float32)
                 check_contiguous(name, array)
-        self._options = Options(scale, int(window or 0), float(soft_cap or 0.0), alibi_slopes, sinks)
+        reach = min(int(window or 0), MAX_WINDOW)
+        self._options = Options(scale, reach, float(soft_cap or 0.0), alibi_slopes, sinks)
         self.backend = backend_of(device)
         self.max_q_len = int(max_q_len)
         self.max_tokens = int(max_tokens if max_tokens is not None else max_sequences * max_q_len)

@@ -78,6 +78,14 @@ def test_variants_reach_the_computation(device: Device) -> None:
     assert np.abs(paged.run(b["q"], b["k"], b["v"]) - expected(b, **options)[0]).max() < 2e-3
 
 
+def test_a_window_as_wide_as_there_can_be_hides_nothing(device: Device) -> None:
+    """Queries before the first key, which calls that are not causal may have, see all keys."""
+    b = batch(seq_lens=(2,), q_lens=(5,))
+    paged = attention(device, max_q_len=8, causal=False, window=2**31 - 1)
+    paged.plan(b["tables"], b["lens"], b["indptr"])
+    assert np.abs(paged.run(b["q"], b["k"], b["v"]) - expected(b, causal=False)[0]).max() < 2e-3
+
+
 def test_a_custom_mask_selects_the_keys(device: Device) -> None:
     b = batch(4, (9, 20), (3, 2))
     rng = np.random.default_rng(9)

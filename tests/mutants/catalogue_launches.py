@@ -118,6 +118,12 @@ MUTANTS = (
         ("test_the_kernel_that_is_clearly_faster_is_taken_and_tried_once",),
     ),
     Mutant(
+        "a wide window wraps around",
+        ATTENTION,
+        (("min(int(window or 0), MAX_WINDOW)", "int(window or 0)"),),
+        ("test_a_window_as_wide_as_there_can_be_hides_nothing",),
+    ),
+    Mutant(
         "a trial of prefill divides no row tile",
         "pagedkv/kernels/trial.py",
         (("DIVIDED_LEN = 2200", "DIVIDED_LEN = 1000"),),

@@ -33,7 +33,7 @@ class FakeArray:
 
     def __init__(self, of: np.ndarray[Any, Any]) -> None:
         self.bytes = of
-        self.data = types.SimpleNamespace(ptr=of.ctypes.data)
+        self.data = types.SimpleNamespace(ptr=of.ctypes.data, device_id=0)
 
     def __len__(self) -> int:
         return len(self.bytes)
