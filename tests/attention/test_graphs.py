@@ -14,6 +14,7 @@ from pagedkv.kernels.nvrtc import default_nvrtc
 from pagedkv.kernels.select import KERNELS
 from pagedkv.reference import paged_attention
 
+SIDE = 7  # a stream that is not the current one
 SIZE, WIDTH = 16, 8  # of a block, and of block tables
 ROUNDS = ([5, 100], [128, 0], [1, 33])
 KERNEL_NAMES = [
@@ -89,9 +90,9 @@ def test_a_steps_first_attention_within_a_capture_is_refused_and_works_later(bac
             step.write(0, ones, ones)
         assert backend.end_capture() == [], "the step's arrays are not on the device yet"
         step.write(0, ones, ones)
-        backend.begin_capture()
+        backend.begin_capture(SIDE)
         with pytest.raises(InvalidArgument, match="or call step"):
-            step.attend(0, ones)
+            step.attend(0, ones, stream=SIDE)
         assert backend.end_capture() == []
         assert np.allclose(backend.to_host(step.attend(0, ones)).astype(float), 1.0, atol=1e-3)
         backend.begin_capture()

@@ -34,10 +34,11 @@ class CapturingBackend(PtxsimBackend):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._captured: list[_Node] | None = None
+        self._stream: Any = None
 
-    def begin_capture(self) -> None:
-        """Keep the launches from now on."""
-        self._captured = []
+    def begin_capture(self, stream: Any = None) -> None:
+        """Keep the launches from now on, which are all on this stream."""
+        self._captured, self._stream = [], stream
 
     def end_capture(self) -> list[_Node]:
         """The launches since the capture began; later ones run again."""
@@ -61,8 +62,8 @@ class CapturingBackend(PtxsimBackend):
         self._captured.append(_Node(variant, grid, block, kept, shared_bytes))
 
     def is_capturing(self, stream: Any = None) -> bool:
-        """Whether launches are kept: those of all streams are."""
-        return self._captured is not None
+        """Whether the stream's launches are kept."""
+        return self._captured is not None and stream == self._stream
 
     def synchronize(self) -> None:
         """As CUDA, which breaks the capture."""
