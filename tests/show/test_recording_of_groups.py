@@ -58,11 +58,15 @@ class Counted:
             self.ended_pages += span.attributes["moved_pages"]
 
     def wait(self, cache: pk.KVCache) -> None:
-        """Until nothing moves, and the hooks that were added later know it."""
+        """Until nothing moves or waits to be written behind, and the hooks that were added later know it."""
         until = time.monotonic() + 60
-        while cache.placement.num_in_flight or self.open:
+        while self._has_work(cache.placement.stats()) or self.open:
             assert time.monotonic() < until
             time.sleep(0.001)
+
+    @staticmethod
+    def _has_work(counts: dict[str, Any]) -> bool:
+        return bool(counts["in_flight"] or counts["wanted"])
 
 
 def check(cache: pk.KVCache, recording: Recording, rows: dict[str, int]) -> int:
@@ -114,7 +118,7 @@ def test_after_random_steps_the_pages_are_those_of_the_books_and_the_bytes(
 ) -> None:
     rng, counted, compared = random.Random(seed), Counted(), 0
     spec = pk.KVSpec.of(LAYERS[name], dtype="float32", block_size=SIZE, model="its own token")
-    disk = pk.Disk(tmp_path / "kv", pk.Blocks(30), admission="all")  # nothing is copied but by calls
+    disk = pk.Disk(tmp_path / "kv", pk.Blocks(30), admission="all")
     stems = [[100 * i + j for j in range(30)] for i in range(5)]
     with pk.KVCache(spec, pk.Blocks(16), pk.Blocks(8), disk, threads=1, by_group=True) as cache:
         cache.hooks.add(counted)
