@@ -252,7 +252,9 @@ class GpuStepKV:
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``."""
         kv, arrays = self._kv, self._upload(stream)
-        form = (q.shape, q.dtype, mask is None, *[(name, _known_by(name, value)) for name, value in variant.items()])
+        form: tuple[Hashable, ...] = (q.shape, q.dtype, mask is None)
+        if variant:
+            form += tuple((name, _known_by(name, value)) for name, value in variant.items())
         attention = self._attentions.get(form)
         if attention is None:
             attention = self._attentions[form] = self._attention(q, mask is not None, variant, stream)

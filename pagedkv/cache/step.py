@@ -177,8 +177,8 @@ class Step:
         WrongType
             An array of another device, or a stream where there is no GPU.
         """
-        bound = self._under_way
-        self._check_rows()
+        bound, arrays = self._under_way
+        self._check_rows(arrays)
         v = None if v is None else as_argument("v", v, stream=stream)
         bound.write(layer, as_argument("k", k, stream=stream), v, stream)
         self._written.add(int(layer) if self._engine.spec.reads is None else self._engine.spec.own_layer(layer))
@@ -218,9 +218,8 @@ class Step:
                 f"own kernel has written them"
             )
 
-    def _check_rows(self) -> None:
+    def _check_rows(self, arrays: StepArrays) -> None:
         """The slots are this step's only while its rows are as they were when it began."""
-        arrays = self.arrays
         if not arrays.is_untouched and not self._engine.table.are_in(self._rows, arrays.number):
             raise StaleHandle("a sequence of this step was cut back or stepped again: its slots may be others' now")
 
@@ -277,7 +276,7 @@ class Step:
             is no such kernel.
         LayoutMismatch, WrongType
         """
-        arrays, spec = self.arrays, self._engine.spec
+        (bound, arrays), spec = self._under_way, self._engine.spec
         spec.check_can_attend()
         q = as_argument("q", q, stream=stream)
         target = None if out is None else as_argument("out", out, writable=True, stream=stream)
@@ -294,7 +293,7 @@ class Step:
         own = layer if spec.reads is None else spec.own_layer(layer)
         if not self._is_written(own):
             self._check_written(layer)
-        self._check_rows()
+        self._check_rows(arrays)
         variant: dict[str, Any] = {}
         own_kernel = None if kernel == "auto" else self._checked_kernel(kernel)
         if not (
@@ -306,8 +305,8 @@ class Step:
                 own_kernel,
             )  # fmt: skip
             variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
-        result = self._under_way.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
-        self._check_rows()  # after a release meanwhile, others may have written the blocks read
+        result = bound.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
+        self._check_rows(self.arrays)  # after a release meanwhile, others may have written the blocks read
         self._attended.add(int(layer))
         if target is out:
             return result
@@ -339,11 +338,11 @@ class Step:
         return self._bound.tables_of(own) if isinstance(self._bound, LayeredStep) else arrays
 
     @property
-    def _under_way(self) -> BoundStep:
+    def _under_way(self) -> tuple[BoundStep, StepArrays]:
         self._engine.check_open()
-        self.arrays  # noqa: B018 - raises when the step is not under way
-        assert self._bound is not None
-        return self._bound
+        arrays, bound = self.arrays, self._bound
+        assert bound is not None
+        return bound, arrays
 
 
 def _check_flags(**flags: Any) -> None:

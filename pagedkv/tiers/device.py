@@ -13,6 +13,7 @@ import importlib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +29,6 @@ from pagedkv.tiers.memory import ArenaTier, anonymous_arena
 HOST_POINTERS = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
 
 log = Log(logging.getLogger("pagedkv.tiers"))
-_NOTHING = contextlib.nullcontext()
 
 
 class BlockKernel(Protocol):
@@ -82,6 +82,9 @@ class DeviceTier(ArenaTier):
                 ) from problem
         super().__init__("device", arena, gpu)
         self._cupy: Any = None if gpu is None else cupy
+        if gpu is not None:
+            self._current_device: Callable[[], int] = cupy.cuda.runtime.getDevice
+            self._is_captured: Callable[[int], Any] = cupy.cuda.runtime.streamIsCapturing
         self._used: dict[int, Any] = {}
         self._untold_graph = False  # captured over the arena, and no launch has been told since
         self._last: int | None = None  # pointer of the stream that used the arena last
@@ -116,16 +119,23 @@ class DeviceTier(ArenaTier):
         """
         if self.gpu is None:
             return True
-        cupy = self._cupy
-        with self._current(), self._using:
-            stream = _as_stream(cupy, stream)
-            if cupy.cuda.runtime.streamIsCapturing(stream.ptr):  # no event outside the graph: tell after its launches
+        if self._current_device() == self.gpu:  # no context manager for nearly all calls
+            return self._note_use(stream)
+        with self._cupy.cuda.Device(self.gpu):
+            return self._note_use(stream)
+
+    def _note_use(self, stream: Any) -> bool:
+        """As :meth:`launched_on`, with the tier's GPU as the current one."""
+        with self._using:
+            stream = _as_stream(self._cupy, stream)
+            pointer = stream.ptr
+            if self._is_captured(pointer):  # no event outside the graph: tell after its launches
                 self._untold_graph = True
                 return False
-            self._last = stream.ptr
-            event = self._used.get(stream.ptr)
+            self._last = pointer
+            event = self._used.get(pointer)
             if event is None:
-                event = self._used[stream.ptr] = cupy.cuda.Event(disable_timing=True)
+                event = self._used[pointer] = self._cupy.cuda.Event(disable_timing=True)
             event.record(stream)
         return True
 
@@ -138,15 +148,22 @@ class DeviceTier(ArenaTier):
         """
         if self._last is None:
             return
-        cupy = self._cupy
-        with self._current():
-            stream = _as_stream(cupy, stream)
-            if stream.ptr == self._last:
-                return
-            with self._using:
-                event = self._used.get(self._last)
-                if event is not None and not cupy.cuda.runtime.streamIsCapturing(stream.ptr):
-                    stream.wait_event(event)
+        if self._current_device() == self.gpu:
+            self._await_use(stream)
+        else:
+            with self._cupy.cuda.Device(self.gpu):
+                self._await_use(stream)
+
+    def _await_use(self, stream: Any) -> None:
+        """As :meth:`before_use`, with the tier's GPU as the current one."""
+        stream = _as_stream(self._cupy, stream)
+        pointer, last = stream.ptr, self._last
+        if last is None or pointer == last:
+            return
+        with self._using:
+            event = self._used.get(last)
+            if event is not None and not self._is_captured(pointer):
+                stream.wait_event(event)
 
     def close(self) -> None:
         """Let go of the arena once no kernel uses it: CuPy may hand its memory out again at once."""
@@ -167,13 +184,6 @@ class DeviceTier(ArenaTier):
             raise TierError(problem)
         self._untold_graph = False
         log.warning(problem)
-
-    def _current(self) -> contextlib.AbstractContextManager[Any]:
-        """The tier's GPU as the thread's current one."""
-        if self._cupy.cuda.runtime.getDevice() == self.gpu:
-            return _NOTHING
-        device: contextlib.AbstractContextManager[Any] = self._cupy.cuda.Device(self.gpu)
-        return device
 
     def wait_for_users(self, stream: Any) -> None:
         """Let a stream wait for the kernels that :meth:`used_by` was told of.
