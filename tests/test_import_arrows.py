@@ -151,22 +151,17 @@ PACKAGE = package_dir()
 SOURCES = sorted(path for kind in ("py", "pyi", "pyx", "pxd", "pxi") for path in PACKAGE.rglob(f"*.{kind}"))
 
 
-def test_every_file_imports_only_along_the_arrows() -> None:
+def test_every_file_imports_only_along_the_arrows_and_every_arrow_is_used() -> None:
     found = {str(path.relative_to(PACKAGE)): problems(str(path), path.read_text(), PACKAGE) for path in SOURCES}
     assert not {name: wrong for name, wrong in found.items() if wrong}
+    idle = {room: known - USED.get(room, set()) for room, known in ARROWS.items()}
+    assert {room: sorted(known) for room, known in idle.items() if known} == {}
 
 
 def test_every_file_that_may_call_such_a_method_does() -> None:
     sources = {module_of(path, PACKAGE): path for path in SOURCES if path.suffix == ".py"}
     for module, method in OUR_METHODS.items():
         assert method in set(forbidden_calls(sources[module].read_text()))
-
-
-def test_every_arrow_of_the_table_is_used() -> None:
-    for path in SOURCES:
-        problems(str(path), path.read_text(), PACKAGE)
-    idle = {room: known - USED.get(room, set()) for room, known in ARROWS.items()}
-    assert {room: sorted(known) for room, known in idle.items() if known} == {}
 
 
 @pytest.mark.checkout

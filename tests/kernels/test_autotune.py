@@ -161,7 +161,7 @@ def test_a_kernel_that_is_wrong_here_is_demoted_with_a_warning(
     assert set(verdict.wrong) == {*wrong, *broken}
 
 
-@pytest.mark.parametrize("kernel", ["decode_simt", "decode_tma"])
+@pytest.mark.parametrize("kernel", one_in(2, ["decode_simt", "decode_tma"]))
 def test_without_memory_for_a_trial_decode_simt_is_taken_until_there_is(
     kernel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,7 +326,7 @@ def test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    one_in(3, [
+    one_in(6, [
         lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[]", lambda text: text.replace("us", "ms"),
         lambda text: text.replace('"kernel": "decode_tma"', '"kernel": 3'), lambda text: "\x00" + text,
     ]),
@@ -348,7 +348,7 @@ def test_a_damaged_file_is_made_again(
     assert path.read_text() == whole
 
 
-@pytest.mark.parametrize(("field", "value"), [("driver", "13.0"), ("sources", "0" * 32), ("version", 0)])
+@pytest.mark.parametrize(("field", "value"), one_in(3, map(pytest.param, ("driver", "sources", "version"), ("13.0", "0" * 32, 0))))
 def test_a_file_of_another_driver_or_source_is_made_again(
     field: str, value: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,7 +58,7 @@ class Counted:
             self.ended_pages += span.attributes["moved_pages"]
 
     def wait(self, cache: pk.KVCache) -> None:
-        """Until nothing moves or waits to be written behind, and the hooks that were added later know it."""
+        """Until nothing moves or waits to be written, and hooks that were added later know it."""
         until = time.monotonic() + 60
         while self._has_work(cache.placement.stats()) or self.open:
             assert time.monotonic() < until
