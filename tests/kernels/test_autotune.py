@@ -348,7 +348,10 @@ def test_a_damaged_file_is_made_again(
     assert path.read_text() == whole
 
 
-@pytest.mark.parametrize(("field", "value"), one_in(3, map(pytest.param, ("driver", "sources", "version"), ("13.0", "0" * 32, 0))))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    one_in(3, map(pytest.param, ("driver", "sources", "version"), ("13.0", "0" * 32, 0))),
+)
 def test_a_file_of_another_driver_or_source_is_made_again(
     field: str, value: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

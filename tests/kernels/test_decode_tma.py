@@ -48,7 +48,9 @@ def test_a_long_sequence_passes_the_ring_many_times(backend: Backend, schedule: 
     check(backend, Case((1000, 33), num_kv_heads=1, head_dim=128), schedule)
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), one_in(2, map(pytest.param, (256, 128, 192, 64), (256, 128, 128, 128))))
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), one_in(2, map(pytest.param, (256, 128, 192, 64), (256, 128, 128, 128)))
+)
 def test_head_dims(backend: Backend, head_dim: int, head_dim_v: int) -> None:
     check(backend, Case((17, 150), head_dim=head_dim, head_dim_v=head_dim_v, num_kv_heads=1))
 
