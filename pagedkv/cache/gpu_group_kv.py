@@ -5,6 +5,7 @@ The kernels take the distance between pages as a stride, and tables of a short g
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -40,10 +41,12 @@ class GpuGroupKV(GroupKV):
         before_work: Callable[[Any], None],
     ) -> None:
         self.backend, self._on_work, self._before_work = backend, on_work, before_work
+        self._lock = threading.RLock()
         super().__init__(spec, layout, arena)
 
     def _opened(self, group: Group, rows: Any) -> GpuKV:
-        return GpuKV(group.spec, rows, self.backend, self._on_work, self._before_work, int(rows.shape[1]))
+        shared = self.backend, self._on_work, self._before_work
+        return GpuKV(group.spec, rows, *shared, int(rows.shape[1]), self._lock)
 
     @property
     def overflowing_writes(self) -> int:

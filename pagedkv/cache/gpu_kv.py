@@ -3,13 +3,15 @@
 The same verbs as device_kv.py, computed by the kernels.
 
 Everything is ordered by the caller's stream and nothing waits for the device. The steps of a cache share device
-buffers, so work on a stream first waits for the launches here on another (``before_work``). Before a tier move touches
-the arena it waits, on its own stream, for the launches here (``on_work``).
+buffers, so a thread waits for another's call, and work on a stream for the launches here on another (``before_work``).
+Before a tier move touches the arena it waits, on its own stream, for the launches here (``on_work``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from pagedkv.attention import PagedAttention
 from pagedkv.attention.places import check_may_wait
 from pagedkv.cache.storage import StepTables
-from pagedkv.errors import UnsupportedVariant
+from pagedkv.errors import UnsupportedVariant, WrongType
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.dtypes import kernel_dtype
@@ -37,6 +39,9 @@ _STEP_ARRAYS = ("block_tables", "seq_lens", "q_indptr", "slot_mapping")
 class GpuKV:
     """Reads and writes KV in a device tier's arena on a GPU.
 
+    Steps of several threads share its buffers: each call uploads and launches under `lock`, and where another step's
+    call came between it uploads again.
+
     Parameters
     ----------
     spec : KVSpec
@@ -45,6 +50,7 @@ class GpuKV:
     on_work : called with the stream after kernels were launched on it, so that moves can wait for them.
     before_work : called with the stream before that: work launched on other streams comes first.
     row_bytes : of the arena's rows, where unused bytes follow each block.
+    lock : one for all that share `before_work` and `on_work`; default one of its own.
     """
 
     decode = None
@@ -58,8 +64,10 @@ class GpuKV:
         on_work: Callable[[Any], object],
         before_work: Callable[[Any], None] = lambda stream: None,
         row_bytes: int | None = None,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.spec, self.backend, self.on_work, self.before_work = spec, backend, on_work, before_work
+        self.lock = threading.RLock() if lock is None else lock  # held from `before_work` to `on_work`
         self._views = [layer_view(arena, layer, spec, row_bytes) for layer in range(spec.num_layers)]
         self._scales = [_scales(arena, spec, layer, backend, row_bytes) for layer in range(spec.num_layers)]
         self._arena = arena[:, : spec.block_bytes]
@@ -70,7 +78,7 @@ class GpuKV:
             self._attended = [_layer(spec, backend, *given) for given in zip(parts, self._scales, strict=True)]
         self._buffers: dict[str, Any] = {}
         self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
-        self._outgrown: list[PagedAttention] = []  # kernels may still use their workspaces, on whatever stream
+        self._outgrown: list[Any] = []  # buffers and attentions: kernels and graphs may still use their memory
         self.uploaded: dict[int, GpuStepKV] = {}  # by part: whose arrays lie in its buffers
 
     def layer(self, layer: int) -> tuple[Any, Any]:
@@ -105,15 +113,13 @@ class GpuKV:
 
     def copy_blocks(self, pairs: NDArray[np.int32], stream: Any = None) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2]; no block is both."""
-        self.before_work(stream)
-        copy_blocks(self.backend, self._arena, self.device_copy("pairs", pairs, stream), stream=stream)
-        self.on_work(stream)
+        with self.working(stream):
+            copy_blocks(self.backend, self._arena, self.device_copy("pairs", pairs, stream), stream=stream)
 
     def zero_blocks(self, blocks: NDArray[np.int32], stream: Any = None) -> None:
         """Fill whole blocks with zeros, int32 [n]."""
-        self.before_work(stream)
-        fill_blocks(self.backend, self._arena, self.device_copy("zeroed", blocks, stream), stream=stream)
-        self.on_work(stream)
+        with self.working(stream):
+            fill_blocks(self.backend, self._arena, self.device_copy("zeroed", blocks, stream), stream=stream)
 
     def gather(
         self,
@@ -148,15 +154,24 @@ class GpuKV:
         stream: Any = None,
     ) -> None:
         """As :meth:`gather`, into arrays of more layers: each goes to its place of `places`."""
-        self.before_work(stream)
-        tables = self.device_copy("gather_tables", blocks[None], stream)
-        indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
-        first = self.device_copy("gather_first", np.array([start], np.int32), stream)
-        k, v = (in_token_order(_as_kernels_take(array), layout) for array in out)
-        for place, cache in zip(places, self._layers, strict=True):
-            outputs = _with_v((k[place], v[place]))
-            gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
-        self.on_work(stream)
+        with self.working(stream):
+            tables = self.device_copy("gather_tables", blocks[None], stream)
+            indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
+            first = self.device_copy("gather_first", np.array([start], np.int32), stream)
+            k, v = (in_token_order(_as_kernels_take(array), layout) for array in out)
+            for place, cache in zip(places, self._layers, strict=True):
+                outputs = _with_v((k[place], v[place]))
+                gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
+
+    @contextmanager
+    def working(self, stream: Any) -> Iterator[None]:
+        """Order the launches within after those before; moves wait for them."""
+        with self.lock:
+            self.before_work(stream)
+            try:
+                yield
+            finally:
+                self.on_work(stream)
 
     def device_copy(self, name: str, array: NDArray[Any], stream: Any) -> Any:
         """The array in a device buffer of that name, which is kept and grows by doubling."""
@@ -165,6 +180,8 @@ class GpuKV:
         if buffer is None or len(buffer) < flat.size:
             check_may_wait(self.backend, stream)
             room = max(64, 1 << max(0, flat.size - 1).bit_length())
+            if buffer is not None:
+                self._outgrown.append(buffer)
             buffer = self._buffers[name] = self.backend.zeros((room,), flat.dtype)
         view = buffer[: flat.size]
         if flat.size:
@@ -234,9 +251,14 @@ class GpuStepKV:
                 "no kernel writes rows of bytes on a GPU: write the views of KVCache.layer() with your own, and say "
                 "mark_written"
             )
-        arrays = self._upload(stream)
-        write_kv(self._kv.cache(layer), arrays["slot_mapping"], *_with_v((k, v)), stream=stream)
-        self._kv.on_work(stream)
+        kv = self._kv
+        with kv.lock:
+            kv.before_work(stream)
+            try:
+                arrays = self._upload(stream)
+                write_kv(kv.cache(layer), arrays["slot_mapping"], *_with_v((k, v)), stream=stream)
+            finally:  # also of an upload before a refusal
+                kv.on_work(stream)
 
     def attend(
         self,
@@ -251,7 +273,22 @@ class GpuStepKV:
         **variant: Any,
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``."""
-        kv, arrays = self._kv, self._upload(stream)
+        kv = self._kv
+        with kv.lock:
+            kv.before_work(stream)
+            try:
+                attention = self._planned_for(q, mask, mask_indptr, variant, stream)
+                lse = kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
+                o = attention.run_layer(kv.attended(layer), q, out=out, lse=lse, stream=stream)
+            finally:
+                kv.on_work(stream)
+        return (o, lse) if return_lse else o
+
+    def _planned_for(
+        self, q: Any, mask: Any, mask_indptr: Any, variant: dict[str, Any], stream: Any
+    ) -> PagedAttention:
+        """The attention for queries of a form and a variant, with this step planned."""
+        arrays = self._upload(stream)
         form: tuple[Hashable, ...] = (q.shape, q.dtype, mask is None)
         if variant:
             form += tuple((name, _known_by(name, value)) for name, value in variant.items())
@@ -266,16 +303,15 @@ class GpuStepKV:
                 mask=mask, mask_indptr=mask_indptr, stream=stream,
             )  # fmt: skip
             self._planned[attention] = (mask, mask_indptr)
-        lse = kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
-        o = attention.run_layer(kv.attended(layer), q, out=out, lse=lse, stream=stream)
-        kv.on_work(stream)
-        return (o, lse) if return_lse else o
+        return attention
 
     def _attention(self, q: Any, masked: bool, variant: dict[str, Any], stream: Any) -> PagedAttention:
         """The workspaces and kernels for queries of a form and a variant."""
         spec = self._kv.spec
         spec.check_can_attend()
-        dtype = spec.dtype if spec.scales is None else kernel_dtype("q", q)
+        dtype = kernel_dtype("q", q)
+        if spec.scales is None and dtype != spec.dtype:
+            raise WrongType(f"q is {dtype}, and kernels over this cache take queries of {spec.dtype} alone")
         q_lens = np.diff(self._arrays.q_indptr)
         return self._kv.attention(
             self._part, dtype, q.shape[1], len(q_lens), int(q_lens.max(initial=1)), len(q), stream,
@@ -283,7 +319,7 @@ class GpuStepKV:
         )  # fmt: skip
 
     def _upload(self, stream: Any) -> dict[str, Any]:
-        self._kv.before_work(stream)
+        """The step's arrays on the device; the caller holds the lock."""
         part = self._part
         if self._kv.uploaded.get(part) is not self:  # the first time, or another step came between
             self._kv.uploaded.pop(part, None)

@@ -457,8 +457,8 @@ MUTANTS = (
     ),
     Mutant(
         "pages that lie apart are cut out before their bytes become numbers", "pagedkv/cache/gpu_group_kv.py",
-        (("GpuKV(group.spec, rows, self.backend, self._on_work, self._before_work, int(rows.shape[1]))",
-          "GpuKV(group.spec, rows[:, : group.page_bytes], self.backend, self._on_work, self._before_work)"),),
+        (("GpuKV(group.spec, rows, *shared, int(rows.shape[1]), self._lock)",
+          "GpuKV(group.spec, rows[:, : group.page_bytes], *shared)"),),
         ("test_views_of_pages_that_lie_apart_need_nothing_that_cupy_refuses",),
     ),
     Mutant(
