@@ -111,7 +111,12 @@ class Driver:
         if who is not None:
             num_blocks = self.rng.randint(1, 3)
             self.pair.make_room(num_blocks)
-            self.pair.insert(who, self.tokens(num_blocks))
+            tokens, size = self.tokens(num_blocks), self.block_size
+            # of a run that is adopted at once the core lets the last copy below go first, the model the first one
+            at_once = size if self.max_run > 1 and self.pair.num_colder(who, tokens) > 1 else max(1, len(tokens))
+            for begin in range(0, len(tokens), at_once):
+                if not self.pair.insert(who, tokens[begin : begin + at_once]):
+                    break
 
     def release(self) -> None:
         who = self.some_owner()

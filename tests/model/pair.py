@@ -132,6 +132,16 @@ class Pair:
         self.model.give_back(num_blocks - taken)
         return taken
 
+    def num_colder(self, who: int, tokens: Sequence[int]) -> int:
+        """Blocks behind the owner's prefix that the tree has in colder tiers alone."""
+        block, found = self.owners[who][1].last, 0
+        for begin in range(0, len(tokens), self.model.block_size):
+            kid = block.kids.get(tuple(tokens[begin : begin + self.model.block_size]))
+            if kid is None:
+                break
+            block, found = kid, found + (kid.top != DEVICE)
+        return found
+
     def graft(self, tokens: Sequence[int], namespace: bytes, piece: int) -> int:
         """Add claims behind the cached part of a prompt, as many as there is room for; how many."""
         tier, root = len(self.pools) - 1, self.tree.namespace(namespace)
