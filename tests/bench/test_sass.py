@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.results import ROOT, read_results
+from bench.results import ROOT, read_results, write_results
+from bench.sass import __main__ as command
 from bench.sass.__main__ import COMMITTED
 from bench.sass.bar import MORE_IS_BETTER, compare, key
 from bench.sass.cases import Case, Shape, cases, measure, toolkit
@@ -306,6 +309,14 @@ def test_a_figure_that_moves_by_5_percent_either_way_asks_to_be_committed(name: 
     assert line.startswith(f"{'worse' if worse else 'better'}: H100 SXM sm_90 decode_mma bf16: {name} 100.0 -> ")
 
 
+def test_a_figure_is_worse_where_the_kernel_has_more_to_do_or_less_to_do_it_with() -> None:
+    more = ("issue_slots", "tensor_cycles", "shared_cycles", "registers", "spill_bytes", "rolled_loops")
+    less = ("ctas_per_sm", "bytes_in_flight", "bound")
+    assert {*more, *less} == MORE_IS_BETTER.keys()
+    old, new = (dict.fromkeys(more, a) | dict.fromkeys(less, b) for a, b in ((1.0, 2.0), (2.0, 1.0)))
+    assert {line.partition(":")[0] for line in compare([ROW | old], [ROW | new])} == {"worse"}
+
+
 @pytest.mark.parametrize("name", ["spill_bytes", "rolled_loops"])
 def test_the_first_spill_or_rolled_loop_is_worse_than_none(name: str) -> None:
     assert [line.split(":")[0] for line in compare([ROW], [ROW | {name: 1}])] == ["worse"]
@@ -328,6 +339,31 @@ def test_the_committed_figures_are_of_all_loops_and_this_toolkit() -> None:
     expected = {(one.machine.name, one.arch(nvrtc), one.kernel.name, one.name) for one in cases()}
     assert {key(row) for row in document["rows"]} == expected
     assert document["nvrtc"].split(".")[0] == str(nvrtc.version[0])
+
+
+@pytest.mark.parametrize("moved", ["worse", "better"])
+def test_the_command_fails_on_a_figure_that_moved_until_it_is_committed(
+    moved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a toy: nothing is compiled."""
+    slots = {"worse": 42.1, "better": 37.9}[moved]
+    now, place = ROW | {"issue_slots": slots}, tmp_path / "sass.json"
+    of_toy = SimpleNamespace(kernel=SimpleNamespace(name=ROW["kernel"]), arch=lambda nvrtc: ROW["arch"])
+    monkeypatch.setattr(command, "cases", lambda: [of_toy])
+    monkeypatch.setattr(command, "measure", lambda case, nvrtc: now)
+    monkeypatch.setattr(command, "toolkit", lambda: SimpleNamespace(version=(13, 5)))
+    monkeypatch.setattr(command, "COMMITTED", place)
+    monkeypatch.setattr(sys, "argv", ["bench.sass", "--check"])
+    write_results(place, "sass", [ROW], env={})
+    assert command.main() == 1
+    said = capsys.readouterr().out
+    assert f"{moved}: H100 SXM sm_90 decode_mma bf16: issue_slots 40.0 -> {slots}" in said
+    assert "commit the figures" in said
+    monkeypatch.setattr(sys, "argv", ["bench.sass", "--json", str(place)])
+    assert command.main() == 0
+    monkeypatch.setattr(sys, "argv", ["bench.sass", "--check"])
+    assert command.main() == 0
+    assert "within 5 %" in capsys.readouterr().out
 
 
 def flagship(kernel: str) -> Case:
@@ -411,6 +447,15 @@ def test_latents_are_bound_by_memory_up_to_32_heads_on_an_h100_and_more_heads_re
     assert [rows[f"{heads} heads"]["binds"] for heads in (16, 32)] == ["memory", "memory"]
     for figure in ("issue_slots", "tensor_cycles", "shared_cycles"):
         assert rows["128 heads"][figure] == pytest.approx(4 * rows["32 heads"][figure], rel=1e-3)
+
+
+def test_latents_are_bound_by_shared_memory_on_a_b200_and_on_an_a100_if_quantised_by_issue_slots() -> None:
+    """As docs/kernels.md says."""
+    rows = {(row["gpu"], row["variant"]): row["binds"] for row in read_results(COMMITTED)["rows"]
+            if row["kernel"] == "decode_mla"}  # fmt: skip
+    assert {binds for (gpu, _), binds in rows.items() if gpu == B200.name} == {"shared"}
+    on_a100 = {variant: binds for (gpu, variant), binds in rows.items() if gpu == A100.name}
+    assert on_a100 == {"16 heads": "memory", "16 heads, e4m3": "issue"}
 
 
 @pytest.mark.slow

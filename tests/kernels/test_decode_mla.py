@@ -13,6 +13,7 @@ from pagedkv.kernels import decode_mla
 from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig, Schedule
+from pagedkv.kernels.dtypes import ITEMSIZES
 from pagedkv.kernels.select import select
 from tests.kernels.cases import Case, Problem, assert_close, assert_rows_close, problem, run
 from tests.slices import one_in
@@ -108,6 +109,21 @@ def test_a_plan_takes_other_lengths_after_update(backend: Backend) -> None:
     plan = AttentionPlan(backend, config, decode_mla.tiling(config), "even", num_kv_heads=1, max_sequences=3)
     for given in problems:
         assert_close(given, *attend(backend, given, plan=plan))
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3"])
+@pytest.mark.parametrize(("group_size", "rows", "ctas"), [(1, 16, 2), (16, 16, 2), (17, 32, 1), (128, 32, 1)])
+def test_rows_and_ctas_by_the_number_of_heads_and_as_many_tiles_as_fit(
+    group_size: int, rows: int, ctas: int, kv_dtype: str
+) -> None:
+    tiling = decode_mla.tiling(replace(CONFIG, group_size=group_size, kv_dtype=kv_dtype))
+    macros = dict(tiling.macros)
+    assert (tiling.row_tile, tiling.ctas_per_sm, macros["MIN_CTAS"]) == (rows, ctas, ctas)
+    tile = tiling.tile_tokens * 576 * ITEMSIZES[kv_dtype]
+    left = decode_mla.SM_BYTES // ctas - 2 * decode_mla.RESERVED_BYTES - tiling.shared_bytes
+    assert 0 <= left < tile or (left >= 0 and macros["STAGES"] == decode_mla.MAX_STAGES)
+    assert macros["STAGES"] >= 2
+    assert tiling.shared_bytes <= ((163 if rows == 16 else 227) - 1) << 10, "of a CTA on an A100, and on an H100"
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,8 @@ def test_with_more_than_8_rows_it_gives_the_bits_of_decode_mma(backend: Backend)
         ({"group_size": 16, "kv_dtype": "float8_e4m3", "scale_mode": "tensor"}, 2),
         ({"group_size": 16, "head_dim": 192}, 1),  # two CTAs would have room for a tile each
         ({"head_dim": 256, "head_dim_v": 256}, 1),
+        # two CTAs would have room for their tiles, and a thread too few registers
+        ({"group_size": 16, "head_dim": 256, "kv_dtype": "float8_e4m3", "scale_mode": "tensor"}, 1),
     ],
     ids=str,
 )

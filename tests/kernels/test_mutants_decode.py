@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pagedkv.kernels.backend import Backend
+from tests.kernels import test_compile as compiling
 from tests.kernels import test_decode_mla as mla
 from tests.kernels import test_decode_mma as mma
 from tests.kernels import test_decode_simt as simt
@@ -36,6 +37,11 @@ def one_slice(backend: Backend) -> None:
     """Fewer tiles than two slices need stay with one CTA."""
     with pytest.MonkeyPatch.context() as patch:
         schedule.test_the_kernels_segments_are_those_of_the_oracle(backend, patch, (200,), (1,), 0, 1, 4)
+
+
+def short_rows(backend: Backend) -> None:
+    """Copies of rows of 64 bytes, in machine code: the interpreter has no L2."""
+    compiling.test_copies_of_a_heads_row_do_not_fetch_the_next_heads(compiling.Farm(), 64, "LTC64B")
 
 
 ragged = partial(mma.check, case=Case((15, 170), num_kv_heads=1))
@@ -445,6 +451,13 @@ MUTANTS = (
         "block = look_up(i + 1);",
         "block = look_up(i);",
         latents,
+    ),
+    mutant(
+        "a copy of a short row has L2 fetch the next head's",
+        "decode_mma",
+        "HEAD_DIM_V * sizeof(KV_TYPE) % 128 == 0 ? 128 : 64;",
+        "HEAD_DIM_V * sizeof(KV_TYPE) % 128 == 0 ? 128 : 128;",
+        short_rows,
     ),
     # decode_simt and decode_reduce
     mutant(

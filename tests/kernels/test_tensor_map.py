@@ -13,9 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pagedkv.attention import PagedAttention
 from pagedkv.errors import InvalidArgument, KernelsUnavailable, WrongType
 from pagedkv.kernels import driver, tensor_map
 from pagedkv.kernels.tensor_map import encode_tensor_map, l2_bytes
+from tests.attention.noting import Noting, aligned
 
 ADDRESS = 0x7F0000001000
 U32, U64, INT, POINTER = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
@@ -148,6 +150,32 @@ def test_what_the_driver_refuses_is_an_error_with_its_name_for_it(fake: FakeDriv
     fake.status = 1
     with pytest.raises(InvalidArgument, match=r"dims \(64, 4\).*CUDA_ERROR_OF_THIS_TEST"):
         encode_tensor_map(on_device(np.float16), (64, 4), (128,), (8, 1))
+
+
+class OfAnOldDriver(Noting):
+    """Launches are noted; tensor maps are asked of the driver, as by CuPy's backend."""
+
+    tensor_map = staticmethod(encode_tensor_map)
+
+
+@pytest.mark.parametrize("kernel", ["decode_tma", "prefill_wgmma"])
+def test_a_kernel_with_tma_is_refused_by_a_driver_older_than_tensor_maps(
+    monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    old = SimpleNamespace(cuDriverGetVersion=lambda version: setattr(version._obj, "value", 11080))
+    monkeypatch.setattr(tensor_map, "load_driver", lambda: old)
+    monkeypatch.setattr(driver, "load_driver", lambda: old)
+    assert not driver.has_tensor_maps()
+    backend = OfAnOldDriver()
+    attention = PagedAttention(
+        num_qo_heads=4, num_kv_heads=1, head_dim=64, max_sequences=1, kernel=kernel, device=backend
+    )
+    attention.plan(aligned((1, 1), np.int32), aligned((1,), np.int32))
+    backend.launches.clear()
+    pools = [aligned((1, 16, 1, 64), np.float16) for _ in "kv"]
+    with pytest.raises(KernelsUnavailable, match=r"is for CUDA 11\.8, and kernels with TMA need one for CUDA 12\.0"):
+        attention.run(aligned((1, 4, 64), np.float16), *pools)
+    assert not backend.launches
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     catalogue_adapters,
+    catalogue_bench,
     catalogue_c_api,
     catalogue_cache,
     catalogue_core,
@@ -25,6 +26,7 @@ from tests.mutants import (
     catalogue_scheduler,
     catalogue_simulate,
     catalogue_spec,
+    catalogue_tilings,
 )
 
 ROOMS = {
@@ -47,5 +49,7 @@ ROOMS = {
     "adapters": catalogue_adapters.MUTANTS,
     "c_api": catalogue_c_api.MUTANTS,
     "launches": catalogue_launches.MUTANTS,
+    "tilings": catalogue_tilings.MUTANTS,
+    "bench": catalogue_bench.MUTANTS,
 }
 MUTANTS = tuple(mutant for mutants in ROOMS.values() for mutant in mutants)

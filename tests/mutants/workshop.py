@@ -102,6 +102,7 @@ def _copy(folder: Path, modules: list[str]) -> None:
     example = Path("examples", "policy_lfu")  # which tests of the core compile
     shutil.copytree(ROOT / example, folder / example, ignore=shutil.ignore_patterns("build"))
     shutil.copytree(ROOT / "kernels_cu", folder / "kernels_cu")  # which the interpreter runs
+    shutil.copytree(ROOT / "bench", folder / "bench", copy_function=_copy_one)  # which tests of the static bar call
     for name in FILES:
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, folder)

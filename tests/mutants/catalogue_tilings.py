@@ -1,0 +1,113 @@
+"""Mistakes in tilings, tensor maps, shared memory, and under an old driver."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+DECODE_TMA, DECODE_MLA = "pagedkv/kernels/decode_tma.py", "pagedkv/kernels/decode_mla.py"
+DRIVER, MAPS = "pagedkv/kernels/driver.py", "pagedkv/kernels/tensor_map.py"
+BACKEND = "pagedkv/kernels/cupy_backend.py"
+TWO_CTAS = ("test_two_ctas_share_a_multiprocessor_where_each_holds_two_tiles",)
+OF_LATENTS = ("test_rows_and_ctas_by_the_number_of_heads_and_as_many_tiles_as_fit",)
+RUNS = ("test_l2_fetches_no_more_than_a_contiguous_run_at_a_time",)
+OLD_DRIVER = ("test_a_kernel_with_tma_is_refused_by_a_driver_older_than_tensor_maps",)
+CARVE_OUT = ("test_a_kernel_may_use_all_shared_memory_from_the_moment_it_is_loaded",)
+
+MUTANTS = (
+    Mutant(
+        "two CTAs share a multiprocessor with room for a tile each",
+        DECODE_TMA,
+        (("TWO_TILES = 4", "TWO_TILES = 2"),),
+        TWO_CTAS,
+    ),
+    Mutant(
+        "two CTAs share a multiprocessor without the registers",
+        DECODE_TMA,
+        ((" and rows * (config.head_dim + 2 * config.head_dim_v) <= 16 * 3 * 128 else 1", " else 1"),),
+        TWO_CTAS,
+    ),
+    Mutant(
+        "16 rows have a multiprocessor to themselves",
+        DECODE_TMA,
+        (("<= 16 * 3 * 128 else 1", "<= 8 * 3 * 128 else 1"),),
+        TWO_CTAS,
+    ),
+    Mutant(
+        "few heads over latents have a multiprocessor to themselves",
+        DECODE_MLA,
+        (("> MANY_ROWS else (16, 2)", "> MANY_ROWS else (16, 1)"),),
+        OF_LATENTS,
+    ),
+    Mutant(
+        "17 heads over latents take two tiles of 16 rows",
+        DECODE_MLA,
+        (("> MANY_ROWS else (16, 2)", "> 2 * MANY_ROWS else (16, 2)"),),
+        OF_LATENTS,
+    ),
+    Mutant(
+        "tiles of latents leave no room for what every CTA needs",
+        DECODE_MLA,
+        (("SM_BYTES // ctas - 2 * RESERVED_BYTES - rest) // tile", "SM_BYTES // ctas) // tile"),),
+        OF_LATENTS,
+    ),
+    Mutant(
+        "latents have a tile less than there is room for",
+        DECODE_MLA,
+        (("rest) // tile, MAX_STAGES)", "rest) // tile - 1, MAX_STAGES)"),),
+        OF_LATENTS,
+    ),
+    Mutant(
+        "L2 promotion is always of 256 bytes",
+        MAPS,
+        (("_L2_PROMOTIONS.get(l2_bytes(start, itemsize, dims, strides, box), 0)", "_L2_PROMOTIONS[256]"),),
+        RUNS,
+    ),
+    Mutant(
+        "a box's run goes on into the next head",
+        MAPS,
+        (("if side > 1 and stride == run:", "if stride == run:"),),
+        RUNS,
+    ),
+    Mutant(
+        "runs are taken to begin at multiples of 256 bytes",
+        MAPS,
+        (("run, apart = dims[0] * itemsize, [start]", "run, apart = dims[0] * itemsize, [0]"),),
+        RUNS,
+    ),
+    Mutant(
+        "rows of a head's block are not one run",
+        MAPS,
+        (("            run *= dim\n", "            pass\n"),),
+        RUNS,
+    ),
+    Mutant(
+        "a kernel leaves memory that others divided as it is",
+        BACKEND,
+        (("            kernel.preferred_shared_memory_carveout = _ALL_SHARED\n", ""),),
+        CARVE_OUT,
+    ),
+    Mutant(
+        "a kernel asks for half of the shared memory",
+        BACKEND,
+        (("_ALL_SHARED = 100", "_ALL_SHARED = 50"),),
+        CARVE_OUT,
+    ),
+    Mutant(
+        "a driver without tensor maps is an AttributeError",
+        DRIVER,
+        (("    except AttributeError as error:\n", "    except ZeroDivisionError as error:\n"),),
+        OLD_DRIVER,
+    ),
+    Mutant(
+        "an old driver counts as one with tensor maps",
+        DRIVER,
+        (("        tensor_map_encoder(load_driver())\n    except", "        load_driver()\n    except"),),
+        OLD_DRIVER,
+    ),
+    Mutant(
+        "auto takes a kernel whose tensor maps the driver cannot make",
+        "pagedkv/kernels/select.py",
+        (("elif not has_tensor_maps and kernel.tiling(config, max_q_len).box_tokens:", "elif False:"),),
+        ("test_a_driver_older_than_tensor_maps_is_named",),
+    ),
+)
