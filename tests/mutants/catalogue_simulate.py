@@ -73,4 +73,14 @@ MUTANTS = (
         (('    return callable(getattr(storage, "lay_out", None))\n', "    return True\n"),),
         ("test_a_cache_by_groups_says_what_it_cannot_be",),
     ),
+    Mutant(
+        "a panel of zeros is drawn", "pagedkv/lab/simulate/plot.py",
+        (("for panel in others if any(panel.values))]", "for panel in others)]"),),
+        ("test_a_panel_of_zeros_is_left_out_and_named",),
+    ),
+    Mutant(
+        "an even number of panels has the first system at the bottom", "pagedkv/lab/replay/drawing.py",
+        (("axes.yaxis.set_inverted(True)", "axes.invert_yaxis()"),),
+        ("test_a_panel_of_zeros_is_left_out_and_named",),
+    ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagedkv.lab.replay.drawing import APART, label_ends, number, rows, spans_decades
-from pagedkv.lab.simulate.plot import finding
+from pagedkv.lab.simulate.plot import finding, plot_results
 
 pytest.importorskip("matplotlib")
 
@@ -74,6 +74,39 @@ def test_labels_at_the_ends_of_lines_do_not_touch(axes: Any) -> None:
 
 def result(system: str, wait: float) -> Any:
     return SimpleNamespace(system=system, ttft_s={"p50": wait})
+
+
+@pytest.mark.parametrize(
+    ("hits", "waste", "drawn", "below"),
+    [
+        ((0.0, 0.5), (0.5, 0.9), ["time", "generated", "sequences", "prompt", "slots"], "a trace"),
+        ((0.0, 0.0), (0.5, 0.9), ["time", "generated", "sequences", "slots"],
+         "a trace; 0 in every system: prompt tokens from the cache, %"),
+        ((0.0, 0.0), (1.0, 1.0), ["time", "generated", "sequences"],
+         "a trace; 0 in every system: prompt tokens from the cache, %, slots held that hold no token, %"),
+    ],
+)  # fmt: skip
+def test_a_panel_of_zeros_is_left_out_and_named(
+    hits: tuple[float, float], waste: tuple[float, float], drawn: list[str], below: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *where, **options: saved.append(figure))
+    results: list[Any] = [
+        SimpleNamespace(
+            system=name, ttft_s={"p50": 1.0, "p99": 2.0}, output_tokens_per_s=9.0, mean_running=3.0, most_running=4,
+            hit_rate={"total": hit}, tokens_per_slot=tokens,
+        )
+        for name, hit, tokens in zip(("paged", "shared"), hits, waste, strict=True)
+    ]  # fmt: skip
+    plot_results(results, "a trace", "out.png")
+    (figure,) = saved
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title(loc="left").partition(" ")[0] for axes in panels] == drawn
+    assert all(any(patch.get_width() for patch in axes.patches) for axes in panels)
+    assert all(axes.yaxis.get_inverted() for axes in panels), "the first system is at the top"
+    assert figure.get_supxlabel() == below
 
 
 def test_the_headline_names_the_shortest_waits_and_the_longest() -> None:

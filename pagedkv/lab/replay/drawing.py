@@ -70,7 +70,7 @@ def rows(
             fontweight="bold" if value == best else "normal",
         )  # fmt: skip
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+    axes.yaxis.set_inverted(True)  # not invert_yaxis, which turns axes that share theirs back again
     quiet(axes)
     if is_log:
         axes.set_xlim(left, max(ends) * (max(ends) / left) ** 0.6)  # room for the labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pagedkv.lab.replay.drawing import headline, label_ends, number, quiet, rows, spans_decades
 from pagedkv.lab.replay.plot import POLICY_STYLES, plain, require_matplotlib
@@ -10,8 +11,41 @@ from pagedkv.lab.simulate.result import SimResult
 from pagedkv.lab.simulate.studies import Study
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One value of every system; parameters as :func:`~pagedkv.lab.replay.drawing.rows`."""
+
+    title: str
+    values: list[float]
+    less_is_better: bool | None = None
+    beyond: list[float] | None = None
+    said: str = ""
+
+
+def panels(results: Sequence[SimResult]) -> list[Panel]:
+    """Waits, throughput, sequences at once, hits and waste."""
+    return [
+        Panel(
+            "time to first token, s: median", [r.ttft_s["p50"] for r in results], less_is_better=True,
+            beyond=[r.ttft_s["p99"] for r in results], said="p99",
+        ),
+        Panel("generated tokens per second", [r.output_tokens_per_s for r in results], less_is_better=False),
+        Panel(
+            "sequences running at once: mean", [r.mean_running for r in results],
+            beyond=[float(r.most_running) for r in results], said="most",
+        ),
+        Panel("prompt tokens from the cache, %", [100 * r.hit_rate["total"] for r in results], less_is_better=False),
+        Panel(
+            "slots held that hold no token, %", [100 * max(0.0, 1 - r.tokens_per_slot) for r in results],
+            less_is_better=True,
+        ),
+    ]  # fmt: skip
+
+
 def plot_results(results: Sequence[SimResult], title: str, out: str) -> None:
     """Write bars to `out`, a row per system; its suffix names the format.
+
+    A panel whose values are all 0, such as hits without a cache, is left out and named at the bottom.
 
     Raises
     ------
@@ -20,27 +54,23 @@ def plot_results(results: Sequence[SimResult], title: str, out: str) -> None:
     """
     pyplot = require_matplotlib()
     names = [plain(r.system) for r in results]
-    figure, axes = pyplot.subplots(3, 2, figsize=(11, 1.6 + 1.15 * len(results)), layout="constrained", sharey=True)
+    first, *others = panels(results)
+    shown = [first, *(panel for panel in others if any(panel.values))]
+    zero = ", ".join(panel.title for panel in others if not any(panel.values))
+    height = -(-len(shown) // 2)
+    figure, axes = pyplot.subplots(
+        height, 2, figsize=(11, 0.6 + height * (0.3 + 0.39 * len(results))), layout="constrained", sharey=True,
+        squeeze=False,
+    )  # fmt: skip
     try:
-        first = [r.ttft_s["p50"] for r in results]
-        rows(
-            axes[0][0], names, first, title="time to first token, s: median", less_is_better=True,
-            beyond=[r.ttft_s["p99"] for r in results], said="p99",
-        )  # fmt: skip
-        rows(
-            axes[0][1], names, [r.output_tokens_per_s for r in results], title="generated tokens per second",
-            less_is_better=False,
-        )  # fmt: skip
-        rows(
-            axes[1][0], names, [r.mean_running for r in results], title="sequences running at once: mean",
-            beyond=[float(r.most_running) for r in results], said="most",
-        )  # fmt: skip
-        hits = [100 * r.hit_rate["total"] for r in results]
-        rows(axes[1][1], names, hits, title="prompt tokens from the cache, %", less_is_better=False)
-        waste = [100 * max(0.0, 1 - r.tokens_per_slot) for r in results]
-        rows(axes[2][0], names, waste, title="slots held that hold no token, %", less_is_better=True)
-        axes[2][1].set_axis_off()
-        headline(figure, plain(finding(results)), plain(title))
+        for place, panel in zip(axes.flat, shown, strict=False):
+            rows(
+                place, names, panel.values, title=panel.title, less_is_better=panel.less_is_better,
+                beyond=panel.beyond, said=panel.said,
+            )  # fmt: skip
+        for place in axes.flat[len(shown) :]:
+            place.set_axis_off()
+        headline(figure, plain(finding(results)), plain(f"{title}; 0 in every system: {zero}" if zero else title))
         figure.savefig(out, dpi=110)
     finally:
         pyplot.close(figure)
