@@ -20,6 +20,8 @@ import numpy as np
 import stand_in
 
 LAYERS, SEQS, HEADS, GROUP, DIM, BLOCK, BLOCKS, TABLE = 32, 32, 8, 4, 128, 16, 1024, 256
+LATENT, VALUE = 576, 512  # numbers of a latent (MLA), and those of them that are V
+QO_HEADS = {"decode_mla": 16, "decode_mla_wgmma": 64}  # over latents, by kernel
 WARMUP = 20
 capturing = [False]
 
@@ -28,7 +30,7 @@ def main() -> None:
     """Measure every case in turns."""
     cupy = stand_in.install(capturing)
     backend = make_backend()
-    calls = {**kernel_calls(cupy, backend), **cache_calls(cupy, backend)}
+    calls = {**kernel_calls(cupy, backend), **latent_calls(cupy, backend), **cache_calls(cupy, backend)}
     print(json.dumps(measured(calls, int(sys.argv[1]))))
 
 
@@ -74,6 +76,26 @@ def kernel_calls(cupy: Any, backend: Any) -> dict[str, Callable[[int], object]]:
         if kernel == "decode_mma":
             calls["plan"] = lambda layer, attention=attention: attention.plan(tables, lens)
     calls["write_kv"] = lambda layer: write_kv(layers[layer], slots, k_new, v_new)
+    return calls
+
+
+def latent_calls(cupy: Any, backend: Any) -> dict[str, Callable[[int], object]]:
+    """``run`` of the kernels for latents that this version has."""
+    from pagedkv.attention import PagedAttention
+    from pagedkv.kernels.select import KERNELS
+
+    pools = [cupy.empty((BLOCKS, BLOCK, 1, LATENT), np.float16) for _ in range(LAYERS)]
+    tables, lens = cupy.empty((SEQS, TABLE), np.int32), cupy.empty((SEQS,), np.int32)
+    calls: dict[str, Callable[[int], object]] = {}
+    for kernel in (one.name for one in KERNELS if one.name in QO_HEADS):
+        heads = QO_HEADS[kernel]
+        attention = PagedAttention(
+            num_qo_heads=heads, num_kv_heads=1, head_dim=LATENT, head_dim_v=VALUE, v_in_k=True, block_size=BLOCK,
+            max_sequences=SEQS, kernel=kernel, device=backend,
+        )  # fmt: skip
+        attention.plan(tables, lens)
+        q, out = (cupy.empty((SEQS, heads, dim), np.float16) for dim in (LATENT, VALUE))
+        calls[f"run {kernel}"] = lambda layer, run=attention.run, q=q, out=out: run(q, pools[layer], out=out)
     return calls
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.launches import __main__ as launches
+from bench.report import fill
 from bench.results import ROOT, read_results
 from tests.remote.servers import redis_server
 
@@ -75,7 +77,21 @@ def test_the_bench_of_launches_has_a_row_for_each_call(tmp_path: Path) -> None:
     out = tmp_path / "launches.json"
     run("bench.launches", "--runs", "1", "--rounds", "1", "--json", str(out))
     rows = read_results(out)["rows"]
-    assert [row["call"] for row in rows][-4:] == [
+    assert [row["call"] for row in rows] == [
+        "run decode_mma", "plan", "run decode_tma", "run prefill_mma", "run prefill_wgmma", "write_kv",
+        "run decode_mla", "run decode_mla_wgmma",
         "step.write", "step.attend", "step.write, captured", "step.attend, captured",
     ]  # fmt: skip
     assert all(row["now_us"] >= row["least_us"] > 0 for row in rows)
+
+
+def test_a_kernel_that_the_version_before_lacks_has_no_figure_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, now = tmp_path / "launches.json", {"run decode_mma": 5.0, "run decode_mla": 6.0}
+    monkeypatch.setattr(launches, "times", lambda tree, rounds: now if tree == ROOT else {"run decode_mma": 60.0})
+    monkeypatch.setattr(launches, "commit", lambda tree: "1234567")
+    monkeypatch.setattr(sys, "argv", ["bench.launches", "--before", str(tmp_path), "--json", str(out)])
+    launches.main()
+    assert [(row["before_us"], row["now_us"]) for row in read_results(out)["rows"]] == [(60.0, 5.0), (None, 6.0)]
+    assert fill("<!-- table: launches.json rows -->\n<!-- end -->", tmp_path).count("| - |") == 1

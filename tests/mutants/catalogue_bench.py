@@ -1,4 +1,4 @@
-"""Mistakes in the static bar: figures that got worse and are let pass."""
+"""Mistakes in benches: the static bar lets a worse figure pass, versions are mixed up."""
 
 from __future__ import annotations
 
@@ -56,5 +56,11 @@ MUTANTS = (
         COMMAND,
         (("compare(committed, rows)", "compare(rows, rows)"),),
         BY_COMMAND,
+    ),
+    Mutant(
+        "a version that lacks a kernel ends the bench of launches",
+        "bench/launches/__main__.py",
+        ((" if call in runs[0] else None\n", "\n"),),
+        ("test_a_kernel_that_the_version_before_lacks_has_no_figure_of_it",),
     ),
 )
