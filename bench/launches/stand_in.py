@@ -6,6 +6,7 @@ has as much as the calls of ``bench.launches`` need.
 
 from __future__ import annotations
 
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -30,20 +31,22 @@ class Array:
     __module__ = "cupy"
     __slots__ = ("_form", "data", "dtype")
     next_address = 1 << 40
+    views: dict[Any, tuple[list[list[int]], int]] = {}  # by form and index: the view's form, and where it begins
 
     def __init__(self, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> None:
         kind, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
-        dense = tuple(int(np.prod(shape[axis + 1 :])) * kind.itemsize for axis in range(len(shape)))
-        self._form = [list(shape), list(dense if strides is None else strides)]
+        if strides is None:
+            strides = tuple(math.prod(shape[axis + 1 :]) * kind.itemsize for axis in range(len(shape)))
+        self._form = [list(shape), list(strides)]
         if memptr is None:
             memptr = Pointer(Array.next_address)
-            Array.next_address += (int(np.prod(shape)) * kind.itemsize // 512 + 1) * 512
+            Array.next_address += (math.prod(shape) * kind.itemsize // 512 + 1) * 512
         self.data, self.dtype = memptr, kind
 
     shape = property(lambda self: tuple(self._form[0]))
     strides = property(lambda self: tuple(self._form[1]))
     ndim = property(lambda self: len(self._form[0]))
-    size = property(lambda self: int(np.prod(self._form[0])))
+    size = property(lambda self: math.prod(self._form[0]))
     nbytes = property(lambda self: self.size * self.dtype.itemsize)
     flags = SimpleNamespace(c_contiguous=True)
     __cuda_array_interface__: dict[str, Any] = {}
@@ -61,8 +64,16 @@ class Array:
         return np.ndarray(self.shape, self.dtype, np.zeros(max(end, 1), np.uint8), 0, self.strides)
 
     def __getitem__(self, index: Any) -> Array:
-        base = self._numpy()
-        return self._seen(base[index], base)
+        """A view by numbers and slices; each form and index is worked out once."""
+        known = self.shape, self.strides, self.dtype, repr(index)
+        if known not in Array.views:
+            base = self._numpy()
+            seen = self._seen(base[index], base)
+            Array.views[known] = seen._form, seen.data.ptr - self.data.ptr
+        made = Array.__new__(Array)
+        made._form, offset = Array.views[known]
+        made.data, made.dtype = Pointer(self.data.ptr + offset), self.dtype
+        return made
 
     def reshape(self, *shape: Any) -> Array:
         """As NumPy's."""
