@@ -17,14 +17,20 @@ def unsupported(config: AttentionConfig, capability: tuple[int, int]) -> str | N
 
 
 def tiling(config: AttentionConfig) -> Tiling:
-    """Rows per CTA so that a lane's share of Q and O stays in registers."""
-    vectors_k, vectors_v = config.head_dim // config.vector, config.head_dim_v // config.vector
-    lanes = 1
-    while lanes < 16 and vectors_k % (2 * lanes) == 0 and vectors_v % (2 * lanes) == 0:
-        lanes *= 2
-    floats = (config.head_dim + config.head_dim_v) // lanes
-    rows = 1
+    """Rows per CTA and the width of a load: a lane's share of Q and O stays in registers."""
+    vector = config.vector
+    while vector > 1 and _floats(config, vector) > MAX_FLOATS:
+        vector //= 2  # shorter loads are spread over more lanes
+    floats, rows = _floats(config, vector), 1
     while rows < 8 and rows < config.group_size and 2 * rows * floats <= MAX_FLOATS:
         rows *= 2
     shared = merge_bytes(WARPS, rows, config.head_dim_v)
-    return Tiling("decode_simt", rows, 64, 32 * WARPS, shared, 2, (("VEC", config.vector),))
+    return Tiling("decode_simt", rows, 64, 32 * WARPS, shared, 2, (("VEC", vector),))
+
+
+def _floats(config: AttentionConfig, vector: int) -> int:
+    """Numbers of Q and O of one row that a lane holds; up to 16 lanes share a row."""
+    vectors_k, vectors_v, lanes = config.head_dim // vector, config.head_dim_v // vector, 1
+    while lanes < 16 and vectors_k % (2 * lanes) == 0 and vectors_v % (2 * lanes) == 0:
+        lanes *= 2
+    return (config.head_dim + config.head_dim_v) // lanes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pagedkv.kernels import decode_simt
@@ -76,10 +78,24 @@ def test_a_window_with_every_schedule_that_splits(backend: Backend, schedule: Sc
     check(backend, Case((600, 530), (2, 1), window=70, num_kv_heads=1), schedule=schedule)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_heads_of_mla_shape(backend: Backend, dtype: str) -> None:
-    case = Case((70,), head_dim=576, head_dim_v=512, group_size=2, num_kv_heads=1, q_dtype=dtype, kv_dtype=dtype)
-    check(backend, case)
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "kv_dtype"),
+    [(576, 512, "float8_e4m3"), (576, 512, "float16"), (112, 112, "int8"), (256, 256, "float32"), (64, 64, "int8")],
+)
+def test_a_lane_holds_no_more_of_a_row_than_stays_in_registers(head_dim: int, head_dim_v: int, kv_dtype: str) -> None:
+    case = Case((70,), head_dim=head_dim, head_dim_v=head_dim_v, kv_dtype=kv_dtype, scale_mode="tensor")
+    tiling = decode_simt.tiling(case.config)
+    vector = dict(tiling.macros)["VEC"]
+    lanes = max(n for n in (1, 2, 4, 8, 16) if head_dim // vector % n == head_dim_v // vector % n == 0)
+    assert tiling.row_tile * (head_dim + head_dim_v) // lanes <= decode_simt.MAX_FLOATS
+    assert vector == case.config.vector or 2 * (head_dim + head_dim_v) // lanes > decode_simt.MAX_FLOATS
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "float32", "float8_e4m3"])
+def test_heads_of_mla_shape(backend: Backend, kv_dtype: str) -> None:
+    fp8 = kv_dtype == "float8_e4m3"
+    types: dict[str, Any] = {"q_dtype": "bfloat16" if fp8 else kv_dtype, "scale_mode": "tensor" if fp8 else "none"}
+    check(backend, Case((70,), head_dim=576, head_dim_v=512, group_size=2, num_kv_heads=1, kv_dtype=kv_dtype, **types))
 
 
 def test_it_names_the_head_dims_it_cannot_take() -> None:

@@ -110,4 +110,10 @@ MUTANTS = (
         (("elif not has_tensor_maps and kernel.tiling(config, max_q_len).box_tokens:", "elif False:"),),
         ("test_a_driver_older_than_tensor_maps_is_named",),
     ),
+    Mutant(
+        "a lane of decode_simt holds more of a row than stays in registers",
+        "pagedkv/kernels/decode_simt.py",
+        (("        vector //= 2", "        break"),),
+        ("test_a_lane_holds_no_more_of_a_row_than_stays_in_registers",),
+    ),
 )
