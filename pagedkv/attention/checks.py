@@ -11,6 +11,7 @@ import numpy as np
 
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.kernels.batch import Batch
+from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.params import address
 
 MAX_INT32 = 2**31 - 1
@@ -67,13 +68,14 @@ def check_int32(name: str, array: Any, shape: tuple[int | str, ...]) -> None:
 def check_tables(
     block_tables: np.ndarray[Any, Any],
     seq_lens: np.ndarray[Any, Any],
-    first_keys: np.ndarray[Any, Any],
+    begins: np.ndarray[Any, Any],
+    ends: np.ndarray[Any, Any],
     num_blocks: int,
     block_size: int,
 ) -> None:
-    """Check host-side block tables: every block that holds a key must exist in the pool.
+    """Check host-side block tables: every block with a key that is read must exist in the pool.
 
-    The keys of a sequence are ``first_keys[seq]..seq_lens[seq] - 1``.
+    Of a sequence the keys ``begins[seq]..ends[seq] - 1`` are read; where there are none, both are 0.
 
     Raises
     ------
@@ -86,13 +88,13 @@ def check_tables(
             f"seq_lens must be in 0..{room} (the tokens of a row of block_tables), got {seq_lens.tolist()[:8]}"
         )
     columns = np.arange(block_tables.shape[1])
-    needed = (columns >= first_keys[:, None] // block_size) & (columns < -(-seq_lens[:, None] // block_size))
+    needed = (columns >= begins[:, None] // block_size) & (columns < -(-ends[:, None] // block_size))
     bad = needed & ((block_tables < 0) | (block_tables >= num_blocks))
     if bad.any():
         seq, column = (int(i) for i in np.argwhere(bad)[0])
         raise InvalidArgument(
-            f"block_tables[{seq}, {column}] is {block_tables[seq, column]}, but sequence {seq} has {seq_lens[seq]} "
-            f"keys and the pool has blocks 0..{num_blocks - 1}"
+            f"block_tables[{seq}, {column}] is {block_tables[seq, column]}, but queries of sequence {seq} see keys "
+            f"{begins[seq]}..{ends[seq] - 1} and the pool has blocks 0..{num_blocks - 1}"
         )
 
 
@@ -104,7 +106,7 @@ def check_indptr(name: str, indptr: np.ndarray[Any, Any], last: int | None = Non
 
 
 def check_values(
-    batch: Batch, block_size: int, max_q_len: int, window: int | None, num_blocks: int | None
+    batch: Batch, config: AttentionConfig, max_q_len: int, window: int, num_blocks: int | None
 ) -> None:
     """Check the values of a batch whose arrays are on the host.
 
@@ -116,7 +118,7 @@ def check_values(
         check_indptr("kv_indptr", batch.kv_indptr)
         if (np.diff(batch.kv_indptr) < batch.seq_lens).any():
             raise InvalidArgument("kv_indptr gives a sequence fewer tokens than its seq_lens")
-    q_lens = 1
+    q_lens: Any = np.ones_like(batch.seq_lens)
     if batch.q_indptr is not None:
         check_indptr("q_indptr", batch.q_indptr)
         q_lens = np.diff(batch.q_indptr)
@@ -124,9 +126,20 @@ def check_values(
         if longest > max_q_len:
             raise InvalidArgument(f"a sequence has {longest} queries, but this was made for max_q_len = {max_q_len}")
     if batch.block_tables is not None:
-        if batch.position_spans is None:
-            first_positions = batch.seq_lens.astype(np.int64) - q_lens
-        else:
-            first_positions = batch.position_spans[:, 0].astype(np.int64)
-        first_keys = np.maximum(first_positions + 1 - (window or MAX_INT32), 0)
-        check_tables(batch.block_tables, batch.seq_lens, first_keys, num_blocks or MAX_INT32, block_size)
+        begins, ends = _reach(batch, q_lens, config.causal, window)
+        check_tables(batch.block_tables, batch.seq_lens, begins, ends, num_blocks or MAX_INT32, config.block_size)
+
+
+def _reach(batch: Batch, q_lens: np.ndarray[Any, Any], causal: bool, window: int) -> Any:
+    """The first key that each sequence's queries see and one past the last; 0 and 0 for none.
+
+    The foremost query sees the first and the last query the last; kernels read all between them.
+    """
+    lens = batch.seq_lens.astype(np.int64)
+    if batch.position_spans is None:
+        least, greatest = lens - q_lens, lens - 1
+    else:
+        least, greatest = batch.position_spans.astype(np.int64).T
+    ends = np.clip(greatest + 1, 0, lens) if causal else lens
+    begins = np.maximum(least + 1 - window, 0) if window else np.zeros_like(lens)
+    return np.where((q_lens > 0) & (begins < ends), (begins, ends), 0)

@@ -223,7 +223,8 @@ class PagedAttention:
 
         Parameters
         ----------
-        block_tables : int32 [num_seqs, max_blocks], -1 where there is no block; None with contiguous KV.
+        block_tables : int32 [num_seqs, max_blocks], -1 where there is no block, as there need not be for keys before
+            the windows of all the sequence's queries; None with contiguous KV.
         seq_lens : int32 [num_seqs], keys of each sequence, this step's included.
         q_indptr : int32 [num_seqs + 1], first query of each sequence; default one query each.
         kv_indptr : int32 [num_seqs + 1], first token of each sequence in contiguous KV.
@@ -245,7 +246,7 @@ class PagedAttention:
         if places != self._places:
             check_batch(batch, self.config, self.backend, self.max_sequences)
         if isinstance(seq_lens, np.ndarray):
-            check_values(batch, self.config.block_size, self.max_q_len, self._options.window, num_blocks)
+            check_values(batch, self.config, self.max_q_len, self._options.window, num_blocks)
         if self._plan is not None:
             self._in_order(stream, self._plan.update, batch, self._options.window, stream)
         self._batch = batch

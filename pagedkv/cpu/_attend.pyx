@@ -203,7 +203,8 @@ cdef inline int64_t step(cnp.ndarray array, int axis) noexcept:
 cdef int check_lengths(const call_t *c, Py_ssize_t num_tokens, Py_ssize_t num_places, Py_ssize_t columns,
                        Py_ssize_t mask_bytes) except -1:
     """`num_places` are blocks of the pool, or tokens of contiguous KV."""
-    cdef int seq, q_len, seq_len, first, column, block
+    cdef int seq, q_len, seq_len, column, block
+    cdef span_t seen
     cdef int64_t room = columns * c.block_size
     if c.q_indptr == NULL and num_tokens != c.num_seqs:
         raise InvalidArgument(f"{num_tokens} queries for {c.num_seqs} sequences: several need q_indptr")
@@ -230,10 +231,12 @@ cdef int check_lengths(const call_t *c, Py_ssize_t num_tokens, Py_ssize_t num_pl
                 raise InvalidArgument(f"sequence {seq} has {seq_len} keys from {c.kv_indptr[seq]} on, but there are "
                                       f"{num_places} tokens of K and V")
             continue
-        first = span_of(c, seq, 0, q_len).begin
-        for column in range(first // c.block_size, (seq_len + c.block_size - 1) // c.block_size):
+        seen = span_of(c, seq, 0, q_len)
+        if seen.begin == seen.end:
+            continue
+        for column in range(seen.begin // c.block_size, (seen.end + c.block_size - 1) // c.block_size):
             block = c.tables[seq * c.table_stride + column]
             if block < 0 or block >= num_places:
-                raise InvalidArgument(f"block_tables[{seq}, {column}] is {block}, but sequence {seq} has {seq_len} "
-                                      f"keys and the pool has blocks 0..{num_places - 1}")
+                raise InvalidArgument(f"block_tables[{seq}, {column}] is {block}, but queries of sequence {seq} see keys "
+                                      f"{seen.begin}..{seen.end - 1} and the pool has blocks 0..{num_places - 1}")
     return 0

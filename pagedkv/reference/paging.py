@@ -102,16 +102,20 @@ class PagedBatch:
 
         float64 [num_kv_heads, end - begin, head_dim], head_dim_v.
         """
-        block_size = self.k_cache.shape[1]
-        first_block, last_block = begin // block_size, -(-end // block_size)
-        ids = self.block_tables[seq, first_block:last_block]
-        skip = begin - first_block * block_size
+        ids = self._blocks(seq, begin, end)
+        skip = begin % self.k_cache.shape[1]
 
         def tokens(cache: NDArray[Any]) -> Floats:
             rows = self._floats(cache[ids]).reshape(-1, *cache.shape[2:])
             return rows[skip : skip + end - begin].transpose(1, 0, 2)
 
         return tokens(self.k_cache), tokens(self.v_cache)
+
+    def _blocks(self, seq: int, begin: int, end: int) -> NDArray[Any]:
+        """Ids of the blocks that hold tokens ``begin..end - 1``."""
+        block_size = self.k_cache.shape[1]
+        first = begin // block_size
+        return self.block_tables[seq, first : -(-end // block_size) if begin < end else first]
 
     def _floats(self, array: NDArray[Any]) -> Floats:
         if array.dtype.kind in "iu" and self.decode is not None:
@@ -160,9 +164,9 @@ class PagedBatch:
             raise ValueError(f"seq_lens must be in 0..{room}, the tokens that the block tables can hold")
 
     def _check_block_ids(self) -> None:
-        num_blocks, block_size = self.k_cache.shape[:2]
+        num_blocks = self.k_cache.shape[0]
         for seq, _, _ in self.sequences():
             low, high = self.sight(seq).span()
-            ids = self.block_tables[seq, low // block_size : -(-high // block_size)]
+            ids = self._blocks(seq, low, high)
             if ids.size and (ids.min() < 0 or ids.max() >= num_blocks):
                 raise ValueError(f"sequence {seq} sees a block id outside 0..{num_blocks - 1}")

@@ -108,13 +108,31 @@ def test_a_level_without_keys_for_a_request_leaves_the_others(device: Device) ->
 SLOPES = np.exp2(-np.arange(1, HEADS * GROUP + 1)).astype(np.float32)
 
 
+def reached_blocks(levels: list[Any], groups: list[Any], sizes: list[int], q_len: int, window: int | None) -> list[Any]:
+    """Which entries of each level's block tables hold a key that a query sees.
+
+    ``groups`` has each request's sequence by level. Every key is asked.
+    """
+    before = np.zeros(len(groups[0]), int)
+    total = sum(lens[group] for (_, _, lens), group in zip(levels, groups, strict=True))
+    reached = []
+    for (_, tables, lens), group, size in zip(levels, groups, sizes, strict=True):
+        reached.append(np.zeros(tables.shape, bool))
+        for request, seq in enumerate(group):
+            first = total[request] - q_len + 1 - (window or 10**9) - before[request]
+            for key in range(max(first, 0), lens[seq]):
+                reached[-1][seq, key // size] = True
+        before = before + lens[group]
+    return reached
+
+
 def check_distances(
     device: Device, kernel: str, q_len: int, shared: list[int], own: list[int], window: int | None, alibi: bool,
     *, causal: bool = True, head_dim: int = DIM,
 ) -> None:  # fmt: skip
     """Three levels: what all share, what halves of the requests share, what each has alone.
 
-    Blocks of the first level that the window of every request has left are not there any more.
+    Blocks that the windows of all their requests have left are not there any more.
     """
     variants = {"window": window, "alibi_slopes": SLOPES if alibi else None, "causal": causal}
     rng = np.random.default_rng(q_len)
@@ -127,8 +145,9 @@ def check_distances(
     half = np.repeat([0, 1], halves)
     wholes = [np.concatenate([system, users[h], part], axis=1) for h, part in zip(half, alone, strict=True)]
     levels = [paged([system], 16), paged(users, 8), paged(alone, 8)]
-    left = min(whole.shape[1] for whole in wholes) - q_len + 1 - (window or 10**9)
-    levels[0][1][:, : max(left, 0) // 16] = -1
+    groups = [np.zeros(count, int), half, np.arange(count)]
+    for (_, tables, _), reached in zip(levels, reached_blocks(levels, groups, [16, 8, 8], q_len, window), strict=True):
+        tables[~reached] = -1
     cascade = CascadeAttention(
         [16, 8, 8], max_groups=[1, 2, count], max_q_len=q_len, device=device, kernel=kernel,
         **{**SIZES, "head_dim": head_dim}, **variants,
@@ -146,6 +165,53 @@ def check_distances(
 def test_windows_and_alibi_reach_through_all_levels(device: Device, q_len: int, window: int, alibi: bool) -> None:
     """A window of 25 leaves nothing of the shared levels to requests with 40 own keys."""
     check_distances(device, "auto", q_len, [57, 9, 14], [20, 40, 3, 12, 23], window, alibi)
+
+
+def check_blocks_out_of_reach(seed: int, kernel: str) -> None:
+    """Blocks that no window reaches may be gone; without any other the call is refused."""
+    rng = np.random.default_rng(seed)
+    count, q_len, window = int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(1, 60))
+    group = np.sort(rng.integers(0, 2, count))
+    prefixes, own = ([kv(rng, int(n)) for n in rng.integers(*span)] for span in ((0, 40, 2), (3, 30, count)))
+    sizes = [int(size) for size in rng.choice([3, 4, 16], 2)]
+    levels = [paged(prefixes, sizes[0]), paged(own, sizes[1])]
+    reached = reached_blocks(levels, [group, np.arange(count)], sizes, q_len, window)
+    for (_, tables, _), there in zip(levels, reached, strict=True):
+        tables[~there] = rng.choice([-1, 99])
+    indptr = np.arange(count + 1, dtype=np.int32) * q_len
+    offsets = np.array([0, (group == 0).sum(), count], np.int32) * np.int32(q_len)
+    q = rng.standard_normal((count * q_len, HEADS * GROUP, DIM)).astype(np.float16)
+    cascade = CascadeAttention(
+        sizes, max_groups=[2, count], max_q_len=q_len, window=window, device="cpu", kernel=kernel, **SIZES
+    )
+    arrays = [(*levels[0][1:], offsets), (*levels[1][1:], indptr)]
+    caches = [(pool[0], pool[1]) for pool, _, _ in levels]
+
+    def attend() -> Any:
+        cascade.plan(arrays)
+        return cascade.run(q, caches)
+
+    wholes = [np.concatenate([prefixes[g], part], axis=1) for g, part in zip(group, own, strict=True)]
+    exact, _ = one_by_one(q, indptr, wholes, window=window)
+    assert np.abs(attend() - exact).max() < 3e-3
+    level = int(rng.choice([level for level in range(2) if reached[level].any()]))
+    entry = tuple(rng.choice(np.argwhere(reached[level])))
+    levels[level][1][entry] = rng.choice([-1, 99])
+    with pytest.raises(pk.errors.PagedKVError, match=r"block_tables\[|sees a block id outside"):
+        attend()
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "reference"])
+def test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must(kernel: str) -> None:
+    for seed in range(25):
+        check_blocks_out_of_reach(seed, kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["cpu", "reference"])
+def test_many_tables_with_holes(kernel: str) -> None:
+    for seed in range(100, 1600):
+        check_blocks_out_of_reach(seed, kernel)
 
 
 @pytest.mark.slow

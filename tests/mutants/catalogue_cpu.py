@@ -9,6 +9,7 @@ WRITE, MERGE, CONVERT, GATHER = (
     f"pagedkv/cpu/{name}" for name in ("write.c", "merge.c", "write_numbers.h", "gather.c")
 )
 VARIANTS = "test_every_variant_of_every_batch_is_right"
+HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must[cpu]"
 TIES = "test_every_tie_goes_to_even_and_its_neighbours_to_the_nearer_number"
 
 
@@ -177,6 +178,14 @@ MUTANTS = (
         "positions may be any number", "pagedkv/cpu/attention.py",
         ((".max(initial=0) >= MOST_POSITION:", ".max(initial=0) < 0:"),),
         ("test_what_does_not_fit_is_refused_before_anything_is_written[a position beyond all keys]",),
+    ),
+    Mutant(
+        "the last block must be there where no query sees any of its keys", "pagedkv/cpu/_attend.pyx",
+        (("        if seen.begin == seen.end:\n", "        if False:\n"),), (HOLES,),
+    ),
+    Mutant(
+        "the first block that a query sees may be any number", "pagedkv/cpu/_attend.pyx",
+        (("range(seen.begin // c.block_size,", "range(seen.begin // c.block_size + 1,"),), (HOLES,),
     ),
     *GATHERING,
     *WRITING,

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
 AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 CHECKS = "pagedkv/attention/layer_checks.py"
+HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
 AUTOTUNE = "pagedkv/kernels/autotune.py"
 IN_TURN = "pagedkv/kernels/in_turn.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
@@ -267,8 +268,20 @@ MUTANTS = (
     Mutant(
         "blocks that a level's windows have left must be there",
         "pagedkv/attention/checks.py",
-        (("first_positions = batch.position_spans[:, 0]", "first_positions = batch.seq_lens - q_lens"),),
-        ("test_windows_and_alibi_reach_through_all_levels",),
+        (("    if batch.position_spans is None:\n", "    if True:\n"),),
+        (HOLES,),
+    ),
+    Mutant(
+        "the last block of a level that no window reaches must be there",
+        "pagedkv/attention/checks.py",
+        (("(q_lens > 0) & (begins < ends)", "(q_lens > 0)"),),
+        (HOLES,),
+    ),
+    Mutant(
+        "the first block that a window reaches may be gone when a batch is planned",
+        "pagedkv/attention/checks.py",
+        (("begins[:, None] // block_size)", "begins[:, None] // block_size + 1)"),),
+        (HOLES,),
     ),
     Mutant(
         "more queries run than have a position",
