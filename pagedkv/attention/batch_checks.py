@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.attention.checks import check_dtype, check_indptr, check_int32, check_shape
+from pagedkv.attention.checks import check_contiguous, check_dtype, check_indptr, check_int32, check_shape
 from pagedkv.attention.layer_checks import check_places
 from pagedkv.errors import InvalidArgument, LayoutMismatch
 from pagedkv.kernels.backend import Backend
@@ -22,6 +22,11 @@ def check_batch(batch: Batch, config: AttentionConfig, backend: Backend | None, 
     WrongType, LayoutMismatch, InvalidArgument
     """
     paged = config.block_size > 0
+    check_places(
+        backend, seq_lens=batch.seq_lens, block_tables=batch.block_tables, kv_indptr=batch.kv_indptr,
+        q_indptr=batch.q_indptr, mask=batch.mask, mask_indptr=batch.mask_indptr, q_positions=batch.q_positions,
+        position_spans=batch.position_spans,
+    )  # fmt: skip
     check_int32("seq_lens", batch.seq_lens, ("num_seqs",))
     num_seqs = len(batch.seq_lens)
     if num_seqs > max_sequences:
@@ -40,17 +45,13 @@ def check_batch(batch: Batch, config: AttentionConfig, backend: Backend | None, 
     if config.mask:
         check_shape("mask", batch.mask, ("num_bytes",))
         check_dtype("mask", batch.mask, np.uint8)
+        check_contiguous("mask", batch.mask)
         check_shape("mask_indptr", batch.mask_indptr, (num_seqs + 1,))
         check_dtype("mask_indptr", batch.mask_indptr, np.int64)
+        check_contiguous("mask_indptr", batch.mask_indptr)
     if config.positions:
         check_int32("q_positions", batch.q_positions, ("num_tokens",))
         check_int32("position_spans", batch.position_spans, (num_seqs, 2))
-    if backend is not None:
-        check_places(
-            backend, seq_lens=batch.seq_lens, block_tables=batch.block_tables, kv_indptr=batch.kv_indptr,
-            q_indptr=batch.q_indptr, mask=batch.mask, mask_indptr=batch.mask_indptr, q_positions=batch.q_positions,
-            position_spans=batch.position_spans,
-        )  # fmt: skip
 
 
 def check_queries(batch: Batch, q: Any) -> None:

@@ -15,11 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.attention.cascade_checks import Level, check_lengths, check_levels, level_arrays, level_caches
+from pagedkv.attention.checks import check_shape
+from pagedkv.attention.layer_checks import check_outputs, check_places
 from pagedkv.attention.merge import merge_states
+from pagedkv.attention.option_checks import check_options
 from pagedkv.attention.paged_attention import PagedAttention
 from pagedkv.attention.places import Device
 from pagedkv.attention.positions import LevelPositions
-from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch
+from pagedkv.errors import ClosedError, LayoutMismatch
+from pagedkv.kernels.batch import Batch
+from pagedkv.kernels.dtypes import kernel_dtype
 
 _POSITIONAL = ("window", "alibi_slopes")  # they need a query's distance to a key: levels are told where queries stand
 
@@ -32,13 +38,16 @@ class CascadeAttention:
     block_sizes : tokens of a block by level, the shared level first; the shared one may have larger blocks.
     max_groups : sequences of each level at most; the last is the number of requests.
     max_q_len : queries of one request at most.
-    num_qo_heads, num_kv_heads, head_dim and others : as :class:`PagedAttention`. ``sinks`` and a custom mask belong
-        to the last level; ``window`` and ``alibi_slopes`` count from a request's queries back through all levels.
+    num_qo_heads, num_kv_heads, head_dim and others : as :class:`PagedAttention`, but for ``scale_mode``. ``sinks`` and
+        a custom mask belong to the last level; ``window`` and ``alibi_slopes`` count from a request's queries back
+        through all levels.
 
     Raises
     ------
-    InvalidArgument
-        Fewer than two levels, or lists of different lengths.
+    InvalidArgument, WrongType
+        Fewer than two levels, lists of different lengths, or a number or name that makes no sense.
+    UnsupportedVariant, KernelsUnavailable
+        As :class:`PagedAttention`.
     """
 
     def __init__(
@@ -54,13 +63,11 @@ class CascadeAttention:
         kernel: str = "auto",
         **options: Any,
     ) -> None:
-        if len(block_sizes) < 2 or len(max_groups) != len(block_sizes):
-            raise InvalidArgument(
-                f"a cascade has at least two levels, each with a block size and max_groups: got block_sizes "
-                f"{list(block_sizes)} and max_groups {list(max_groups)}"
-            )
+        check_levels(block_sizes, max_groups, max_q_len, options)
+        check_options(causal=causal, custom_mask=custom_mask)
         last = len(block_sizes) - 1
-        max_tokens = max_groups[last] * max_q_len
+        self._max_groups, self._max_tokens = tuple(map(int, max_groups)), int(max_groups[last]) * int(max_q_len)
+        max_tokens = self._max_tokens
         placed = any(options.get(name) is not None for name in _POSITIONAL)
         self.levels = tuple(
             PagedAttention(
@@ -73,7 +80,7 @@ class CascadeAttention:
         )  # fmt: skip
         self.backend = self.levels[0].backend
         self._in_turn = None if self.backend is None else self.backend.in_turn()
-        self._places = LevelPositions(self.backend, max_groups, max_tokens) if placed else None
+        self._places = LevelPositions(self.backend, self._max_groups, max_tokens) if placed else None
         config = self.levels[0].config
         heads = self.levels[0].num_qo_heads
         dtype = {"bfloat16": np.uint16}.get(config.q_dtype, config.q_dtype)
@@ -84,36 +91,51 @@ class CascadeAttention:
             self.backend.synchronize()
         self._planned = False
 
-    def plan(self, levels: Sequence[tuple[Any, Any, Any]], *, stream: Any = None, **mask: Any) -> None:
+    def plan(
+        self, levels: Sequence[Level], *, mask: Any = None, mask_indptr: Any = None, stream: Any = None
+    ) -> None:
         """Take a step's batch.
 
         Parameters
         ----------
         levels : per level ``(block_tables, seq_lens, q_indptr)`` as in :meth:`PagedAttention.plan`. All ``q_indptr``
             end at the same number of queries; a group's queries are those of its requests, one after the other. A
-            level's keys stand before those of the next one.
+            level's keys stand before those of the next one. If the cascade is causal, a request has at most one query
+            more than keys in the last level: of lengths on the host this is checked.
         mask, mask_indptr : of the last level.
 
         Raises
         ------
         InvalidArgument, LayoutMismatch, WrongType
-            The arrays do not fit.
+            The arrays do not fit. Nothing was launched, and the batch planned before stays.
         """
-        if len(levels) != len(self.levels):
-            raise InvalidArgument(f"this cascade has {len(self.levels)} levels, got {len(levels)}")
-        self._planned = False
-        self._in_order(stream, self._plan_levels, levels, mask, stream)
-        self._planned = True
+        batch = level_arrays(levels, len(self.levels))
+        check_lengths(batch, self._max_groups, self._max_tokens, self.levels[-1].config.causal, self.backend)
+        self._in_order(stream, self._plan_levels, batch, mask, mask_indptr, stream)
 
     def _in_order(self, stream: Any, launch: Callable[..., Any], *arguments: Any) -> Any:
         """Launch after the earlier launches over the levels' results on other streams."""
         return launch(*arguments) if self._in_turn is None else self._in_turn.take(stream, launch, *arguments)
 
-    def _plan_levels(self, levels: Sequence[tuple[Any, Any, Any]], mask: dict[str, Any], stream: Any) -> None:
-        placed = [{}] * len(levels) if self._places is None else self._places.update(levels, stream)
-        placed[-1] = mask  # its queries stand at its keys
-        for attention, arrays, others in zip(self.levels, levels, placed, strict=True):
-            attention.plan(*arrays, stream=stream, **others)
+    def _plan_levels(self, levels: list[Level], mask: Any, mask_indptr: Any, stream: Any) -> None:
+        """Check all levels before the first of them takes its part."""
+        placed = [(None, None)] * len(levels) if self._places is None else self._places.arrays(levels)
+        placed[-1] = None, None  # its queries stand at its keys
+        batches = [
+            Batch(lens, tables, None, q_indptr, None, None, *positions)
+            for (tables, lens, q_indptr), positions in zip(levels, placed, strict=True)
+        ]
+        batches[-1].mask, batches[-1].mask_indptr = mask, mask_indptr
+        forms = [attention.check_forms(batch) for attention, batch in zip(self.levels, batches, strict=True)]
+        if self._places is not None and self.backend is not None:
+            self._planned = False  # the positions of the batch before are gone
+            self._places.launch(levels, stream)
+        for attention, batch in zip(self.levels, batches, strict=True):
+            attention.check_values(batch)
+        self._planned = False
+        for attention, batch, form in zip(self.levels, batches, forms, strict=True):
+            attention.take(batch, form, stream)
+        self._planned = True
 
     def run(self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
         """Attention of one layer for the planned batch.
@@ -129,21 +151,29 @@ class CascadeAttention:
         ClosedError
             Nothing has been planned.
         LayoutMismatch, WrongType, InvalidArgument
-            An array does not fit.
+            An array does not fit. Nothing was launched.
         """
         if not self._planned:
             raise ClosedError("nothing is planned: call plan(levels) once per step, before run")
-        pairs = [caches] * len(self.levels) if hasattr(caches[0], "shape") else list(caches)
-        if len(pairs) != len(self.levels):
-            raise InvalidArgument(f"caches must be one pair or {len(self.levels)} pairs, got {len(pairs)}")
-        if len(q) > self._parts.shape[1]:
-            raise LayoutMismatch(f"q has {len(q)} tokens, but this was made for {self._parts.shape[1]}")
+        pairs = level_caches(caches, len(self.levels))
+        config, heads = self.levels[0].config, self.levels[0].num_qo_heads
+        check_places(self.backend, q=q, out=out, lse=lse)
+        check_shape("q", q, ("num_tokens", heads, config.head_dim))
+        kernel_dtype("q", q, config.q_dtype)
+        if len(q) > self._max_tokens:
+            raise LayoutMismatch(f"q has {len(q)} tokens, but this was made for {self._max_tokens}")
+        check_outputs(config, (len(q), heads, config.head_dim_v), out, lse)
         return self._in_order(stream, self._run_levels, q, pairs, out, lse, stream)
 
-    def _run_levels(self, q: Any, pairs: list[Any], out: Any, lse: Any, stream: Any) -> Any:
+    def _run_levels(self, q: Any, pairs: list[tuple[Any, Any]], out: Any, lse: Any, stream: Any) -> Any:
+        """Check all levels before the first of them is launched."""
         parts, lses = self._parts[:, : len(q)], self._lses[:, : len(q)]
         if parts.dtype != q.dtype:
             parts = parts.view(q.dtype)
-        for level, (attention, (k, v)) in enumerate(zip(self.levels, pairs, strict=True)):
-            attention.run(q, k, v, out=parts[level], lse=lses[level], stream=stream)
+        launches = [
+            attention.ready(q, k, v, parts[level], lses[level], None, None, stream)
+            for level, (attention, (k, v)) in enumerate(zip(self.levels, pairs, strict=True))
+        ]
+        for attention, launch in zip(self.levels, launches, strict=True):
+            attention.start(*launch, stream)
         return merge_states(parts, lses, out=out, lse=lse, stream=stream, device=self.backend or "cpu")

@@ -22,9 +22,9 @@ def check_shape(name: str, array: Any, shape: tuple[int | str, ...]) -> None:
 
     A string in ``shape`` names an axis of any length.
     """
-    found = getattr(array, "shape", None)
-    if found is None:
+    if not all(hasattr(array, attribute) for attribute in ("shape", "strides", "dtype")):
         raise WrongType(f"{name} must be an array, not {type(array).__name__}")
+    found = array.shape
     if len(found) != len(shape) or any(isinstance(n, int) and n != m for n, m in zip(shape, found, strict=True)):
         raise LayoutMismatch(f"{name} must be [{', '.join(map(str, shape))}], got {list(found)}")
 
@@ -39,6 +39,12 @@ def check_contiguous(name: str, array: Any) -> None:
     """Raise LayoutMismatch unless the elements lie one after the other in C order."""
     if not array.flags.c_contiguous:
         raise LayoutMismatch(f"{name} must be contiguous, got strides {array.strides}")
+
+
+def check_writable(name: str, array: Any) -> None:
+    """Raise LayoutMismatch for an array of NumPy that is read-only."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise LayoutMismatch(f"{name} is read-only, and the result is written there")
 
 
 def check_rows(name: str, array: Any, alignment: int) -> None:
@@ -127,7 +133,8 @@ def check_values(
             raise InvalidArgument(f"a sequence has {longest} queries, but this was made for max_q_len = {max_q_len}")
     if batch.block_tables is not None:
         begins, ends = _reach(batch, q_lens, config.causal, window)
-        check_tables(batch.block_tables, batch.seq_lens, begins, ends, num_blocks or MAX_INT32, config.block_size)
+        blocks = MAX_INT32 if num_blocks is None else num_blocks
+        check_tables(batch.block_tables, batch.seq_lens, begins, ends, blocks, config.block_size)
 
 
 def _reach(batch: Batch, q_lens: np.ndarray[Any, Any], causal: bool, window: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.attention.checks import check_contiguous, check_dtype, check_rows, check_shape
+from pagedkv.attention.checks import check_contiguous, check_dtype, check_rows, check_shape, check_writable
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.kernels.arrays import check_place
 from pagedkv.kernels.backend import Backend
@@ -93,20 +93,30 @@ def check_outputs(config: AttentionConfig, shape: tuple[int, int, int], out: Any
     ------
     WrongType, LayoutMismatch
     """
-    check_shape("out", out, shape)
-    kernel_dtype("out", out, config.q_dtype)
-    check_rows("out", out, math.gcd(16, config.head_dim_v * ITEMSIZES[config.q_dtype]))
+    if out is not None:
+        check_shape("out", out, shape)
+        kernel_dtype("out", out, config.q_dtype)
+        check_rows("out", out, math.gcd(16, config.head_dim_v * ITEMSIZES[config.q_dtype]))
+        check_writable("out", out)
     if lse is not None:
         check_shape("lse", lse, shape[:2])
         check_dtype("lse", lse, np.float32)
         check_contiguous("lse", lse)
+        check_writable("lse", lse)
 
 
-def check_places(backend: Backend, **arrays: Any) -> None:
-    """Raise WrongType unless all arrays but None lie in the backend's memory."""
+def check_places(backend: Backend | None, **arrays: Any) -> None:
+    """Raise WrongType unless all arrays but None lie in the backend's memory.
+
+    Without a backend, they must be NumPy's.
+    """
     for name, array in arrays.items():
-        if array is not None:
+        if array is None:
+            continue
+        if backend is not None:
             check_place(backend, name, array)
+        elif not isinstance(array, np.ndarray):
+            raise WrongType(f"{name} must be an array of NumPy on the CPU, not {type(array).__name__}")
 
 
 def _check_scales(config: AttentionConfig, num_kv_heads: int, k_scale: Any, v_scale: Any, k_cache: Any) -> None:

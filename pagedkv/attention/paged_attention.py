@@ -18,14 +18,16 @@ from pagedkv.attention.batch_checks import check_batch, check_queries
 from pagedkv.attention.checks import MAX_INT32, check_contiguous, check_dtype, check_shape, check_values
 from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, values_in
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
+from pagedkv.attention.option_checks import check_options, float32_number
 from pagedkv.attention.places import Device, backend_of, check_may_wait
-from pagedkv.errors import ClosedError, InvalidArgument, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig, ScaleMode
-from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES
+from pagedkv.kernels.dtypes import ITEMSIZES
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.recipe import MAX_RECIPES, place, signature
 from pagedkv.kernels.select import make_plan
+from pagedkv.spec.sizes import whole_number
 
 MAX_WINDOW = 1 << 30  # a wider one is the same: kernels subtract it from positions in int32, which may be negative
 Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a stream
@@ -110,34 +112,21 @@ class PagedAttention:
     ) -> None:
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
         kv_dtype = dtype if kv_dtype is None else kv_dtype
-        for name, value, low, high in (
-            ("num_kv_heads", num_kv_heads, 1, 2**16),
-            ("num_qo_heads", num_qo_heads, 1, 2**16),
-            ("head_dim", head_dim, 1, 2**12),
-            ("head_dim_v", head_dim_v, 1, 2**12),
-            ("block_size", block_size, 0, 256),
-            ("max_sequences", max_sequences, 1, MAX_INT32),
-            ("max_q_len", max_q_len, 1, MAX_INT32),
-            ("max_seq_len", max_seq_len, 0, MAX_INT32),
-            ("max_workspace_bytes", max_workspace_bytes, 0, 2**63),
-            ("window", 1 if window is None else window, 1, MAX_INT32),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise WrongType(f"{name} must be a whole number, not {type(value).__name__}")
-            if not low <= value <= high:
-                raise InvalidArgument(f"{name} must be in {low}..{high}, got {value}")
+        check_options(
+            num_kv_heads=num_kv_heads, num_qo_heads=num_qo_heads, head_dim=head_dim, head_dim_v=head_dim_v,
+            block_size=block_size, max_sequences=max_sequences, max_q_len=max_q_len, max_tokens=max_tokens,
+            max_seq_len=max_seq_len, max_workspace_bytes=max_workspace_bytes, window=window, kv_alignment=kv_alignment,
+            causal=causal, custom_mask=custom_mask, debug=debug, v_in_k=v_in_k, positions=positions, dtype=dtype,
+            kv_dtype=kv_dtype, scale_mode=scale_mode, schedule=schedule, kernel=kernel,
+        )  # fmt: skip
         if v_in_k and head_dim_v > head_dim:
             raise InvalidArgument(f"v_in_k: head_dim_v = {head_dim_v} is more than head_dim = {head_dim}")
         if num_qo_heads % num_kv_heads:
             raise InvalidArgument(f"num_qo_heads = {num_qo_heads} is no multiple of num_kv_heads = {num_kv_heads}")
-        for name, held in (("dtype", dtype), ("kv_dtype", kv_dtype)):
-            if held not in CUDA_NAMES:
-                raise InvalidArgument(f"{name} must be one of {', '.join(CUDA_NAMES)}, got {held!r}")
-        scale = head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
-        if not math.isfinite(scale):
-            raise InvalidArgument(f"softmax_scale must be finite, got {softmax_scale}")
-        if soft_cap is not None and not 0 < soft_cap < math.inf:
-            raise InvalidArgument(f"soft_cap must be positive and finite, got {soft_cap}")
+        scale = head_dim**-0.5 if softmax_scale is None else float32_number(softmax_scale, "softmax_scale")
+        cap = 0.0 if soft_cap is None else float32_number(soft_cap, "soft_cap")
+        if soft_cap is not None and not np.float32(cap) > 0:
+            raise InvalidArgument(f"soft_cap must be positive in float32, got {soft_cap}")
         natural = math.gcd(16, *(n * ITEMSIZES[kv_dtype] for n in (head_dim, head_dim_v)))
         alignment = natural if kv_alignment is None else kv_alignment
         if alignment not in (1, 2, 4, 8, 16) or alignment % ITEMSIZES[kv_dtype]:
@@ -151,14 +140,15 @@ class PagedAttention:
         )  # fmt: skip
         self.num_qo_heads, self.num_kv_heads = int(num_qo_heads), int(num_kv_heads)
         self.max_sequences = int(max_sequences)
+        self.backend = backend_of(device)
+        check_places(self.backend, alibi_slopes=alibi_slopes, sinks=sinks)
         for name, array in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
             if array is not None:
                 check_shape(name, array, (self.num_qo_heads,))
                 check_dtype(name, array, np.float32)
                 check_contiguous(name, array)
         reach = min(int(window or 0), MAX_WINDOW)
-        self._options = Options(scale, reach, float(soft_cap or 0.0), alibi_slopes, sinks)
-        self.backend = backend_of(device)
+        self._options = Options(scale, reach, cap, alibi_slopes, sinks)
         self.max_q_len = int(max_q_len)
         self.max_tokens = int(max_tokens if max_tokens is not None else max_sequences * max_q_len)
         self._plan, self._in_turn = None, None  # on a GPU
@@ -240,13 +230,32 @@ class PagedAttention:
         WrongType, LayoutMismatch, InvalidArgument
             An array does not fit. The batch planned before stays.
         """
-        arrays = (seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr, q_positions, position_spans)
-        batch = Batch(*arrays)
-        places = tuple(map(place, arrays))
+        if num_blocks is not None:
+            whole_number(num_blocks, "num_blocks", 0, MAX_INT32)
+        batch = Batch(seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr, q_positions, position_spans)
+        places = self.check_forms(batch)
+        self.check_values(batch, num_blocks)
+        self.take(batch, places, stream)
+
+    def check_forms(self, batch: Batch) -> Hashable:
+        """First part of :meth:`plan`: check the arrays but for the values.
+
+        Returns their forms and places, for :meth:`take`.
+        """
+        arrays = (batch.seq_lens, batch.block_tables, batch.kv_indptr, batch.q_indptr)
+        others = (batch.mask, batch.mask_indptr, batch.q_positions, batch.position_spans)
+        places = tuple(map(place, arrays + others))
         if places != self._places:
             check_batch(batch, self.config, self.backend, self.max_sequences)
-        if isinstance(seq_lens, np.ndarray):
+        return places
+
+    def check_values(self, batch: Batch, num_blocks: int | None = None) -> None:
+        """Second part of :meth:`plan`: check the values, where the arrays are on the host."""
+        if isinstance(batch.seq_lens, np.ndarray):
             check_values(batch, self.config, self.max_q_len, self._options.window, num_blocks)
+
+    def take(self, batch: Batch, places: Hashable, stream: Any) -> None:
+        """Last part of :meth:`plan`: divide the work of a batch that has been checked."""
         if self._plan is not None:
             self._in_order(stream, self._plan.update, batch, self._options.window, stream)
         self._batch = batch
@@ -293,23 +302,27 @@ class PagedAttention:
         WrongType, LayoutMismatch, InvalidArgument
             An array does not fit, or the launches before are being captured on another stream. Nothing was written.
         """
-        batch, config = self._batch, self.config
-        if batch is None:
+        return self.start(*self.ready(q, k_cache, v_cache, out, lse, k_scale, v_scale, stream), stream)
+
+    def ready(
+        self, q: Any, k_cache: Any, v_cache: Any, out: Any, lse: Any, k_scale: Any, v_scale: Any, stream: Any
+    ) -> tuple[Launch, tuple[Any, ...]]:
+        """First part of :meth:`run`: check a layer's arrays. Returns what :meth:`start` takes."""
+        if self._batch is None:
             raise ClosedError("nothing is planned: call plan(block_tables, seq_lens, ...) once per step, before run")
-        v_cache, v_scale = values_in(config, self.num_kv_heads, k_cache, v_cache, k_scale, v_scale)
+        v_cache, v_scale = values_in(self.config, self.num_kv_heads, k_cache, v_cache, k_scale, v_scale)
+        arrays = (q, out, lse, k_cache, v_cache, k_scale, v_scale)
         if self._plan is None:
-            check_inputs(config, self.num_kv_heads, batch, self.max_tokens, q, k_cache, v_cache, k_scale, v_scale)
-            check_queries(batch, q)
-            shape = (len(q), self.num_qo_heads, config.head_dim_v)
-            out = np.empty(shape, q.dtype) if out is None else out
-            check_outputs(config, shape, out, lse)
-            attend_on_cpu(
-                q, k_cache, v_cache, out, batch, self._options, config, exact=self._kernel_on_cpu == "reference",
-                lse=lse, k_scale=k_scale, v_scale=v_scale,
-            )  # fmt: skip
-            return out
-        form = tuple(map(signature, (k_cache, v_cache, k_scale, v_scale)))
-        return self._launch(form, (q, out, lse, k_cache, v_cache, k_scale, v_scale), stream)
+            return self._ready_on_cpu(arrays)
+        return self._ready(tuple(map(signature, arrays[3:])), arrays, stream)
+
+    def start(self, launch: Launch, arrays: tuple[Any, ...], stream: Any) -> Any:
+        """Last part of :meth:`run`: launch over arrays that have been checked. Returns the output."""
+        if self._in_turn is None:
+            launch(arrays, stream)
+        else:
+            self._in_turn.take(stream, launch, arrays, stream)
+        return arrays[1]
 
     def run_layer(self, cache: LayerKv, q: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
         """As :meth:`run` on a GPU, for a layer whose form is known already: it costs the host less."""
@@ -317,10 +330,33 @@ class PagedAttention:
             return self.run(
                 q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, stream=stream
             )
-        return self._launch(cache.signature, (q, out, lse, *cache.arrays()[:4]), stream)
+        return self.start(*self._ready(cache.signature, (q, out, lse, *cache.arrays()[:4]), stream), stream)
 
-    def _launch(self, kv_form: Hashable, arrays: tuple[Any, ...], stream: Any) -> Any:
-        """Launch over the arrays of LAYER_ARRAYS; check those whose form this batch has not had."""
+    def _ready_on_cpu(self, arrays: tuple[Any, ...]) -> tuple[Launch, tuple[Any, ...]]:
+        batch = self._batch
+        assert batch is not None
+        q, out, lse, *kv = arrays
+        names = ("q", "out", "lse", "k_cache", "v_cache", "k_scale", "v_scale")
+        check_places(None, **dict(zip(names, arrays, strict=True)))
+        check_inputs(self.config, self.num_kv_heads, batch, self.max_tokens, q, *kv)
+        check_queries(batch, q)
+        shape = (len(q), self.num_qo_heads, self.config.head_dim_v)
+        out = np.empty(shape, q.dtype) if out is None else out
+        check_outputs(self.config, shape, out, lse)
+        return self._compute, (q, out, lse, *kv)
+
+    def _compute(self, arrays: tuple[Any, ...], stream: Any) -> None:
+        q, out, lse, k, v, k_scale, v_scale = arrays
+        assert self._batch is not None
+        attend_on_cpu(
+            q, k, v, out, self._batch, self._options, self.config, exact=self._kernel_on_cpu == "reference", lse=lse,
+            k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
+
+    def _ready(
+        self, kv_form: Hashable, arrays: tuple[Any, ...], stream: Any
+    ) -> tuple[Launch, tuple[Any, ...]]:
+        """The launch over LAYER_ARRAYS; checks those whose form this batch has not had."""
         batch = self._batch
         assert batch is not None
         q, out, lse = arrays[:3]
@@ -336,11 +372,7 @@ class PagedAttention:
             arrays = (q, out, *arrays[2:])
         if launch is None:
             launch = self._new_launch(form, batch, arrays)
-        if self._in_turn is None:
-            launch(arrays, stream)
-        else:
-            self._in_turn.take(stream, launch, arrays, stream)
-        return out
+        return launch, arrays
 
     def _new_launch(self, form: Hashable, batch: Batch, arrays: tuple[Any, ...]) -> Launch:
         """Check the outputs and places, and keep the launch for layers of this form."""

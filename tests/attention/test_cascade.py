@@ -186,19 +186,19 @@ def check_blocks_out_of_reach(seed: int, kernel: str) -> None:
     )
     arrays = [(*levels[0][1:], offsets), (*levels[1][1:], indptr)]
     caches = [(pool[0], pool[1]) for pool, _, _ in levels]
-
-    def attend() -> Any:
-        cascade.plan(arrays)
-        return cascade.run(q, caches)
-
+    cascade.plan(arrays)
     wholes = [np.concatenate([prefixes[g], part], axis=1) for g, part in zip(group, own, strict=True)]
     exact, _ = one_by_one(q, indptr, wholes, window=window)
-    assert np.abs(attend() - exact).max() < 3e-3
+    assert np.abs(cascade.run(q, caches) - exact).max() < 3e-3
     level = int(rng.choice([level for level in range(2) if reached[level].any()]))
     entry = tuple(rng.choice(np.argwhere(reached[level])))
-    levels[level][1][entry] = rng.choice([-1, 99])
+    levels[level][1][entry] = -1
+    with pytest.raises(pk.errors.InvalidArgument, match=r"block_tables\["):
+        cascade.plan(arrays)
+    levels[level][1][entry] = 99
+    cascade.plan(arrays)
     with pytest.raises(pk.errors.PagedKVError, match=r"block_tables\[|sees a block id outside"):
-        attend()
+        cascade.run(q, caches)
 
 
 @pytest.mark.parametrize("kernel", ["cpu", "reference"])
@@ -250,6 +250,65 @@ def test_positions_of_a_batch_that_does_not_fit_are_refused(
         cascade.plan(levels)
     with pytest.raises(pk.errors.ClosedError, match="plan"):
         cascade.run(None, None)
+
+
+def check_fewer_own_keys(device: Device, own: list[int], q_len: int, *, kernel: str = "auto", **variants: Any) -> None:
+    """What requests get equals what each gets from its whole KV."""
+    rng = np.random.default_rng(q_len)
+    prefix, parts = kv(rng, 21), [kv(rng, n) for n in own]
+    indptr = np.arange(len(own) + 1, dtype=np.int32) * q_len
+    q = rng.standard_normal((len(own) * q_len, HEADS * GROUP, DIM)).astype(np.float16)
+    shared, alone = paged([prefix], 16), paged(parts, 4)
+    cascade = CascadeAttention(
+        [16, 4], max_groups=[1, len(own)], max_q_len=q_len, device=device, kernel=kernel, **variants, **SIZES
+    )
+    cascade.plan([(*shared[1:], indptr[[0, -1]]), (*alone[1:], indptr)])
+    o = cascade.run(q, [(shared[0][0], shared[0][1]), (alone[0][0], alone[0][1])])
+    wholes = [np.concatenate([prefix, part], axis=1) for part in parts]
+    assert np.abs(o - one_by_one(q, indptr, wholes, **variants)[0]).max() < 3e-3
+
+
+WITHIN = [([0, 2], 1, {}), ([2, 3], 3, {}), ([2, 3], 3, {"window": 4})]
+WITHIN += [([2, 1, 0], 3, {"window": window, "causal": False}) for window in (None, 4)]
+
+
+@pytest.mark.parametrize(("own", "q_len", "variants"), WITHIN)
+def test_a_request_may_have_one_query_more_than_own_keys(own: list[int], q_len: int, variants: dict[str, Any]) -> None:
+    """The first of them stands at the last key of the levels above.
+
+    Calls that are not causal take any number.
+    """
+    check_fewer_own_keys("cpu", own, q_len, **variants)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "q_len", "variants"), WITHIN)
+def test_every_kernel_takes_one_query_more_than_own_keys(own: list[int], q_len: int, variants: dict[str, Any]) -> None:
+    from tests.ptxsim.backend import PtxsimBackend
+
+    for kernel in ("decode_simt", "decode_mma", "prefill_mma"):
+        check_fewer_own_keys(PtxsimBackend(), own, q_len, kernel=kernel, **variants)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_queries_before_the_last_key_of_the_levels_above_are_refused(device: Device, window: int | None) -> None:
+    words = "request 1 has 3 queries and 1 own keys in the last level: a causal cascade takes at most one query more"
+    with pytest.raises(pk.errors.InvalidArgument, match=words):
+        check_fewer_own_keys(device, [2, 1], 3, window=window)
+
+
+def test_a_plan_that_does_not_fit_leaves_the_batch_before(device: Device) -> None:
+    rng = np.random.default_rng(1)
+    q, pool = rng.standard_normal((2, 4, DIM)).astype(np.float16), kv(rng, 64).reshape(2, 4, 16, HEADS, DIM)
+    cascade = CascadeAttention([16, 16], max_groups=[1, 2], device=device, window=20, **SIZES)
+    tables = np.array([[0, 3]], np.int32), np.array([[1], [2]], np.int32)
+    levels = [(tables[0], np.array([21], np.int32), None), (tables[1], np.array([3, 5], np.int32), None)]
+    levels[0] = (*levels[0][:2], np.array([0, 2], np.int32))
+    cascade.plan(levels)
+    before = cascade.run(q, (pool[0], pool[1]))
+    with pytest.raises(pk.errors.LayoutMismatch, match=r"block_tables must be \[2, max_blocks\]"):
+        cascade.plan([(tables[0], np.array([7], np.int32), levels[0][2]), (tables[1][:1], *levels[1][1:])])
+    assert (cascade.run(q, (pool[0], pool[1])) == before).all()
 
 
 def check_division(device: Device) -> None:

@@ -210,7 +210,7 @@ def test_no_kernel_for_a_combination_says_which_and_why() -> None:
     with pytest.raises(pk.errors.UnsupportedVariant, match="kernel 'magic': there are 'auto'"):
         attention(PtxsimBackend(), kernel="magic")
     with pytest.raises(pk.errors.InvalidArgument, match="schedules"):
-        attention(PtxsimBackend(), kernel="decode_simt", schedule="odd")
+        attention(PtxsimBackend(), kernel="decode_simt", schedule="listed")
 
 
 def latent_attention(device: Device, **options: Any) -> PagedAttention:

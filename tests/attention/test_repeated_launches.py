@@ -145,6 +145,14 @@ def test_another_form_that_does_not_fit_is_refused_as_the_first_time(change: str
     assert len(backend.launches) == before
 
 
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+def test_slopes_and_sinks_must_lie_on_the_device(name: str) -> None:
+    backend = Noting()
+    backend.name = "cupy"
+    with pytest.raises(pk.errors.WrongType, match=f"{name} is in host memory"):
+        made(backend, kernel="decode_mma", **{name: np.ones(HEADS * GROUP, np.float32)})
+
+
 def test_a_plan_over_the_same_arrays_keeps_the_launches_and_other_arrays_get_their_own(worked_out: list[int]) -> None:
     backend, arrays, first = Noting(), layer(), batch()
     attention = made(backend, kernel="decode_mma")

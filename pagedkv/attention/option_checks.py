@@ -1,0 +1,80 @@
+"""Checks of the names and numbers that an attention is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pagedkv.attention.checks import MAX_INT32
+from pagedkv.errors import InvalidArgument, WrongType
+from pagedkv.kernels.config import SCALE_MODES, SCHEDULES
+from pagedkv.kernels.dtypes import CUDA_NAMES
+from pagedkv.spec.sizes import check_flag, whole_number
+
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+WHOLE_NUMBERS = {
+    "num_kv_heads": (1, 2**16),
+    "num_qo_heads": (1, 2**16),
+    "head_dim": (1, 2**12),
+    "head_dim_v": (1, 2**12),
+    "block_size": (0, 256),
+    "max_sequences": (1, MAX_INT32),
+    "max_q_len": (1, MAX_INT32),
+    "max_tokens": (1, MAX_INT32),
+    "max_seq_len": (0, MAX_INT32),
+    "max_workspace_bytes": (0, 2**63),
+    "window": (1, MAX_INT32),
+    "kv_alignment": (1, 16),
+}
+OPTIONAL = frozenset({"max_tokens", "window", "kv_alignment"})  # may be None
+NAMES: dict[str, Iterable[str] | None] = {
+    "dtype": CUDA_NAMES,
+    "kv_dtype": CUDA_NAMES,
+    "scale_mode": SCALE_MODES,
+    "schedule": ("auto", *SCHEDULES),
+    "kernel": None,  # each place has its own
+}
+
+
+def check_options(**options: Any) -> None:
+    """Raise unless numbers are in their ranges, names known, and all others True or False.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    for name, value in options.items():
+        if name in WHOLE_NUMBERS:
+            if value is not None or name not in OPTIONAL:
+                whole_number(value, name, *WHOLE_NUMBERS[name])
+        elif name in NAMES:
+            _check_name(value, name, NAMES[name])
+        else:
+            check_flag(value, name)
+
+
+def float32_number(value: Any, name: str) -> float:
+    """`value` as a float that the kernels' float32 holds.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        It is no number, not finite, or too large.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise WrongType(f"{name} must be a number, not {type(value).__name__}")
+    if not -MAX_FLOAT32 <= value <= MAX_FLOAT32:  # nor NaN
+        shown = value if isinstance(value, float | np.floating) else "a larger whole number"
+        raise InvalidArgument(f"{name} must be finite in float32, got {shown}")
+    return float(value)
+
+
+def _check_name(value: Any, name: str, names: Iterable[str] | None) -> None:
+    if not isinstance(value, str):
+        raise WrongType(f"{name} must be a string, not {type(value).__name__}")
+    if names is not None and value not in names:
+        raise InvalidArgument(f"{name} must be one of {', '.join(names)}, got {value[:40]!r}")
