@@ -50,14 +50,16 @@ def check_writable(name: str, array: Any) -> None:
 def check_rows(name: str, array: Any, alignment: int) -> None:
     """Raise LayoutMismatch unless the last axis is contiguous and its rows are aligned.
 
-    Every row must begin at a multiple of ``alignment`` bytes.
+    Every row must begin at a multiple of ``alignment`` bytes. An array without elements has no rows.
     """
+    if not array.size:
+        return
     item = array.dtype.itemsize
     if array.shape[-1] > 1 and array.strides[-1] != item:
         raise LayoutMismatch(f"the last axis of {name} must be contiguous, got strides {array.strides}")
     steps = [stride for stride, n in zip(array.strides[:-1], array.shape[:-1], strict=True) if n > 1]
     off = [stride for stride in steps if stride % alignment]
-    if off or (array.size and address(array) % alignment):
+    if off or address(array) % alignment:
         raise LayoutMismatch(
             f"every row of {name} must begin at a multiple of {alignment} bytes: it begins at address "
             f"{address(array):#x} with strides {array.strides}; a smaller kv_alignment takes it, more slowly"

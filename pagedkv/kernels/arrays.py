@@ -76,7 +76,7 @@ def check_place(backend: Backend, name: str, array: Any) -> None:
 
 def check_dense_rows(name: str, array: Any) -> None:
     """Raise LayoutMismatch unless the elements of the last axis are neighbours."""
-    if array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize:
+    if array.size and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize:
         raise LayoutMismatch(
             f"{name} has elements {array.strides[-1]} bytes apart along its last axis: they must be neighbours"
         )

@@ -105,6 +105,16 @@ def test_a_level_without_keys_for_a_request_leaves_the_others(device: Device) ->
     assert np.abs(o - one_by_one(q, indptr, own)[0]).max() < 3e-3
 
 
+def test_a_step_without_queries_gives_nothing(device: Device) -> None:
+    """NumPy gives arrays without elements strides of 0."""
+    q, pool = np.zeros((0, 4, DIM), np.float16), kv(np.random.default_rng(0), 16).reshape(2, 1, 16, HEADS, DIM)
+    q = np.lib.stride_tricks.as_strided(q, strides=(0, 0, 0))
+    cascade = CascadeAttention([16, 16], max_groups=[1, 1], device=device, **SIZES)
+    level = (np.zeros((1, 1), np.int32), np.array([3], np.int32), np.zeros(2, np.int32))
+    cascade.plan([level, level])
+    assert cascade.run(q, (pool[0], pool[1]), out=q.copy()).shape == q.shape
+
+
 SLOPES = np.exp2(-np.arange(1, HEADS * GROUP + 1)).astype(np.float32)
 
 

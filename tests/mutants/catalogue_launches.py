@@ -308,6 +308,12 @@ MUTANTS = (
         ("test_a_result_is_not_written_into_memory_that_is_read_only",),
     ),
     Mutant(
+        "an array without elements must have neighbours",
+        "pagedkv/attention/checks.py",
+        (("    if not array.size:\n", "    if False:\n"),),
+        ("test_a_step_without_queries_gives_nothing",),
+    ),
+    Mutant(
         "slopes on the host are read by a GPU",
         ATTENTION,
         (("        check_places(self.backend, alibi_slopes=alibi_slopes, sinks=sinks)\n", ""),),
