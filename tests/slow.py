@@ -22,6 +22,7 @@ WHAT = {
     "tests/adapters/test_onnx.py": "SmolLM2 in ONNX Runtime",
     "tests/attention/test_graphs.py": "captured graphs of the other attention kernels",
     "tests/attention/test_cascade.py": "windows and ALiBi through levels with every kernel",
+    "tests/attention/test_nonsense.py": "nonsense to each kernel in the interpreter",
     "tests/bench/test_attention_bench.py": "a run of the whole bench in the interpreter",
     "tests/bench/test_c_api_bench.py": "compiles a loop in C",
     "tests/bench/test_cpu_attention_bench.py": "a run of the whole bench, with its peers",

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.attention import PagedAttention
+from pagedkv.attention.option_checks import float32_number
 from pagedkv.attention.places import check_may_wait
 from pagedkv.cache.storage import StepTables
 from pagedkv.errors import UnsupportedVariant, WrongType
@@ -339,6 +340,8 @@ def _room(count: int) -> int:
 
 def _known_by(name: str, value: Any) -> Hashable:
     """Key of a variant's value; an array's is its identity, as its attention keeps it alive."""
+    if name in ("softmax_scale", "soft_cap"):
+        return float32_number(value, name)
     return id(value) if name in ("alibi_slopes", "sinks") else value
 
 

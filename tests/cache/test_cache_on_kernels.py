@@ -6,6 +6,8 @@ The PTX interpreter runs the kernels.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,33 @@ def test_each_attention_of_a_step_has_its_own_mask(backend: Any) -> None:
                 for layer, mask in ((0, tree), (1, None), (0, alone), (1, alone), (0, tree))
             ])  # fmt: skip
     assert np.abs(np.array(outputs[0]) - outputs[1]).max() < 3e-3
+
+
+@contextmanager
+def one_step(backend: Any) -> Iterator[pk.Step]:
+    """A step of five tokens whose layers are written."""
+    cache = pk.KVCache(SPEC, pk.Blocks(8), backend=backend)
+    with cache, cache.sequence(range(5)) as seq, cache.step([seq]) as step:
+        for layer in range(SPEC.num_layers):
+            step.write(layer, *(values(step.tokens, step.positions, 1) for _ in "kv"))
+        yield step
+
+
+@pytest.mark.parametrize(
+    "options", [{"softmax_scale": [1]}, {"softmax_scale": "1"}, {"soft_cap": [1]}, {"soft_cap": True}, {"soft_cap": -1}]
+)
+def test_options_that_are_no_numbers_are_refused_by_name(backend: Any, options: dict[str, Any]) -> None:
+    with one_step(backend) as step, pytest.raises(pk.errors.PagedKVError, match=next(iter(options))):
+        step.attend(0, values(step.tokens, step.positions, 0), **options)
+
+
+def test_queries_of_another_dtype_are_refused_before_anything_is_launched(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with one_step(backend) as step:
+        monkeypatch.setattr(backend, "launch", lambda *_, **__: pytest.fail("something was launched"))
+        with pytest.raises(pk.errors.WrongType, match="q is float32"):
+            step.attend(0, values(step.tokens, step.positions, 0).astype(np.float32))
 
 
 def test_log_sum_exp_and_out_reach_the_caller(backend: Any) -> None:

@@ -39,6 +39,8 @@ SPILL_BUDGET_OF_32_ROWS = 64
 # Of decode_mla over e4m3 with a scale, two of whose CTAs share a multiprocessor: NVRTC 12 keeps six registers in local
 # memory on sm_90, NVRTC 13 none.
 SPILL_BUDGET_OF_FP8_LATENTS = 24
+# Of decode_simt over e4m3 latents on sm_80, which has no instruction that converts them.
+SPILL_BUDGET_OF_CONVERSIONS = 144
 # SASS that must be there, as regular expressions over whole opcodes, in variants whose rows are 16 bytes aligned.
 WIDE_LOADS, WIDE_STORES = r"LDG\.E\.(64|128)\b.*", r"STG\.E\.(64|128)\b.*"
 EXPECTED = {
@@ -128,6 +130,8 @@ class Farm:
         if macros.get("WARP_ROWS") == "32" and case.arch == "sm_120" and budget is not None:
             budget = SPILL_BUDGET_OF_32_ROWS
         fp8 = macros.get("KV_TYPE") == "e4m3" and macros.get("SCALE_MODE") != "0"
+        if kernel == "decode_simt" and fp8 and macros.get("HEAD_DIM") == "576" and case.arch == "sm_80":
+            budget = SPILL_BUDGET_OF_CONVERSIONS
         if kernel == "decode_mla" and fp8 and case.arch.startswith("sm_90") and case.major == 12 and budget is not None:
             budget = SPILL_BUDGET_OF_FP8_LATENTS
         if budget is not None:
