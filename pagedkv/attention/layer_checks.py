@@ -17,6 +17,7 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.batch import Batch
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.dtypes import ITEMSIZES, kernel_dtype
+from pagedkv.kernels.params import address
 
 
 def values_in(
@@ -132,6 +133,8 @@ def _check_scales(config: AttentionConfig, num_kv_heads: int, k_scale: Any, v_sc
         if array is not None:
             check_shape(name, array, shapes[mode])
             check_dtype(name, array, np.float32)
+            if address(array) % 4 or any(stride % 4 for stride in array.strides):
+                raise LayoutMismatch(f"{name} is not aligned: its address and strides must be multiples of 4 bytes")
     if k_scale is not None and k_scale.strides != v_scale.strides:
         raise LayoutMismatch(
             f"k_scale and v_scale must have the same strides, got {k_scale.strides} and {v_scale.strides}"

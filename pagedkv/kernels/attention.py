@@ -73,9 +73,8 @@ class AttentionPlan:
 
     def reset(self, stream: Any = None) -> None:
         """Zero the counters that a kernel which was killed midway may have left behind."""
-        arrivals = self.division.arrays.get("arrivals")
-        if arrivals is not None:
-            self.backend.upload(arrivals, np.zeros(arrivals.shape, arrivals.dtype), stream)
+        for counters in self.division.counters:
+            self.backend.upload(counters, np.zeros(counters.shape, counters.dtype), stream)
 
     def update(self, batch: Batch, window: int = 0, stream: Any = None) -> None:
         """Divide the work by the lengths as they are on the device now; again whenever they change."""
@@ -199,7 +198,7 @@ class AttentionPlan:
             "v_head_stride": _stride(v, head),
             "scale_block_stride": _stride(scale, 0) if scale is not None and paged else 0,
             "scale_token_stride": _stride(scale, token) if scale is not None else 0,
-            "scale_head_stride": _stride(scale, head) if scale is not None else 1,
+            "scale_head_stride": _stride(k_scale, -1) if k_scale is not None else 0,
             "table_stride": _stride(batch.block_tables, 0) if paged else 0,
             "block_size": self.config.block_size,
             "num_blocks": k.shape[0] if paged else 1,

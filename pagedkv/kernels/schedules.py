@@ -57,6 +57,7 @@ class Whole:
         self.row_tiles = -(-limits.max_q_len * config.group_size // tiling.row_tile)
         self.arrays: dict[str, Any] = {}  # fields of ScheduleParams
         self.scratch: dict[str, Any] = {}  # what only the planning kernel sees
+        self.counters: list[Any] = []  # arrays that are zero before and after every launch
 
     @property
     def workspace_bytes(self) -> int:
@@ -108,8 +109,10 @@ class Whole:
                 f"the workspace of {self.tiling.kernel} needs {needed} bytes or more, and max_workspace_bytes is "
                 f"{limit}: raise it, lower max_sequences or max_tokens, or take the schedule 'whole', which needs none"
             )
-        make = self.backend.zeros if zeros else self.backend.empty
-        (self.scratch if scratch else self.arrays)[name] = make(shape, dtype)
+        made = (self.backend.zeros if zeros else self.backend.empty)(shape, dtype)
+        (self.scratch if scratch else self.arrays)[name] = made
+        if zeros:
+            self.counters.append(made)
 
     def _hold_parts(self, slots: int) -> None:
         rows = (slots, self.tiling.row_tile)

@@ -14,6 +14,7 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.attention import PagedAttention
+from pagedkv.attention.places import Device
 from pagedkv.kernels.attention import AttentionPlan
 from tests.attention.noting import Noting, aligned
 
@@ -255,6 +256,37 @@ def test_scales_of_another_shape_dtype_or_strides_launch_nothing(mode: Any, name
         with pytest.raises(pk.errors.LayoutMismatch, match="must have the same strides"):
             attention.run(**{**fitting, name: aligned((*shape, 2), np.float32)[..., 0]})
     assert len(backend.launches) == before
+
+
+def test_scales_per_head_may_lie_apart_but_not_off_their_alignment() -> None:
+    backend = Noting()
+    attention = made(backend, kernel="decode_mma", dtype="float16", kv_dtype="int8", scale_mode="head")
+    attention.plan(**batch())
+    arrays = layer() | {name: aligned((5, BLOCK, HEADS, DIM), np.int8) for name in ("k_cache", "v_cache")}
+    table = aligned((HEADS, 3), np.float32)
+    for scale, stride in ((aligned((HEADS,), np.float32), 1), (table[:, 1], 3), (table[::-1, 1], -3)):
+        attention.run(**arrays, k_scale=scale, v_scale=scale)
+        assert backend.launches[-1].params[0]["kv"]["k_scale"] == scale.ctypes.data
+        assert backend.launches[-1].params[0]["kv"]["scale_head_stride"] == stride
+    packed = aligned((2, 6 * HEADS), np.uint8)
+    apart = np.ndarray((HEADS,), np.float32, packed, 0, (6,))
+    for wrong in (apart, np.ndarray((HEADS,), np.float32, packed, 2, (4,))):
+        with pytest.raises(pk.errors.LayoutMismatch, match="k_scale is not aligned"):
+            attention.run(**arrays, k_scale=wrong, v_scale=wrong)
+    assert len(backend.launches) == 4
+
+
+def test_a_column_of_a_table_of_scales_is_read_as_its_copy_is(device: Device) -> None:
+    rng = np.random.default_rng(0)
+    attention = PagedAttention(
+        num_qo_heads=2, num_kv_heads=2, head_dim=64, kv_dtype="int8", scale_mode="head", max_sequences=1,
+        kernel="auto" if device == "cpu" else "decode_simt", device=device,
+    )  # fmt: skip
+    attention.plan(np.zeros((1, 1), np.int32), np.array([9], np.int32))
+    k, v = (rng.integers(-99, 99, (1, BLOCK, 2, 64)).astype(np.int8) for _ in "kv")
+    q, table = rng.standard_normal((1, 2, 64)).astype(np.float16), np.array([[0.01, 9], [0.05, 9]], np.float32)
+    results = [attention.run(q, k, v, k_scale=one, v_scale=one) for one in (table[:, 0], table[:, 0].copy())]
+    assert (results[0] == results[1]).all()
 
 
 def test_latents_of_another_width_launch_nothing() -> None:

@@ -51,10 +51,8 @@ class Turning(Noting):
         return self.streams.turns
 
 
-def attention(backend: Noting) -> PagedAttention:
-    return PagedAttention(
-        num_qo_heads=4, num_kv_heads=1, head_dim=64, max_sequences=2, kernel="decode_mma", device=backend
-    )
+def attention(backend: Noting, kernel: str = "decode_mma") -> PagedAttention:
+    return PagedAttention(num_qo_heads=4, num_kv_heads=1, head_dim=64, max_sequences=2, kernel=kernel, device=backend)
 
 
 def test_a_cascade_serves_one_stream_at_a_time() -> None:
@@ -146,16 +144,20 @@ def test_a_capture_does_not_wait_for_work_outside() -> None:
     assert streams.done == [("launch",)] * 2
 
 
-def test_reset_zeroes_the_counters_and_asks_for_a_plan() -> None:
+@pytest.mark.parametrize(
+    ("kernel", "names"), [("decode_mma", ["arrivals"]), ("prefill_wgmma", ["next_item", "arrivals"])]
+)
+def test_reset_zeroes_the_counters_and_asks_for_a_plan(kernel: str, names: list[str]) -> None:
     backend = Noting()
-    paged, layer = attention(backend), arrays()
+    paged, layer = attention(backend, kernel), arrays()
     paged.plan(*PLAN)
     paged.run(*layer)
     assert paged._plan is not None
-    arrivals = paged._plan.division.arrays["arrivals"]
-    arrivals[...] = 3
+    counters = [paged._plan.division.arrays[name] for name in names]
+    for one in counters:
+        one[...] = 3
     paged.reset()
-    assert not arrivals.any()
+    assert not any(one.any() for one in counters)
     with pytest.raises(ClosedError):
         paged.run(*layer)
     paged.plan(*PLAN)

@@ -346,8 +346,26 @@ MUTANTS = (
     Mutant(
         "reset leaves the counters",
         "pagedkv/kernels/attention.py",
-        (("        if arrivals is not None:\n", "        if False:\n"),),
+        (("in self.division.counters:\n", "in ():\n"),),
         ("test_reset_zeroes_the_counters_and_asks_for_a_plan",),
+    ),
+    Mutant(
+        "reset leaves the number of the list's next item",
+        "pagedkv/kernels/attention.py",
+        (("in self.division.counters:\n", "in self.division.counters[-1:]:\n"),),
+        ("test_reset_zeroes_the_counters_and_asks_for_a_plan",),
+    ),
+    Mutant(
+        "scales per head are read as if one followed the other",
+        "pagedkv/kernels/attention.py",
+        (("_stride(k_scale, -1) if k_scale is not None else 0", "_stride(scale, head) if scale is not None else 1"),),
+        ("test_scales_per_head_may_lie_apart_but_not_off_their_alignment",),
+    ),
+    Mutant(
+        "scales lie off their alignment",
+        CHECKS,
+        (("if address(array) % 4 or any(stride % 4 for stride in array.strides):", "if address(array) % 4:"),),
+        ("test_scales_per_head_may_lie_apart_but_not_off_their_alignment",),
     ),
     Mutant(
         "a fork copies page-locked memory",
