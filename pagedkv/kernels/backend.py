@@ -92,13 +92,18 @@ class Backend(Protocol):
     def is_capturing(self, stream: Any = None) -> bool:
         """Whether a stream, or None for the current one, is being captured into a graph.
 
-        The device cannot be waited for then.
+        The device cannot be waited for then. So it is of the null stream while any blocking stream is being captured.
         """
 
     def synchronize(self) -> None:
         """Wait for the device.
 
         For constructors, so that no stream still uses their new memory; never per launch.
+
+        Raises
+        ------
+        InvalidArgument
+            Any of its streams is being captured; that capture is broken now.
         """
 
     def to_host(self, array: Any) -> NDArray[Any]:

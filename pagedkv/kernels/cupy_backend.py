@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from pagedkv import extras
 from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.backend import Dim3
+from pagedkv.kernels.captures import is_barred, wait_for_device
 from pagedkv.kernels.driver import driver_version, has_tensor_maps
 from pagedkv.kernels.in_turn import InTurn
 from pagedkv.kernels.jit import Binary, CompileCache, default_folder
@@ -152,7 +153,7 @@ class CupyBackend:
         """A device array of zeros; they are there when this returns, whatever stream reads them."""
         with self._current():
             array = self._typed(self._cupy.zeros(shape, _carrier(dtype)), dtype)
-            self._cupy.cuda.runtime.deviceSynchronize()
+            wait_for_device(self._cupy.cuda.runtime)
             return array
 
     def asarray(self, array: Any) -> Any:
@@ -183,19 +184,19 @@ class CupyBackend:
 
     def in_turn(self) -> InTurn:
         """As :meth:`pagedkv.kernels.backend.Backend.in_turn`."""
-        return InTurn(self._cupy, self._stream_of)
+        return InTurn(self._cupy, self._stream_of, self._current)
 
     def synchronize(self) -> None:
-        """Wait for all work on the device."""
+        """As :meth:`pagedkv.kernels.backend.Backend.synchronize`."""
         with self._current():
-            self._cupy.cuda.runtime.deviceSynchronize()
+            wait_for_device(self._cupy.cuda.runtime)
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """A NumPy copy of a device array, once all work of every stream before it is done."""
         if isinstance(array, np.ndarray):
             return array
         with self._current():
-            self._cupy.cuda.runtime.deviceSynchronize()
+            wait_for_device(self._cupy.cuda.runtime)
             contiguous = self._cupy.ascontiguousarray(self._typed(array, _carrier(array.dtype)))
             host: NDArray[Any] = contiguous.get()
             typed: NDArray[Any] = host.view(array.dtype)
@@ -219,8 +220,9 @@ class CupyBackend:
         return found
 
     def is_capturing(self, stream: Any = None) -> bool:
-        """Whether a stream, or None for the current one, is being captured into a graph."""
-        return bool(self._cupy.cuda.runtime.streamIsCapturing(self._stream_of(stream).ptr))
+        """As :meth:`pagedkv.kernels.backend.Backend.is_capturing`."""
+        with self._current():
+            return is_barred(self._cupy.cuda.runtime, self._stream_of(stream).ptr)
 
     def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
         """Device microseconds of a run: the median of some series on a stream of its own.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument
+from pagedkv.kernels.captures import is_barred
 
 SMALLEST = 4096
 
@@ -60,7 +61,7 @@ class Staging:
         if not content.size:
             return
         runtime = self._cupy.cuda.runtime
-        if runtime.streamIsCapturing(stream):
+        if is_barred(runtime, stream):
             raise InvalidArgument("arrays cannot be uploaded while the stream is captured into a graph: do it before")
         piece = self._take(content.size)
         try:

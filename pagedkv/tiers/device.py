@@ -27,6 +27,7 @@ from pagedkv.tiers.base import check_size
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena
 
 HOST_POINTERS = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
+NULL_STREAMS = (0, 1)  # never captured, and CUDA refuses to be asked while a blocking stream is
 
 log = Log(logging.getLogger("pagedkv.tiers"))
 
@@ -129,8 +130,8 @@ class DeviceTier(ArenaTier):
         with self._using:
             stream = _as_stream(self._cupy, stream)
             pointer = stream.ptr
-            if self._is_captured(pointer):  # no event outside the graph: tell after its launches
-                self._untold_graph = True
+            if pointer not in NULL_STREAMS and self._is_captured(pointer):
+                self._untold_graph = True  # no event outside the graph: tell after its launches
                 return False
             self._last = pointer
             event = self._used.get(pointer)
@@ -162,7 +163,7 @@ class DeviceTier(ArenaTier):
             return
         with self._using:
             event = self._used.get(last)
-            if event is not None and not self._is_captured(pointer):
+            if event is not None and (pointer in NULL_STREAMS or not self._is_captured(pointer)):
                 stream.wait_event(event)
 
     def close(self) -> None:

@@ -25,6 +25,13 @@ class RuntimeFailure(Exception):
         self.status = status
 
 
+def asked_of_captures(captured: set[int], stream: int, implicit: Exception) -> bool:
+    """As cudaStreamIsCapturing, which fails for the null stream beside a captured one."""
+    if captured and stream in (0, 1):
+        raise implicit
+    return stream in captured
+
+
 class FakeCupy:
     """The module, and what was done with it.
 
@@ -35,13 +42,15 @@ class FakeCupy:
     allocations : device and pinned, counted.
     waits : how often the host waited for the device.
     now_ms : the device's clock, which tests move.
+    captured : pointers of blocking streams that are being captured; the device cannot be waited for then.
     """
 
     __version__ = "14.2.0"
     __file__ = "/site-packages/cupy/__init__.py"
 
     def __init__(self, devices: int = 1) -> None:
-        self.devices, self.current, self.capturing = devices, 0, False
+        self.devices, self.current = devices, 0
+        self.captured: set[int] = set()
         self.failure: int | None = None
         self.allocating_for, self.allocated_for = [77], []  # streams
         self.contexts: set[int] = set()  # devices that this thread has a context on
@@ -160,7 +169,7 @@ class FakeCupy:
                 driverGetVersion=lambda: 12080,
                 getDeviceProperties=self._properties,
                 deviceSynchronize=self.synchronise,
-                streamIsCapturing=lambda stream: self.capturing,
+                streamIsCapturing=self._is_capturing,
                 memcpyAsync=self._memcpy,
                 memcpyHostToDevice=1,
                 eventRecord=lambda event, stream: None,
@@ -169,6 +178,8 @@ class FakeCupy:
 
     def synchronise(self) -> None:
         """The host waits: everything under way happens now."""
+        if self.captured:
+            raise RuntimeFailure(900)
         self.waits += 1
         for target, source, size in self.pending:
             ctypes.memmove(target, source, size)
@@ -199,6 +210,9 @@ class FakeCupy:
     def _set_device(self, device: int) -> None:
         self.current = device
         self.contexts.add(device)
+
+    def _is_capturing(self, stream: int) -> bool:
+        return asked_of_captures(self.captured, stream, RuntimeFailure(906))
 
     def _count(self) -> int:
         if self.failure is not None:

@@ -271,12 +271,41 @@ def test_a_kernel_is_timed_within_the_seconds_given_but_for_two_runs(
     assert cupy.now_ms <= 1e3 * most_s + 2 * each_ms + 1e-6
 
 
-def test_an_upload_into_a_graph_being_captured_is_refused(backend: CupyBackend, cupy: FakeCupy) -> None:
+@pytest.mark.parametrize("stream", [77, 0], ids=["captured", "the null stream beside a capture"])
+def test_an_upload_into_a_graph_being_captured_is_refused(stream: int, backend: CupyBackend, cupy: FakeCupy) -> None:
     target = backend.zeros((4,), np.int32)
-    cupy.capturing = True
+    cupy.captured = {77}
     with pytest.raises(InvalidArgument, match="captured"):
-        backend.upload(target, np.zeros(4, np.int32))
+        backend.upload(target, np.zeros(4, np.int32), stream)
     assert not cupy.pending
+    backend.upload(target, np.zeros(4, np.int32), 8)
+    assert cupy.pending
+
+
+def test_a_stream_that_is_captured_and_the_null_stream_beside_it_can_wait_for_nothing(
+    backend: CupyBackend, cupy: FakeCupy
+) -> None:
+    assert not any(map(backend.is_capturing, (None, 0, 8)))
+    cupy.captured = {8}
+    assert [backend.is_capturing(stream) for stream in (8, 0, 1, 77, None)] == [True, True, True, False, False]
+    cupy.cuda.runtime.streamIsCapturing = lambda stream: cupy.cuda.runtime.getDeviceCount()
+    cupy.failure = 700
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="700"):
+        backend.is_capturing(0)
+
+
+def test_a_wait_within_another_streams_capture_is_refused_by_name(backend: CupyBackend, cupy: FakeCupy) -> None:
+    cupy.captured = {8}
+    for wait in (backend.synchronize, lambda: backend.zeros((4,), np.int32)):
+        with pytest.raises(InvalidArgument, match="before the capture"):
+            wait()
+
+    def fail() -> None:
+        raise cupy.cuda.runtime.CUDARuntimeError(700)
+
+    cupy.cuda.runtime.deviceSynchronize = fail
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="700"):
+        backend.synchronize()
 
 
 def test_a_tensor_map_is_encoded_once_per_array_and_shape(

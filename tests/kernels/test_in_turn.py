@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from pagedkv.attention import CascadeAttention, PagedAttention
 from pagedkv.errors import ClosedError, InvalidArgument
 from pagedkv.kernels.in_turn import InTurn
 from tests.attention.noting import Noting, aligned
+from tests.kernels.fake_cupy import FakeCupy, RuntimeFailure, asked_of_captures
 
 
 class Streams:
@@ -27,13 +29,13 @@ class Streams:
             cuda=SimpleNamespace(
                 Event=lambda disable_timing: SimpleNamespace(ptr=5),
                 runtime=SimpleNamespace(
-                    streamIsCapturing=lambda stream: stream in self.captured,
+                    streamIsCapturing=lambda stream: asked_of_captures(self.captured, stream, RuntimeFailure(906)),
                     eventRecord=lambda event, stream: self.done.append(("record", stream)),
                     streamWaitEvent=lambda stream, event: self.done.append(("wait", stream)),
                 ),
             )
         )
-        self.turns = InTurn(self.cupy, self.of)
+        self.turns = InTurn(self.cupy, self.of, contextlib.nullcontext)
 
     def of(self, stream: Any) -> Any:
         return SimpleNamespace(ptr=self.current if stream is None else stream)
@@ -111,7 +113,7 @@ def test_a_run_beside_a_capture_of_the_same_workspace_is_refused_before_it_is_la
     assert streams.done == [("launch",), ("record", 7), ("wait", 8), ("launch",)]
     streams.captured = set()
     paged.run(*layer, stream=9)
-    assert streams.done[4:] == [("record", 8), ("wait", 9), ("launch",)]
+    assert streams.done[4:] == [("record", 7), ("wait", 9), ("record", 8), ("wait", 9), ("launch",)]
 
 
 def test_a_thread_that_runs_during_anothers_launch_waits_for_that_launch() -> None:
@@ -135,13 +137,53 @@ def test_a_thread_that_runs_during_anothers_launch_waits_for_that_launch() -> No
     assert streams.done == [("launch",), ("record", 7), ("wait", 8), ("launch",)]
 
 
-def test_a_capture_does_not_wait_for_work_outside() -> None:
+def test_a_capture_does_not_wait_for_work_outside_and_what_follows_does() -> None:
     streams = Streams()
     paged, layer = attention(Turning(streams)), arrays()
     paged.plan(*PLAN, stream=7)
     streams.captured = {8}
+    paged.plan(*PLAN, stream=8)
     paged.run(*layer, stream=8)
-    assert streams.done == [("launch",)] * 2
+    assert streams.done == [("launch",)] * 3
+    streams.captured = set()
+    paged.run(*layer, stream=9)
+    assert sorted(streams.done[3:-1]) == [("record", 7), ("record", 8), ("wait", 9), ("wait", 9)]
+    assert [streams.done[at][0] for at in (3, 4, 5, 6)] == ["record", "wait"] * 2
+    streams.done.clear()
+    paged.run(*layer, stream=9)
+    assert streams.done == [("launch",)], "the earlier ones are waited for already"
+
+
+def test_work_on_the_stream_of_an_ended_capture_waits_for_that_before_the_capture() -> None:
+    streams = Streams()
+    paged, layer = attention(Turning(streams)), arrays()
+    paged.plan(*PLAN, stream=7)
+    streams.captured = {8, 9}
+    for stream in (8, 9):  # a fork
+        paged.run(*layer, stream=stream)
+    streams.captured = set()
+    streams.done.clear()
+    for _ in range(2):
+        paged.run(*layer, stream=9)
+    assert streams.done == [("record", 7), ("wait", 9), ("record", 8), ("wait", 9), ("launch",), ("launch",)]
+
+
+def test_the_null_stream_counts_as_never_captured() -> None:
+    """As the page's example has it: a run there, then a capture of a blocking stream."""
+    streams = Streams()
+    streams.current = 0
+    paged, layer = attention(Turning(streams)), arrays()
+    paged.plan(*PLAN)
+    paged.run(*layer)
+    streams.captured = {8}
+    paged.plan(*PLAN, stream=8)
+    paged.run(*layer, stream=8)
+    with pytest.raises(InvalidArgument, match=r"captured into a graph on stream 0x8.*stream 0x0"):
+        paged.run(*layer)
+    assert streams.done == [("launch",)] * 4
+    streams.captured = set()
+    paged.run(*layer, stream=8)
+    assert streams.done[4:] == [("record", 0), ("wait", 8), ("launch",)]
 
 
 @pytest.mark.parametrize(
@@ -168,17 +210,18 @@ def test_reset_zeroes_the_counters_and_asks_for_a_plan(kernel: str, names: list[
 
 def test_the_backend_orders_by_its_own_devices_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedkv.kernels.cupy_backend import CupyBackend
-    from tests.kernels.fake_cupy import FakeCupy
 
     fake = FakeCupy(devices=2)
     monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]
     waits: list[Any] = []
-    fake.cuda.runtime.eventRecord = lambda event, stream: waits.append(stream)
-    fake.cuda.runtime.streamWaitEvent = lambda stream, event: waits.append(stream)
+    fake.cuda.Event = lambda disable_timing: SimpleNamespace(ptr=fake.current)
+    fake.cuda.runtime.eventRecord = lambda event, stream: waits.append((stream, event, fake.current))
+    fake.cuda.runtime.streamWaitEvent = lambda stream, event: waits.append((stream, event, fake.current))
     fake.cuda.get_current_stream = lambda: SimpleNamespace(ptr=100 + fake.current)
     cache: Any = SimpleNamespace(get=None)
     turns = CupyBackend(1, cache).in_turn()
     turns.take(None, waits.append, "on the current one")
     turns.take(101, waits.append, "on the same")
     turns.take(7, waits.append, "on another")
-    assert waits == ["on the current one", "on the same", 101, 7, "on another"]
+    assert waits == ["on the current one", "on the same", (101, 1, 1), (7, 1, 1), "on another"]
+    assert fake.current == 0

@@ -9,7 +9,7 @@ AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 CHECKS = "pagedkv/attention/layer_checks.py"
 HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
 AUTOTUNE = "pagedkv/kernels/autotune.py"
-IN_TURN = "pagedkv/kernels/in_turn.py"
+IN_TURN, CAPTURES = "pagedkv/kernels/in_turn.py", "pagedkv/kernels/captures.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
 
@@ -214,13 +214,13 @@ MUTANTS = (
     Mutant(
         "a run on another stream does not wait for the runs before it",
         IN_TURN,
-        (("        if self._pointer is not None:\n", "        if False:\n"),),
+        (("        if latest is not None:\n", "        if False:\n"),),
         ("test_a_run_on_another_stream_waits_for_the_runs_before_it",),
     ),
     Mutant(
         "a run beside a capture of its workspace is launched",
         IN_TURN,
-        (("if was_captured and not is_captured:", "if False:"),),
+        (("if is_captured(runtime, last):", "if False:"),),
         ("test_a_run_beside_a_capture_of_the_same_workspace_is_refused_before_it_is_launched",),
     ),
     Mutant(
@@ -232,8 +232,87 @@ MUTANTS = (
     Mutant(
         "a capture waits for work outside",
         IN_TURN,
-        (("if is_captured and not was_captured:", "if False:"),),
-        ("test_a_capture_does_not_wait_for_work_outside",),
+        (("if is_captured(runtime, pointer):", "if False:"),),
+        ("test_a_capture_does_not_wait_for_work_outside_and_what_follows_does",),
+    ),
+    Mutant(
+        "work after a capture does not wait for work before it",
+        IN_TURN,
+        (("            self._owed.update(earlier)\n", ""),),
+        ("test_a_capture_does_not_wait_for_work_outside_and_what_follows_does",
+         "test_work_on_the_stream_of_an_ended_capture_waits_for_that_before_the_capture"),
+    ),
+    Mutant(
+        "work on the stream of an ended capture does not wait for work before it",
+        IN_TURN,
+        (("if pointer != self._pointer or self._owed:", "if pointer != self._pointer:"),),
+        ("test_work_on_the_stream_of_an_ended_capture_waits_for_that_before_the_capture",),
+    ),
+    Mutant(
+        "work that was waited for after a capture is waited for again",
+        IN_TURN,
+        (("        self._owed.clear()\n", ""),),
+        ("test_a_capture_does_not_wait_for_work_outside_and_what_follows_does",),
+    ),
+    Mutant(
+        "a fork of a capture does not wait for it",
+        IN_TURN,
+        (("                self._wait(pointer, latest)\n", "                pass\n"),),
+        ("test_a_run_beside_a_capture_of_the_same_workspace_is_refused_before_it_is_launched",),
+    ),
+    Mutant(
+        "streams of one device wait by events of another",
+        IN_TURN,
+        (("with self._on_device():", "if True:"),),
+        ("test_the_backend_orders_by_its_own_devices_streams",),
+    ),
+    Mutant(
+        "the null stream is asked whether it is captured",
+        CAPTURES,
+        (("return stream not in NULL_STREAMS and bool(", "return bool("),),
+        ("test_the_null_stream_counts_as_never_captured",),
+    ),
+    Mutant(
+        "things are made ready on the null stream beside a capture",
+        CAPTURES,
+        (("        return True\n", "        return False\n"),),
+        ("test_a_stream_that_is_captured_and_the_null_stream_beside_it_can_wait_for_nothing",),
+    ),
+    Mutant(
+        "any failure of CUDA counts as a capture",
+        CAPTURES,
+        (("if getattr(error, \"status\", None) != _IMPLICIT:", "if False:"),),
+        ("test_a_stream_that_is_captured_and_the_null_stream_beside_it_can_wait_for_nothing",),
+    ),
+    Mutant(
+        "a wait within another stream's capture fails with CUDA's error",
+        CAPTURES,
+        (("not in _ERRORS:", "!= 0:"),),
+        ("test_a_wait_within_another_streams_capture_is_refused_by_name",),
+    ),
+    Mutant(
+        "a wait that fails is put down to a capture",
+        CAPTURES,
+        (("if getattr(error, \"status\", None) not in _ERRORS:", "if False:"),),
+        ("test_a_wait_within_another_streams_capture_is_refused_by_name",),
+    ),
+    Mutant(
+        "an upload on the null stream beside a capture fails with CUDA's error",
+        "pagedkv/kernels/staging.py",
+        (("if is_barred(runtime, stream):", "if runtime.streamIsCapturing(stream):"),),
+        ("test_an_upload_into_a_graph_being_captured_is_refused",),
+    ),
+    Mutant(
+        "work on the null stream beside a capture cannot be told",
+        "pagedkv/tiers/device.py",
+        (("if pointer not in NULL_STREAMS and self._is_captured(pointer):", "if self._is_captured(pointer):"),),
+        ("test_the_null_stream_is_never_asked_whether_it_is_captured",),
+    ),
+    Mutant(
+        "the null stream beside a capture waits for no work over the arena",
+        "pagedkv/tiers/device.py",
+        (("(pointer in NULL_STREAMS or not self._is_captured(pointer))", "not self._is_captured(pointer)"),),
+        ("test_the_null_stream_is_never_asked_whether_it_is_captured",),
     ),
     Mutant(
         "a cascade's launches on another stream do not wait",

@@ -22,6 +22,7 @@ from pagedkv.kernels.variant import Variant
 from pagedkv.tiers import cuda_copy
 from pagedkv.tiers.device import HOST_POINTERS
 from pagedkv.tiers.mover import transfer
+from tests.kernels.fake_cupy import asked_of_captures
 from tests.ptxsim.backend import PtxsimBackend
 
 
@@ -140,6 +141,9 @@ def fake_module() -> types.SimpleNamespace:
     class Error(Exception):
         pass
 
+    def is_capturing(stream: int) -> bool:
+        return asked_of_captures({fake.capturing} - {0}, stream, Error("cudaErrorStreamCaptureImplicit"))
+
     def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
         assert (kind, stream) == (4, 77)
         for start, locked in fake.locked.items():  # the driver refuses a range that leaves a locked piece
@@ -169,7 +173,7 @@ def fake_module() -> types.SimpleNamespace:
         ExternalStream=lambda ptr: types.SimpleNamespace(ptr=ptr), get_current_stream=Current,
         memory=types.SimpleNamespace(OutOfMemoryError=Error),
         runtime=types.SimpleNamespace(
-            streamIsCapturing=lambda stream: stream == fake.capturing, CUDARuntimeError=Error,
+            streamIsCapturing=is_capturing, CUDARuntimeError=Error,
             getDevice=lambda: 3,
             deviceGetAttribute=lambda attribute, gpu: fake.host_pointers if attribute == HOST_POINTERS else None,
             memcpyAsync=memcpy_async, hostRegister=register, hostUnregister=fake.locked.pop,

@@ -346,6 +346,21 @@ def test_work_that_is_captured_into_a_graph_leaves_no_event_behind(fake_cupy):
     assert fake_cupy.waits == [5]
 
 
+def test_the_null_stream_is_never_asked_whether_it_is_captured(fake_cupy):
+    device, host = DeviceTier(4, 64, device="cuda:4"), HostTier(4, 64, device="cuda:4")
+    device.used_by()
+    fake_cupy.capturing = 6  # a blocking stream: CUDA refuses the question
+    fake_cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(
+        ptr=0, record=lambda event: None, wait_event=lambda event: fake_cupy.waits.append((0, event.recorded))
+    )
+    device.before_use()
+    assert device.launched_on()
+    device.before_use(0)
+    blocks = np.arange(2, dtype=np.int32)
+    transfer.copy(device, blocks, host, blocks)
+    assert fake_cupy.waits == [(0, 5), 5, 0]
+
+
 def test_page_locked_memory_is_not_copied_by_a_fork(fake_cupy):
     tier = HostTier(5, 4096, device="cuda:0")
     address = tier.arena.ctypes.data
