@@ -126,15 +126,15 @@ class CascadeAttention:
             for (tables, lens, q_indptr), positions in zip(levels, placed, strict=True)
         ]
         batches[-1].mask, batches[-1].mask_indptr = mask, mask_indptr
-        forms = [attention.check_forms(batch) for attention, batch in zip(self.levels, batches, strict=True)]
+        planned = [attention.check_forms(batch) for attention, batch in zip(self.levels, batches, strict=True)]
         if self._places is not None and self.backend is not None:
             self._planned = False  # the positions of the batch before are gone
             self._places.launch(levels, stream)
         for attention, batch in zip(self.levels, batches, strict=True):
             attention.check_values(batch)
         self._planned = False
-        for attention, batch, form in zip(self.levels, batches, forms, strict=True):
-            attention.take(batch, form, stream)
+        for attention, checked in zip(self.levels, planned, strict=True):
+            attention.take(checked, stream)
         self._planned = True
 
     def run(self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:

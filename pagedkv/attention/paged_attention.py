@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,17 @@ from pagedkv.spec.sizes import whole_number
 
 MAX_WINDOW = 1 << 30  # a wider one is the same: kernels subtract it from positions in int32, which may be negative
 Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a stream
+
+
+class Planned(NamedTuple):
+    """A batch with the launches that hold its arrays.
+
+    One object that a plan replaces, so that a run meanwhile keeps its launches for the batch it began with.
+    """
+
+    batch: Batch
+    places: Hashable  # forms and addresses of the arrays
+    launches: dict[Hashable, Launch]  # by the layer's form
 
 
 class PagedAttention:
@@ -72,7 +84,9 @@ class PagedAttention:
     Raises
     ------
     InvalidArgument, WrongType
-        A number or name that makes no sense, or a workspace larger than ``max_workspace_bytes``.
+        A number or name that makes no sense, a workspace larger than ``max_workspace_bytes``, or a graph is being
+        captured on the device. Only a capture of the current stream outlives the attempt, and one that another thread
+        begins meanwhile is not seen.
     UnsupportedVariant
         No kernel computes this combination.
     KernelsUnavailable
@@ -155,6 +169,7 @@ class PagedAttention:
         self._kernel_on_cpu = kernel_on_cpu(kernel) if self.backend is None else ""
         if self.backend is not None:
             check_may_wait(self.backend)
+            self.backend.synchronize()  # refused within any capture, before kernels are tried
             self._plan = make_plan(
                 self.backend, self.config, kernel=kernel, schedule=schedule, num_kv_heads=self.num_kv_heads,
                 max_sequences=self.max_sequences, max_q_len=self.max_q_len, max_tokens=self.max_tokens,
@@ -162,9 +177,7 @@ class PagedAttention:
             )  # fmt: skip
             self._in_turn = self.backend.in_turn()
             self.backend.synchronize()  # workspaces may be memory that another stream's work has just let go of
-        self._batch: Batch | None = None
-        self._places: Hashable = None  # forms and addresses of the batch's arrays
-        self._launches: dict[Hashable, Launch] = {}  # for that batch, by the layer's form
+        self._planned: Planned | None = None
 
     @property
     def kernel(self) -> str:
@@ -189,9 +202,12 @@ class PagedAttention:
 
         Raises InvalidArgument while the stream is being captured.
         """
+        self._in_order(stream, self._forget, stream)
+
+    def _forget(self, stream: Any) -> None:
         if self._plan is not None:
-            self._in_order(stream, self._plan.reset, stream)
-        self._batch, self._places, self._launches = None, None, {}
+            self._plan.reset(stream)
+        self._planned = None
 
     def plan(
         self,
@@ -233,34 +249,33 @@ class PagedAttention:
         if num_blocks is not None:
             whole_number(num_blocks, "num_blocks", 0, MAX_INT32)
         batch = Batch(seq_lens, block_tables, kv_indptr, q_indptr, mask, mask_indptr, q_positions, position_spans)
-        places = self.check_forms(batch)
+        planned = self.check_forms(batch)
         self.check_values(batch, num_blocks)
-        self.take(batch, places, stream)
+        self.take(planned, stream)
 
-    def check_forms(self, batch: Batch) -> Hashable:
-        """First part of :meth:`plan`: check the arrays but for the values.
-
-        Returns their forms and places, for :meth:`take`.
-        """
+    def check_forms(self, batch: Batch) -> Planned:
+        """First part of :meth:`plan`: check the arrays but for the values. Returns what :meth:`take` takes."""
         arrays = (batch.seq_lens, batch.block_tables, batch.kv_indptr, batch.q_indptr)
         others = (batch.mask, batch.mask_indptr, batch.q_positions, batch.position_spans)
-        places = tuple(map(place, arrays + others))
-        if places != self._places:
-            check_batch(batch, self.config, self.backend, self.max_sequences)
-        return places
+        places, before = tuple(map(place, arrays + others)), self._planned
+        if before is not None and places == before.places:
+            return Planned(batch, places, before.launches)
+        check_batch(batch, self.config, self.backend, self.max_sequences)
+        return Planned(batch, places, {})
 
     def check_values(self, batch: Batch, num_blocks: int | None = None) -> None:
         """Second part of :meth:`plan`: check the values, where the arrays are on the host."""
         if isinstance(batch.seq_lens, np.ndarray):
             check_values(batch, self.config, self.max_q_len, self._options.window, num_blocks)
 
-    def take(self, batch: Batch, places: Hashable, stream: Any) -> None:
+    def take(self, planned: Planned, stream: Any) -> None:
         """Last part of :meth:`plan`: divide the work of a batch that has been checked."""
+        self._in_order(stream, self._replace, planned, stream)
+
+    def _replace(self, planned: Planned, stream: Any) -> None:
         if self._plan is not None:
-            self._in_order(stream, self._plan.update, batch, self._options.window, stream)
-        self._batch = batch
-        if places != self._places:
-            self._places, self._launches = places, {}
+            self._plan.update(planned.batch, self._options.window, stream)
+        self._planned = planned
 
     def _in_order(self, stream: Any, launch: Callable[..., None], *arguments: Any) -> None:
         """Launch after the workspace's earlier launches on other streams."""
@@ -308,13 +323,14 @@ class PagedAttention:
         self, q: Any, k_cache: Any, v_cache: Any, out: Any, lse: Any, k_scale: Any, v_scale: Any, stream: Any
     ) -> tuple[Launch, tuple[Any, ...]]:
         """First part of :meth:`run`: check a layer's arrays. Returns what :meth:`start` takes."""
-        if self._batch is None:
+        planned = self._planned
+        if planned is None:
             raise ClosedError("nothing is planned: call plan(block_tables, seq_lens, ...) once per step, before run")
         v_cache, v_scale = values_in(self.config, self.num_kv_heads, k_cache, v_cache, k_scale, v_scale)
         arrays = (q, out, lse, k_cache, v_cache, k_scale, v_scale)
         if self._plan is None:
-            return self._ready_on_cpu(arrays)
-        return self._ready(tuple(map(signature, arrays[3:])), arrays, stream)
+            return self._ready_on_cpu(planned.batch, arrays)
+        return self._ready(planned, tuple(map(signature, arrays[3:])), arrays, stream)
 
     def start(self, launch: Launch, arrays: tuple[Any, ...], stream: Any) -> Any:
         """Last part of :meth:`run`: launch over arrays that have been checked. Returns the output."""
@@ -326,15 +342,14 @@ class PagedAttention:
 
     def run_layer(self, cache: LayerKv, q: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
         """As :meth:`run` on a GPU, for a layer whose form is known already: it costs the host less."""
-        if self._batch is None or self._plan is None:
+        planned = self._planned
+        if planned is None or self._plan is None:
             return self.run(
                 q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, stream=stream
             )
-        return self.start(*self._ready(cache.signature, (q, out, lse, *cache.arrays()[:4]), stream), stream)
+        return self.start(*self._ready(planned, cache.signature, (q, out, lse, *cache.arrays()[:4]), stream), stream)
 
-    def _ready_on_cpu(self, arrays: tuple[Any, ...]) -> tuple[Launch, tuple[Any, ...]]:
-        batch = self._batch
-        assert batch is not None
+    def _ready_on_cpu(self, batch: Batch, arrays: tuple[Any, ...]) -> tuple[Launch, tuple[Any, ...]]:
         q, out, lse, *kv = arrays
         names = ("q", "out", "lse", "k_cache", "v_cache", "k_scale", "v_scale")
         check_places(None, **dict(zip(names, arrays, strict=True)))
@@ -343,25 +358,23 @@ class PagedAttention:
         shape = (len(q), self.num_qo_heads, self.config.head_dim_v)
         out = np.empty(shape, q.dtype) if out is None else out
         check_outputs(self.config, shape, out, lse)
-        return self._compute, (q, out, lse, *kv)
+        return partial(self._compute, batch), (q, out, lse, *kv)
 
-    def _compute(self, arrays: tuple[Any, ...], stream: Any) -> None:
+    def _compute(self, batch: Batch, arrays: tuple[Any, ...], stream: Any) -> None:
         q, out, lse, k, v, k_scale, v_scale = arrays
-        assert self._batch is not None
         attend_on_cpu(
-            q, k, v, out, self._batch, self._options, self.config, exact=self._kernel_on_cpu == "reference", lse=lse,
+            q, k, v, out, batch, self._options, self.config, exact=self._kernel_on_cpu == "reference", lse=lse,
             k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
 
     def _ready(
-        self, kv_form: Hashable, arrays: tuple[Any, ...], stream: Any
+        self, planned: Planned, kv_form: Hashable, arrays: tuple[Any, ...], stream: Any
     ) -> tuple[Launch, tuple[Any, ...]]:
         """The launch over LAYER_ARRAYS; checks those whose form this batch has not had."""
-        batch = self._batch
-        assert batch is not None
+        batch = planned.batch
         q, out, lse = arrays[:3]
         form = (kv_form, signature(q), signature(out), signature(lse))
-        launch = self._launches.get(form)
+        launch = planned.launches.get(form)
         if launch is None:
             check_inputs(self.config, self.num_kv_heads, batch, self.max_tokens, q, *arrays[3:])
         check_queries(batch, q)
@@ -371,20 +384,22 @@ class PagedAttention:
             out = self.backend.empty(shape, q.dtype, stream=stream)
             arrays = (q, out, *arrays[2:])
         if launch is None:
-            launch = self._new_launch(form, batch, arrays)
+            launch = self._new_launch(planned, form, arrays)
         return launch, arrays
 
-    def _new_launch(self, form: Hashable, batch: Batch, arrays: tuple[Any, ...]) -> Launch:
+    def _new_launch(self, planned: Planned, form: Hashable, arrays: tuple[Any, ...]) -> Launch:
         """Check the outputs and places, and keep the launch for layers of this form."""
         q, out, lse, k, v, k_scale, v_scale = arrays
         assert self.backend is not None
         assert self._plan is not None
         check_outputs(self.config, (len(q), self.num_qo_heads, self.config.head_dim_v), out, lse)
         check_places(self.backend, q=q, k_cache=k, v_cache=v, out=out, lse=lse, k_scale=k_scale, v_scale=v_scale)
-        made = self._plan.layer_launch(q, k, v, out, batch, self._options, lse=lse, k_scale=k_scale, v_scale=v_scale)
-        if len(self._launches) >= MAX_RECIPES:
-            self._launches.clear()
-        launch = self._launches[form] = _nothing if made is None else made
+        made = self._plan.layer_launch(
+            q, k, v, out, planned.batch, self._options, lse=lse, k_scale=k_scale, v_scale=v_scale
+        )
+        if len(planned.launches) >= MAX_RECIPES:
+            planned.launches.clear()
+        launch = planned.launches[form] = _nothing if made is None else made
         return launch
 
 

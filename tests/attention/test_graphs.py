@@ -9,10 +9,12 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.attention import PagedAttention
+from pagedkv.attention import paged_attention as paged_attention_module
 from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.nvrtc import default_nvrtc
 from pagedkv.kernels.select import KERNELS
 from pagedkv.reference import paged_attention
+from tests.attention.noting import Noting
 
 SIDE = 7  # a stream that is not the current one
 SIZE, WIDTH = 16, 8  # of a block, and of block tables
@@ -75,6 +77,21 @@ def test_no_attention_is_made_within_a_capture(backend: Any) -> None:
         PagedAttention(**sizes, block_size=SIZE, max_sequences=2)
     assert backend.end_capture() == []
     PagedAttention(**sizes, block_size=SIZE, max_sequences=2)
+    backend.begin_capture(SIDE)
+    with pytest.raises(InvalidArgument, match=r"on another stream.*before the capture"):
+        PagedAttention(**sizes, block_size=SIZE, max_sequences=2)
+
+
+def test_within_another_streams_capture_no_kernel_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Noting()
+
+    def refuse() -> None:
+        raise InvalidArgument("a graph is being captured on another stream")
+
+    monkeypatch.setattr(backend, "synchronize", refuse)
+    monkeypatch.setattr(paged_attention_module, "make_plan", lambda *arguments, **options: pytest.fail("too late"))
+    with pytest.raises(InvalidArgument, match="on another stream"):
+        PagedAttention(num_qo_heads=4, num_kv_heads=1, head_dim=64, max_sequences=2, device=backend)
 
 
 def test_a_steps_first_attention_within_a_capture_is_refused_and_works_later(backend: Any) -> None:

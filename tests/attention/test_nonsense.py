@@ -101,7 +101,7 @@ def check_paged(device: Device, kernel: str) -> None:
         "q_positions": None, "position_spans": None, "num_blocks": 1,
     }  # fmt: skip
     optional = {"q_indptr", "kv_indptr", "mask", "mask_indptr", "q_positions", "position_spans", "num_blocks"}
-    assert accepted(attention.plan, each(batch), lambda: (id(attention._batch), steps(device))) == optional
+    assert accepted(attention.plan, each(batch), lambda: (id(attention._planned), steps(device))) == optional
     attention.plan(**batch)
     out, lse = np.full((2, 4, 32), 7, np.float16), np.full((2, 4), 7, np.float32)
     layer = {
@@ -123,7 +123,7 @@ def check_cascade(device: Device, kernel: str) -> None:
     cases += [case for level in (0, 1) for array in range(3) for case in within(batch, "levels", [level, array])]
 
     def planned() -> Any:
-        return [id(level._batch) for level in cascade.levels], cascade._planned, steps(device)
+        return [id(level._planned) for level in cascade.levels], cascade._planned, steps(device)
 
     assert accepted(cascade.plan, cases, planned) == {"mask", "mask_indptr", "levels[1, 2]"}
     cascade.plan(levels)

@@ -69,7 +69,8 @@ def test_layers_of_one_form_are_worked_out_once_and_get_their_own_addresses(kern
     backend.launches.clear()
     for arrays in layers:
         fresh.plan(**steps)
-        fresh._launches.clear()
+        assert fresh._planned is not None
+        fresh._planned.launches.clear()
         fresh.run(**arrays)
     alone = [launch for launch in backend.launches if launch.kernel == kernel]
     assert len(repeated) == 2 * len(alone) == 8
@@ -167,6 +168,26 @@ def test_a_plan_over_the_same_arrays_keeps_the_launches_and_other_arrays_get_the
     assert len(worked_out) == 3
 
 
+def test_a_launch_worked_out_while_another_thread_plans_is_of_its_own_batch_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, arrays, first, second = Noting(), layer(), batch(), batch()
+    attention = made(backend, kernel="decode_mma")
+    attention.plan(**first)
+    real = AttentionPlan.layer_launch
+
+    def interrupted(self: AttentionPlan, *arguments: Any, **options: Any) -> Any:
+        launch = real(self, *arguments, **options)
+        monkeypatch.setattr(AttentionPlan, "layer_launch", real)
+        attention.plan(**second)
+        return launch
+
+    monkeypatch.setattr(AttentionPlan, "layer_launch", interrupted)
+    for steps in (first, second):
+        attention.run(**arrays)
+        assert backend.launches[-1].params[0]["seq_lens"] == steps["seq_lens"].ctypes.data
+
+
 def test_a_plan_that_fails_leaves_the_launches_of_the_one_before() -> None:
     backend, arrays, first = Noting(), layer(), batch()
     attention = made(backend, kernel="decode_mma")
@@ -215,7 +236,8 @@ def test_a_launch_holds_no_array_of_a_layer_that_is_gone() -> None:
     attention = made(backend, kernel="decode_mma")
     attention.plan(**batch())
     attention.run(**arrays)
-    (launch,) = attention._launches.values()
+    assert attention._planned is not None
+    (launch,) = attention._planned.launches.values()
     (spare,) = launch._recipe._spare  # type: ignore[attr-defined]
     assert spare.params.arrays == ()
 

@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "launches outlive the arrays of their batch",
         ATTENTION,
-        (("self._places, self._launches = places, {}", "self._places = places"),),
+        (("if before is not None and known else {}", "if before is not None else {}"),),
         ("test_a_plan_over_the_same_arrays_keeps_the_launches_and_other_arrays_get_their_own",),
     ),
     Mutant(
@@ -313,6 +313,19 @@ MUTANTS = (
         "pagedkv/tiers/device.py",
         (("(pointer in NULL_STREAMS or not self._is_captured(pointer))", "not self._is_captured(pointer)"),),
         ("test_the_null_stream_is_never_asked_whether_it_is_captured",),
+    ),
+    Mutant(
+        "a launch is kept for the batch that another thread has planned since",
+        ATTENTION,
+        (("launch = planned.launches[form] =", "launch = self._planned.launches[form] ="),),
+        ("test_a_launch_worked_out_while_another_thread_plans_is_of_its_own_batch_alone",),
+    ),
+    Mutant(
+        "kernels are tried within another stream's capture",
+        ATTENTION,
+        (("            self.backend.synchronize()  # refused within any capture, before kernels are tried\n",
+          ""),),
+        ("test_within_another_streams_capture_no_kernel_is_tried",),
     ),
     Mutant(
         "a cascade's launches on another stream do not wait",

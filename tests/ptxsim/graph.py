@@ -35,15 +35,17 @@ class CapturingBackend(PtxsimBackend):
         super().__init__(*args, **options)
         self._captured: list[_Node] | None = None
         self._stream: Any = None
+        self._broken = False
 
     def begin_capture(self, stream: Any = None) -> None:
         """Keep the launches from now on, which are all on this stream."""
-        self._captured, self._stream = [], stream
+        self._captured, self._stream, self._broken = [], stream, False
 
     def end_capture(self) -> list[_Node]:
         """The launches since the capture began; later ones run again."""
         found, self._captured = self._captured, None
         assert found is not None
+        assert not self._broken, "the device was waited for while a graph was captured"
         return found
 
     def replay(self, graph: list[_Node]) -> None:
@@ -66,8 +68,16 @@ class CapturingBackend(PtxsimBackend):
         return self._captured is not None and stream == self._stream
 
     def synchronize(self) -> None:
-        """As CUDA, which breaks the capture."""
-        assert self._captured is None, "the device was waited for while a graph is captured"
+        """As CUDA, which breaks the capture.
+
+        Raises
+        ------
+        InvalidArgument
+            Any stream is being captured.
+        """
+        if self._captured is not None:
+            self._broken = True
+            raise InvalidArgument("a graph is being captured on another stream: wait before the capture")
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """As CuPy, which fills them by a kernel that would be captured, and waits."""
