@@ -9,7 +9,6 @@ launch) has loaded the kernel. CuPy is imported when a backend is made.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import statistics
 import threading
@@ -27,16 +26,15 @@ from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.captures import is_barred, wait_for_device
 from pagedkv.kernels.driver import driver_version, has_tensor_maps
 from pagedkv.kernels.in_turn import InTurn
-from pagedkv.kernels.jit import Binary, CompileCache, default_folder
+from pagedkv.kernels.jit import Binary, CompileCache, cache_for_driver
 from pagedkv.kernels.params import Params, address
 from pagedkv.kernels.precompile import architecture
 from pagedkv.kernels.staging import Staging
 from pagedkv.kernels.tensor_map import Swizzle, encode_tensor_map
-from pagedkv.kernels.toolkits import nvrtc_for
 from pagedkv.kernels.variant import Variant
 
 # cudaDeviceAttr, cudaError
-_MULTIPROCESSORS, _SHARED_OPTIN, _MAJOR, _MINOR = 16, 97, 75, 76
+_MULTIPROCESSORS, _L2_BYTES, _SHARED_OPTIN, _MAJOR, _MINOR = 16, 38, 97, 75, 76
 _NO_DEVICE = 100
 _SERIES = 5  # of timed runs
 _ORDINARY_SHARED = 48 * 1024  # bytes a CTA may have without asking for more when the kernel is loaded
@@ -82,6 +80,7 @@ class CupyBackend:
         self.capability: tuple[int, int] = (attribute(_MAJOR, device), attribute(_MINOR, device))
         self.num_sms: int = attribute(_MULTIPROCESSORS, device)
         self.shared_limit: int = attribute(_SHARED_OPTIN, device)
+        self.l2_bytes: int = attribute(_L2_BYTES, device)
         version = cupy.cuda.runtime.driverGetVersion()
         self.cache = cache or cache_for_driver(version)
         self.driver = f"{version // 1000}.{version % 1000 // 10}"
@@ -224,6 +223,11 @@ class CupyBackend:
         with self._current():
             return is_barred(self._cupy.cuda.runtime, self._stream_of(stream).ptr)
 
+    def free_bytes(self) -> int:
+        """Device memory that is free."""
+        with self._current():
+            return int(self._cupy.cuda.runtime.memGetInfo()[0])
+
     def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
         """Device microseconds of a run: the median of some series on a stream of its own.
 
@@ -357,15 +361,6 @@ def as_stream(stream: Any) -> Any:
     raise InvalidArgument(
         f"stream must be a CuPy stream, an object with __cuda_stream__, a pointer as int, or None, got {stream!r:.60}"
     )
-
-
-@functools.cache
-def cache_for_driver(version: int) -> CompileCache:
-    """This user's kernel cache, with the newest NVRTC whose cubins the driver loads.
-
-    A driver version of 12080 is 12.8.
-    """
-    return CompileCache(nvrtc_for((version // 1000, version % 1000 // 10)), default_folder())
 
 
 def _carrier(dtype: DTypeLike) -> np.dtype[Any]:

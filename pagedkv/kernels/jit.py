@@ -24,6 +24,7 @@ from typing import Literal
 from pagedkv._version import __version__
 from pagedkv.kernels.nvrtc import Nvrtc, default_nvrtc
 from pagedkv.kernels.source import translation_unit
+from pagedkv.kernels.toolkits import nvrtc_for
 from pagedkv.kernels.variant import Variant
 from pagedkv.observe.callbacks import Told
 from pagedkv.threads.crew import Crew
@@ -267,6 +268,15 @@ def default_cache() -> CompileCache:
         There is no NVRTC.
     """
     return CompileCache(default_nvrtc(), default_folder())
+
+
+@functools.cache
+def cache_for_driver(version: int) -> CompileCache:
+    """This user's kernel cache, with the newest NVRTC whose cubins the driver loads.
+
+    A driver version of 12080 is 12.8.
+    """
+    return CompileCache(nvrtc_for((version // 1000, version % 1000 // 10)), default_folder())
 
 
 def _checksum(code: bytes) -> str:

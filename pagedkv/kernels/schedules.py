@@ -50,7 +50,13 @@ class Whole:
     """One CTA per row tile of the longest sequence: nothing to plan, no workspace.
 
     Base class of the other schedules.
+
+    Attributes
+    ----------
+    num_ctas : of a grid that does not follow the batch; else 0.
     """
+
+    num_ctas = 0
 
     def __init__(self, backend: Backend, config: AttentionConfig, tiling: Tiling, limits: Limits) -> None:
         self.backend, self.config, self.tiling, self.limits = backend, config, tiling, limits
@@ -82,6 +88,10 @@ class Whole:
     def grid(self, num_seqs: int, num_tokens: int) -> Dim3:
         """Grid of the attention kernel."""
         return num_seqs, self.limits.num_kv_heads, self.row_tiles
+
+    def narrow(self, most: int) -> None:
+        """Let so many CTAs of a constant grid share the work that is divided already."""
+        self.num_ctas = min(self.num_ctas, most)
 
     def finish(self, params: Params, num_seqs: int, stream: Any) -> None:
         """Launch what follows the attention kernel."""

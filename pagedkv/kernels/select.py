@@ -37,7 +37,7 @@ class Kernel:
     unsupported : (config, capability) -> why it cannot compute that, None if it can.
     tiling : (config, max_q_len) -> its tiling; called only for configs that it supports.
     max_rows : rows (query, head of a group) of a sequence up to which it is the best choice; 0: any number.
-    plan : makes its plan; every plan has ``update``, ``run``, ``variants``, ``tiling`` and ``workspace_bytes``.
+    plan : makes its plan; every plan has the attributes and methods of :class:`AttentionPlan`.
     schedules : those it takes, the default first.
     """
 

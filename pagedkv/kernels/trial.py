@@ -1,7 +1,8 @@
 """Tries a kernel on this device: its results beside decode_simt's, and its time.
 
 The check is a small ragged batch of random numbers with the caller's own config, so that the checked variant is the one
-that will run. The time is that of a batch of zeros, too large for most caches of a GPU.
+that will run; few CTAs share it, so that each comes back for more. The time is that of a batch of zeros, too large for
+the L2 of the device.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-3}  # relative to
 SEQ_LENS = (1, 37, 300)
 DIVIDED_LEN = 2200  # of the last one where prefill may divide keys: more than two of its shortest parts
 CHECKED_HEADS, TIMED_HEADS = 2, 8
-TIMED_BYTES = 64 << 20  # of K and V together
+CHECKED_CTAS = 2  # they take several items each, and their rings of tiles wrap around
+TIMED_BYTES, MOST_TIMED_BYTES = 64 << 20, 512 << 20  # of K and V together
+TIMED_L2S = 4  # as many times the L2
+FREE_SHARE, LEAST_TIMED_BYTES = 4, 16 << 20  # a quarter of the free memory at most, where that is not still less
 TIMED_KEYS = 2048  # of one sequence at most
+TIMED_TOKENS = 2048  # queries of all sequences at most: prefill, which computes for longer, has fewer sequences
 TIMED_RUNS = 20
 
 Make = Callable[..., Any]  # num_kv_heads, max_sequences, max_q_len, max_tokens -> a plan
@@ -38,10 +43,15 @@ class TimedBackend(Backend, Protocol):
     Attributes
     ----------
     device_name, driver : such as "NVIDIA H100 80GB HBM3" and "12.8".
+    l2_bytes : of the cache that all multiprocessors share.
     """
 
     device_name: str
     driver: str
+    l2_bytes: int
+
+    def free_bytes(self) -> int:
+        """Device memory that is free."""
 
     def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
         """Device microseconds of a run, given launches on a stream; waits for them.
@@ -52,7 +62,7 @@ class TimedBackend(Backend, Protocol):
 
 def is_timed(backend: Any) -> bool:
     """Whether a backend can try kernels."""
-    return all(hasattr(backend, name) for name in ("device_name", "driver", "time_us"))
+    return all(hasattr(backend, name) for name in ("device_name", "driver", "l2_bytes", "free_bytes", "time_us"))
 
 
 class Budget:
@@ -95,9 +105,14 @@ class Problem:
     options: Options
     scales: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, plan: Any, stream: Any = None) -> None:
-        """Launch the kernel of a plan."""
-        plan.run(self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, stream=stream, **self.scales)
+    def launch(self, plan: Any) -> Callable[[Any], None]:
+        """What launches the kernel of a plan on a stream; all that Python works out is done here."""
+        made = plan.layer_launch(
+            self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, **self.scales
+        )
+        scales = (self.scales.get(name) for name in ("k_scale", "v_scale"))
+        arrays = (self.q, self.out, self.lse, self.k, self.v, *scales)
+        return lambda stream: made(arrays, stream)
 
 
 def results(
@@ -112,7 +127,8 @@ def results(
     problem = small_problem(backend, config, lens, q_lens)
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
-    problem.run(plan)
+    plan.division.narrow(CHECKED_CTAS)
+    problem.launch(plan)(None)
     o, lse = backend.to_host(problem.out), backend.to_host(problem.lse)
     return np.concatenate([_as_float32(o, config.q_dtype), lse[..., None]], axis=2)
 
@@ -138,13 +154,10 @@ def microseconds(
 ) -> float:
     """Device time of the larger batch, measured within a share of the seconds that are left."""
     dims = config.head_dim + (0 if config.v_in_k else config.head_dim_v)
-    size = TIMED_HEADS * dims * ITEMSIZES[config.kv_dtype]
-    keys = max(min(TIMED_BYTES // size, 16 * TIMED_KEYS), 1)
+    keys = max(timed_bytes(backend) // (TIMED_HEADS * dims * ITEMSIZES[config.kv_dtype]), 1)
     length = min(keys, TIMED_KEYS)
-    num_seqs = max(keys // length, 1)
-    q_len = 1 if max_q_len == 1 else min(max_q_len, length)
-    if q_len > 16:
-        num_seqs = 1
+    q_len = min(max_q_len, length)
+    num_seqs = min(keys // length, max(TIMED_TOKENS // q_len, 1))
     problem = zero_problem(backend, config, num_seqs, length, q_len)
     plan = make(num_kv_heads=TIMED_HEADS, max_sequences=num_seqs, max_q_len=q_len, max_tokens=num_seqs * q_len)
     with budget.paused():
@@ -152,12 +165,16 @@ def microseconds(
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
     backend.synchronize()  # the timed runs are on another stream
-    return backend.time_us(lambda stream: problem.run(plan, stream), TIMED_RUNS, share * max(budget.left, 0.0))
+    return backend.time_us(problem.launch(plan), TIMED_RUNS, share * max(budget.left, 0.0))
 
 
-def small_problem(
-    backend: Backend, config: AttentionConfig, seq_lens: Sequence[int], q_lens: Sequence[int]
-) -> Problem:
+def timed_bytes(backend: TimedBackend) -> int:
+    """K and V to be timed: too large for the L2, unless memory is short."""
+    wanted = min(max(TIMED_BYTES, TIMED_L2S * backend.l2_bytes), MOST_TIMED_BYTES)
+    return min(wanted, max(backend.free_bytes() // FREE_SHARE, LEAST_TIMED_BYTES))
+
+
+def small_problem(backend: Backend, config: AttentionConfig, seq_lens: Sequence[int], q_lens: Sequence[int]) -> Problem:
     """A ragged batch of random numbers, whose blocks lie in no order."""
     rng = np.random.default_rng(0)
     heads, lens = CHECKED_HEADS, np.array(seq_lens, np.int32)

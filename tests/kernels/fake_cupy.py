@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-ATTRIBUTES = {16: 132, 97: 227 << 10, 75: 9, 76: 0}  # multiprocessors, shared memory, compute capability
+ATTRIBUTES = {16: 132, 38: 50 << 20, 97: 227 << 10, 75: 9, 76: 0}  # multiprocessors, L2, shared memory, capability
+FREE, TOTAL = 70 << 30, 80 << 30  # bytes of memory
 
 
 class RuntimeFailure(Exception):
@@ -167,6 +168,7 @@ class FakeCupy:
                 setDevice=self._set_device,
                 deviceGetAttribute=lambda attribute, device: ATTRIBUTES[attribute],
                 driverGetVersion=lambda: 12080,
+                memGetInfo=lambda: (FREE, TOTAL),
                 getDeviceProperties=self._properties,
                 deviceSynchronize=self.synchronise,
                 streamIsCapturing=self._is_capturing,
@@ -221,5 +223,5 @@ class FakeCupy:
 
     def _properties(self, device: int) -> dict[str, Any]:
         return {
-            "name": b"NVIDIA H100", "major": 9, "minor": 0, "multiProcessorCount": 132, "totalGlobalMem": 80 << 30,
+            "name": b"NVIDIA H100", "major": 9, "minor": 0, "multiProcessorCount": 132, "totalGlobalMem": TOTAL,
         }  # fmt: skip

@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.kernels import autotune, driver, select, trial
+from pagedkv.kernels import attention, autotune, driver, select, trial
 from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.params import Params
+from pagedkv.kernels.recipe import Recipe
 from pagedkv.kernels.select import choose, make_plan
 from pagedkv.kernels.trial import Budget, difference
 from pagedkv.kernels.variant import Variant
 from pagedkv.tools import doctor
 from tests.kernels.test_parts import items
+from tests.mutants.kernels import mutated
 from tests.ptxsim.backend import PtxsimBackend
 from tests.ptxsim.fixture import interpreted_backend
 from tests.slices import one_in
@@ -44,10 +46,11 @@ class Timed(PtxsimBackend):
     tried : kernels in the order of their launches, attention kernels alone.
     wrong : kernels whose output is spoilt after a launch; broken: those that do not launch.
     computes : whether launches run; else all outputs are 0.
+    timing : whether a time is being taken.
     clock : seconds of a launch (`each_s`), of compiling, and of the timings, which take all that they are given.
     """
 
-    device_name, driver = "a device", "12.8"
+    device_name, driver, l2_bytes = "a device", "12.8", 4 << 20
 
     def __init__(self, us: dict[str, float], wrong: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> None:
         super().__init__((9, 0), races=False)
@@ -56,7 +59,10 @@ class Timed(PtxsimBackend):
         self.computes = True
         self.clock, self.each_s, self.given_s = 0.0, 0.0, []
         self.error: Exception = RuntimeError("an illegal instruction")
-        self._timing = False
+        self.timing = False
+
+    def free_bytes(self) -> int:
+        return 1 << 30
 
     def launch(
         self,
@@ -76,7 +82,7 @@ class Timed(PtxsimBackend):
         self.clock += self.each_s
         if variant.kernel in self.broken:
             raise self.error
-        if self._timing:
+        if self.timing:
             return
         if self.computes:
             super().launch(variant, grid, block, params, shared_bytes=shared_bytes)
@@ -89,9 +95,10 @@ class Timed(PtxsimBackend):
     def time_us(self, launch: Callable[[Any], None], runs: int, most_s: float) -> float:
         self.given_s.append(most_s)
         self.clock += most_s
-        self._timing = True
+        self.timing = True
         launch(5)
-        self._timing = False
+        launch(5)
+        self.timing = False
         return self.us[self.tried[-1]]
 
 
@@ -193,10 +200,10 @@ def test_a_trial_takes_its_seconds_and_compiling_does_not_count(on_the_clock: Ca
     compiled = round(device.clock // COMPILING_S)
     assert compiled == 5, "the reference, and two plans of each candidate"
     counted = device.clock - compiled * COMPILING_S
-    assert counted <= autotune.TRIAL_S + device.each_s + 1e-9, "and one launch that was begun in time"
+    assert counted <= autotune.TRIAL_S + 2 * device.each_s + 1e-9, "and two timed runs that were begun in time"
     first, second = device.given_s
     assert first == pytest.approx((autotune.TRIAL_S - 0.2) / 2), "half of the time left, as two are to be timed"
-    assert second == pytest.approx(autotune.TRIAL_S - 0.2 - first - 2 * 0.1)
+    assert second == pytest.approx(autotune.TRIAL_S - 0.2 - first - 3 * 0.1)
 
 
 def test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process(
@@ -266,13 +273,13 @@ def test_prefill_has_candidates_of_its_own() -> None:
 @pytest.mark.slow
 def test_a_trial_of_prefill_has_row_tiles_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "DIVIDED_LEN", DIVIDED_LEN)
-    plans, run = [], trial.Problem.run
+    plans, launch = [], trial.Problem.launch
 
-    def watched(problem: trial.Problem, plan: Any, stream: Any = None) -> None:
+    def watched(problem: trial.Problem, plan: Any) -> Callable[[Any], None]:
         plans.append(plan)
-        run(problem, plan, stream)
+        return launch(problem, plan)
 
-    monkeypatch.setattr(trial.Problem, "run", watched)
+    monkeypatch.setattr(trial.Problem, "launch", watched)
     device = Timed({"prefill_mma": 20.0, "prefill_wgmma": 5.0})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -280,6 +287,71 @@ def test_a_trial_of_prefill_has_row_tiles_in_parts(monkeypatch: pytest.MonkeyPat
     checked = {plan.tiling.kernel: plan for plan in reversed(plans)}
     for kernel in ("prefill_mma", "prefill_wgmma"):
         assert max(item[3] for item in items(device, checked[kernel])) > 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "max_q_len", "edit"),
+    one_in(2, [
+        pytest.param(
+            "decode_tma", CONFIG, 1,
+            ("next.buffer * kBufferBytes;\n    next.adv", "(next.buffer ^ next.parity) * kBufferBytes;\n    next.adv"),
+            id="the second round of a ring",
+        ),
+        pytest.param(
+            "prefill_wgmma", AttentionConfig(64, 64, 2), 32,
+            ("kWarpTileBytes}, 1.f)", "kWarpTileBytes}, turn ? 2.f : 1.f)"),
+            id="the second item",
+        ),
+    ]),
+)  # fmt: skip
+def test_on_a_large_device_what_is_wrong_later_in_a_ctas_work_is_caught(
+    kernel: str, config: AttentionConfig, max_q_len: int, edit: tuple[str, str]
+) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 5.0, "prefill_mma": 20.0, "prefill_wgmma": 5.0})
+    device.num_sms = 132
+    with mutated(kernel, (edit,)), pytest.warns(RuntimeWarning, match=rf"^{kernel} is wrong on a device .*output\["):
+        assert chosen(device, config, max_q_len=max_q_len) in ("decode_mma", "prefill_mma")
+
+
+def test_a_timed_run_works_nothing_out_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    device.computes = False
+    made: list[bool] = []
+
+    def recipe(*arguments: Any) -> Recipe:
+        made.append(device.timing)
+        return Recipe(*arguments)
+
+    monkeypatch.setattr(attention, "Recipe", recipe)
+    assert chosen(device) == "decode_tma"
+    assert made == [False] * 5, "of the reference, and of two plans of each candidate"
+
+
+@pytest.mark.parametrize(
+    ("l2", "free", "size"),
+    [(4 << 20, 1 << 30, 64 << 20), (50 << 20, 70 << 30, 200 << 20), (126 << 20, 1 << 40, 504 << 20),
+     (256 << 20, 1 << 40, 512 << 20), (50 << 20, 400 << 20, 100 << 20), (50 << 20, 0, 16 << 20)],
+    ids=["small", "H100", "B200", "capped", "a quarter of the memory", "no memory"],
+)  # fmt: skip
+@pytest.mark.parametrize(("config", "max_q_len"), [(CONFIG, 1), (AttentionConfig(64, 64, 1, kv_dtype="int8"), 128)])
+def test_what_is_timed_does_not_fit_into_the_l2_unless_memory_is_short(
+    l2: int, free: int, size: int, config: AttentionConfig, max_q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def zero_problem(backend: Any, config: AttentionConfig, *sizes: int) -> Any:
+        asked.append(sizes)
+        raise MemoryError("not wanted here")
+
+    device = Timed({})
+    device.l2_bytes, device.free_bytes = l2, lambda: free
+    monkeypatch.setattr(trial, "zero_problem", zero_problem)
+    with pytest.raises(MemoryError):
+        trial.microseconds(device, config, None, max_q_len, Budget(1.0), 1.0)  # type: ignore[arg-type]
+    ((num_seqs, length, q_len),) = asked
+    each = trial.TIMED_HEADS * 128 * (2 if config is CONFIG else 1)
+    whole = num_seqs * length * each
+    assert size - trial.TIMED_KEYS * each < whole <= size or num_seqs * q_len == trial.TIMED_TOKENS
 
 
 def test_a_trials_blocks_lie_as_a_cache_on_a_gpu_lays_them() -> None:
@@ -393,6 +465,7 @@ def test_a_difference_is_told_by_its_place_and_no_nan_passes() -> None:
 
 def test_the_doctor_shows_verdicts_and_tries_again_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Timed({"decode_mma": 20.0, "decode_tma": 15.0, "prefill_mma": 9.0, "prefill_wgmma": 3.0}, ("decode_tma",))
+    device.computes = False
     monkeypatch.setattr(doctor, "TUNED_AGAIN", CONFIG)
     monkeypatch.setattr(doctor, "TUNED_AGAIN_Q_LEN", 32)
     (none,) = doctor.verdict_checks(device, False)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import InvalidArgument, KernelsUnavailable
-from pagedkv.kernels import cupy_backend, driver
+from pagedkv.kernels import cupy_backend, driver, jit
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.cupy_backend import CupyBackend, as_stream
 from pagedkv.kernels.jit import CompileCache
@@ -69,6 +69,7 @@ def test_it_is_a_backend_and_knows_its_device(backend: CupyBackend) -> None:
     as_backend: Backend = backend
     assert (as_backend.name, as_backend.capability, as_backend.num_sms) == ("cupy", (9, 0), 132)
     assert as_backend.shared_limit == 227 << 10
+    assert (backend.l2_bytes, backend.free_bytes()) == (50 << 20, 70 << 30)
 
 
 def test_a_launch_passes_the_struct_by_value_on_the_given_stream(backend: CupyBackend, cupy: FakeCupy) -> None:
@@ -364,8 +365,8 @@ def test_without_nvrtc_the_error_has_the_command(cupy: FakeCupy, monkeypatch: py
     def none(driver: object) -> None:
         raise KernelsUnavailable("no NVRTC: pip install it")
 
-    monkeypatch.setattr(cupy_backend, "nvrtc_for", none)
-    cupy_backend.cache_for_driver.cache_clear()
+    monkeypatch.setattr(jit, "nvrtc_for", none)
+    jit.cache_for_driver.cache_clear()
     with pytest.raises(KernelsUnavailable, match="no NVRTC: pip install it"):
         CupyBackend()
 
@@ -406,7 +407,7 @@ def test_real_cupy_makes_a_stream_of_a_foreign_one_without_a_warning(real_cupy: 
 
 def test_real_cupy_has_every_name_the_backend_uses(real_cupy: Any) -> None:
     for name in (
-        *("deviceGetAttribute", "getDevice", "getDeviceCount", "getDeviceProperties", "driverGetVersion"),
+        *("deviceGetAttribute", "getDevice", "getDeviceCount", "getDeviceProperties", "driverGetVersion", "memGetInfo"),
         *("deviceSynchronize", "memcpyAsync", "memcpyHostToDevice", "eventRecord", "streamIsCapturing"),
     ):
         assert hasattr(real_cupy.cuda.runtime, name), name

@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
 AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 CHECKS = "pagedkv/attention/layer_checks.py"
+TUNING = "pagedkv/kernels/tuning.py"
 HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
-AUTOTUNE = "pagedkv/kernels/autotune.py"
 IN_TURN, CAPTURES = "pagedkv/kernels/in_turn.py", "pagedkv/kernels/captures.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
@@ -614,5 +614,32 @@ MUTANTS = (
         AUTOTUNE,
         (("us, wrong, late = dict(before.us), dict(before.wrong), []", "us, wrong, late = {}, {}, []"),),
         ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
+    ),
+    Mutant(
+        "a trial times what Python does for a launch",
+        TRIAL,
+        (("        return lambda stream: made(arrays, stream)\n",
+          "        return lambda stream: plan.layer_launch(\n"
+          "            self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, **self.scales\n"
+          "        )(arrays, stream)\n"),),
+        ("test_a_timed_run_works_nothing_out_in_python",),
+    ),
+    Mutant(
+        "the KV that a trial times may lie in the L2",
+        TRIAL,
+        (("min(max(TIMED_BYTES, TIMED_L2S * backend.l2_bytes), MOST_TIMED_BYTES)", "TIMED_BYTES"),),
+        ("test_what_is_timed_does_not_fit_into_the_l2_unless_memory_is_short",),
+    ),
+    Mutant(
+        "a trial takes memory that there is not",
+        TRIAL,
+        (("min(wanted, max(backend.free_bytes() // FREE_SHARE, LEAST_TIMED_BYTES))", "wanted"),),
+        ("test_what_is_timed_does_not_fit_into_the_l2_unless_memory_is_short",),
+    ),
+    Mutant(
+        "many CTAs share the small batch of a check",
+        TRIAL,
+        (("    plan.division.narrow(CHECKED_CTAS)\n", ""),),
+        ("test_on_a_large_device_what_is_wrong_later_in_a_ctas_work_is_caught",),
     ),
 )
