@@ -18,11 +18,10 @@ from typing import Any
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.jit import default_folder
 from pagedkv.kernels.trial import Budget, Make, TimedBackend, difference, is_timed, microseconds, results
-from pagedkv.kernels.tuning import Verdict, Verdicts
+from pagedkv.kernels.tuning import REFERENCE, Verdict, Verdicts
 from pagedkv.observe.callbacks import Log
 
 log = Log(logging.getLogger("pagedkv.kernels"))
-REFERENCE = "decode_simt"
 MOST_ROWS = 128  # of a CTA
 CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
 TRIAL_S = 1.5  # of a trial, without compiling and loading; the step under way when they are over is finished

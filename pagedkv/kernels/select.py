@@ -25,6 +25,7 @@ from pagedkv.kernels.attention import AttentionPlan
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import SCHEDULES, AttentionConfig, Schedule, Tiling
 from pagedkv.kernels.trial import TimedBackend
+from pagedkv.kernels.tuning import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def candidates(backend: Backend, config: AttentionConfig, max_q_len: int) -> lis
     able = [
         kernel
         for kernel in KERNELS
-        if kernel.name != autotune.REFERENCE
+        if kernel.name != REFERENCE
         and kernel.unsupported(config, backend.capability) is None
         and _takes(kernel, config, max_q_len)
         and (maps or not kernel.tiling(config, max_q_len).box_tokens)
@@ -138,7 +139,7 @@ def _chosen(backend: Backend, config: AttentionConfig, name: str, schedule: str,
     chosen = choose(config, backend.capability, name, max_q_len=max_q_len, has_tensor_maps=maps)
     if name != "auto" or schedule != "auto" or not autotune.is_on(backend):
         return chosen
-    reference = choose(config, backend.capability, autotune.REFERENCE)
+    reference = choose(config, backend.capability, REFERENCE)
     names = [kernel.name for kernel in candidates(backend, config, max_q_len)]
     if not names:
         return reference

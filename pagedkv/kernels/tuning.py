@@ -1,7 +1,8 @@
 """Verdicts on kernels of one device: kept in a file, beside the compiled kernels.
 
-A file is ``tuning-DIGEST.json``, of a device's name. It says for which driver and sources it holds; a verdict of others
-is not believed, and made again. The file appears by renaming, so processes may share the folder.
+A file is ``tuning-DIGEST.json``, of a device's name. It says for which driver and sources it holds; a verdict of others,
+or one that no trial comes to, is not believed, and made again. The file appears by renaming, so processes may share the
+folder; the last to write a config's verdict is believed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from pagedkv.observe.callbacks import Log
 
 log = Log(logging.getLogger("pagedkv.kernels"))
 VERSION = 1
+REFERENCE = "decode_simt"  # the others are compared with it; it is taken where none of them is right
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Verdicts:
         self.path = None if folder is None else folder / f"tuning-{digest}.json"
         self._about = {"version": VERSION, "device": device, "driver": driver, "sources": sources_digest()}
         self._lock = threading.Lock()
+        self._warned = False
         self._known: dict[str, Verdict] = self._read()
         self._own: set[str] = set()  # configs whose verdict is of this process
 
@@ -71,14 +75,15 @@ class Verdicts:
         return None if found is not None and found.late and config not in self._own else found
 
     def put(self, config: str, verdict: Verdict) -> None:
-        """Keep a verdict, also those that another process has written meanwhile."""
+        """Keep a verdict and those of the file, which are no older than this process's others."""
         with self._lock:
             self._own.add(config)
-            self._known = {**self._read(), **self._known, config: verdict}
+            kept = {**self._read(), config: verdict}
+            self._known = {**self._known, **kept}
             if self.path is None:
                 return
-            kept = {name: asdict(one) for name, one in self._known.items()}
-            body = json.dumps({**self._about, "verdicts": kept}, indent=1, sort_keys=True)
+            verdicts = {name: asdict(one) for name, one in kept.items()}
+            body = json.dumps({**self._about, "verdicts": verdicts}, indent=1, sort_keys=True)
             try:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_whole(self.path, body.encode())
@@ -86,32 +91,37 @@ class Verdicts:
                 log.warning("verdicts on kernels cannot be kept in %s: %s", self.path, error.strerror)
 
     def forget(self) -> None:
-        """Drop all verdicts, in the file as well."""
+        """Drop all verdicts, in the file as well.
+
+        Raises
+        ------
+        OSError
+            The file cannot be removed; nothing is dropped.
+        """
         with self._lock:
-            self._known = {}
-            self._own.clear()
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
+            self._known = {}
+            self._own.clear()
 
     def _read(self) -> dict[str, Verdict]:
+        """The verdicts of the file; none, and a warning, where they cannot be believed."""
         if self.path is None:
             return {}
         try:
             found: Any = json.loads(self.path.read_bytes())
-            kept = {str(name): _verdict(one) for name, one in found["verdicts"].items()}
-            about = {name: found[name] for name in self._about}
+            other = [name for name, value in self._about.items() if found[name] != value]
+            if not other:
+                return {name: _verdict(name, one) for name, one in found["verdicts"].items()}
+            trouble = f"are of another {', '.join(other)}"
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("the verdicts on kernels in %s are damaged (%r): they are made again", self.path, error)
-            return {}
-        other = [name for name, value in self._about.items() if about[name] != value]
-        if other:
-            log.info(
-                "the verdicts on kernels in %s are of another %s: they are made again", self.path, ", ".join(other)
-            )
-            return {}
-        return kept
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            trouble = f"are damaged ({error!r:.200})"
+        if not self._warned:
+            log.warning("the verdicts on kernels in %s %s: they are made again", self.path, trouble)
+        self._warned = True
+        return {}
 
 
 def sources_digest() -> str:
@@ -120,16 +130,23 @@ def sources_digest() -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _verdict(found: Any) -> Verdict:
-    """A verdict of the file.
+def _verdict(config: str, found: Any) -> Verdict:
+    """The file's verdict on a config, whose text ends with its candidates in brackets.
 
     Raises
     ------
-    ValueError, KeyError, TypeError, AttributeError
-        It is none.
+    ValueError, LookupError, TypeError, AttributeError, OverflowError
+        It is none, or one that no trial comes to.
     """
-    us = {str(name): float(value) for name, value in found["us"].items()}
-    wrong = {str(name): str(why) for name, why in found["wrong"].items()}
-    if not isinstance(found["kernel"], str):
-        raise TypeError("kernel is no name")
-    return Verdict(found["kernel"], us, wrong, tuple(map(str, found.get("late", ()))))
+    candidates = set(config[config.rindex("[") + 1 : -1].split(", "))
+    us = {name: float(value) for name, value in found["us"].items()}
+    wrong = {name: str(why) for name, why in found["wrong"].items()}
+    verdict = Verdict(found["kernel"], us, wrong, tuple(found.get("late", ())))
+    known = [*us, *wrong, *verdict.late]
+    if len(set(known)) < len(known) or not candidates.issuperset(known):
+        raise ValueError(f"{known} are not some of {sorted(candidates)}, each once")
+    if not all(0 <= value < math.inf for value in us.values()):  # a NaN is not >=
+        raise ValueError(f"{us} are no times")
+    if verdict.kernel != REFERENCE and verdict.kernel not in us:
+        raise ValueError(f"{verdict.kernel!r} is none of the kernels that were right")
+    return verdict

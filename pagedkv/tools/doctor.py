@@ -100,6 +100,8 @@ def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     found = []
     numbers: dict[str, Any] = {}
     what = "disk"
+    if arguments.retune and (arguments.remote is not None or arguments.disk is not None):
+        raise InvalidArgument("--retune tries the CUDA kernels again, and --disk and --remote try something else")
     if arguments.remote is not None:
         if arguments.disk is not None or arguments.size is not None:
             raise InvalidArgument("--remote and --disk are two examinations: ask for one")
@@ -176,6 +178,8 @@ def examine(*, retune: bool = False) -> Generator[Check, None, None]:
             yield compile_check(variant, capability, nvrtc)
     if not count:
         yield Check("self-test", "skipped", "no GPU")
+        if retune:
+            yield Check("kernels chosen", "skipped", "no GPU: nothing is tried again")
         return
     try:
         backend = CupyBackend()
@@ -193,7 +197,12 @@ def verdict_checks(backend: TimedBackend, retune: bool) -> Iterator[Check]:
         return
     verdicts = autotune.verdicts_of(backend)
     if retune:
-        verdicts.forget()
+        try:
+            verdicts.forget()
+        except OSError as error:
+            why = f"{verdicts.path} cannot be removed ({error.strerror}): remove it, or set PAGEDKV_CACHE_DIR"
+            yield Check("kernels chosen", "failed", f"{why}; nothing was tried again")
+            return
         for name, max_q_len in (("decode", 1), ("prefill", TUNED_AGAIN_Q_LEN)):
             start = time.perf_counter()
             try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +24,7 @@ from pagedkv.kernels.params import Params
 from pagedkv.kernels.recipe import Recipe
 from pagedkv.kernels.select import choose, make_plan
 from pagedkv.kernels.trial import Budget, difference
+from pagedkv.kernels.tuning import Verdict, Verdicts
 from pagedkv.kernels.variant import Variant
 from pagedkv.tools import doctor
 from tests.kernels.test_parts import items
@@ -398,25 +400,42 @@ def test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    one_in(6, [
-        lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[]", lambda text: text.replace("us", "ms"),
-        lambda text: text.replace('"kernel": "decode_tma"', '"kernel": 3'), lambda text: "\x00" + text,
-    ]),
-    ids=["cut", "empty", "a list", "a field", "a type", "a byte"],
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "[" * 100_000,
+        lambda text: "\x00" + text,
+        lambda text: text.replace('"us"', '"ms"'),
+        lambda text: text.replace('"kernel": "decode_tma"', '"kernel": 3'),
+        lambda text: text.replace('"kernel": "decode_tma"', '"kernel": "magic"'),
+        lambda text: text.replace('"kernel": "decode_tma"', '"kernel": "decode_mla"'),
+        lambda text: text.replace('"decode_tma"', '"prefill_wgmma"'),
+        lambda text: text.replace('"wrong": {}', '"wrong": {"decode_tma": "spoilt"}'),
+        lambda text: text.replace("15.0", "NaN"),
+        lambda text: text.replace("15.0", "-1"),
+        lambda text: text.replace("15.0", "1" + 400 * "0"),
+    ],
+    ids=[
+        "cut", "empty", "a list", "nested", "a byte", "a field", "a type", "no kernel", "not tried", "no candidate",
+        "taken and wrong", "NaN", "negative", "no float",
+    ],
 )  # fmt: skip
 def test_a_damaged_file_is_made_again(
     damage: Callable[[str], str], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    device.computes = False
     chosen(device)
     (path,) = folder.glob("tuning-*.json")
     whole = path.read_text()
+    assert damage(whole) != whole
     path.write_text(damage(whole))
     again(monkeypatch)
     device.tried.clear()
     assert chosen(device) == "decode_tma"
     assert device.tried
-    assert "damaged" in caplog.text
+    assert caplog.text.count("are damaged (") == 1
     assert path.read_text() == whole
 
 
@@ -428,26 +447,59 @@ def test_a_file_of_another_driver_or_source_is_made_again(
     field: str, value: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    device.computes = False
     chosen(device)
     (path,) = folder.glob("tuning-*.json")
     whole = path.read_text()
     path.write_text(json.dumps({**json.loads(whole), field: value}))
     again(monkeypatch)
     device.us = {"decode_mma": 10.0, "decode_tma": 15.0}
-    with caplog.at_level(logging.INFO, "pagedkv.kernels"):
-        assert chosen(device) == "decode_mma"
-    assert f"are of another {field}" in caplog.text
+    assert chosen(device) == "decode_mma"
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert f"are of another {field}: they are made again" in told[0]
     assert json.loads(path.read_text())[field] == json.loads(whole)[field]
 
 
-def test_verdicts_of_two_processes_are_both_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
-    first = autotune.verdicts_of(device)
-    again(monkeypatch)
-    chosen(device)
-    first.put("another", autotune.Verdict("decode_mma"))
-    again(monkeypatch)
-    assert len(autotune.verdicts_of(device).all()) == 2
+ONE, TWO, THREE = "one [decode_mma, decode_tma]", "two [decode_mma]", "three [decode_mma]"
+RIGHT = Verdict("decode_mma", {"decode_mma": 9.0})
+
+
+def test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config(folder: Path) -> None:
+    first, second = (Verdicts(folder, "a device", "12.8") for _ in range(2))
+    first.put(ONE, Verdict("decode_simt", late=("decode_mma", "decode_tma")))
+    wrong = Verdict("decode_mma", {"decode_mma": 9.0}, {"decode_tma": "output[0] is nan"})
+    second.put(ONE, wrong)
+    first.put(TWO, RIGHT)
+    assert Verdicts(folder, "a device", "12.8").all() == {ONE: wrong, TWO: RIGHT}
+    assert first.get(ONE) == wrong
+
+
+def test_a_verdict_that_was_forgotten_does_not_come_back(folder: Path) -> None:
+    first, second = (Verdicts(folder, "a device", "12.8") for _ in range(2))
+    first.put(ONE, Verdict("decode_mma", {"decode_mma": 9.0}, {"decode_tma": "output[0] is nan"}))
+    second.forget()
+    second.put(TWO, RIGHT)
+    first.put(THREE, RIGHT)
+    assert Verdicts(folder, "a device", "12.8").all() == {TWO: RIGHT, THREE: RIGHT}
+
+
+def test_a_file_of_verdicts_is_whole_at_any_moment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = Verdicts(folder, "a device", "12.8")
+    verdicts.put(ONE, RIGHT)
+    assert verdicts.path is not None
+    whole, seen = verdicts.path.read_bytes(), []
+    replace = os.replace
+
+    def replacing(source: str, target: Path) -> None:
+        seen.append(target.read_bytes())
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    verdicts.put(TWO, RIGHT)
+    assert seen == [whole]
+    assert set(json.loads(verdicts.path.read_bytes())["verdicts"]) == {ONE, TWO}
+    assert [path.name for path in folder.iterdir()] == [verdicts.path.name]
 
 
 def test_a_difference_is_told_by_its_place_and_no_nan_passes() -> None:
@@ -479,6 +531,22 @@ def test_the_doctor_shows_verdicts_and_tries_again_when_asked(monkeypatch: pytes
     assert [check.status for check in doctor.verdict_checks(device, True)] == ["ok", "ok"]
     monkeypatch.setenv("PAGEDKV_AUTOTUNE", "0")
     assert [check.status for check in doctor.verdict_checks(device, True)] == ["skipped"]
+
+
+def test_the_doctor_names_a_file_that_cannot_be_forgotten(folder: Path) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    device.computes = False
+    chosen(device)
+    path = autotune.verdicts_of(device).path
+    assert path is not None
+    path.unlink()
+    path.mkdir()
+    device.tried.clear()
+    (check,) = doctor.verdict_checks(device, True)
+    assert (check.status, device.tried) == ("failed", [])
+    assert f"{path} cannot be removed (" in check.detail
+    assert "set PAGEDKV_CACHE_DIR; nothing was tried again" in check.detail
+    assert len(autotune.verdicts_of(device).all()) == 1
 
 
 def test_a_cache_takes_the_chosen_kernel_or_the_named_one() -> None:

@@ -58,9 +58,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "typical", lambda capability: [variant("plan")])
 
 
-def report(capsys: Capture) -> tuple[int, dict[str, Any]]:
+def report(capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of a run."""
-    code = main(["doctor", "--json"])
+    code = main(["doctor", "--json", *options])
     captured = capsys.readouterr()
     assert captured.err == ""
     return code, json.loads(captured.out)
@@ -119,12 +119,18 @@ def test_with_neither_gpu_nor_nvrtc_nothing_fails_and_the_cpu_is_tested(
     no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(doctor, "nvrtc_for", no_nvrtc)
-    code, found = report(capsys)
+    code, found = report(capsys, "--retune")
     assert code == 0
     states = statuses(found)
-    assert states["NVRTC"] == states["compile"] == "skipped"
+    assert states["NVRTC"] == states["compile"] == states["kernels chosen"] == "skipped"
     assert {name for name in states if name.startswith("CPU kernels")} == {f"CPU kernels {name}" for name in cpu.isas()}
     assert states["CPU kernels portable"] == "ok"
+
+
+@pytest.mark.parametrize("other", [("--disk", "."), ("--remote", "valkey://localhost:1/0")], ids=["disk", "remote"])
+def test_kernels_are_not_tried_again_beside_another_examination(other: tuple[str, str], capsys: Capture) -> None:
+    assert main(["doctor", "--retune", *other]) != 0
+    assert "--retune tries the CUDA kernels again, and --disk and --remote" in capsys.readouterr().err
 
 
 def test_wrong_results_of_the_cpu_kernels_are_a_failure(

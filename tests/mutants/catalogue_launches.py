@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
 AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 CHECKS = "pagedkv/attention/layer_checks.py"
-TUNING = "pagedkv/kernels/tuning.py"
+TUNING, DOCTOR = "pagedkv/kernels/tuning.py", "pagedkv/tools/doctor.py"
 HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
 IN_TURN, CAPTURES = "pagedkv/kernels/in_turn.py", "pagedkv/kernels/captures.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
@@ -195,15 +195,70 @@ MUTANTS = (
     ),
     Mutant(
         "verdicts of another driver are believed",
-        "pagedkv/kernels/tuning.py",
-        (("        if other:\n", "        if False:\n"),),
+        TUNING,
+        (("            if not other:\n", "            if True:\n"),),
         ("test_a_file_of_another_driver_or_source_is_made_again",),
     ),
     Mutant(
+        "that a file of verdicts is of another driver is told twice",
+        TUNING,
+        (("        self._warned = True\n", ""),),
+        ("test_a_file_of_another_driver_or_source_is_made_again",),
+    ),
+    Mutant(
+        "a damaged file of verdicts ends the constructor",
+        TUNING,
+        ((", OverflowError, RecursionError) as error", ", OverflowError) as error"),),
+        ("test_a_damaged_file_is_made_again",),
+    ),
+    Mutant(
+        "a kernel of the file is taken, whatever it is",
+        TUNING,
+        (("if verdict.kernel != REFERENCE and verdict.kernel not in us:", "if False:"),),
+        ("test_a_damaged_file_is_made_again",),
+    ),
+    Mutant(
+        "a kernel of the file is taken that is wrong",
+        TUNING,
+        (("len(set(known)) < len(known) or ", ""),),
+        ("test_a_damaged_file_is_made_again",),
+    ),
+    Mutant(
+        "a kernel of the file is taken that was no candidate",
+        TUNING,
+        ((" or not candidates.issuperset(known):", ":"),),
+        ("test_a_damaged_file_is_made_again",),
+    ),
+    Mutant(
+        "a NaN of the file is a time",
+        TUNING,
+        (("if not all(0 <= value < math.inf for", "if any(value < 0 or value == math.inf for"),),
+        ("test_a_damaged_file_is_made_again",),
+    ),
+    Mutant(
         "a process forgets the verdicts of others",
-        "pagedkv/kernels/tuning.py",
-        (("{**self._read(), **self._known, config: verdict}", "{**self._known, config: verdict}"),),
-        ("test_verdicts_of_two_processes_are_both_kept",),
+        TUNING,
+        (("kept = {**self._read(), config: verdict}", "kept = {config: verdict}"),),
+        ("test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config",),
+    ),
+    Mutant(
+        "a process puts its old verdicts over those of others",
+        TUNING,
+        (("kept = {**self._read(), config: verdict}", "kept = {**self._read(), **self._known, config: verdict}"),),
+        ("test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config",
+         "test_a_verdict_that_was_forgotten_does_not_come_back",),
+    ),
+    Mutant(
+        "a file of verdicts is written in place",
+        TUNING,
+        (("write_whole(self.path, body.encode())", "self.path.write_bytes(body.encode())"),),
+        ("test_a_file_of_verdicts_is_whole_at_any_moment",),
+    ),
+    Mutant(
+        "forgotten verdicts stay in the file",
+        TUNING,
+        (("                self.path.unlink(missing_ok=True)\n", "                pass\n"),),
+        ("test_a_verdict_that_was_forgotten_does_not_come_back",),
     ),
     Mutant(
         "a kernel that needs tensor maps is tried without them",
@@ -641,5 +696,36 @@ MUTANTS = (
         TRIAL,
         (("    plan.division.narrow(CHECKED_CTAS)\n", ""),),
         ("test_on_a_large_device_what_is_wrong_later_in_a_ctas_work_is_caught",),
+    ),
+    Mutant(
+        "--retune is ignored beside --disk and --remote",
+        DOCTOR,
+        (("arguments.retune and (arguments.remote", "False and (arguments.remote"),),
+        ("test_kernels_are_not_tried_again_beside_another_examination",),
+    ),
+    Mutant(
+        "--retune forgets nothing",
+        DOCTOR,
+        (("            verdicts.forget()\n", "            pass\n"),),
+        ("test_the_doctor_shows_verdicts_and_tries_again_when_asked",),
+    ),
+    Mutant(
+        "a file of verdicts that cannot be removed ends the doctor",
+        DOCTOR,
+        (("OSError as error:\n            why", "ZeroDivisionError as error:\n            why"),),
+        ("test_the_doctor_names_a_file_that_cannot_be_forgotten",),
+    ),
+    Mutant(
+        "verdicts are dropped though their file stays",
+        TUNING,
+        (("        with self._lock:\n            if self.path is not None:",
+          "        with self._lock:\n            self._known = {}\n            if self.path is not None:"),),
+        ("test_the_doctor_names_a_file_that_cannot_be_forgotten",),
+    ),
+    Mutant(
+        "PAGEDKV_AUTOTUNE=0 turns nothing off",
+        AUTOTUNE,
+        ((' and os.environ.get("PAGEDKV_AUTOTUNE", "1") != "0"', ""),),
+        ("test_nothing_is_tried_for_a_named_kernel_or_schedule_or_when_it_is_off",),
     ),
 )
