@@ -22,11 +22,14 @@ from pagedkv.attention.option_checks import float32_number
 from pagedkv.attention.places import check_may_wait
 from pagedkv.cache.storage import StepTables
 from pagedkv.errors import UnsupportedVariant, WrongType
+from pagedkv.kernels.autotune import is_due
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.dtypes import kernel_dtype
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
+from pagedkv.kernels.select import kernel_on
+from pagedkv.kernels.tuning import REFERENCE
 from pagedkv.kernels.write_kv import write_kv
 from pagedkv.spec.block_layout import check_outputs, gathered_shapes, in_token_order, layer_view, plane_view
 from pagedkv.spec.dtypes import BYTES
@@ -195,7 +198,8 @@ class GpuKV:
     ) -> PagedAttention:
         """Workspaces and kernels for a part of steps, a variant, and queries of a dtype.
 
-        Made anew, twice as large, when a batch outgrows them, unless `stream` is being captured: InvalidArgument.
+        Made anew, twice as large, when a batch outgrows them, unless `stream` is being captured: InvalidArgument. Also
+        once kernels can be tried for which there was no memory before.
         """
         arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
@@ -206,6 +210,7 @@ class GpuKV:
             or found.max_sequences < num_seqs
             or found.max_tokens < num_tokens
             or found.max_q_len < max_q_len
+            or (variant.get("kernel", "auto") == "auto" and self._has_better(found, stream))
         ):
             spec = self.spec
             check_may_wait(self.backend, stream)
@@ -219,6 +224,12 @@ class GpuKV:
                 max_tokens=_room(num_tokens), device=self.backend, **variant, **arrays,
             )  # fmt: skip
         return found
+
+    def _has_better(self, found: PagedAttention, stream: Any) -> bool:
+        """Whether another kernel is taken now, as the trial that was put off could be made."""
+        if not is_due() or found.kernel != REFERENCE or self.backend.is_capturing(stream):
+            return False
+        return kernel_on(self.backend, found.config, found.max_q_len).name != found.kernel
 
 
 class GpuStepKV:

@@ -15,6 +15,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedkv.errors import KernelsUnavailable, PagedKVError
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.jit import default_folder
 from pagedkv.kernels.trial import Budget, Make, TimedBackend, difference, is_timed, microseconds, results
@@ -25,9 +29,12 @@ log = Log(logging.getLogger("pagedkv.kernels"))
 MOST_ROWS = 128  # of a CTA
 CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
 TRIAL_S = 1.5  # of a trial, without compiling and loading; the step under way when they are over is finished
+REST_S = 60.0  # until a trial that was put off is begun again
+PASSING = {2, 46, 304, *range(900, 909)}  # CUDA: no memory, a busy device, the system, a capture
 
 _lock = threading.RLock()  # trials use the device alone
 _verdicts: dict[tuple[str, str, str], Verdicts] = {}
+_put_off: dict[tuple[Verdicts, str], float] = {}  # when trials that could not be made are begun again
 
 
 def is_on(backend: Any) -> bool:
@@ -60,6 +67,12 @@ def best(
     make : gives what makes a kernel's plan for a trial.
 
     A trial waits for the device, so never within a capture. The next process tries kernels that there was no time for.
+    A trial for which there is no memory is put off.
+
+    Raises
+    ------
+    KernelsUnavailable
+        decode_simt itself does not run.
     """
     verdicts, name = verdicts_of(backend), text_of(config, max_q_len, candidates)
     final = verdicts.final(name)
@@ -69,17 +82,29 @@ def best(
     with _lock:
         final = verdicts.final(name)
         if final is None:
+            again_at = _put_off.get((verdicts, name))
+            if again_at is not None and time.monotonic() < again_at:
+                return taken.kernel
             try:
                 final = _tried(backend, config, max_q_len, candidates, make, taken)
-            except MemoryError as error:
-                log.warning("no memory to try kernels for %s (%s): %s is taken for now", name, error, taken.kernel)
+            except Exception as error:
+                if not _passes(error):
+                    raise
+                tell = log.warning if again_at is None else log.info
+                tell("kernels cannot be tried now for %s (%s): %s is taken for a while", name, error, taken.kernel)
+                _put_off[verdicts, name] = time.monotonic() + REST_S
                 return taken.kernel
+            _put_off.pop((verdicts, name), None)
             verdicts.put(name, final)
             _warn_of_wrong(backend, final, taken)
             if final.late:
-                untried = ", ".join(final.late)
-                log.warning("no time to try %s for %s: the next process does, %s is taken", untried, name, final.kernel)
+                log.warning("not tried for %s: %s; the next process does it", name, ", ".join(final.late))
     return final.kernel
+
+
+def is_due() -> bool:
+    """Whether a trial was put off, as for want of memory, and may be begun again now."""
+    return bool(_put_off) and any(at <= time.monotonic() for at in tuple(_put_off.values()))
 
 
 def text_of(config: AttentionConfig, max_q_len: int, candidates: Sequence[str]) -> str:
@@ -103,21 +128,23 @@ def _tried(
 ) -> Verdict:
     """The verdict on candidates for which there is time; `before` has those tried."""
     begin, budget = time.perf_counter(), Budget(TRIAL_S)
-    expected = results(backend, config, make(REFERENCE), max_q_len, budget)
+    expected = _expected(backend, config, make, max_q_len, budget)
     us, wrong, late = dict(before.us), dict(before.wrong), []
     new = [kernel for kernel in candidates if kernel not in us and kernel not in wrong]
+    is_lost = False
     for number, kernel in enumerate(new):
-        if budget.left <= 0:
+        if is_lost or budget.left <= 0:
             late.append(kernel)
             continue
         try:
             why = difference(results(backend, config, make(kernel), max_q_len, budget), expected, config.q_dtype)
             if not why:
                 us[kernel] = microseconds(backend, config, make(kernel), max_q_len, budget, 1 / (len(new) - number))
-        except MemoryError:  # of the device, too: it says nothing of the kernel
-            raise
         except Exception as error:  # of the compiler, CuPy or the driver: a kernel that does not run is not taken
+            if _passes(error):
+                raise
             why = f"{type(error).__name__}: {error}"
+            is_lost = _is_lost(backend)
         if why:
             wrong[kernel] = why
             us.pop(kernel, None)
@@ -127,6 +154,43 @@ def _tried(
             chosen = kernel
     log.info("tried %s in %.2f s: %s of %s", ", ".join(candidates), time.perf_counter() - begin, chosen, us)
     return Verdict(chosen, us, wrong, tuple(late))
+
+
+def _expected(
+    backend: TimedBackend, config: AttentionConfig, make: Callable[[str], Make], max_q_len: int, budget: Budget
+) -> NDArray[np.float32]:
+    """The results of decode_simt.
+
+    Raises
+    ------
+    KernelsUnavailable
+        It does not run, and so nothing is known of the others.
+    """
+    try:
+        return results(backend, config, make(REFERENCE), max_q_len, budget)
+    except Exception as error:
+        if _passes(error) or isinstance(error, PagedKVError):
+            raise
+        raise KernelsUnavailable(
+            f"{REFERENCE}, beside which kernels are checked, does not run on {backend.device_name} (driver for CUDA "
+            f"{backend.driver}): {type(error).__name__}: {error}. See `pagedkv doctor`; kernel= and PAGEDKV_AUTOTUNE=0 "
+            f"take a kernel unchecked"
+        ) from error
+
+
+def _passes(error: Exception) -> bool:
+    """Whether a failure says nothing of the kernel, as one for want of memory."""
+    is_cuda = type(error).__name__ in ("CUDADriverError", "CUDARuntimeError")  # of CuPy, which need not be here
+    return isinstance(error, MemoryError | OSError) or (is_cuda and getattr(error, "status", 0) in PASSING)
+
+
+def _is_lost(backend: TimedBackend) -> bool:
+    """Whether a kernel has broken the device for this process, so that every later one fails."""
+    try:
+        backend.synchronize()
+    except Exception:  # whatever the driver says now
+        return True
+    return False
 
 
 def _warn_of_wrong(backend: TimedBackend, verdict: Verdict, before: Verdict) -> None:

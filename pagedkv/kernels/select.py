@@ -133,8 +133,13 @@ def candidates(backend: Backend, config: AttentionConfig, max_q_len: int) -> lis
     return few or able
 
 
-def _chosen(backend: Backend, config: AttentionConfig, name: str, schedule: str, max_q_len: int) -> Kernel:
-    """The kernel by name; else the best on this device, or the preferred one if none is tried."""
+def kernel_on(
+    backend: Backend, config: AttentionConfig, max_q_len: int, name: str = "auto", schedule: str = "auto"
+) -> Kernel:
+    """The kernel by name; else the best on this device, or the preferred one if none is tried.
+
+    Parameters and errors as :func:`make_plan`.
+    """
     maps = getattr(backend, "has_tensor_maps", True)
     chosen = choose(config, backend.capability, name, max_q_len=max_q_len, has_tensor_maps=maps)
     if name != "auto" or schedule != "auto" or not autotune.is_on(backend):
@@ -175,7 +180,7 @@ def make_plan(
     InvalidArgument
         The kernel does not take the schedule; or the schedule needs ``max_seq_len``.
     """
-    chosen = _chosen(backend, config, kernel, schedule, max_q_len)
+    chosen = kernel_on(backend, config, max_q_len, kernel, schedule)
     if schedule == "auto":
         schedule = chosen.schedules[0]
     if schedule not in SCHEDULES or schedule not in chosen.schedules:

@@ -1,8 +1,8 @@
 """Verdicts on kernels of one device: kept in a file, beside the compiled kernels.
 
-A file is ``tuning-DIGEST.json``, of a device's name. It says for which driver and sources it holds; a verdict of others,
-or one that no trial comes to, is not believed, and made again. The file appears by renaming, so processes may share the
-folder; the last to write a config's verdict is believed.
+A file is ``tuning-DIGEST.json``, of a device's name. It says for which driver and sources it holds; one of others, or
+with a verdict that no trial comes to, is not believed, and made again. It appears by renaming, so processes may share
+the folder; the last to write a config's verdict is believed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Verdict:
     kernel : the one to take.
     us : device microseconds by kernel, of those that were right.
     wrong : by kernel, how its results differ or why it did not run.
-    late : kernels that there was no time to try.
+    late : kernels that were not tried: there was no time, or the device was lost.
     """
 
     kernel: str

@@ -217,7 +217,7 @@ def verdict_checks(backend: TimedBackend, retune: bool) -> Iterator[Check]:
     for name, verdict in sorted(found.items()):
         times = ", ".join(f"{kernel} {us:.1f} us" for kernel, us in verdict.us.items())
         wrong = "".join(f"; {kernel} is wrong: {why}" for kernel, why in verdict.wrong.items())
-        late = "".join(f"; {kernel} was not tried in time" for kernel in verdict.late)
+        late = "".join(f"; {kernel} was not tried yet" for kernel in verdict.late)
         yield Check("kernel chosen", "warning" if wrong else "ok", f"{name}: {verdict.kernel} ({times}){wrong}{late}")
 
 

@@ -11,12 +11,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.cache import gpu_kv
 from pagedkv.kernels import attention, autotune, driver, select, trial
 from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.config import AttentionConfig
@@ -110,6 +112,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any) -> Pat
     monkeypatch.delenv("PAGEDKV_AUTOTUNE", raising=False)
     monkeypatch.setattr(autotune, "Budget", lambda seconds: Budget(seconds, lambda: 0.0))  # no test times anything
     monkeypatch.setattr(trial, "DIVIDED_LEN", 300)  # which the interpreter computes in a second
+    monkeypatch.setattr(autotune, "_put_off", {})
     again(monkeypatch)
     return tmp_path
 
@@ -170,16 +173,80 @@ def test_a_kernel_that_is_wrong_here_is_demoted_with_a_warning(
     assert set(verdict.wrong) == {*wrong, *broken}
 
 
-@pytest.mark.parametrize("kernel", one_in(2, ["decode_simt", "decode_tma"]))
-def test_without_memory_for_a_trial_decode_simt_is_taken_until_there_is(
-    kernel: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0}, broken=(kernel,))
-    device.error = MemoryError("no room")
-    assert chosen(device) == "decode_simt"
-    assert "no memory to try kernels" in caplog.text
-    device.broken = ()
-    assert chosen(device) == "decode_tma"
+def named(name: str, status: int) -> Exception:
+    """As CuPy raises it, which need not be here."""
+    error: Any = type(name, (RuntimeError,), {})("of the driver")
+    error.status = status
+    return error  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def failing() -> Timed:
+    """A device on which a kernel fails; it computes nothing."""
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    device.computes = False
+    return device
+
+
+@pytest.mark.parametrize("kernel", ["decode_simt", "decode_tma"])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("no room"), named("CUDADriverError", 2), named("CUDARuntimeError", 2), named("CUDARuntimeError", 900),
+     OSError(28, "No space left on device")],
+    ids=["memory", "driver", "runtime", "capture", "files"],
+)  # fmt: skip
+def test_a_trial_that_fails_for_want_of_something_is_put_off(
+    error: Exception, kernel: str, failing: Timed, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    failing.broken, failing.error = (kernel,), error
+    now = [0.0]
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: 0.0))
+    assert chosen(failing) == "decode_simt"
+    assert "kernels cannot be tried now for decode 64/64" in caplog.text
+    assert list(folder.glob("tuning-*.json")) == []
+    failing.broken = ()
+    failing.tried.clear()
+    assert (chosen(failing), failing.tried, autotune.is_due()) == ("decode_simt", [], False)
+    now[0] = autotune.REST_S
+    assert autotune.is_due()
+    assert chosen(failing) == "decode_tma"
+    assert not autotune.is_due()
+
+
+@pytest.mark.parametrize("error", [named("CUDADriverError", 715), named("Error", 2)], ids=["instruction", "no CUDA"])
+def test_a_kernel_that_cannot_run_is_demoted_for_good(error: Exception, failing: Timed, folder: Path) -> None:
+    failing.broken, failing.error = ("decode_tma",), error
+    with pytest.warns(RuntimeWarning, match="decode_tma is wrong on a device"):
+        assert chosen(failing) == "decode_mma"
+    (verdict,) = Verdicts(folder, "a device", "12.8").all().values()
+    assert set(verdict.wrong) == {"decode_tma"}
+
+
+def test_a_kernel_that_breaks_the_device_is_not_the_fault_of_the_next(failing: Timed, folder: Path) -> None:
+    failing.broken, failing.error = ("decode_mma", "decode_tma"), named("CUDADriverError", 700)
+
+    def synchronize() -> None:
+        if "decode_mma" in failing.tried:
+            raise failing.error
+
+    failing.synchronize = synchronize  # type: ignore[method-assign]
+    with pytest.warns(RuntimeWarning, match="decode_mma is wrong on a device"):
+        assert chosen(failing) == "decode_simt"
+    (verdict,) = Verdicts(folder, "a device", "12.8").all().values()
+    assert (set(verdict.wrong), verdict.late) == ({"decode_mma"}, ("decode_tma",))
+
+
+def test_a_device_on_which_decode_simt_fails_is_named(failing: Timed) -> None:
+    failing.broken, failing.error = ("decode_simt",), named("CUDADriverError", 715)
+    with pytest.raises(
+        pk.errors.KernelsUnavailable,
+        match=r"decode_simt, .* not run on a device .*CUDADriverError: of the driver\. See",
+    ):
+        chosen(failing)
+    failing.error = pk.errors.UnsupportedVariant("of our own")
+    with pytest.raises(pk.errors.UnsupportedVariant, match="of our own"):
+        chosen(failing)
 
 
 @pytest.fixture
@@ -215,9 +282,9 @@ def test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process(
     slow = on_the_clock(Timed(us))
     slow.each_s = 0.6 * autotune.TRIAL_S
     assert chosen(slow) == "decode_mma"
-    assert "no time to try decode_tma for decode 64/64" in caplog.text
+    assert "[decode_mma, decode_tma]: decode_tma; the next process does it" in caplog.text
     (check,) = doctor.verdict_checks(slow, False)
-    assert check.detail.endswith("decode_mma (decode_mma 20.0 us); decode_tma was not tried in time")
+    assert check.detail.endswith("decode_mma (decode_mma 20.0 us); decode_tma was not tried yet")
     slow.tried.clear()
     assert (chosen(slow), slow.tried) == ("decode_mma", []), "not again by this process"
     device = on_the_clock(Timed(us))
@@ -568,6 +635,31 @@ def test_a_cache_takes_the_chosen_kernel_or_the_named_one() -> None:
         step.write(0, kv, kv)
         with pytest.raises(pk.errors.UnsupportedVariant, match="this cache is in CPU memory"):
             step.attend(0, q, kernel="decode_mma")
+
+
+def test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0}, broken=("decode_mma",))
+    device.error, device.computes = MemoryError("no room"), False
+    kv, q = np.ones((1, 1, 64), np.float16), np.ones((1, 4, 64), np.float16)
+    with pk.KVCache(pk.KVSpec(1, 1, 64, "float16", 16), pk.Blocks(4), backend=device) as cache:
+
+        def taken() -> str:
+            with cache.sequence([1]) as seq, cache.step([seq]) as step:
+                step.write(0, kv, kv)
+                step.attend(0, q)
+            return device.tried[-1]
+
+        assert taken() == "decode_simt"
+        device.broken = ()
+        assert taken() == "decode_simt"
+        monkeypatch.setattr(gpu_kv, "is_due", lambda: True)
+        monkeypatch.setattr(autotune, "_put_off", {})
+        device.is_capturing = lambda stream=None: True  # type: ignore[method-assign]
+        assert taken() == "decode_simt"
+        del device.is_capturing
+        assert taken() == "decode_tma"
+        device.tried.clear()
+        assert (taken(), device.tried) == ("decode_tma", ["decode_tma"])
 
 
 def test_a_driver_older_than_tensor_maps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attent
 AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 CHECKS = "pagedkv/attention/layer_checks.py"
 TUNING, DOCTOR = "pagedkv/kernels/tuning.py", "pagedkv/tools/doctor.py"
+GPU_KV = "pagedkv/cache/gpu_kv.py"
 HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
 IN_TURN, CAPTURES = "pagedkv/kernels/in_turn.py", "pagedkv/kernels/captures.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
@@ -109,8 +110,50 @@ MUTANTS = (
     Mutant(
         "a kernel without memory for its trial counts as wrong",
         AUTOTUNE,
-        (("        except MemoryError:  # of the device", "        except ZeroDivisionError:  # of the device"),),
-        ("test_without_memory_for_a_trial_decode_simt_is_taken_until_there_is",),
+        (("            if _passes(error):\n                raise\n            why", "            why"),),
+        ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
+    ),
+    Mutant(
+        "memory that CUDA does not give is a fault of the kernel",
+        AUTOTUNE,
+        ((' or (is_cuda and getattr(error, "status", 0) in PASSING)', ""),),
+        ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
+    ),
+    Mutant(
+        "a kernel that CUDA cannot run is tried for ever",
+        AUTOTUNE,
+        (('is_cuda and getattr(error, "status", 0) in PASSING', "is_cuda"),),
+        ("test_a_kernel_that_cannot_run_is_demoted_for_good",),
+    ),
+    Mutant(
+        "a trial that was put off is made at once",
+        AUTOTUNE,
+        (("again_at is not None and time.monotonic() < again_at", "False"),),
+        ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
+    ),
+    Mutant(
+        "a kernel is blamed for a device that another broke",
+        AUTOTUNE,
+        (("            is_lost = _is_lost(backend)\n", ""),),
+        ("test_a_kernel_that_breaks_the_device_is_not_the_fault_of_the_next",),
+    ),
+    Mutant(
+        "an error of the driver ends the constructor",
+        AUTOTUNE,
+        (("if _passes(error) or isinstance(error, PagedKVError):", "if True:"),),
+        ("test_a_device_on_which_decode_simt_fails_is_named",),
+    ),
+    Mutant(
+        "a cache keeps decode_simt though there is memory for a trial now",
+        GPU_KV,
+        ((" and self._has_better(found, stream))", " and False)"),),
+        ("test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it",),
+    ),
+    Mutant(
+        "a cache makes up for a trial within a capture",
+        GPU_KV,
+        ((" or self.backend.is_capturing(stream):", ":"),),
+        ("test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it",),
     ),
     Mutant(
         "noise decides between kernels",
@@ -625,7 +668,7 @@ MUTANTS = (
     Mutant(
         "a trial has no end",
         AUTOTUNE,
-        (("if budget.left <= 0:", "if False:"),),
+        (("is_lost or budget.left <= 0:", "is_lost:"),),
         ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
     ),
     Mutant(
