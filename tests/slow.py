@@ -51,7 +51,7 @@ WHAT = {
     "tests/docs/test_slow_table.py": "this table",
     "tests/events/test_answers.py": "more seeds of a thousand answers",
     "tests/events/test_consumers.py": "Dynamo's indexer and smg's relay, where they are installed",
-    "tests/kernels/test_autotune.py": "other damage to the file of verdicts, a trial for latents under many heads",
+    "tests/kernels/test_autotune.py": "a later item of prefill is wrong, parts of prefill, latents under many heads",
     "tests/kernels/test_compile.py": "a sample of all variants on all architectures",
     "tests/kernels/test_decode_mla.py": "other numbers of heads, block sizes and schedules",
     "tests/kernels/test_decode_mla_wgmma.py": "other lengths, blocks, variants, and mutants",

@@ -1,8 +1,8 @@
 """Tries a kernel on this device: its results beside decode_simt's, and its time.
 
 The check is a small ragged batch of random numbers with the caller's own config, so that the checked variant is the one
-that will run; few CTAs share it, so that each comes back for more. The time is that of a batch of zeros, too large for
-the L2 of the device.
+that will run: on all CTAs, and on few, of which each comes back for more. The time is that of a batch of zeros, too
+large for the L2 of the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-3}  # relative to
 SEQ_LENS = (1, 37, 300)
 DIVIDED_LEN = 2200  # of the last one where prefill may divide keys: more than two of its shortest parts
 CHECKED_HEADS, TIMED_HEADS = 2, 8
-CHECKED_CTAS = 2  # they take several items each, and their rings of tiles wrap around
+ALL_CTAS, FEW_CTAS = 2**31 - 1, 2  # few: they take several items each, and their rings of tiles wrap around
+CHECKED_CTAS = (ALL_CTAS, FEW_CTAS)  # of the runs of a check
 TIMED_BYTES, MOST_TIMED_BYTES = 64 << 20, 512 << 20  # of K and V together
 TIMED_L2S = 4  # as many times the L2
 FREE_SHARE, LEAST_TIMED_BYTES = 4, 16 << 20  # a quarter of the free memory at most, where that is not still less
@@ -116,9 +117,12 @@ class Problem:
 
 
 def results(
-    backend: Backend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget
-) -> NDArray[np.float32]:
-    """Outputs and log-sum-exps of the small batch, [num_tokens, num_qo_heads, head_dim_v + 1]."""
+    backend: Backend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget, ctas: Sequence[int]
+) -> list[NDArray[np.float32]]:
+    """Outputs and log-sum-exps of the small batch, [num_tokens, num_qo_heads, head_dim_v + 1].
+
+    One for each of `ctas`: so many of a constant grid at most, ever fewer.
+    """
     lens = SEQ_LENS if max_q_len == 1 else (*SEQ_LENS[:-1], DIVIDED_LEN)
     q_lens = [min(max_q_len, length, longest) for length, longest in zip(lens, (1, 5, 130), strict=True)]
     plan = make(num_kv_heads=CHECKED_HEADS, max_sequences=len(q_lens), max_q_len=max(q_lens), max_tokens=sum(q_lens))
@@ -127,10 +131,14 @@ def results(
     problem = small_problem(backend, config, lens, q_lens)
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
-    plan.division.narrow(CHECKED_CTAS)
-    problem.launch(plan)(None)
-    o, lse = backend.to_host(problem.out), backend.to_host(problem.lse)
-    return np.concatenate([_as_float32(o, config.q_dtype), lse[..., None]], axis=2)
+    found = []
+    for most in ctas:
+        problem.out, problem.lse = (backend.zeros(one.shape, one.dtype) for one in (problem.out, problem.lse))
+        plan.division.narrow(most)
+        problem.launch(plan)(None)
+        o, lse = backend.to_host(problem.out), backend.to_host(problem.lse)
+        found.append(np.concatenate([_as_float32(o, config.q_dtype), lse[..., None]], axis=2))
+    return found
 
 
 def difference(found: NDArray[np.float32], expected: NDArray[np.float32], dtype: str) -> str:

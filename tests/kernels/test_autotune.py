@@ -112,6 +112,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any) -> Pat
     monkeypatch.delenv("PAGEDKV_AUTOTUNE", raising=False)
     monkeypatch.setattr(autotune, "Budget", lambda seconds: Budget(seconds, lambda: 0.0))  # no test times anything
     monkeypatch.setattr(trial, "DIVIDED_LEN", 300)  # which the interpreter computes in a second
+    monkeypatch.setattr(autotune, "CHECKED_CTAS", [trial.FEW_CTAS])  # of the two runs the one that finds more
     monkeypatch.setattr(autotune, "_put_off", {})
     again(monkeypatch)
     return tmp_path
@@ -371,15 +372,35 @@ def test_a_trial_of_prefill_has_row_tiles_in_parts(monkeypatch: pytest.MonkeyPat
             ("kWarpTileBytes}, 1.f)", "kWarpTileBytes}, turn ? 2.f : 1.f)"),
             id="the second item",
         ),
+        pytest.param(
+            "decode_tma", CONFIG, 1,
+            ("while (schedule.next(segment)) attend(", "while (schedule.next(segment) && blockIdx.x < 2) attend("),
+            id="the third CTA",
+        ),
     ]),
 )  # fmt: skip
-def test_on_a_large_device_what_is_wrong_later_in_a_ctas_work_is_caught(
-    kernel: str, config: AttentionConfig, max_q_len: int, edit: tuple[str, str]
+def test_a_kernel_that_is_wrong_in_places_is_caught(
+    kernel: str, config: AttentionConfig, max_q_len: int, edit: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Timed({"decode_mma": 20.0, "decode_tma": 5.0, "prefill_mma": 20.0, "prefill_wgmma": 5.0})
-    device.num_sms = 132
+    monkeypatch.setattr(autotune, "CHECKED_CTAS", trial.CHECKED_CTAS)
+    monkeypatch.setattr(select, "KERNELS", [one for one in select.KERNELS if one.name in (kernel, "decode_simt")])
+    device = Timed({kernel: 5.0})
+    device.num_sms = 8  # as many CTAs as find work, as on a larger device
     with mutated(kernel, (edit,)), pytest.warns(RuntimeWarning, match=rf"^{kernel} is wrong on a device .*output\["):
-        assert chosen(device, config, max_q_len=max_q_len) in ("decode_mma", "prefill_mma")
+        assert chosen(device, config, max_q_len=max_q_len) == "decode_simt"
+
+
+def test_a_kernel_that_computes_once_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Once(Timed):
+        def launch(self, variant: Variant, grid: Dim3, block: Dim3, params: Params, **options: Any) -> None:
+            if variant.kernel.startswith("decode"):
+                self.tried.append(variant.kernel)
+                if variant.kernel != "decode_tma" or self.tried.count("decode_tma") == 1:
+                    params.arrays[1][...] = 1  # the output
+
+    monkeypatch.setattr(autotune, "CHECKED_CTAS", trial.CHECKED_CTAS)
+    with pytest.warns(RuntimeWarning, match="^decode_tma is wrong on a device"):
+        assert chosen(Once({"decode_mma": 20.0, "decode_tma": 15.0})) == "decode_mma"
 
 
 def test_a_timed_run_works_nothing_out_in_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -737,8 +737,20 @@ MUTANTS = (
     Mutant(
         "many CTAs share the small batch of a check",
         TRIAL,
-        (("    plan.division.narrow(CHECKED_CTAS)\n", ""),),
-        ("test_on_a_large_device_what_is_wrong_later_in_a_ctas_work_is_caught",),
+        (("        plan.division.narrow(most)\n", ""),),
+        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
+        "few CTAs alone take the small batch of a check",
+        TRIAL,
+        (("CHECKED_CTAS = (ALL_CTAS, FEW_CTAS)", "CHECKED_CTAS = (FEW_CTAS,)"),),
+        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
+        "a run of a check that writes nothing has the output of the run before",
+        TRIAL,
+        (("(backend.zeros(one.shape, one.dtype) for one in (problem.out, problem.lse))", "problem.out, problem.lse"),),
+        ("test_a_kernel_that_computes_once_is_wrong",),
     ),
     Mutant(
         "--retune is ignored beside --disk and --remote",
