@@ -189,9 +189,9 @@ class NamespaceRequired(PagedKVError):
 
 
 class KernelsUnavailable(PagedKVError, ImportError):
-    """CUDA kernels were asked for, and something they need is not installed.
+    """CUDA kernels were asked for, and something they need is not installed or does not run.
 
-    The message says how to install it.
+    The message says how to install it, or what failed.
     """
 
 

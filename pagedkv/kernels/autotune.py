@@ -87,6 +87,7 @@ def best(
     verdicts, name = verdicts_of(backend), text_of(config, max_q_len, candidates)
     final = verdicts.final(name)
     if final is not None:
+        _put_off.pop((verdicts, name), None)
         return final.kernel
     taken = verdicts.get(name) or Verdict(REFERENCE)
     with _lock:

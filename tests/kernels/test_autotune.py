@@ -215,6 +215,17 @@ def test_a_trial_that_fails_for_want_of_something_is_put_off(
     assert not autotune.is_due()
 
 
+def test_a_trial_that_another_process_made_is_not_due(failing: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing.broken, failing.error = ("decode_tma",), MemoryError("no room")
+    monkeypatch.setattr(autotune, "REST_S", 0.0)
+    assert chosen(failing) == "decode_simt"
+    assert autotune.is_due()
+    ((verdicts, config),) = autotune._put_off
+    verdicts.put(config, Verdict("decode_mma", {"decode_mma": 9.0}))
+    assert chosen(failing) == "decode_mma"
+    assert not autotune.is_due()
+
+
 @pytest.mark.parametrize("error", [named("CUDADriverError", 715), named("Error", 2)], ids=["instruction", "no CUDA"])
 def test_a_kernel_that_cannot_run_is_demoted_for_good(error: Exception, failing: Timed, folder: Path) -> None:
     failing.broken, failing.error = ("decode_tma",), error

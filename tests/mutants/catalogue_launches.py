@@ -132,6 +132,12 @@ MUTANTS = (
         ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
     ),
     Mutant(
+        "a trial is due that another process has made",
+        AUTOTUNE,
+        (("        _put_off.pop((verdicts, name), None)\n        return", "        return"),),
+        ("test_a_trial_that_another_process_made_is_not_due",),
+    ),
+    Mutant(
         "a kernel is blamed for a device that another broke",
         AUTOTUNE,
         (("            is_lost = _is_lost(backend)\n", ""),),
